@@ -3,6 +3,7 @@
 # make test       each claim once (docs/testing.md)
 # make test-long  that, and products: more layouts, rarer misfortunes, more reruns, many more examples of every law
 # make bench      what it costs beside its peers, as a table in docs/benchmarks/index.md; 20 minutes of a quiet machine
+# make campaign   faults injected into true runs, and counted (docs/fault-tolerance.md): SEED=1 FAULTS=300
 # make docs       the site, in build/site; fails on a link that leads nowhere
 # make check      lint and types (make lint), and beside them the tests that take milliseconds (make pure)
 # Each makes .venv when it is missing. PYTHON is the interpreter it is made from.
@@ -41,7 +42,7 @@ COMMA := ,
 # each index that lacks a package, hundreds of times where one of several is a folder.
 SHOWN_IF_IT_FAILS = { $(2) >$(1) 2>&1 || { status=$$?; cat $(1) >&2; echo "it failed: $(2)" >&2; exit $$status; } ; }
 
-.PHONY: bench dashboard docs others peers s3 streams setup demo demo-kill data test test-long check lint pure claims clean
+.PHONY: bench campaign dashboard docs others peers s3 streams setup demo demo-kill data test test-long check lint pure claims clean
 
 setup: $(STAMP)
 
@@ -117,6 +118,12 @@ peers: setup
 
 bench: data peers
 	PYTHONPATH=$(CURDIR)/$(VENV)/peers python -m benchmarks.bench --page docs/benchmarks/index.md
+
+SEED ?= 1
+FAULTS ?= 300
+
+campaign: setup
+	python -m campaign --seed $(SEED) --faults $(FAULTS)
 
 test-long: test dashboard s3 streams others peers
 	python -m pytest -n 2 $(MANY) -m "$(PURE)"

@@ -46,7 +46,11 @@ def test_every_page_is_named_in_the_readme() -> None:
 
 def test_the_pages_that_the_program_names_are_there() -> None:
     """In messages, docstrings and comments."""
-    files = [file for room in ("orchestrator", "benchmarks", "tests") for file in (REPOSITORY / room).rglob("*.py")]
+    files = [
+        file
+        for room in ("orchestrator", "benchmarks", "campaign", "tests")
+        for file in (REPOSITORY / room).rglob("*.py")
+    ]
     named = {(file.name, page) for file in files for page in re.findall(r"\bdocs/[\w/-]+\.md", file.read_text())}
     assert [(file, page) for file, page in named if not (REPOSITORY / page).exists()] == []
 

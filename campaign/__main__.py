@@ -1,0 +1,104 @@
+"""The command line of the campaign."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+from orchestrator.numerics.determinism import prepare_environment
+
+prepare_environment()
+
+from campaign import cells, modes, plans, table  # noqa: E402
+from campaign.parts import Part, complain, every_line, kept, project, say  # noqa: E402
+from campaign.plans import Launch  # noqa: E402
+
+
+def main(arguments: Sequence[str]) -> int:
+    given = _parser().parse_args(arguments)
+    try:
+        names = plans.families(given.kinds)
+        chosen = [modes.BY_NAME[name].name for name in given.modes] or list(modes.NAMES)
+    except KeyError as error:
+        return complain(f"{error.args[0]!r} is neither a kind nor a family nor a mode; modes: {', '.join(modes.NAMES)}")
+    launches = plans.part(given.seed, given.faults, names, chosen, given.storms)
+    if given.print:
+        _print(launches)
+        return 0
+    failed: list[str] = []
+    if launches:
+        with project() as made:
+            part = Part(made, given.results, f"seed-{given.seed}")
+            part.carry_out(launches)
+            failed = part.failed
+    failed += _simulate(given.results, given.first, given.lives) if given.lives else []
+    failed += _plant(given.results) if given.mutants else []
+    if given.table is not None:
+        _write(given.table, given.results)
+    return 1 if failed else 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m campaign", description="Faults, injected into true runs and counted."
+    )
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--faults", type=int, default=0, help="about so many, in launches of 36")
+    parser.add_argument("--storms", type=int, default=0, help="launches with a fault every two seconds for a minute")
+    parser.add_argument("--kinds", nargs="+", default=["process"], metavar="KIND", help="kinds or families")
+    parser.add_argument("--modes", nargs="+", default=[], metavar="MODE", help="all where none is given")
+    parser.add_argument("--lives", type=int, default=0, help="simulated lives of each kind of run")
+    parser.add_argument("--first", type=int, default=0, help="the first seed of these")
+    parser.add_argument(
+        "--mutants", action="store_true", help="plant bugs of the protocol, and look whether they are found"
+    )
+    parser.add_argument("--results", type=Path, default=Path("build/campaign"), help="the folder of what was found")
+    parser.add_argument("--print", action="store_true", help="the plan, without doing it")
+    parser.add_argument("--table", type=Path, metavar="PAGE", help="write what all parts have found into this page")
+    return parser
+
+
+def _print(launches: Sequence[Launch]) -> None:
+    for launch in launches:
+        told = asdict(launch)
+        faults = told.pop("faults")
+        say(str(told))
+        for fault in faults:
+            say(f"    {fault}")
+
+
+def _simulate(results: Path, first: int, count: int) -> list[str]:
+    from campaign import lives
+
+    failed = []
+    for line in kept(results, f"lives-{first}", lives.hunt(first, count)):
+        failed += [f"{line['kind']} {each['seed']}: {each['why']}" for each in line["failed"]]
+        say(f"{line['count']} lives, {line['kind']}, from seed {line['first']}: {line['seconds']} s")
+    for each in failed:
+        say(f"  FOUND: {each}")
+    return failed
+
+
+def _plant(results: Path) -> list[str]:
+    from campaign import mutants
+
+    failed = []
+    for line in kept(results, "mutants", mutants.every()):
+        failed += [] if line["found"] else [line["name"]]
+        say(f"{line['name']}: " + (f"found by seed {line['seed']}, {line['how']}" if line["found"] else "NOT FOUND"))
+    return failed
+
+
+def _write(page: Path, results: Path) -> None:
+    found = cells.read(every_line(results))
+    machine = f"{os.cpu_count()} cores of {os.uname().machine}, shared with other work"
+    page.write_text(table.on_page(page.read_text(), found, machine))
+    say(f"{len(found.unfilled)} cells are not met yet; see {page}")
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

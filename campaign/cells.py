@@ -1,0 +1,108 @@
+"""Which cells there are - kind x moment x mode - which cannot be and why, and how often each was met. Pure.
+
+Results are lines of JSON, one for each fault and one for each launch, of any number of parts that ran at any time; `read` puts
+them together.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from campaign import kinds, modes, moments
+from campaign.kinds import Kind
+from campaign.modes import Mode
+from campaign.moments import Moment
+
+
+class Cell(NamedTuple):
+    kind: str
+    moment: str
+    mode: str
+
+
+def impossible(kind: Kind, moment: Moment, mode: Mode) -> str | None:
+    """Why this cell cannot be; None where it can."""
+    for reason in (_of_mode(moment, mode), _of_kind(kind, moment)):
+        if reason is not None:
+            return reason
+    return None
+
+
+def _of_mode(moment: Moment, mode: Mode) -> str | None:
+    match moment.name:
+        case "held sum" if not mode.second_vote:
+            return "only a model in stages has a second vote"
+        case "sprint" | "rest" if mode.lockstep:
+            return "in lockstep there are no sprints and no rests"
+        case "vote" if mode.name == "gossip":
+            return "gossip rests by what it gathers, without a vote of its own"
+    return None
+
+
+def _of_kind(kind: Kind, moment: Moment) -> str | None:
+    if kind.family not in ("process", "driver"):
+        return "it is done to the surroundings, and has no moment of the engine"
+    if moment.name == moments.FROM_OUTSIDE and kind.signal is None:
+        return "nobody can do it from outside"
+    return None
+
+
+def possible(names: Iterable[str], of: Iterable[Mode] = modes.MODES) -> list[Cell]:
+    """All cells of these kinds that can be."""
+    found = [kinds.BY_NAME[name] for name in names]
+    return [
+        Cell(kind.name, moment.name, mode.name)
+        for mode in of
+        for kind in found
+        for moment in moments.MOMENTS
+        if impossible(kind, moment, mode) is None
+    ]
+
+
+def reasons() -> dict[str, int]:
+    """Why cells cannot be, and how many for each reason."""
+    told: Counter[str] = Counter()
+    for kind in kinds.KINDS:
+        if kind.family in ("process", "driver"):
+            for moment in moments.MOMENTS:
+                told.update(why for mode in modes.MODES if (why := impossible(kind, moment, mode)) is not None)
+    return dict(told)
+
+
+@dataclass(frozen=True)
+class Results:
+    """struck: how often each cell was met; launches, faults, lives, mutants: the lines that were told of each."""
+
+    struck: Mapping[Cell, int] = field(default_factory=dict)
+    launches: tuple[Mapping[str, Any], ...] = ()
+    faults: tuple[Mapping[str, Any], ...] = ()
+    lives: tuple[Mapping[str, Any], ...] = ()
+    mutants: tuple[Mapping[str, Any], ...] = ()
+
+    @property
+    def unfilled(self) -> list[Cell]:
+        return [cell for cell in possible(kinds.of_family("process", "driver")) if cell not in self.struck]
+
+
+def read(lines: Iterable[Mapping[str, Any]]) -> Results:
+    """Of each launch, however often it was tried, the last line counts; a fault counts where its launch came to its end."""
+    launches: dict[str, Mapping[str, Any]] = {}
+    faults: dict[str, list[Mapping[str, Any]]] = {}
+    lives: dict[tuple[str, int], Mapping[str, Any]] = {}
+    mutants: dict[str, Mapping[str, Any]] = {}
+    for line in lines:
+        match line["what"]:
+            case "launch":
+                launches[line["id"]] = line
+            case "fault":
+                faults.setdefault(line["id"], []).append(line)
+            case "lives":
+                lives[line["kind"], line["first"]] = line
+            case "mutant":
+                mutants[line["name"]] = line
+    told = [fault for id in launches for fault in faults.get(id, []) if fault["struck"]]
+    struck = Counter(Cell(fault["kind"], fault["moment"], launches[fault["id"]]["mode"]) for fault in told)
+    return Results(dict(struck), tuple(launches.values()), tuple(told), tuple(lives.values()), tuple(mutants.values()))

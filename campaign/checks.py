@@ -1,0 +1,127 @@
+"""What has to hold after a launch under faults: bits, steps lost, liveness, leftovers, messages. Each finding is a sentence.
+
+Nothing here is widened for a busy machine; only how long a missing answer is waited for is (`campaign.launches`).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from campaign.kinds import BY_NAME
+from campaign.modes import Mode
+
+MOST_LOST = 1  # that only those who died had applied
+
+
+@dataclass(frozen=True)
+class Ended:
+    """A launch that has come to its end. code: of the last driver that ended in order; report: the last line of stdout;
+    faults: as told by `campaign.launches`; trace: the bytes of the file; left: what should not be there."""
+
+    code: int | None
+    report: Mapping[str, Any]
+    err: str
+    faults: Sequence[Mapping[str, Any]]
+    journal: Sequence[Mapping[str, Any]]
+    trace: bytes
+    left: Sequence[str]
+    fails: bool = False  # one of its faults is of a kind after which a run may say that it cannot go on
+
+
+@dataclass(frozen=True)
+class Undisturbed:
+    digest: str
+    trace: bytes
+    metrics: Mapping[str, Any] = field(default_factory=dict)
+
+
+def findings(ended: Ended, mode: Mode, expected: Undisturbed | None, verdict: str | None = None) -> list[str]:
+    """What does not hold. expected: of lockstep; verdict: of the repetition, of a run whose replicas ran free."""
+    if ended.code is None:
+        return ["liveness: it did not end"]
+    found = [*_ended(ended), *_messages(ended), *_steps(ended, mode), *(f"left behind: {what}" for what in ended.left)]
+    if ended.report.get("status") == "finished":
+        found += _bits(ended, expected) if mode.lockstep else _repeated(verdict)
+    return found
+
+
+def _ended(ended: Ended) -> Iterator[str]:
+    status = ended.report.get("status")
+    if status == "finished":
+        return
+    if not ended.fails:
+        error = ended.report.get("error") or {}
+        yield f"it ended as {status}: {error.get('kind')}: {error.get('message')}"
+    elif ended.code != 1 or not ended.report.get("error", {}).get("message"):
+        yield f"it could not go on and says neither why nor by its exit code: {ended.code}"
+    elif "resume=" not in ended.err:
+        yield "it could not go on and does not say how it is resumed"
+
+
+def _bits(ended: Ended, expected: Undisturbed | None) -> Iterator[str]:
+    assert expected is not None
+    if ended.report.get("digest") != expected.digest:
+        yield "bits: another digest than the undisturbed run's"
+    if ended.trace != expected.trace:
+        yield f"bits: {_first_difference(ended.trace, expected.trace)}"
+
+
+def _first_difference(trace: bytes, expected: bytes) -> str:
+    for number, (one, other) in enumerate(zip(trace.splitlines(), expected.splitlines(), strict=False)):
+        if one != other:
+            here, there = json.loads(one), json.loads(other)
+            keys = [key for key in here.keys() | there.keys() if here.get(key) != there.get(key)]
+            return f"line {number} of the trace differs in {sorted(keys)}"
+    return f"the trace has {len(trace.splitlines())} lines, the undisturbed one {len(expected.splitlines())}"
+
+
+def _repeated(verdict: str | None) -> Iterator[str]:
+    if verdict != "exact":
+        yield f"bits: the repetition's verdict is {verdict}"
+
+
+def _steps(ended: Ended, mode: Mode) -> Iterator[str]:
+    """None that was committed: a step that only the dead had applied is computed again."""
+    most = MOST_LOST if mode.lockstep else int(mode.settings["sync"]["rest_every"])
+    for event in ended.journal:
+        if event["event"] == "recovered" and event["kind"] in ("lost", "joined") and event["steps_lost"] > most:
+            yield f"steps: {event['steps_lost']} were lost with a worker: {event.get('why')}"
+        if event["event"] == "recovered" and event["kind"] == "restarted":
+            yield f"steps: all went back, {event['steps_lost']} steps, though a worker of each stage lived: {event.get('why')}"
+
+
+def _messages(ended: Ended) -> Iterator[str]:
+    if "Traceback" in ended.err:
+        yield f"message: a traceback: {ended.err[ended.err.index('Traceback') :][:1500]}"
+    pids = {_member(event): event["pid"] for event in ended.journal if "pid" in event and _member(event) is not None}
+    lost = [event for event in ended.journal if event["event"].endswith("_lost") and event["event"] != "driver_lost"]
+    told = {pids[_member(event)] for event in lost if _member(event) in pids}
+    words = " ".join(str(event.get("why")) for event in lost)
+    drivers = [event for event in ended.journal if event["event"] == "driver_lost"]
+    for fault in ended.faults:
+        kind = BY_NAME[fault["kind"]]
+        if not fault["struck"] or kind.effect not in ("ends", "stalls") or fault["moment"] == "end":
+            continue
+        if kind.family == "driver":
+            if kind.effect == "ends" and not drivers:
+                yield f"message: the journal does not tell of the driver that was struck ({fault['kind']})"
+        elif fault["pid"] not in told and f"(pid {fault['pid']})" not in words and not drivers:
+            yield f"message: process {fault['pid']}, struck by {kind.name} at {fault['moment']}, is not told as lost"
+    if lost and ended.err.count("was lost") < len({_member(event) for event in lost}) and not drivers:
+        yield "message: the terminal tells of fewer losses than the journal"
+
+
+def _member(event: Mapping[str, Any]) -> int | None:
+    number = event.get("worker", event.get("server"))
+    return None if number is None else int(number)
+
+
+def last_report(out: Path) -> dict[str, Any]:
+    """The JSON of the last driver that ended in order; empty where none did."""
+    lines = [line for line in out.read_text().splitlines() if line.startswith("{")]
+    found: dict[str, Any] = json.loads(lines[-1]) if lines else {}
+    return found

@@ -1,0 +1,66 @@
+"""What strikes: one line of a table for each kind, and one file for each family.
+
+A kind of the process family is suffered by the process that meets the moment, which calls `strike`. The others are done to the
+surroundings of a run by the file of their family.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final, Literal
+
+Family = Literal["process", "driver", "storage", "node", "network", "clock", "memory", "version"]
+Effect = Literal["ends", "delays", "stalls", "fails"]
+
+
+@dataclass(frozen=True)
+class Kind:
+    """effect: it ends its process at once; it delays it, and nothing is lost; it stalls it until the step's timeout, or the
+    lease, ends it; or the run says why it cannot go on, and is resumed. by_signal: others can do it to a process. signal: which
+    then."""
+
+    name: str
+    family: Family
+    effect: Effect
+    what: str
+    signal: str | None = None
+    built: bool = True
+
+
+KINDS: Final = (
+    Kind("SIGKILL", "process", "ends", "killed from outside, or by the kernel", "SIGKILL"),
+    Kind("SIGTERM", "process", "ends", "told to end", "SIGTERM"),
+    Kind("SIGSEGV", "process", "ends", "native code reads where nothing is"),
+    Kind("abort", "process", "ends", "native code calls abort()", "SIGABRT"),
+    Kind("os._exit", "process", "ends", "the user's code ends the process"),
+    Kind("short stop", "process", "delays", "SIGSTOP, and SIGCONT before the step's timeout", "SIGSTOP"),
+    Kind("long stop", "process", "stalls", "SIGSTOP for longer than the step's timeout", "SIGSTOP"),
+    Kind("GIL held", "process", "stalls", "native code keeps the interpreter for longer than the step's timeout"),
+    Kind("out of memory", "process", "fails", "an allocation fails at the limit of the process (RLIMIT_AS)"),
+    Kind("out of descriptors", "process", "fails", "no descriptor is left (RLIMIT_NOFILE)"),
+    Kind("driver SIGKILL", "driver", "ends", "the driver is killed; run.supervised goes on", "SIGKILL"),
+    Kind("driver stop", "driver", "stalls", "the driver is stopped for longer than the lease", "SIGSTOP"),
+    Kind("damaged file", "storage", "fails", "a bit is flipped, or the end is cut off, of a file that a resume reads"),
+    Kind("disk full", "storage", "delays", "the disk of the checkpoints has no room"),
+    Kind(
+        "bucket errors",
+        "storage",
+        "delays",
+        "an S3 server answers 500, hangs, goes away, keeps half an upload",
+        built=False,
+    ),
+    Kind("MLflow away", "storage", "delays", "an MLflow server with PostgreSQL goes and comes back", built=False),
+    Kind(
+        "node", "node", "ends", "a raylet is killed or stopped, the head dies, one joins, one is drained", built=False
+    ),
+    Kind("network", "network", "delays", "cut both ways or one way, delay, loss, reordering, jams", built=False),
+    Kind("clock", "clock", "delays", "an hour forward and back", built=False),
+    Kind("memory", "memory", "fails", "a flipped bit, which has to be found (check.every)", built=False),
+    Kind("version", "version", "fails", "a worker of another build wants to join", built=False),
+)
+BY_NAME: Final = {kind.name: kind for kind in KINDS}
+
+
+def of_family(*families: str) -> tuple[str, ...]:
+    """The names of the kinds that are built, of these families."""
+    return tuple(kind.name for kind in KINDS if kind.family in families and kind.built)

@@ -1,0 +1,464 @@
+"""A true launch under faults: it is started, let go on step by step, and struck by one fault after the other.
+
+The next fault is armed as soon as a step was taken after the last one, and enough workers are there that no stage loses its
+last; one that waits for a newcomer (`Moment.joins`) is preceded by a SIGKILL from outside, where nobody is missing. In a storm
+the clock decides.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from random import Random
+from typing import Any, Final
+
+from campaign import modes, moments
+from campaign.kinds import BY_NAME, process
+from campaign.modes import Mode
+from campaign.moments import Words
+from campaign.plans import STORM_EVERY_S, Fault, Launch
+from orchestrator.records.lines import read
+from tests.projects import Project
+
+_TICK_S: Final = 0.005
+_PACE_S: Final = 0.008  # a step
+_TRICKLE_S: Final = 0.15  # a step, while a newcomer is waited for
+_RESERVE: Final = 40  # steps that are left for what comes at the end
+_MEET_S: Final = 10.0  # for a moment that every few steps have
+_JOIN_S: Final = 120.0  # for a newcomer on a busy machine
+_END_S: Final = 240.0
+_RECOVER_S: Final = 2 * modes.STEP_TIMEOUT_S  # twice the stated timeout, beside how long a fault holds
+_OPEN: Final = 1 << 40
+_MOST_FAILED_STARTS: Final = 2  # in a row: with the third no more are tried (`control.rendezvous.scaling`)
+
+
+@dataclass
+class Log:
+    """What the traps have told, read as it grows. hosts: of each generation, its workers' stages by process."""
+
+    path: Path
+    struck: dict[int, dict[str, Any]] = field(default_factory=dict)
+    running: list[dict[str, Any]] = field(default_factory=list)
+    lost: list[dict[str, Any]] = field(default_factory=list)
+    hosts: dict[int, dict[int, int]] = field(default_factory=dict)
+    _read: int = 0
+
+    def look(self) -> None:
+        if not self.path.exists():
+            return
+        with self.path.open("rb") as file:
+            file.seek(self._read)
+            whole = file.read()
+        whole = whole[: whole.rfind(b"\n") + 1]
+        self._read += len(whole)
+        for line in whole.splitlines():
+            self._take(json.loads(line))
+
+    def _take(self, told: dict[str, Any]) -> None:
+        if told["what"] == "struck":
+            self.struck[told["fault"]] = told
+        elif told["what"] == "lost":
+            self.lost.append(told)
+        elif told["what"] == "running":
+            self.running.append(told)
+            self.hosts.setdefault(told["generation"], {})[told["pid"]] = told["stage"]
+
+    def living(self) -> dict[int, int]:
+        """The stages of the living workers of the newest generation that has done a step, by process."""
+        if not self.hosts:
+            return {}
+        return {pid: stage for pid, stage in self.hosts[max(self.hosts)].items() if is_alive(pid)}
+
+    @property
+    def seen(self) -> int:
+        """How many processes have ever done a step."""
+        return len({told["pid"] for told in self.running})
+
+    def goes_on_after(self, ns: int) -> int | None:
+        """When a generation did its first step after that."""
+        return next((told["ns"] for told in self.running if told["ns"] > ns), None)
+
+    def lost_after(self, ns: int) -> int | None:
+        return next((told["ns"] for told in self.lost if told["ns"] > ns), None)
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        return b") Z " not in Path(f"/proc/{pid}/stat").read_bytes()
+    except OSError:
+        return False
+
+
+class Stuck(Exception):
+    """No progress where there has to be some."""
+
+
+class Running:
+    """A launch under way. folder: of the words, the log, and what the drivers say."""
+
+    def __init__(self, project: Project, launch: Launch, folder: Path) -> None:
+        folder.mkdir(parents=True)
+        self.launch = launch
+        self.mode = modes.BY_NAME[launch.mode]
+        self.folder = folder
+        self.words = Words(folder)
+        self.words.begin()
+        self.log = Log(folder / "log.jsonl")
+        self.project = replace(project, variables={**project.variables, moments.VARIABLE: str(folder)})
+        self.told: list[dict[str, Any]] = []  # of each fault
+        self.dice = Random(launch.id)
+        self._before = set(run_folders(project))
+        self._paced_at = 0.0
+        self._extra = 1000  # numbers of faults that the plan does not have
+        self._failed_starts: tuple[int, int] = (0, 0)  # in a row, and how many processes had done a step by then
+        supervised = ("run.supervised=true",) if launch.supervised else ()
+        self.process = start(
+            self.project, folder, f"conf={conf_of(self.mode)}", *launch.layout, *supervised, "output=json"
+        )
+
+    @property
+    def run_folder(self) -> Path | None:
+        return next(iter(sorted(set(run_folders(self.project)) - self._before)), None)
+
+    def disturb(self) -> None:
+        """All faults of the plan, as far as steps are left for them. Raises Stuck."""
+        self._until(lambda: len(self.log.living()) >= self.mode.workers, _JOIN_S, "does not begin")
+        if self.launch.storm:
+            self._storm()
+        else:
+            self._one_by_one()
+        for fault in (each for each in self.launch.faults if moments.BY_NAME[each.moment].once):
+            self._at_the_end(fault)
+        self.words.gate = _OPEN
+
+    def end(self) -> int | None:
+        """The exit code of the first driver, once no driver is left; None where it does not end."""
+        self.words.gate = _OPEN
+        deadline = time.monotonic() + _END_S
+        while self.process.poll() is None or self._is_driven():
+            self.log.look()
+            if time.monotonic() > deadline:
+                return None
+            time.sleep(0.02)
+        self.log.look()
+        return self.process.returncode
+
+    def kill(self) -> None:
+        """All that the launch has started."""
+        for pid in marked(self.project):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        self.process.wait()
+
+    # ---- one fault after the other
+
+    def _one_by_one(self) -> None:
+        left = [fault for fault in self.launch.faults if not moments.BY_NAME[fault.moment].once]
+        while left and self._has_steps():
+            fault = next((each for each in left if self._is_fit(each)), None)
+            if fault is None:
+                self._tick(_TRICKLE_S)
+                continue
+            left.remove(fault)
+            self._one(fault)
+        for fault in left:
+            self._tell(fault, None, missed="no steps were left")
+
+    def _one(self, fault: Fault) -> None:
+        if moments.BY_NAME[fault.moment].joins and len(self.log.living()) >= self.mode.workers:
+            self._extra += 1
+            self._one(Fault(self._extra, "SIGKILL", moments.FROM_OUTSIDE))
+        if not self._arm(fault):
+            self._tell(fault, None, missed="nobody was there to be struck")
+            return
+        patience_s = _JOIN_S if moments.BY_NAME[fault.moment].joins else _MEET_S
+        struck = self._struck(fault, patience_s)
+        if struck is None:
+            self._tell(fault, None, missed="the moment did not come")
+            return
+        self._recover(fault, struck)
+
+    def _storm(self) -> None:
+        """By the clock; what was not met within its two seconds is passed over."""
+        due = time.monotonic()
+        for fault in self.launch.faults:
+            if not self._has_steps():
+                self._tell(fault, None, missed="no steps were left")
+                continue
+            while time.monotonic() < due or not self._is_fit(fault):
+                self._tick(_PACE_S if time.monotonic() < due else _TRICKLE_S)
+                if time.monotonic() > due + STORM_EVERY_S or self.process.poll() is not None:
+                    break
+            due += STORM_EVERY_S
+            struck = self._struck(fault, STORM_EVERY_S) if self._is_fit(fault) and self._arm(fault) else None
+            if struck is None:
+                self._tell(fault, None, missed="not met within two seconds")
+            else:
+                self._tell(fault, struck, storm=True)
+                self._release(fault, struck)
+        last = max((told["ns"] for told in self.log.struck.values()), default=0)
+        steps = self.words.steps
+        self._until(
+            lambda: self.log.goes_on_after(last) is not None or self.words.steps > steps + 2,
+            _RECOVER_S,
+            "no step after the storm",
+        )
+
+    def _at_the_end(self, fault: Fault) -> None:
+        """Where a few steps are left; whatever is lost there, the last exchange is done again."""
+        self.words.gate = _OPEN
+        if not self._arm(fault):
+            self._tell(fault, None, missed="nobody was there to be struck")
+            return
+        struck = self._struck(fault, _END_S)
+        if struck is None:
+            self._tell(fault, None, missed="the moment did not come")
+            return
+        self._tell(fault, struck)
+        self._release(fault, struck)
+
+    def _is_fit(self, fault: Fault) -> bool:
+        """Whether each stage keeps a worker, whoever is struck."""
+        return self._victims(fault) is not None
+
+    def _victims(self, fault: Fault) -> tuple[list[int], list[int]] | None:
+        """Whom the fault may strike, and whom its partner; empty for whoever comes. None where it has to wait."""
+        if fault.moment in ("prepare", "admission") and self._failed_starts == (_MOST_FAILED_STARTS, self.log.seen):
+            return None
+        if BY_NAME[fault.kind].family == "driver" or fault.moment in ("prepare", "admission"):
+            return ([], []) if self.log.living() and is_alive(self.words.driver) else None
+        living = self.log.living()
+        if BY_NAME[fault.kind].effect == "delays":
+            return (list(living), []) if living else None
+        found = victims(living, paired=fault.partner is not None)
+        if fault.moment == "state transfer" and found is not None:
+            return [], []
+        return found
+
+    def _arm(self, fault: Fault) -> bool:
+        found = self._victims(fault)
+        if found is None:
+            return False
+        if fault.partner is not None:
+            self._write(fault.partner, found[1], None)
+        self._write(fault, found[0], fault.partner)
+        if fault.moment != moments.FROM_OUTSIDE:
+            self.words.arm(fault.moment, fault.number)
+            return True
+        return self._strike_from_outside(fault, found[0])
+
+    def _strike_from_outside(self, fault: Fault, pids: Sequence[int]) -> bool:
+        kind = BY_NAME[fault.kind]
+        victim = self.words.driver if kind.family == "driver" else self.dice.choice(pids)
+        told = {"ns": time.monotonic_ns(), "what": "struck", "fault": fault.number, "kind": kind.name}
+        try:
+            process.send(kind.signal or "", victim)
+        except ProcessLookupError:
+            return False
+        self.log.struck[fault.number] = {**told, "moment": fault.moment, "step": self.words.steps, "victim": victim}
+        return True
+
+    def _write(self, fault: Fault, pids: Sequence[int], partner: Fault | None) -> None:
+        then = {"then": partner and partner.number, "then_at": partner and partner.moment}
+        told = {
+            "number": fault.number,
+            "kind": fault.kind,
+            "skip": fault.skip,
+            "hold_s": fault.hold_s,
+            "pids": list(pids),
+        }
+        path = self.folder / f"fault-{fault.number}.json"
+        path.with_suffix(".new").write_text(json.dumps({**told, **then}))
+        path.with_suffix(".new").replace(path)
+
+    def _struck(self, fault: Fault, patience_s: float) -> dict[str, Any] | None:
+        """What the victim told, as soon as it was struck; None where the moment did not come."""
+        deadline = time.monotonic() + patience_s
+        pace_s = _TRICKLE_S if moments.BY_NAME[fault.moment].joins else _PACE_S
+        while fault.number not in self.log.struck:
+            claimed = (self.folder / f"claim-{fault.number}").exists()
+            over = self.process.poll() is not None and not self._is_driven()
+            if (time.monotonic() > deadline and not claimed) or over:
+                self.words.disarm()
+                self.log.look()
+                break
+            self._tick(pace_s)
+        return self.log.struck.get(fault.number)
+
+    def _recover(self, fault: Fault, struck: Mapping[str, Any]) -> None:
+        """Until a step was taken after it, and after its partner."""
+        self._release(fault, struck)
+        partner = None
+        if fault.partner is not None:
+            partner = self._partner_struck(fault, struck)
+        last = struck if partner is None else partner
+        hold_s = 0.0 if BY_NAME[fault.kind].effect == "delays" else fault.hold_s
+        after = self._went_on(fault, last)
+        self._until(
+            lambda: after() is not None, _RECOVER_S + hold_s + self._patience_with(fault), f"no step after {fault}"
+        )
+        self._tell(fault, struck, went_on=after())
+        if fault.partner is not None:
+            overlaps = partner is not None and (self.log.goes_on_after(int(struck["ns"])) or 0) > int(partner["ns"])
+            self._tell(fault.partner, partner, went_on=after(), missed="the run was faster", pair=overlaps)
+
+    def _patience_with(self, fault: Fault) -> float:
+        """For the process that goes on with a driver's run, or a newcomer in place of the one that was struck."""
+        return _JOIN_S if BY_NAME[fault.kind].family == "driver" else 0.0
+
+    def _partner_struck(self, fault: Fault, struck: Mapping[str, Any]) -> dict[str, Any] | None:
+        """Where it came before the first one was over."""
+        partner = fault.partner
+        assert partner is not None
+        ended = lambda: (  # noqa: E731
+            partner.number in self.log.struck or self.log.goes_on_after(int(struck["ns"])) is not None
+        )
+        self._until(ended, _RECOVER_S + self._patience_with(fault), f"no step after {fault}")
+        self.words.disarm()
+        self._tick(_PACE_S)
+        return self.log.struck.get(partner.number)
+
+    def _went_on(self, fault: Fault, struck: Mapping[str, Any]) -> Callable[[], int | None]:
+        """When the next step was taken after this."""
+        ns, effect = int(struck["ns"]), BY_NAME[fault.kind].effect
+        steps = self.words.steps
+        if effect in ("ends", "stalls") and fault.moment not in ("prepare", "admission"):
+            return lambda: self.log.goes_on_after(ns)
+        return lambda: self.words.committed_ns if self.words.steps > steps else None
+
+    def _release(self, fault: Fault, struck: Mapping[str, Any]) -> None:
+        """Have whoever was stopped for some time go on."""
+        kind = BY_NAME[fault.kind]
+        if kind.effect == "delays" or (kind.family == "driver" and kind.effect == "stalls"):
+            until = time.monotonic() + fault.hold_s
+            while time.monotonic() < until:
+                self._tick(_PACE_S)
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(int(struck["victim"]), signal.SIGCONT)
+
+    # ---- time and steps
+
+    def _tick(self, pace_s: float) -> None:
+        """Let the run go on at this pace, and see what it has told."""
+        time.sleep(_TICK_S)
+        now = time.monotonic()
+        window = 3 if self.mode.lockstep else 40
+        if now - self._paced_at >= pace_s and self.words.gate - self.words.steps < window:
+            self.words.gate, self._paced_at = self.words.gate + 1, now
+        self.log.look()
+
+    def _until(self, is_so: Callable[[], bool], patience_s: float, else_: str) -> None:
+        deadline = time.monotonic() + patience_s
+        while not is_so():
+            if time.monotonic() > deadline:
+                raise Stuck(f"{else_}, within {patience_s:g} s")
+            if self.process.poll() is not None and not self._is_driven():
+                return
+            self._tick(_PACE_S)
+
+    def _has_steps(self) -> bool:
+        over = self.process.poll() is not None and not self._is_driven()
+        return not over and self.words.steps < modes.STEPS - _RESERVE
+
+    def _is_driven(self) -> bool:
+        """Whether a process goes on with the run, or is about to."""
+        return self.launch.supervised and any(command_has(pid, b"orchestrator") for pid in marked(self.project))
+
+    def _tell(
+        self,
+        fault: Fault,
+        struck: Mapping[str, Any] | None,
+        *,
+        went_on: int | None = None,
+        missed: str = "",
+        storm: bool = False,
+        pair: bool | None = None,
+    ) -> None:
+        told: dict[str, Any] = {"number": fault.number, "kind": fault.kind, "moment": fault.moment}
+        told["struck"] = struck is not None
+        if struck is None:
+            told["missed"] = missed
+        else:
+            since = int(struck["ns"])
+            if BY_NAME[fault.kind].effect == "stalls":
+                since = self.log.lost_after(since) or since
+            told |= {"pid": struck["victim"], "step": struck["step"], "since_ns": since}
+            if fault.moment in ("prepare", "admission"):
+                count, seen = self._failed_starts
+                self._failed_starts = (count + 1 if seen == self.log.seen else 1, self.log.seen)
+            if went_on is not None and BY_NAME[fault.kind].effect != "delays":
+                told["seconds"] = round((went_on - since) / 1e9, 4)
+        told |= {"storm": True} if storm else {}
+        told |= {"pair": pair} if pair is not None and struck is not None else {}
+        self.told.append(told)
+
+
+def victims(living: Mapping[int, int], *, paired: bool) -> tuple[list[int], list[int]] | None:
+    """Whom a fault may end, and whom its partner, so that each stage keeps a worker; None where somebody has to come first.
+    living: stages by process."""
+    hosts = Counter(living.values())
+    spare = {stage: count - 1 for stage, count in hosts.items() if count > 1}
+    if sum(spare.values()) < (2 if paired else 1):
+        return None
+    of = lambda *stages: [pid for pid, stage in living.items() if stage in stages]  # noqa: E731
+    if not paired:
+        return of(*spare), []
+    twice = [stage for stage, count in spare.items() if count > 1]
+    if twice:
+        return of(twice[0]), of(twice[0])
+    first, second, *_ = spare
+    return of(first), of(second)
+
+
+def conf_of(mode: Mode) -> str:
+    return "".join(letter if letter.isalnum() else "-" for letter in mode.name)
+
+
+def start(project: Project, folder: Path, *arguments: str) -> subprocess.Popen[str]:
+    """A command whose output goes to files, which a driver that goes on with the run writes to as well."""
+    with (folder / "out").open("ab") as out, (folder / "err").open("ab") as err:
+        return subprocess.Popen(
+            [*project.before, sys.executable, "-m", "orchestrator", *arguments],
+            cwd=project.path,
+            env=project.environment(),
+            stdin=subprocess.DEVNULL,
+            stdout=out,
+            stderr=err,
+            text=True,
+        )
+
+
+def run_folders(project: Project) -> Iterator[str]:
+    for journal in (project.path / ".orchestrator").glob("*/journal.jsonl"):
+        yield str(journal.parent)
+
+
+def marked(project: Project) -> list[int]:
+    """The processes that commands of this project have started."""
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            if project.mark.encode() in (folder / "environ").read_bytes() and is_alive(int(folder.name)):
+                found.append(int(folder.name))
+    return found
+
+
+def command_has(pid: int, part: bytes) -> bool:
+    try:
+        return part in Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return False
+
+
+def journal_of(folder: Path) -> list[dict[str, Any]]:
+    path = folder / "journal.jsonl"
+    return list(read(path)) if path.exists() else []

@@ -1,0 +1,93 @@
+"""Simulated lives: the true controller against the simulated world of its tests, with the rates of all faults drawn per seed.
+
+    python -m campaign --lives 10000 --first 0       of each kind of run so many, from this seed on
+
+A life is one run from its first member to its end, in which members die, stall, lag, lose contact, find no room and are told to
+stop, in any order (`tests.control.simulated` says what is checked at each command). It takes about a millisecond.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+from random import Random
+from typing import Any, Final
+
+from tests.control.test_elastic import Run
+
+KINDS: Final[dict[str, dict[str, bool]]] = {
+    "whole replicas": {},
+    "shards keep state": {"shard_state": True},
+    "lost shards inherit": {"inherits": True},
+    "stages": {"stages": True},
+}
+_CHUNK: Final = 1000
+
+
+def live(kind: str, seed: int) -> None:
+    """The life of this seed. Raises AssertionError where something does not hold."""
+    dice = Random(f"{kind} {seed}")
+    run = Run()
+    asked = dict(KINDS[kind])
+    stages = dice.randint(2, 3) if asked.pop("stages", False) else 1
+    run.launch(
+        stages=stages,
+        workers=dice.randint(1, 4),
+        least=dice.randint(1, 4),
+        more=dice.randint(0, 2),
+        spares=dice.randint(0, 1),
+        servers=dice.randint(0, 2),
+        resumed=dice.random() < 0.5,
+        deaf=dice.random() < 0.5,
+        near=dice.random() < 0.5,
+        races=dice.random() < 0.5,
+        **asked,
+    )
+    acts = _acts(run, dice)
+    rates = [dice.expovariate(1.0) * (dice.random() < 0.8) for _ in acts]
+    longest = dice.choice([1, 5, 20, 60])
+    for _ in range(dice.randint(3, 30)):
+        run.go_on(dice, dice.randint(1, longest))
+        run.time_passes(dice.uniform(0.05, 1.5))
+        able = [index for index, (later, _) in enumerate(acts) if run.world.begins or not later]
+        weights = [rates[index] for index in able]
+        if any(weights):
+            acts[dice.choices(able, weights)[0]][1]()
+    run.finish()
+
+
+def _acts(run: Run, dice: Random) -> list[tuple[bool, Callable[[], Any]]]:
+    """What may happen, and whether only once a generation has begun."""
+    return [
+        (False, partial(run.die, dice, True)),
+        (False, partial(run.die, dice, False)),
+        (False, run.stalls_are_found),
+        (False, run.save),
+        (True, partial(run.stall, dice)),
+        (True, partial(run.lose_contact, dice)),
+        (True, partial(run.find_no_room, dice)),
+        (True, partial(run.report_times, dice, 2)),
+        (True, lambda: run.interrupt(dice.random() < 0.05)),
+    ]
+
+
+def hunt(first: int, count: int) -> Iterator[dict[str, Any]]:
+    """A line for each thousand lives of a kind, in turn."""
+    for start in range(first, first + count, _CHUNK):
+        for kind in KINDS:
+            begun, failed = time.monotonic(), []
+            seeds = range(start, min(start + _CHUNK, first + count))
+            for seed in seeds:
+                try:
+                    live(kind, seed)
+                except AssertionError as error:
+                    failed.append({"seed": seed, "why": str(error)[:400]})
+            yield {
+                "what": "lives",
+                "kind": kind,
+                "first": start,
+                "count": len(seeds),
+                "failed": failed,
+                "seconds": round(time.monotonic() - begun, 1),
+            }

@@ -1,0 +1,334 @@
+"""Bugs of the protocol, planted one at a time: a campaign that does not find them would not find others either.
+
+    python -m campaign --mutants          each is planted and hunted; a line for each, what it is and by which seed it was found
+
+A mutant is a function of the program in place of the true one, and is hunted where that is cheapest: in lives of the controller
+(`campaign.lives`), in runs of the virtual cluster, whose engine, checkpoints and driver are the true ones, or in threads. It is
+found when any check there fails, or the program says itself that something is wrong. Undisturbed runs, with which the
+disturbed ones are compared, are made without it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, Final
+from unittest.mock import patch
+
+from campaign import lives
+from orchestrator.checkpoints import catalog
+from orchestrator.control import controller, fault_attribution, hand_over, membership
+from orchestrator.control.decision import Decision
+from orchestrator.control.membership import Member
+from orchestrator.driver.run.checkpointing import Saving
+from orchestrator.engine.asynchronous.free_replica import FreeReplica
+from orchestrator.engine.between_steps.run_state import RunState
+from orchestrator.engine.loop import Loop
+from orchestrator.engine.member.claims import Board
+from orchestrator.engine.model import snapshot
+from orchestrator.engine.model.shard_states import ShardStates
+from orchestrator.engine.worker_hooks import WorkerHooks
+from orchestrator.privacy.keys import Keys
+from orchestrator.records import lines
+from tests.control.simulated import World
+from tests.engine import pipelines
+from tests.engine.runs import Layout, train
+from tests.virtual_cluster import plans as virtual_plans
+from tests.virtual_cluster import runs
+
+Hunt = Callable[[int], Any]  # the hunt by one seed; raises where something is found
+_MOST_S: Final = 240.0
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """plant: puts it in place until the stack is closed; hunt: with the mutant; before: without it, by the same seed."""
+
+    name: str
+    plant: Callable[[ExitStack], None]
+    hunt: Hunt
+    before: Hunt = lambda _: None
+    seeds: int = 400
+
+
+def hunt(mutant: Mutant) -> dict[str, Any]:
+    """A line that says whether it was found, by which seed, and how it showed."""
+    begun = time.monotonic()
+    for seed in range(mutant.seeds):
+        mutant.before(seed)
+        with ExitStack() as stack:
+            mutant.plant(stack)
+            try:
+                mutant.hunt(seed)
+            except Exception as error:
+                return _line(mutant, begun, seed, f"{type(error).__name__}: {_told(error)}")
+        if time.monotonic() - begun > _MOST_S:
+            break
+    return _line(mutant, begun, None, "")
+
+
+def _line(mutant: Mutant, begun: float, seed: int | None, how: str) -> dict[str, Any]:
+    told = {"what": "mutant", "name": mutant.name, "found": seed is not None, "seed": seed, "how": how[:300]}
+    return {**told, "seconds": round(time.monotonic() - begun, 1)}
+
+
+def _told(error: BaseException) -> str:
+    """The first line that says what is wrong; without the seed, which is told beside it."""
+    return str(error).splitlines()[0] if str(error) else ""
+
+
+def every(names: tuple[str, ...] = ()) -> Iterator[dict[str, Any]]:
+    for mutant in MUTANTS:
+        if not names or mutant.name in names:
+            yield hunt(mutant)
+
+
+# ---- where they are hunted
+
+
+def _in_lives(*kinds: str) -> Hunt:
+    chosen = kinds or tuple(lives.KINDS)
+    return lambda seed: [lives.live(kind, seed) for kind in chosen]
+
+
+def _in_virtual_runs(**kind: bool) -> dict[str, Hunt]:
+    def undisturbed(seed: int) -> None:
+        drawn = virtual_plans.plan(seed, shard_state=kind.get("shard_state", False), staged=kind.get("staged", False))
+        runs.undisturbed(drawn.identity, runs._determining(drawn.layouts[0]), drawn.shard_state)
+
+    return {"hunt": partial(runs.live, **kind), "before": undisturbed}
+
+
+def _in_replays(seed: int) -> None:
+    runs.live_and_repeated(seed)
+
+
+def _claimed_once(seed: int) -> None:
+    """Of all workers of a host each shard is computed once in a step."""
+    train(pipelines.Mlp, Layout(2 + seed % 3), steps=6, shards=6, seed=seed, claims=True)
+
+
+def _masks_differ(seed: int) -> None:
+    """No pair of workers masks two sums with the same bits."""
+    used: list[tuple[Any, ...]] = []
+    whole = Keys.stream
+
+    def spied(keys: Keys, purpose: str, *numbers: int) -> Any:
+        if purpose == "mask":
+            used.append((id(keys), *numbers))
+        return whole(keys, purpose, *numbers)
+
+    rounds: dict[str, Any] = {"shards": 4, "batch_size": 8, "optimizer": {"name": "sgd", "lr": 1.0}}
+    with patch.object(Keys, "stream", spied):
+        train(pipelines.Mlp, Layout(3), steps=3, seed=seed, masked=True, privacy={"clipping_norm": 0.5}, **rounds)
+    assert used, "nothing was masked"
+    assert len(used) == len(set(used)), "two sums were masked with the same bits"
+
+
+# ---- what they do
+
+
+def _in_place_of(owner: Any, name: str, mutated: Any) -> Callable[[ExitStack], None]:
+    return lambda stack: stack.enter_context(patch.object(owner, name, mutated))
+
+
+def _around(owner: Any, name: str, mutated: Callable[..., Any]) -> Callable[[ExitStack], None]:
+    """mutated: called with the true function before its arguments."""
+    whole = getattr(owner, name)
+
+    def instead(*arguments: Any, **named: Any) -> Any:
+        return mutated(whole, *arguments, **named)
+
+    return _in_place_of(owner, name, instead)
+
+
+def _all_of(*plants: Callable[[ExitStack], None]) -> Callable[[ExitStack], None]:
+    def plant(stack: ExitStack) -> None:
+        for each in plants:
+            each(stack)
+
+    return plant
+
+
+def _without_second_vote(whole: Any, world: Any, *arguments: Any, **named: Any) -> None:
+    whole(world, *arguments, **{**named, "second_vote": False})
+
+
+def _any_reporter(decision: Decision, event: Any) -> Member | None:
+    """Whatever generation it tells of."""
+    if decision.state.generation is None:
+        return None
+    return next((member for member in membership.waiting(decision.state) if member.id == event.member), None)
+
+
+def _staged_counts_at_once(whole: Any, states: ShardStates, shard: int, state: Any) -> None:
+    whole(states, shard, state)
+    states._rows[shard] = states._staged[shard]
+
+
+def _commits_with_the_first_part(whole: Any, saving: Saving, entry: dict[str, Any]) -> Any:
+    return whole(saving, {**entry, "parts": 1, "part": 0} if entry["event"] == "part_written" else entry)
+
+
+def _part_of(step: int, parts: Any) -> Any:
+    from orchestrator.checkpoints.manifest import Blob, Manifest
+
+    values = next((dict(part["values"]) for part in parts if "values" in part), {})
+    return Manifest(step, values, tuple(Blob.from_dict(part["blob"]) for part in parts))
+
+
+def _applied_twice(whole: Any, replica: FreeReplica, delta: Any, printed: int, at: slice = slice(None)) -> None:
+    whole(replica, delta, printed, at)
+    whole(replica, delta, printed, at)
+
+
+def _claimed_by_two(whole: Any, board: Board, deal: Any) -> int:
+    found = int(whole(board, deal))
+    if found >= 0:
+        board._stamps[found] = 0
+    return found
+
+
+def _same_mask(whole: Any, keys: Keys, purpose: str, *numbers: int) -> Any:
+    return whole(keys, purpose, *((0, 0) if purpose == "mask" else numbers))
+
+
+def _from_the_first(workers: Any, servers: int, restore: int | None) -> tuple[tuple[int, int], ...]:
+    """Whoever that is, and however far."""
+    if membership.top(workers) is None and restore is None:
+        return ()
+    donor = restore or 0
+    return tuple((donor, rank) for rank in range(len(workers) + servers) if rank != donor)
+
+
+def _one_shard_twice(whole: Any, shards: int, workers: int) -> Any:
+    first, *others = whole(shards, workers)
+    return ((*first, others[0][0]), *others) if others else (first,)
+
+
+def _without_optimizer(whole: Any, model: Any, optimizer: Any, *more: Any) -> Any:
+    """As if its state were nothing that others need."""
+    before = {key: dict(value) for key, value in optimizer.state.items()}
+    for state in optimizer.state.values():
+        for key, value in state.items():
+            if getattr(value, "is_floating_point", lambda: False)():
+                state[key] = value.clone().zero_()
+    try:
+        return whole(model, optimizer, *more)
+    finally:
+        for key, value in before.items():
+            optimizer.state[key] = value
+
+
+def _with_a_new_grid(whole: Any, run_state: RunState, values: Any) -> RunState:
+    return replace(whole(run_state, values), grid=run_state.grid)
+
+
+def _without_last_words(whole: Any, hooks: WorkerHooks, transport: Any) -> None:
+    from orchestrator.engine import worker_hooks
+
+    with patch.object(worker_hooks, "_is_of_the_run", lambda _: False):
+        whole(hooks, transport)
+
+
+def _without_waiting(whole: Any, loop: Loop, exchange: Any, hooks: Any, *, saving: bool) -> Any:
+    """The last exchange does nothing."""
+    with patch.object(exchange, "maximum", lambda *_: None):
+        return whole(loop, exchange, hooks, saving=saving)
+
+
+def _evaluated_before(whole: Any, run_state: RunState, values: Any) -> RunState:
+    return replace(whole(run_state, values), evaluation_due=False)
+
+
+def _has_applied(standing: Any, top: Any) -> bool:  # noqa: ARG001
+    return bool(standing.holds_sum)
+
+
+def _leaves_files(whole: Any, found: catalog.Catalog, names: Any) -> None:  # noqa: ARG001
+    found._abandoned_after_s = 0.0
+
+
+MUTANTS: Final = (
+    Mutant(
+        "no second vote: a stage applies its sum as soon as it has it",
+        _around(World, "__init__", _without_second_vote),
+        _in_lives("stages"),
+    ),
+    Mutant(
+        "a report of an earlier generation counts", _in_place_of(controller, "_reporter", _any_reporter), _in_lives()
+    ),
+    Mutant(
+        "what a shard keeps is written before the vote",
+        _around(ShardStates, "stage", _staged_counts_at_once),
+        **_in_virtual_runs(shard_state=True),
+    ),
+    Mutant(
+        "a manifest is written when the first of its parts is there",
+        _all_of(_around(Saving, "heard", _commits_with_the_first_part), _in_place_of(catalog, "_manifest", _part_of)),
+        **_in_virtual_runs(),
+    ),
+    Mutant("a mask is used for two sums", _around(Keys, "stream", _same_mask), _masks_differ, seeds=3),
+    Mutant("a delta is applied twice", _around(FreeReplica, "other", _applied_twice), _in_replays),
+    Mutant("a claim that two win", _around(Board, "claim", _claimed_by_two), _claimed_once),
+    Mutant(
+        "who is farthest is not asked: the first worker gives its state",
+        _in_place_of(membership, "_state_transfers", _from_the_first),
+        _in_lives(),
+    ),
+    Mutant(
+        "a shard is dealt to two workers",
+        _around(membership, "assign_shards", _one_shard_twice),
+        _in_lives("whole replicas"),
+    ),
+    Mutant(
+        "all go back to the checkpoint though a worker lives",
+        _in_place_of(membership, "to_restore", lambda state, _: state.checkpoint is not None),
+        _in_lives("whole replicas"),
+    ),
+    Mutant("who stands still is never ended", _in_place_of(fault_attribution, "stuck", lambda *_: []), _in_lives()),
+    Mutant(
+        "an accused member that is silent is waited for",
+        _in_place_of(fault_attribution, "silent", lambda *_: []),
+        _in_lives(),
+    ),
+    Mutant(
+        "a sum that is held is dropped", _in_place_of(hand_over, "_can_follow", lambda *_: False), _in_lives("stages")
+    ),
+    Mutant(
+        "a sum that is held is applied by who has applied it",
+        _in_place_of(hand_over, "_can_follow", _has_applied),
+        _in_lives("stages"),
+        seeds=3000,
+    ),
+    Mutant(
+        "the optimizer's state is not handed over",
+        _around(snapshot, "capture", _without_optimizer),
+        **_in_virtual_runs(),
+    ),
+    Mutant("the grid is not handed over", _around(RunState, "resumed", _with_a_new_grid), **_in_virtual_runs()),
+    Mutant(
+        "what a dead worker had told its peers is not told by them",
+        _around(WorkerHooks, "_give", _without_last_words),
+        **_in_virtual_runs(),
+    ),
+    Mutant(
+        "members end without waiting for each other", _around(Loop, "_finish", _without_waiting), **_in_virtual_runs()
+    ),
+    Mutant(
+        "an evaluation that a loss has interrupted is not made",
+        _around(RunState, "resumed", _evaluated_before),
+        **_in_virtual_runs(),
+    ),
+    Mutant(
+        "a resume keeps lines behind its checkpoint", _in_place_of(lines, "cut", lambda *_: []), **_in_virtual_runs()
+    ),
+    Mutant(
+        "files of a checkpoint that is being written are removed",
+        _around(catalog.Catalog, "pin", _leaves_files),
+        **_in_virtual_runs(),
+    ),
+)

@@ -1,0 +1,223 @@
+"""Carries out a part: a project, the undisturbed runs, the launches of a plan one after the other, and a line for all of it.
+
+results/*.jsonl           what was found, one file for each part (`campaign.cells.read`)
+results/undisturbed/      digests and traces of undisturbed runs, by mode and settings
+results/failed/           the folders of launches in which something did not hold
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from campaign import checks, modes
+from campaign.checks import Ended, Undisturbed
+from campaign.kinds import BY_NAME
+from campaign.launches import Running, Stuck, conf_of, journal_of
+from campaign.modes import Mode
+from campaign.plans import Launch
+from orchestrator.records.lines import LineFile, read
+from tests.projects import Project
+
+Say = Callable[[str], None]
+
+
+def say(text: str) -> None:
+    print(text, flush=True)
+
+
+@contextmanager
+def project() -> Iterator[Project]:
+    """A project with a configuration for each mode; gone afterwards, with all of its processes."""
+    with tempfile.TemporaryDirectory(prefix="campaign-", dir="/tmp") as folder:
+        found = Project(Path(folder) / "p")
+        (found.path / "conf").mkdir(parents=True)
+        for mode in modes.MODES:
+            file = found.path / "conf" / f"{conf_of(mode)}.yaml"
+            file.write_text(yaml.safe_dump(modes.settings(mode)))
+        found.variables["XDG_CONFIG_HOME"] = f"{folder}/config"
+        secret = Path(folder) / "config" / "orchestrator" / "privacy.secret"
+        secret.parent.mkdir(parents=True)
+        secret.write_text("5" * 64 + "\n")
+        secret.chmod(0o600)
+        found.commit()
+        yield found
+
+
+class Part:
+    """results: the folder; name: of this part's file there."""
+
+    def __init__(self, project: Project, results: Path, name: str, say: Say = say) -> None:
+        self._project = project
+        self._results = results
+        self._say = say
+        results.mkdir(parents=True, exist_ok=True)
+        self._lines = LineFile(results / f"{name}.jsonl")
+        self._done = {line["id"] for line in every_line(results) if line["what"] == "launch"}
+        self.failed: list[str] = []
+
+    def carry_out(self, launches: Sequence[Launch]) -> None:
+        """Those that were not carried out before."""
+        for launch in launches:
+            if launch.id not in self._done:
+                self._one(launch)
+
+    def _one(self, launch: Launch) -> None:
+        mode = modes.BY_NAME[launch.mode]
+        expected = self._undisturbed(mode) if mode.lockstep else None
+        begun = time.monotonic()
+        with tempfile.TemporaryDirectory(prefix="launch-", dir="/tmp") as temporary:
+            folder = Path(temporary) / "told"
+            running = Running(self._project, launch, folder)
+            found: list[str] = []
+            try:
+                running.disturb()
+            except Stuck as stuck:
+                found.append(f"liveness: {stuck}")
+            code = None if found else running.end()
+            if code is None:
+                running.kill()
+            ended = self._ended(running, code)
+            verdict = None
+            if code is not None:
+                verdict, resumed = self._afterwards(running, ended, mode)
+                found += checks.findings(ended, mode, expected, verdict) + resumed
+            elif not found:
+                found.append("liveness: it did not end")
+            self._tell(launch, running, found, time.monotonic() - begun)
+            if found:
+                self._keep(launch, running, found)
+
+    def _ended(self, running: Running, code: int | None) -> Ended:
+        folder, faults = running.run_folder, running.told
+        trace = Path(folder or "") / "trace.jsonl"
+        return Ended(
+            code=code,
+            report=checks.last_report(running.folder / "out"),
+            err=(running.folder / "err").read_text(),
+            faults=faults,
+            journal=[] if folder is None else journal_of(Path(folder)),
+            trace=trace.read_bytes() if folder is not None and trace.exists() else b"",
+            left=[] if code is None else self._project.leftovers(),
+            fails=any(BY_NAME[fault["kind"]].effect == "fails" and fault["struck"] for fault in faults),
+        )
+
+    def _afterwards(self, running: Running, ended: Ended, mode: Mode) -> tuple[str | None, list[str]]:
+        """The verdict of the repetition, where replicas ran free; and what is wrong with a run that was resumed."""
+        run_id = ended.report.get("run_id")
+        found: list[str] = []
+        if run_id is None:
+            return None, found
+        if ended.report.get("status") != "finished":
+            again = running.project.run(f"resume={run_id}", f"cluster.workers={mode.stages}", "output=json")
+            if again.code:
+                return None, [f"resume: it ends with {again.code}: {again.err[-1500:]}"]
+            if mode.lockstep:
+                expected = self._undisturbed(mode)
+                trace = Path(running.run_folder or "") / "trace.jsonl"
+                if again.report["digest"] != expected.digest or trace.read_bytes() != expected.trace:
+                    found.append("bits: the resumed run differs from the undisturbed one")
+        if mode.lockstep:
+            return None, found
+        repeated = running.project.run(f"rerun={run_id}", "cluster.workers=2", "environment=ignore", "output=json")
+        verdict = repeated.report.get("verdict") if repeated.out.strip() else repeated.err[-1500:]
+        return verdict, found
+
+    def _tell(self, launch: Launch, running: Running, found: Sequence[str], seconds: float) -> None:
+        struck = [fault for fault in running.told if fault["struck"]]
+        line = {
+            "what": "launch",
+            "id": launch.id,
+            "seed": launch.seed,
+            "mode": launch.mode,
+            "layout": launch.layout,
+            "storm": launch.storm,
+            "supervised": launch.supervised,
+            "planned": len(launch.faults) + sum(fault.partner is not None for fault in launch.faults),
+            "struck": len(struck),
+            "seconds": round(seconds, 1),
+            "load": os.getloadavg()[0],
+            "at": round(time.time()),
+            "recoveries": self._recoveries(running),
+            "findings": list(found),
+        }
+        self._lines.append([{"what": "fault", "id": launch.id, **fault} for fault in running.told])
+        self._lines.append([line])
+        times = sorted(fault["seconds"] for fault in struck if "seconds" in fault)
+        middle = (
+            f", next step after {times[len(times) // 2]:.2f} s in the median, {times[-1]:.2f} s at most"
+            if times
+            else ""
+        )
+        self._say(f"{launch.id}: {len(struck)} of {line['planned']} faults, {seconds:.0f} s{middle}")
+        for finding in found:
+            self._say(f"  FOUND: {finding}")
+
+    def _recoveries(self, running: Running) -> dict[str, int]:
+        """How many steps were computed again, by the kind of recovery."""
+        told: dict[str, int] = {}
+        for event in journal_of(Path(running.run_folder)) if running.run_folder else []:
+            if event["event"] == "recovered":
+                told[event["kind"]] = told.get(event["kind"], 0) + int(event["steps_lost"])
+        return told
+
+    def _keep(self, launch: Launch, running: Running, found: Sequence[str]) -> None:
+        self.failed.append(launch.id)
+        kept = self._results / "failed" / f"{launch.id.replace(' ', '-')}-{int(time.time())}"
+        shutil.copytree(running.folder, kept / "told", ignore=shutil.ignore_patterns("words"))
+        if running.run_folder is not None:
+            shutil.copytree(
+                running.run_folder, kept / "run", ignore=shutil.ignore_patterns("checkpoints", "*.safetensors")
+            )
+        plan = json.dumps(asdict(launch), indent=1)
+        (kept / "plan.json").write_text(plan + "\n")
+        (kept / "findings.txt").write_text("\n".join(found) + "\n")
+        self._say(f"  its folder is kept in {kept}")
+
+    def _undisturbed(self, mode: Mode) -> Undisturbed:
+        """Made once for each mode and its settings, by a true launch of as few workers as may be."""
+        text = json.dumps(modes.settings(mode), sort_keys=True) + (Path(__file__).parent / "trained.py").read_text()
+        name = f"{conf_of(mode)}-{hashlib.sha256(text.encode()).hexdigest()[:12]}"
+        kept = self._results / "undisturbed" / name
+        if not (kept / "report.json").exists():
+            self._say(f"the undisturbed run of {mode.name}")
+            done = self._project.run(
+                f"conf={conf_of(mode)}", *modes.alone(mode), "checkpoint.every=null", "output=json"
+            )
+            assert done.code == 0, done.err
+            kept.mkdir(parents=True, exist_ok=True)
+            shutil.copy(self._project.folder(done.report["run_id"]) / "trace.jsonl", kept / "trace.jsonl")
+            (kept / "report.json").write_text(json.dumps(done.report))
+        report = json.loads((kept / "report.json").read_text())
+        return Undisturbed(report["digest"], (kept / "trace.jsonl").read_bytes(), report["metrics"])
+
+
+def every_line(results: Path) -> Iterable[Mapping[str, Any]]:
+    for file in sorted(results.glob("*.jsonl")):
+        yield from read(file)
+
+
+def kept(results: Path, name: str, lines: Iterable[Mapping[str, Any]]) -> Iterator[Mapping[str, Any]]:
+    """These lines, each written as it comes."""
+    results.mkdir(parents=True, exist_ok=True)
+    file = LineFile(results / f"{name}.jsonl")
+    for line in lines:
+        file.append([line])
+        yield line
+
+
+def complain(text: str) -> int:
+    print(text, file=sys.stderr)
+    return 2

@@ -1,0 +1,181 @@
+"""What a seed makes of a part: launches, their layouts, and the faults of each. Pure.
+
+Not single faults are drawn at first, but their *rates*, so that each seed has another mixture (a swarm: Groce et al., "Swarm
+testing", ISSTA 2012): some kinds not at all, some often. One half of the faults is drawn by those rates; the other half goes
+through all cells in an order of chance, each seed a stretch of it, so that a known number of seeds meets every cell.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from random import Random
+from typing import Final
+
+from campaign import cells, kinds, modes, moments
+from campaign.kinds import BY_NAME
+from campaign.modes import Mode
+
+PER_LAUNCH: Final = 36
+STORM_EVERY_S: Final = 2.0
+STORM_FAULTS: Final = 30  # of a minute
+_PAIRS: Final = 0.15  # of the faults, how many have one that overlaps
+_MOST_ENDS: Final = 2
+_MOST_STALLS: Final = 3  # each of them costs the step's timeout
+_SHORT_S: Final = (0.1, 0.5)
+
+
+@dataclass(frozen=True)
+class Fault:
+    """skip: so many times the moment passes by before; hold_s: for how long what delays or stalls does so; partner: another
+    one, armed as soon as this one strikes, so that both overlap."""
+
+    number: int
+    kind: str
+    moment: str
+    skip: int = 0
+    hold_s: float = 0.0
+    partner: Fault | None = None
+
+
+@dataclass(frozen=True)
+class Launch:
+    """storm: its faults strike by the clock, one every STORM_EVERY_S, whatever became of the one before."""
+
+    id: str
+    seed: int
+    mode: str
+    layout: tuple[str, ...]
+    faults: tuple[Fault, ...]
+    storm: bool = False
+    supervised: bool = False
+
+
+def part(seed: int, faults: int, names: Sequence[str], of: Sequence[str], storms: int = 0) -> list[Launch]:
+    """The launches of a part with about so many faults of these kinds, in these modes in turn; then storms. Where no fault is
+    wanted there are storms only."""
+    count = -(-faults // PER_LAUNCH)
+    calm = [name for name in names if BY_NAME[name].effect != "fails"]
+    failing = [name for name in names if BY_NAME[name].effect == "fails"]
+    found = []
+    for number in range(count):
+        mode = modes.BY_NAME[of[(seed + number) % len(of)]]
+        found.append(launch(seed, number, mode, calm or names, min(PER_LAUNCH, faults)))
+        if failing and calm and number % 2:
+            found.append(failure(seed, number, mode, failing))
+    for number in range(storms if any(_is_brief(name) for name in names) else 0):
+        mode = modes.BY_NAME[of[(seed + number) % len(of)]]
+        found.append(storm(seed, number, mode, calm))
+    return found
+
+
+def launch(seed: int, number: int, mode: Mode, names: Sequence[str], count: int) -> Launch:
+    """A launch with so many faults, of which none ends the run."""
+    dice = Random(f"{seed} {number} {mode.name}")
+    tour = _tour(mode, names, seed, number, count // 2)
+    drawn = [*tour, *(_drawn(mode, names, dice) for _ in range(count - len(tour)))]
+    dice.shuffle(drawn)
+    drawn = _bearable(drawn)
+    faults = [_fault(place + 1, kind, moment, dice) for place, (kind, moment) in enumerate(drawn)]
+    paired = _in_pairs(faults, dice)
+    driven = any(BY_NAME[fault.kind].family == "driver" for fault in faults)
+    return Launch(f"{seed}.{number} {mode.name}", seed, mode.name, modes.layout(mode, dice), paired, supervised=driven)
+
+
+def failure(seed: int, number: int, mode: Mode, names: Sequence[str]) -> Launch:
+    """A launch with one fault, after which the run may say that it cannot go on, and is resumed."""
+    dice = Random(f"failure {seed} {number} {mode.name}")
+    (cell,) = _tour(mode, names, seed, number, 1)
+    fault = _fault(1, *cell, dice)
+    return Launch(f"{seed}.{number}f {mode.name}", seed, mode.name, modes.layout(mode, dice), (fault,))
+
+
+def storm(seed: int, number: int, mode: Mode, names: Sequence[str]) -> Launch:
+    """A fault every two seconds for a minute."""
+    dice = Random(f"storm {seed} {number} {mode.name}")
+    brief = [name for name in names if _is_brief(name)]
+    rates = _rates(brief, dice)
+    rates = {**rates, **({"short stop": max(1.0, sum(rates.values()))} if "short stop" in brief else {})}
+    drawn = [_drawn(mode, brief, dice, rates) for _ in range(STORM_FAULTS)]
+    drawn = [(kind, "compute" if moments.BY_NAME[moment].once else moment) for kind, moment in drawn]
+    faults = tuple(_fault(place + 1, kind, moment, dice) for place, (kind, moment) in enumerate(drawn))
+    return Launch(f"{seed}.{number}s {mode.name}", seed, mode.name, modes.layout(mode, dice), faults, storm=True)
+
+
+def _is_brief(name: str) -> bool:
+    return BY_NAME[name].family == "process" and BY_NAME[name].effect in ("ends", "delays")
+
+
+def _tour(mode: Mode, names: Sequence[str], seed: int, number: int, count: int) -> list[tuple[str, str]]:
+    """The stretch of this seed of a way through all cells of the mode."""
+    ways = [(cell.kind, cell.moment) for cell in cells.possible(names, [mode])]
+    Random(f"tour of {mode.name}").shuffle(ways)
+    start = (seed + number) * count
+    return [ways[(start + place) % len(ways)] for place in range(min(count, len(ways)))]
+
+
+def _rates(names: Sequence[str], dice: Random) -> dict[str, float]:
+    """By kind; those that cost seconds seldom, some not at all, and one at least."""
+    rates = {}
+    for name in names:
+        weight = dice.expovariate(1.0) * (0.1 if BY_NAME[name].effect == "stalls" else 1.0)
+        rates[name] = weight if dice.random() < 0.7 else 0.0
+    if not any(rates.values()):
+        rates[dice.choice(list(names))] = 1.0
+    return rates
+
+
+def _drawn(mode: Mode, names: Sequence[str], dice: Random, rates: dict[str, float] | None = None) -> tuple[str, str]:
+    rates = _rates(names, dice) if rates is None else rates
+    (kind,) = dice.choices([*rates], [*rates.values()])
+    places = [cell.moment for cell in cells.possible([kind], [mode])]
+    return kind, dice.choice(places)
+
+
+def _bearable(drawn: Sequence[tuple[str, str]]) -> list[tuple[str, str]]:
+    """Few that stall, and those at the end of a run last; what is over the measure strikes at another place."""
+    ends = [cell for cell in drawn if moments.BY_NAME[cell[1]].once]
+    others = [cell for cell in drawn if not moments.BY_NAME[cell[1]].once]
+    stalls = [cell for cell in others if BY_NAME[cell[0]].effect == "stalls"]
+    spared = stalls[_MOST_STALLS:]
+    kept = [cell for cell in others if cell not in spared or cell in stalls[:_MOST_STALLS]]
+    return [*kept, *ends[:_MOST_ENDS]]
+
+
+def _fault(number: int, kind: str, moment: str, dice: Random) -> Fault:
+    effect = BY_NAME[kind].effect
+    hold_s = 0.0
+    if effect == "delays":
+        hold_s = round(dice.uniform(*_SHORT_S), 3)
+    elif effect == "stalls":
+        of_driver = BY_NAME[kind].family == "driver"
+        hold_s = 2.0 * modes.LEASE_S if of_driver else 2.0 * modes.STEP_TIMEOUT_S
+    met_once = moments.BY_NAME[moment].joins or moments.BY_NAME[moment].once
+    skip = dice.choice([0, 0, 0, 1, 2, 5])
+    return Fault(number, kind, moment, skip=0 if met_once else skip, hold_s=hold_s)
+
+
+def _in_pairs(faults: Sequence[Fault], dice: Random) -> tuple[Fault, ...]:
+    """Some of the faults get the next one as their partner."""
+    left, found = list(faults), []
+    while left:
+        fault = left.pop(0)
+        if left and dice.random() < _PAIRS / (1 - _PAIRS) and _fit_together(fault, left[0]):
+            fault = replace(fault, partner=replace(left.pop(0), skip=0))
+        found.append(fault)
+    return tuple(found)
+
+
+def _fit_together(first: Fault, second: Fault) -> bool:
+    """Both are over soon, and the second one can come at any time."""
+    brief = all(BY_NAME[each.kind].effect == "ends" for each in (first, second))
+    return brief and second.moment not in (moments.FROM_OUTSIDE, "manifest") and first.moment != moments.FROM_OUTSIDE
+
+
+def families(names: Sequence[str]) -> tuple[str, ...]:
+    """The kinds that are meant by names of kinds or families. Raises KeyError."""
+    found: list[str] = []
+    for name in names:
+        of_family = kinds.of_family(name)
+        found += of_family or [kinds.BY_NAME[name].name]
+    return tuple(found)

@@ -1,0 +1,79 @@
+"""Each thing that has to hold after a launch is found where it does not; and whom a fault may strike."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from campaign import checks, modes
+from campaign.checks import Ended, Undisturbed
+from campaign.launches import victims
+
+BSP, SSP = modes.BY_NAME["bsp"], modes.BY_NAME["ssp"]
+TRACE = b"".join(json.dumps({"step": step, "loss": "0x1p0"}).encode() + b"\n" for step in range(3))
+EXPECTED = Undisturbed("d", TRACE)
+JOURNAL: list[dict[str, Any]] = [
+    {"event": "worker_started", "worker": 1, "pid": 7},
+    {"event": "worker_lost", "worker": 1, "why": "died"},
+    {"event": "recovered", "kind": "lost", "steps_lost": 0},
+]
+FAULT = {"kind": "SIGKILL", "moment": "vote", "struck": True, "pid": 7}
+REPORT = {"status": "finished", "digest": "d"}
+FINE = Ended(0, REPORT, "worker 1 was lost after step 1: died", [FAULT], JOURNAL, TRACE, [])
+WHY: dict[str, Any] = {"status": "failed", "error": {"message": "no memory left", "kind": "RunFailed"}}
+FAILED = replace(FINE, code=1, report=WHY, err=f"{FINE.err}\nresume=x", fails=True)
+
+
+def test_of_a_launch_in_which_all_holds_nothing_is_found() -> None:
+    assert checks.findings(FINE, BSP, EXPECTED) == []
+    assert checks.findings(FINE, SSP, None, "exact") == []
+    assert checks.findings(FAILED, BSP, EXPECTED) == []
+
+
+@pytest.mark.parametrize(
+    ("ended", "found"),
+    [
+        (replace(FINE, code=None), "liveness: it did not end"),
+        (replace(FINE, report={**REPORT, "digest": "e"}), "bits: another digest"),
+        (replace(FINE, trace=TRACE.replace(b"0x1p0", b"0x1p1", 1)), r"bits: line 0 of the trace differs in \['loss'\]"),
+        (replace(FINE, trace=TRACE[: len(TRACE) // 3]), "bits: the trace has 1 lines, the undisturbed one 3"),
+        (replace(FINE, left=["a process"]), "left behind: a process"),
+        (replace(FINE, err="Traceback (most recent call last)\nworker 1 was lost"), "message: a traceback"),
+        (replace(FINE, err=""), "message: the terminal tells of fewer losses"),
+        (replace(FINE, faults=[{**FAULT, "pid": 8}]), "message: process 8, struck by SIGKILL at vote, is not told"),
+        (replace(FINE, journal=[*JOURNAL[:2], {**JOURNAL[2], "steps_lost": 2}]), "steps: 2 were lost"),
+        (replace(FINE, journal=[*JOURNAL[:2], {**JOURNAL[2], "kind": "restarted"}]), "steps: all went back"),
+        (replace(FINE, report=WHY), "it ended as failed: RunFailed: no memory left"),
+        (replace(FAILED, err=FINE.err), "does not say how it is resumed"),
+        (replace(FAILED, code=3), "neither why nor by its exit code"),
+    ],
+)
+def test_what_does_not_hold_is_found(ended: Ended, found: str) -> None:
+    (told,) = checks.findings(ended, BSP, EXPECTED)
+    import re
+
+    assert re.search(found, told)
+
+
+def test_a_repetition_that_is_not_exact_is_found() -> None:
+    assert checks.findings(FINE, SSP, None, "diverged") == ["bits: the repetition's verdict is diverged"]
+
+
+@given(stages=st.lists(st.integers(0, 2), max_size=6), paired=st.booleans())
+def test_whoever_is_struck_each_stage_keeps_a_worker(stages: list[int], paired: bool) -> None:
+    living = {100 + number: stage for number, stage in enumerate(stages)}
+    found = victims(living, paired=paired)
+    if found is None:
+        spare = len(stages) - len(set(stages))
+        assert spare < (2 if paired else 1)
+        return
+    for first in found[0]:
+        for second in [each for each in found[1] if each != first] or [first]:
+            left = {stage for pid, stage in living.items() if pid not in (first, second)}
+            assert left == set(stages)
+    assert not paired or found[1]

@@ -1,0 +1,26 @@
+"""Two minutes of the campaign: true launches under faults, in lockstep, in stages and where replicas run free."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from campaign import cells, kinds, modes, parts, plans
+
+MODES = ("bsp", "stages of 2", "ssp")
+FAULTS = 12
+
+
+@pytest.mark.long
+@pytest.mark.ray
+def test_two_minutes_of_the_campaign_find_nothing(tmp_path: Path) -> None:
+    names = [name for name in kinds.of_family("process") if kinds.BY_NAME[name].effect in ("ends", "delays")]
+    launches = [plans.launch(1, 0, modes.BY_NAME[mode], names, FAULTS) for mode in MODES]
+    with parts.project() as project:
+        part = parts.Part(project, tmp_path, "part")
+        part.carry_out(launches)
+        assert project.leftovers() == []
+    found = cells.read(parts.every_line(tmp_path))
+    assert [launch["findings"] for launch in found.launches] == [[], [], []]
+    assert sum(found.struck.values()) >= len(MODES) * FAULTS // 2

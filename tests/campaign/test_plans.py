@@ -1,0 +1,127 @@
+"""Plans are functions of their seeds, hold what a run can bear, and some seeds together meet every cell."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from campaign import cells, kinds, modes, moments, plans
+from campaign.kinds import BY_NAME
+from campaign.plans import Fault, Launch
+
+PROCESS = kinds.of_family("process")
+SEEDS = st.integers(0, 10_000)
+
+
+def every_fault(launch: Launch) -> list[Fault]:
+    return [each for fault in launch.faults for each in (fault, fault.partner) if each is not None]
+
+
+def launches(seed: int, names: tuple[str, ...] = PROCESS) -> list[Launch]:
+    return plans.part(seed, 100, names, modes.NAMES, storms=2)
+
+
+@given(seed=SEEDS)
+def test_a_part_is_a_function_of_its_seed(seed: int) -> None:
+    assert launches(seed) == launches(seed)
+    assert launches(seed) != launches(seed + 1)
+
+
+@given(
+    seed=SEEDS,
+    names=st.sampled_from([PROCESS, kinds.of_family("driver"), ("SIGKILL",), ("long stop", "out of memory")]),
+)
+def test_only_cells_that_can_be_are_planned(seed: int, names: tuple[str, ...]) -> None:
+    for launch in launches(seed, names):
+        for fault in every_fault(launch):
+            kind, moment = BY_NAME[fault.kind], moments.BY_NAME[fault.moment]
+            assert fault.kind in names
+            assert cells.impossible(kind, moment, modes.BY_NAME[launch.mode]) is None
+
+
+@given(seed=SEEDS)
+def test_numbers_are_unique_and_what_ends_a_run_comes_last(seed: int) -> None:
+    for launch in launches(seed):
+        numbers = [fault.number for fault in every_fault(launch)]
+        assert len(numbers) == len(set(numbers))
+        at_end = [moments.BY_NAME[fault.moment].once for fault in launch.faults]
+        assert at_end == sorted(at_end)
+        assert not (launch.storm and any(at_end))
+
+
+@given(seed=SEEDS)
+def test_what_fails_a_run_is_alone_in_its_launch(seed: int) -> None:
+    for launch in launches(seed):
+        effects = [BY_NAME[fault.kind].effect for fault in every_fault(launch)]
+        assert "fails" not in effects or effects == ["fails"]
+
+
+@given(seed=SEEDS)
+def test_few_faults_wait_for_a_timeout(seed: int) -> None:
+    for launch in launches(seed):
+        stalls = [fault for fault in every_fault(launch) if BY_NAME[fault.kind].effect == "stalls"]
+        assert len(stalls) <= (0 if launch.storm else 5)
+        assert all(fault.hold_s > modes.STEP_TIMEOUT_S for fault in stalls)
+
+
+def test_parts_have_the_faults_that_were_asked_for() -> None:
+    calm = [launch for launch in launches(3) if not launch.storm and not launch.id.split()[0].endswith("f")]
+    assert 0.75 * 100 < sum(len(every_fault(launch)) for launch in calm) <= 3 * plans.PER_LAUNCH
+    assert [len(launch.faults) for launch in launches(3) if launch.storm] == [plans.STORM_FAULTS] * 2
+
+
+def test_some_faults_overlap_others() -> None:
+    paired = [fault for seed in range(20) for launch in launches(seed) for fault in launch.faults if fault.partner]
+    assert len(paired) > 50
+    assert all(BY_NAME[fault.partner.kind].effect == "ends" for fault in paired if fault.partner)
+
+
+def test_seeds_have_different_mixtures() -> None:
+    """Some kinds not at all, some often."""
+    of_seed = []
+    for seed in range(30):
+        storm = plans.storm(seed, 0, modes.BY_NAME["bsp"], PROCESS)
+        of_seed.append({fault.kind for fault in storm.faults})
+    assert len({frozenset(each) for each in of_seed}) > 10
+
+
+@pytest.mark.parametrize(
+    "mode", [modes.BY_NAME[name] for name in ("bsp", "gossip", "stages of 2")], ids=lambda mode: mode.name
+)
+def test_so_many_seeds_meet_every_cell_of_a_mode(mode: modes.Mode) -> None:
+    names = [name for name in PROCESS if BY_NAME[name].effect != "fails"]
+    wanted = {(cell.kind, cell.moment) for cell in cells.possible(names, [mode])}
+    count = plans.PER_LAUNCH // 2
+    met: set[tuple[str, str]] = set()
+    for seed in range(-(-len(wanted) // count)):
+        met.update(plans._tour(mode, names, seed, 0, count))
+    assert met == wanted
+
+
+def test_layouts_vary_and_have_what_a_mode_can_have() -> None:
+    layouts = [launch.layout for seed in range(40) for launch in launches(seed)]
+    told = {key for layout in layouts for key in layout}
+    assert {f"topology={name}" for name in modes.TOPOLOGIES} <= told
+    assert {"transport=tcp", "data.loaders=1", "cluster.spares=1"} <= told
+    for launch in launches(1):
+        if not modes.BY_NAME[launch.mode].served:
+            assert "topology=parameter_server" not in launch.layout
+
+
+def test_storms_come_every_two_seconds_for_a_minute() -> None:
+    assert plans.STORM_EVERY_S * plans.STORM_FAULTS == 60
+
+
+def test_kinds_are_named_by_family_too() -> None:
+    assert plans.families(["process"]) == PROCESS
+    assert plans.families(["SIGKILL", "driver"]) == ("SIGKILL", "driver SIGKILL", "driver stop")
+    with pytest.raises(KeyError):
+        plans.families(["nothing of the kind"])
+
+
+def test_ids_are_unique() -> None:
+    ids = [launch.id for seed in range(5) for launch in launches(seed)]
+    assert all(one != other for one, other in pairwise(sorted(ids)))
