@@ -48,11 +48,15 @@ def test_who_does_not_want_it_and_another_ray_do_without(monkeypatch: pytest.Mon
 def test_the_raylet_is_told_to_ask_first(monkeypatch: pytest.MonkeyPatch) -> None:
     class Begun:
         place = "/run/s.sock"
-        closed = 0
+
+        def __init__(self) -> None:
+            made.append(self)
 
         def close(self) -> None:
-            self.closed += 1
+            closed.append(self)
 
+    made: list[object] = []
+    closed: list[object] = []
     commands: list[list[str]] = []
     monkeypatch.setattr(places, "OfLaunch", Begun)
     monkeypatch.setattr(services, "start_ray_process", lambda command, *_arguments: commands.append(command))
@@ -63,11 +67,10 @@ def test_the_raylet_is_told_to_ask_first(monkeypatch: pytest.MonkeyPatch) -> Non
     asking = command[1].removeprefix("--python_worker_command=").split()
     assert asking[1:] == ["-I", "-S", client.__file__, "/run/s.sock", "python", "default_worker.py"]
     assert [command[0], command[2]] == ["raylet", "--port=1"]
-    assert isinstance(server, Begun)
     workers.begin(1.0)
-    (begun,) = workers._begun
     workers.end()
-    assert (begun.closed, server.closed) == (1, 0)  # type: ignore[attr-defined]
+    first, second = made
+    assert (server, closed) == (first, [second])
 
 
 def test_where_none_can_be_made_workers_begin_as_ever(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -83,9 +83,13 @@ def test_a_launch_without_any_forked_process_too(digits: Project, undisturbed: A
 
 def forked_by(pid: int) -> str:
     """The command line of a process's parent."""
+    return Path(f"/proc/{parent(pid)}/cmdline").read_bytes().replace(b"\0", b" ").decode()
+
+
+def parent(pid: int) -> int:
     status = Path(f"/proc/{pid}/status").read_text()
-    (parent,) = (line.split()[1] for line in status.splitlines() if line.startswith("PPid:"))
-    return Path(f"/proc/{parent}/cmdline").read_bytes().replace(b"\0", b" ").decode()
+    (found,) = (line.split()[1] for line in status.splitlines() if line.startswith("PPid:"))
+    return int(found)
 
 
 @pytest.mark.ray
@@ -108,6 +112,24 @@ def test_a_forked_worker_that_is_killed_costs_no_step(
     done = watched.end()
     assert_as_alone(digits, done, expected)
     assert {each["steps_lost"] for each in done.report["recoveries"]} == {0}
+
+
+@pytest.mark.ray
+@pytest.mark.long
+def test_without_their_server_workers_live_on_and_new_ones_begin_as_ray_starts_them(digits: Project) -> None:
+    """A single one, without whose successor there is no further step."""
+    long = ("conf=digits", "run.steps=120", "evaluation.every=50", "checkpoint.every=20", "output=json")
+    expected = alone(digits, "digits", *long[1:])
+    watched = WatchedRun(digits, *long, "cluster.workers=1")
+    watched.wait_for_steps(40)
+    (first,) = watched.living().values()
+    server, before = parent(first), watched.steps
+    watched.kill(server)
+    watched.wait_for_steps(before + 5)
+    watched.kill(first)
+    assert_as_alone(digits, watched.end(), expected)
+    assert len(watched.journal("worker_started")) == 2
+    assert [*sockets(digits)] == []
 
 
 @pytest.mark.ray

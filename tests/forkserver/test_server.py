@@ -238,9 +238,17 @@ def test_a_command_outlives_a_server_that_is_killed(light: Light) -> None:
 
 def test_generators_that_all_processes_have_begin_anew() -> None:
     with determinism.left_as_it_was():
-        before = random.getstate(), numpy.random.get_state()[1].tolist(), torch.get_rng_state().tolist()
+        before = (
+            random.getstate(),
+            numpy.random.get_state(legacy=False)["state"]["key"].tolist(),
+            torch.get_rng_state().tolist(),
+        )
         server._seed_anew()
-        after = random.getstate(), numpy.random.get_state()[1].tolist(), torch.get_rng_state().tolist()
+        after = (
+            random.getstate(),
+            numpy.random.get_state(legacy=False)["state"]["key"].tolist(),
+            torch.get_rng_state().tolist(),
+        )
     assert [first == second for first, second in zip(before, after, strict=True)] == [False] * 3
 
 
