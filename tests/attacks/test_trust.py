@@ -116,8 +116,9 @@ class Shared:
         self.experiment = self.store.experiment("default")
 
     def launched(self, status: str, kind: str = "run", parent: str | None = None, name: str = "mallory") -> Past:
-        """By somebody of that name."""
-        tags = {USER: name, HOST: "h", KIND: kind, "steps": "2", **({PARENT: parent} if parent else {})}
+        """By somebody of that name; older sweeps do not tell of theirs."""
+        own = {} if (status, kind) == ("FINISHED", "sweep") else {USER: name}
+        tags = {**own, HOST: "h", KIND: kind, "steps": "2", **({PARENT: parent} if parent else {})}
         run_id = self.store.client.create_run(self.experiment, tags=tags).info.run_id
         if (status, kind) == ("KILLED", "run"):
             self.store.client.log_param(run_id, "run.submission", "nightly")

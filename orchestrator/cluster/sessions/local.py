@@ -92,6 +92,7 @@ class LocalRay:
             stack.enter_context(_smaller_agents(self._runtime_envs, metrics=shown))
             stack.enter_context(_awaited_raylet(self._start_timeout_s, self._check))
             stack.enter_context(patient(self._start_timeout_s))
+            stack.enter_context(_loopback_kept())
             if self._outlived:
                 stack.enter_context(outliving())
                 self.lock.touch()
@@ -199,6 +200,14 @@ def _is_registered(node: Any) -> bool:
     options: Any = services._get_gcs_client_options(node.gcs_address)  # type: ignore[no-untyped-call]
     known._initialize_global_state(options)
     return any(each["NodeID"] == node._node_id and each["Alive"] for each in known.node_table())
+
+
+def _loopback_kept() -> contextlib.AbstractContextManager[None]:
+    """Within this a Ray that is given 127.0.0.1 as its address stays at it; Ray takes another one of the machine instead, and
+    listens to all of them."""
+    from ray._private import services
+
+    return replaced(services, "resolve_ip_for_localhost", lambda host: host)
 
 
 @contextlib.contextmanager
