@@ -277,7 +277,9 @@ def _data(
         return {}, told, [_where(item) for item in referenced]
     if not referenced:
         return {}, told, []
-    restored = held.enter_context(checkout.disposable(original.files.bundle, folder / "worktrees"))
+    restored = held.enter_context(
+        checkout.disposable(original.files.bundle, folder / "worktrees", original.code.get("tree"))
+    )
     restoring.restore(restored.project, original.inputs, project, top=restored.root)
     carried: Carried = {}
     notes = []

@@ -12,6 +12,7 @@ import pytest
 
 from orchestrator.errors import NotRerunnable
 from orchestrator.provenance.code import changes, checkout, snapshot
+from orchestrator.provenance.code.worktree import TITLE
 from tests.attacks import strangers
 from tests.provenance.code.repositories import create, git, write
 
@@ -20,7 +21,7 @@ pytestmark = pytest.mark.slow
 
 def bundle_of(root: Path, project: str, target: Path, tree: str = "HEAD^{tree}") -> Path:
     """A bundle as a snapshot is one, of any tree, with any text as the place of its project."""
-    message = f"{snapshot.TITLE}\n\n{project}"
+    message = f"{TITLE}\n\n{project}"
     commit = git(root, "commit-tree", git(root, "rev-parse", tree), "-m", message)
     git(root, "update-ref", snapshot.BUNDLE_REF, commit)
     git(root, "bundle", "create", "--quiet", str(target), snapshot.BUNDLE_REF)

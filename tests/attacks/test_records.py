@@ -24,7 +24,7 @@ from tests.attacks import strangers
 from tests.attacks.strangers import NODE, SETTINGS
 
 PAST = Past("0123abcd", "a gift", "default", "FINISHED", 0, 2, {}, "4a4d", user="mallory")
-FULL = {
+FULL: dict[str, Any] = {
     "node": {
         **NODE,
         "packages": {"numpy": "1"},

@@ -19,13 +19,15 @@ from orchestrator.commands.rerun.sweep import rerun_sweep
 from orchestrator.commands.sweep.sweep import resume_sweep
 from orchestrator.driver.folders import project_folder
 from orchestrator.driver.recording.trust import Untrusted, is_own
-from orchestrator.errors import UsageError
+from orchestrator.errors import NotRerunnable, UsageError
 from orchestrator.settings import load
 from orchestrator.settings.schema import TABLES, path_of
 from orchestrator.tracking import KIND, PARENT, Past, Store
 from orchestrator.tracking.store import HOST, USER
 from tests.attacks import strangers
 from tests.attacks.strangers import EXECUTED, NODE, SETTINGS, TARGET
+from tests.attacks.test_bundles import bundle_of
+from tests.provenance.code.repositories import create, git
 
 OF_MLFLOW = pytest.mark.filterwarnings(
     "ignore:The ..noload.. loader strategy is deprecated"
@@ -114,8 +116,9 @@ class Shared:
         self.experiment = self.store.experiment("default")
 
     def launched(self, status: str, kind: str = "run", parent: str | None = None, name: str = "mallory") -> Past:
-        """By somebody of that name."""
-        tags = {USER: name, HOST: "h", KIND: kind, "steps": "2", **({PARENT: parent} if parent else {})}
+        """By somebody of that name; older sweeps do not tell of theirs."""
+        own = {} if (status, kind) == ("FINISHED", "sweep") else {USER: name}
+        tags = {**own, HOST: "h", KIND: kind, "steps": "2", **({PARENT: parent} if parent else {})}
         run_id = self.store.client.create_run(self.experiment, tags=tags).info.run_id
         if (status, kind) == ("KILLED", "run"):
             self.store.client.log_param(run_id, "run.submission", "nightly")
@@ -169,3 +172,59 @@ def test_ones_own_is_known_also_where_no_variable_says_who_one_is(here: Path, mo
     monkeypatch.delenv("USER")
     assert is_own(own)
     assert not is_own(Shared(here).launched("FINISHED", name="mallory"))
+
+
+STAGES = "stages:\n  make:\n    cmd: touch {executed}\n    outs: [points.csv]\n"
+LOCKED = """
+schema: '2.0'
+stages:
+  make: {cmd: c, outs: [{path: points.csv, hash: md5, md5: 0cc175b9c0f1b6a831c399e269772661}]}
+"""
+CONFIG = """
+[core]
+    remote = far
+    site_cache_dir = {outside}/site
+    hardlink_lock = true
+[cache]
+    dir = {outside}/cache
+    shared = group
+['remote "far"']
+    url = ssh://host.invalid/data
+    ask_password = true
+    keyfile = {outside}/key
+"""
+
+
+def sent_with_code(here: Path, tmp_path: Path, tree: str | None = None) -> str:
+    """A crate with a stage of DVC, whose configuration names places outside."""
+    outside = tmp_path / "outside"
+    text = {"executed": str(here / EXECUTED), "outside": str(outside)}
+    files = {"dvc.yaml": STAGES.format(**text), "dvc.lock": LOCKED, ".dvc/config": CONFIG.format(**text)}
+    root = create(tmp_path / "stranger", {**files, "stranger_module.py": (here / "stranger_module.py").read_text()})
+    bundle = bundle_of(root, 'Project: "."\n', tmp_path / "sent.bundle")
+    out = {"path": "points.csv", "md5": "0" * 32, "hash": "md5", "file": "dvc.lock", "stage": "make"}
+    inputs = [{"path": "points.csv", "md5": "0" * 32, "size": 1, "files": 1, "place": "points.csv", "outs": [out]}]
+    code = {"tree": tree or git(root, "rev-parse", "HEAD^{tree}")}
+    return crate_of(tmp_path, bundle=bundle.read_bytes(), code=code, data={"inputs": inputs})
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of what DVC reads its configuration with
+def test_stages_of_dvc_are_told_and_its_configuration_leads_nowhere(here: Path, tmp_path: Path) -> None:
+    name = sent_with_code(here, tmp_path)
+    with strangers.watched() as seen, pytest.raises(Untrusted) as error:
+        rerun.rerun(name, [], None, rerun.Wanted(preparing=True))
+    assert f"stages of DVC: make: touch {here / EXECUTED}" in error.value.message
+    assert seen.outside(here / ".orchestrator", Path(tempfile.gettempdir())) == []
+    assert (seen.connected, seen.unpickled) == ([], [])
+    assert not (tmp_path / "outside").exists()
+    assert all(started.startswith("['git',") for started in seen.started), seen.started
+
+
+@pytest.mark.slow
+@OF_MLFLOW
+def test_code_that_was_exchanged_in_a_record_is_not_executed(here: Path, tmp_path: Path) -> None:
+    """Also of one that is trusted: another snapshot than the one that was recorded."""
+    name = sent_with_code(here, tmp_path, tree="t" * 40)
+    with pytest.raises(NotRerunnable, match=f"and the run was recorded with {'t' * 40}: one of them was changed"):
+        rerun.rerun(name, [], None, rerun.Wanted(trusted=True, check_environment=False))

@@ -48,7 +48,7 @@ def started(outcomes: list[Exception | None], monkeypatch: pytest.MonkeyPatch) -
     made: list[str] = []
 
     def enter(_address: str, **options: Any) -> None:
-        made.append(Path(options["_temp_dir"]).name)
+        made.append(Path(options["_temp_dir"]).parent.name)
         outcome = outcomes[len(made) - 1]
         if outcome is not None:
             raise outcome

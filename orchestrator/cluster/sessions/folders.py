@@ -1,5 +1,9 @@
 """The folder of a Ray that is ours: its name carries the id of the process that started it, so that a later start knows when
-it is abandoned."""
+it is abandoned.
+
+Ray lets everybody write into the folder that it is given (0777), and so into its logs and among its sockets. It is given one
+that lies in another, which only this user may enter.
+"""
 
 from __future__ import annotations
 
@@ -15,14 +19,21 @@ from pathlib import Path
 _PREFIX = "orc-"
 MEMBERS_LOCK = "members.lock"  # on which members that may outlive their driver hold a lock (`actors.orphaned`)
 _HANDING_OVER_S = 120.0
-_SOCKET_PATH_LIMIT = 40  # characters of the folder; Ray adds some 65, and a Unix socket's path ends at 107
+_LONGEST_PARENT = 18  # characters; with our two folders and what Ray adds a Unix socket's path ends at 107
+_OF_RAY = "r"
 
 
 def new() -> Path:
+    """Nobody else may enter it."""
     parent = tempfile.gettempdir()
-    if len(parent) > _SOCKET_PATH_LIMIT - 20:
+    if len(parent) > _LONGEST_PARENT:
         parent = "/tmp"
     return Path(tempfile.mkdtemp(prefix=f"{_PREFIX}{os.getpid()}-", dir=parent))
+
+
+def of_ray(folder: Path) -> Path:
+    """The one that Ray is given, in a folder that `new` has made."""
+    return folder / _OF_RAY
 
 
 def remove_abandoned() -> None:
@@ -31,7 +42,7 @@ def remove_abandoned() -> None:
         for folder in Path(parent).glob(f"{_PREFIX}*-*"):
             pid = folder.name.removeprefix(_PREFIX).partition("-")[0]
             with contextlib.suppress(OSError):
-                is_ours = pid.isdigit() and folder.stat().st_uid == os.getuid()
+                is_ours = pid.isdigit() and not folder.is_symlink() and folder.stat().st_uid == os.getuid()
                 if is_ours and not _lives(pid) and not _is_handing_over(folder / MEMBERS_LOCK):
                     remove(folder)
 

@@ -2,8 +2,8 @@
 
 `address="local"` is explicit, because a plain `ray.init()` joins whatever cluster RAY_ADDRESS or a left-over file names. Its
 files lie in a folder of their own that is removed at the end; the folder of a driver that was killed is removed by the next
-start. Actors are reached only with a token that exists in this process's environment, so other users of the machine
-cannot run code here.
+start. It listens to this machine alone, and actors are reached only with a token that exists in this process's environment, so
+other users of the machine cannot run code here.
 """
 
 from __future__ import annotations
@@ -32,6 +32,9 @@ _AGENT_PORTS = {  # of each kind of agent, the ports that the raylet waits for
     "dashboard_agent": ("metrics_agent_port", "metrics_export_port", "dashboard_agent_listen_port"),
     "runtime_env_agent": ("runtime_env_agent_port",),
 }
+_LOOPBACK = (
+    "127.0.0.1"  # at which Ray's processes then listen, in place of all addresses; where metrics are shown, at these
+)
 _TRIES = 3  # of Ray's start
 _LOOK_S = 0.02
 
@@ -94,6 +97,7 @@ class LocalRay:
             stack.enter_context(_smaller_agents(self._runtime_envs, metrics=shown))
             stack.enter_context(_awaited_raylet(self._start_timeout_s, self._check))
             stack.enter_context(patient(self._start_timeout_s))
+            stack.enter_context(_loopback_kept())
             if self._outlived:
                 stack.enter_context(outliving())
                 self.lock.touch()
@@ -103,8 +107,8 @@ class LocalRay:
                 num_cpus=max(1, math.ceil(self._cpus)),
                 include_dashboard=False,
                 object_store_memory=_OBJECT_STORE_BYTES,
-                _temp_dir=str(self._folder),
-                **({"_metrics_export_port": self._metrics_port} if shown else {}),
+                _temp_dir=str(folders.of_ray(self._folder)),
+                **({"_metrics_export_port": self._metrics_port} if shown else {"_node_ip_address": _LOOPBACK}),
             )
 
     @property
@@ -208,6 +212,14 @@ def _is_registered(node: Any) -> bool:
     options: Any = services._get_gcs_client_options(node.gcs_address)  # type: ignore[no-untyped-call]
     known._initialize_global_state(options)
     return any(each["NodeID"] == node._node_id and each["Alive"] for each in known.node_table())
+
+
+def _loopback_kept() -> contextlib.AbstractContextManager[None]:
+    """Within this a Ray that is given 127.0.0.1 as its address stays at it; Ray takes another one of the machine instead, and
+    listens to all of them."""
+    from ray._private import services
+
+    return replaced(services, "resolve_ip_for_localhost", lambda host: host)
 
 
 @contextlib.contextmanager

@@ -72,7 +72,7 @@ def _beside(head: str) -> list[str] | None:
 def _start(folder: Path, command: list[str]) -> subprocess.Popen[bytes]:
     with (folder / _OUTPUT).open("wb") as output:
         return subprocess.Popen(
-            [*command, f"--temp-dir={folder}"],
+            [*command, f"--temp-dir={folders.of_ray(folder)}"],
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=output,
@@ -87,8 +87,8 @@ def _hold(ray: subprocess.Popen[bytes], folder: Path) -> int:
         if ray.poll() is not None:
             _say(error=_why(ray.returncode, folder))
             return 1
-        if not told and (folder / _ADDRESS).exists():
-            _say(address=(folder / _ADDRESS).read_text().strip())
+        if not told and (address := folders.of_ray(folder) / _ADDRESS).exists():
+            _say(address=address.read_text().strip())
             told = True
     ray.kill()
     ray.wait()

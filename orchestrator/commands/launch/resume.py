@@ -127,7 +127,7 @@ def recorded_project(recorded: Recorded, project: Path, folder: Path, display: P
             f"the code of run {recorded.past.run_id} was not recorded, and the project has changed since",
             "undo the changes, or launch a new run with conf=",
         )
-    with checkout.disposable(recorded.files.bundle, folder / "worktrees") as restored:
+    with checkout.disposable(recorded.files.bundle, folder / "worktrees", recorded.code.get("tree")) as restored:
         restoring.restore(restored.project, recorded.inputs, project, top=restored.root)
         restoring.lend_storage(restored.project, project, restored.root)
         initial.lend(recorded.initial.digest, folder, restored.project)

@@ -10,18 +10,18 @@ from __future__ import annotations
 import os
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
 from orchestrator.commands.rerun.repeater import Repeater
+from orchestrator.driver.recording.recorded import Recorded
 from orchestrator.driver.terminal import child_process, signals
 from orchestrator.driver.terminal.progress import duration
 from orchestrator.errors import Interrupted, RunFailed
 from orchestrator.provenance.code import checkout
 from orchestrator.provenance.data import dvc_files, stages
 from orchestrator.provenance.data.stages import Pipeline, Stage
-from orchestrator.provenance.data.versions import Input
 from orchestrator.provenance.environment import layers, lock, node
 from orchestrator.records.comparison import compare
 from orchestrator.records.preparation import Preparation, Repeated
@@ -44,11 +44,11 @@ def prepared(repeater: Repeater, *, check_environment: bool) -> Iterator[tuple[P
         yield found, {path: place for path, place in _places(repeater, restored, pipeline) if place.exists()}
 
 
-def commands(bundle: Path, folder: Path, inputs: Sequence[Input]) -> list[str]:
-    """The stages that would be executed, "name: command"; nothing is. bundle: of the code; folder: for a checkout of it.
-    Raises NotRerunnable."""
-    with checkout.disposable(bundle, folder) as restored:
-        return [f"{each.name}: {each.command}" for each in stages.pipeline(restored.project, inputs).stages]
+def commands(original: Recorded, folder: Path) -> list[str]:
+    """The stages that would be executed, "name: command"; nothing is. folder: for a checkout of the code. Raises
+    NotRerunnable."""
+    with checkout.disposable(original.files.bundle, folder, original.code.get("tree")) as restored:
+        return [f"{each.name}: {each.command}" for each in stages.pipeline(restored.project, original.inputs).stages]
 
 
 def _places(repeater: Repeater, restored: checkout.Restored, pipeline: Pipeline) -> Iterator[tuple[str, Path]]:

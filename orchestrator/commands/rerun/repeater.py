@@ -90,7 +90,9 @@ class Repeater:
     def code(self) -> Iterator[checkout.Restored]:
         """The code of the original and the environment for it, as long as the block lasts."""
         original = self.original
-        with checkout.disposable(original.files.bundle, self.folder / "worktrees") as restored:
+        with checkout.disposable(
+            original.files.bundle, self.folder / "worktrees", original.code.get("tree")
+        ) as restored:
             self.display.say(f"the code of run {original.past.run_id} is restored: tree {restored.tree[:12]}")
             if self.rebuilt is not None:
                 self.rebuilt.build_above(restored)

@@ -166,8 +166,7 @@ def rerun(name: str, overrides: Sequence[str], uri: str | None, wanted: Wanted) 
 
 def _examined(original: Recorded, overrides: Sequence[str], folder: Path, wanted: Wanted) -> trust.WouldExecute:
     """What would be executed. Raises ConfigurationError and NotRerunnable."""
-    bundle, place = original.files.bundle, folder / "worktrees"
-    stages = preparation.commands(bundle, place, original.inputs) if wanted.preparing else []
+    stages = preparation.commands(original, folder / "worktrees") if wanted.preparing else []
     return trust.examine(original, overrides, rebuilding=wanted.rebuilding, stages=stages)
 
 

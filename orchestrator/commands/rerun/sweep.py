@@ -18,7 +18,15 @@ from orchestrator.commands.rerun.run import exit_code, judged, why_not
 from orchestrator.driver.folders import RunFolder, project_folder
 from orchestrator.driver.recording import trust
 from orchestrator.driver.recording.recorded import Recorded
-from orchestrator.driver.sweep.record import ENSEMBLE, Known, SweepFolder, examine_sweep, folder_of, require_secret
+from orchestrator.driver.sweep.record import (
+    ENSEMBLE,
+    Known,
+    SweepFolder,
+    by_whom,
+    examine_sweep,
+    folder_of,
+    require_secret,
+)
 from orchestrator.driver.terminal.progress import for_stream
 from orchestrator.errors import ConfigurationError, NotRerunnable, OrchestratorError, ending
 from orchestrator.search.outlook import Place
@@ -90,7 +98,9 @@ def rerun_sweep(
         (each for each in recorded.values() if each.past.status == "FINISHED"), next(iter(recorded.values()))
     )
     original.require()
-    trust.require_own(past, trusted, "a rerun", lambda: examine_sweep(past.kind, files, original, overrides))
+    trust.require_own(
+        by_whom(past, original), trusted, "a rerun", lambda: examine_sweep(past.kind, files, original, overrides)
+    )
     _refuse_changes(files, overrides)
     require_secret(recorded.values(), overrides)
     more = ["ensemble.register=null"] if past.kind == ENSEMBLE else []  # a repetition is no new version

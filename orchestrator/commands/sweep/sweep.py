@@ -29,7 +29,15 @@ from orchestrator.driver.recording.recorded import Recorded
 from orchestrator.driver.report import pictures
 from orchestrator.driver.report.summary import not_recorded
 from orchestrator.driver.sweep.board import Board, Seen, ranked, show_point
-from orchestrator.driver.sweep.record import Known, SweepRecord, examine_sweep, folder_of, of_runs, require_secret
+from orchestrator.driver.sweep.record import (
+    Known,
+    SweepRecord,
+    by_whom,
+    examine_sweep,
+    folder_of,
+    of_runs,
+    require_secret,
+)
 from orchestrator.driver.sweep.report import SweepReport, report_of, summary_of_whole
 from orchestrator.driver.terminal import signals
 from orchestrator.driver.terminal.progress import for_stream
@@ -98,7 +106,9 @@ def resume_sweep(past: Past, overrides: Sequence[str], uri: str | None, *, trust
     given = [each for each in overrides if each.partition("=")[0] not in _LEAST_OVERRIDES]
     known = Known.read(files.journal)
     first = _first_recorded(store, folder, known)
-    trust.require_own(past, trusted, "a resume", lambda: examine_sweep(past.kind, files, first, overrides))
+    trust.require_own(
+        by_whom(past, first), trusted, "a resume", lambda: examine_sweep(past.kind, files, first, overrides)
+    )
     described = load_sweep(str(files.settings), kept.given_again(files.settings, given))
     changed = load_sweep(str(files.settings), given)
     different = sorted(key for key, value in described.determining().items() if changed.determining()[key] != value)

@@ -170,7 +170,15 @@ def _plain(text: str) -> str:
 
 def _installed(node: Mapping[str, Any]) -> list[str]:
     of_conda = [f"{each['name']} {each['version']} {each['build']}" for each in node.get("conda", ())]
-    return [f"{name} {version}" for name, version in node.get("packages", {}).items()] + of_conda
+    places = {name: _place_of(origin) for name, origin in node.get("origins", {}).items()}
+    of_pip = [f"{name} {version}{places.get(name, '')}" for name, version in node.get("packages", {}).items()]
+    return [*sorted(of_pip, key=lambda each: " from " not in each), *of_conda]
+
+
+def _place_of(origin: Mapping[str, Any]) -> str:
+    """Where a package would come from that is of no index."""
+    found = origin.get("url") or origin.get("path")
+    return f" from {found}" if found else ""
 
 
 def _differing(recorded: dict[str, str]) -> list[str]:

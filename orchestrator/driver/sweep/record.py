@@ -14,7 +14,7 @@ import json
 import os
 import threading
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +31,7 @@ from orchestrator.search.outlook import Cut, Ended, Place
 from orchestrator.settings import flat
 from orchestrator.tracking import KIND, Past, Store, Tracker
 from orchestrator.tracking.models import ModelFolder, Registration
+from orchestrator.tracking.store import USER, user
 
 SWEEP = "sweep"  # as the kind of an MLflow run, and as the folder of its artifacts
 ENSEMBLE = "ensemble"  # as a kind
@@ -129,7 +130,8 @@ class SweepRecord:
             store.mark_orphans(experiment_id)
             tracker = Tracker.create(store, experiment_id, run.name or sweep.kind, every_s=tracking.every_s)
             tracker.describe(
-                parameters(sweep), {KIND: sweep.kind, "mlflow.source.name": given, "mlflow.source.type": "LOCAL"}
+                parameters(sweep),
+                {KIND: sweep.kind, USER: user(), "mlflow.source.name": given, "mlflow.source.type": "LOCAL"},
             )
         files = SweepFolder(folder, tracker.run_id)
         files.lease()
@@ -251,6 +253,11 @@ def folder_of(store: Store, folder: Path, past: Past) -> SweepFolder:
     if not (files.settings.exists() and files.journal.exists()):
         raise NotRerunnable(f"the record of sweep {past.run_id} is not here", "launch it again")
     return files
+
+
+def by_whom(past: Past, recorded: Recorded | None) -> Past:
+    """The same sweep with who launched it. recorded: one of its runs, which tells of that where an older sweep does not."""
+    return past if past.user is not None or recorded is None else replace(past, user=recorded.past.user)
 
 
 def examine_sweep(

@@ -82,10 +82,17 @@ def tidy(restored: Restored) -> None:
 
 
 @contextmanager
-def disposable(bundle: Path, folder: Path) -> Iterator[Restored]:
-    """A restored tree below `folder`, gone after use; what killed processes have left there goes first."""
+def disposable(bundle: Path, folder: Path, tree: str | None = None) -> Iterator[Restored]:
+    """A restored tree below `folder`, gone after use; what killed processes have left there goes first. tree: the one it
+    has to be, None for any. Raises NotRerunnable."""
     with disposable_folder(folder) as place:
-        yield restore(bundle, place / "code")
+        restored = restore(bundle, place / "code")
+        if tree not in (None, restored.tree):
+            raise NotRerunnable(
+                f"{bundle} holds the code {restored.tree}, and the run was recorded with {tree}: one of them was changed",
+                REMEDY,
+            )
+        yield restored
 
 
 @contextmanager
@@ -196,7 +203,7 @@ def _project(root: Path, told: str) -> Path:
     """The folder of the project in the restored tree. told: as the snapshot says it. Raises NotRerunnable for what is none, or
     not in the tree."""
     try:
-        place = root / json.loads(told)
+        place: Path = root / json.loads(told)
         inside = Path(os.path.realpath(place)).relative_to(os.path.realpath(root))
     except (ValueError, TypeError, RecursionError):
         raise NotRerunnable(

@@ -16,9 +16,12 @@ from orchestrator.records import masking
 
 _NAMES = re.compile(
     r"\.env(\..+)?|\.envrc|\.netrc|\.pypirc|\.htpasswd|\.git-credentials|id_(rsa|dsa|ecdsa|ed25519)(_sk)?|credentials(\..+)?"
-    r"|client_secret.*|.+\.(pem|p12|pfx|keystore|jks|ppk)|.*(?<!_pub)\.key",
+    r"|client_secret.*|.+\.(pem|p12|pfx|keystore|jks|ppk|tfstate)|.*(?<!_pub)\.key|\.npmrc|\.pgpass|\.my\.cnf|\.s3cfg|\.boto"
+    r"|\.dockercfg|\.vault-token|kaggle\.json|service[-_]account.*\.json|application_default_credentials\.json"
+    r"|secrets?\.(ya?ml|toml|json|ini)",
     re.IGNORECASE,
 )
+_IN_FOLDERS = (".docker/config.json", ".kube/config")
 _EXAMPLES = re.compile(r".*\.(example|sample|template|dist|pub)", re.IGNORECASE)
 _SHOWN = 3
 _READ_BYTES = 1 << 20
@@ -29,6 +32,8 @@ DVC_CONFIG = ".dvc/config"  # tracked, and a usual place of a remote's password
 def is_suspicious(path: str) -> bool:
     """Whether the name is typical of keys, tokens and passwords. Pure."""
     name = PurePosixPath(path).name
+    if any(f"/{path}".endswith(f"/{each}") for each in _IN_FOLDERS):
+        return True
     return _NAMES.fullmatch(name) is not None and _EXAMPLES.fullmatch(name) is None
 
 

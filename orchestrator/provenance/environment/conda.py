@@ -25,6 +25,9 @@ from orchestrator.records import masking
 FILE = "conda.txt"
 _META = "conda-meta"
 _TOOLS = ("micromamba", "mamba", "conda")
+_ADDRESS = re.compile(r"(?:https?|file)://[^\s\x00-\x1f]+", re.ASCII)
+_HASH = re.compile(r"[0-9a-f]*")
+_WIDTH = 80
 _TOKEN = re.compile(r"/t/[^/]+/")  # in the address of a private channel
 _METADATA = re.compile(r"lib/python[\d.]+/site-packages/([^/-]+)[^/]*\.(?:dist|egg)-info/")
 
@@ -83,8 +86,14 @@ def sha256_of(found: Iterable[Package]) -> str:
 
 
 def from_record(told: Sequence[Mapping[str, Any]]) -> tuple[Package, ...]:
-    """Keys that this version does not know are left out."""
+    """Keys that this version does not know are left out. Raises NotRerunnable for what is more than a line of the list."""
     known = {field.name for field in fields(Package)}
+    for each in told:
+        if not (_ADDRESS.fullmatch(str(each.get("url"))) and _HASH.fullmatch(str(each.get("md5") or ""))):
+            raise NotRerunnable(
+                f"the environment cannot be rebuilt: {str(each.get('url'))[:_WIDTH]!r} is no address of a package of conda",
+                "ask who made the record; environment=check compares with the environment here",
+            )
     return tuple(Package(**{key: value for key, value in each.items() if key in known}) for each in told)
 
 

@@ -25,6 +25,11 @@ OWN = "orchestrator"
 PYLOCK = "pylock.toml"
 _NAME = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]*[A-Za-z0-9])?")
 _VERSION = re.compile(r"[A-Za-z0-9][A-Za-z0-9.!+_-]*")
+_VCS = ("git", "hg", "svn", "bzr")
+_COMMIT = re.compile(r"\w[\w.-]*", re.ASCII)
+_PATH = re.compile(r"[^\x00-\x20\x7f#;]+(?: [^\x00-\x20\x7f#;]+)*")
+_REPOSITORY = re.compile(r"(?:https?|ssh|git|svn|file)://[^\s\x00-\x1f;#]+", re.ASCII)
+_WIDTH = 80
 _SHOWN = 8
 
 
@@ -102,6 +107,8 @@ def of(environments: Sequence[Mapping[str, Any]], pylock: str | None = None) -> 
         build, origin = builds.get(name, {}), origins.get(name, {})
         if not (_NAME.fullmatch(name) and _VERSION.fullmatch(str(version))):
             problems.append(f"{name!r} {version!r}: no index has a package of such a name or version")
+        elif not _is_place(origin):
+            problems.append(f"{name} {version}: {str(dict(origin))[:_WIDTH]!r} is no place that a package comes from")
         elif name == OWN or "conda" in origin:
             continue
         elif "path" in origin:
@@ -202,6 +209,21 @@ def _pinned(name: str, version: str, build: str | None, origin: Mapping[str, Any
     if origin.get("sha256"):
         hashes = (str(origin["sha256"]),)
     return Pinned(name, version, build, url if url.startswith(("https://", "http://")) else None, hashes)
+
+
+def _is_place(origin: Mapping[str, Any]) -> bool:
+    """Whether a line for pip, and a path in the code, can be made of it: a record of others may hold anything. Without
+    a commit an address that is none of a web server is not used."""
+    inside = [str(origin[key]) for key in ("path", "subdirectory") if origin.get(key)]
+    if any(path.startswith(("/", "-")) or ".." in path.split("/") or not _PATH.fullmatch(path) for path in inside):
+        return False
+    if origin.get("sha256") and not re.fullmatch("[0-9a-f]{64}", str(origin["sha256"])):
+        return False
+    url = str(origin.get("url", ""))
+    if "commit" in origin:
+        vcs = str(origin.get("vcs") or "git")
+        return vcs in _VCS and bool(_COMMIT.fullmatch(str(origin["commit"])) and _REPOSITORY.fullmatch(url))
+    return not url.startswith(("http://", "https://")) or bool(_REPOSITORY.fullmatch(url))
 
 
 def _folder(build: Mapping[str, Any], origin: Mapping[str, Any]) -> str:

@@ -102,3 +102,11 @@ def test_an_interpreter_that_is_not_of_conda_has_none(monkeypatch: pytest.Monkey
     assert conda.prefix() == place
     (place / "conda-meta" / "history").unlink()
     assert conda.prefix() is None
+
+
+@pytest.mark.parametrize(
+    "url", ["https://host.invalid/a.conda\n-e .", "--file /tmp/evil", "a b", "", None, "/tmp/a.conda"]
+)
+def test_no_package_of_a_record_is_more_than_a_line(url: str | None) -> None:
+    with pytest.raises(NotRerunnable, match="is no address of a package of conda"):
+        conda.from_record([{"name": "a", "version": "1", "build": "0", "url": url}])

@@ -127,6 +127,37 @@ def test_nothing_but_names_and_versions_reaches_pip(name: str, version: str) -> 
         lock.of([{**NODE, "packages": {name: version}}])
 
 
+@pytest.mark.parametrize(
+    "origin",
+    [
+        {"url": "https://host.invalid/a\n--index-url https://evil.invalid", "commit": "c" * 40},
+        {"url": "https://host.invalid/a --pre", "commit": "c" * 40},
+        {"url": "ext::sh -c id", "commit": "c" * 40},
+        {"url": "-e .", "commit": "c" * 40},
+        {"url": "https://host.invalid/a", "commit": "c\n-e /home/victim/code"},
+        {"url": "https://host.invalid/a", "commit": "--upload-pack=id"},
+        {"url": "https://host.invalid/a", "vcs": "git+file:///home/victim/code ", "commit": "c" * 40},
+        {"url": "https://host.invalid/a", "commit": "c" * 40, "subdirectory": "x\n--find-links /tmp/evil"},
+        {"url": "https://host.invalid/a", "commit": "c" * 40, "subdirectory": "../../outside"},
+        {"url": "https://host.invalid/a.whl\n--trusted-host evil.invalid"},
+        {"url": "https://host.invalid/a.whl ; python_version > '3'"},
+        {"url": "https://host.invalid/a.whl", "sha256": "0 --pre"},
+        {"path": "/home/victim/code", "editable": True},
+        {"path": "../../outside", "editable": True},
+        {"path": "x/../../outside"},
+    ],
+)
+def test_no_origin_of_a_record_reaches_pip_as_anything_else(origin: dict[str, Any]) -> None:
+    """A line of its own, an option, a marker, or a place on this machine."""
+    with pytest.raises(NotRerunnable, match=r"a 1: .* no place that a package comes from"):
+        lock.of([{**NODE, "packages": {"a": "1"}, "origins": {"a": origin}}])
+
+
+def test_the_own_package_comes_from_inside_of_the_code_too() -> None:
+    with pytest.raises(NotRerunnable, match="no place that a package comes from"):
+        lock.of([{**NODE, "packages": {"orchestrator": "1"}, "origins": {"orchestrator": {"path": "/home/victim"}}}])
+
+
 def test_nodes_with_other_packages_are_refused() -> None:
     other = {**NODE, "packages": {**NODE["packages"], "numpy": "2.4.5"}}
     assert lock.of([NODE, NODE]) == lock.of([NODE])
