@@ -31,10 +31,10 @@ from tests.projects import Project
 
 _TICK_S: Final = 0.005
 _PACE_S: Final = 0.008  # a step
-_TRICKLE_S: Final = 0.15  # a step, while a newcomer is waited for
+_TRICKLE_S: Final = 0.4  # a step, while a newcomer is waited for
 _RESERVE: Final = 40  # steps that are left for what comes at the end
 _MEET_S: Final = 10.0  # for a moment that every few steps have
-_JOIN_S: Final = 120.0  # for a newcomer on a busy machine
+_JOIN_S: Final = 300.0  # for a newcomer on a busy machine
 _END_S: Final = 240.0
 _RECOVER_S: Final = 2 * modes.STEP_TIMEOUT_S  # twice the stated timeout, beside how long a fault holds
 _OPEN: Final = 1 << 40
@@ -127,11 +127,12 @@ class Running:
 
     @property
     def run_folder(self) -> Path | None:
-        return next(iter(sorted(set(run_folders(self.project)) - self._before)), None)
+        found = sorted(set(run_folders(self.project)) - self._before)
+        return found[0] if found else None
 
     def disturb(self) -> None:
         """All faults of the plan, as far as steps are left for them. Raises Stuck."""
-        self._until(lambda: len(self.log.living()) >= self.mode.workers, _JOIN_S, "does not begin")
+        self._until(lambda: len(self.log.living()) >= self.mode.workers, _JOIN_S, "it does not begin", _TRICKLE_S)
         if self.launch.storm:
             self._storm()
         else:
@@ -237,11 +238,9 @@ class Running:
         if BY_NAME[fault.kind].family == "driver" or fault.moment in ("prepare", "admission"):
             return ([], []) if self.log.living() and is_alive(self.words.driver) else None
         living = self.log.living()
-        if BY_NAME[fault.kind].effect == "delays":
-            return (list(living), []) if living else None
         found = victims(living, paired=fault.partner is not None)
-        if fault.moment == "state transfer" and found is not None:
-            return [], []
+        if found is not None and BY_NAME[fault.kind].effect == "delays":
+            return list(living), []
         return found
 
     def _arm(self, fault: Fault) -> bool:
@@ -275,6 +274,7 @@ class Running:
             "skip": fault.skip,
             "hold_s": fault.hold_s,
             "pids": list(pids),
+            "spared": [pid for pid in self.log.living() if pids and pid not in pids],
         }
         path = self.folder / f"fault-{fault.number}.json"
         path.with_suffix(".new").write_text(json.dumps({**told, **then}))
@@ -356,14 +356,14 @@ class Running:
             self.words.gate, self._paced_at = self.words.gate + 1, now
         self.log.look()
 
-    def _until(self, is_so: Callable[[], bool], patience_s: float, else_: str) -> None:
+    def _until(self, is_so: Callable[[], bool], patience_s: float, else_: str, pace_s: float = _PACE_S) -> None:
         deadline = time.monotonic() + patience_s
         while not is_so():
             if time.monotonic() > deadline:
                 raise Stuck(f"{else_}, within {patience_s:g} s")
             if self.process.poll() is not None and not self._is_driven():
                 return
-            self._tick(_PACE_S)
+            self._tick(pace_s)
 
     def _has_steps(self) -> bool:
         over = self.process.poll() is not None and not self._is_driven()
@@ -409,14 +409,14 @@ def victims(living: Mapping[int, int], *, paired: bool) -> tuple[list[int], list
     spare = {stage: count - 1 for stage, count in hosts.items() if count > 1}
     if sum(spare.values()) < (2 if paired else 1):
         return None
-    of = lambda *stages: [pid for pid, stage in living.items() if stage in stages]  # noqa: E731
     if not paired:
-        return of(*spare), []
-    twice = [stage for stage, count in spare.items() if count > 1]
-    if twice:
-        return of(twice[0]), of(twice[0])
-    first, second, *_ = spare
-    return of(first), of(second)
+        return _hosting(living, *spare), []
+    first, second, *_ = [stage for stage, count in spare.items() for _ in range(2 if count > 1 else 1)]
+    return _hosting(living, first), _hosting(living, second)
+
+
+def _hosting(living: Mapping[int, int], *stages: int) -> list[int]:
+    return [pid for pid, stage in living.items() if stage in stages]
 
 
 def conf_of(mode: Mode) -> str:
@@ -437,9 +437,9 @@ def start(project: Project, folder: Path, *arguments: str) -> subprocess.Popen[s
         )
 
 
-def run_folders(project: Project) -> Iterator[str]:
+def run_folders(project: Project) -> Iterator[Path]:
     for journal in (project.path / ".orchestrator").glob("*/journal.jsonl"):
-        yield str(journal.parent)
+        yield journal.parent
 
 
 def marked(project: Project) -> list[int]:

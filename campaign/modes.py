@@ -102,13 +102,15 @@ def settings(mode: Mode) -> dict[str, Any]:
 def layout(mode: Mode, dice: Random) -> tuple[str, ...]:
     """What may vary and change no bit: topology, transport, loaders, spares."""
     topologies = [name for name in TOPOLOGIES if mode.served or name != "parameter_server"]
-    chosen = [f"topology={dice.choice(topologies)}", f"cluster.workers={{min: {mode.stages}, max: {mode.workers}}}"]
+    chosen = [f"topology={dice.choice(topologies)}", f"cluster.workers={mode.workers}"]
     if dice.random() < 0.25:
         chosen.append("transport=tcp")
     if dice.random() < 0.25 and mode.stages == 1:
         chosen.append("data.loaders=1")
     if dice.random() < 0.25:
         chosen.append("cluster.spares=1")
+    if dice.random() < 0.5:
+        chosen.append("cluster.deal=equal")
     return tuple(chosen)
 
 

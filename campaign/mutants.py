@@ -91,15 +91,22 @@ def every(names: tuple[str, ...] = ()) -> Iterator[dict[str, Any]]:
 
 def _in_lives(*kinds: str) -> Hunt:
     chosen = kinds or tuple(lives.KINDS)
-    return lambda seed: [lives.live(kind, seed) for kind in chosen]
+
+    def all_of(seed: int) -> None:
+        for kind in chosen:
+            lives.live(kind, seed)
+
+    return all_of
 
 
-def _in_virtual_runs(**kind: bool) -> dict[str, Hunt]:
+def _virtual(name: str, plant: Callable[[ExitStack], None], **kind: bool) -> Mutant:
+    """Hunted in whole runs under their driver."""
+
     def undisturbed(seed: int) -> None:
         drawn = virtual_plans.plan(seed, shard_state=kind.get("shard_state", False), staged=kind.get("staged", False))
         runs.undisturbed(drawn.identity, runs._determining(drawn.layouts[0]), drawn.shard_state)
 
-    return {"hunt": partial(runs.live, **kind), "before": undisturbed}
+    return Mutant(name, plant, partial(runs.live, **kind), undisturbed)
 
 
 def _in_replays(seed: int) -> None:
@@ -224,7 +231,8 @@ def _without_optimizer(whole: Any, model: Any, optimizer: Any, *more: Any) -> An
 
 
 def _with_a_new_grid(whole: Any, run_state: RunState, values: Any) -> RunState:
-    return replace(whole(run_state, values), grid=run_state.grid)
+    resumed: RunState = replace(whole(run_state, values), grid=run_state.grid)
+    return resumed
 
 
 def _without_last_words(whole: Any, hooks: WorkerHooks, transport: Any) -> None:
@@ -241,7 +249,8 @@ def _without_waiting(whole: Any, loop: Loop, exchange: Any, hooks: Any, *, savin
 
 
 def _evaluated_before(whole: Any, run_state: RunState, values: Any) -> RunState:
-    return replace(whole(run_state, values), evaluation_due=False)
+    resumed: RunState = replace(whole(run_state, values), evaluation_due=False)
+    return resumed
 
 
 def _has_applied(standing: Any, top: Any) -> bool:  # noqa: ARG001
@@ -261,15 +270,14 @@ MUTANTS: Final = (
     Mutant(
         "a report of an earlier generation counts", _in_place_of(controller, "_reporter", _any_reporter), _in_lives()
     ),
-    Mutant(
+    _virtual(
         "what a shard keeps is written before the vote",
         _around(ShardStates, "stage", _staged_counts_at_once),
-        **_in_virtual_runs(shard_state=True),
+        shard_state=True,
     ),
-    Mutant(
+    _virtual(
         "a manifest is written when the first of its parts is there",
         _all_of(_around(Saving, "heard", _commits_with_the_first_part), _in_place_of(catalog, "_manifest", _part_of)),
-        **_in_virtual_runs(),
     ),
     Mutant("a mask is used for two sums", _around(Keys, "stream", _same_mask), _masks_differ, seeds=3),
     Mutant("a delta is applied twice", _around(FreeReplica, "other", _applied_twice), _in_replays),
@@ -304,31 +312,23 @@ MUTANTS: Final = (
         _in_lives("stages"),
         seeds=3000,
     ),
-    Mutant(
+    _virtual(
         "the optimizer's state is not handed over",
         _around(snapshot, "capture", _without_optimizer),
-        **_in_virtual_runs(),
     ),
-    Mutant("the grid is not handed over", _around(RunState, "resumed", _with_a_new_grid), **_in_virtual_runs()),
-    Mutant(
+    _virtual("the grid is not handed over", _around(RunState, "resumed", _with_a_new_grid)),
+    _virtual(
         "what a dead worker had told its peers is not told by them",
         _around(WorkerHooks, "_give", _without_last_words),
-        **_in_virtual_runs(),
     ),
-    Mutant(
-        "members end without waiting for each other", _around(Loop, "_finish", _without_waiting), **_in_virtual_runs()
-    ),
-    Mutant(
+    _virtual("members end without waiting for each other", _around(Loop, "_finish", _without_waiting)),
+    _virtual(
         "an evaluation that a loss has interrupted is not made",
         _around(RunState, "resumed", _evaluated_before),
-        **_in_virtual_runs(),
     ),
-    Mutant(
-        "a resume keeps lines behind its checkpoint", _in_place_of(lines, "cut", lambda *_: []), **_in_virtual_runs()
-    ),
-    Mutant(
+    _virtual("a resume keeps lines behind its checkpoint", _in_place_of(lines, "cut", lambda *_: [])),
+    _virtual(
         "files of a checkpoint that is being written are removed",
         _around(catalog.Catalog, "pin", _leaves_files),
-        **_in_virtual_runs(),
     ),
 )

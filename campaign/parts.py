@@ -102,13 +102,13 @@ class Part:
 
     def _ended(self, running: Running, code: int | None) -> Ended:
         folder, faults = running.run_folder, running.told
-        trace = Path(folder or "") / "trace.jsonl"
+        trace = (folder or Path()) / "trace.jsonl"
         return Ended(
             code=code,
             report=checks.last_report(running.folder / "out"),
             err=(running.folder / "err").read_text(),
             faults=faults,
-            journal=[] if folder is None else journal_of(Path(folder)),
+            journal=[] if folder is None else journal_of(folder),
             trace=trace.read_bytes() if folder is not None and trace.exists() else b"",
             left=[] if code is None else self._project.leftovers(),
             fails=any(BY_NAME[fault["kind"]].effect == "fails" and fault["struck"] for fault in faults),
@@ -126,7 +126,7 @@ class Part:
                 return None, [f"resume: it ends with {again.code}: {again.err[-1500:]}"]
             if mode.lockstep:
                 expected = self._undisturbed(mode)
-                trace = Path(running.run_folder or "") / "trace.jsonl"
+                trace = (running.run_folder or Path()) / "trace.jsonl"
                 if again.report["digest"] != expected.digest or trace.read_bytes() != expected.trace:
                     found.append("bits: the resumed run differs from the undisturbed one")
         if mode.lockstep:
@@ -168,7 +168,7 @@ class Part:
     def _recoveries(self, running: Running) -> dict[str, int]:
         """How many steps were computed again, by the kind of recovery."""
         told: dict[str, int] = {}
-        for event in journal_of(Path(running.run_folder)) if running.run_folder else []:
+        for event in journal_of(running.run_folder) if running.run_folder else []:
             if event["event"] == "recovered":
                 told[event["kind"]] = told.get(event["kind"], 0) + int(event["steps_lost"])
         return told

@@ -169,7 +169,8 @@ def _in_pairs(faults: Sequence[Fault], dice: Random) -> tuple[Fault, ...]:
 def _fit_together(first: Fault, second: Fault) -> bool:
     """Both are over soon, and the second one can come at any time."""
     brief = all(BY_NAME[each.kind].effect == "ends" for each in (first, second))
-    return brief and second.moment not in (moments.FROM_OUTSIDE, "manifest") and first.moment != moments.FROM_OUTSIDE
+    timely = not moments.BY_NAME[first.moment].joins and moments.FROM_OUTSIDE not in (first.moment, second.moment)
+    return brief and timely and second.moment != "manifest"
 
 
 def families(names: Sequence[str]) -> tuple[str, ...]:
