@@ -20,18 +20,18 @@ from unittest.mock import patch
 
 from campaign import lives
 from orchestrator.checkpoints import catalog
-from orchestrator.control import controller, fault_attribution, hand_over, membership
-from orchestrator.control.decision import Decision
-from orchestrator.control.membership import Member
+from orchestrator.control import fault_attribution, hand_over, membership
 from orchestrator.driver.run.checkpointing import Saving
 from orchestrator.engine.asynchronous.free_replica import FreeReplica
 from orchestrator.engine.between_steps.run_state import RunState
 from orchestrator.engine.loop import Loop
 from orchestrator.engine.member.claims import Board
+from orchestrator.engine.member.heartbeat import CalledOff, Heartbeat
 from orchestrator.engine.model import snapshot
 from orchestrator.engine.model.shard_states import ShardStates
 from orchestrator.engine.worker_hooks import WorkerHooks
 from orchestrator.privacy.keys import Keys
+from orchestrator.privacy.masks import Masks
 from orchestrator.records import lines
 from tests.control.simulated import World
 from tests.engine import pipelines
@@ -164,11 +164,9 @@ def _without_second_vote(whole: Any, world: Any, *arguments: Any, **named: Any) 
     whole(world, *arguments, **{**named, "second_vote": False})
 
 
-def _any_reporter(decision: Decision, event: Any) -> Member | None:
-    """Whatever generation it tells of."""
-    if decision.state.generation is None:
-        return None
-    return next((member for member in membership.waiting(decision.state) if member.id == event.member), None)
+def _whatever_was_called_off(heartbeat: Heartbeat) -> None:
+    if heartbeat._called_off >= 0:
+        raise CalledOff(heartbeat._generation)
 
 
 def _staged_counts_at_once(whole: Any, states: ShardStates, shard: int, state: Any) -> None:
@@ -199,8 +197,9 @@ def _claimed_by_two(whole: Any, board: Board, deal: Any) -> int:
     return found
 
 
-def _same_mask(whole: Any, keys: Keys, purpose: str, *numbers: int) -> Any:
-    return whole(keys, purpose, *((0, 0) if purpose == "mask" else numbers))
+def _same_mask(whole: Any, masks: Masks, step: int, attempt: int, total: Any) -> None:  # noqa: ARG001
+    masks._last = None
+    whole(masks, 0, 0, total)
 
 
 def _from_the_first(workers: Any, servers: int, restore: int | None) -> tuple[tuple[int, int], ...]:
@@ -267,8 +266,8 @@ MUTANTS: Final = (
         _around(World, "__init__", _without_second_vote),
         _in_lives("stages"),
     ),
-    Mutant(
-        "a report of an earlier generation counts", _in_place_of(controller, "_reporter", _any_reporter), _in_lives()
+    _virtual(
+        "the call-off of an earlier generation counts", _in_place_of(Heartbeat, "_check", _whatever_was_called_off)
     ),
     _virtual(
         "what a shard keeps is written before the vote",
@@ -279,7 +278,7 @@ MUTANTS: Final = (
         "a manifest is written when the first of its parts is there",
         _all_of(_around(Saving, "heard", _commits_with_the_first_part), _in_place_of(catalog, "_manifest", _part_of)),
     ),
-    Mutant("a mask is used for two sums", _around(Keys, "stream", _same_mask), _masks_differ, seeds=3),
+    Mutant("a mask is used for two sums", _around(Masks, "add", _same_mask), _masks_differ, seeds=3),
     Mutant("a delta is applied twice", _around(FreeReplica, "other", _applied_twice), _in_replays),
     Mutant("a claim that two win", _around(Board, "claim", _claimed_by_two), _claimed_once),
     Mutant(
