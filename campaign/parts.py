@@ -22,7 +22,7 @@ from typing import Any
 
 import yaml
 
-from campaign import checks, modes
+from campaign import checks, modes, moments
 from campaign.checks import Ended, Undisturbed
 from campaign.kinds import BY_NAME
 from campaign.launches import Running, Stuck, conf_of, journal_of
@@ -78,7 +78,7 @@ class Part:
         mode = modes.BY_NAME[launch.mode]
         expected = self._undisturbed(mode) if mode.lockstep else None
         begun = time.monotonic()
-        with tempfile.TemporaryDirectory(prefix="launch-", dir="/tmp") as temporary:
+        with tempfile.TemporaryDirectory(prefix="launch-", dir=moments.PLACE) as temporary:
             folder = Path(temporary) / "told"
             running = Running(self._project, launch, folder)
             found: list[str] = []
@@ -132,8 +132,8 @@ class Part:
         if mode.lockstep:
             return None, found
         repeated = running.project.run(f"rerun={run_id}", "cluster.workers=2", "environment=ignore", "output=json")
-        verdict = repeated.report.get("verdict") if repeated.out.strip() else repeated.err[-1500:]
-        return verdict, found
+        verdict = repeated.report.get("verdict") if repeated.out.strip() else None
+        return verdict if verdict == "exact" else f"{verdict}: {repeated.err[-1500:]}", found
 
     def _tell(self, launch: Launch, running: Running, found: Sequence[str], seconds: float) -> None:
         struck = [fault for fault in running.told if fault["struck"]]
