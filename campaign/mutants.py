@@ -45,13 +45,15 @@ _MOST_S: Final = 240.0
 
 @dataclass(frozen=True)
 class Mutant:
-    """plant: puts it in place until the stack is closed; hunt: with the mutant; before: without it, by the same seed."""
+    """plant: puts it in place until the stack is closed; hunt: with the mutant; before: without it, by the same seed; missed: why
+    it is not found, where that is known."""
 
     name: str
     plant: Callable[[ExitStack], None]
     hunt: Hunt
     before: Hunt = lambda _: None
     seeds: int = 400
+    missed: str = ""
 
 
 def hunt(mutant: Mutant) -> dict[str, Any]:
@@ -191,8 +193,10 @@ def _applied_twice(whole: Any, replica: FreeReplica, delta: Any, printed: int, a
 
 
 def _claimed_by_two(whole: Any, board: Board, deal: Any) -> int:
-    found = int(whole(board, deal))
-    if found >= 0:
+    """The first shard of a step is free once more."""
+    found, given = int(whole(board, deal)), vars(board).setdefault("given", set())
+    if found >= 0 and deal.stamp.value not in given:
+        given.add(deal.stamp.value)
         board._stamps[found] = 0
     return found
 
@@ -301,6 +305,8 @@ MUTANTS: Final = (
         "an accused member that is silent is waited for",
         _in_place_of(fault_attribution, "silent", lambda *_: []),
         _in_lives(),
+        seeds=40,
+        missed="cluster.step_timeout_s ends it too, only later, and no life is checked for its time",
     ),
     Mutant(
         "a sum that is held is dropped", _in_place_of(hand_over, "_can_follow", lambda *_: False), _in_lives("stages")
