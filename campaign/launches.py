@@ -37,6 +37,7 @@ _MEET_S: Final = 10.0  # for a moment that every few steps have
 _JOIN_S: Final = 300.0  # for a newcomer on a busy machine
 _END_S: Final = 240.0
 _RECOVER_S: Final = 2 * modes.STEP_TIMEOUT_S  # twice the stated timeout, beside how long a fault holds
+_ASKED_S: Final = 3.0  # after which who was asked to end is killed
 _OPEN: Final = 1 << 40
 _MOST_FAILED_STARTS: Final = 2  # in a row: with the third no more are tried (`control.rendezvous.scaling`)
 
@@ -76,7 +77,9 @@ class Log:
         """The stages of the living workers of the newest generation that has done a step, by process."""
         if not self.hosts:
             return {}
-        return {pid: stage for pid, stage in self.hosts[max(self.hosts)].items() if is_alive(pid)}
+        doomed = {told["victim"] for told in self.struck.values() if BY_NAME[told["kind"]].effect != "delays"}
+        newest = self.hosts[max(self.hosts)]
+        return {pid: stage for pid, stage in newest.items() if pid not in doomed and is_alive(pid)}
 
     @property
     def seen(self) -> int:
@@ -117,6 +120,7 @@ class Running:
         self.told: list[dict[str, Any]] = []  # of each fault
         self.dice = Random(launch.id)
         self._before = set(run_folders(project))
+        self._run_folder: Path | None = None
         self._paced_at = 0.0
         self._extra = 1000  # numbers of faults that the plan does not have
         self._failed_starts: tuple[int, int] = (0, 0)  # in a row, and how many processes had done a step by then
@@ -127,12 +131,14 @@ class Running:
 
     @property
     def run_folder(self) -> Path | None:
-        found = sorted(set(run_folders(self.project)) - self._before)
-        return found[0] if found else None
+        if self._run_folder is None:
+            self._run_folder = next(iter(set(run_folders(self.project)) - self._before), None)
+        return self._run_folder
 
     def disturb(self) -> None:
         """All faults of the plan, as far as steps are left for them. Raises Stuck."""
         self._until(lambda: len(self.log.living()) >= self.mode.workers, _JOIN_S, "it does not begin", _TRICKLE_S)
+        assert self.run_folder is not None or self.process.poll() is not None
         if self.launch.storm:
             self._storm()
         else:
@@ -165,6 +171,7 @@ class Running:
     def _one_by_one(self) -> None:
         left = [fault for fault in self.launch.faults if not moments.BY_NAME[fault.moment].once]
         while left and self._has_steps():
+            self._finish_off()
             fault = next((each for each in left if self._is_fit(each)), None)
             if fault is None:
                 self._tick(_TRICKLE_S)
@@ -192,6 +199,7 @@ class Running:
         """By the clock; what was not met within its two seconds is passed over."""
         due = time.monotonic()
         for fault in self.launch.faults:
+            self._finish_off()
             if not self._has_steps():
                 self._tell(fault, None, missed="no steps were left")
                 continue
@@ -226,6 +234,14 @@ class Running:
             return
         self._tell(fault, struck)
         self._release(fault, struck)
+
+    def _finish_off(self) -> None:
+        """Who was asked to end and goes on is killed in the end, as those do who ask."""
+        late = time.monotonic_ns() - int(1e9 * _ASKED_S)
+        for told in self.log.struck.values():
+            if BY_NAME[told["kind"]].effect == "asks" and told["ns"] < late and is_alive(int(told["victim"])):
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(int(told["victim"]), signal.SIGKILL)
 
     def _is_fit(self, fault: Fault) -> bool:
         """Whether each stage keeps a worker, whoever is struck."""
@@ -395,7 +411,7 @@ class Running:
             if fault.moment in ("prepare", "admission"):
                 count, seen = self._failed_starts
                 self._failed_starts = (count + 1 if seen == self.log.seen else 1, self.log.seen)
-            if went_on is not None and BY_NAME[fault.kind].effect != "delays":
+            if went_on is not None and BY_NAME[fault.kind].effect in ("ends", "stalls"):
                 told["seconds"] = round((went_on - since) / 1e9, 4)
         told |= {"storm": True} if storm else {}
         told |= {"pair": pair} if pair is not None and struck is not None else {}

@@ -45,8 +45,8 @@ _MOST_S: Final = 240.0
 
 @dataclass(frozen=True)
 class Mutant:
-    """plant: puts it in place until the stack is closed; hunt: with the mutant; before: without it, by the same seed; missed: why
-    it is not found, where that is known."""
+    """plant: puts it in place until the stack is closed; hunt: with the mutant; before: without it, by the same seed; missed:
+    why it is not found, where that is known."""
 
     name: str
     plant: Callable[[ExitStack], None]

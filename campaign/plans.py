@@ -105,7 +105,7 @@ def storm(seed: int, number: int, mode: Mode, names: Sequence[str]) -> Launch:
 
 
 def _is_brief(name: str) -> bool:
-    return BY_NAME[name].family == "process" and BY_NAME[name].effect in ("ends", "delays")
+    return BY_NAME[name].family == "process" and BY_NAME[name].effect in ("ends", "asks", "delays")
 
 
 def _tour(mode: Mode, names: Sequence[str], seed: int, number: int, count: int) -> list[tuple[str, str]]:
