@@ -102,7 +102,7 @@ def _messages(ended: Ended) -> Iterator[str]:
     told = {pids[_member(event)] for event in lost if _member(event) in pids}
     words = " ".join(str(event.get("why")) for event in lost)
     drivers = [event for event in ended.journal if event["event"] == "driver_lost"]
-    for fault in ended.faults:
+    for fault in ended.faults if ended.report.get("status") == "finished" else ():
         kind = BY_NAME[fault["kind"]]
         if not fault["struck"] or kind.effect not in ("ends", "stalls") or fault["moment"] == "end":
             continue

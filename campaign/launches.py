@@ -31,12 +31,13 @@ from tests.projects import Project
 
 _TICK_S: Final = 0.005
 _PACE_S: Final = 0.008  # a step
-_TRICKLE_S: Final = 0.15  # a step, while a newcomer is waited for
+_TRICKLE_S: Final = 0.4  # a step, while a newcomer is waited for
 _RESERVE: Final = 40  # steps that are left for what comes at the end
 _MEET_S: Final = 10.0  # for a moment that every few steps have
-_JOIN_S: Final = 120.0  # for a newcomer on a busy machine
+_JOIN_S: Final = 300.0  # for a newcomer on a busy machine
 _END_S: Final = 240.0
 _RECOVER_S: Final = 2 * modes.STEP_TIMEOUT_S  # twice the stated timeout, beside how long a fault holds
+_ASKED_S: Final = 3.0  # after which who was asked to end is killed
 _OPEN: Final = 1 << 40
 _MOST_FAILED_STARTS: Final = 2  # in a row: with the third no more are tried (`control.rendezvous.scaling`)
 
@@ -76,7 +77,9 @@ class Log:
         """The stages of the living workers of the newest generation that has done a step, by process."""
         if not self.hosts:
             return {}
-        return {pid: stage for pid, stage in self.hosts[max(self.hosts)].items() if is_alive(pid)}
+        doomed = {told["victim"] for told in self.struck.values() if BY_NAME[told["kind"]].effect != "delays"}
+        newest = self.hosts[max(self.hosts)]
+        return {pid: stage for pid, stage in newest.items() if pid not in doomed and is_alive(pid)}
 
     @property
     def seen(self) -> int:
@@ -117,6 +120,7 @@ class Running:
         self.told: list[dict[str, Any]] = []  # of each fault
         self.dice = Random(launch.id)
         self._before = set(run_folders(project))
+        self._run_folder: Path | None = None
         self._paced_at = 0.0
         self._extra = 1000  # numbers of faults that the plan does not have
         self._failed_starts: tuple[int, int] = (0, 0)  # in a row, and how many processes had done a step by then
@@ -127,11 +131,14 @@ class Running:
 
     @property
     def run_folder(self) -> Path | None:
-        return next(iter(sorted(set(run_folders(self.project)) - self._before)), None)
+        if self._run_folder is None:
+            self._run_folder = next(iter(set(run_folders(self.project)) - self._before), None)
+        return self._run_folder
 
     def disturb(self) -> None:
         """All faults of the plan, as far as steps are left for them. Raises Stuck."""
-        self._until(lambda: len(self.log.living()) >= self.mode.workers, _JOIN_S, "does not begin")
+        self._until(lambda: len(self.log.living()) >= self.mode.workers, _JOIN_S, "it does not begin", _TRICKLE_S)
+        assert self.run_folder is not None or self.process.poll() is not None
         if self.launch.storm:
             self._storm()
         else:
@@ -164,6 +171,7 @@ class Running:
     def _one_by_one(self) -> None:
         left = [fault for fault in self.launch.faults if not moments.BY_NAME[fault.moment].once]
         while left and self._has_steps():
+            self._finish_off()
             fault = next((each for each in left if self._is_fit(each)), None)
             if fault is None:
                 self._tick(_TRICKLE_S)
@@ -191,6 +199,7 @@ class Running:
         """By the clock; what was not met within its two seconds is passed over."""
         due = time.monotonic()
         for fault in self.launch.faults:
+            self._finish_off()
             if not self._has_steps():
                 self._tell(fault, None, missed="no steps were left")
                 continue
@@ -226,6 +235,14 @@ class Running:
         self._tell(fault, struck)
         self._release(fault, struck)
 
+    def _finish_off(self) -> None:
+        """Who was asked to end and goes on is killed in the end, as those do who ask."""
+        late = time.monotonic_ns() - int(1e9 * _ASKED_S)
+        for told in self.log.struck.values():
+            if BY_NAME[told["kind"]].effect == "asks" and told["ns"] < late and is_alive(int(told["victim"])):
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(int(told["victim"]), signal.SIGKILL)
+
     def _is_fit(self, fault: Fault) -> bool:
         """Whether each stage keeps a worker, whoever is struck."""
         return self._victims(fault) is not None
@@ -237,11 +254,9 @@ class Running:
         if BY_NAME[fault.kind].family == "driver" or fault.moment in ("prepare", "admission"):
             return ([], []) if self.log.living() and is_alive(self.words.driver) else None
         living = self.log.living()
-        if BY_NAME[fault.kind].effect == "delays":
-            return (list(living), []) if living else None
         found = victims(living, paired=fault.partner is not None)
-        if fault.moment == "state transfer" and found is not None:
-            return [], []
+        if found is not None and BY_NAME[fault.kind].effect == "delays":
+            return list(living), []
         return found
 
     def _arm(self, fault: Fault) -> bool:
@@ -275,6 +290,7 @@ class Running:
             "skip": fault.skip,
             "hold_s": fault.hold_s,
             "pids": list(pids),
+            "spared": [pid for pid in self.log.living() if pids and pid not in pids],
         }
         path = self.folder / f"fault-{fault.number}.json"
         path.with_suffix(".new").write_text(json.dumps({**told, **then}))
@@ -356,14 +372,14 @@ class Running:
             self.words.gate, self._paced_at = self.words.gate + 1, now
         self.log.look()
 
-    def _until(self, is_so: Callable[[], bool], patience_s: float, else_: str) -> None:
+    def _until(self, is_so: Callable[[], bool], patience_s: float, else_: str, pace_s: float = _PACE_S) -> None:
         deadline = time.monotonic() + patience_s
         while not is_so():
             if time.monotonic() > deadline:
                 raise Stuck(f"{else_}, within {patience_s:g} s")
             if self.process.poll() is not None and not self._is_driven():
                 return
-            self._tick(_PACE_S)
+            self._tick(pace_s)
 
     def _has_steps(self) -> bool:
         over = self.process.poll() is not None and not self._is_driven()
@@ -395,7 +411,7 @@ class Running:
             if fault.moment in ("prepare", "admission"):
                 count, seen = self._failed_starts
                 self._failed_starts = (count + 1 if seen == self.log.seen else 1, self.log.seen)
-            if went_on is not None and BY_NAME[fault.kind].effect != "delays":
+            if went_on is not None and BY_NAME[fault.kind].effect in ("ends", "stalls"):
                 told["seconds"] = round((went_on - since) / 1e9, 4)
         told |= {"storm": True} if storm else {}
         told |= {"pair": pair} if pair is not None and struck is not None else {}
@@ -409,14 +425,14 @@ def victims(living: Mapping[int, int], *, paired: bool) -> tuple[list[int], list
     spare = {stage: count - 1 for stage, count in hosts.items() if count > 1}
     if sum(spare.values()) < (2 if paired else 1):
         return None
-    of = lambda *stages: [pid for pid, stage in living.items() if stage in stages]  # noqa: E731
     if not paired:
-        return of(*spare), []
-    twice = [stage for stage, count in spare.items() if count > 1]
-    if twice:
-        return of(twice[0]), of(twice[0])
-    first, second, *_ = spare
-    return of(first), of(second)
+        return _hosting(living, *spare), []
+    first, second, *_ = [stage for stage, count in spare.items() for _ in range(2 if count > 1 else 1)]
+    return _hosting(living, first), _hosting(living, second)
+
+
+def _hosting(living: Mapping[int, int], *stages: int) -> list[int]:
+    return [pid for pid, stage in living.items() if stage in stages]
 
 
 def conf_of(mode: Mode) -> str:
@@ -437,9 +453,9 @@ def start(project: Project, folder: Path, *arguments: str) -> subprocess.Popen[s
         )
 
 
-def run_folders(project: Project) -> Iterator[str]:
+def run_folders(project: Project) -> Iterator[Path]:
     for journal in (project.path / ".orchestrator").glob("*/journal.jsonl"):
-        yield str(journal.parent)
+        yield journal.parent
 
 
 def marked(project: Project) -> list[int]:

@@ -14,7 +14,8 @@ from functools import partial
 from random import Random
 from typing import Any, Final
 
-from tests.control.test_elastic import Run
+from orchestrator.control.controller import LISTEN_S
+from tests.control.test_elastic import STEP_TIMEOUT_S, Run
 
 KINDS: Final[dict[str, dict[str, bool]]] = {
     "whole replicas": {},
@@ -62,7 +63,7 @@ def _acts(run: Run, dice: Random) -> list[tuple[bool, Callable[[], Any]]]:
     return [
         (False, partial(run.die, dice, True)),
         (False, partial(run.die, dice, False)),
-        (False, run.stalls_are_found),
+        (False, partial(_wait_for_stalls, run)),
         (False, run.save),
         (True, partial(run.stall, dice)),
         (True, partial(run.lose_contact, dice)),
@@ -70,6 +71,13 @@ def _acts(run: Run, dice: Random) -> list[tuple[bool, Callable[[], Any]]]:
         (True, partial(run.report_times, dice, 2)),
         (True, lambda: run.interrupt(dice.random() < 0.05)),
     ]
+
+
+def _wait_for_stalls(run: Run) -> None:
+    """Whoever stands still is found. In the longest ticks that count in full."""
+    for _ in range(int(STEP_TIMEOUT_S / LISTEN_S) + 2):
+        if not run.world.end:
+            run.world.tick(LISTEN_S)
 
 
 def hunt(first: int, count: int) -> Iterator[dict[str, Any]]:

@@ -13,7 +13,7 @@ from typing import Any, Final
 
 STEPS: Final = 700
 STEP_TIMEOUT_S: Final = 10.0  # more than the first step of a new process takes on a busy machine
-LEASE_S: Final = 8.0
+LEASE_S: Final = 20.0  # where the driver is stopped for longer; else the default, more than a busy machine holds it up
 _SGD: Final = {"name": "sgd", "lr": 0.1, "momentum": 0.9}
 _PRIVATE: Final = {
     "data": {"shards": 24, "batch_size": 24, "partition": {"name": "iid", "clients": 48}},
@@ -79,7 +79,7 @@ _COMMON: Final[Mapping[str, Any]] = {
     "run": {"name": "campaign", "seed": 1, "steps": STEPS},
     "pipeline": {"target": "campaign.trained:Small"},
     "data": {"shards": 6, "batch_size": 12},
-    "cluster": {"step_timeout_s": STEP_TIMEOUT_S, "lease_s": LEASE_S},
+    "cluster": {"step_timeout_s": STEP_TIMEOUT_S},
     "optimizer": _SGD,
     "evaluation": {"every": 6},
     "trace": {"digest_every": 3},
@@ -102,13 +102,15 @@ def settings(mode: Mode) -> dict[str, Any]:
 def layout(mode: Mode, dice: Random) -> tuple[str, ...]:
     """What may vary and change no bit: topology, transport, loaders, spares."""
     topologies = [name for name in TOPOLOGIES if mode.served or name != "parameter_server"]
-    chosen = [f"topology={dice.choice(topologies)}", f"cluster.workers={{min: {mode.stages}, max: {mode.workers}}}"]
+    chosen = [f"topology={dice.choice(topologies)}", f"cluster.workers={mode.workers}"]
     if dice.random() < 0.25:
         chosen.append("transport=tcp")
     if dice.random() < 0.25 and mode.stages == 1:
         chosen.append("data.loaders=1")
     if dice.random() < 0.25:
         chosen.append("cluster.spares=1")
+    if dice.random() < 0.5:
+        chosen.append("cluster.deal=equal")
     return tuple(chosen)
 
 

@@ -50,7 +50,10 @@ NAMES: Final = tuple(moment.name for moment in MOMENTS)
 BY_NAME: Final = {moment.name: moment for moment in MOMENTS}
 FROM_OUTSIDE: Final = "anywhen"
 
-VARIABLE: Final = "ORCHESTRATOR_CAMPAIGN"  # the folder of the words, in the environment of processes under test
+# The folder of the words, in the environment of processes under test. By its name, and as long as it lies below `PLACE`, it is
+# none of what a pipeline reads and a record has to tell of (`orchestrator.data.watching`).
+VARIABLE: Final = "XDG_CAMPAIGN_DIR"
+PLACE: Final = "/dev/shm"
 _GATE, _STEP, _STEP_NS, _DRIVER = range(4)
 _FIRST: Final = 8  # the word of the first moment
 _SIZE_BYTES: Final = mmap.PAGESIZE

@@ -22,7 +22,7 @@ from typing import Any
 
 import yaml
 
-from campaign import checks, modes
+from campaign import checks, modes, moments
 from campaign.checks import Ended, Undisturbed
 from campaign.kinds import BY_NAME
 from campaign.launches import Running, Stuck, conf_of, journal_of
@@ -78,7 +78,7 @@ class Part:
         mode = modes.BY_NAME[launch.mode]
         expected = self._undisturbed(mode) if mode.lockstep else None
         begun = time.monotonic()
-        with tempfile.TemporaryDirectory(prefix="launch-", dir="/tmp") as temporary:
+        with tempfile.TemporaryDirectory(prefix="launch-", dir=moments.PLACE) as temporary:
             folder = Path(temporary) / "told"
             running = Running(self._project, launch, folder)
             found: list[str] = []
@@ -102,13 +102,13 @@ class Part:
 
     def _ended(self, running: Running, code: int | None) -> Ended:
         folder, faults = running.run_folder, running.told
-        trace = Path(folder or "") / "trace.jsonl"
+        trace = (folder or Path()) / "trace.jsonl"
         return Ended(
             code=code,
             report=checks.last_report(running.folder / "out"),
             err=(running.folder / "err").read_text(),
             faults=faults,
-            journal=[] if folder is None else journal_of(Path(folder)),
+            journal=[] if folder is None else journal_of(folder),
             trace=trace.read_bytes() if folder is not None and trace.exists() else b"",
             left=[] if code is None else self._project.leftovers(),
             fails=any(BY_NAME[fault["kind"]].effect == "fails" and fault["struck"] for fault in faults),
@@ -126,14 +126,14 @@ class Part:
                 return None, [f"resume: it ends with {again.code}: {again.err[-1500:]}"]
             if mode.lockstep:
                 expected = self._undisturbed(mode)
-                trace = Path(running.run_folder or "") / "trace.jsonl"
+                trace = (running.run_folder or Path()) / "trace.jsonl"
                 if again.report["digest"] != expected.digest or trace.read_bytes() != expected.trace:
                     found.append("bits: the resumed run differs from the undisturbed one")
         if mode.lockstep:
             return None, found
         repeated = running.project.run(f"rerun={run_id}", "cluster.workers=2", "environment=ignore", "output=json")
-        verdict = repeated.report.get("verdict") if repeated.out.strip() else repeated.err[-1500:]
-        return verdict, found
+        verdict = repeated.report.get("verdict") if repeated.out.strip() else None
+        return verdict if verdict == "exact" else f"{verdict}: {repeated.err[-1500:]}", found
 
     def _tell(self, launch: Launch, running: Running, found: Sequence[str], seconds: float) -> None:
         struck = [fault for fault in running.told if fault["struck"]]
@@ -168,7 +168,7 @@ class Part:
     def _recoveries(self, running: Running) -> dict[str, int]:
         """How many steps were computed again, by the kind of recovery."""
         told: dict[str, int] = {}
-        for event in journal_of(Path(running.run_folder)) if running.run_folder else []:
+        for event in journal_of(running.run_folder) if running.run_folder else []:
             if event["event"] == "recovered":
                 told[event["kind"]] = told.get(event["kind"], 0) + int(event["steps_lost"])
         return told

@@ -78,8 +78,10 @@ def launch(seed: int, number: int, mode: Mode, names: Sequence[str], count: int)
     drawn = _bearable(drawn)
     faults = [_fault(place + 1, kind, moment, dice) for place, (kind, moment) in enumerate(drawn)]
     paired = _in_pairs(faults, dice)
-    driven = any(BY_NAME[fault.kind].family == "driver" for fault in faults)
-    return Launch(f"{seed}.{number} {mode.name}", seed, mode.name, modes.layout(mode, dice), paired, supervised=driven)
+    layout, driven = modes.layout(mode, dice), any(BY_NAME[fault.kind].family == "driver" for fault in faults)
+    if any(fault.kind == "driver stop" for fault in faults):
+        layout = (*layout, f"cluster.lease_s={modes.LEASE_S:g}")
+    return Launch(f"{seed}.{number} {mode.name}", seed, mode.name, layout, paired, supervised=driven)
 
 
 def failure(seed: int, number: int, mode: Mode, names: Sequence[str]) -> Launch:
@@ -103,7 +105,7 @@ def storm(seed: int, number: int, mode: Mode, names: Sequence[str]) -> Launch:
 
 
 def _is_brief(name: str) -> bool:
-    return BY_NAME[name].family == "process" and BY_NAME[name].effect in ("ends", "delays")
+    return BY_NAME[name].family == "process" and BY_NAME[name].effect in ("ends", "asks", "delays")
 
 
 def _tour(mode: Mode, names: Sequence[str], seed: int, number: int, count: int) -> list[tuple[str, str]]:
@@ -149,7 +151,7 @@ def _fault(number: int, kind: str, moment: str, dice: Random) -> Fault:
         hold_s = round(dice.uniform(*_SHORT_S), 3)
     elif effect == "stalls":
         of_driver = BY_NAME[kind].family == "driver"
-        hold_s = 2.0 * modes.LEASE_S if of_driver else 2.0 * modes.STEP_TIMEOUT_S
+        hold_s = 1.5 * modes.LEASE_S if of_driver else 2.0 * modes.STEP_TIMEOUT_S
     met_once = moments.BY_NAME[moment].joins or moments.BY_NAME[moment].once
     skip = dice.choice([0, 0, 0, 1, 2, 5])
     return Fault(number, kind, moment, skip=0 if met_once else skip, hold_s=hold_s)
@@ -169,7 +171,8 @@ def _in_pairs(faults: Sequence[Fault], dice: Random) -> tuple[Fault, ...]:
 def _fit_together(first: Fault, second: Fault) -> bool:
     """Both are over soon, and the second one can come at any time."""
     brief = all(BY_NAME[each.kind].effect == "ends" for each in (first, second))
-    return brief and second.moment not in (moments.FROM_OUTSIDE, "manifest") and first.moment != moments.FROM_OUTSIDE
+    timely = not moments.BY_NAME[first.moment].joins and moments.FROM_OUTSIDE not in (first.moment, second.moment)
+    return brief and timely and second.moment != "manifest"
 
 
 def families(names: Sequence[str]) -> tuple[str, ...]:

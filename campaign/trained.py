@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -33,10 +34,10 @@ class Small(Pipeline):
     def _drawn(self, rows: int) -> TensorDataset:
         return TensorDataset(torch.randn(rows, FEATURES), torch.randint(CLASSES, (rows,)))
 
-    def collate(self, samples: list[Any]) -> Any:
-        if not isinstance(samples[0], dict):
-            return torch.utils.data.default_collate(samples)
-        return torch.tensor([each["x"] for each in samples]), torch.tensor([each["y"] for each in samples])
+    def collate(self, items: Sequence[Any]) -> Any:
+        if not isinstance(items[0], dict):
+            return super().collate(items)
+        return torch.tensor([each["x"] for each in items]), torch.tensor([each["y"] for each in items])
 
     def model(self) -> nn.Module:
         if self._traps is not None and not self._traps.in_driver:  # which builds one too, only to look at it

@@ -10,14 +10,14 @@ from dataclasses import dataclass
 from typing import Final, Literal
 
 Family = Literal["process", "driver", "storage", "node", "network", "clock", "memory", "version"]
-Effect = Literal["ends", "delays", "stalls", "fails"]
+Effect = Literal["ends", "asks", "delays", "stalls", "fails"]
 
 
 @dataclass(frozen=True)
 class Kind:
-    """effect: it ends its process at once; it delays it, and nothing is lost; it stalls it until the step's timeout, or the
-    lease, ends it; or the run says why it cannot go on, and is resumed. by_signal: others can do it to a process. signal: which
-    then."""
+    """effect: it ends its process at once; asks it to end, which may come late or never; delays it, and nothing is lost; stalls
+    it until the step's timeout, or the lease, ends it; or the run says why it cannot go on, and is resumed. signal: by which
+    others can do it to a process; built: the campaign has it."""
 
     name: str
     family: Family
@@ -29,7 +29,7 @@ class Kind:
 
 KINDS: Final = (
     Kind("SIGKILL", "process", "ends", "killed from outside, or by the kernel", "SIGKILL"),
-    Kind("SIGTERM", "process", "ends", "told to end", "SIGTERM"),
+    Kind("SIGTERM", "process", "asks", "told to end: Ray lets a worker that is busy go on", "SIGTERM"),
     Kind("SIGSEGV", "process", "ends", "native code reads where nothing is"),
     Kind("abort", "process", "ends", "native code calls abort()", "SIGABRT"),
     Kind("os._exit", "process", "ends", "the user's code ends the process"),

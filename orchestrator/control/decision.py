@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, TypeVar
 
 from orchestrator.control.events import Command, End, Kill, Role, Start
 from orchestrator.control.membership import ControllerState, GenerationStatus, Member, Phase
 from orchestrator.errors import OrchestratorError
+
+Value = TypeVar("Value", ControllerState, Member, GenerationStatus)
 
 
 class Decision:
@@ -21,7 +23,7 @@ class Decision:
         self.reasons: list[str] = []
 
     def set(self, **changes: Any) -> None:
-        self.state = replace(self.state, **changes)
+        self.state = _changed(self.state, changes)
 
     def enter(self, phase: Phase) -> None:
         if self.state.phase != phase:
@@ -34,7 +36,7 @@ class Decision:
         self.commands.append(command)
 
     def update(self, member: int, **changes: Any) -> None:
-        changed = replace(self.state.members[member], **changes)
+        changed = _changed(self.state.members[member], changes)
         self.set(members={**self.state.members, member: changed})
 
     def generation(self) -> GenerationStatus:
@@ -42,7 +44,7 @@ class Decision:
         return self.state.generation
 
     def set_generation(self, **changes: Any) -> None:
-        self.set(generation=replace(self.generation(), **changes))
+        self.set(generation=_changed(self.generation(), changes))
 
     def start(self, role: Role) -> None:
         member = Member(id=self.state.next_member, role=role, asked=self.now, heard=self.now, moved=self.now)
@@ -61,3 +63,13 @@ class Decision:
         self.set(phase="ended")
         self.do(End(error))
         self.say(reason)
+
+
+def _changed(value: Value, changes: Mapping[str, Any]) -> Value:
+    """As `dataclasses.replace`, which takes ten times as long for values of so many fields, and is half of a decision."""
+    held = vars(value)
+    assert changes.keys() <= held.keys(), f"{type(value).__name__} has no {sorted(changes.keys() - held.keys())}"
+    made = object.__new__(type(value))
+    vars(made).update(held)
+    vars(made).update(changes)
+    return made

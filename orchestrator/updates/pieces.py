@@ -195,8 +195,7 @@ class _Run:
 
     def _joined(self, gradients: Sequence[torch.Tensor]) -> torch.Tensor:
         """All as they lie side by side: where they do, what is there."""
-        at, item = gradients[0].data_ptr(), gradients[0].element_size()
-        if all(each.data_ptr() - at == item * start for each, start in zip(gradients, self._starts, strict=True)):
+        if self._are_together(gradients):
             found: torch.Tensor = gradients[0].as_strided((self._size,), (1,))
             return found
         if self._scratch is None:
@@ -207,15 +206,20 @@ class _Run:
     def _side_by_side(self, key: str) -> torch.Tensor:
         values = [self._state[parameter][key] for parameter in self.parameters]
         first: torch.Tensor = values[0]
-        at, item = first.data_ptr(), first.element_size()
-        together = all(each.data_ptr() - at == item * start for each, start in zip(values, self._starts, strict=True))
-        if together and all(map(_is_alike, self.parameters, values)):
+        if self._are_together(values) and all(map(_is_alike, self.parameters, values)):
             return first.as_strided((self._size,), (1,))
         whole = first.new_zeros(self._size)
         for parameter, place, value in zip(self.parameters, self._places(whole), values, strict=True):
             place.copy_(value)
             self._state[parameter][key] = place
         return whole
+
+    def _are_together(self, tensors: Sequence[torch.Tensor]) -> bool:
+        """Whether they lie as the parameters do, in one storage: allocations of their own may lie so by chance."""
+        storage, at, item = tensors[0].untyped_storage(), tensors[0].data_ptr(), tensors[0].element_size()
+        if storage.data_ptr() + storage.nbytes() < at + item * self._size:
+            return False
+        return all(each.data_ptr() - at == item * start for each, start in zip(tensors, self._starts, strict=True))
 
     def _places(self, whole: torch.Tensor) -> list[torch.Tensor]:
         return [

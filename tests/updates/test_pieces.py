@@ -133,3 +133,42 @@ def test_whose_steps_somebody_follows_is_left_alone() -> None:
         trained.give_gradients(0)
         stepping.step()
     assert called == [trained.optimizer] * 2
+
+
+def next_to_each_other(values: list[torch.Tensor]) -> list[torch.Tensor]:
+    """Copies whose memory lies so that the second begins 48 elements behind the first, each with a storage of its own: as what
+    was allocated one after the other."""
+    memory = memoryview(bytearray(4 * 51))
+    copies = [
+        torch.frombuffer(memory[: 4 * 36], dtype=torch.float32),
+        torch.frombuffer(memory[4 * 48 :], dtype=torch.float32),
+    ]
+    for copied, value in zip(copies, values, strict=True):
+        copied.copy_(value)
+    return copies
+
+
+@pytest.mark.parametrize("of", ["state", "gradients"])
+def test_what_lies_side_by_side_by_chance_is_not_taken_for_one(of: str) -> None:
+    """What came by a state transfer was allocated tensor by tensor."""
+    values, flat = [torch.randn(36), torch.randn(3)], torch.zeros(51)
+    apart = [torch.nn.Parameter(value.clone()) for value in values]
+    joined = [torch.nn.Parameter(place) for place in (flat[:36], flat[48:])]
+    with torch.no_grad():
+        for parameter, value in zip(joined, values, strict=True):
+            parameter.copy_(value)
+    one, other = (torch.optim.SGD(each, lr=0.1, momentum=0.9) for each in (apart, joined))
+    pieced = Pieces(other)
+    for _ in range(3):
+        gradients = [torch.randn(36), torch.randn(3)]
+        beside = next_to_each_other(gradients) if of == "gradients" else gradients
+        for parameters, put in ((apart, gradients), (joined, beside)):
+            for parameter, gradient in zip(parameters, put, strict=True):
+                parameter.grad = gradient
+        if of == "state" and other.state:
+            held = next_to_each_other([other.state[parameter]["momentum_buffer"] for parameter in joined])
+            for parameter, buffer in zip(joined, held, strict=True):
+                other.state[parameter] = {"momentum_buffer": buffer}
+        one.step()
+        pieced.step()
+    assert all(torch.equal(parameter, same) for parameter, same in zip(apart, joined, strict=True))
