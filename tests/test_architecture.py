@@ -82,6 +82,7 @@ ROOMS = {
         "controller",
         "rendezvous",
         "fault_attribution",
+        "rehearsal",
         "decision",
         "membership",
         "dealing",
@@ -90,6 +91,7 @@ ROOMS = {
         "sites",
         "claiming",
         "events",
+        "checking",
     ],
 }
 ONLY_ROOM = {
