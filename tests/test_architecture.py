@@ -98,6 +98,7 @@ ROOMS = {
         "controller",
         "rendezvous",
         "fault_attribution",
+        "rehearsal",
         "decision",
         "membership",
         "dealing",
@@ -106,6 +107,7 @@ ROOMS = {
         "sites",
         "claiming",
         "events",
+        "checking",
     ],
 }
 ONLY_ROOM = {

@@ -395,7 +395,7 @@ WRONG = {
     "run.weight_decay=0.1": "run.weight_decay: no such key; did you mean optimizer.weight_decay?",
     "workers=4": "workers: no such key; did you mean cluster.workers?",
     "optimiser.lr=0.1": "optimiser.lr: no such key; did you mean optimizer.lr?",
-    "run.sed=3": "run.sed: no such key; did you mean run.seed?",
+    "run.sed=3": "run.sed: no such key; did you mean run.seed or chaos.seed?",
     "topolgy=ring": "topolgy: no such key; did you mean topology?",
     "digest_every=3": "digest_every: no such key; did you mean trace.digest_every?",
     "--run.seed=3": "--run.seed: no such key; did you mean run.seed?",
@@ -404,7 +404,7 @@ WRONG = {
     "sites, absent, inputs, mixture, order, partition, sampling, subset",
     "zzz=3": "zzz: no such key; there are run, pipeline, data, cluster, topology, sync, reduction, transport, "
     "initial, begin, optimizer, contribution, compression, local, privacy, secure_aggregation, gradient, update, "
-    "schedule, early_stopping, checkpoint, evaluation, trace, tracking, tuning, strict, environment, output",
+    "schedule, early_stopping, checkpoint, evaluation, trace, check, chaos, tracking, tuning, strict, environment, output",
     "run.seed=abc": "run.seed: expected a whole number, got 'abc'",
     "run.seed=1.5": "run.seed: expected a whole number, got 1.5",
     "run.seed=true": "run.seed: expected a whole number, got true",
@@ -539,7 +539,7 @@ WRONG_FILES = {
     "run: {seed: !!python/name:os.system }\n": "a.yaml:1:13: not valid YAML: "
     "could not determine a constructor for the tag 'tag:yaml.org,2002:python/name:os.system'",
     "run:\n  seed: 1\n--- \nrun: {}\n": "a.yaml:3:1: not valid YAML: but found another document",
-    "run:\n  seed: 1\n  sed: 2\n": "a.yaml:3: run.sed: no such key; did you mean run.seed?",
+    "run:\n  seed: 1\n  sed: 2\n": "a.yaml:3: run.sed: no such key; did you mean run.seed or chaos.seed?",
     "run.seed: 1\n": "a.yaml:1: run.seed: keys are nested in a file: write run: {seed: ...}",
     "run:\n  seed: x\n": "a.yaml:2: run.seed: expected a whole number, got 'x'",
     "cluster:\n": f"a.yaml:1: cluster: has no value; give it keys ({CLUSTER}) or leave it out",

@@ -31,6 +31,7 @@ from orchestrator.control.events import (
     Failed,
     Finished,
     Heartbeat,
+    Inspect,
     Interrupt,
     Left,
     NoRoom,
@@ -56,6 +57,7 @@ from orchestrator.control.membership import (
 )
 from orchestrator.control.rendezvous.balancing import REMEMBERED, balance
 from orchestrator.control.rendezvous.conclusion import awaits_cause, conclude, emit_recoveries
+from orchestrator.control.rendezvous.distrust import distrusted
 from orchestrator.control.rendezvous.formation import ask, begin, end_interrupted, form, stand_by, worth_saving
 from orchestrator.control.rendezvous.scaling import RETRY_S, start_failed, start_missing
 from orchestrator.errors import ClusterUnavailable, RunFailed, WorkerLost
@@ -110,6 +112,10 @@ def _ready(decision: Decision, event: Ready) -> None:
             start_failed(decision, f"{member.name} is refused: {error.message}")
             return
     now = decision.now
+    if event.node in decision.state.distrusted:
+        decision.kill(member, "another worker of its machine has computed wrongly")
+        decision.set(retry=now + RETRY_S, trouble="there is room on a machine only that has computed wrongly")
+        return
     told: dict[str, Any] = {"run_manifest": event.run_manifest, "can_restore": event.can_restore, "node": event.node}
     decision.update(member.id, ready=now, speed=event.speed, sites=event.sites, **told, heard=now, moved=now)
     decision.set(retry=None)
@@ -284,7 +290,11 @@ def _left(decision: Decision, event: Left) -> None:
     if event.why == "peer":
         _open_loss(decision)
         _call_off(decision)
-    conclude(decision)
+    if event.verdict is not None and not decision.generation().judged:
+        decision.set_generation(judged=True)
+        _lost(decision, distrusted(decision, event.verdict))
+    if decision.state.phase != "ended":
+        conclude(decision)
 
 
 def _finished(decision: Decision, event: Finished) -> None:
@@ -437,6 +447,9 @@ def _watch_members(decision: Decision) -> None:
     if decision.state.phase not in ("running", "regrouping"):
         return
     found = fault_attribution.stuck(decision.state, decision.now)
+    if found:
+        stuck = tuple(lost_member.member.id for lost_member, _ in found)
+        decision.do(Inspect(tuple(member.id for member in present(decision.state)), stuck))
     if decision.state.phase == "regrouping":
         known = {lost_member.member.id for lost_member, _ in found}
         found += [

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from orchestrator.control.checking import Verdict
 from orchestrator.errors import OrchestratorError
 from orchestrator.records.progress import Activity, Progress
 
@@ -42,18 +43,19 @@ class Left:
 
     accuses: the rank it lost contact with; None where that one had said farewell, and for every other reason. held, staged: the
     shards whose state it has, as of its last committed step and as of the one after it. holds_sum: with stages, it has the sum
-    of its stage for the step after its last committed one, and has not applied it.
+    of its stage for the step after its last committed one, and has not applied it. verdict: of a check, the same at all.
     """
 
     member: int
     generation: int
-    why: Literal["peer", "called off", "regroup", "stop", "withdrew"]
+    why: Literal["peer", "called off", "regroup", "stop", "withdrew", "distrust"]
     progress: Progress | None
     accuses: int | None = None
     text: str = ""
     held: tuple[int, ...] = ()
     staged: tuple[int, ...] = ()
     holds_sum: bool = False
+    verdict: Verdict | None = None
 
 
 @dataclass(frozen=True)
@@ -244,11 +246,30 @@ class Ask:
 
 
 @dataclass(frozen=True)
+class Inspect:
+    """Write down where each of these members stands, before those that are stuck are killed."""
+
+    members: tuple[int, ...]
+    stuck: tuple[int, ...]
+
+
+@dataclass(frozen=True)
 class Kill:
     """End this process for certain and at once; for the controller it is gone, and its death is not reported again."""
 
     member: int
     why: str
+
+
+@dataclass(frozen=True)
+class Distrust:
+    """A check has found this. wrong: the workers that computed wrongly, and are left out; between: those whose answers
+    differed; machines: nobody is started any more where the former are."""
+
+    verdict: Verdict
+    wrong: tuple[int, ...]
+    between: tuple[int, ...]
+    machines: bool
 
 
 @dataclass(frozen=True)
@@ -291,4 +312,4 @@ class End:
     error: OrchestratorError | None
 
 
-Command = Start | Begin | StandBy | CallOff | Ask | Kill | Recovered | Redeal | Slow | End
+Command = Start | Begin | StandBy | CallOff | Ask | Inspect | Kill | Distrust | Recovered | Redeal | Slow | End

@@ -122,12 +122,12 @@ class Member:
 class LostMember:
     """A member that was lost in the present generation before it reported.
 
-    how: it died; it was killed because its compute thread stood still, or because it was not heard of (silent). certain: its
-    heartbeat is from the moment of its death, and not from some time before.
+    how: it died; it was killed because its compute thread stood still, because it was not heard of (silent), or because it or
+    its machine computed wrongly. certain: its heartbeat is from the moment of its death, and not from some time before.
     """
 
     member: Member
-    how: Literal["died", "stalled", "silent"]
+    how: Literal["died", "stalled", "silent", "wrong"]
     certain: bool = False
 
 
@@ -137,7 +137,8 @@ class GenerationStatus:
 
     steps: how many were committed when it began; before: the progress of each member then; asked: what its
     members were asked to request; withdrawn: when the first one withdrew, and why; lost_members: those
-    lost before they reported; lost: how many of its members are gone, reported or not.
+    lost before they reported; lost: how many of its members are gone, reported or not; judged: the verdict of a check has been
+    carried out.
     """
 
     begin: Begin
@@ -148,6 +149,7 @@ class GenerationStatus:
     withdrawn: tuple[float, str] | None = None
     lost_members: tuple[LostMember, ...] = ()
     lost: int = 0
+    judged: bool = False
 
     @property
     def number(self) -> int:
@@ -195,7 +197,8 @@ class ControllerState:
     living members that have lost each other once. losses, stalls: by micro-batch (step, shard, stage), whether each was seen or
     inferred.
     recoveries: open ones. inherited: which shards went on with others' state, each with the advances of all replicas that had
-    been made then. interrupted: the signal and when. since: when the present phase began. listened: the last
+    been made then. distrusted: nodes where nobody is started any more, since one there has computed
+    wrongly. interrupted: the signal and when. since: when the present phase began. listened: the last
     tick.
     """
 
@@ -223,6 +226,7 @@ class ControllerState:
     stalls: Mapping[tuple[int, int, int], tuple[bool, ...]] = field(default_factory=dict)
     recoveries: tuple[Recovery, ...] = ()
     inherited: tuple[tuple[int, Inheritance], ...] = ()
+    distrusted: frozenset[int] = frozenset()
     interrupted: tuple[float, str] | None = None
     balance: Balance = Balance()
 

@@ -35,6 +35,7 @@ from orchestrator.engine.stages.planning import plan_stages, prove, summary
 from orchestrator.engine.stages.stage_state import StageState
 from orchestrator.engine.stages.staged import HostedStage, StagedLockstep, Waiting, WholeNames
 from orchestrator.engine.step.carriers import Carriers
+from orchestrator.engine.step.checking import checks_of
 from orchestrator.engine.step.clipped_trainer import ClippedSum, ClippedTrainer
 from orchestrator.engine.step.executor import Executor
 from orchestrator.engine.step.lattice_carrier import LatticeCarrier
@@ -172,6 +173,9 @@ class LockstepExecution(_Unsplit):
                     "cluster.claims: what shards keep for their contribution stays with their workers; leave cluster.claims out"
                 ]
             )
+        if gradients.keeps_state and plan.cadence.check_every:
+            kept = "what shards keep for their contribution stays with their workers, so no other one can compute it"
+            raise ConfigurationError([f"check.every: {kept}; leave check.every out"])
         plain = codec is None and plan.data.privacy is None
         self._memory = Memory(replica.layout, parts.regions, sums=sums_of(plan), contributes=plain)
         self._states = gradients.states
@@ -189,7 +193,9 @@ class LockstepExecution(_Unsplit):
             )
         else:
             self._summation = self._sum(parts, codec, gradients)
-            self._trainer = LocalTrainer(gradients, replica, updater, self._summation, host_transfer, parts.services)
+            self._trainer = LocalTrainer(
+                gradients, replica, updater, self._summation, host_transfer, parts.services, checks_of(plan)
+            )
         keeps, summation = gradients.keeps_state, self._summation
         self.held = ReplicaState(replica, updater, gradients.states, keeps_shard_state=keeps, summation=summation)
         self.boundary = _whole(parts)
@@ -215,10 +221,12 @@ class LockstepExecution(_Unsplit):
         schedule = moment.generation.schedule
         self._divide(moment)
         turns = self._claims(moment)
-        self._trainer.take_on(moment.generation.shards, moment.rank, alone=schedule.members == 1, claims=turns)
+        generation, alone = moment.generation, schedule.members == 1
+        nodes = generation.nodes[: generation.workers]
+        self._trainer.take_on(generation.shards, moment.rank, alone=alone, claims=turns, nodes=nodes)
         exchange = moment.exchange(self._memory)
         contents = StepContents.of(self._plan, moment.run_manifest)
-        return Lockstep(self._trainer, exchange, contents, moment.timing.requests), exchange
+        return Lockstep(self._trainer, exchange, contents, moment.timing.requests, self._trainer), exchange
 
     def _divide(self, moment: Moment) -> None:
         """Let the workers of this host divide the update, where it is to be."""

@@ -25,6 +25,7 @@ from orchestrator.values import Every, Span, Steps
 
 __all__ = [
     "Cadence",
+    "Chaos",
     "Checkpoints",
     "Cluster",
     "Compute",
@@ -299,6 +300,15 @@ class Timeouts:
 
 
 @dataclass(frozen=True)
+class Chaos:
+    """How the run is disturbed by its user."""
+
+    every_s: float
+    kinds: tuple[Literal["kill", "pause"], ...]
+    seed: int
+
+
+@dataclass(frozen=True)
 class Checkpoints:
     """every: None at the end only; keep: so many, the newest; uri: under which they lie, None for the run's folder; best: those
     of the best evaluations stay too; archive: one in so many steps for ever; is_model: the best one is the run's model."""
@@ -314,12 +324,14 @@ class Checkpoints:
 @dataclass(frozen=True)
 class Cadence:
     """When something is looked at. evaluation: None at the end only. The next two are in steps, 0 for never: digests of all
-    parameters together, and of each tensor. timeline: whether what members do is kept, moment by moment."""
+    parameters together, and of each tensor. timeline: whether what members do is kept, moment by moment. check_every: steps
+    between two in which workers check each other, 0 for never."""
 
     evaluation: Every | None
     digest_every: int
     tensors_every: int
     timeline: bool = False
+    check_every: int = 0
 
 
 @dataclass(frozen=True)
@@ -339,6 +351,7 @@ class Plan:
     declared: Declared = field(default_factory=Declared)
     replay: tuple[Mapping[str, Any], ...] = ()  # the records of rests that are repeated; none where replicas run live
     segments: Segments | None = None  # of an audit, which repeats these steps alone
+    chaos: Chaos | None = None  # None where nobody disturbs it on purpose
 
     @property
     def mode(self) -> Mode:

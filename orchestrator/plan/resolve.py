@@ -9,6 +9,7 @@ from orchestrator.errors import ConfigurationError
 from orchestrator.plan import (
     Begin,
     Cadence,
+    Chaos,
     Checkpoints,
     Cluster,
     Compute,
@@ -29,7 +30,7 @@ from orchestrator.plan import (
     Watching,
 )
 from orchestrator.settings import Settings
-from orchestrator.settings.sections import BY_MEMORY, OptimizerSettings
+from orchestrator.settings.sections import BY_MEMORY, KINDS, OptimizerSettings
 from orchestrator.topologies import TOPOLOGIES
 from orchestrator.updates.ranking import Best
 from orchestrator.updates.schedules import SCHEDULES
@@ -91,7 +92,16 @@ def resolve(settings: Settings) -> Plan:
         pipelining=settings.cluster.pipeline,
         recompute=settings.run.recompute,
         declared=Declared(data.inputs, settings.environment.variables),
+        chaos=_chaos(settings),
     )
+
+
+def _chaos(settings: Settings) -> Chaos | None:
+    chosen = settings.chaos
+    if chosen.every is None or chosen.every.seconds is None:
+        return None
+    kinds = tuple(kind for kind in KINDS if kind in chosen.kinds)
+    return Chaos(chosen.every.seconds, kinds, chosen.seed)
 
 
 def _initial(settings: Settings) -> Initial | None:
@@ -114,8 +124,8 @@ def _checkpoints(settings: Settings) -> Checkpoints:
 
 
 def _cadence(settings: Settings) -> Cadence:
-    trace = settings.trace
-    return Cadence(settings.evaluation.every, trace.digest_every, trace.tensors_every, trace.timeline)
+    trace, checks = settings.trace, settings.check.every or 0
+    return Cadence(settings.evaluation.every, trace.digest_every, trace.tensors_every, trace.timeline, checks)
 
 
 def _sits_out(settings: Settings) -> bool:

@@ -26,7 +26,9 @@ from orchestrator.settings.loading import from_sources, from_yaml, load, origins
 from orchestrator.settings.schema import Settings
 from orchestrator.settings.sections import (
     BeginSettings,
+    ChaosSettings,
     CheckpointSettings,
+    CheckSettings,
     ClusterSettings,
     DataSettings,
     EarlyStoppingSettings,
@@ -60,6 +62,8 @@ from orchestrator.values import Every, Span, Steps, Workers
 
 __all__ = [
     "BeginSettings",
+    "ChaosSettings",
+    "CheckSettings",
     "CheckpointSettings",
     "ClusterSettings",
     "DataSettings",

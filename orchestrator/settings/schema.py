@@ -33,7 +33,9 @@ from orchestrator.settings.rules.rule import Rule
 from orchestrator.settings.sections import (
     About,
     BeginSettings,
+    ChaosSettings,
     CheckpointSettings,
+    CheckSettings,
     ClusterSettings,
     DataSettings,
     EarlyStoppingSettings,
@@ -132,6 +134,8 @@ class Settings:
     checkpoint: CheckpointSettings = field(default_factory=CheckpointSettings)
     evaluation: EvaluationSettings = field(default_factory=EvaluationSettings)
     trace: TraceSettings = field(default_factory=TraceSettings)
+    check: CheckSettings = field(default_factory=CheckSettings)
+    chaos: ChaosSettings = field(default_factory=ChaosSettings)
     tracking: TrackingSettings = field(default_factory=TrackingSettings)
     tuning: TuningSettings = field(default_factory=TuningSettings)
     strict: bool = field(default=False, metadata=execution("Refuse to start a run that could not be repeated exactly."))

@@ -96,6 +96,12 @@ SPEEDS = Must("a list of ADDRESS=SPEED with numbers above 0, each address once",
 MIXTURE = Must(
     f"numbers above 0 by name, whole ones in at most {LONGEST} rows (0.7 and 0.3: 7 and 3 in 10)", are_weights
 )
+IN_SECONDS = Must("in seconds, such as 60s", lambda every: every.seconds is not None)
+KINDS: tuple[Literal["kill"], Literal["pause"]] = ("kill", "pause")
+DISTURBANCES = Must(
+    f"a list of {' and '.join(KINDS)}, one of them or both",
+    lambda kinds: len({*kinds}) == len(kinds) > 0 and {*kinds} <= {*KINDS},
+)
 NO_NAME = Must("a mapping without the key 'name'", lambda options: "name" not in options)
 
 
@@ -582,6 +588,34 @@ class TraceSettings:
             "Whether timeline.json shows what each worker does when, for ui.perfetto.dev or chrome://tracing."
         ),
     )
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckSettings:
+    """Whether workers compute alike; see `orchestrator/engine/step/checking.py`."""
+
+    every: int | None = field(
+        default=None,
+        metadata=execution(
+            "Steps between two in which each worker computes a micro-batch of another one, too, and answers are compared.",
+            at_least(1),
+        ),
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChaosSettings:
+    """How a user disturbs a run to see what that does; see `orchestrator/driver/run/rehearsing.py`."""
+
+    every: Every | None = field(
+        default=None,
+        metadata=execution("Seconds between two disturbances of a worker, to rehearse losses; null: none.", IN_SECONDS),
+    )
+    kinds: tuple[str, ...] = field(
+        default=KINDS,
+        metadata=execution("What is done to it: kill (SIGKILL), or pause (SIGSTOP, for up to 3 s).", DISTURBANCES),
+    )
+    seed: int = field(default=0, metadata=execution("What is drawn of disturbances: when, which, whom.", SEED))
 
 
 @dataclass(frozen=True, kw_only=True)

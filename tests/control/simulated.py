@@ -37,6 +37,7 @@ from orchestrator.control.events import (
     Event,
     Finished,
     Heartbeat,
+    Inspect,
     Kill,
     Left,
     NoRoom,
@@ -257,10 +258,15 @@ class World:
             elif isinstance(command, Recovered):
                 assert command.seconds >= 0
                 self.recovered.append(command)
+            elif isinstance(command, Inspect):
+                assert not {*command.members} & self.known_dead
+                assert {*command.stuck} <= {*command.members}
             elif isinstance(command, Redeal | Slow):
                 assert command.micro_batch_s
-            else:
+            elif isinstance(command, End):
                 self._end(command)
+            else:
+                raise AssertionError(f"nobody checks anybody here: {command}")
 
     def _begin(self, begin: Begin) -> None:
         assert begin.generation == (self.begins[-1].generation + 1 if self.begins else self.requirements.generation)

@@ -22,6 +22,7 @@ from orchestrator.control.events import (
     Failed,
     Finished,
     Heartbeat,
+    Inspect,
     Interrupt,
     Kill,
     Left,
@@ -507,8 +508,9 @@ def test_the_stuck_one_is_killed_and_not_those_that_wait() -> None:
     waiting = [Heartbeat(0, "exchange", 1, None, 7), Heartbeat(2, "state_transfer", 1, None, 7)]
     assert play.wait(30.0, compute(1, 1, 2), *waiting) == []
     done = play.wait(2.0, compute(1, 1, 2), *waiting)
-    assert [type(command) for command in done] == [Kill, CallOff, Start]
-    assert "stood still for 31.0 s in the compute phase of step 1, shard 2, the limit is 30 s" in str(done[0])
+    assert done[0] == Inspect((0, 1, 2), stuck=(1,))  # while it still stands there
+    assert [type(command) for command in done[1:]] == [Kill, CallOff, Start]
+    assert "stood still for 31.0 s in the compute phase of step 1, shard 2, the limit is 30 s" in str(done[1])
 
 
 def test_all_stuck_ones_are_killed_at_once_and_a_moving_one_is_not() -> None:
@@ -531,7 +533,7 @@ def test_a_pause_of_the_driver_is_nobodys_silence() -> None:
     play.now += 1000.0
     assert play(Tick()) == []
     assert play.wait(27.0) == []
-    assert [type(command) for command in play.wait(2.0)][:2] == [Kill, Kill]
+    assert [type(command) for command in play.wait(2.0)][:3] == [Inspect, Kill, Kill]
 
 
 def test_a_called_off_member_that_does_not_leave_falls_under_the_same_rule() -> None:

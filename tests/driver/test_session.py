@@ -19,9 +19,11 @@ from orchestrator.checkpoints.weights import Weights
 from orchestrator.cluster.actors.members import ActorPlacement, Heard
 from orchestrator.cluster.placement.actor_slots import ActorSlots
 from orchestrator.cluster.placement.reservation import Node
+from orchestrator.control.checking import Verdict
 from orchestrator.control.rendezvous import balancing
 from orchestrator.driver.report import summary
 from orchestrator.driver.report.outcome import Outcome
+from orchestrator.driver.run import session as sessions
 from orchestrator.driver.run import trained_weights
 from orchestrator.driver.run.checkpointing import Saving
 from orchestrator.driver.run.event_sink import Audience, EventSink
@@ -29,6 +31,7 @@ from orchestrator.driver.run.job import refuse_unknown, requirements
 from orchestrator.driver.run.member_directory import MemberDirectory
 from orchestrator.driver.run.session import RunStart, Session, Startup
 from orchestrator.driver.terminal.signals import PendingSignal
+from orchestrator.engine.member.stack_dump import Seen
 from orchestrator.errors import (
     CheckpointDamaged,
     ClusterUnavailable,
@@ -44,6 +47,7 @@ from orchestrator.plan.resolve import resolve
 from orchestrator.records import reads
 from orchestrator.records.lines import LineFile, read
 from orchestrator.records.reads import Reads
+from orchestrator.records.stacks import Home
 from orchestrator.settings import load
 
 FACTS = {"steps": 2, "shard_state": False}
@@ -60,6 +64,7 @@ class Script:
     done: list[tuple[Any, ...]] = field(default_factory=list)
     gone: set[int] = field(default_factory=set)
     last_activities: Mapping[int, dict[str, Any]] = field(default_factory=dict)
+    seen: Mapping[int, Seen] = field(default_factory=dict)
 
     def hear(self, timeout_s: float) -> Iterator[Heard]:  # noqa: ARG002
         yield next(self.said)
@@ -84,6 +89,13 @@ class Script:
 
     def forget(self, member: int) -> None:
         self.done.append(("forget", member))
+
+    def stacks(self, members: Sequence[int]) -> dict[int, Seen]:
+        self.done.append(("stacks", *members))
+        return {member: self.seen[member] for member in members if member in self.seen}
+
+    def home(self, member: int) -> Home | None:
+        return Home("/p", "/o", "/l") if member in self.seen else None
 
     def is_gone(self, member: int) -> bool:
         return member in self.gone
@@ -148,6 +160,7 @@ def play(
     niceness: int | None = None,
     sync: str = "bsp",
     more: Sequence[str] = (),
+    seen: Mapping[int, Seen] | None = None,
     **before: Any,
 ) -> Played:
     """A run of two workers. gone: whose process has ended, whether or not Ray has said so; last_activities: what the dead were
@@ -168,17 +181,19 @@ def play(
         origin=None,
         describe=lambda *_: ["of a node"],
     )
-    seen: list[Reads] = []
+    read_by: list[Reads] = []
 
     def was_read(found: Reads) -> tuple[list[str], list[str]]:
-        seen.append(found)
+        read_by.append(found)
         return reads.obstacles(found), reads.notes(found)
 
     record.was_read = was_read
-    record.refusal_of_reads = lambda: reads.refusal(seen[-1]) if settings.strict else None
+    record.refusal_of_reads = lambda: reads.refusal(read_by[-1]) if settings.strict else None
     rests = None if sync == "bsp" else LineFile(tmp_path / "rests")
     record.rests, record.history = rests, [trace] if rests is None else [trace, rests]
-    script = Script(iter(said), last_words or {}, gone=gone or set(), last_activities=last_activities or {})
+    script = Script(
+        iter(said), last_words or {}, gone=gone or set(), last_activities=last_activities or {}, seen=seen or {}
+    )
     members: Any = script
     pending_signal = PendingSignal()
     pending_signal.signal = signal
@@ -592,3 +607,46 @@ def test_under_strict_a_run_that_reads_what_is_not_declared_ends_before_its_firs
 def test_under_strict_what_only_a_loader_reads_ends_it_too(tmp_path: Path) -> None:
     played = play(tmp_path, [*BEGIN, entries(0, {"event": "read", "reads": READ}), DESCRIBED], more=["strict=true"])
     assert isinstance(played.outcome.error, NotRerunnable)
+
+
+def test_who_computed_wrongly_is_named_with_its_machine_and_the_step_is_repeated(tmp_path: Path) -> None:
+    verdict = Verdict(1, 3, 0, wrong=(1,), between=(0, 1)).as_dict()
+    judged = {**left(0, "distrust", 1).answer, "verdict": verdict}
+    first, second = ({"trace": line} for line in LINES)
+    said = [
+        *BEGIN,
+        DESCRIBED,
+        entries(0, first),
+        Heard(0, "ran", judged),
+        entries(0, {"event": "generation_running", "generation": 1, "step": 1}, second),
+        finished(0, 1),
+    ]
+    played = play(tmp_path, said)
+    told = "worker 1 on node n computed shard 3 of step 1 wrongly; it may have done so since step 0"
+    assert (played.outcome.status, played.outcome.wrong, played.outcome.workers) == ("finished", [told], 1)
+    assert any(line.startswith(f"warning: {told}; the step is repeated in another process") for line in played.shown)
+    (event,) = [event for event in played.journal if event["event"] == "answers_differ"]
+    assert event.items() >= {"step": 1, "shard": 3, "workers": [1], "names": ["worker 1 on node n"]}.items()
+    (lost,) = [event for event in played.journal if event["event"] == "worker_lost"]
+    assert (lost["worker"], lost["why"]) == (1, "computed wrongly in step 1")
+    assert f"  wrong    {told}\n" in summary.text(played.outcome, "digits", "2 workers", "r", "here")
+
+
+def test_where_members_of_a_step_that_stalls_stand_is_written_down_before_one_is_killed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = iter(range(0, 10**6, 2))
+    monkeypatch.setattr(sessions, "time", SimpleNamespace(monotonic=lambda: float(next(clock))))
+    users = 'File "/p/net.py", line 7 in forward\n  File "/o/orchestrator/engine/model/workload.py", line 3 in loss'
+    seen = {0: Seen("", "T"), 1: Seen(f"Thread 0x1 (most recent call first):\n  {users}\n", "S")}
+    waits = Heard(1, "entries", heartbeat={**PULSE, "activity": "exchange"})
+    said = [*BEGIN, DESCRIBED, *[entries(0), waits] * 9, left(1, "peer", 0), finished(1, 1)]
+    played = play(tmp_path, said, more=["cluster.step_timeout_s=20"], seen=seen)
+    order = [each[:2] for each in played.done if each[0] in ("stacks", "kill")]
+    assert order[:2] == [("stacks", 0), ("kill", 0)]
+    events = [event for event in played.journal if event["event"] in ("stacks", "worker_lost")]
+    assert [event["event"] for event in events[:3]] == ["stacks", "stacks", "worker_lost"]
+    assert events[0]["at"] is None
+    assert "its process is stopped (SIGSTOP) and answers nothing; kill -CONT 100 lets it go on" in events[2]["why"]
+    assert events[1]["at"] == "net.py:7 in forward"
+    assert events[1]["stacks"] == [["/p/net.py:7 in forward", "/o/orchestrator/engine/model/workload.py:3 in loss"]]

@@ -24,6 +24,7 @@ from typing import Any, Literal
 import torch
 
 from orchestrator.checkpoints.state import TrainingState
+from orchestrator.control.checking import Verdict
 from orchestrator.control.events import Inheritance
 from orchestrator.control.hand_over import Standing, hand_over
 from orchestrator.control.membership import ControllerState, Requirements, inherited, lost_shards, moves
@@ -35,6 +36,7 @@ from orchestrator.engine.member.generation import INITIAL
 from orchestrator.engine.member.heartbeat import Heartbeat
 from orchestrator.engine.member.shard_slots import Row, ShardSlots
 from orchestrator.engine.worker import Ended, Generation, ProcessServices, Server, Worker
+from orchestrator.errors import Inconsistent
 from orchestrator.pipeline import Pipeline
 from orchestrator.plan import Variant
 from orchestrator.plan.resolve import resolve
@@ -356,6 +358,7 @@ class Elastic:
         self.inherited: list[tuple[int, Inheritance]] = []
         self.busy_for = busy_for
         self.joining = 0
+        self.verdicts: list[Verdict] = []
         self._keeps_width = keeps_width
         self._layout = layout
         self._numbers = itertools.count()
@@ -553,6 +556,7 @@ class Elastic:
                 assert end.accuses is None or end.accuses in died, (rank, end)
                 member.ended = end
                 survivors[rank] = end
+        self._put_out(survivors)
         steps = [
             advances_of(end.progress)
             for member, end in zip(self.members, survivors.values(), strict=True)
@@ -560,6 +564,22 @@ class Elastic:
         ]
         assert not steps or generation.state_transfers or max(steps) - min(steps) <= 1
         return survivors
+
+    def _put_out(self, survivors: dict[int, Ended]) -> None:
+        """As control.rendezvous.distrust does: who computed wrongly takes no part any more."""
+        verdicts = {end.verdict for end in survivors.values() if end.verdict is not None}
+        if not verdicts:
+            return
+        (verdict,) = verdicts
+        self.verdicts.append(verdict)
+        if verdict.shard is not None and not verdict.wrong:
+            raise Inconsistent("it cannot be told who is wrong")
+        wrong = [member for member, rank in zip(self.members, survivors, strict=True) if rank in verdict.wrong]
+        for member in wrong:
+            member.member.close()
+            self.members.remove(member)
+        for rank in verdict.wrong:
+            del survivors[rank]
 
     def _told(self, workers: list[Ended]) -> Told:
         assert len({(end.digest, end.progress) for end in workers}) == 1

@@ -36,6 +36,7 @@ from orchestrator.plan.resolve import resolve
 from orchestrator.privacy.secret import Secret
 from orchestrator.records.trace import Line
 from orchestrator.settings import (
+    CheckSettings,
     ClusterSettings,
     DataSettings,
     EarlyStoppingSettings,
@@ -188,6 +189,7 @@ def settings_for(
     timeline: bool = False,
     claims: bool | None = None,
     sharded: bool = False,
+    check_every: int | None = None,
 ) -> Settings:
     options, mode = dict(optimizer or {}), dict(sync or {"name": "bsp"})
     parts, draws = {"name": "shared", **(partition or {})}, {"name": "uniform", **(sampling or {})}
@@ -219,6 +221,7 @@ def settings_for(
         optimizer=OptimizerSettings(name=options.pop("name", None), options=options),
         gradient=GradientSettings(clip=clip),
         update=UpdateSettings(sharded=sharded),
+        check=CheckSettings(every=check_every),
         evaluation=EvaluationSettings(every=evaluate_every),
         trace=TraceSettings(digest_every=digest_every, tensors_every=tensors_every, timeline=timeline),
         schedule=_schedule(schedule or {}),

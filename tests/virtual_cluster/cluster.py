@@ -29,7 +29,7 @@ from orchestrator.cluster.actors import checkpoint_client, event_queue, member_a
 from orchestrator.driver.run import event_sink, session
 from orchestrator.engine import worker_hooks
 from orchestrator.engine.between_steps import timing
-from orchestrator.engine.member import cancellation, crash_record, heartbeat, time_account
+from orchestrator.engine.member import cancellation, crash_record, heartbeat, stack_dump, time_account
 from orchestrator.engine.member.generation import Generation
 from orchestrator.errors import RunFailed
 from orchestrator.numerics import allocator
@@ -558,6 +558,7 @@ def simulated(cluster: Cluster) -> Iterator[None]:
         (member_actor.MemberActor, "_describe", lambda *_: {"environment": {}, "modules": []}),
         (allocator, "give_back", lambda: None),  # takes as long as a run: all processes are this one
         (crash_record, "CrashRecord", lambda: SimpleNamespace(fd=0, note=None)),
+        (stack_dump, "StackDump", lambda: SimpleNamespace(place=None)),  # all processes are this one
         (heartbeat, "Heartbeat", lambda _, times: Beating(cluster, times)),
         (sockets, "Listener", Listener),
         (sockets, "connect", cluster.connect),

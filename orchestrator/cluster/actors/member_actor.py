@@ -18,9 +18,11 @@ from typing import TYPE_CHECKING, Any, Literal
 import ray
 
 from orchestrator import errors
+from orchestrator.cluster.actors.disturbing import disturb
 from orchestrator.cluster.actors.event_queue import Entry, EventQueue, capture_prints
 from orchestrator.cluster.actors.lease import Lease
 from orchestrator.cluster.actors.orphaned import PREFIX, DriverWatch, Overseen, written
+from orchestrator.control.rehearsal import Kind
 from orchestrator.records import phases
 
 if TYPE_CHECKING:
@@ -93,6 +95,7 @@ class MemberActor:
         _hide_gpus()
         from orchestrator.engine.member.crash_record import CrashRecord
         from orchestrator.engine.member.heartbeat import Heartbeat
+        from orchestrator.engine.member.stack_dump import StackDump
         from orchestrator.engine.member.time_account import TimeAccount
 
         self._lease = Lease(plan.cluster.timeouts.lease_s)
@@ -109,6 +112,7 @@ class MemberActor:
         self._slots: tuple[int, int] | None = None
         self._weights: Weights | None = None  # while they are read in pieces
         self._crash_record = CrashRecord()
+        self._stack_dump = StackDump()
         self._heartbeat = Heartbeat(self._crash_record.note, TimeAccount(spans=plan.cadence.timeline))
         self._checkpoint_client: CheckpointClient | None = None
         self._member: Any = None
@@ -117,7 +121,7 @@ class MemberActor:
             DriverWatch(overseen, self._orphaned)
 
     def prepare(self) -> Answer:
-        """`{"run_manifest", "addresses", "pid", "node", "niceness", "crash_record", "reads", "sites"}`: ready to join
+        """`{"run_manifest", "addresses", "pid", "node", "niceness", "crash_record", "stacks", "reads", "sites"}`: ready to join
         a generation."""
         return self._answer(self._prepare)
 
@@ -164,6 +168,11 @@ class MemberActor:
     def look(self, token: str, name: str | None, first: int, count: int | None) -> Answer:
         """What a server holds of a parameter (`engine.server.Server.look`), with the token by which it was asked."""
         return {**self._answer(lambda: dict(self._member.look(name, first, count))), "token": token}
+
+    @ray.method(concurrency_group="control")
+    def suffer(self, kind: Kind, pause_s: float) -> None:
+        """As `disturbing.disturb` of this process, which may be on another node than the driver."""
+        disturb(os.getpid(), kind, pause_s)
 
     def profile(self) -> Answer:
         """`{"profile", "partition", "layers"}`: a short description of the training data; how they are divided among the
@@ -233,6 +242,7 @@ class MemberActor:
             "node": ray.get_runtime_context().get_node_id(),
             "niceness": os.getpriority(os.PRIO_PROCESS, 0),
             "crash_record": self._crash_record.fd,
+            "stacks": self._stack_dump.place,
             "reads": self._member.reads.as_dict(),
             "sites": sites,
             "phases": phases.told(),

@@ -5,7 +5,8 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-from collections.abc import Iterator, Mapping
+import time
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -13,14 +14,18 @@ from typing import Any, Literal, Self
 
 import ray
 from ray.exceptions import RayError, RayTaskError
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+from orchestrator.cluster.actors.disturbing import disturb
 from orchestrator.cluster.actors.member_actor import Answer, MemberActor, Role
 from orchestrator.cluster.actors.orphaned import Overseen
-from orchestrator.engine.member import lasting_memory
+from orchestrator.control.rehearsal import Disturbance
+from orchestrator.engine.member import lasting_memory, stack_dump
 from orchestrator.engine.member.crash_record import CrashRecordReader
 from orchestrator.engine.member.generation import Generation
 from orchestrator.errors import RunFailed, WorkerLost
 from orchestrator.plan import Plan
+from orchestrator.records.stacks import Home
 from orchestrator.transports.tls import Credentials
 
 _POLL_S = 2.0  # how long an idle actor holds a poll, at most
@@ -31,15 +36,17 @@ _PROFILE_S = 30.0
 _ANSWERS_S = 120.0
 _SILENT_S = 30.0  # who has not answered for so long is stopped, or its host is gone
 _PIECE_BYTES = 32 * 2**20
+_STACKS_S = 10.0  # for a process of Ray's to start on another node
 
 
 @dataclass(frozen=True)
 class ActorPlacement:
     """Where and how a member's actor is started. project: the folder in which it works, None for a copy that Ray
-    unpacks; options: for `ray.remote`."""
+    unpacks; options: for `ray.remote`; node: its id, where that is known before."""
 
     project: str | None
     options: Mapping[str, Any]
+    node: str | None = None
 
 
 Kind = Literal["prepared", "ran", "entries", "described", "looked", "died"]
@@ -65,6 +72,8 @@ class _Member:
     pid: int | None = None
     node: str | None = None
     crash_record: CrashRecordReader | None = None
+    stacks: stack_dump.Place | None = None
+    runtime_env: Mapping[str, Any] = field(default_factory=dict)
     pending: int = 0  # answers that are waited for
     over: bool = False
 
@@ -112,7 +121,7 @@ class Members:
         actor = self._kind.options(**place.options).remote(
             role, self._plan, self._secrets, place.project, self._overseen
         )
-        self._members[member] = _Member(actor)
+        self._members[member] = _Member(actor, runtime_env=place.options.get("runtime_env", {}))
         self._ask(member, "prepared", actor.prepare.remote())
         self._poll(member)
 
@@ -145,6 +154,38 @@ class Members:
         """What a dead member did last, in the form of its heartbeat; None where that cannot be known."""
         crash_record = self._members[member].crash_record
         return None if crash_record is None else crash_record.last()
+
+    def stacks(self, members: Collection[int]) -> dict[int, stack_dump.Seen]:
+        """The stacks of those that have prepared; on other nodes by a process of Ray's there, since who is stuck may answer
+        nothing. Who is out of reach is left out."""
+        by_node: dict[str | None, list[int]] = {}
+        for member in members:
+            if member in self._members and self._members[member].stacks is not None:
+                by_node.setdefault(self._members[member].node, []).append(member)
+        there = {node: self._ask_for_stacks(node, known) for node, known in by_node.items() if node != this_node()}
+        here = by_node.get(this_node(), [])
+        found = dict(zip(here, stack_dump.take(self._places(here)), strict=True))
+        deadline = time.monotonic() + _STACKS_S
+        for node, reference in there.items():
+            with contextlib.suppress(RayError, OSError):
+                seen = ray.get(reference, timeout=max(0.0, deadline - time.monotonic()))
+                found.update(zip(by_node[node], seen, strict=True))
+        return found
+
+    def _ask_for_stacks(self, node: str | None, members: Sequence[int]) -> Any:
+        strategy = NodeAffinitySchedulingStrategy(str(node), soft=False)
+        env = dict(self._members[members[0]].runtime_env)
+        options: dict[str, Any] = {"num_cpus": 0, "max_retries": 0, "scheduling_strategy": strategy, "runtime_env": env}
+        task: Any = ray.remote(**options)(stack_dump.take)
+        return task.remote(self._places(members))
+
+    def _places(self, members: Sequence[int]) -> list[stack_dump.Place]:
+        return [place for member in members if (place := self._members[member].stacks) is not None]
+
+    def home(self, member: int) -> Home | None:
+        """Where its process finds its code; None before it has prepared."""
+        place = self._members[member].stacks
+        return None if place is None else Home(**place.home)
 
     def forget(self, member: int) -> None:
         """It is dead or killed, and what it was doing is known: let go of what is kept of it, once nothing it has said is on
@@ -200,6 +241,14 @@ class Members:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.kill(known.pid, signal.SIGKILL)
         ray.kill(known.actor, no_restart=True)
+
+    def disturb(self, member: int, wanted: Disturbance) -> None:
+        """Do to its process what its user rehearses."""
+        known = self._members[member]
+        if known.pid is not None and known.node == this_node():
+            disturb(known.pid, wanted.kind, wanted.pause_s)
+        else:
+            known.actor.suffer.remote(wanted.kind, wanted.pause_s)
 
     def save_weights(self, member: int, path: str) -> None:
         """Bring the trained weights that the member has into a file here. Raises WorkerLost when it is gone, or does not
@@ -259,6 +308,7 @@ class Members:
             return Heard(member, kind, entries=answer["entries"], heartbeat=answer["heartbeat"])
         if "node" in answer and not known.over:
             known.node = answer["node"]
+            known.stacks = stack_dump.Place(**answer["stacks"]) if answer.get("stacks") else None
             if known.node == this_node():
                 with contextlib.suppress(OSError):
                     known.crash_record = CrashRecordReader(answer["pid"], answer["crash_record"])

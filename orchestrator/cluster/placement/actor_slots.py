@@ -9,10 +9,14 @@ them.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+from dataclasses import replace
+from typing import Final
 
 from orchestrator.cluster.actors.members import ActorPlacement
 from orchestrator.control.events import Role
+
+_NODE_ID: Final = "ray.io/node-id"  # a label that Ray gives to each node
 
 
 class ActorSlots:
@@ -24,12 +28,13 @@ class ActorSlots:
         self._free = list(reversed(places))
         self._elsewhere = elsewhere
         self._taken: dict[int, ActorPlacement] = {}
+        self._avoided: frozenset[str] = frozenset()
 
     def take(self, member: int, role: Role) -> ActorPlacement:
         """The slot for a new member."""
         fit = [place for place in self._free if not self._servers or (id(place) in self._servers) == (role == "server")]
         if not fit:
-            return self._elsewhere
+            return self._somewhere()
         self._free.remove(fit[-1])
         self._taken[member] = fit[-1]
         return fit[-1]
@@ -37,5 +42,16 @@ class ActorSlots:
     def leave(self, member: int) -> None:
         """The member is gone, and its slot is free again."""
         place = self._taken.pop(member, None)
-        if place is not None:
+        if place is not None and place.node not in self._avoided:
             self._free.append(place)
+
+    def avoid(self, nodes: Collection[str]) -> None:
+        """Nobody is started on these nodes any more."""
+        self._avoided |= {*nodes}
+        self._free = [place for place in self._free if place.node not in self._avoided]
+
+    def _somewhere(self) -> ActorPlacement:
+        if not self._avoided:
+            return self._elsewhere
+        others = {_NODE_ID: f"!in({','.join(sorted(self._avoided))})"}
+        return replace(self._elsewhere, options={**self._elsewhere.options, "label_selector": others})

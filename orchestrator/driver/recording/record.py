@@ -348,6 +348,8 @@ class Record:
         }
         if lost:
             rows["recoveries"] = ", ".join(lost)
+        if outcome.wrong:
+            rows["computed wrongly"] = "; ".join(outcome.wrong)
         return card.CardContents(
             run_id=self.tracker.run_id,
             name=self.tracker.name,

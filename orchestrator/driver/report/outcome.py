@@ -31,8 +31,9 @@ class Outcome:
     update was ahead of the slowest one at most; epsilon: of a private run; times: shares of the workers' time
     (`records.times`); shards: where they are claimed, of each worker how many it computed, and how many of those were dealt to
     others, as far as it has told; hosted: shards of each worker of the last generation; redealt: so often they were dealt anew
-    by speed; slow: workers that were far slower than others, in words; schedule: of the generation with most workers, for a
-    picture; bytes_read: by node, of files from elsewhere: fetched, and found in its cache; files_read: of the training set;
+    by speed; slow: workers that were far slower than others, in words; wrong: what checks have found, in words; disturbed: what
+    was done to workers on purpose, and how often; schedule: of the generation with most workers, for a picture; bytes_read: by
+    node, of files from elsewhere: fetched, and found in its cache; files_read: of the training set;
     best: of a run whose model is not the last one; trace: the head of the Merkle tree of its trace; not_recorded: why MLflow
     has not all of it, which does not make the run a failed one; not_told: which writers beside MLflow have not, and why.
     """
@@ -55,6 +56,8 @@ class Outcome:
     hosted: tuple[int, ...] = ()
     redealt: int = 0
     slow: list[str] = field(default_factory=list)
+    wrong: list[str] = field(default_factory=list)
+    disturbed: dict[str, int] = field(default_factory=dict)
     shards: dict[str, tuple[int, int]] = field(default_factory=dict)
     bytes_read: dict[str, tuple[int, int]] = field(default_factory=dict)
     files_read: FilesRead = field(default_factory=FilesRead)
@@ -115,6 +118,10 @@ class Outcome:
             report["redealt"], report["hosted"] = self.redealt, list(self.hosted)
         if self.slow:
             report["slow"] = self.slow
+        if self.disturbed:
+            report["disturbed"] = self.disturbed
+        if self.wrong:
+            report["wrong"] = self.wrong
         if self.shards:
             told = self.shards.items()
             report["shards"] = {

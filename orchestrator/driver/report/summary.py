@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 
+from orchestrator.driver.report import rehearsed
 from orchestrator.driver.report.outcome import Outcome
 from orchestrator.records import times
 from orchestrator.tracking import is_server, run_page
@@ -28,6 +29,11 @@ def text(outcome: Outcome, title: str, layout: str, run_id: str, look: str) -> s
         ),
         ("files", outcome.files_sentence),
         *(("slow", each) for each in outcome.slow),
+        *(("wrong", each) for each in outcome.wrong),
+        (
+            "chaos",
+            rehearsed.sentence(outcome.disturbed, outcome.recoveries, run_id, lockstep=outcome.staleness is None),
+        ),
     ]
     return (
         f"{title}: finished {outcome.steps} step{'s' * (outcome.steps != 1)}, {layout}{rate}{sent}\n"

@@ -13,10 +13,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from orchestrator.control import events
+from orchestrator.control.rehearsal import Disturbance
 from orchestrator.driver.recording.record import Record
 from orchestrator.driver.report.outcome import Outcome
 from orchestrator.driver.run.checkpointing import SavedCheckpoint
 from orchestrator.driver.run.drift_watch import DriftWatch, Found
+from orchestrator.driver.run.standstill import Stand
 from orchestrator.driver.run.time_log import TimeLog
 from orchestrator.driver.supervision import TakenOver
 from orchestrator.driver.terminal.progress import ProgressDisplay, say_obstacles
@@ -343,6 +345,24 @@ class EventSink:
             "  look at its machine: other jobs (uptime), its clock rate (heat), a part that fails"
         )
 
+    def distrusts(self, command: events.Distrust, wrong: Sequence[str], between: Sequence[str]) -> None:
+        """A check has found different answers. wrong, between: as of the command, with their machines."""
+        verdict = command.verdict
+        self.event("answers_differ", **verdict.as_dict(), workers=command.wrong, names=wrong or between)
+        what = f"shard {verdict.shard}" if verdict.shard is not None else "the memory of its sum"
+        spread = f"; it may have done so since step {verdict.since}" if verdict.since < verdict.step else ""
+        told = [f"{each} computed {what} of step {verdict.step} wrongly{spread}" for each in wrong]
+        told = told or [f"{' and '.join(between)}: two answers in {what} of step {verdict.step}{spread}"]
+        self.outcome.wrong += told
+        again = "" if command.verdict.shard is not None and not wrong else "; the step is repeated"
+        left = " without its machine" * command.machines or " in another process" * bool(wrong)
+        remedy = (
+            "\n  steps before it are in the parameters: rerun=ID on another machine shows whether they are right"
+            * bool(spread)
+        )
+        for each in told:
+            self._progress.say(f"warning: {each}{again}{left}{remedy}")
+
     def sync(self) -> None:
         """Wait until trace and rests are on the disk, as they have to be before a checkpoint of their last step, and their
         metrics there or at the store: a run that is resumed from it goes on behind them. Raises OSError when the disk does
@@ -383,6 +403,18 @@ class EventSink:
     def lost(self, role: str, member: int, why: str) -> None:
         self.event(f"{role}_lost", **{role: member}, step=self.outcome.steps, why=why)
         self._progress.say(f"{role} {member} was lost after step {self.outcome.steps}: {why}")
+
+    def disturbs(self, wanted: Disturbance, worker: int, where: str) -> None:
+        """On purpose, as the user has asked for."""
+        pause = {"seconds": round(wanted.pause_s, 3)} if wanted.kind == "pause" else {}
+        self.outcome.disturbed[wanted.kind] = self.outcome.disturbed.get(wanted.kind, 0) + 1
+        self.event("disturbed", number=wanted.number, kind=wanted.kind, worker=worker, step=self.outcome.steps, **pause)
+        how = f"is stopped for {wanted.pause_s:.1f} s" if pause else "is killed"
+        self._progress.say(f"chaos: worker {worker} on {where} {how}, disturbance {wanted.number + 1}")
+
+    def stands(self, role: str, member: int, found: Stand, *, is_stuck: bool) -> None:
+        """Where a member of a step that stalls stands. What is said of who is stuck is said with its loss."""
+        self.event("stacks", **{role: member}, stuck=is_stuck, **found.as_dict())
 
     def caller_refused(self, member: int, why: str) -> None:
         self.event("caller_refused", member=member, why=why)

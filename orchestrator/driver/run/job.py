@@ -48,6 +48,7 @@ from orchestrator.driver.run.event_sink import Audience, EventSink
 from orchestrator.driver.run.looks import Looks
 from orchestrator.driver.run.mailbox import Mailbox
 from orchestrator.driver.run.member_directory import MemberDirectory
+from orchestrator.driver.run.rehearsing import Rehearsing
 from orchestrator.driver.run.session import NodeCheck, NodeTraits, RunStart, Session, Startup
 from orchestrator.driver.run.time_log import TimeLog, summed
 from orchestrator.driver.supervision import Supervision
@@ -205,7 +206,9 @@ class Job:
         keys = None if private is None else private.keys
         mailbox = Mailbox(record.files.looks)
         with contextlib.closing(watch), contextlib.closing(Looks(mailbox, plan, startup.members.look)) as looks:
-            session = Session(startup, directory, saving, event_sink, looks, keys)
+            step_s = plan.cluster.timeouts.step_s
+            rehearsing = None if plan.chaos is None else Rehearsing(plan.chaos, step_s)
+            session = Session(startup, directory, saving, event_sink, looks, keys, rehearsing)
             try:
                 session.run(self.pending_signal, ray.trouble)
             finally:
@@ -266,14 +269,16 @@ class Job:
         anywhere = {"num_cpus": need.cpus, "num_gpus": need.gpus}
         if cluster.address is None:
             here, also = str(self.project), self._variables()
-            slots_here = [ActorPlacement(here, {**slot.options, **also}) for slot in slots]
+            slots_here = [ActorPlacement(here, {**slot.options, **also}, slot.node.id) for slot in slots]
             return ActorSlots(slots_here, ActorPlacement(here, {**anywhere, **also})), lambda _node: None
         begins = self.plan.run.initial
         needed = [*self.settings.data.inputs, *([] if begins is None else [begins.file])]
         project = Project(self.project, needed, timeout_s, self._check, self.settings.environment.variables)
         workspaces = prepare_workspaces(project, {slot.node.id: slot.node for slot in slots}.values(), self.display.say)
         places = [
-            ActorPlacement(workspace.project, {**slot.options, "runtime_env": dict(workspace.runtime_env)})
+            ActorPlacement(
+                workspace.project, {**slot.options, "runtime_env": dict(workspace.runtime_env)}, slot.node.id
+            )
             for slot, workspace in ((slot, workspaces[slot.node.id]) for slot in slots)
         ]
         # A node that is not known yet is more likely to lack the project than to have it.

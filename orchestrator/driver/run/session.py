@@ -7,19 +7,22 @@ All decisions are made by `control.controller.decide`, and all numbers come from
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol, Self
 
 from orchestrator.cluster.actors.members import ActorPlacement, Heard, Members
 from orchestrator.control import controller, events, fault_attribution
+from orchestrator.control.checking import Verdict
 from orchestrator.control.membership import ControllerState, Requirements, waiting
 from orchestrator.driver.run import trained_weights
 from orchestrator.driver.run.checkpointing import Saving
 from orchestrator.driver.run.event_sink import EventSink
 from orchestrator.driver.run.looks import Looks
 from orchestrator.driver.run.member_directory import MemberDirectory
+from orchestrator.driver.run.rehearsing import Rehearsing
+from orchestrator.driver.run.standstill import stand
 from orchestrator.driver.supervision import TakenOver
 from orchestrator.driver.terminal.signals import PendingSignal
 from orchestrator.errors import (
@@ -29,6 +32,7 @@ from orchestrator.errors import (
     Inconsistent,
     NotRerunnable,
     OrchestratorError,
+    Stalled,
     from_dict,
 )
 from orchestrator.privacy.keys import Keys
@@ -54,6 +58,9 @@ class ActorSlots(Protocol):
 
     def leave(self, member: int) -> None:
         """The member is gone, and its slot is free again."""
+
+    def avoid(self, nodes: Collection[str]) -> None:
+        """Nobody is started on these nodes any more."""
 
 
 NodeCheck = Callable[[str], str | None]  # why a member on this node cannot take part; None when it can
@@ -136,8 +143,11 @@ class Session:
         event_sink: EventSink,
         looks: Looks | None = None,
         keys: Callable[[Mapping[str, Any]], Keys] | None = None,
+        rehearsing: Rehearsing | None = None,
     ) -> None:
-        """looks: of others at the running model, which are passed on; keys: of a private run, by its run manifest."""
+        """looks: of others at the running model, which are passed on; keys: of a private run, by its run manifest; rehearsing:
+        what is done to workers on purpose."""
+        self._rehearsing = rehearsing
         run_start = startup.run_start
         self._members = startup.members
         self._node_check = startup.node_check
@@ -161,6 +171,8 @@ class Session:
         self._generation = -1
         self._running = False  # whether the present generation has completed a step
         self._over: set[int] = set()  # dead, or killed here
+        self._stands: dict[int, str] = {}  # of members that are about to be killed, where they stand
+        self._stood_at: str | None = None  # of the last one of which it is known
         self._asked: dict[int, str] = {}  # who was asked what its process is made of, and the node it lives on
         self._described: set[str] = set()  # nodes
         self._state = startup.state
@@ -187,6 +199,7 @@ class Session:
             if wrong is not None:
                 self._decide(events.Failed(None, ClusterUnavailable(wrong, _RAY_GONE)))
             self._decide(events.Tick())
+            self._rehearse()
             self._event_sink.tick()
             if self._looks is not None:
                 self._looks.tick(self._servers)
@@ -197,6 +210,13 @@ class Session:
         for member in self._roles:
             if member not in self._over and not self._members.is_gone(member):
                 self._entries(member, self._members.drain(member))
+
+    def _rehearse(self) -> None:
+        due = None if self._rehearsing is None else self._rehearsing.due(self._state, time.monotonic())
+        if due is not None:
+            wanted, member = due
+            self._event_sink.disturbs(wanted, member.id, self._node_name(member.id))
+            self._members.disturb(member.id, wanted)
 
     def save_weights(self, path: str) -> int:
         """Once the run has finished: bring the trained weights into a file here; returns a worker that gave some. Raises what
@@ -228,7 +248,11 @@ class Session:
             progress = parse(answer["progress"])
             number, kind, accuses, why = (answer[key] for key in ("generation", "left", "accuses", "why"))
             rows, holds_sum = _rows(answer), answer.get("holds_sum", False)
-            self._decide(events.Left(member, number, kind, progress, accuses, why, **rows, holds_sum=holds_sum))
+            verdict = Verdict.from_dict(answer["verdict"]) if "verdict" in answer else None
+            left = events.Left(
+                member, number, kind, progress, accuses, why, **rows, holds_sum=holds_sum, verdict=verdict
+            )
+            self._decide(left)
             if answer["left"] == "peer":
                 self._look_for_dead()
         else:
@@ -354,8 +378,12 @@ class Session:
                         self._members.call_off(member, generation)
                 case events.Ask(member, what):
                     self._members.ask(member, what)
+                case events.Inspect(members, stuck):
+                    self._inspect(members, stuck)
                 case events.Kill(member, why):
                     self._kill(member, why)
+                case events.Distrust():
+                    self._distrust(command)
                 case events.Recovered():
                     self._event_sink.recovered(command)
                 case events.Redeal():
@@ -407,6 +435,27 @@ class Session:
         if checkpoint is not None:
             self._decide(events.CheckpointSaved(checkpoint))  # it may be an older one than was thought
 
+    def _inspect(self, members: Sequence[int], stuck: Sequence[int]) -> None:
+        """The journal has the stacks of all of a step that stalls before anybody is killed."""
+        seen = self._members.stacks(members)
+        for member in members:
+            found = stand(seen.get(member), self._members.home(member), self._members.pid(member))
+            is_stuck = member in stuck
+            self._event_sink.stands(self._roles[member], member, found, is_stuck=is_stuck)
+            if is_stuck:
+                self._stands[member] = found.sentence
+                self._stood_at = found.at or self._stood_at
+
+    def _distrust(self, command: events.Distrust) -> None:
+        """Members of the present generation, which are not forgotten yet."""
+        wrong, between = (
+            [f"worker {member} on {self._node_name(member)}" for member in members]
+            for members in (command.wrong, command.between)
+        )
+        self._event_sink.distrusts(command, wrong, between)
+        if command.machines:
+            self._actor_slots.avoid({self._nodes[member] for member in command.wrong})
+
     def _newest(self) -> int | None:
         """The checkpoint to go on from; one that is damaged is passed over, saying so. Raises CheckpointDamaged when none
         can be looked for."""
@@ -416,6 +465,8 @@ class Session:
         return step
 
     def _kill(self, member: int, why: str) -> None:
+        where = self._stands.pop(member, None)
+        why += f"; {where}" if where is not None else ""
         self._members.kill(member)
         self._forget(member)
         self._event_sink.lost(self._roles[member], member, why)
@@ -433,6 +484,8 @@ class Session:
 
     def _end(self, error: OrchestratorError | None) -> None:
         """End the run. The first error is the one that is reported."""
+        if isinstance(error, Stalled) and self._stood_at is not None:
+            error = Stalled(f"{error.message}; the last one at {self._stood_at}", error.remedy, error.details)
         self._event_sink.outcome.error = self._event_sink.outcome.error or error
 
     def _entries(self, member: int, entries: list[dict[str, Any]]) -> None:

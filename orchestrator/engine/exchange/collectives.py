@@ -35,11 +35,12 @@ from orchestrator.transports.base import Received, Regions, Tag, Transport, inta
 
 # Phases, part of every message's tag.
 VOTE, SUM, EVALUATION_VOTE, EVALUATION, END, STATE_TRANSFER, SPRINT, REST, HEIRS, MADE = range(10)
+ANSWERS, LOOK_BACK = 10, 11  # of checks
 LATTICE, LATTICE_KEYS = 12, 13  # of clipped contributions
 COMPRESSED = 16  # the first phase of a compression
 _PIECE: Final = 64 * BLOCK  # elements of a sum that travel as one message
 # Where a member waits until the others have come as far, and does not go on with what it did (`CancellableTransport.waits`).
-VOTES = dict.fromkeys((VOTE, EVALUATION_VOTE, END, MADE), False)
+VOTES = dict.fromkeys((VOTE, EVALUATION_VOTE, END, MADE, ANSWERS, LOOK_BACK), False)
 
 
 class Memory:
@@ -112,7 +113,8 @@ class Exchange:
     """One member's collective operations in one generation. They raise what the transport raises: PeerLost,
     DeadlineExceeded.
 
-    generation: its number. sent_bytes: of the payloads of its calls so far, as the transport counts them.
+    generation: its number. rank: this member's; workers: so many, who have the first ranks. sent_bytes: of the payloads of its
+    calls so far, as the transport counts them.
     """
 
     def __init__(
@@ -120,6 +122,7 @@ class Exchange:
     ) -> None:
         self._schedule = schedule
         self._rank = rank
+        self.rank, self.workers = rank, schedule.workers
         self.generation = generation
         self._transport = transport
         self._memory = memory

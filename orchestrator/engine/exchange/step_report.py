@@ -13,6 +13,8 @@ workers. Everything that has to be agreed on is encoded for that:
     present           1 per tensor of the layout that some shard has a gradient for, or has changed
     weights, losses   one slot per shard, the bits of a float64; EMPTY everywhere but at the shard's host
     claimants         per shard the rank that has computed it; only where shards are claimed
+    checks            per shard the answers of those who computed it, the largest and the complement of the smallest, so that
+                      members agree where they are equal; only in a step in which some are computed twice
     counters          each value and its complement, so that members agree where maximum == minimum; EMPTY at a member that
                       does not have it, which some are where a model is cut into stages
 """
@@ -39,12 +41,13 @@ EMPTY = -(2**63)  # below the bits of every float64 but -0.0, which `to_slots` n
 @dataclass(frozen=True)
 class Shape:
     """The lengths that every member of a run knows: shards, tensors of the layout, counter values. claimed: whether it is told
-    who has computed which shard."""
+    who has computed which shard; checked: what came out of which."""
 
     shards: int
     tensors: int
     counters: int
     claimed: bool = False
+    checked: bool = False
 
 
 @dataclass(frozen=True)
@@ -59,7 +62,7 @@ class Requests:
 
 @dataclass(frozen=True)
 class StepReport:
-    """One member's part of the vote. A server sends the default one."""
+    """One member's part of the vote. A server sends the default one. checks: by shard its answers, two of who is alone."""
 
     failing_shard: int | None = None
     requests: Requests = Requests()
@@ -70,6 +73,7 @@ class StepReport:
     losses: Mapping[int, float] = field(default_factory=dict)
     counters: Sequence[int] | None = None
     claimants: Mapping[int, int] = field(default_factory=dict)
+    checks: Mapping[int, Sequence[int]] = field(default_factory=dict)
 
     def encode(self, shape: Shape) -> torch.Tensor:
         counters = [EMPTY] * (2 * shape.counters)
@@ -83,15 +87,22 @@ class StepReport:
             *to_slots(shape.shards, self.weights),
             *to_slots(shape.shards, self.losses),
             *([self.claimants.get(shard, EMPTY) for shard in range(shape.shards)] if shape.claimed else ()),
+            *(self._answers(shape.shards) if shape.checked else ()),
             *counters,
         ]
         return torch.tensor(told, dtype=torch.int64)
+
+    def _answers(self, shards: int) -> list[int]:
+        given = [self.checks.get(shard, ()) for shard in range(shards)]
+        least = [max((~answer for answer in answers), default=EMPTY) for answers in given]
+        return [*(max(answers, default=EMPTY) for answers in given), *least]
 
 
 @dataclass(frozen=True)
 class Consensus:
     """The combined step reports, equal at all members. weights and losses have an entry for each shard that was computed.
-    sent_bytes: by the member that sent most in the step before. claimants: by shard, of several the highest rank."""
+    sent_bytes: by the member that sent most in the step before. claimants: by shard, of several the highest rank.
+    disputed: shards of which two answers differ."""
 
     failing_shard: int | None
     requests: Requests
@@ -103,16 +114,17 @@ class Consensus:
     counters: list[int]
     disagreeing_counters: list[int]
     claimants: dict[int, int] = field(default_factory=dict)
+    disputed: list[int] = field(default_factory=list)
 
     @classmethod
     def decode(cls, vector: torch.Tensor, shape: Shape) -> Consensus:
         told = iter(vector.tolist())
         failing_shard, requests = read_head(told, shape)
         sent = next(told)
-        claimed = shape.shards if shape.claimed else 0
-        lengths = (shape.tensors, shape.tensors, shape.shards, shape.shards, claimed, shape.counters, shape.counters)
-        magnitudes, present, weights, losses, claimants, high, inverted = (
-            list(itertools.islice(told, length)) for length in lengths
+        claimed, checked = (shape.shards if told_of else 0 for told_of in (shape.claimed, shape.checked))
+        lengths = (shape.tensors, shape.tensors, shape.shards, shape.shards, claimed, checked, checked)
+        magnitudes, present, weights, losses, claimants, most, least, high, inverted = (
+            list(itertools.islice(told, length)) for length in (*lengths, shape.counters, shape.counters)
         )
         return cls(
             failing_shard=failing_shard,
@@ -125,6 +137,7 @@ class Consensus:
             counters=high,
             disagreeing_counters=[i for i in range(shape.counters) if high[i] != ~inverted[i] and high[i] != EMPTY],
             claimants={shard: rank for shard, rank in enumerate(claimants) if rank != EMPTY},
+            disputed=[shard for shard in range(checked) if most[shard] != ~least[shard] and most[shard] != EMPTY],
         )
 
     def computed(self, shard: int) -> tuple[float, float] | None:

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Collection, Mapping
 from typing import Final
 
-from orchestrator.engine.member.generation import Connect, Ended, Generation, Withdrawn
+from orchestrator.engine.member.generation import Connect, Distrusted, Ended, Generation, Withdrawn
 from orchestrator.engine.member.heartbeat import CalledOff, Heartbeat
 from orchestrator.errors import OrchestratorError
 from orchestrator.records.progress import Activity, Progress
@@ -117,7 +117,7 @@ def live(
         if transport is not None:
             transport.close(_FAREWELL_S)
         raise
-    except (CalledOff, Withdrawn, PeerLost, DeadlineExceeded, ConnectionAbortedError) as error:
+    except (CalledOff, Withdrawn, Distrusted, PeerLost, DeadlineExceeded, ConnectionAbortedError) as error:
         if transport is not None:
             transport.close(_FAREWELL_S)
         return _left(error, progress())
@@ -133,6 +133,8 @@ def live(
 def _left(error: Exception, progress: Progress | None) -> Ended:
     if isinstance(error, Withdrawn):
         return Ended("withdrew", progress, why=str(error))
+    if isinstance(error, Distrusted):
+        return Ended("distrust", progress, why=str(error), verdict=error.verdict)
     if isinstance(error, (PeerLost, DeadlineExceeded)):
         accuses = None if isinstance(error, PeerLeft) else error.peer
         return Ended("peer", progress, accuses=accuses, why=str(error))

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final, Literal, Protocol
 
 from orchestrator.checkpoints.state import TrainingState
+from orchestrator.control.checking import Verdict
 from orchestrator.control.events import Inheritance, Move
 from orchestrator.control.rendezvous.schedules import Group
 from orchestrator.control.shard_assignment import hosts_of
@@ -131,6 +132,14 @@ class Withdrawn(Exception):
     """This member leaves because a shard of another member failed; that member reports the error."""
 
 
+class Distrusted(Exception):
+    """All members leave because somebody has computed wrongly."""
+
+    def __init__(self, verdict: Verdict) -> None:
+        super().__init__(f"step {verdict.step}: a check has found different answers")
+        self.verdict = verdict
+
+
 class Writer(Protocol):
     """Writes one member's parts of checkpoints in the background, one at a time."""
 
@@ -226,10 +235,10 @@ class Ended:
     progress: None for one that has no state of the run yet. digest: of a worker that finished. accuses: the rank of a peer
     that this member itself found dead or silent. held, staged: the shards whose state this worker has, as of its last committed
     step and as of the one after it; of a run whose shards keep any. holds_sum: with stages, this worker has the sum of its
-    stage for the step after its last committed one, and has not applied it.
+    stage for the step after its last committed one, and has not applied it. verdict: of a check, by which all have left.
     """
 
-    kind: Literal["finished", "peer", "called off", "regroup", "stop", "withdrew"]
+    kind: Literal["finished", "peer", "called off", "regroup", "stop", "withdrew", "distrust"]
     progress: Progress | None
     digest: str | None = None
     accuses: int | None = None
@@ -237,6 +246,7 @@ class Ended:
     held: tuple[int, ...] = ()
     staged: tuple[int, ...] = ()
     holds_sum: bool = False
+    verdict: Verdict | None = None
 
     def as_answer(self) -> dict[str, Any]:
         """The answer to the driver, as values for JSON."""
@@ -244,4 +254,6 @@ class Ended:
         if self.kind == "finished":
             return {"finished": self.digest, "progress": plain(self.progress), **rows}
         more = {**rows, "holds_sum": True} if self.holds_sum else rows
+        if self.verdict is not None:
+            more = {**more, "verdict": self.verdict.as_dict()}
         return {"left": self.kind, "progress": plain(self.progress), "accuses": self.accuses, "why": self.why, **more}

@@ -88,6 +88,12 @@ class ClippedSum:
         """Of no tensor a magnitude is told."""
         return numpy.empty((0, len(self._layout.slots)), numpy.int64)
 
+    def watch(self) -> None:
+        """Of no tensor a digest is told (`settings.rules.checks`)."""
+
+    def intact(self) -> bool:
+        return True
+
     def total(self, exchange: Exchange, step: int, attempt: int, consensus: Consensus) -> int:  # noqa: ARG002
         """Raises PipelineRaised where no shard had anything and nothing may be released."""
         total, losses, count = self._carrier.carry(exchange, step, attempt)

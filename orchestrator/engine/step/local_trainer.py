@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 
 import numpy
 import torch
@@ -11,16 +12,18 @@ from numpy.typing import NDArray
 
 from orchestrator.engine.between_steps.run_state import RunState
 from orchestrator.engine.exchange.collectives import Exchange
-from orchestrator.engine.exchange.step_report import Consensus, StepReport
+from orchestrator.engine.exchange.step_report import EMPTY, Consensus, StepReport
 from orchestrator.engine.member import claims
 from orchestrator.engine.member.claims import Claims
 from orchestrator.engine.member.generation import ProcessServices
 from orchestrator.engine.model.replica import Replica
 from orchestrator.engine.model.updater import Updater
+from orchestrator.engine.step.checking import EMPTY_SHARD, FAILED, NEVER, Checks, answer_of
 from orchestrator.engine.step.shard_gradients import Contributing, Contribution
 from orchestrator.engine.step.summation import Summation
 from orchestrator.engine.step.trainer_checks import SentBytes, check_counters, not_finite
 from orchestrator.errors import NonFinite, OrchestratorError, PipelineRaised
+from orchestrator.numerics import exact
 from orchestrator.numerics.grid import ABSENT, INFINITE, Grid
 from orchestrator.numerics.staging import HostTransfer
 from orchestrator.records import trace
@@ -41,7 +44,9 @@ class LocalTrainer:
         summation: Summation,
         host_transfer: HostTransfer,
         services: ProcessServices,
+        checks: Checks = NEVER,
     ) -> None:
+        self._checks = checks
         self._gradients = gradients
         self._replica = replica
         self._updater = updater
@@ -53,10 +58,19 @@ class LocalTrainer:
         self.take_on(())
 
     def take_on(
-        self, assigned: Sequence[Sequence[int]], rank: int = 0, *, alone: bool = False, claims: Claims | None = None
+        self,
+        assigned: Sequence[Sequence[int]],
+        rank: int = 0,
+        *,
+        alone: bool = False,
+        claims: Claims | None = None,
+        nodes: Sequence[int] = (),
     ) -> None:
         """Host these shards from now on, starting with a new step. assigned: the shards of each worker; alone: there is no
-        other member; claims: where workers claim shards."""
+        other member; claims: where workers claim shards; nodes: where each worker is."""
+        self._nodes = nodes
+        self._due = False
+        self._answers: dict[int, list[int]] | None = None
         self._assigned = self._dealt = assigned
         self._rank = rank
         self._shards = tuple(assigned[rank]) if assigned else ()
@@ -72,6 +86,8 @@ class LocalTrainer:
         self._repeated = self._repeated or attempt > 0
         self._single = None
         self._summation.clear()
+        self._due = self._checks.due(step)
+        self._answers = {} if self._due and not attempt else None
         if not attempt:
             self._dealt = self._gradients.dealt(step, self._assigned)
         self._gradients.plan(step, self._shards if attempt else self._dealt[self._rank])
@@ -89,6 +105,8 @@ class LocalTrainer:
                 fault = (shard, error)
                 break
         self._fault = self._complete_sum(step, tally) or fault  # what was added came before what failed
+        if self._fault is None and self._answers is not None:
+            self._check_another(step, self._answers)
         if self._shards and (self._fault is None or isinstance(self._fault[1], NonFinite)):
             self._fault = self._disturbance() or self._fault
         if self._fault is not None:
@@ -99,6 +117,13 @@ class LocalTrainer:
 
     def fault(self, shard: int) -> Exception | None:
         return self._fault[1] if self._fault is not None and self._fault[0] == shard else None
+
+    def answers(self, step: int, shard: int) -> tuple[int, int]:
+        given = (self._answers or {}).get(shard)
+        return given[0] if given else EMPTY, self._answer(step, shard)
+
+    def intact(self, fingerprint: int) -> bool:
+        return self._summation.intact() and exact.wrap(exact.fingerprint_of(self._summation.result, 0)) == fingerprint
 
     def total(self, exchange: Exchange, step: int, attempt: int, consensus: Consensus) -> int:
         """Raises Inconsistent where a shard was claimed by nobody, or twice."""
@@ -148,7 +173,27 @@ class LocalTrainer:
             yield shard
 
     def _step_report(self, tally: _Tally) -> StepReport:
-        return tally.step_report({} if self._claims is None else dict.fromkeys(self._shards, self._rank))
+        report = tally.step_report({} if self._claims is None else dict.fromkeys(self._shards, self._rank))
+        return report if self._answers is None else replace(report, checks=self._answers)
+
+    def _check_another(self, step: int, answers: dict[int, list[int]]) -> None:
+        """Compute a micro-batch that is another worker's; one's own again where there is no other."""
+        for shard in self._checks.chosen(step, self._rank, self._dealt, self._nodes, self._shards):
+            answer = self._answer(step, shard)
+            answers.setdefault(shard, []).append(answer)
+            if answer != EMPTY_SHARD:
+                break
+
+    def _answer(self, step: int, shard: int) -> int:
+        """Of a micro-batch that is added to nothing. Whose it is tells if it fails."""
+        self._services.heartbeat.beat("compute", step, shard)
+        self._gradients.plan(step, (shard,))
+        try:
+            return answer_of(self._gradients.compute(step, shard), self._replica.counter_values())
+        except OrchestratorError:
+            return FAILED
+        finally:
+            self._replica.forget()
 
     def _contribute_again(self, grid: Grid) -> StepReport:
         """A worker with one shard need not compute it again: only the grid has changed (rule A4)."""
@@ -162,6 +207,8 @@ class LocalTrainer:
     def _add(self, step: int, shard: int, grid: Grid, tally: _Tally) -> tuple[Gradients, float] | None:
         """Compute one shard and take its contribution in; returns that and its weight, or None of an empty one."""
         computed = self._compute(step, shard, len(tally.shards) % self._summation.most_waiting)
+        if self._answers is not None:
+            self._answers[shard] = [answer_of(computed, self._replica.counter_values())]
         if computed is None:
             return None
         loss, weight, gradients = computed
@@ -198,7 +245,10 @@ class LocalTrainer:
 
     def _complete(self, total_weight: float) -> NDArray[numpy.int64]:
         """The sum of the hosted shards, and all of it where nobody else has any; returns what `Accumulator.complete` does."""
-        return self._summation.complete(total_weight, alone=self._alone)
+        magnitudes = self._summation.complete(total_weight, alone=self._alone)
+        if self._due:
+            self._summation.watch()
+        return magnitudes
 
 
 class _Tally:

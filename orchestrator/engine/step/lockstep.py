@@ -22,6 +22,7 @@ from orchestrator.engine.exchange.collectives import MADE, VOTE, Exchange
 from orchestrator.engine.exchange.step_report import UNKNOWN, Consensus, Requests, Shape, StepReport
 from orchestrator.engine.member import claims
 from orchestrator.engine.member.generation import Withdrawn
+from orchestrator.engine.step.checking import NEVER, Checked, Checks, checks_of
 from orchestrator.engine.step.executor import Outcome
 from orchestrator.errors import Inconsistent, PipelineRaised
 from orchestrator.numerics.grid import Grid
@@ -60,7 +61,7 @@ class StepContents:
     counters; exact: on the grid of the run state, which a compression does without: it rounds after the vote. counters_agree:
     whether every shard has to leave the same, or else the largest are taken. weighted: shards tell their weights and losses
     before the sum; not so where contributions are clipped. divided: members wait until all have made their part of the update,
-    before they apply any of it."""
+    before they apply any of it. checks: when micro-batches are computed twice."""
 
     shape: Shape
     names: tuple[str, ...]
@@ -68,6 +69,7 @@ class StepContents:
     counters_agree: bool = True
     weighted: bool = True
     divided: bool = False
+    checks: Checks = NEVER
 
     @classmethod
     def of(cls, plan: Plan, run_manifest: Mapping[str, Any]) -> Self:
@@ -78,7 +80,13 @@ class StepContents:
         exact = plan.exchange.exact and plan.update.compression is None and weighted
         agree, divided = plan.update.local is None, plan.update.sharded
         names = (*tensors, *counters)
-        return cls(shape, names, exact, counters_agree=agree, weighted=weighted, divided=divided)
+        return cls(
+            shape, names, exact, counters_agree=agree, weighted=weighted, divided=divided, checks=checks_of(plan)
+        )
+
+    def shape_of(self, step: int, attempt: int) -> Shape:
+        """Of a vote. An answer does not depend on the grid, so it is given once."""
+        return replace(self.shape, checked=True) if not attempt and self.checks.due(step) else self.shape
 
 
 class Lockstep:
@@ -86,20 +94,29 @@ class Lockstep:
     interrupts a step from when it begins to be applied until its end, so a step that raises has changed nothing (rule D1)."""
 
     def __init__(
-        self, member: Member, exchange: Exchange, contents: StepContents, requests: Callable[[], Requests] = Requests
+        self,
+        member: Member,
+        exchange: Exchange,
+        contents: StepContents,
+        requests: Callable[[], Requests] = Requests,
+        checked: Checked | None = None,
     ) -> None:
+        """checked: the same member where micro-batches are computed twice; None of a server."""
         self._member = member
+        self._checked = checked
         self._exchange = exchange
         self._contents = contents
         self._requests = requests
         self._sent_bytes = UNKNOWN  # in the step before
 
     def advance(self, state: RunState) -> Outcome:
-        """Raises PipelineRaised, NonFinite, Inconsistent, Withdrawn, and what the transport raises."""
+        """Raises PipelineRaised, NonFinite, Inconsistent, Withdrawn, Distrusted, and what the transport raises."""
         step, sent_bytes = state.steps, self._exchange.sent_bytes
         attempt, consensus, grid = self._agree(step, state.grid)
         fingerprint = self._member.total(self._exchange, step, attempt, consensus)
         self._sent_bytes = self._exchange.sent_bytes - sent_bytes
+        if self._contents.checks.due(step):
+            self._contents.checks.look_back(self._exchange, step, attempt, fingerprint, self._checked)
         line = self._member.line(step, consensus, fingerprint)
         if self._contents.divided:
             self._member.make(state, consensus)
@@ -126,10 +143,13 @@ class Lockstep:
     def _vote(self, step: int, attempt: int, grid: Grid) -> Consensus:
         contributed = self._member.contribute(step, attempt, grid)
         step_report = replace(contributed, requests=self._requests(), sent_bytes=self._sent_bytes)
-        vector = self._exchange.maximum(step, attempt, VOTE, step_report.encode(self._contents.shape))
-        consensus = Consensus.decode(vector, self._contents.shape)
+        shape = self._contents.shape_of(step, attempt)
+        vector = self._exchange.maximum(step, attempt, VOTE, step_report.encode(shape))
+        consensus = Consensus.decode(vector, shape)
         if consensus.failing_shard is not None:
             raise self._member.fault(consensus.failing_shard) or Withdrawn(f"shard {consensus.failing_shard} failed")
+        if consensus.disputed:
+            self._contents.checks.settle(self._exchange, step, attempt, consensus.disputed[0], self._checked)
         if self._contents.weighted and consensus.total_weight == 0:
             raise PipelineRaised(
                 f"step {step}: the weights of all shards are zero", "a step needs something to learn from"

@@ -49,6 +49,12 @@ class Summation(Protocol):
     def complete(self, total_weight: float, *, alone: bool) -> NDArray[numpy.int64]:
         """As `Accumulator.complete`. alone: nobody else has anything to add."""
 
+    def watch(self) -> None:
+        """Remember what others are going to read."""
+
+    def intact(self) -> bool:
+        """Whether that is still what is there."""
+
     def total(self, exchange: Exchange, step: int, attempt: int, consensus: Consensus) -> int:
         """Take part in the exchange; returns the fingerprint of the result."""
 
@@ -65,6 +71,7 @@ class DirectSum:
         )
         self._memory = memory
         self._states = states
+        self._watched = 0
         self.result = memory.result
         self.most_waiting = self._accumulator.most_waiting
         self.replicated: State = {}
@@ -82,6 +89,18 @@ class DirectSum:
         magnitudes = self._accumulator.complete((total_weight, self._memory.result) if alone else None)
         self._memory.finished = self._accumulator.finished
         return magnitudes
+
+    def watch(self) -> None:
+        self._watched = self._fingerprint()
+
+    def intact(self) -> bool:
+        return self._watched == self._fingerprint()
+
+    def _fingerprint(self) -> int:
+        contribution = self._memory.contribution
+        if contribution.dtype == torch.float64:
+            return exact.fingerprint_of_integers(contribution.view(torch.int64))
+        return exact.fingerprint_of(contribution, 0)
 
     def total(self, exchange: Exchange, step: int, attempt: int, consensus: Consensus) -> int:
         if self._states is not None:
@@ -138,6 +157,12 @@ class CompressedSum:
 
     def complete(self, total_weight: float, *, alone: bool) -> NDArray[numpy.int64]:  # noqa: ARG002
         return numpy.array(self._magnitudes, numpy.int64).reshape(-1, len(self._slots))
+
+    def watch(self) -> None:
+        """What goes out is encoded after the vote."""
+
+    def intact(self) -> bool:
+        return True
 
     def total(self, exchange: Exchange, step: int, attempt: int, consensus: Consensus) -> int:  # noqa: ARG002
         total_weight = consensus.total_weight

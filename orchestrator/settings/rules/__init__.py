@@ -2,11 +2,24 @@
 
 from __future__ import annotations
 
-from orchestrator.settings.rules import execution, idle, local_steps, privacy, sharded, sites, stages, training
+from orchestrator.settings.rules import (
+    chaos,
+    checks,
+    execution,
+    idle,
+    local_steps,
+    privacy,
+    sharded,
+    sites,
+    stages,
+    training,
+)
 from orchestrator.settings.rules.rule import Idle, Rule
 
 RULES: tuple[Rule, ...] = (
     *(*training.RULES, *local_steps.RULES, *execution.RULES, *privacy.RULES, *stages.RULES, *sites.RULES),
     *sharded.RULES,
+    *checks.RULES,
+    *chaos.RULES,
 )
 IDLE: tuple[Idle, ...] = idle.RULES

@@ -38,6 +38,12 @@ def _layout_of_fast(auto: tuple[str, ...], _: str) -> str:
 
 
 _KEEPING = {*COMPRESSIONS} - {"none"}  # unless told otherwise
+
+
+def _keeps(compression: str, feedback: bool | None) -> bool:
+    return compression in _KEEPING and feedback is not False
+
+
 _CLAIMS = Case(("cluster.claims",), lambda claims: claims is True)
 
 
@@ -134,8 +140,14 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         ("cluster.claims", "compression.name", "compression.error_feedback"),
-        lambda claims, compression, feedback: claims is True and compression in _KEEPING and feedback is not False,
+        lambda claims, compression, feedback: claims is True and _keeps(compression, feedback),
         "cluster.claims: with compression={1} a shard keeps on its worker what was left out; set compression.error_feedback="
         "false, which changes the result, or leave cluster.claims out",
+    ),
+    Rule(
+        ("check.every", "compression.name", "compression.error_feedback"),
+        lambda every, compression, feedback: every is not None and _keeps(compression, feedback),
+        "check.every: with compression={1} a shard keeps on its worker what was left out, so no other one can compute it; set "
+        "compression.error_feedback=false, which changes the result, or leave check.every out",
     ),
 )

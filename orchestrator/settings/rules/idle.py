@@ -14,6 +14,7 @@ from orchestrator.settings.rules.rule import Idle
 from orchestrator.settings.sections import (
     BY_MEMORY,
     BestSettings,
+    ChaosSettings,
     ClusterSettings,
     EarlyStoppingSettings,
     TuningSettings,
@@ -175,6 +176,21 @@ RULES: tuple[Idle, ...] = (
         ("trace.tensors_every", *_STEPS),
         lambda every, steps: steps is not None and every > steps,
         "trace.tensors_every: {0} steps, but the run has {1}, so no digests of tensors are taken: lower it",
+        _STEPS,
+    ),
+    *(
+        Idle(
+            (f"chaos.{key}", "chaos.every"),
+            lambda value, every, default=default: value != default and every is None,
+            f"chaos.{key}: without chaos.every nobody is disturbed; set that, such as 60s, or leave chaos.{key} out",
+            ("chaos.every",),
+        )
+        for key, default in (("kinds", ChaosSettings.kinds), ("seed", ChaosSettings.seed))
+    ),
+    Idle(
+        ("check.every", *_STEPS),
+        lambda every, steps: every is not None and steps is not None and every > steps,
+        "check.every: one step in {0} is checked, but the run has {1}, so perhaps none is: lower it",
         _STEPS,
     ),
     Idle(

@@ -1,0 +1,54 @@
+"""Where the members of a step that stalls stand: their stacks for the journal, and a sentence for a person."""
+
+from __future__ import annotations
+
+import linecache
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from orchestrator.engine.member.stack_dump import Seen
+from orchestrator.records import stacks
+from orchestrator.records.stacks import Frame, Home
+
+_SOURCE = 80  # characters of a line
+_STATES = {
+    "T": "its process is stopped (SIGSTOP) and answers nothing; kill -CONT {pid} lets it go on",
+    "t": "its process is held by a debugger",
+    "D": "its process waits for a disk or a device, which no signal interrupts",
+    "Z": "its process has ended",
+}
+
+
+@dataclass(frozen=True)
+class Stand:
+    """sentence: where a member stands; at: the line alone, None where it is not known; stacks: of each thread, as lines;
+    seen_by: what has seen them."""
+
+    sentence: str
+    at: str | None
+    stacks: list[list[str]]
+    seen_by: str
+
+    def as_dict(self) -> dict[str, Any]:
+        return {"at": self.at, "why": self.sentence, "seen_by": self.seen_by, "stacks": self.stacks}
+
+
+def stand(seen: Seen | None, home: Home | None, pid: int | None) -> Stand:
+    """seen: None of a member that was out of reach."""
+    if seen is None or home is None:
+        return Stand("its stack is out of reach", None, [], "")
+    threads, seen_by = stacks.parse(seen.text), "faulthandler"
+    if not threads:
+        threads, seen_by = stacks.parse_spied(seen.spied), "py-spy"
+    found = stacks.held_up_at(threads, home)
+    state = _STATES.get(seen.state, "").format(pid=pid)
+    at = None if found is None else _line(*found, home)
+    told = "; ".join(filter(None, [state, at])) or "its stack is not known"
+    return Stand(told, at, stacks.told(threads), seen_by if threads else "")
+
+
+def _line(frame: Frame, is_users: bool, home: Home) -> str:
+    """With its source, which is here as it is there: a run has one code."""
+    source = linecache.getline(str(Path(home.project) / frame.file), frame.line).strip()[:_SOURCE]
+    return f"{'' if is_users else 'no line of the project, but '}{frame}{f': {source}' if source else ''}"
