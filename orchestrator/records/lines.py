@@ -62,11 +62,20 @@ class LineFile:
 
 
 def read(path: Path, holding: bytes = b"") -> Iterator[dict[str, Any]]:
-    """The whole lines of the file, in order. holding: only those with these bytes, which is faster to see than to parse."""
+    """The whole lines of the file, in order. holding: only those with these bytes, which is faster to see than to parse. Raises
+    ValueError for one that is no JSON any more."""
     with path.open("rb") as file:  # a torn line may end within a character
-        for line in file:
+        for number, line in enumerate(file, 1):
             if holding in line and line.endswith(b"\n"):
-                yield json.loads(line)
+                yield _parsed(line, number)
+
+
+def _parsed(line: bytes, number: int) -> dict[str, Any]:
+    try:
+        found: dict[str, Any] = json.loads(line)
+    except ValueError as error:
+        raise ValueError(f"line {number} is not what was written: {type(error).__name__}") from None
+    return found
 
 
 def raw(path: Path) -> list[bytes]:

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
+import tempfile
 from pathlib import Path
 from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
 
 from orchestrator.checkpoints.catalog import Catalog
 from orchestrator.checkpoints.storage import open_storage
@@ -14,6 +19,7 @@ from orchestrator.driver.folders import RunFolder, project_folder
 from orchestrator.driver.recording.recorded import Recorded
 from orchestrator.driver.run.job import storage_of
 from orchestrator.driver.terminal.progress import for_stream
+from orchestrator.errors import CheckpointDamaged
 from orchestrator.plan.resolve import resolve
 from orchestrator.provenance.code import snapshot
 from orchestrator.provenance.data import dvc_files
@@ -75,6 +81,45 @@ def test_a_checkpoint_that_has_vanished_is_missed(tmp_path: Path) -> None:
     assert beginning_of(PLAN, files, said.append).requirements.checkpoint is None
     warning = "warning: the checkpoint of step 40, of which the journal tells, is gone from its place"
     assert said == [warning, "no checkpoint: from the beginning"]
+
+
+LEFT = {
+    "journal.jsonl": [
+        {"event": "worker_started", "worker": 1},
+        {"event": "generation_started", "number": 0},
+        {"event": "evaluated", "step": 2, "metrics": {"validation/loss": 0.5, "validation/odd": "nan"}},
+        {"event": "checkpoint_saved", "step": 3},
+    ],
+    "trace.jsonl": [{"step": step, "loss": float(step).hex()} for step in range(5)],
+    "rests.jsonl": [{"rest": 0, "steps": 5, "clocks": [5, 5]}],
+}
+
+
+def refusal(files: RunFolder) -> CheckpointDamaged | None:
+    try:
+        beginning_of(PLAN, files, lambda _sentence: None)
+    except CheckpointDamaged as error:
+        return error
+    return None
+
+
+@given(name=st.sampled_from(sorted(LEFT)), place=st.integers(0, 10_000), bit=st.integers(0, 7))
+def test_a_flipped_bit_of_what_was_left_is_named_or_costs_nothing(name: str, place: int, bit: int) -> None:
+    """One that is still a line of its kind passes: whether a number is the one that was written, only a rerun tells."""
+    with tempfile.TemporaryDirectory() as folder:
+        files = RunFolder(Path(folder), "c" * 32)
+        for each, entries in LEFT.items():
+            with contextlib.closing(LineFile(files.path / each)) as file:
+                file.append(entries)
+        catalog, state = Catalog(open_storage(storage_of(PLAN, files)), 1), example(3)
+        catalog.commit(3, events(open_storage(storage_of(PLAN, files)), state, 3))
+        whole = bytearray((files.path / name).read_bytes())
+        whole[place % len(whole)] ^= 1 << bit
+        (files.path / name).write_bytes(whole)
+        if (refused := refusal(files)) is not None:
+            assert f"{name} is damaged: line " in refused.message
+            assert "restore it from the artifacts" in refused.remedy
+            assert (files.path / name).read_bytes() == whole
 
 
 def test_what_a_run_began_with_is_taken_where_it_lies_as_long_as_it_is_that(tmp_path: Path) -> None:

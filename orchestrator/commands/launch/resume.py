@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from orchestrator.checkpoints.catalog import Catalog
 from orchestrator.checkpoints.manifest import Manifest
@@ -154,6 +155,8 @@ def _changed(recorded: Recorded, project: Path) -> list[str]:
 
 def beginning_of(plan: Plan, files: RunFolder, say: Callable[[str], None]) -> RunStart:
     """Where the run goes on, by what it has left; its trace is cut there. Raises CheckpointDamaged."""
+    for file, is_whole in ((files.trace, _is_line), (files.rests, _is_rest), (files.journal, _is_event)):
+        _check(file, is_whole)
     storage = open_storage(storage_of(plan, files))
     checkpoints, first = Catalog(storage, plan.checkpoints.keep), plan.run.first_step
     handed = handed_over.take(storage, checkpoints, files, first, supersedes=not plan.lockstep)
@@ -200,6 +203,52 @@ def beginning_of(plan: Plan, files: RunFolder, say: Callable[[str], None]) -> Ru
         untold=(*handed.lines, *handed.evaluations),
         taken_over=taken_over(),
     )
+
+
+def _check(file: Path, is_whole: Callable[[Any], bool]) -> None:
+    """Raises CheckpointDamaged where a line that a driver has left is not what it wrote, before anything is changed."""
+    try:
+        found = enumerate(lines.read(file) if file.exists() else (), 1)
+        damaged = next((number for number, line in found if not _holds(is_whole, line)), None)
+    except ValueError as error:
+        raise _damaged(file, str(error)) from None
+    if damaged is not None:
+        raise _damaged(file, f"line {damaged} is not what was written")
+
+
+def _holds(is_whole: Callable[[Any], bool], line: Any) -> bool:
+    try:
+        return is_whole(line)
+    except (AttributeError, KeyError, TypeError, ValueError):
+        return False
+
+
+def _is_line(line: Any) -> bool:
+    trace.loss_of(line)
+    return isinstance(line["step"], int)
+
+
+def _is_rest(rest: Any) -> bool:
+    return isinstance(rest["steps"], int) and isinstance(rest["clocks"], list)
+
+
+def _is_event(event: Any) -> bool:
+    """As far as it is asked here."""
+    match event["event"]:
+        case "checkpoint_saved":
+            return isinstance(event["step"], int)
+        case "evaluated":
+            return isinstance(event["step"], int) and isinstance(
+                sum(map(float, event["metrics"].values())), float | int
+            )
+        case "generation_started":
+            return isinstance(event["number"], int)
+    return all(isinstance(event.get(role, 0), int) for role in ("worker", "server"))
+
+
+def _damaged(file: Path, why: str) -> CheckpointDamaged:
+    remedy = "restore it from the artifacts of the run, or launch the run again"
+    return CheckpointDamaged(f"{file} is damaged: {why}", remedy)
 
 
 def _rests_until(manifest: Manifest, files: RunFolder) -> int:
