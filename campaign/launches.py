@@ -31,15 +31,16 @@ from tests.projects import Project
 
 _TICK_S: Final = 0.005
 _PACE_S: Final = 0.008  # a step
-_TRICKLE_S: Final = 0.4  # a step, while a newcomer is waited for
+_TRICKLE_S: Final = 0.6  # a step, while a newcomer is waited for
 _RESERVE: Final = 40  # steps that are left for what comes at the end
 _MEET_S: Final = 10.0  # for a moment that every few steps have
-_JOIN_S: Final = 300.0  # for a newcomer on a busy machine
+_BEGIN_S: Final = 300.0  # for the first step, on a busy machine
+_JOIN_S: Final = 90.0  # for a newcomer there
 _END_S: Final = 240.0
 _RECOVER_S: Final = 2 * modes.STEP_TIMEOUT_S  # twice the stated timeout, beside how long a fault holds
 _ASKED_S: Final = 3.0  # after which who was asked to end is killed
 _OPEN: Final = 1 << 40
-_MOST_FAILED_STARTS: Final = 2  # in a row: with the third no more are tried (`control.rendezvous.scaling`)
+_MOST_FAILED_STARTS: Final = 1  # in a row: with the third no more are tried (`control.rendezvous.scaling`)
 
 
 @dataclass
@@ -137,7 +138,7 @@ class Running:
 
     def disturb(self) -> None:
         """All faults of the plan, as far as steps are left for them. Raises Stuck."""
-        self._until(lambda: len(self.log.living()) >= self.mode.workers, _JOIN_S, "it does not begin", _TRICKLE_S)
+        self._until(lambda: len(self.log.living()) >= self.mode.workers, _BEGIN_S, "it does not begin", _TRICKLE_S)
         assert self.run_folder is not None or self.process.poll() is not None
         if self.launch.storm:
             self._storm()
@@ -329,7 +330,7 @@ class Running:
 
     def _patience_with(self, fault: Fault) -> float:
         """For the process that goes on with a driver's run, or a newcomer in place of the one that was struck."""
-        return _JOIN_S if BY_NAME[fault.kind].family == "driver" else 0.0
+        return _BEGIN_S if BY_NAME[fault.kind].family == "driver" else 0.0
 
     def _partner_struck(self, fault: Fault, struck: Mapping[str, Any]) -> dict[str, Any] | None:
         """Where it came before the first one was over."""

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import Any, Final
 
-STEPS: Final = 700
+STEPS: Final = 500
 STEP_TIMEOUT_S: Final = 10.0  # more than the first step of a new process takes on a busy machine
 LEASE_S: Final = 20.0  # where the driver is stopped for longer; else the default, more than a busy machine holds it up
 _SGD: Final = {"name": "sgd", "lr": 0.1, "momentum": 0.9}
