@@ -368,6 +368,8 @@ class Running:
         """Let the run go on at this pace, and see what it has told."""
         time.sleep(_TICK_S)
         now = time.monotonic()
+        if self.launch.supervised and not is_alive(self.words.driver):
+            self.words.driver = self._successor() or self.words.driver
         window = 3 if self.mode.lockstep else 40
         if now - self._paced_at >= pace_s and self.words.gate - self.words.steps < window:
             self.words.gate, self._paced_at = self.words.gate + 1, now
@@ -385,6 +387,15 @@ class Running:
     def _has_steps(self) -> bool:
         over = self.process.poll() is not None and not self._is_driven()
         return not over and self.words.steps < modes.STEPS - _RESERVE
+
+    def _successor(self) -> int | None:
+        """The process that drives the run now, which the kernel knows as who holds the run's lock."""
+        if self.run_folder is None:
+            return None
+        inode = (self.run_folder / "lock").stat().st_ino
+        with open("/proc/locks", encoding="ascii") as locks:
+            found = [int(line.split()[4]) for line in locks if line.split()[5].endswith(f":{inode}")]
+        return next((pid for pid in found if pid > 0 and is_alive(pid)), None)
 
     def _is_driven(self) -> bool:
         """Whether a process goes on with the run, or is about to."""
