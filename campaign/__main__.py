@@ -47,7 +47,7 @@ def _parser() -> argparse.ArgumentParser:
         prog="python -m campaign", description="Faults, injected into true runs and counted."
     )
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--faults", type=int, default=0, help="about so many, in launches of 36")
+    parser.add_argument("--faults", type=int, default=0, help="about so many, in launches of 24")
     parser.add_argument("--storms", type=int, default=0, help="launches with a fault every two seconds for a minute")
     parser.add_argument("--kinds", nargs="+", default=["process"], metavar="KIND", help="kinds or families")
     parser.add_argument("--modes", nargs="+", default=[], metavar="MODE", help="all where none is given")

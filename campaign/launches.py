@@ -31,15 +31,16 @@ from tests.projects import Project
 
 _TICK_S: Final = 0.005
 _PACE_S: Final = 0.008  # a step
-_TRICKLE_S: Final = 0.4  # a step, while a newcomer is waited for
+_TRICKLE_S: Final = 0.6  # a step, while a newcomer is waited for
 _RESERVE: Final = 40  # steps that are left for what comes at the end
 _MEET_S: Final = 10.0  # for a moment that every few steps have
-_JOIN_S: Final = 300.0  # for a newcomer on a busy machine
+_BEGIN_S: Final = 300.0  # for the first step, on a busy machine
+_JOIN_S: Final = 90.0  # for a newcomer there
 _END_S: Final = 240.0
 _RECOVER_S: Final = 2 * modes.STEP_TIMEOUT_S  # twice the stated timeout, beside how long a fault holds
 _ASKED_S: Final = 3.0  # after which who was asked to end is killed
 _OPEN: Final = 1 << 40
-_MOST_FAILED_STARTS: Final = 2  # in a row: with the third no more are tried (`control.rendezvous.scaling`)
+_MOST_FAILED_STARTS: Final = 1  # in a row: with the third no more are tried (`control.rendezvous.scaling`)
 
 
 @dataclass
@@ -137,7 +138,7 @@ class Running:
 
     def disturb(self) -> None:
         """All faults of the plan, as far as steps are left for them. Raises Stuck."""
-        self._until(lambda: len(self.log.living()) >= self.mode.workers, _JOIN_S, "it does not begin", _TRICKLE_S)
+        self._until(lambda: len(self.log.living()) >= self.mode.workers, _BEGIN_S, "it does not begin", _TRICKLE_S)
         assert self.run_folder is not None or self.process.poll() is not None
         if self.launch.storm:
             self._storm()
@@ -329,7 +330,7 @@ class Running:
 
     def _patience_with(self, fault: Fault) -> float:
         """For the process that goes on with a driver's run, or a newcomer in place of the one that was struck."""
-        return _JOIN_S if BY_NAME[fault.kind].family == "driver" else 0.0
+        return _BEGIN_S if BY_NAME[fault.kind].family == "driver" else 0.0
 
     def _partner_struck(self, fault: Fault, struck: Mapping[str, Any]) -> dict[str, Any] | None:
         """Where it came before the first one was over."""
@@ -367,6 +368,8 @@ class Running:
         """Let the run go on at this pace, and see what it has told."""
         time.sleep(_TICK_S)
         now = time.monotonic()
+        if self.launch.supervised and not is_alive(self.words.driver):
+            self.words.driver = self._successor() or self.words.driver
         window = 3 if self.mode.lockstep else 40
         if now - self._paced_at >= pace_s and self.words.gate - self.words.steps < window:
             self.words.gate, self._paced_at = self.words.gate + 1, now
@@ -384,6 +387,15 @@ class Running:
     def _has_steps(self) -> bool:
         over = self.process.poll() is not None and not self._is_driven()
         return not over and self.words.steps < modes.STEPS - _RESERVE
+
+    def _successor(self) -> int | None:
+        """The process that drives the run now, which the kernel knows as who holds the run's lock."""
+        if self.run_folder is None:
+            return None
+        inode = (self.run_folder / "lock").stat().st_ino
+        with open("/proc/locks", encoding="ascii") as locks:
+            found = [int(line.split()[4]) for line in locks if line.split()[5].endswith(f":{inode}")]
+        return next((pid for pid in found if pid > 0 and is_alive(pid)), None)
 
     def _is_driven(self) -> bool:
         """Whether a process goes on with the run, or is about to."""

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import Any, Final
 
-STEPS: Final = 700
+STEPS: Final = 500
 STEP_TIMEOUT_S: Final = 10.0  # more than the first step of a new process takes on a busy machine
 LEASE_S: Final = 20.0  # where the driver is stopped for longer; else the default, more than a busy machine holds it up
 _SGD: Final = {"name": "sgd", "lr": 0.1, "momentum": 0.9}
@@ -35,6 +35,7 @@ class Mode:
     lockstep: bool = True
     stages: int = 1
     served: bool = True  # topology=parameter_server goes with it
+    by_tcp: bool = True  # so does transport=tcp
 
     @property
     def second_vote(self) -> bool:
@@ -48,7 +49,7 @@ def _free(name: str, **options: Any) -> Mode:
 
 MODES: Final = (
     Mode("bsp"),
-    Mode("divided update", {"update": {"sharded": True}}, served=False),
+    Mode("divided update", {"update": {"sharded": True}}, served=False, by_tcp=False),
     _free("ssp", staleness=2),
     _free("asp"),
     _free("bap"),
@@ -103,7 +104,7 @@ def layout(mode: Mode, dice: Random) -> tuple[str, ...]:
     """What may vary and change no bit: topology, transport, loaders, spares."""
     topologies = [name for name in TOPOLOGIES if mode.served or name != "parameter_server"]
     chosen = [f"topology={dice.choice(topologies)}", f"cluster.workers={mode.workers}"]
-    if dice.random() < 0.25:
+    if dice.random() < 0.25 and mode.by_tcp:
         chosen.append("transport=tcp")
     if dice.random() < 0.25 and mode.stages == 1:
         chosen.append("data.loaders=1")

@@ -3,6 +3,7 @@
 results/*.jsonl           what was found, one file for each part (`campaign.cells.read`)
 results/undisturbed/      digests and traces of undisturbed runs, by mode and settings
 results/failed/           the folders of launches in which something did not hold
+    results/slow/             and of those that went on late
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ from campaign.plans import Launch
 from orchestrator.records.lines import LineFile, read
 from tests.projects import Project
 
+_SLOW_S = 2.0  # from a loss to the next step
 Say = Callable[[str], None]
 
 
@@ -97,7 +99,7 @@ class Part:
             elif not found:
                 found.append("liveness: it did not end")
             self._tell(launch, running, found, time.monotonic() - begun)
-            if found:
+            if found or any(fault.get("seconds", 0.0) > _SLOW_S for fault in running.told):
                 self._keep(launch, running, found)
 
     def _ended(self, running: Running, code: int | None) -> Ended:
@@ -174,8 +176,9 @@ class Part:
         return told
 
     def _keep(self, launch: Launch, running: Running, found: Sequence[str]) -> None:
-        self.failed.append(launch.id)
-        kept = self._results / "failed" / f"{launch.id.replace(' ', '-')}-{int(time.time())}"
+        if found:
+            self.failed.append(launch.id)
+        kept = self._results / ("failed" if found else "slow") / f"{launch.id.replace(' ', '-')}-{int(time.time())}"
         shutil.copytree(running.folder, kept / "told", ignore=shutil.ignore_patterns("words"))
         if running.run_folder is not None:
             shutil.copytree(

@@ -16,7 +16,7 @@ from campaign import cells, kinds, modes, moments
 from campaign.kinds import BY_NAME
 from campaign.modes import Mode
 
-PER_LAUNCH: Final = 36
+PER_LAUNCH: Final = 24
 STORM_EVERY_S: Final = 2.0
 STORM_FAULTS: Final = 30  # of a minute
 _PAIRS: Final = 0.15  # of the faults, how many have one that overlaps
