@@ -140,7 +140,7 @@ class World:
         self.end: End | None = None
         self.checkpoint = requirements.checkpoint
         self.seen: set[int] = set()
-        self.log: list[str] = []
+        self._told: list[tuple[float, Event, str, str]] = []
         self.state, commands = controller.initial(requirements, self.now)
         self._execute(commands)
 
@@ -149,11 +149,16 @@ class World:
     def tell(self, event: Event) -> None:
         before = self.state
         self.state, commands, reason = controller.decide(self.state, event, self.now)
-        self.log.append(f"{self.now:7.2f} {event} -> {self.state.phase}: {reason}")
+        self._told.append((self.now, event, self.state.phase, reason))
         if isinstance(event, (Died, NoRoom)):
             self.known_dead.add(event.member)
         assert before.phase != "ended" or not commands
         self._execute(commands)
+
+    @property
+    def story(self) -> str:
+        """What the controller was told last, and what it made of it."""
+        return "\n".join(f"{now:7.2f} {event} -> {phase}: {reason}" for now, event, phase, reason in self._told[-60:])
 
     def deliver(self, process: Process) -> None:
         event = process.news.pop(0)
@@ -693,10 +698,13 @@ class World:
         return all(peer.summed or passed(self._at(peer), self._at(process)) for peer in self._peers(process))
 
     def _busy_before(self, process: Process) -> bool:
-        gives_rows = any(process.id == donor for peer in self._peers(process) for donor, _ in peer.to_receive)
-        takes = process.to_restore or process.to_take or process.to_inherit
-        takes = takes or process.told_by is not None or any(peer.told_by == process.id for peer in self._peers(process))
-        return takes or bool(process.to_give or process.to_receive) or gives_rows
+        own = process.to_restore or process.to_take or process.to_inherit or process.to_give or process.to_receive
+        if own or process.told_by is not None:
+            return True
+        for peer in self._peers(process):
+            if peer.told_by == process.id or any(process.id == donor for donor, _ in peer.to_receive):
+                return True
+        return False
 
     def _donor(self, process: Process) -> Process | None:
         donor = next(peer for peer in self._peers(process) if process.id in peer.to_give)

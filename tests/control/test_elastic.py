@@ -246,13 +246,14 @@ class Run(RuleBasedStateMachine):
                 world.save()
             if not world.end:
                 world.tick(0.5)
-        story = "\n".join(world.log[-60:])
-        assert world.end is not None, f"the run does not end:\n{story}"
+        assert world.end is not None, f"the run does not end:\n{world.story}"
         error = world.end.error
-        assert error is None or (self.interrupted is not None and isinstance(error, Interrupted)), f"{error!r}\n{story}"
+        assert error is None or (self.interrupted is not None and isinstance(error, Interrupted)), (
+            f"{error!r}\n{world.story}"
+        )
         if self.interrupted is not None:
             before, begins = self.interrupted
-            assert self.furthest() <= before + 2 + len(world.begins) - begins, f"it did not stop:\n{story}"
+            assert self.furthest() <= before + 2 + len(world.begins) - begins, f"it did not stop:\n{world.story}"
 
     def furthest(self) -> int:
         """In advances of all replicas, of which one may be two steps."""
@@ -390,7 +391,7 @@ def test_a_poisonous_micro_batch_ends_the_run_by_its_name(
     name = f"step {step}, shard {shard}{where}: 3 workers in a row were lost while they computed it"
     assert world.end is not None
     assert isinstance(world.end.error, WorkerLost), world.end
-    assert re.search(name, str(world.end.error)), "\n".join([str(world.end.error), *world.log[-60:]])
+    assert re.search(name, str(world.end.error)), f"{world.end.error}\n{world.story}"
     assert steps_of(latest(process.progress for process in world.processes.values())) == step
 
 
@@ -419,7 +420,7 @@ def test_of_two_that_cannot_reach_each_other_the_younger_goes(
     world = World(requirements, near=True, cut=(accuser, accused))
     walk(world, random.Random(seed), saves=saves)
     assert world.end is not None
-    assert world.end.error is None, "\n".join([str(world.end.error), *world.log[-60:]])
+    assert world.end.error is None, f"{world.end.error}\n{world.story}"
     assert [process.id for process in world.processes.values() if not process.alive] == [max(accuser, accused)]
 
 
@@ -437,7 +438,7 @@ def walk(world: World, dice: random.Random, *, heard: bool = True, saves: bool =
             world.save()
         else:
             world.tick(0.5)
-        assert world.now < 5000.0, "\n".join(world.log[-60:])
+        assert world.now < 5000.0, world.story
 
 
 if __name__ == "__main__":
