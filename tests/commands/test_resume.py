@@ -24,6 +24,7 @@ from orchestrator.plan.resolve import resolve
 from orchestrator.provenance.code import snapshot
 from orchestrator.provenance.data import dvc_files
 from orchestrator.records.lines import LineFile
+from orchestrator.records.sealing import Seal, of_rests, of_trace
 from orchestrator.settings import load
 from orchestrator.tracking import Past
 from tests.checkpoints.stores import events, example
@@ -120,6 +121,28 @@ def test_a_flipped_bit_of_what_was_left_is_named_or_costs_nothing(name: str, pla
             assert f"{name} is damaged: line " in refused.message
             assert "restore it from the artifacts" in refused.remedy
             assert (files.path / name).read_bytes() == whole
+
+
+@given(name=st.sampled_from(["trace.jsonl", "rests.jsonl"]), place=st.integers(0, 10_000), bit=st.integers(0, 7))
+def test_no_bit_of_the_steps_of_a_checkpoint_turns_unseen(name: str, place: int, bit: int) -> None:
+    """The journal has a hash of the lines before it."""
+    with tempfile.TemporaryDirectory() as folder:
+        files = RunFolder(Path(folder), "d" * 32)
+        for each in ("trace.jsonl", "rests.jsonl"):
+            with contextlib.closing(LineFile(files.path / each)) as file:
+                file.append(LEFT[each])
+        seals = {"trace": Seal(files.trace, of_trace).of(5), "rests": Seal(files.rests, of_rests).of(5)}
+        with contextlib.closing(LineFile(files.journal)) as file:
+            file.append([{"event": "checkpoint_saved", "step": 5, **seals}])
+        catalog, state = Catalog(open_storage(storage_of(PLAN, files)), 1), example(5)
+        catalog.commit(5, events(open_storage(storage_of(PLAN, files)), state, 5))
+        assert refusal(files) is None
+        whole = bytearray((files.path / name).read_bytes())
+        whole[place % len(whole)] ^= 1 << bit
+        (files.path / name).write_bytes(whole)
+        refused = refusal(files)
+        assert refused is not None
+        assert name in refused.message
 
 
 def test_what_a_run_began_with_is_taken_where_it_lies_as_long_as_it_is_that(tmp_path: Path) -> None:

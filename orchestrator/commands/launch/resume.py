@@ -7,7 +7,7 @@ were done after the checkpoint are computed again and compared with what the tra
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
@@ -35,7 +35,7 @@ from orchestrator.plan import Plan
 from orchestrator.plan.resolve import resolve
 from orchestrator.provenance.code import changes, checkout, worktree
 from orchestrator.provenance.data import hashing, restoring
-from orchestrator.records import lines, trace
+from orchestrator.records import lines, sealing, trace
 from orchestrator.settings import Settings
 from orchestrator.tracking import Past, Store
 
@@ -170,6 +170,7 @@ def beginning_of(plan: Plan, files: RunFolder, say: Callable[[str], None]) -> Ru
         say(f"warning: {reason}")
     step = None if found.manifest is None else found.manifest.step
     journal = list(lines.read(files.journal)) if files.journal.exists() else []
+    _check_seals(files, journal, step)
     saved = max((event["step"] for event in journal if event["event"] == "checkpoint_saved"), default=0)
     if saved > (step or 0) and not found.reasons:
         say(f"warning: the checkpoint of step {saved}, of which the journal tells, is gone from its place")
@@ -214,6 +215,14 @@ def _check(file: Path, is_whole: Callable[[Any], bool]) -> None:
         raise _damaged(file, str(error)) from None
     if damaged is not None:
         raise _damaged(file, f"line {damaged} is not what was written")
+
+
+def _check_seals(files: RunFolder, journal: Sequence[Mapping[str, Any]], step: int | None) -> None:
+    """Raises CheckpointDamaged where trace or rests are not what they were when the checkpoint of this step was saved."""
+    told = [event for event in journal if event["event"] == "checkpoint_saved" and event["step"] == step]
+    for name, file in (("trace", files.trace), ("rests", files.rests)):
+        if told and name in told[-1] and file.exists() and sealing.is_broken(file, told[-1][name]):
+            raise _damaged(file, f"it is not what it was when the checkpoint of step {step} was saved")
 
 
 def _holds(is_whole: Callable[[Any], bool], line: Any) -> bool:
