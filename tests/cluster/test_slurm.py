@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import select
 import shlex
 import signal
 import subprocess
@@ -135,8 +136,9 @@ def await_file(file: Path) -> None:
 RAY = """
 printf "%s\\n" "$@" > {place}/asked
 for each in "$@"; do case "$each" in --temp-dir=*) folder="${{each#*=}}";; esac; done
-echo $$ > {place}/ray
+echo $$ > {place}/pid
 trap 'echo SIGTERM > {place}/died' TERM
+mkdir -p "$folder"
 printf 10.0.0.1:7 > "$folder/ray_current_cluster"
 echo "$folder" > {place}/folder
 while true; do sleep 0.05; done
@@ -159,6 +161,15 @@ def node(place: Path, ray: str, **variables: str) -> subprocess.Popen[str]:
     )
 
 
+def told(process: subprocess.Popen[str]) -> dict[str, str]:
+    """What the node says of its Ray."""
+    assert process.stdout is not None
+    readable, _, _ = select.select([process.stdout], [], [], PATIENCE_S)
+    assert readable, "it says nothing"
+    report: dict[str, str] = json.loads(process.stdout.readline())
+    return report
+
+
 def ended(process: subprocess.Popen[str]) -> int:
     process.communicate(timeout=PATIENCE_S)
     return process.returncode
@@ -167,9 +178,8 @@ def ended(process: subprocess.Popen[str]) -> int:
 @pytest.mark.slow
 def test_a_node_hears_no_sigterm_and_ends_with_its_stdin(place: Path) -> None:
     process = node(place, RAY.format(place=place))
-    assert process.stdout is not None
-    assert json.loads(process.stdout.readline()) == {"node": "n1", "address": "10.0.0.1:7"}
-    ray = int((place / "ray").read_text())
+    assert told(process) == {"node": "n1", "address": "10.0.0.1:7"}
+    ray = int((place / "pid").read_text())
     for each in (process.pid, ray):
         os.kill(each, signal.SIGTERM)
     await_file(place / "folder")
@@ -187,10 +197,9 @@ def test_a_node_hears_no_sigterm_and_ends_with_its_stdin(place: Path) -> None:
 def test_another_node_joins_the_head_once_it_has_its_address(place: Path) -> None:
     process = node(place, RAY.format(place=place), SLURM_PROCID="1")
     assert process.stdin is not None
-    assert process.stdout is not None
     process.stdin.write("127.0.0.1:7\n")
     process.stdin.flush()
-    assert json.loads(process.stdout.readline())["node"] == "n1"
+    assert told(process)["node"] == "n1"
     assert ended(process) == 0
     assert {"--address=127.0.0.1:7", "--node-ip-address=127.0.0.1"} <= {*(place / "asked").read_text().split()}
 
@@ -198,8 +207,7 @@ def test_another_node_joins_the_head_once_it_has_its_address(place: Path) -> Non
 @pytest.mark.slow
 def test_what_ray_says_of_a_start_that_failed_is_passed_on(place: Path) -> None:
     process = node(place, "echo this is no Ray; exit 3")
-    assert process.stdout is not None
-    assert json.loads(process.stdout.readline()) == {
+    assert told(process) == {
         "node": "n1",
         "error": "`ray start` ended with exit code 3\nthis is no Ray",
     }
@@ -210,17 +218,15 @@ def test_what_ray_says_of_a_start_that_failed_is_passed_on(place: Path) -> None:
 @pytest.mark.slow
 def test_a_node_that_is_killed_takes_its_ray_along_and_the_next_one_removes_its_folder(place: Path) -> None:
     first = node(place, RAY.format(place=place))
-    assert first.stdout is not None
-    first.stdout.readline()
+    told(first)
     await_file(place / "folder")
-    ray, folder = int((place / "ray").read_text()), Path((place / "folder").read_text().strip())
+    ray, folder = int((place / "pid").read_text()), Path((place / "folder").read_text().strip())
     first.kill()
     first.communicate()
     wait_for_end(ray)
     assert folder.exists()
     second = node(place, "exit 3")
-    assert second.stdout is not None
-    assert "error" in json.loads(second.stdout.readline())
+    assert "error" in told(second)
     assert not folder.exists()
     assert ended(second) == 1
 
