@@ -395,7 +395,7 @@ WRONG = {
     "run.weight_decay=0.1": "run.weight_decay: no such key; did you mean optimizer.weight_decay?",
     "workers=4": "workers: no such key; did you mean cluster.workers?",
     "optimiser.lr=0.1": "optimiser.lr: no such key; did you mean optimizer.lr?",
-    "run.sed=3": "run.sed: no such key; did you mean run.seed or chaos.seed?",
+    "run.sed=3": "run.sed: no such key; did you mean run.seed?",
     "topolgy=ring": "topolgy: no such key; did you mean topology?",
     "digest_every=3": "digest_every: no such key; did you mean trace.digest_every?",
     "--run.seed=3": "--run.seed: no such key; did you mean run.seed?",
@@ -458,8 +458,7 @@ WRONG = {
     "data.partition=dirichlett": "data.partition.name: 'dirichlett' is not on offer; did you mean dirichlet? (there are "
     "shared, iid, contiguous, stratified, dirichlet, pathological, natural, or your own as package.module:name)",
     "data.partition.alpha=1": "data.partition.alpha: shared has no alpha; dirichlet has",
-    "data.partition.name.deep=1": "data.partition.name.deep: no such key; did you mean data.partition.name or checkpoint.keep "
-    "or checkpoint.best.keep?",
+    "data.partition.name.deep=1": "data.partition.name.deep: no such key; did you mean data.partition.name?",
     "data.partition=": "data.partition: has no value; give it keys (name, clients, by, alpha, least, runs) or leave it out",
     "data.sampling=balance": "data.sampling.name: 'balance' is not on offer; did you mean balanced? (there are uniform, "
     "balanced, weighted, or your own as package.module:name)",
@@ -539,7 +538,7 @@ WRONG_FILES = {
     "run: {seed: !!python/name:os.system }\n": "a.yaml:1:13: not valid YAML: "
     "could not determine a constructor for the tag 'tag:yaml.org,2002:python/name:os.system'",
     "run:\n  seed: 1\n--- \nrun: {}\n": "a.yaml:3:1: not valid YAML: but found another document",
-    "run:\n  seed: 1\n  sed: 2\n": "a.yaml:3: run.sed: no such key; did you mean run.seed or chaos.seed?",
+    "run:\n  seed: 1\n  sed: 2\n": "a.yaml:3: run.sed: no such key; did you mean run.seed?",
     "run.seed: 1\n": "a.yaml:1: run.seed: keys are nested in a file: write run: {seed: ...}",
     "run:\n  seed: x\n": "a.yaml:2: run.seed: expected a whole number, got 'x'",
     "cluster:\n": f"a.yaml:1: cluster: has no value; give it keys ({CLUSTER}) or leave it out",

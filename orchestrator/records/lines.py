@@ -17,7 +17,7 @@ from typing import Any
 
 class LineFile:
     """Appends to one file; the caller is its only writer. clean: what is done to every text before it is written; trouble: why
-    lines are missing in the file, or None."""
+    lines are missing in the file, or None; cuts: how often lines were taken back."""
 
     def __init__(self, path: Path, clean: Callable[[str], str] | None = None) -> None:
         if path.exists():
@@ -25,6 +25,7 @@ class LineFile:
         self.path = path
         self._clean = clean
         self.trouble: str | None = None
+        self.cuts = 0
         self._missing = b""
         self._file = path.open("ab", buffering=0)
 
@@ -37,6 +38,7 @@ class LineFile:
 
     def keep(self, lines: int) -> None:
         """Leave only the first `lines` lines; of those that a full disk has not taken, too."""
+        self.cuts += 1
         whole = self.path.read_bytes()
         end = _end_of(whole + self._missing, lines)
         if end <= len(whole):
@@ -73,8 +75,8 @@ def read(path: Path, holding: bytes = b"") -> Iterator[dict[str, Any]]:
 def _parsed(line: bytes, number: int) -> dict[str, Any]:
     try:
         found: dict[str, Any] = json.loads(line)
-    except ValueError as error:
-        raise ValueError(f"line {number} is not what was written: {type(error).__name__}") from None
+    except ValueError:
+        raise ValueError(f"line {number} is not what was written") from None
     return found
 
 

@@ -16,6 +16,8 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from orchestrator.records.lines import LineFile
+
 Belongs = Callable[[Mapping[str, Any], int], bool]
 
 
@@ -28,22 +30,21 @@ def of_rests(rest: Mapping[str, Any], steps: int) -> bool:
 
 
 class Seal:
-    """Of one file, which grows at its end. belongs: whether a line is of the first so many steps."""
+    """Of one file, as it grows. belongs: whether a line is of the first so many steps."""
 
-    def __init__(self, path: Path, belongs: Belongs) -> None:
-        self._path = path
+    def __init__(self, file: LineFile, belongs: Belongs) -> None:
+        self._file = file
         self._belongs = belongs
-        self.begin_anew()
+        self._begin()
 
-    def begin_anew(self) -> None:
-        """Lines were replaced."""
-        self._hashed, self._lines, self._read = hashlib.sha256(), 0, 0
+    def _begin(self) -> None:
+        self._hashed, self._lines, self._read, self._cuts = hashlib.sha256(), 0, 0, self._file.cuts
 
     def of(self, steps: int) -> str:
         """Asked of no fewer steps than before; up to a line that is none, which its readers find. Raises OSError."""
-        if not self._path.exists():
-            return _written(0, self._hashed)
-        with self._path.open("rb") as file:
+        if self._file.cuts != self._cuts:
+            self._begin()
+        with self._file.path.open("rb") as file:
             file.seek(self._read)
             for line in file:
                 if not self._is_of(line, steps):

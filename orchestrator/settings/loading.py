@@ -340,7 +340,8 @@ def _no_such_key(path: KeyPath, given: Given) -> str:
 
 
 def _suggestions(path: KeyPath) -> list[str]:
-    """Keys that were perhaps meant, the likeliest first: on any level, of the same name, or of a similar one."""
+    """Keys that were perhaps meant, the likeliest first: on any level, of the same name, or of a similar one, which another
+    section has only where this one has none."""
     leaf = path[-1]
     tops = list(dict.fromkeys(key.path[0] for key in KEYS))
     options = [f"{section}.{option}" for section, table in TABLES.items() for option in table.known_options()]
@@ -354,6 +355,7 @@ def _suggestions(path: KeyPath) -> list[str]:
         return list(dict.fromkeys(found))[:_NUM_SUGGESTIONS]
     found += difflib.get_close_matches(".".join(path), names, n=_NUM_SUGGESTIONS, cutoff=0.8)
     found += [name for name in names if difflib.get_close_matches(leaf, [name.rpartition(".")[2]], n=1, cutoff=0.75)]
+    found = [name for name in found if len(path) > 1 and name.partition(".")[0] == path[0]] or found
     return list(dict.fromkeys(found))[:_NUM_SUGGESTIONS]
 
 

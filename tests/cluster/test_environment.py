@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from orchestrator.cluster.sessions.environment import enter, of_workers, patient, prepare_environment
+from orchestrator.numerics.allocator import LARGE_PAGES
 from orchestrator.numerics.determinism import ENVIRONMENT
 
 AUTH = ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN")
@@ -75,7 +76,7 @@ def test_a_ray_that_is_started_has_our_patience_unless_the_user_says_otherwise(m
 
 
 def test_workers_get_every_variable_that_changes_bits() -> None:
-    assert of_workers() == {name: os.environ[name] for name in ENVIRONMENT}
+    assert of_workers() == {name: os.environ[name] for name in (*ENVIRONMENT, *LARGE_PAGES)}
 
 
 def test_workers_get_the_variables_that_are_declared_and_set(monkeypatch: pytest.MonkeyPatch) -> None:

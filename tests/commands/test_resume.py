@@ -128,10 +128,11 @@ def test_no_bit_of_the_steps_of_a_checkpoint_turns_unseen(name: str, place: int,
     """The journal has a hash of the lines before it."""
     with tempfile.TemporaryDirectory() as folder:
         files = RunFolder(Path(folder), "d" * 32)
-        for each in ("trace.jsonl", "rests.jsonl"):
-            with contextlib.closing(LineFile(files.path / each)) as file:
-                file.append(LEFT[each])
-        seals = {"trace": Seal(files.trace, of_trace).of(5), "rests": Seal(files.rests, of_rests).of(5)}
+        seals = {}
+        for path, belongs in ((files.trace, of_trace), (files.rests, of_rests)):
+            with contextlib.closing(LineFile(path)) as file:
+                file.append(LEFT[path.name])
+                seals[path.stem] = Seal(file, belongs).of(5)
         with contextlib.closing(LineFile(files.journal)) as file:
             file.append([{"event": "checkpoint_saved", "step": 5, **seals}])
         catalog, state = Catalog(open_storage(storage_of(PLAN, files)), 1), example(5)

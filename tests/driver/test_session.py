@@ -190,6 +190,7 @@ def play(
     record.was_read = was_read
     record.refusal_of_reads = lambda: reads.refusal(read_by[-1]) if settings.strict else None
     rests = None if sync == "bsp" else LineFile(tmp_path / "rests")
+    record.seals = lambda _: {}
     record.rests, record.history = rests, [trace] if rests is None else [trace, rests]
     script = Script(
         iter(said), last_words or {}, gone=gone or set(), last_activities=last_activities or {}, seen=seen or {}

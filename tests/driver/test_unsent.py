@@ -78,7 +78,7 @@ def test_what_keeps_a_run_from_being_sent_is_said_and_the_rest_is_sent(tmp_path:
     files[1].write_text('{"store": null}\nnothing\n')
     missing, damaged, sent = unsent.send(opened(tmp_path, client))
     assert (missing.trouble, sent) == ("Run 'a' not found", Sent("c"))
-    assert str(damaged.trouble).startswith("Expecting value")
+    assert damaged.trouble == "line 2 is not what was written"
     assert "MLflow still lacks some of run a: Run 'a' not found" in missing.sentence
     assert "remove .orchestrator/a/mlflow.jsonl" in missing.sentence
     assert sent.sentence == "MLflow has got what it lacked of run c"

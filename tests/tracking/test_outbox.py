@@ -46,7 +46,7 @@ def test_a_torn_line_was_not_told_yet_and_a_damaged_file_is_refused(tmp_path: Pa
     assert read(file) == [{"tag": ["r", "a", "1"]}]
     file.write_text('{"store": null}\nnothing\n')
     assert store_of(file) is None
-    with pytest.raises(ValueError, match="Expecting value"):
+    with pytest.raises(ValueError, match="line 2 is not what was written"):
         read(file)
 
 

@@ -41,6 +41,7 @@ from orchestrator.records.comparison import LISTING
 from orchestrator.records.lines import LineFile
 from orchestrator.records.masking import Masker
 from orchestrator.records.reads import Reads
+from orchestrator.records.sealing import Seal, of_rests, of_trace
 from orchestrator.settings import Settings, determining, flat
 from orchestrator.tracking import DIGEST_OF_BEST, TRACE, Store, Tracker
 from orchestrator.writers.feed import Feed
@@ -90,6 +91,9 @@ class Record:
         self.journal = LineFile(files.journal, self._masker.text)
         self.trace = LineFile(files.trace)
         self.rests = None if resolve(settings).lockstep else LineFile(files.rests)
+        self._seals = {"trace": Seal(self.trace, of_trace)}
+        if self.rests is not None:
+            self._seals["rests"] = Seal(self.rests, of_rests)
         self.obstacles = list(contents.obstacles)
         self.unshared = list(contents.unshared)
         self.run_manifest: Mapping[str, Any] = {}
@@ -112,6 +116,10 @@ class Record:
     def history(self) -> list[LineFile]:
         """The files that have to be on the disk before a checkpoint of what they tell."""
         return [self.trace, *([] if self.rests is None else [self.rests])]
+
+    def seals(self, steps: int) -> dict[str, str]:
+        """Of the lines that belong to a checkpoint of so many steps. Raises OSError."""
+        return {name: seal.of(steps) for name, seal in self._seals.items()}
 
     @property
     def origin(self) -> str | None:

@@ -24,11 +24,10 @@ from orchestrator.driver.supervision import TakenOver
 from orchestrator.driver.terminal.progress import ProgressDisplay, say_obstacles
 from orchestrator.engine.member.generation import Generation
 from orchestrator.errors import NotRerunnable
-from orchestrator.records import phases, reads, sealing, trace
+from orchestrator.records import phases, reads, trace
 from orchestrator.records.files_read import FilesRead
 from orchestrator.records.lines import LineFile
 from orchestrator.records.merging import Change
-from orchestrator.records.sealing import Seal
 from orchestrator.tracking import EXECUTION
 
 Callback = Callable[[Mapping[str, Any]], object]
@@ -77,9 +76,6 @@ class EventSink:
         self._told_of_trouble = False
         self._told_of_disk = False
         self._uploaded_at = time.monotonic()
-        self._seals = {"trace": Seal(record.trace.path, sealing.of_trace)}
-        if record.rests is not None:
-            self._seals["rests"] = Seal(record.rests.path, sealing.of_rests)
         self._taken_over: tuple[TakenOver, int] | None = None  # until the first step is done
         self._first_report: tuple[int, float] | None = None  # steps that were done, and when they were reported
         self.outcome = Outcome()
@@ -256,8 +252,6 @@ class EventSink:
     def _write(self, file: LineFile, change: Change) -> None:
         if change.replaces:
             file.keep(change.kept)
-            for seal in self._seals.values():
-                seal.begin_anew()
         file.append(change.new)
         if file.trouble is not None and not self._told_of_disk:
             self._told_of_disk = True
@@ -385,7 +379,7 @@ class EventSink:
             parts=saved.parts,
             bytes=saved.manifest.size_bytes,
             state=saved.manifest.state_digest,
-            **{name: seal.of(saved.step) for name, seal in self._seals.items()},
+            **self._record.seals(saved.step),
             stall_s=round(saved.stall_s, 6),
             seconds=round(saved.seconds, 3),
         )

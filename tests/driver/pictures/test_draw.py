@@ -52,7 +52,7 @@ def test_a_failure_is_a_sentence(tmp_path: Path) -> None:
     (tmp_path / "trace").write_text("no line of a trace\n")
     said = draw(tmp_path / "pictures", Seen(tmp_path / "trace", tmp_path / "none"), "", build_schedule("ring", 2))
     assert said is not None
-    assert said.startswith("the pictures could not be drawn: JSONDecodeError")
+    assert said.startswith("the pictures could not be drawn: ValueError: line 1 is not what was written")
 
 
 @pytest.mark.parametrize("labels", [3, 20])
