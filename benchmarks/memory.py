@@ -115,18 +115,22 @@ def _watch(processes: Sequence[subprocess.Popen[bytes]], marks: Path) -> list[Si
         regions = {pid: _regions(Path(f"/proc/{pid}/fd")) for pid in pids}
         holders = Counter(region for own in regions.values() for region in own)
         for pid, own in regions.items():
-            try:
-                peak, anonymous = (_bytes(Path(f"/proc/{pid}/status"), name) for name in ("VmHWM:", "RssAnon:"))
-            except (OSError, StopIteration):  # it has ended
+            if (sizes := resident(pid)) is None:
                 continue
+            peak, anonymous = sizes
             held = anonymous + sum(size / holders[region] for region, size in own.items())
             found[pid] = peak, max(held, found.get(pid, (0.0, 0.0))[1])
         time.sleep(EVERY_S)
     return list(found.values())
 
 
-def _bytes(file: Path, name: str) -> float:
-    return next(float(line.split()[1]) * 1024 for line in file.read_text().splitlines() if line.startswith(name))
+def resident(pid: str) -> tuple[float, float] | None:
+    """The largest resident set and the anonymous memory, in bytes; None of a process that has ended, waited for or not."""
+    try:
+        told = dict(line.split(":", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines())
+        return float(told["VmHWM"].split()[0]) * 1024, float(told["RssAnon"].split()[0]) * 1024
+    except (OSError, KeyError):
+        return None
 
 
 def _regions(descriptors: Path) -> dict[int, int]:

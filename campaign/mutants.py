@@ -2,10 +2,10 @@
 
     python -m campaign --mutants          each is planted and hunted; a line for each, what it is and by which seed it was found
 
-A mutant is a function of the program in place of the true one, and is hunted where that is cheapest: in lives of the controller
-(`campaign.lives`), in runs of the virtual cluster, whose engine, checkpoints and driver are the true ones, or in threads. It is
-found when any check there fails, or the program says itself that something is wrong. Undisturbed runs, with which the
-disturbed ones are compared, are made without it.
+A mutant is a function of the program in place of the true one, for all members of a process, and is hunted where that is
+cheapest: in lives of the controller (`campaign.lives`), in runs of the virtual cluster, whose engine, checkpoints and driver
+are the true ones, or in threads. It is found when any check there fails, or the program says itself that something is wrong.
+Undisturbed runs, with which the disturbed ones are compared, are made without it.
 """
 
 from __future__ import annotations
@@ -22,14 +22,13 @@ from campaign import lives
 from orchestrator.checkpoints import catalog
 from orchestrator.control import fault_attribution, hand_over, membership
 from orchestrator.driver.run.checkpointing import Saving
+from orchestrator.engine import worker_hooks
 from orchestrator.engine.asynchronous.free_replica import FreeReplica
 from orchestrator.engine.between_steps.run_state import RunState
-from orchestrator.engine.loop import Loop
 from orchestrator.engine.member.claims import Board
 from orchestrator.engine.member.heartbeat import CalledOff, Heartbeat
 from orchestrator.engine.model import snapshot
 from orchestrator.engine.model.shard_states import ShardStates
-from orchestrator.engine.worker_hooks import WorkerHooks
 from orchestrator.privacy.keys import Keys
 from orchestrator.privacy.masks import Masks
 from orchestrator.records import lines
@@ -238,17 +237,9 @@ def _with_a_new_grid(whole: Any, run_state: RunState, values: Any) -> RunState:
     return resumed
 
 
-def _without_last_words(whole: Any, hooks: WorkerHooks, transport: Any) -> None:
-    from orchestrator.engine import worker_hooks
-
-    with patch.object(worker_hooks, "_is_of_the_run", lambda _: False):
-        whole(hooks, transport)
-
-
-def _without_waiting(whole: Any, loop: Loop, exchange: Any, hooks: Any, *, saving: bool) -> Any:
-    """The last exchange does nothing."""
-    with patch.object(exchange, "maximum", lambda *_: None):
-        return whole(loop, exchange, hooks, saving=saving)
+def _one_step_earlier(whole: Any, run_state: RunState, values: Any) -> RunState:
+    resumed: RunState = whole(run_state, values)
+    return replace(resumed, steps=max(0, resumed.steps - 1))
 
 
 def _evaluated_before(whole: Any, run_state: RunState, values: Any) -> RunState:
@@ -324,14 +315,14 @@ MUTANTS: Final = (
     _virtual("the grid is not handed over", _around(RunState, "resumed", _with_a_new_grid)),
     _virtual(
         "what a dead worker had told its peers is not told by them",
-        _around(WorkerHooks, "_give", _without_last_words),
+        _in_place_of(worker_hooks, "_is_of_the_run", lambda _: False),
     ),
-    _virtual("members end without waiting for each other", _around(Loop, "_finish", _without_waiting)),
+    _virtual("who comes begins one step too early", _around(RunState, "resumed", _one_step_earlier)),
     _virtual(
         "an evaluation that a loss has interrupted is not made",
         _around(RunState, "resumed", _evaluated_before),
     ),
-    _virtual("a resume keeps lines behind its checkpoint", _in_place_of(lines, "cut", lambda *_: [])),
+    Mutant("a resume keeps lines behind its checkpoint", _in_place_of(lines, "cut", lambda *_: []), _in_replays),
     _virtual(
         "files of a checkpoint that is being written are removed",
         _around(catalog.Catalog, "pin", _leaves_files),

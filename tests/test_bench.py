@@ -29,6 +29,7 @@ from benchmarks.bench import (
     measure,
     table,
 )
+from benchmarks.memory import resident
 from tests.projects import REPOSITORY
 
 FAST = Row("a sum", "ours", "gloo, 4 kB", "ms", 2.0)
@@ -142,3 +143,12 @@ def test_every_row_can_be_measured(name: str) -> None:
         figures = [float(each) for each in re.findall(r"[\d.]+(?:e[-+]\d+)?(?= /| \w)", f"{ours} {peer}")]
         assert len(figures) == 4, (ours, peer)
         assert min(figures) > 0, (ours, peer)
+
+
+def test_a_process_that_has_ended_holds_no_memory() -> None:
+    """One that nobody has waited for yet still has its files in /proc."""
+    with subprocess.Popen([sys.executable, "-c", ""], stdout=subprocess.PIPE) as process:
+        os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+        assert resident(str(process.pid)) is None
+    assert resident(str(process.pid)) is None
+    assert resident(str(os.getpid())) is not None
