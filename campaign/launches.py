@@ -32,6 +32,7 @@ from tests.projects import Project
 _TICK_S: Final = 0.005
 _PACE_S: Final = 0.008  # a step
 _TRICKLE_S: Final = 0.6  # a step, while a newcomer is waited for
+_WINDOW: Final = 3  # steps that nobody has begun
 _RESERVE: Final = 40  # steps that are left for what comes at the end
 _MEET_S: Final = 10.0  # for a moment that every few steps have
 _BEGIN_S: Final = 300.0  # for the first step, on a busy machine
@@ -370,8 +371,8 @@ class Running:
         now = time.monotonic()
         if self.launch.supervised and not is_alive(self.words.driver):
             self.words.driver = self._successor() or self.words.driver
-        window = 3 if self.mode.lockstep else 40
-        if now - self._paced_at >= pace_s and self.words.gate - self.words.steps < window:
+        reached = self.words.steps if self.mode.lockstep else self.words.clock
+        if now - self._paced_at >= pace_s and self.words.gate - reached < _WINDOW:
             self.words.gate, self._paced_at = self.words.gate + 1, now
         self.log.look()
 

@@ -54,7 +54,7 @@ FROM_OUTSIDE: Final = "anywhen"
 # none of what a pipeline reads and a record has to tell of (`orchestrator.data.watching`).
 VARIABLE: Final = "XDG_CAMPAIGN_DIR"
 PLACE: Final = "/dev/shm"
-_GATE, _STEP, _STEP_NS, _DRIVER = range(4)
+_GATE, _STEP, _STEP_NS, _DRIVER, _CLOCK = range(5)
 _FIRST: Final = 8  # the word of the first moment
 _SIZE_BYTES: Final = mmap.PAGESIZE
 NOTHING: Final = 0
@@ -100,6 +100,15 @@ class Words:
         return self._words[_STEP]
 
     @property
+    def clock(self) -> int:
+        """The highest step that some worker wanted to compute: where shards run free, far ahead of `steps`."""
+        return self._words[_CLOCK]
+
+    def wants(self, step: int) -> None:
+        if step > self._words[_CLOCK]:
+            self._words[_CLOCK] = step
+
+    @property
     def committed_ns(self) -> int:
         """When the last commit was, on the monotonic clock."""
         return self._words[_STEP_NS]
@@ -110,7 +119,7 @@ class Words:
 
     def begin(self) -> None:
         """For a run from its beginning."""
-        for word in (_GATE, _STEP, _STEP_NS, _DRIVER):
+        for word in (_GATE, _STEP, _STEP_NS, _DRIVER, _CLOCK):
             self._words[word] = 0
         self.disarm()
 

@@ -60,6 +60,7 @@ class Traps:
 
     def wait_at_gate(self, step: int, live: Callable[[], None]) -> None:
         """live: says that this process is alive, and may raise."""
+        self.words.wants(step)
         beat_at = time.monotonic() + _ALIVE_S
         while step >= self.words.gate:
             time.sleep(_LOOK_S)  # it waits for leave to go on, not for a moment
