@@ -58,7 +58,7 @@ def _ended(ended: Ended) -> Iterator[str]:
         yield f"it ended as {status}: {error.get('kind')}: {error.get('message')}"
     elif ended.code != 1 or not ended.report.get("error", {}).get("message"):
         yield f"it could not go on and says neither why nor by its exit code: {ended.code}"
-    elif "resume=" not in ended.err:
+    elif "resume=" not in ended.err and any(event["event"] == "checkpoint_saved" for event in ended.journal):
         yield "it could not go on and does not say how it is resumed"
 
 

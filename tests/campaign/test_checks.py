@@ -22,6 +22,7 @@ JOURNAL: list[dict[str, Any]] = [
     {"event": "worker_lost", "worker": 1, "why": "died"},
     {"event": "recovered", "kind": "lost", "steps_lost": 0},
 ]
+SAVED = {"event": "checkpoint_saved", "step": 2}
 FAULT = {"kind": "SIGKILL", "moment": "vote", "struck": True, "pid": 7}
 REPORT = {"status": "finished", "digest": "d"}
 FINE = Ended(0, REPORT, "worker 1 was lost after step 1: died", [FAULT], JOURNAL, TRACE, [])
@@ -33,6 +34,7 @@ def test_of_a_launch_in_which_all_holds_nothing_is_found() -> None:
     assert checks.findings(FINE, BSP, EXPECTED) == []
     assert checks.findings(FINE, SSP, None, "exact") == []
     assert checks.findings(FAILED, BSP, EXPECTED) == []
+    assert checks.findings(replace(FAILED, err=FINE.err), BSP, EXPECTED) == []  # there is nothing to go on from
 
 
 @pytest.mark.parametrize(
@@ -49,7 +51,7 @@ def test_of_a_launch_in_which_all_holds_nothing_is_found() -> None:
         (replace(FINE, journal=[*JOURNAL[:2], {**JOURNAL[2], "steps_lost": 2}]), "steps: 2 were lost"),
         (replace(FINE, journal=[*JOURNAL[:2], {**JOURNAL[2], "kind": "restarted"}]), "steps: all went back"),
         (replace(FINE, report=WHY), "it ended as failed: RunFailed: no memory left"),
-        (replace(FAILED, err=FINE.err), "does not say how it is resumed"),
+        (replace(FAILED, err=FINE.err, journal=[*JOURNAL, SAVED]), "does not say how it is resumed"),
         (replace(FAILED, code=3), "neither why nor by its exit code"),
     ],
 )
