@@ -437,7 +437,7 @@ def _watch_joiners(decision: Decision) -> None:
     for member in list(decision.state.members.values()):
         if member.ready is None and decision.now - progressed(member) > limit:
             decision.kill(member, f"its start has not progressed for {limit:g} s: {_how_far(member)}")
-            if decision.state.requirements.sites and member.heartbeat is None:  # its site is away, which may last
+            if member.heartbeat is None:  # no room, which may last: a node or a site is away
                 decision.set(retry=decision.now)
                 continue
             start_failed(decision, f"the start of {member.name} has not progressed for {limit:g} s")
