@@ -1,6 +1,6 @@
 """A node lost and a node added, on Ray Train and here: the same model on three hosts of a worker each, turn by turn.
 
-    PYTHONPATH=.venv/peers python -m benchmarks.nodes [--rounds 3] [--hidden 256] [--every 5] [--steps 800]
+    PYTHONPATH=.venv/peers python -m benchmarks.nodes [--rounds 3] [--hidden 256] [--every 5] [--steps 700]
 
 Each host is a network namespace with a node of Ray that has one CPU (benchmarks/hosts.py). In each round Ray Train trains with
 two to three workers (its elastic training: DDP over gloo, a checkpoint every `--every` steps), once with its defaults and once
@@ -81,7 +81,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--hidden", type=int, default=256, help="width of the model; 256: 0.6 million parameters")
     parser.add_argument("--every", type=int, default=5, help="steps between checkpoints")
-    parser.add_argument("--steps", type=int, default=800, help="of ours, enough for both changes")
+    parser.add_argument("--steps", type=int, default=700, help="of ours, enough for both changes")
     chosen = parser.parse_args(arguments)
     if os.geteuid():
         sys.exit("benchmarks.nodes needs root: it makes network namespaces")
@@ -183,7 +183,8 @@ def _change(process: subprocess.Popen[str], folder: Path, since: float, size: in
 def _settled(marks: Marks, size: int, farthest: int) -> Marks | None:
     """All marks, once every worker of a group of this size has done some steps beyond that one."""
     group = _group(marks, size)
-    return marks if group and min(own[-1][1] for own in group.values()) >= farthest + QUIET_STEPS else None
+    settled = [len(own) >= QUIET_STEPS and own[-1][1] >= farthest + QUIET_STEPS for own in group.values()]
+    return marks if settled and all(settled) else None
 
 
 def _group(marks: Marks, size: int) -> Marks:
