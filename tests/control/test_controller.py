@@ -652,6 +652,19 @@ def test_a_joiner_that_fails_dies_or_is_late_is_given_up() -> None:
     assert "3 starts in a row failed, so no more are tried" in play.reasons[-1]
 
 
+def test_starts_that_fail_in_one_moment_are_one_failure() -> None:
+    """A node with four workers is lost, and Ray has put all that replace them there, until it knows."""
+    play = begun(requirements(shards=5, start=5, most=5))
+    play(left(0, 4, "peer"), *(Died(member, "") for member in (1, 2, 3, 4)))
+    replacements = [start.member for start in play.of(Start)[-4:]]
+    assert replacements == [5, 6, 7, 8]
+    play.now = 15.0
+    assert play(*(Died(member, "") for member in replacements)) == [
+        Start(member, "worker") for member in (9, 10, 11, 12)
+    ]
+    assert not any("no more are tried" in reason for reason in play.reasons)
+
+
 def test_room_that_is_missing_for_long_is_no_failed_start() -> None:
     """A node that is added after an hour is used."""
     play = begun(requirements(most=3))
