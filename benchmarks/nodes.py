@@ -56,6 +56,7 @@ SLEEP_S = 0.05
 SIDES = ("Ray Train", "Ray Train, soonest", "orchestrator")
 CASES = ("a node lost", "a node added")
 SOONER = {
+    "RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S": "2",  # for room; by then what it knows of the nodes may be true
     "RAY_TRAIN_HEALTH_CHECK_INTERVAL_S": "0.1",
     "RAY_health_check_initial_delay_ms": "0",
     "RAY_health_check_period_ms": "1000",
