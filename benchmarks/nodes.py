@@ -56,7 +56,7 @@ SLEEP_S = 0.05
 SIDES = ("Ray Train", "Ray Train, soonest", "orchestrator")
 CASES = ("a node lost", "a node added")
 SOONER = {
-    "RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S": "2",  # for room; by then what it knows of the nodes may be true
+    "RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S": "2",  # for room: who gets none had an old view of the nodes
     "RAY_TRAIN_HEALTH_CHECK_INTERVAL_S": "0.1",
     "RAY_health_check_initial_delay_ms": "0",
     "RAY_health_check_period_ms": "1000",
@@ -74,9 +74,6 @@ class Change:
     repeated: int
 
 
-Found = dict[tuple[str, str], list[Change]]  # by case and side
-
-
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.nodes")
     parser.add_argument("--rounds", type=int, default=3)
@@ -87,7 +84,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if os.geteuid():
         sys.exit("benchmarks.nodes needs root: it makes network namespaces")
     require_ray_train()
-    before, found = load(), {(case, side): [] for case in CASES for side in SIDES}
+    before = load()
+    found: dict[tuple[str, str], list[Change]] = {(case, side): [] for case in CASES for side in SIDES}
     alone = digest_alone(chosen)
     for number, side in itertools.product(range(chosen.rounds), SIDES):
         for case, change in zip(CASES, undergo(side, chosen, alone), strict=True):
@@ -112,7 +110,8 @@ def table(found: Mapping[tuple[str, str], Sequence[Change]]) -> str:
 
 
 def _median(changes: Sequence[Change], name: str) -> float:
-    return statistics.median(getattr(each, name) for each in changes)
+    values: list[float] = [getattr(each, name) for each in changes]
+    return statistics.median(values)
 
 
 def undergo(side: str, chosen: argparse.Namespace, alone: str) -> list[Change]:

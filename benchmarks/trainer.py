@@ -76,13 +76,14 @@ def main(
     from ray.train import CheckpointConfig, FailureConfig, RunConfig, ScalingConfig
     from ray.train.torch import TorchConfig, TorchTrainer
 
-    own = {"num_cpus": WORKERS + 2, "include_dashboard": False, "_temp_dir": f"{folder}/ray"}
+    own: dict[str, Any] = {"num_cpus": WORKERS + 2, "include_dashboard": False, "_temp_dir": f"{folder}/ray"}
     ray.init(address=address, **own if address == "local" else {})
     number = workers if isinstance(workers, int) else tuple(workers)
+    scaling: dict[str, Any] = {"num_workers": number, "elastic_resize_monitor_interval_s": look_s}
     TorchTrainer(
         train,
         train_loop_config={"folder": folder, "hidden": hidden, "every": every, "sleep_s": sleep_s},
-        scaling_config=ScalingConfig(num_workers=number, elastic_resize_monitor_interval_s=look_s),
+        scaling_config=ScalingConfig(**scaling),
         torch_config=TorchConfig(backend="gloo", timeout_s=60),
         run_config=RunConfig(
             name="recovery",
