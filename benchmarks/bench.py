@@ -547,7 +547,7 @@ def machine() -> str:
     )
 
 
-def _load() -> str:
+def load() -> str:
     return " ".join(f"{each:.1f}" for each in os.getloadavg())
 
 
@@ -573,7 +573,7 @@ def _groups(text: str) -> dict[str, Group]:
 def main(arguments: Sequence[str] | None = None) -> int:
     chosen = _parsed(arguments)
     effort = SMOKE if chosen.smoke else FULL
-    before, began = _load(), time.monotonic()
+    before, began = load(), time.monotonic()
     found: dict[str, Found] = {}
     failed = False
     for name, group in chosen.rows.items():
@@ -588,7 +588,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         )
     took = (time.monotonic() - began) / 60
     today = datetime.datetime.now(datetime.UTC).strftime("%d %B %Y").lstrip("0")
-    where = f"{today}, {machine()}; load average {before} before and {_load()} after {took:.0f} minutes."
+    where = f"{today}, {machine()}; load average {before} before and {load()} after {took:.0f} minutes."
     note = "Tiny sizes, once: this says nothing about speed. " if chosen.smoke else ""
     text = f"{note}{where}\n\n{table(chosen.rows, found)}"
     print(text)

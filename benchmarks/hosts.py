@@ -45,6 +45,7 @@ from tests.cluster.conftest import new_access, wait_for_line
 REPOSITORY = Path(__file__).resolve().parent.parent
 ROWS = 8  # of a shard
 PORT, DDP_PORT = 6379, 29500
+ADDRESS = f"{address_of(0)}:{PORT}"
 DELAY = "0.1ms"
 WAYS = ("ring", "peer_to_peer", "hierarchical")
 MODELS = {"mlp": "benchmarks.wired:Mlp", "characters": "benchmarks.wired:Text"}
@@ -93,13 +94,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     found: Found = {}
     digests: dict[tuple[str, int], str] = {}
     for hosts in chosen.hosts:
-        with wired(hosts, f"{chosen.rate[0]}gbit", DELAY) as network, ray_on(network, chosen.workers) as access:
+        with wired(hosts, f"{chosen.rate[0]}gbit", DELAY) as network, ray_on(network, chosen.workers) as nodes:
             for note in network.notes:
                 print(f"note: {note}", file=sys.stderr)
             for rate, model, condition in itertools.product(chosen.rate, chosen.models, chosen.conditions):
                 network.limit(f"{rate}gbit", DELAY)
                 case = Case(hosts, rate, model, condition)
-                meet(network, access, case, chosen, digests, found)
+                meet(network, nodes.variables, case, chosen, digests, found)
     print(table(found))
     if chosen.picture is not None:
         draw(found, chosen.picture)
@@ -140,32 +141,47 @@ def _among(known: Any) -> Any:
     return split
 
 
+@dataclass(frozen=True)
+class Nodes:
+    """A Ray on hosts. variables: the environment with which a driver may join it; folder: of its head's files."""
+
+    network: Network
+    workers: int
+    variables: dict[str, str]
+    folder: str
+
+    def start(self, host: int) -> None:
+        """A node, until it is there. That of host 0 is the head, and the first."""
+        # The others see an empty folder where the first has its Ray's files, as on another machine.
+        hidden = "" if host == 0 else f"mount -t tmpfs none {self.folder} && "
+        common = f"--num-cpus={self.workers} --object-store-memory=83886080 --disable-usage-stats --block"
+        head = f"--head --port={PORT} --include-dashboard=false --temp-dir={self.folder}"
+        joins = f"--address={ADDRESS}" if host else head
+        ray = f"{sys.executable} -m ray.scripts.scripts start {common} {joins} --node-ip-address={address_of(host)}"
+        pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+        variables = {**self.variables, "GLOO_SOCKET_IFNAME": interface(host)}
+        process = self.network.start(host, ["sh", "-c", f"{hidden}exec {ray}"], variables, **pipes)
+        wait_for_line(process, "Ray runtime started")
+
+
 @contextlib.contextmanager
-def ray_on(network: Network, workers: int) -> Iterator[dict[str, str]]:
-    """A Ray with a node on each host; gives the environment with which a driver may join it."""
-    access = {**new_access(), "RAY_worker_niceness": "0"}
-    variables = environment(access)
+def ray_on(network: Network, workers: int, hosts: int | None = None, more: Mapping[str, str] = {}) -> Iterator[Nodes]:
+    """A Ray with a node on each host, or on the first ones. more: variables of its processes and drivers."""
+    access = {**new_access(), "RAY_worker_niceness": "0", **more}
     folder = tempfile.mkdtemp(prefix="hosts-", dir="/tmp")  # short, because Unix sockets lie in it
-    common = f"--num-cpus={workers} --object-store-memory=83886080 --disable-usage-stats --block"
-    ray = f"{sys.executable} -m ray.scripts.scripts start {common}"
-    head = f"--head --port={PORT} --include-dashboard=false --temp-dir={folder}"
+    nodes = Nodes(network, workers, environment(access), folder)
     try:
-        for host in range(len(network.names)):
-            # The others see an empty folder where the first has its Ray's files, as on another machine.
-            hidden = "" if host == 0 else f"mount -t tmpfs none {folder} && "
-            joins = f"--address={address_of(0)}:{PORT}" if host else head
-            script = f"{hidden}exec {ray} {joins} --node-ip-address={address_of(host)}"
-            pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
-            process = network.start(host, ["sh", "-c", script], variables, **pipes)
-            wait_for_line(process, "Ray runtime started")
-        yield variables
+        for host in range(len(network.names) if hosts is None else hosts):
+            nodes.start(host)
+        yield nodes
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
 
 def environment(more: Mapping[str, str]) -> dict[str, str]:
     inherited = {key: value for key, value in os.environ.items() if not key.startswith("RAY_")}
-    return {**inherited, **more, "PYTHONPATH": str(REPOSITORY)}
+    path = os.pathsep.join([str(REPOSITORY), *filter(None, [os.environ.get("PYTHONPATH")])])
+    return {**inherited, **more, "PYTHONPATH": path}
 
 
 def meet(
@@ -182,7 +198,7 @@ def meet(
     pace, shards = condition.pace(case.hosts), condition.shards * workers
     alone = digests.get((case.model, shards)) or digest_alone(case.model, shards, steps)
     digests[case.model, shards] = alone
-    address = {"address": f"{address_of(0)}:{PORT}", "workers": workers}
+    address = {"address": ADDRESS, "workers": workers}
     for number, way in itertools.product(range(chosen.rounds), (*chosen.topologies, DDP)):
         with tempfile.TemporaryDirectory(prefix="marks-", dir="/tmp") as folder:
             if way == DDP:

@@ -22,6 +22,7 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import itertools
+import json
 import os
 import shutil
 import signal
@@ -34,7 +35,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TextIO, TypeVar
+
+from benchmarks.trainer import WORKERS
+from benchmarks.wide import ROWS
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 QUIET_STEPS = 12  # of all workers between two losses
@@ -63,8 +67,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--hidden", type=int, default=1024, help="width of the model; 1024: 3.1 million parameters")
     parser.add_argument("--every", type=int, default=5, help="steps between checkpoints")
     chosen = parser.parse_args(arguments)
-    if importlib.util.find_spec("tensorboardX") is None:
-        sys.exit("Ray Train needs tensorboardX, which is not there: make peers, and PYTHONPATH=.venv/peers")
+    require_ray_train()
     found: dict[str, list[Loss]] = {side: [] for side in SIDES}
     for number in range(chosen.rounds):
         for side in SIDES:
@@ -74,6 +77,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 print(f"round {number + 1}, {side}: {loss}", file=sys.stderr, flush=True)
     print(table(found))
     return 0
+
+
+def require_ray_train() -> None:
+    if importlib.util.find_spec("tensorboardX") is None:
+        sys.exit("Ray Train needs tensorboardX, which is not there: make peers, and PYTHONPATH=.venv/peers")
 
 
 def table(found: Mapping[str, Sequence[Loss]]) -> str:
@@ -115,7 +123,7 @@ def first_step_of_ray_train(hidden: int) -> float:
         (folder / "marks").mkdir()
         began = time.monotonic()
         with _ray_train(fast=False)(folder, hidden, 1_000_000, 0) as process:
-            return _wait(process, lambda: _first(read(folder / "marks"))) - began
+            return wait(process, lambda: _first(read(folder / "marks"))) - began
 
 
 def _first(marks: Marks) -> float | None:
@@ -123,15 +131,15 @@ def _first(marks: Marks) -> float | None:
 
 
 def _lose_one(process: subprocess.Popen[str], marks: Path) -> Loss:
-    victim, others = _wait(process, lambda: _victim(read(marks)))
+    victim, others = wait(process, lambda: _victim(read(marks)))
     os.kill(victim, signal.SIGKILL)
     killed = time.monotonic()
-    return _wait(process, lambda: judge(read(marks), killed, victim, others))
+    return wait(process, lambda: judge(read(marks), killed, victim, others))
 
 
 def _victim(marks: Marks) -> tuple[int, set[int]] | None:
     """The youngest of two living workers that have both done some steps since the younger one came; and all others so far."""
-    living = sorted((pid for pid in marks if _lives(pid)), key=lambda pid: marks[pid][0])
+    living = sorted((pid for pid in marks if lives(pid)), key=lambda pid: marks[pid][0])
     if len(living) < 2 or min(len(marks[pid]) for pid in living) < QUIET_STEPS:
         return None
     return living[-1], set(marks) - {living[-1]}
@@ -162,14 +170,14 @@ def read(folder: Path) -> Marks:
     return marks
 
 
-def _lives(pid: int) -> bool:
+def lives(pid: int) -> bool:
     try:
         return b") Z " not in Path(f"/proc/{pid}/stat").read_bytes()
     except OSError:
         return False
 
 
-def _wait(process: subprocess.Popen[str], look: Callable[[], T | None]) -> T:
+def wait(process: subprocess.Popen[str], look: Callable[[], T | None]) -> T:
     deadline = time.monotonic() + PATIENCE_S
     while (seen := look()) is None:
         if process.poll() is not None or time.monotonic() > deadline:
@@ -184,7 +192,7 @@ def _ray_train(*, fast: bool) -> Begin:
         environment = {**_environment(), "RAY_AUTH_MODE": "disabled"}
         if fast:
             environment["RAY_TRAIN_HEALTH_CHECK_INTERVAL_S"] = "0.1"
-        command = [sys.executable, "-m", "benchmarks.trainer", str(folder), str(hidden), str(every), str(losses)]
+        command = ray_train({"folder": str(folder), "hidden": hidden, "every": every, "losses": losses})
         with _command(command, REPOSITORY, environment, folder) as process:
             yield process
             newest = max(step for own in read(folder / "marks").values() for _, step in own)
@@ -194,19 +202,34 @@ def _ray_train(*, fast: bool) -> Begin:
     return begin
 
 
+def ray_train(told: Mapping[str, Any]) -> list[str]:
+    """Of `trainer.main`."""
+    return [sys.executable, "-m", "benchmarks.trainer", json.dumps(told)]
+
+
 @contextmanager
 def _ours(folder: Path, hidden: int, every: int, losses: int) -> Iterator[subprocess.Popen[str]]:  # noqa: ARG001
-    shutil.copy2(REPOSITORY / "benchmarks" / "wide.py", folder)
-    (folder / "wide.yaml").write_text(
-        "run: {steps: 1000000, seed: 1}\n"
-        f"pipeline: {{target: 'wide:Wide', args: {{hidden: {hidden}, marks: {folder}/marks}}}}\n"
-        f"data: {{shards: 2, batch_size: 16}}\ncheckpoint: {{every: {every}}}\ncluster: {{workers: 2}}\n"
-    )
-    command = [sys.executable, "-m", "orchestrator", "conf=wide.yaml"]
+    command = ours(folder, {"hidden": hidden, "marks": f"{folder}/marks"}, 1_000_000, every, {"workers": WORKERS})
     environment = {**_environment(), "PYTHONPATH": str(REPOSITORY), "TMPDIR": str(folder)}
     with _command(command, folder, environment, folder) as process:
         yield process
         process.send_signal(signal.SIGTERM)
+
+
+def ours(place: Path, told: Mapping[str, Any], steps: int, every: int, cluster: Mapping[str, Any]) -> list[str]:
+    """Of a launch in `place`, which becomes a project. told: to the pipeline. As many shards as workers, at most."""
+    workers = cluster["workers"]
+    shards = workers["max"] if isinstance(workers, Mapping) else workers
+    settings = {
+        "run": {"steps": steps, "seed": 1},
+        "pipeline": {"target": "wide:Wide", "args": told},
+        "data": {"shards": shards, "batch_size": ROWS * shards},
+        "checkpoint": {"every": every},
+        "cluster": cluster,
+    }
+    shutil.copy2(REPOSITORY / "benchmarks" / "wide.py", place)
+    (place / "wide.yaml").write_text(json.dumps(settings))
+    return [sys.executable, "-m", "orchestrator", "conf=wide.yaml"]
 
 
 @contextmanager
@@ -214,14 +237,24 @@ def _command(
     command: Sequence[str], place: Path, environment: Mapping[str, str], folder: Path
 ) -> Iterator[subprocess.Popen[str]]:
     """Its output goes to a file; whoever yields has asked it to end before this waits for that."""
-    with (folder / "output.txt").open("w") as output:
+    with telling(folder / "output.txt") as output:
         process = subprocess.Popen(command, cwd=place, env=environment, stdout=output, stderr=output, text=True)
         try:
             yield process
             process.wait(PATIENCE_S)
         except BaseException:
             process.kill()
-            print((folder / "output.txt").read_text()[-4000:], file=sys.stderr)
+            raise
+
+
+@contextmanager
+def telling(path: Path) -> Iterator[TextIO]:
+    """A file for output, whose end is shown where something goes wrong."""
+    with path.open("w") as output:
+        try:
+            yield output
+        except BaseException:
+            print(path.read_text()[-4000:], file=sys.stderr)
             raise
 
 

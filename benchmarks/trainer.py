@@ -1,15 +1,17 @@
-"""The side of Ray Train in benchmarks/recovery.py: TorchTrainer with two workers, DDP over gloo, a checkpoint every few steps.
+"""The side of Ray Train in benchmarks/recovery.py and nodes.py: TorchTrainer, DDP over gloo, a checkpoint every few steps.
 
-    python -m benchmarks.trainer FOLDER HIDDEN EVERY LOSSES
+    python -m benchmarks.trainer '{"folder": "/tmp/here", "hidden": 1024, "every": 5, "losses": 1, ...}'
 
-Trains until FOLDER/stop holds a number of steps and that is reached. LOSSES: how many workers may be lost. Needs tensorboardX,
-which Ray Train imports.
+Trains until FOLDER/stop holds a number of steps and that is reached. Needs tensorboardX, which Ray Train imports.
 """
 
 from __future__ import annotations
 
+import json
 import sys
 import tempfile
+import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +46,7 @@ def train(settings: dict[str, Any]) -> None:
     stop = folder / "stop"
     while not (stop.exists() and done >= int(stop.read_text())):
         optimizer.zero_grad()
+        time.sleep(settings["sleep_s"])
         torch.nn.functional.mse_loss(model(inputs), targets).backward()  # type: ignore[no-untyped-call]
         optimizer.step()
         done += 1
@@ -57,21 +60,35 @@ def train(settings: dict[str, Any]) -> None:
                 ray.train.report({"done": done}, checkpoint=kept)
 
 
-def main(folder: str, hidden: str, every: str, losses: str) -> None:
+def main(
+    folder: str,
+    hidden: int,
+    every: int,
+    losses: int,
+    address: str = "local",
+    workers: int | Sequence[int] = WORKERS,
+    look_s: float = 60.0,
+    sleep_s: float = 0.0,
+) -> None:
+    """losses: how many may be, or -1. address: of a Ray to join. workers: two numbers for a range; look_s: how often room for
+    more is looked for (60 is Ray Train's default). sleep_s: of each step."""
     import ray
     from ray.train import CheckpointConfig, FailureConfig, RunConfig, ScalingConfig
     from ray.train.torch import TorchConfig, TorchTrainer
 
-    ray.init(address="local", num_cpus=WORKERS + 2, include_dashboard=False, _temp_dir=f"{folder}/ray")
+    own: dict[str, Any] = {"num_cpus": WORKERS + 2, "include_dashboard": False, "_temp_dir": f"{folder}/ray"}
+    ray.init(address=address, **own if address == "local" else {})
+    number = workers if isinstance(workers, int) else tuple(workers)
+    scaling: dict[str, Any] = {"num_workers": number, "elastic_resize_monitor_interval_s": look_s}
     TorchTrainer(
         train,
-        train_loop_config={"folder": folder, "hidden": int(hidden), "every": int(every)},
-        scaling_config=ScalingConfig(num_workers=WORKERS),
+        train_loop_config={"folder": folder, "hidden": hidden, "every": every, "sleep_s": sleep_s},
+        scaling_config=ScalingConfig(**scaling),
         torch_config=TorchConfig(backend="gloo", timeout_s=60),
         run_config=RunConfig(
             name="recovery",
             storage_path=f"{folder}/storage",
-            failure_config=FailureConfig(max_failures=int(losses)),
+            failure_config=FailureConfig(max_failures=losses),
             checkpoint_config=CheckpointConfig(num_to_keep=2),
         ),
     ).fit()
@@ -79,4 +96,4 @@ def main(folder: str, hidden: str, every: str, losses: str) -> None:
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    main(**json.loads(sys.argv[1]))

@@ -1,4 +1,4 @@
-"""The model of benchmarks/recovery.py, trained here and by Ray Train: wide layers, AdamW, and a mark for each completed step.
+"""The model of benchmarks/recovery.py and nodes.py, trained here and by Ray Train: wide layers, AdamW, marks of steps.
 
 A mark is a line `<CLOCK_MONOTONIC in s> <steps completed>` in a file that is named for the process. All processes of one host
 share that clock. The number comes from AdamW's own state, which travels with checkpoints and state transfers, so it is right on
@@ -24,11 +24,12 @@ ROWS = 8  # of a micro-batch: what each of two workers computes in a step
 
 
 class Wide(Pipeline):
-    """marks: the folder of the marks."""
+    """marks: the folder of the marks; sleep_s: of each micro-batch."""
 
-    def __init__(self, hidden: int, marks: str) -> None:
+    def __init__(self, hidden: int, marks: str, sleep_s: float = 0.0) -> None:
         self.hidden = hidden
         self.marks = marks
+        self.sleep_s = sleep_s
 
     def model(self) -> nn.Module:
         return model(self.hidden)
@@ -40,6 +41,7 @@ class Wide(Pipeline):
         return TensorDataset(torch.randn(4 * ROWS, INPUTS), torch.randn(4 * ROWS, INPUTS)), None
 
     def loss(self, model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+        time.sleep(self.sleep_s)
         inputs, targets = batch
         return functional.mse_loss(model(inputs), targets)
 

@@ -109,7 +109,7 @@ def _ready(decision: Decision, event: Ready) -> None:
         error = disagreement("the run", decision.state.run_manifest, member.name, event.run_manifest)
         if error is not None:
             decision.kill(member, error.message)
-            start_failed(decision, f"{member.name} is refused: {error.message}")
+            start_failed(decision, member.id, f"{member.name} is refused: {error.message}")
             return
     now = decision.now
     if event.node in decision.state.distrusted:
@@ -161,7 +161,7 @@ def _failed(decision: Decision, event: Failed) -> None:
         decision.end(event.error, f"{'the run' if member is None else member.name} failed: {event.error.kind}")
         return
     decision.kill(member, event.error.message)
-    start_failed(decision, f"{member.name} could not join: {event.error.message}")
+    start_failed(decision, member.id, f"{member.name} could not join: {event.error.message}")
 
 
 def _start_failed(decision: Decision, event: StartFailed) -> None:
@@ -172,7 +172,7 @@ def _start_failed(decision: Decision, event: StartFailed) -> None:
         _lost_at_start(decision, member, f"could not be started: {event.why}", "")
     else:
         decision.remove(member)
-        start_failed(decision, f"{member.name} could not be started: {event.why}")
+        start_failed(decision, member.id, f"{member.name} could not be started: {event.why}")
 
 
 def _no_room(decision: Decision, event: NoRoom) -> None:
@@ -226,7 +226,7 @@ def _lost(decision: Decision, losses: list[tuple[LostMember, str]]) -> None:
         decision.set(trouble=f"{lost_member.member.name} {why}")
         if not _took_part(decision.state, lost_member.member):
             if lost_member.member.ready is None:
-                start_failed(decision, f"{lost_member.member.name} was lost before it was ready")
+                start_failed(decision, lost_member.member.id, f"{lost_member.member.name} was lost before it was ready")
         elif decision.state.phase in ("running", "regrouping"):
             _note_loss(decision, lost_member)
     if decision.state.phase == "saving" and not any(member.role == "worker" for member in present(decision.state)):
@@ -437,10 +437,10 @@ def _watch_joiners(decision: Decision) -> None:
     for member in list(decision.state.members.values()):
         if member.ready is None and decision.now - progressed(member) > limit:
             decision.kill(member, f"its start has not progressed for {limit:g} s: {_how_far(member)}")
-            if decision.state.requirements.sites and member.heartbeat is None:  # its site is away, which may last
+            if member.heartbeat is None:  # no room, which may last: a node or a site is away
                 decision.set(retry=decision.now)
                 continue
-            start_failed(decision, f"the start of {member.name} has not progressed for {limit:g} s")
+            start_failed(decision, member.id, f"the start of {member.name} has not progressed for {limit:g} s")
 
 
 def _watch_members(decision: Decision) -> None:

@@ -193,9 +193,9 @@ class ControllerState:
     generation agreed on. checkpoint: the newest committed one. seen: steps that the driver has seen completed; best: the most
     it ever has. mark: what has to be passed to count as progress; without_progress: generations since then that
     ended without and with a loss; restarts: losses of all state in a row. failures: failed starts in a
-    row. deaths: in preparation. retry: when a start is tried again after there was no room. link_failures: pairs of
-    living members that have lost each other once. losses, stalls: by micro-batch (step, shard, stage), whether each was seen or
-    inferred.
+    row; failed: members below this id were ordered before the last of them was known. deaths: in preparation. retry: when a
+    start is tried again after there was no room. link_failures: pairs of living members that have lost each other once.
+    losses, stalls: by micro-batch (step, shard, stage), whether each was seen or inferred.
     recoveries: open ones. inherited: which shards went on with others' state, each with the advances of all replicas that had
     been made then. distrusted: nodes where nobody is started any more, since one there has computed
     wrongly. interrupted: the signal and when. since: when the present phase began. listened: the last
@@ -218,6 +218,7 @@ class ControllerState:
     without_progress: tuple[int, int] = (0, 0)
     restarts: int = 0
     failures: int = 0
+    failed: int = 0
     deaths: int = 0
     trouble: str = ""
     retry: float | None = None

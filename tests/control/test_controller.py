@@ -644,7 +644,35 @@ def test_a_joiner_that_fails_dies_or_is_late_is_given_up() -> None:
     assert play(Failed(2, RunFailed("no such file"))) == [Kill(2, "no such file"), Start(3, "worker")]
     assert play(Died(3, "")) == [Start(4, "worker")]
     done = play.wait(61.0, *(Heartbeat(member, "exchange", 1, None, 1) for member in (0, 1)))
-    assert done == [Kill(4, "its start has not progressed for 60 s: its process has not started")]
+    assert done == [Kill(4, "its start has not progressed for 60 s: its process has not started"), Start(5, "worker")]
+    assert play.state.phase == "running"
+    play(prepare(5, 1))
+    done = play.wait(61.0, *(Heartbeat(member, "exchange", 1, None, 1) for member in (0, 1)))
+    assert done == [Kill(5, "its start has not progressed for 60 s: it is preparing")]
+    assert "3 starts in a row failed, so no more are tried" in play.reasons[-1]
+
+
+def test_starts_that_fail_in_one_moment_are_one_failure() -> None:
+    """A node with four workers is lost, and Ray has put all that replace them there, until it knows."""
+    play = begun(requirements(shards=5, start=5, most=5))
+    play(left(0, 4, "peer"), *(Died(member, "") for member in (1, 2, 3, 4)))
+    replacements = [start.member for start in play.of(Start)[-4:]]
+    assert replacements == [5, 6, 7, 8]
+    play.now = 15.0
+    assert play(*(Died(member, "") for member in replacements)) == [
+        Start(member, "worker") for member in (9, 10, 11, 12)
+    ]
+    assert not any("no more are tried" in reason for reason in play.reasons)
+
+
+def test_room_that_is_missing_for_long_is_no_failed_start() -> None:
+    """A node that is added after an hour is used."""
+    play = begun(requirements(most=3))
+    others = [Heartbeat(member, "exchange", 1, None, 1) for member in (0, 1)]
+    play.wait(3600.0, *others)
+    late = play.of(Start)[-1].member
+    assert late > 50
+    assert play(prepare(late, 1), Ready(late, FACTS)) == [Ask(0, "regroup")]
     assert play.state.phase == "running"
 
 

@@ -10,12 +10,15 @@ RETRY_S = 10.0  # how long after a lack of room a start is tried again
 FAILURES = 3  # failed starts in a row, after which no more are tried
 
 
-def start_failed(decision: Decision, why: str) -> None:
-    failures = decision.state.failures + 1
-    decision.set(failures=failures, trouble=why)
+def start_failed(decision: Decision, member: int, why: str) -> None:
+    """Who was ordered before the last failure was known fails along with it: a lost node fails all starts on it at once."""
+    state = decision.state
+    if member >= state.failed:
+        decision.set(failures=state.failures + 1, failed=state.next_member)
+    decision.set(trouble=why)
     decision.say(why)
-    if failures >= FAILURES:
-        decision.say(f"{failures} starts in a row failed, so no more are tried")
+    if decision.state.failures >= FAILURES:
+        decision.say(f"{decision.state.failures} starts in a row failed, so no more are tried")
     start_missing(decision)
 
 
