@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from campaign import flips
 from campaign.kinds import BY_NAME
 from campaign.modes import Mode
 
@@ -31,6 +32,11 @@ class Ended:
     left: Sequence[str]
     fails: bool = False  # one of its faults is of a kind after which a run may say that it cannot go on
 
+    @property
+    def flipped(self) -> list[Mapping[str, Any]]:
+        """Of its faults those that have flipped a bit."""
+        return [fault for fault in self.faults if fault["struck"] and BY_NAME[fault["kind"]].family == "memory"]
+
 
 @dataclass(frozen=True)
 class Undisturbed:
@@ -44,7 +50,11 @@ def findings(ended: Ended, mode: Mode, expected: Undisturbed | None, verdict: st
     if ended.code is None:
         return ["liveness: it did not end"]
     found = [*_ended(ended), *_messages(ended), *_steps(ended, mode), *(f"left behind: {what}" for what in ended.left)]
-    if ended.report.get("status") == "finished":
+    if ended.flipped:
+        assert expected is not None
+        for fault in ended.flipped:
+            found += flips.findings(fault, ended.report.get("digest"), expected.digest)
+    elif ended.report.get("status") == "finished":
         found += _bits(ended, expected) if mode.lockstep else _repeated(verdict)
     return found
 
