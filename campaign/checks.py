@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from campaign import flips
 from campaign.kinds import BY_NAME
 from campaign.modes import Mode
 
@@ -31,6 +32,11 @@ class Ended:
     left: Sequence[str]
     fails: bool = False  # one of its faults is of a kind after which a run may say that it cannot go on
 
+    @property
+    def flipped(self) -> list[Mapping[str, Any]]:
+        """Of its faults those that have flipped a bit."""
+        return [fault for fault in self.faults if fault["struck"] and BY_NAME[fault["kind"]].family == "memory"]
+
 
 @dataclass(frozen=True)
 class Undisturbed:
@@ -44,7 +50,11 @@ def findings(ended: Ended, mode: Mode, expected: Undisturbed | None, verdict: st
     if ended.code is None:
         return ["liveness: it did not end"]
     found = [*_ended(ended), *_messages(ended), *_steps(ended, mode), *(f"left behind: {what}" for what in ended.left)]
-    if ended.report.get("status") == "finished":
+    if ended.flipped:
+        assert expected is not None
+        for fault in ended.flipped:
+            found += flips.findings(fault, ended.report.get("digest"), expected.digest)
+    elif ended.report.get("status") == "finished":
         found += _bits(ended, expected) if mode.lockstep else _repeated(verdict)
     return found
 
@@ -87,11 +97,18 @@ def _repeated(verdict: str | None) -> Iterator[str]:
 def _steps(ended: Ended, mode: Mode) -> Iterator[str]:
     """None that was committed: a step that only the dead had applied is computed again."""
     most = MOST_LOST if mode.lockstep else int(mode.settings["sync"]["rest_every"])
+    allowed = sum(fault["struck"] and _ends_all(fault) for fault in ended.faults)
     for event in ended.journal:
         if event["event"] == "recovered" and event["kind"] in ("lost", "joined") and event["steps_lost"] > most:
             yield f"steps: {event['steps_lost']} were lost with a worker: {event.get('why')}"
-        if event["event"] == "recovered" and event["kind"] == "restarted":
+        allowed -= event["event"] == "recovered" and event["kind"] == "restarted"
+        if event["event"] == "recovered" and event["kind"] == "restarted" and allowed < 0:
             yield f"steps: all went back, {event['steps_lost']} steps, though a worker of each stage lived: {event.get('why')}"
+
+
+def _ends_all(fault: Mapping[str, Any]) -> bool:
+    """A driver that is silent for longer than its lease: all workers end themselves, and go back to the checkpoint."""
+    return BY_NAME[fault["kind"]].family == "driver" and BY_NAME[fault["kind"]].effect == "stalls"
 
 
 def _messages(ended: Ended) -> Iterator[str]:

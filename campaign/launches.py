@@ -16,7 +16,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from random import Random
 from typing import Any, Final
@@ -46,13 +46,15 @@ _MOST_FAILED_STARTS: Final = 1  # in a row: with the third no more are tried (`c
 
 @dataclass
 class Log:
-    """What the traps have told, read as it grows. hosts: of each generation, its workers' stages by process."""
+    """What the traps have told, read as it grows. hosts: of each generation, its workers' stages by process;
+    kept: the steps that whoever flips bits has committed."""
 
     path: Path
     struck: dict[int, dict[str, Any]] = field(default_factory=dict)
     running: list[dict[str, Any]] = field(default_factory=list)
     lost: list[dict[str, Any]] = field(default_factory=list)
     hosts: dict[int, dict[int, int]] = field(default_factory=dict)
+    kept: list[int] = field(default_factory=list)
     _read: int = 0
 
     def look(self) -> None:
@@ -69,6 +71,8 @@ class Log:
     def _take(self, told: dict[str, Any]) -> None:
         if told["what"] == "struck":
             self.struck[told["fault"]] = told
+        elif told["what"] == "kept":
+            self.kept.append(told["step"])
         elif told["what"] == "lost":
             self.lost.append(told)
         elif told["what"] == "running":
@@ -113,7 +117,7 @@ class Running:
     def __init__(self, project: Project, launch: Launch, folder: Path) -> None:
         folder.mkdir(parents=True)
         self.launch = launch
-        self.mode = modes.BY_NAME[launch.mode]
+        self.mode = launch.played
         self.folder = folder
         self.words = Words(folder)
         self.words.begin()
@@ -128,7 +132,13 @@ class Running:
         self._failed_starts: tuple[int, int] = (0, 0)  # in a row, and how many processes had done a step by then
         supervised = ("run.supervised=true",) if launch.supervised else ()
         self.process = start(
-            self.project, folder, f"conf={conf_of(self.mode)}", *launch.layout, *supervised, "output=json"
+            self.project,
+            folder,
+            f"conf={conf_of(self.mode)}",
+            *launch.alike,
+            *launch.layout,
+            *supervised,
+            "output=json",
         )
 
     @property
@@ -141,7 +151,9 @@ class Running:
         """All faults of the plan, as far as steps are left for them. Raises Stuck."""
         self._until(lambda: len(self.log.living()) >= self.mode.workers, _BEGIN_S, "it does not begin", _TRICKLE_S)
         assert self.run_folder is not None or self.process.poll() is not None
-        if self.launch.storm:
+        if self.launch.flip is not None:
+            self._flip(self.launch.flip)
+        elif self.launch.storm:
             self._storm()
         else:
             self._one_by_one()
@@ -196,6 +208,16 @@ class Running:
             self._tell(fault, None, missed="the moment did not come")
             return
         self._recover(fault, struck)
+
+    def _flip(self, fault: Fault) -> None:
+        """From a step on that nobody has begun; then the run goes on by itself."""
+        assert fault.flip is not None
+        told = {**asdict(fault.flip), "number": fault.number, "kind": fault.kind}
+        self._tell_traps(fault.number, {**told, "step": self.words.gate + fault.skip})
+        self.words.flip = fault.number
+        self.words.gate = _OPEN
+        struck = self._struck(fault, _END_S)
+        self._tell(fault, struck, missed="nobody was there to be struck")
 
     def _storm(self) -> None:
         """By the clock; what was not met within its two seconds is passed over."""
@@ -294,8 +316,11 @@ class Running:
             "pids": list(pids),
             "spared": [pid for pid in self.log.living() if pids and pid not in pids],
         }
-        path = self.folder / f"fault-{fault.number}.json"
-        path.with_suffix(".new").write_text(json.dumps({**told, **then}))
+        self._tell_traps(fault.number, {**told, **then})
+
+    def _tell_traps(self, number: int, told: Mapping[str, Any]) -> None:
+        path = self.folder / f"fault-{number}.json"
+        path.with_suffix(".new").write_text(json.dumps(told))
         path.with_suffix(".new").replace(path)
 
     def _struck(self, fault: Fault, patience_s: float) -> dict[str, Any] | None:

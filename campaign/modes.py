@@ -12,6 +12,7 @@ from random import Random
 from typing import Any, Final
 
 STEPS: Final = 500
+SEED: Final = 1  # of each run
 STEP_TIMEOUT_S: Final = 10.0  # more than the first step of a new process takes on a busy machine
 LEASE_S: Final = 20.0  # where the driver is stopped for longer; else the default, more than a busy machine holds it up
 _SGD: Final = {"name": "sgd", "lr": 0.1, "momentum": 0.9}
@@ -74,10 +75,11 @@ MODES: Final = (
 )
 NAMES: Final = tuple(mode.name for mode in MODES)
 BY_NAME: Final = {mode.name: mode for mode in MODES}
+CHECKED: Final = ("bsp", "divided update", "local steps", "DiLoCo")  # some that go with check.every
 TOPOLOGIES: Final = ("ring", "tree", "parameter_server", "peer_to_peer", "hierarchical")
 
 _COMMON: Final[Mapping[str, Any]] = {
-    "run": {"name": "campaign", "seed": 1, "steps": STEPS},
+    "run": {"name": "campaign", "seed": SEED, "steps": STEPS},
     "pipeline": {"target": "campaign.trained:Small"},
     "data": {"shards": 6, "batch_size": 12},
     "cluster": {"step_timeout_s": STEP_TIMEOUT_S},

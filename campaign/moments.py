@@ -54,7 +54,7 @@ FROM_OUTSIDE: Final = "anywhen"
 # none of what a pipeline reads and a record has to tell of (`orchestrator.data.watching`).
 VARIABLE: Final = "XDG_CAMPAIGN_DIR"
 PLACE: Final = "/dev/shm"
-_GATE, _STEP, _STEP_NS, _DRIVER, _CLOCK = range(5)
+_GATE, _STEP, _STEP_NS, _DRIVER, _CLOCK, _FLIP = range(6)
 _FIRST: Final = 8  # the word of the first moment
 _SIZE_BYTES: Final = mmap.PAGESIZE
 NOTHING: Final = 0
@@ -119,9 +119,18 @@ class Words:
 
     def begin(self) -> None:
         """For a run from its beginning."""
-        for word in (_GATE, _STEP, _STEP_NS, _DRIVER, _CLOCK):
+        for word in (_GATE, _STEP, _STEP_NS, _DRIVER, _CLOCK, _FLIP):
             self._words[word] = 0
         self.disarm()
+
+    @property
+    def flip(self) -> int:
+        """The number of the fault that flips bits; NOTHING where none does."""
+        return self._words[_FLIP]
+
+    @flip.setter
+    def flip(self, fault: int) -> None:
+        self._words[_FLIP] = fault
 
     @property
     def driver(self) -> int:

@@ -23,7 +23,7 @@ from typing import Any
 
 import yaml
 
-from campaign import checks, modes, moments
+from campaign import checks, flips, modes, moments
 from campaign.checks import Ended, Undisturbed
 from campaign.kinds import BY_NAME
 from campaign.launches import Running, Stuck, conf_of, journal_of
@@ -77,8 +77,8 @@ class Part:
                 self._one(launch)
 
     def _one(self, launch: Launch) -> None:
-        mode = modes.BY_NAME[launch.mode]
-        expected = self._undisturbed(mode) if mode.lockstep else None
+        mode = launch.played
+        expected = self._undisturbed(mode, launch.alike) if mode.lockstep else None
         begun = time.monotonic()
         with tempfile.TemporaryDirectory(prefix="launch-", dir=moments.PLACE) as temporary:
             folder = Path(temporary) / "told"
@@ -94,7 +94,7 @@ class Part:
             ended = self._ended(running, code)
             verdict = None
             if code is not None:
-                verdict, resumed = self._afterwards(running, ended, mode)
+                verdict, resumed = self._afterwards(running, ended, mode) if launch.flip is None else (None, [])
                 found += checks.findings(ended, mode, expected, verdict) + resumed
             elif not found:
                 found.append("liveness: it did not end")
@@ -104,13 +104,17 @@ class Part:
 
     def _ended(self, running: Running, code: int | None) -> Ended:
         folder, faults = running.run_folder, running.told
+        journal = [] if folder is None else journal_of(folder)
+        for fault in faults:
+            if running.launch.flip is not None and running.launch.flip.flip is not None and fault["struck"]:
+                fault |= flips.outcome(fault, running.launch.flip.flip.every, running.log.kept, journal)
         trace = (folder or Path()) / "trace.jsonl"
         return Ended(
             code=code,
             report=checks.last_report(running.folder / "out"),
             err=(running.folder / "err").read_text(),
             faults=faults,
-            journal=[] if folder is None else journal_of(folder),
+            journal=journal,
             trace=trace.read_bytes() if folder is not None and trace.exists() else b"",
             left=[] if code is None else self._project.leftovers(),
             fails=any(BY_NAME[fault["kind"]].effect == "fails" and fault["struck"] for fault in faults),
@@ -189,15 +193,16 @@ class Part:
         (kept / "findings.txt").write_text("\n".join(found) + "\n")
         self._say(f"  its folder is kept in {kept}")
 
-    def _undisturbed(self, mode: Mode) -> Undisturbed:
+    def _undisturbed(self, mode: Mode, alike: Sequence[str] = ()) -> Undisturbed:
         """Made once for each mode and its settings, by a true launch of as few workers as may be."""
         text = json.dumps(modes.settings(mode), sort_keys=True) + (Path(__file__).parent / "trained.py").read_text()
+        text += "".join(alike)
         name = f"{conf_of(mode)}-{hashlib.sha256(text.encode()).hexdigest()[:12]}"
         kept = self._results / "undisturbed" / name
         if not (kept / "report.json").exists():
             self._say(f"the undisturbed run of {mode.name}")
             done = self._project.run(
-                f"conf={conf_of(mode)}", *modes.alone(mode), "checkpoint.every=null", "output=json"
+                f"conf={conf_of(mode)}", *alike, *modes.alone(mode), "checkpoint.every=null", "output=json"
             )
             assert done.code == 0, done.err
             kept.mkdir(parents=True, exist_ok=True)

@@ -13,7 +13,7 @@ from random import Random
 from typing import Final
 
 from campaign import cells, kinds, modes, moments
-from campaign.kinds import BY_NAME
+from campaign.kinds import BY_NAME, memory
 from campaign.modes import Mode
 
 PER_LAUNCH: Final = 24
@@ -23,6 +23,18 @@ _PAIRS: Final = 0.15  # of the faults, how many have one that overlaps
 _MOST_ENDS: Final = 2
 _MOST_STALLS: Final = 3  # each of them costs the step's timeout
 _SHORT_S: Final = (0.1, 0.5)
+CHECKING: Final = 3  # workers, of which one flips bits
+_CHECKED_STEPS: Final = 60
+_CHECK_EVERY: Final = (3, 10)
+
+
+@dataclass(frozen=True)
+class Flip:
+    """every: steps between two checks; bit: of an element; place: of that, as a part of the way through all elements."""
+
+    every: int
+    bit: int
+    place: float
 
 
 @dataclass(frozen=True)
@@ -36,11 +48,13 @@ class Fault:
     skip: int = 0
     hold_s: float = 0.0
     partner: Fault | None = None
+    flip: Flip | None = None
 
 
 @dataclass(frozen=True)
 class Launch:
-    """storm: its faults strike by the clock, one every STORM_EVERY_S, whatever became of the one before."""
+    """storm: its faults strike by the clock, one every STORM_EVERY_S, whatever became of the one before; alike: settings that
+    the undisturbed run has as well."""
 
     id: str
     seed: int
@@ -49,15 +63,29 @@ class Launch:
     faults: tuple[Fault, ...]
     storm: bool = False
     supervised: bool = False
+    alike: tuple[str, ...] = ()
+
+    @property
+    def flip(self) -> Fault | None:
+        """The one that flips bits, which is alone."""
+        return next((fault for fault in self.faults if fault.flip is not None), None)
+
+    @property
+    def played(self) -> Mode:
+        """Its mode, with as many workers as it has."""
+        mode = modes.BY_NAME[self.mode]
+        return mode if self.flip is None else replace(mode, workers=CHECKING)
 
 
 def part(seed: int, faults: int, names: Sequence[str], of: Sequence[str], storms: int = 0) -> list[Launch]:
     """The launches of a part with about so many faults of these kinds, in these modes in turn; then storms. Where no fault is
-    wanted there are storms only."""
-    count = -(-faults // PER_LAUNCH)
+    wanted there are storms only. Bits are flipped in launches of their own, one in each, as many as faults are wanted."""
+    flips = [name for name in names if BY_NAME[name].family == "memory"]
+    names = [name for name in names if name not in flips]
+    found = [flipped(seed, number, flips[number % len(flips)], of) for number in range(faults if flips else 0)]
+    count = -(-faults // PER_LAUNCH) if names else 0
     calm = [name for name in names if BY_NAME[name].effect != "fails"]
     failing = [name for name in names if BY_NAME[name].effect == "fails"]
-    found = []
     for number in range(count):
         mode = modes.BY_NAME[of[(seed + number) % len(of)]]
         found.append(launch(seed, number, mode, calm or names, min(PER_LAUNCH, faults)))
@@ -90,6 +118,20 @@ def failure(seed: int, number: int, mode: Mode, names: Sequence[str]) -> Launch:
     (cell,) = _tour(mode, names, seed, number, 1)
     fault = _fault(1, *cell, dice)
     return Launch(f"{seed}.{number}f {mode.name}", seed, mode.name, modes.layout(mode, dice), (fault,))
+
+
+def flipped(seed: int, number: int, kind: str, of: Sequence[str]) -> Launch:
+    """A launch with checks in which one worker flips one bit. Where workers divide the update, a flipped parameter is written
+    over, or becomes that of all."""
+    dice = Random(f"flip {seed} {number} {kind}")
+    fitting = [name for name in modes.CHECKED if kind == memory.GRADIENTS or name != "divided update"]
+    mode = replace(modes.BY_NAME[dice.choice([name for name in fitting if name in of] or fitting)], workers=CHECKING)
+    every = dice.randint(*_CHECK_EVERY)
+    flip = Flip(every, dice.randrange(memory.BITS), dice.random())
+    fault = Fault(1, kind, "compute", skip=dice.randrange(2 * every), flip=flip)
+    layout = (*modes.layout(mode, dice), f"check.every={every}")
+    alike = (f"run.steps={_CHECKED_STEPS}", "trace.digest_every=0")  # a check is what has to find it
+    return Launch(f"{seed}.{number}m {mode.name}", seed, mode.name, layout, (fault,), alike=alike)
 
 
 def storm(seed: int, number: int, mode: Mode, names: Sequence[str]) -> Launch:

@@ -8,9 +8,9 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
-from campaign import cells, kinds, modes, moments
+from campaign import cells, flips, kinds, modes, moments
 from campaign.cells import Results
-from campaign.kinds import BY_NAME
+from campaign.kinds import BY_NAME, memory
 
 BEGIN: Final = "<!-- campaign: made by python -m campaign --table -->"
 END: Final = "<!-- end of the campaign -->"
@@ -51,6 +51,8 @@ def _summary(results: Results, machine: str) -> str:
         ("bits that differed", f"{_found(results, 'bits')}", "0"),
         ("committed steps lost in lockstep", f"{_found(results, 'steps')}", "0"),
         *_times(results.faults),
+        ("planted flipped bits found within check.every", _flips(results, memory.GRADIENTS), "all"),
+        ("flipped bits of parameters found within check.every", _flips(results, memory.PARAMETER), ""),
         ("left behind", f"{_found(results, 'left behind')}", "0"),
         ("planted bugs found", _mutants(results.mutants), "19 of 20"),
     ]
@@ -62,6 +64,11 @@ def _summary(results: Results, machine: str) -> str:
 
 def _count(results: Results, family: str) -> int:
     return sum(BY_NAME[fault["kind"]].family == family for fault in results.faults)
+
+
+def _flips(results: Results, kind: str) -> str:
+    planted = [fault for fault in results.faults if fault["kind"] == kind]
+    return f"{sum(flips.is_found(fault) for fault in planted)} of {len(planted)}" if planted else "not tried"
 
 
 def _failed(launches: Iterable[Mapping[str, Any]]) -> int:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from campaign import moments
-from campaign.kinds import BY_NAME, process
+from campaign.kinds import BY_NAME, memory, process
 from campaign.moments import NAMES, VARIABLE, Words
 
 _LOOK_S = 0.002  # between two looks at the gate
@@ -47,12 +47,33 @@ class Traps:
         self._numbers = {name: number for number, name in enumerate(NAMES)}
         self._log = os.open(folder / "log.jsonl", os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
         self._passed: dict[int, int] = {}  # how often this process was there while that fault waited
+        self._flips: Mapping[str, Any] | None = None  # what flips bits here
 
     def hit(self, moment: str, step: int | None = None) -> None:
         """This process is there. Where that is armed, and nobody was faster, it is struck."""
         number = self.words.armed(self._numbers[moment])
         if number:
             self._meet(moment, number, step)
+
+    def flips(self, kind: str, step: int) -> Mapping[str, Any] | None:
+        """The fault by which this process flips a bit in this step; told when it does so for the first time."""
+        if self._flips is None and self.words.flip:
+            fault = self._fault(self.words.flip)
+            if fault is None or fault["kind"] != kind or step < fault["step"] or not self._claims(fault["number"]):
+                return None
+            self._flips = fault
+            told = {"fault": fault["number"], "kind": kind, "moment": "compute", "step": step, "victim": os.getpid()}
+            self.tell(what="struck", **told)
+        return self._flips if self._flips is not None and self._flips["kind"] == kind else None
+
+    @property
+    def computes_wrongly(self) -> bool:
+        return self._flips is not None
+
+    def kept(self, step: int) -> None:
+        """This process has committed the step; told where what it computes is wrong."""
+        if self._flips is not None:
+            self.tell(what="kept", step=step)
 
     def tell(self, **what: Any) -> None:
         line = json.dumps({"ns": time.monotonic_ns(), "pid": os.getpid(), **what}) + "\n"
@@ -171,6 +192,7 @@ def _wrap_member(traps: Traps) -> None:
     from orchestrator.engine.member.heartbeat import Heartbeat
     from orchestrator.engine.worker_hooks import WorkerHooks
 
+    _wrap_memory(traps)
     _before(writer, "write_part", lambda *_: traps.hit("checkpoint write"))
     _before(Heartbeat, "rest", lambda heartbeat: _at_rest(traps, heartbeat))
     _after(Heartbeat, "beat", functools.partial(_at_beat, traps))
@@ -190,6 +212,36 @@ def _wrap_member(traps: Traps) -> None:
         transport.send = trapped
 
     CancellableTransport.__init__ = make  # type: ignore[method-assign,assignment]
+
+
+def _wrap_memory(traps: Traps) -> None:
+    from orchestrator.engine.model.updater import Updater
+    from orchestrator.engine.step.local_steps import LocalSteps
+    from orchestrator.engine.step.shard_gradients import ShardGradients
+
+    for owner in (ShardGradients, LocalSteps):
+        _flip_contributions(traps, owner)
+
+    def flip(updater: Any, step: int, *_: Any) -> None:
+        fault = None if traps.computes_wrongly else traps.flips(memory.PARAMETER, step)
+        if fault is not None:
+            memory.in_place(updater._replica.parameters, fault["place"], fault["bit"])
+
+    _after(Updater, "move", flip)
+
+
+def _flip_contributions(traps: Traps, owner: Any) -> None:
+    compute = owner.compute
+
+    @functools.wraps(compute)
+    def wrongly(gradients: Any, step: int, shard: int) -> Any:
+        found = compute(gradients, step, shard)
+        fault = traps.flips(memory.GRADIENTS, step)
+        if found is None or fault is None:
+            return found
+        return found._replace(tensors=memory.in_copies(found.tensors, fault["place"], fault["bit"]))
+
+    owner.compute = wrongly
 
 
 def _wrap_driver(traps: Traps) -> None:
@@ -231,6 +283,7 @@ def _at_commit(traps: Traps, loop: Any, outcome: Any) -> None:
     if loop.run_state.free is not None:
         traps.hit("apply", outcome.steps)
     traps.words.committed(outcome.steps, time.monotonic_ns())
+    traps.kept(outcome.steps - 1)
 
 
 def _at_running(traps: Traps, hooks: Any) -> None:

@@ -55,7 +55,8 @@ KINDS: Final = (
     ),
     Kind("network", "network", "delays", "cut both ways or one way, delay, loss, reordering, jams", built=False),
     Kind("clock", "clock", "delays", "an hour forward and back", built=False),
-    Kind("memory", "memory", "fails", "a flipped bit, which has to be found (check.every)", built=False),
+    Kind("flipped gradients", "memory", "fails", "a bit of every gradient that a worker computes from a step on"),
+    Kind("flipped parameter", "memory", "fails", "one bit of the parameters of one worker, once"),
     Kind("version", "version", "fails", "a worker of another build wants to join", built=False),
 )
 BY_NAME: Final = {kind.name: kind for kind in KINDS}

@@ -111,6 +111,9 @@ def _show(watched: Watched, display: ProgressDisplay, journal: Tail, trace: Tail
         elif event in ("worker_lost", "server_lost"):
             role = event.removesuffix("_lost")
             display.say(f"{role} {entry[role]} was lost after step {entry['step']}: {entry['why']}")
+        elif event in ("worker_left", "server_left"):
+            role = event.removesuffix("_left")
+            display.say(f"{role} {entry[role]} left after step {entry['step']}, since its node goes away")
     for line in trace.new():
         watched.steps, watched.loss = line["step"] + 1, float.fromhex(line["loss"])
     if watched.loss is not None:

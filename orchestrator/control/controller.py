@@ -27,6 +27,7 @@ from orchestrator.control.events import (
     CheckpointSaved,
     Command,
     Died,
+    Drained,
     Event,
     Failed,
     Finished,
@@ -59,6 +60,7 @@ from orchestrator.control.rendezvous.balancing import REMEMBERED, balance
 from orchestrator.control.rendezvous.conclusion import awaits_cause, conclude, emit_recoveries
 from orchestrator.control.rendezvous.distrust import distrusted
 from orchestrator.control.rendezvous.formation import ask, begin, end_interrupted, form, stand_by, worth_saving
+from orchestrator.control.rendezvous.leaving import drained, watch
 from orchestrator.control.rendezvous.scaling import RETRY_S, start_failed, start_missing
 from orchestrator.errors import ClusterUnavailable, RunFailed, WorkerLost
 from orchestrator.records.progress import Progress, in_words, just_committed, passed
@@ -392,9 +394,9 @@ def _saved(decision: Decision, event: CheckpointSaved) -> None:
 
 def _tick(decision: Decision, _: Tick) -> None:
     _forgive_own_pause(decision)
-    for watch in (_watch_start, _watch_joiners, _watch_members, _watch_withdrawal, _watch_stop, _watch_pause):
+    for look in (_watch_start, _watch_joiners, _watch_members, _watch_withdrawal, _watch_stop, _watch_pause, watch):
         if decision.state.phase != "ended":
-            watch(decision)
+            look(decision)
     if decision.state.retry is not None and decision.state.phase != "ended":
         start_missing(decision)
 
@@ -496,6 +498,7 @@ _HANDLERS: dict[type[Event], Callable[[Decision, Any], None]] = {
     Timed: _timed,
     CheckpointSaved: _saved,
     NoRoom: _no_room,
+    Drained: drained,
     StartFailed: _start_failed,
     Interrupt: _interrupt,
     Tick: _tick,

@@ -137,6 +137,14 @@ class NoRoom:
 
 
 @dataclass(frozen=True)
+class Drained:
+    """The nodes of these members go away. seconds: until then; None where no time is set."""
+
+    members: tuple[int, ...]
+    seconds: float | None
+
+
+@dataclass(frozen=True)
 class StartFailed:
     """The process could not be started or could not prepare, and is gone."""
 
@@ -168,6 +176,7 @@ Event = (
     | Timed
     | CheckpointSaved
     | NoRoom
+    | Drained
     | StartFailed
     | Interrupt
     | Tick
@@ -262,6 +271,13 @@ class Kill:
 
 
 @dataclass(frozen=True)
+class Retire:
+    """End this process, which has no part in the run any more; for the controller it is gone. Nothing is lost with it."""
+
+    member: int
+
+
+@dataclass(frozen=True)
 class Distrust:
     """A check has found this. wrong: the workers that computed wrongly, and are left out; between: those whose answers
     differed; machines: nobody is started any more where the former are."""
@@ -312,4 +328,4 @@ class End:
     error: OrchestratorError | None
 
 
-Command = Start | Begin | StandBy | CallOff | Ask | Inspect | Kill | Distrust | Recovered | Redeal | Slow | End
+Command = Start | Begin | StandBy | CallOff | Ask | Inspect | Kill | Retire | Distrust | Recovered | Redeal | Slow | End

@@ -89,7 +89,7 @@ class Member:
     every worker has the whole model. held, staged: the shards whose state it has, as of its last committed step and as of
     the one after it. holds_sum: as of its report. heard, moved: when it last answered, and when its compute thread last moved.
     node, speed, sites: as of `Ready`, from then on. lately: its last reports of how long a micro-batch takes it, which outlive
-    a generation.
+    a generation. leaves: its node goes away, and so long others are waited for.
     """
 
     id: int
@@ -102,6 +102,7 @@ class Member:
     node: int = 0
     speed: float = 1.0
     sites: tuple[str, ...] = ()
+    leaves: float | None = None
     lately: tuple[float, ...] = ()
     stage: int | None = None
     progress: Progress | None = None
@@ -241,6 +242,16 @@ def living(state: ControllerState, role: Role) -> list[Member]:
     return sorted((member for member in state.members.values() if member.role == role), key=lambda member: member.id)
 
 
+def remaining(state: ControllerState, role: Role) -> list[Member]:
+    """Those of the living whose nodes stay."""
+    return [member for member in living(state, role) if member.leaves is None]
+
+
+def staying(state: ControllerState, role: Role) -> list[Member]:
+    """And of these those who are ready."""
+    return [member for member in remaining(state, role) if member.ready is not None]
+
+
 def present(state: ControllerState) -> list[Member]:
     """The living members of the present generation, by rank."""
     if state.generation is None:
@@ -260,7 +271,8 @@ def progressed(member: Member) -> float:
 
 def room(state: ControllerState) -> int:
     """How many workers more the present generation could take."""
-    return state.requirements.most - sum(member.role == "worker" for member in present(state))
+    stays = [member for member in present(state) if member.role == "worker" and member.leaves is None]
+    return state.requirements.most - len(stays)
 
 
 def top(members: Iterable[Member]) -> Progress | None:
@@ -281,11 +293,14 @@ def compose(state: ControllerState) -> Begin | str:
     ready = [member for member in living(state, "worker") if member.ready is not None]
     before = () if state.generation is None else state.generation.begin.members
     holders_first = sorted(ready, key=lambda member: (member.progress is None, member.id not in before, member.id))
-    workers = by_node(_seated(state, holders_first[: state.requirements.most]))
-    servers = [member for member in living(state, "server") if member.ready is not None]
+    workers = by_node(_seated(state, _candidates(state, holders_first)))
+    all_servers = state.generation is None or state.requirements.whole
+    servers = staying(state, "server")
+    if all_servers and len(servers) < state.requirements.servers:
+        servers = [member for member in living(state, "server") if member.ready is not None]
     if len(workers) < quorum(state):
         return f"{len(workers)} workers are ready, {quorum(state)} are needed"
-    if (state.generation is None or state.requirements.whole) and len(servers) < state.requirements.servers:
+    if all_servers and len(servers) < state.requirements.servers:
         return f"{len(servers)} servers are ready, {state.requirements.servers} are needed"
     if (missing := away(state.requirements.sites, [member.sites for member in workers])) and not _may_sit_out(state):
         return f"no worker is ready at site{'s' * (len(missing) > 1)} {', '.join(missing)}"
@@ -318,6 +333,51 @@ def compose(state: ControllerState) -> Begin | str:
         forgets=_keeps_shard_state(state, workers) and restore is not None,
         absent=shards_of(state.requirements.sites, missing),
     )
+
+
+def _candidates(state: ControllerState, ready: Sequence[Member]) -> Sequence[Member]:
+    """As many as there may be; without those whose nodes go away, as soon as the others can go on without them. Until then one
+    that has the state stays, and others get a place before the rest of those that leave. ready: holders of the state first."""
+    most, stages = state.requirements.most, state.requirements.stages
+    stay = [member for member in ready if member.leaves is None]
+    if len(stay) == len(ready) or _can_go_on(state, ready, stay):
+        return stay[:most]
+    if stages > 1:  # beside those who give it to them
+        return ready[: min(most + len(ready) - len(stay), stages * state.requirements.shards)]
+    if _keeps_shard_state(state, ready):
+        return ready[:most]
+    return [ready[0], *(member for member in stay if member is not ready[0]), *_leaving(ready[1:])][:most]
+
+
+def _leaving(members: Iterable[Member]) -> list[Member]:
+    return [member for member in members if member.leaves is not None]
+
+
+def _can_go_on(state: ControllerState, ready: Sequence[Member], stay: Sequence[Member]) -> bool:
+    """Whether those who stay are enough, and have all that those who are ready have."""
+    highest = top(ready)
+    if len(stay) < quorum(state) or top(stay) != highest or lost_shards(state, stay):
+        return False
+    if away(state.requirements.sites, [member.sites for member in stay]) and not _may_sit_out(state):
+        return False
+    hosted = {member.stage for member in stay if member.progress == highest}
+    return state.requirements.stages == 1 or highest is None or hosted >= {*range(state.requirements.stages)}
+
+
+def may_leave(state: ControllerState) -> bool:
+    """Whether after the step under way those who stay can go on without those whose nodes go away: who is in the generation
+    has the state then."""
+    workers = staying(state, "worker")
+    begin = None if state.generation is None else state.generation.begin
+    if begin is None or len(workers) < quorum(state):
+        return False
+    here = [member for member in workers if member.id in begin.members]
+    gone = [state.members[id_] for id_ in begin.members[: begin.workers] if id_ in state.members]
+    if _leaving(gone) and _keeps_shard_state(state, workers):
+        return False
+    if away(state.requirements.sites, [member.sites for member in workers]) and not _may_sit_out(state):
+        return False
+    return bool(here) and {member.stage for member in here} >= {*begin.stages}
 
 
 def _may_sit_out(state: ControllerState) -> bool:

@@ -34,6 +34,9 @@ def test_of_a_launch_in_which_all_holds_nothing_is_found() -> None:
     assert checks.findings(FINE, BSP, EXPECTED) == []
     assert checks.findings(FINE, SSP, None, "exact") == []
     assert checks.findings(FAILED, BSP, EXPECTED) == []
+    stopped = {**FAULT, "kind": "driver stop"}
+    back = replace(FINE, faults=[FAULT, stopped], journal=[*JOURNAL, {**JOURNAL[2], "kind": "restarted"}])
+    assert checks.findings(back, BSP, EXPECTED) == []  # its workers have ended themselves
     assert checks.findings(replace(FAILED, err=FINE.err), BSP, EXPECTED) == []  # there is nothing to go on from
 
 

@@ -33,6 +33,7 @@ from orchestrator.control.events import (
     CheckpointSaved,
     Command,
     Died,
+    Drained,
     End,
     Event,
     Finished,
@@ -44,6 +45,7 @@ from orchestrator.control.events import (
     Ready,
     Recovered,
     Redeal,
+    Retire,
     Role,
     Slow,
     StandBy,
@@ -135,6 +137,8 @@ class World:
         self.now = 0.0
         self.processes: dict[int, Process] = {}
         self.known_dead: set[int] = set()
+        self.draining: set[int] = set()
+        self.retired: set[int] = set()
         self.begins: list[Begin] = []
         self.recovered: list[Recovered] = []
         self.end: End | None = None
@@ -260,6 +264,8 @@ class World:
                 assert not self.races or "lost contact" not in command.why, "no connection was broken"
                 self.kill(self.processes[command.member], heard=False)
                 self.known_dead.add(command.member)
+            elif isinstance(command, Retire):
+                self._retire(self.processes[command.member])
             elif isinstance(command, Recovered):
                 assert command.seconds >= 0
                 self.recovered.append(command)
@@ -273,6 +279,15 @@ class World:
             else:
                 raise AssertionError(f"nobody checks anybody here: {command}")
 
+    def _retire(self, process: Process) -> None:
+        """Only who is told to leave, and has no part in the run any more."""
+        assert process.id in self.draining - self.known_dead
+        assert process.id not in self.begins[-1].members
+        assert process.state in ("starting", "idle", "dead")
+        self.kill(process, heard=False)
+        self.known_dead.add(process.id)
+        self.retired.add(process.id)
+
     def _begin(self, begin: Begin) -> None:
         assert begin.generation == (self.begins[-1].generation + 1 if self.begins else self.requirements.generation)
         assert not set(begin.members) & self.known_dead
@@ -281,7 +296,10 @@ class World:
         assert all(self.processes[member].role == "worker" for member in workers)
         assert all(self.processes[member].role == "server" for member in servers)
         self._check_nodes(begin)
-        assert begin.workers <= min(self.requirements.most, self.requirements.shards)
+        leaving = len(self.draining) if self.staged else 0  # who give their stage to others stay beside them
+        assert begin.workers <= min(
+            self.requirements.most + leaving, self.requirements.shards * self.requirements.stages
+        )
         assert begin.workers >= self.requirements.least or self.state.interrupted is not None
         for hosted in self._by_stage(begin):
             assert sorted(shard for shards in hosted for shard in shards) == list(range(self.requirements.shards))
@@ -476,6 +494,11 @@ class World:
         process.state = "idle"
         run_manifest = self.run_manifest if process.role == "worker" else {}
         process.news.append(Ready(process.id, run_manifest, can_restore=True, node=process.node))
+
+    def drain(self, process: Process, seconds: float | None) -> None:
+        """Its node goes away."""
+        self.draining.add(process.id)
+        self.tell(Drained((process.id,), seconds))
 
     def no_room(self, process: Process) -> None:
         process.state = "dead"

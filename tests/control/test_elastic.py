@@ -95,6 +95,7 @@ class Run(RuleBasedStateMachine):
         self.near_losses = 0
         self.at_work: Counter[tuple[int | None, int | None]] = Counter()
         self.link_failures = 0
+        self.drains = 0
         self.losses: dict[int, set[int]] = {}
         self.stalls: set[int] = set()
         self.interrupted: tuple[int, int] | None = None
@@ -215,6 +216,13 @@ class Run(RuleBasedStateMachine):
         if process is not None:
             self.world.no_room(process)
 
+    @rule(dice=DICE, seconds=st.none() | st.floats(0, 60))
+    def drain(self, dice: random.Random, seconds: float | None) -> None:
+        process = self.pick(dice, self.world.living())
+        if process is not None and self.drains < 4:
+            self.drains += 1
+            self.world.drain(process, seconds)
+
     @rule()
     def save(self) -> None:
         self.world.save()
@@ -289,6 +297,12 @@ def test_and_where_the_model_is_cut_into_stages(lives: int) -> None:
     hunt(range(lives), stages=True)
 
 
+@pytest.mark.parametrize("lives", thinned(LIVES, 2))
+@pytest.mark.parametrize("what", ["", "shard_state", "inherits", "stages"])
+def test_and_where_nodes_go_away(lives: int, what: str) -> None:
+    hunt(range(lives // 2), drains=True, **({what: True} if what else {}))
+
+
 def test_without_the_second_vote_stages_would_be_left_behind() -> None:
     """A member commits as soon as it has its stage's sum; then it dies, or another stage's sum does. The world finds it."""
     with pytest.raises(AssertionError) as caught:
@@ -311,6 +325,7 @@ def live(
     inherits: bool = False,
     stages: bool = False,
     second_vote: bool = True,
+    drains: bool = False,
 ) -> None:
     """One run with faults of all kinds."""
     run = Run()
@@ -340,6 +355,7 @@ def live(
         partial(run.lose_contact, dice),
         partial(run.find_no_room, dice),
         lambda: run.interrupt(dice.random() < 0.05),
+        *[lambda: run.drain(dice, dice.choice([None, dice.uniform(0, 60)]))] * 3 * drains,
     ]
     for _ in range(dice.randint(3, 30)):
         run.go_on(dice, dice.randint(1, 60))

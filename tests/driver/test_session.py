@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import gc
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -116,9 +117,9 @@ class Script:
         return self.last_words.get(member, [])
 
 
-def prepared(member: int, *, shard_state: bool = False) -> Heard:
-    addresses = {"unix": ["unix", f"m{member}"]}
-    known = {"pid": 100 + member, "node": "n", "niceness": 15}
+def prepared(member: int, *, shard_state: bool = False, node: str = "n") -> Heard:
+    addresses = {"unix": ["unix", f"m{member}"], "tcp": ["tcp", f"m{member}"]}
+    known = {"pid": 100 + member, "node": node, "niceness": 15}
     return Heard(
         member, "prepared", {"run_manifest": {**FACTS, "shard_state": shard_state}, "addresses": addresses, **known}
     )
@@ -161,6 +162,7 @@ def play(
     sync: str = "bsp",
     more: Sequence[str] = (),
     seen: Mapping[int, Seen] | None = None,
+    draining: Callable[[], Mapping[str, float | None]] = dict,
     **before: Any,
 ) -> Played:
     """A run of two workers. gone: whose process has ended, whether or not Ray has said so; last_activities: what the dead were
@@ -205,7 +207,7 @@ def play(
     event_sink = EventSink(record, Audience(progress))
     directory = MemberDirectory(plan.exchange, "n", None if catalog is None else "a folder", everywhere=False)
     session = Session(startup, directory, Saving(catalog), event_sink)
-    session.run(pending_signal, lambda: trouble)
+    session.run(pending_signal, lambda: trouble, draining)
     for file in (journal, *record.history):
         file.close()
     files = [list(read(tmp_path / name)) for name in ("journal", "trace")]
@@ -631,6 +633,45 @@ def test_who_computed_wrongly_is_named_with_its_machine_and_the_step_is_repeated
     (lost,) = [event for event in played.journal if event["event"] == "worker_lost"]
     assert (lost["worker"], lost["why"]) == (1, "computed wrongly in step 1")
     assert f"  wrong    {told}\n" in summary.text(played.outcome, "digits", "2 workers", "r", "here")
+
+
+def test_who_is_on_a_node_that_goes_away_leaves_when_another_has_come(tmp_path: Path) -> None:
+    looks: Iterator[dict[str, float | None]] = iter([{}] * 3)
+    first, second = ({"trace": line} for line in LINES)
+    running = {"event": "generation_running", "generation": 1, "step": 1}
+    said = [
+        prepared(0),
+        prepared(1, node="far"),
+        DESCRIBED,
+        Heard(1, "described", {"environment": {}, "modules": []}),
+        entries(0, first),
+        prepared(2),
+        left(0, "regroup", 1),
+        left(1, "regroup", 1),
+        entries(0, running, second),
+        finished(0, 1),
+        finished(2, 1),
+    ]
+    at = time.time() + 60
+    played = play(tmp_path, said, draining=lambda: next(looks, {"far": at}))
+    assert (played.outcome.status, played.outcome.workers) == ("finished", 2)
+    (drained,) = [event for event in played.journal if event["event"] == "node_drained"]
+    assert drained["members"] == ["worker 1"]
+    assert 0 < drained["seconds"] <= 60
+    (gone,) = [event for event in played.journal if event["event"] == "worker_left"]
+    assert gone["worker"] == 1
+    assert [event for event in played.journal if event["event"] == "worker_lost"] == []
+    assert [each for each in played.done if each[0] in ("ask", "kill")] == [("ask", 0, "regroup"), ("kill", 1)]
+    assert any("(Ray drains it); worker 1 leaves when others have come" in line for line in played.shown)
+    assert "worker 1 left after step 1, since its node goes away" in played.shown
+    assert [each["steps_lost"] for each in played.outcome.recoveries] == [0]
+
+
+def test_a_launch_whose_own_node_goes_away_says_so(tmp_path: Path) -> None:
+    first, second = ({"trace": line} for line in LINES)
+    said = [*BEGIN, DESCRIBED, entries(0, first, second), finished(0), finished(1)]
+    played = play(tmp_path, said, draining=lambda: {"n": None})
+    assert any(line.startswith("warning: this launch runs there and ends with it") for line in played.shown)
 
 
 def test_where_members_of_a_step_that_stalls_stand_is_written_down_before_one_is_killed(

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from orchestrator.engine.exchange.step_report import Consensus, Shape, StepReport
 from orchestrator.engine.step.checking import Checks
 from orchestrator.engine.worker import Worker
-from orchestrator.errors import ConfigurationError, Inconsistent
+from orchestrator.errors import ConfigurationError, Inconsistent, NonFinite
 from orchestrator.records.progress import steps_of
 from tests.engine import pipelines as p
 from tests.engine.elastic import Elastic, Told, elastic_settings
@@ -58,6 +58,7 @@ class Flips:
     first: int
     dice: Random
     alike: bool = True
+    spoils: bool = False  # not a bit, but a number, which is not finite from then on
 
     def plant(self) -> None:
         member = self.run.everybody[self.member].member
@@ -80,6 +81,9 @@ class Flips:
         return steps + 1 == self.first if self.where == "parameters" else steps >= self.first
 
     def _flip(self, tensor: torch.Tensor) -> None:
+        if self.spoils:
+            tensor.data.view(-1)[0] = torch.inf
+            return
         if not self.alike:
             self._place = self.dice.random(), self.dice.randrange(12, 23)
         at, bit = self._place
@@ -107,7 +111,14 @@ class Flips:
 
 
 def flipped(
-    where: Where, seed: int, layout: Layout, *, alike: bool = True, first: int | None = None, **more: Any
+    where: Where,
+    seed: int,
+    layout: Layout,
+    *,
+    alike: bool = True,
+    first: int | None = None,
+    spoils: bool = False,
+    **more: Any,
 ) -> tuple[Elastic, int, int, Told]:
     """A run in which bits of one member are flipped from a step on; the run, the member, that step and what was told."""
     dice = Random(seed)
@@ -115,7 +126,7 @@ def flipped(
     run = Elastic(elastic_settings(p.Mlp, layout, **settings), layout, keeps_width=dice.random() < 0.5)
     member = dice.randrange(layout.workers)
     first = dice.randrange(1, STEPS - EVERY + 1) if first is None else first
-    Flips(run, member, where, first, dice, alike).plant()
+    Flips(run, member, where, first, dice, alike, spoils).plant()
     return run, member, first, run.run()
 
 
@@ -148,6 +159,22 @@ def test_of_two_workers_the_one_that_contradicts_itself_is_named() -> None:
     run, member, first, told = flipped("gradient", 5, Layout(2), alike=False, check_every=1)
     assert [(each.step, each.wrong) for each in run.verdicts] == [(first, (member,))]
     assert told.digest == train(p.Mlp, ONE, **RUN, seed=5).digest
+
+
+@pytest.mark.parametrize("where", ["gradient", "parameters"])
+@pytest.mark.parametrize("topology", ["ring", "parameter_server"])
+def test_a_number_that_is_not_finite_at_one_worker_alone_ends_no_run(where: Where, topology: str) -> None:
+    """Whether a check is due or not."""
+    never = {"check_every": 1000}
+    run, member, first, told = flipped(where, 5, Layout(3, topology), spoils=True, first=4, **never)
+    assert [(each.step, each.wrong) for each in run.verdicts] == [(first, (member,))]
+    assert told.digest == train(p.Mlp, ONE, **RUN, seed=5).digest
+
+
+def test_a_number_that_is_not_finite_at_all_ends_the_run() -> None:
+    settings = {**RUN, "optimizer": {"name": "sgd", "lr": 1e38}, "check_every": 1000}
+    with pytest.raises(NonFinite):
+        Elastic(elastic_settings(p.Mlp, Layout(3), **settings), Layout(3)).run()
 
 
 @pytest.mark.parametrize("layout", [Layout(2), ONE])

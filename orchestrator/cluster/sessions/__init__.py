@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from typing import Protocol
 
@@ -11,3 +12,6 @@ class RaySession(AbstractContextManager["RaySession"], Protocol):
 
     def trouble(self) -> str | None:
         """What is wrong with this Ray, so that the run cannot go on; None while it works."""
+
+    def draining(self) -> Mapping[str, float | None]:
+        """The nodes that are about to go, each with when, in seconds since the epoch; None where no time is set."""

@@ -4,6 +4,8 @@ The driver has to run on one of its nodes, because Ray attaches a driver to the 
 listens at the address is tried first, because Ray itself goes on trying for minutes. For the same reason the head is
 called regularly while the run lasts: Ray waits a minute for it to come back, and then ends the driver's process. A
 driver that loses the raylet of its own node loses all its members, wherever they are, and cannot start others.
+
+Which nodes are being drained only the insides of Ray tell: with a version that they were not tried with nobody asks.
 """
 
 from __future__ import annotations
@@ -14,12 +16,14 @@ import os
 import select
 import socket
 import threading
+from collections.abc import Mapping
 from types import TracebackType
 from typing import Any, Self
 
 from orchestrator.cluster.sessions.environment import enter, prepare_environment
 from orchestrator.errors import ClusterUnavailable
 from orchestrator.transports.links import open_pidfd
+from orchestrator.tried import RAY
 
 _CONNECT_S = 3.0
 _CALL_S = 1.0  # between two calls
@@ -42,6 +46,8 @@ class JoinedRay:
         self._in_vain = 0
         self._over = threading.Event()
         self._raylet: int | None = None  # a pidfd; None where there is none to be had
+        self._draining: Mapping[str, float | None] = {}
+        self._asking = threading.Lock()
 
     def __enter__(self) -> Self:
         _reach(self._address)
@@ -70,6 +76,10 @@ class JoinedRay:
             return f"the raylet of this node of the Ray at {self._address} has ended"
         return None
 
+    def draining(self) -> Mapping[str, float | None]:
+        """As of the last call of the head."""
+        return self._draining
+
     def _call_head(self) -> None:
         while not self._over.wait(_CALL_S):
             try:
@@ -77,6 +87,10 @@ class JoinedRay:
                 self._in_vain = 0
             except OSError as error:
                 self._in_vain += _tells_of_the_other_side(error)
+                continue
+            with self._asking:
+                if RAY.is_here and not self._over.is_set():
+                    self._draining = _draining_nodes(self._draining)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -85,10 +99,22 @@ class JoinedRay:
         import ray
 
         self._over.set()
+        self._asking.acquire(timeout=_CONNECT_S)  # Ray's client is not taken away from who uses it
         ray.shutdown()
         if self._raylet is not None:
             os.close(self._raylet)
             self._raylet = None
+
+
+def _draining_nodes(known: Mapping[str, float | None]) -> Mapping[str, float | None]:
+    """What was known before where Ray does not answer."""
+    from ray._private import state
+
+    try:
+        found: Mapping[str, int] = state.state.get_draining_nodes()
+    except Exception:  # whatever it is, trouble() tells of a head that is gone
+        return known
+    return {node: None if deadline_ms == 0 else deadline_ms / 1e3 for node, deadline_ms in found.items()}
 
 
 def _pidfd_of_raylet() -> int | None:

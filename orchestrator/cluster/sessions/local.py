@@ -13,7 +13,7 @@ import math
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -116,6 +116,10 @@ class LocalRay:
         """A file for locks of actors that may outlive this process."""
         assert self._folder is not None
         return self._folder / folders.MEMBERS_LOCK
+
+    def draining(self) -> Mapping[str, float | None]:
+        """Its only node is this machine."""
+        return {}
 
     def trouble(self) -> str | None:
         """Which of its two processes has ended by itself: the members do not outlive them for long, and no other can be

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from orchestrator.control.decision import Decision
 from orchestrator.control.events import Role
-from orchestrator.control.membership import living
+from orchestrator.control.membership import remaining
 
 RETRY_S = 10.0  # how long after a lack of room a start is tried again
 FAILURES = 3  # failed starts in a row, after which no more are tried
@@ -28,9 +28,9 @@ def start_missing(decision: Decision) -> None:
     if state.phase not in ("running", "regrouping", "paused") or state.interrupted or state.failures >= FAILURES:
         return
     missing: list[Role] = ["worker"] * (
-        state.requirements.most + state.requirements.spares - len(living(state, "worker"))
+        state.requirements.most + state.requirements.spares - len(remaining(state, "worker"))
     )
-    missing += ["server"] * (state.requirements.servers - len(living(state, "server")))
+    missing += ["server"] * (state.requirements.servers - len(remaining(state, "server")))
     if missing and state.retry is not None:
         if decision.now < state.retry:
             return

@@ -405,6 +405,24 @@ class EventSink:
         self.event(f"{role}_lost", **{role: member}, step=self.outcome.steps, why=why)
         self._progress.say(f"{role} {member} was lost after step {self.outcome.steps}: {why}")
 
+    def drains(self, node: str, members: Sequence[str], seconds: float | None, *, is_ours: bool) -> None:
+        """Ray has said that a node goes away. is_ours: this process is there."""
+        told = {} if seconds is None else {"seconds": round(seconds, 1)}
+        self.event("node_drained", node=node, members=members, step=self.outcome.steps, **told)
+        when = "" if seconds is None else f" in {seconds:.0f} s"
+        who = f"; {', '.join(members)} leave{'s' * (len(members) == 1)} when others have come" if members else ""
+        self._progress.say(f"{node} goes away{when} (Ray drains it){who}")
+        if is_ours:
+            self._progress.say(
+                "warning: this launch runs there and ends with it\n"
+                "  interrupt it (Ctrl-C), which saves a checkpoint, and resume it on another node"
+            )
+
+    def retires(self, role: str, member: int) -> None:
+        """It has no part in the run any more, and nothing is lost with it."""
+        self.event(f"{role}_left", **{role: member}, step=self.outcome.steps)
+        self._progress.say(f"{role} {member} left after step {self.outcome.steps}, since its node goes away")
+
     def disturbs(self, wanted: Disturbance, worker: int, where: str) -> None:
         """On purpose, as the user has asked for."""
         pause = {"seconds": round(wanted.pause_s, 3)} if wanted.kind == "pause" else {}

@@ -210,7 +210,7 @@ class Job:
             rehearsing = None if plan.chaos is None else Rehearsing(plan.chaos, step_s)
             session = Session(startup, directory, saving, event_sink, looks, keys, rehearsing)
             try:
-                session.run(self.pending_signal, ray.trouble)
+                session.run(self.pending_signal, ray.trouble, ray.draining)
             finally:
                 by_worker = time_log.close()
         outcome = event_sink.outcome

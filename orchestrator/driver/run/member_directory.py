@@ -19,7 +19,7 @@ class MemberDirectory:
 
     def __init__(self, exchange: Exchange, here: str, storage: str | None, *, everywhere: bool) -> None:
         self._exchange = exchange
-        self._here = here
+        self.here = here
         self._storage = storage
         self._everywhere = everywhere
         self._addresses: dict[int, dict[str, Any]] = {}
@@ -40,11 +40,11 @@ class MemberDirectory:
         self._nodes.pop(member, None)
 
     def reaches_checkpoints(self, member: int) -> bool:
-        return self._storage is not None and (self._everywhere or self._nodes[member] == self._here)
+        return self._storage is not None and (self._everywhere or self._nodes[member] == self.here)
 
     def far(self, members: Sequence[int]) -> list[int]:
         """Those of them that are not on the driver's machine."""
-        return [member for member in members if self._nodes[member] != self._here]
+        return [member for member in members if self._nodes[member] != self.here]
 
     def generation(self, begin: Begin, checkpoint: int | None) -> Generation:
         """The generation as its members get it. checkpoint: the step of the one to restore, if any."""

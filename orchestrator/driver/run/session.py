@@ -172,6 +172,7 @@ class Session:
         self._running = False  # whether the present generation has completed a step
         self._over: set[int] = set()  # dead, or killed here
         self._stands: dict[int, str] = {}  # of members that are about to be killed, where they stand
+        self._draining: Mapping[str, float | None] = {}  # nodes that go away
         self._stood_at: str | None = None  # of the last one of which it is known
         self._asked: dict[int, str] = {}  # who was asked what its process is made of, and the node it lives on
         self._described: set[str] = set()  # nodes
@@ -181,11 +182,17 @@ class Session:
         if run_start.taken_over is not None:
             event_sink.takes_over(run_start.taken_over, len(run_start.cut))
 
-    def run(self, pending_signal: PendingSignal, trouble: Callable[[], str | None] = lambda: None) -> None:
+    def run(
+        self,
+        pending_signal: PendingSignal,
+        trouble: Callable[[], str | None] = lambda: None,
+        draining: Callable[[], Mapping[str, float | None]] = dict,
+    ) -> None:
         """Run until the controller ends the run. Never raises for what a member or the user did: see the outcome's
         error.
 
-        trouble: what is wrong with the Ray that the members run on, if anything is.
+        trouble: what is wrong with the Ray that the members run on, if anything is; draining: which of its nodes go away, and
+        when.
         """
         posted: str | None = None
         while self._state.phase != "ended":
@@ -198,6 +205,7 @@ class Session:
             wrong = trouble()
             if wrong is not None:
                 self._decide(events.Failed(None, ClusterUnavailable(wrong, _RAY_GONE)))
+            self._drain(draining())
             self._decide(events.Tick())
             self._rehearse()
             self._event_sink.tick()
@@ -210,6 +218,21 @@ class Session:
         for member in self._roles:
             if member not in self._over and not self._members.is_gone(member):
                 self._entries(member, self._members.drain(member))
+
+    def _drain(self, draining: Mapping[str, float | None]) -> None:
+        """Have the members leave the nodes that go away."""
+        for node in draining.keys() - self._draining.keys():
+            at = draining[node]
+            seconds = None if at is None else max(0.0, at - time.time())
+            members = [member for member in self._ready if self._nodes[member] == node]
+            names = [f"{self._roles[member]} {member}" for member in members]
+            self._event_sink.drains(
+                self._traits(node).name, names, seconds, is_ours=node == self._member_directory.here
+            )
+            self._actor_slots.avoid({node})
+            if members:
+                self._decide(events.Drained(tuple(members), seconds))
+        self._draining = draining
 
     def _rehearse(self) -> None:
         due = None if self._rehearsing is None else self._rehearsing.due(self._state, time.monotonic())
@@ -293,6 +316,8 @@ class Session:
         node, speed = self._member_directory.node(member), self._traits(answer["node"]).speed
         sites = tuple(answer.get("sites", ()))
         self._decide(events.Ready(member, answer["run_manifest"], can_restore, node, speed, sites))
+        if answer["node"] in self._draining:
+            self._decide(events.Drained((member,), 0.0))
 
     def _node_name(self, member: int) -> str:
         """Also of one that is gone: what it said last may come later."""
@@ -382,6 +407,10 @@ class Session:
                     self._inspect(members, stuck)
                 case events.Kill(member, why):
                     self._kill(member, why)
+                case events.Retire(member):
+                    self._members.kill(member)
+                    self._forget(member)
+                    self._event_sink.retires(self._roles[member], member)
                 case events.Distrust():
                     self._distrust(command)
                 case events.Recovered():

@@ -2,6 +2,7 @@
 
     contribute   in a step that is due each worker also computes a micro-batch of another one, and tells the answers of all
     settle       in the vote two answers of one micro-batch differ: all compute it again, and tell in another vote
+    doubt        a number is not finite at one worker, in whatever step: likewise, before the run ends for it
     look back    when the sum is there: whether what this member had put into it, and what came out, is still as it was
 
 All comes before anything of the step is applied, so it is repeated by those who are left.
@@ -64,12 +65,33 @@ class Checks:
 
     def settle(self, exchange: Exchange, step: int, attempt: int, shard: int, worker: Checked | None) -> None:
         """All compute the disputed micro-batch again. Raises Distrusted. worker: None of a server."""
-        told = [EMPTY] * (2 * exchange.workers)
-        if worker is not None:
-            told[2 * exchange.rank : 2 * exchange.rank + 2] = worker.answers(step, shard)
-        found = exchange.maximum(step, attempt, ANSWERS, torch.tensor(told, dtype=torch.int64)).tolist()
-        first, again = (_given(found[place::2]) for place in range(2))
+        given = None if worker is None else worker.answers(step, shard)
+        first, again = self._told(exchange, step, attempt, given)
         raise Distrusted(Verdict(step, shard, self.since(step), judge(first, again), tuple(sorted(first))))
+
+    def doubt(
+        self, exchange: Exchange, step: int, attempt: int, shard: int, worker: Checked | None, *, not_finite: bool
+    ) -> None:
+        """This micro-batch has failed, as all members know; only who has computed it knows whether a number was not finite. All
+        compute it again. Raises Distrusted where most say something else than one."""
+        if self.every == 0:
+            return
+        given = None if worker is None else (FAILED if not_finite else EMPTY, worker.answers(step, shard)[1])
+        failed, again = self._told(exchange, step, attempt, given)
+        wrong = judge({}, again) if failed else ()
+        if wrong:
+            raise Distrusted(Verdict(step, shard, self.since(step), wrong, tuple(sorted({*failed, *wrong}))))
+
+    def _told(
+        self, exchange: Exchange, step: int, attempt: int, given: tuple[int, int] | None
+    ) -> tuple[Mapping[int, int], Mapping[int, int]]:
+        """What all tell, by rank: of each pair the first ones, and the second ones."""
+        told = [EMPTY] * (2 * exchange.workers)
+        if given is not None:
+            told[2 * exchange.rank : 2 * exchange.rank + 2] = given
+        found = exchange.maximum(step, attempt, ANSWERS, torch.tensor(told, dtype=torch.int64)).tolist()
+        first, second = (_given(found[place::2]) for place in range(2))
+        return first, second
 
     def look_back(self, exchange: Exchange, step: int, attempt: int, fingerprint: int, worker: Checked | None) -> None:
         """Before the sum of this fingerprint is applied. Raises Distrusted where a worker's memory is not as it was. Where that

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Protocol, Self
+from typing import Any, NoReturn, Protocol, Self
 
 import torch
 
@@ -24,7 +24,7 @@ from orchestrator.engine.member import claims
 from orchestrator.engine.member.generation import Withdrawn
 from orchestrator.engine.step.checking import NEVER, Checked, Checks, checks_of
 from orchestrator.engine.step.executor import Outcome
-from orchestrator.errors import Inconsistent, PipelineRaised
+from orchestrator.errors import Inconsistent, NonFinite, PipelineRaised
 from orchestrator.numerics.grid import Grid
 from orchestrator.plan import Plan
 from orchestrator.records import trace
@@ -147,7 +147,7 @@ class Lockstep:
         vector = self._exchange.maximum(step, attempt, VOTE, step_report.encode(shape))
         consensus = Consensus.decode(vector, shape)
         if consensus.failing_shard is not None:
-            raise self._member.fault(consensus.failing_shard) or Withdrawn(f"shard {consensus.failing_shard} failed")
+            self._fail(step, attempt, consensus.failing_shard)
         if consensus.disputed:
             self._contents.checks.settle(self._exchange, step, attempt, consensus.disputed[0], self._checked)
         if self._contents.weighted and consensus.total_weight == 0:
@@ -158,6 +158,12 @@ class Lockstep:
             name = self._contents.names[self._contents.shape.tensors + i]
             raise PipelineRaised(f"step {step}: the shards left different values in the integer buffer {name!r}")
         return consensus
+
+    def _fail(self, step: int, attempt: int, shard: int) -> NoReturn:
+        fault = self._member.fault(shard)
+        is_not_finite = isinstance(fault, NonFinite)
+        self._contents.checks.doubt(self._exchange, step, attempt, shard, self._checked, not_finite=is_not_finite)
+        raise fault or Withdrawn(f"shard {shard} failed")
 
     def _check_repeated(self, step: int, first: Consensus, second: Consensus) -> None:
         """Raises Inconsistent where the same micro-batch, computed again, gave other bits: then nothing here can be
