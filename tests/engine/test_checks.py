@@ -165,7 +165,7 @@ def test_of_two_workers_the_one_that_contradicts_itself_is_named() -> None:
 @pytest.mark.parametrize("topology", ["ring", "parameter_server"])
 def test_a_number_that_is_not_finite_at_one_worker_alone_ends_no_run(where: Where, topology: str) -> None:
     """Whether a check is due or not."""
-    never = {"check_every": 1000}
+    never: dict[str, Any] = {"check_every": 1000}
     run, member, first, told = flipped(where, 5, Layout(3, topology), spoils=True, first=4, **never)
     assert [(each.step, each.wrong) for each in run.verdicts] == [(first, (member,))]
     assert told.digest == train(p.Mlp, ONE, **RUN, seed=5).digest
