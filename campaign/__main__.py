@@ -6,6 +6,7 @@ import argparse
 import os
 import sys
 from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import asdict
 from pathlib import Path
 
@@ -31,8 +32,7 @@ def main(arguments: Sequence[str]) -> int:
         return 0
     failed: list[str] = []
     if launches:
-        with project() as made:
-            part = Part(made, given.results, f"seed-{given.seed}")
+        with project() as made, closing(Part(made, given.results, f"seed-{given.seed}")) as part:
             part.carry_out(launches)
             failed = part.failed
     failed += _simulate(given.results, given.first, given.lives) if given.lives else []

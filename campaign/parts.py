@@ -70,6 +70,9 @@ class Part:
         self._done = {line["id"] for line in every_line(results) if line["what"] == "launch"}
         self.failed: list[str] = []
 
+    def close(self) -> None:
+        self._lines.close()
+
     def carry_out(self, launches: Sequence[Launch]) -> None:
         """Those that were not carried out before."""
         for launch in launches:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -114,8 +115,7 @@ def test_the_table_counts_flips_that_were_found() -> None:
 @pytest.mark.long
 @pytest.mark.ray
 def test_planted_flipped_bits_are_found_and_their_workers_named(tmp_path: Path) -> None:
-    with parts.project() as project:
-        part = parts.Part(project, tmp_path, "part")
+    with parts.project() as project, closing(parts.Part(project, tmp_path, "part")) as part:
         part.carry_out(plans.part(1, 2, [memory.GRADIENTS], ["bsp"]))
         assert project.leftovers() == []
     found = cells.read(parts.every_line(tmp_path))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -17,8 +18,7 @@ FAULTS = 12
 def test_two_minutes_of_the_campaign_find_nothing(tmp_path: Path) -> None:
     names = [name for name in kinds.of_family("process") if kinds.BY_NAME[name].effect in ("ends", "asks", "delays")]
     launches = [plans.launch(1, 0, modes.BY_NAME[mode], names, FAULTS) for mode in MODES]
-    with parts.project() as project:
-        part = parts.Part(project, tmp_path, "part")
+    with parts.project() as project, closing(parts.Part(project, tmp_path, "part")) as part:
         part.carry_out(launches)
         assert project.leftovers() == []
     found = cells.read(parts.every_line(tmp_path))

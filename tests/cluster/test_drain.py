@@ -63,10 +63,10 @@ def nodes_of(run: WatchedRun) -> dict[int, str]:
 
 
 def assert_left(run: WatchedRun, gone: str) -> None:
-    """All that were there have left, and nobody was lost."""
+    """All that were there have left, and nobody who had begun was lost. (Who is started, and has no room, may be.)"""
     there = [worker for worker, node in nodes_of(run).items() if node == gone]
     assert sorted(event["worker"] for event in run.journal("worker_left")) == sorted(there)
-    assert run.journal("worker_lost") == []
+    assert not {event["worker"] for event in run.journal("worker_lost")} & nodes_of(run).keys()
 
 
 @pytest.mark.parametrize("workers", ["2", "3"])
@@ -121,5 +121,5 @@ def test_a_node_whose_ray_start_gets_sigterm_is_left_without_losing_a_step(slow:
     assert_as_alone(slow, done, undisturbed)
     (drained,) = run.journal("node_drained")
     assert len(drained["members"]) == 2
-    assert run.journal("worker_lost") == []
+    assert_left(run, nodes_of(run)[int(drained["members"][0].split()[1])])
     assert [each["steps_lost"] for each in done.report["recoveries"] if each["steps_lost"]] == []
