@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
 import shutil
 import sys
@@ -32,7 +33,7 @@ from campaign.plans import Launch
 from orchestrator.records.lines import LineFile, read
 from tests.projects import Project
 
-_SLOW_S = 2.0  # from a loss to the next step
+_SLOW_S = {"process": 2.0, "driver": 10.0}  # from a loss to the next step
 Say = Callable[[str], None]
 
 
@@ -102,7 +103,7 @@ class Part:
             elif not found:
                 found.append("liveness: it did not end")
             self._tell(launch, running, found, time.monotonic() - begun)
-            if found or any(fault.get("seconds", 0.0) > _SLOW_S for fault in running.told):
+            if found or any(map(_is_slow, running.told)):
                 self._keep(launch, running, found)
 
     def _ended(self, running: Running, code: int | None) -> Ended:
@@ -213,6 +214,10 @@ class Part:
             (kept / "report.json").write_text(json.dumps(done.report))
         report = json.loads((kept / "report.json").read_text())
         return Undisturbed(report["digest"], (kept / "trace.jsonl").read_bytes(), report["metrics"])
+
+
+def _is_slow(fault: Mapping[str, Any]) -> bool:
+    return float(fault.get("seconds", 0.0)) > _SLOW_S.get(BY_NAME[fault["kind"]].family, math.inf)
 
 
 def every_line(results: Path) -> Iterable[Mapping[str, Any]]:

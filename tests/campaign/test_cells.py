@@ -75,7 +75,7 @@ def test_the_table_shows_counts_dashes_and_zeros() -> None:
     row = next(line for line in made.splitlines() if line.startswith("| GIL held |"))
     assert row.endswith("| - |")
     assert "| bits that differed | 1 | 0 |" in made
-    assert "| from a loss to the next step, median | 0.20 s | 0.3 s |" in made
+    assert "| from the loss of a worker to the next step, median of 3 | 0.20 s | 0.3 s |" in made
     assert "| the worst | 0.30 s (SIGKILL at vote of a) |  |" in made
     assert "| launches in which something did not hold | 1 of 1 | 0 |" in made
 
