@@ -35,6 +35,8 @@ _TRICKLE_S: Final = 0.6  # a step, while a newcomer is waited for
 _WINDOW: Final = 3  # steps that nobody has begun
 _RESERVE: Final = 40  # steps that are left for what comes at the end
 _MEET_S: Final = 10.0  # for a moment that every few steps have
+_MEET_STEPS: Final = 60  # at most, so that some are left for the next faults
+_SETTLE_S: Final = 1.0  # in which all of a generation have told that they are there
 _BEGIN_S: Final = 300.0  # for the first step, on a busy machine
 _JOIN_S: Final = 90.0  # for a newcomer there
 _END_S: Final = 240.0
@@ -128,6 +130,7 @@ class Running:
         self._before = set(run_folders(project))
         self._run_folder: Path | None = None
         self._paced_at = 0.0
+        self._driver: tuple[int, int] = (0, 0)  # which process drives the run, and since when
         self._extra = 1000  # numbers of faults that the plan does not have
         self._failed_starts: tuple[int, int] = (0, 0)  # in a row, and how many processes had done a step by then
         supervised = ("run.supervised=true",) if launch.supervised else ()
@@ -196,7 +199,7 @@ class Running:
             self._tell(fault, None, missed="no steps were left")
 
     def _one(self, fault: Fault) -> None:
-        if moments.BY_NAME[fault.moment].joins and len(self.log.living()) >= self.mode.workers:
+        if moments.BY_NAME[fault.moment].joins and self._is_complete():
             self._extra += 1
             self._one(Fault(self._extra, "SIGKILL", moments.FROM_OUTSIDE))
         if not self._arm(fault):
@@ -208,6 +211,13 @@ class Running:
             self._tell(fault, None, missed="the moment did not come")
             return
         self._recover(fault, struck)
+
+    def _is_complete(self) -> bool:
+        """Whether no newcomer is awaited."""
+        deadline = time.monotonic() + _SETTLE_S
+        while len(self.log.living()) < self.mode.workers and time.monotonic() < deadline:
+            self._tick(_TRICKLE_S)
+        return len(self.log.living()) >= self.mode.workers
 
     def _flip(self, fault: Fault) -> None:
         """From a step on that nobody has begun; then the run goes on by itself."""
@@ -325,12 +335,13 @@ class Running:
 
     def _struck(self, fault: Fault, patience_s: float) -> dict[str, Any] | None:
         """What the victim told, as soon as it was struck; None where the moment did not come."""
-        deadline = time.monotonic() + patience_s
+        deadline, last = time.monotonic() + patience_s, self.words.steps + _MEET_STEPS
         pace_s = _TRICKLE_S if moments.BY_NAME[fault.moment].joins else _PACE_S
         while fault.number not in self.log.struck:
             claimed = (self.folder / f"claim-{fault.number}").exists()
             over = self.process.poll() is not None and not self._is_driven()
-            if (time.monotonic() > deadline and not claimed) or over:
+            late = time.monotonic() > deadline or (self.words.steps > last and not moments.BY_NAME[fault.moment].once)
+            if (late and not claimed) or over:
                 self.words.disarm()
                 self.log.look()
                 break
@@ -373,7 +384,9 @@ class Running:
     def _went_on(self, fault: Fault, struck: Mapping[str, Any]) -> Callable[[], int | None]:
         """When the next step was taken after this."""
         ns, effect = int(struck["ns"]), BY_NAME[fault.kind].effect
-        steps = self.words.steps
+        steps, victim = self.words.steps, int(struck["victim"])
+        if BY_NAME[fault.kind].family == "driver" and effect == "ends":  # its members go on until they hear of it
+            return lambda: None if self._driver[0] in (0, victim) else self.log.goes_on_after(max(ns, self._driver[1]))
         if effect in ("ends", "stalls") and fault.moment not in ("prepare", "admission"):
             return lambda: self.log.goes_on_after(ns)
         return lambda: self.words.committed_ns if self.words.steps > steps else None
@@ -396,6 +409,8 @@ class Running:
         now = time.monotonic()
         if self.launch.supervised and not is_alive(self.words.driver):
             self.words.driver = self._successor() or self.words.driver
+        if self.words.driver != self._driver[0]:
+            self._driver = (self.words.driver, time.monotonic_ns())
         reached = self.words.steps if self.mode.lockstep else self.words.clock
         if now - self._paced_at >= pace_s and self.words.gate - reached < _WINDOW:
             self.words.gate, self._paced_at = self.words.gate + 1, now
