@@ -396,8 +396,11 @@ class Running:
         kind = BY_NAME[fault.kind]
         if kind.effect == "delays" or (kind.family == "driver" and kind.effect == "stalls"):
             until = time.monotonic() + fault.hold_s
+            pace_s = (
+                _TRICKLE_S if kind.family == "driver" else _PACE_S
+            )  # without a driver they would do all steps in the time
             while time.monotonic() < until:
-                self._tick(_PACE_S)
+                self._tick(pace_s)
             with contextlib.suppress(ProcessLookupError):
                 os.kill(int(struck["victim"]), signal.SIGCONT)
 
