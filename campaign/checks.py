@@ -118,6 +118,8 @@ def _messages(ended: Ended) -> Iterator[str]:
     lost = [event for event in ended.journal if event["event"].endswith("_lost") and event["event"] != "driver_lost"]
     told = {pids[_member(event)] for event in lost if _member(event) in pids}
     words = " ".join(str(event.get("why")) for event in lost)
+    # Of who comes, and ends before it was ready, the driver may not know the process.
+    unknown = sum(_member(event) not in pids and "(pid " not in str(event.get("why")) for event in lost)
     drivers = [event for event in ended.journal if event["event"] == "driver_lost"]
     for fault in ended.faults if ended.report.get("status") == "finished" else ():
         kind = BY_NAME[fault["kind"]]
@@ -127,7 +129,9 @@ def _messages(ended: Ended) -> Iterator[str]:
             if kind.effect == "ends" and not drivers:
                 yield f"message: the journal does not tell of the driver that was struck ({fault['kind']})"
         elif fault["pid"] not in told and f"(pid {fault['pid']})" not in words and not drivers:
-            yield f"message: process {fault['pid']}, struck by {kind.name} at {fault['moment']}, is not told as lost"
+            unknown -= fault["moment"] in ("prepare", "admission")
+            if unknown < 0 or fault["moment"] not in ("prepare", "admission"):
+                yield f"message: process {fault['pid']}, struck by {kind.name} at {fault['moment']}, is not told as lost"
     if lost and ended.err.count("was lost") < len({_member(event) for event in lost}) and not drivers:
         yield "message: the terminal tells of fewer losses than the journal"
 

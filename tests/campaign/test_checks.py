@@ -36,6 +36,12 @@ def test_of_a_launch_in_which_all_holds_nothing_is_found() -> None:
     assert checks.findings(FAILED, BSP, EXPECTED) == []
     stopped = {**FAULT, "kind": "driver stop"}
     back = replace(FINE, faults=[FAULT, stopped], journal=[*JOURNAL, {**JOURNAL[2], "kind": "restarted"}])
+    came = {**FAULT, "pid": 9, "moment": "prepare"}
+    unknown = {"event": "worker_lost", "worker": 2, "why": "its process ended"}
+    err = f"{FINE.err}\nworker 2 was lost: its process ended"
+    both = replace(FINE, faults=[FAULT, came], journal=[*JOURNAL, unknown], err=err)
+    assert checks.findings(both, BSP, EXPECTED) == []  # the driver did not know its process yet
+    assert checks.findings(replace(both, faults=[FAULT, came, came]), BSP, EXPECTED) != []
     assert checks.findings(back, BSP, EXPECTED) == []  # its workers have ended themselves
     assert checks.findings(replace(FAILED, err=FINE.err), BSP, EXPECTED) == []  # there is nothing to go on from
 
