@@ -387,8 +387,13 @@ class Running:
         steps, victim = self.words.steps, int(struck["victim"])
         if BY_NAME[fault.kind].family == "driver" and effect == "ends":  # its members go on until they hear of it
             return lambda: None if self._driver[0] in (0, victim) else self.log.goes_on_after(max(ns, self._driver[1]))
-        if effect in ("ends", "stalls") and fault.moment not in ("prepare", "admission"):
-            return lambda: self.log.goes_on_after(ns)
+        if fault.moment not in ("prepare", "admission"):
+            if (
+                effect == "stalls" and BY_NAME[fault.kind].family == "process"
+            ):  # until it is ended, the others may do some steps
+                return lambda: None if (lost := self.log.lost_after(ns)) is None else self.log.goes_on_after(lost)
+            if effect in ("ends", "stalls"):
+                return lambda: self.log.goes_on_after(ns)
         return lambda: self.words.committed_ns if self.words.steps > steps else None
 
     def _release(self, fault: Fault, struck: Mapping[str, Any]) -> None:
