@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import signal
 import sys
 from collections.abc import Sequence
 from contextlib import closing
@@ -21,6 +22,7 @@ from campaign.plans import Launch  # noqa: E402
 
 def main(arguments: Sequence[str]) -> int:
     given = _parser().parse_args(arguments)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     try:
         names = plans.families(given.kinds)
         chosen = [modes.BY_NAME[name].name for name in given.modes] or list(modes.NAMES)

@@ -92,6 +92,9 @@ class Part:
                 running.disturb()
             except Stuck as stuck:
                 found.append(f"liveness: {stuck}")
+            except BaseException:  # the campaign is ended; its launch would wait at the gate for ever
+                running.kill()
+                raise
             code = None if found else running.end()
             if code is None:
                 running.kill()
