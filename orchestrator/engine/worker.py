@@ -69,9 +69,14 @@ class Worker:
         Raises PipelineRaised, ConfigurationError.
         """
         self._listen()
-        with watching.window(self._plan.declared) as window:
-            run_manifest = self._build()
-        self.reads = window.reads
+        self._loaders = self._start_loaders()
+        try:
+            with watching.window(self._plan.declared) as window:
+                run_manifest = self._build()
+            self.reads = window.reads | self._proved_loaders()
+        except BaseException:
+            self._close_loaders()
+            raise
         return run_manifest
 
     def _build(self) -> dict[str, Any]:
@@ -200,9 +205,7 @@ class Worker:
             self._callbacks.close()
         self._callbacks = None
         self._workload.close()
-        if self._loaders is not None:
-            self._loaders.close()
-        self._loaders = None
+        self._close_loaders()
 
     def training_data(self) -> Any:
         """The training data set. Not to be read while a generation runs: that may draw random numbers."""
@@ -306,26 +309,41 @@ class Worker:
         self._workload.account.emit = self._services.emit
         self._workload.look_ahead(generation.shards[rank], steps, share)
 
-    def _fetch_ahead(self, shards: tuple[int, ...], steps: int) -> None:
-        """Have loader processes fetch batches, where the plan wants them; they outlive generations."""
-        run, loaders = self._plan.run, self._plan.data.loaders
-        if loaders == 0:
-            return
+    def _start_loaders(self) -> Loaders | None:
+        """The processes that fetch batches ahead, where the plan wants them; they start beside the build, and outlive
+        generations."""
+        run, data = self._plan.run, self._plan.data
+        if data.loaders == 0:
+            return None
+        compute, source = run.compute, run.pipeline
+        recipe = Recipe(
+            *(source.target, dict(source.args), run.seed, compute.threads, compute.arithmetic, data.seed),
+            cache=data.cache,
+            inputs=self._plan.declared.inputs,
+            variables=self._plan.declared.variables,
+        )
+        lost = lambda why: self._services.emit({"event": "loader_lost", "why": why})  # noqa: E731
+        return Loaders(recipe, data.loaders, lost)
+
+    def _proved_loaders(self) -> Reads:
+        """What they have read up to their proof. A worker is ready when they are: whoever takes part in a generation while they
+        start would hold all others up."""
         if self._loaders is None:
-            compute, source = run.compute, run.pipeline
-            data = self._plan.data
-            recipe = Recipe(
-                *(source.target, dict(source.args), run.seed, compute.threads, compute.arithmetic, data.seed),
-                cache=data.cache,
-                inputs=self._plan.declared.inputs,
-                variables=self._plan.declared.variables,
-            )
-            lost = lambda why: self._services.emit({"event": "loader_lost", "why": why})  # noqa: E731
-            self._loaders = Loaders(recipe, loaders, lost)
+            return Reads()
+        self._services.heartbeat.beat("prepare")
+        with phases.of("loaders", "worker"):
             self._workload.prove(self._loaders)
-            self._services.emit({"event": "read", "reads": self._loaders.reads.as_dict()})
-        self._loaders.forget()
-        self._workload.fetch_ahead(self._loaders, shards, steps)
+        return self._loaders.reads
+
+    def _close_loaders(self) -> None:
+        if self._loaders is not None:
+            self._loaders.close()
+        self._loaders = None
+
+    def _fetch_ahead(self, shards: tuple[int, ...], steps: int) -> None:
+        if self._loaders is not None:
+            self._loaders.forget()
+            self._workload.fetch_ahead(self._loaders, shards, steps)
 
 
 def _refuse_epochs(plan: Plan) -> None:

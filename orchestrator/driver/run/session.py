@@ -547,8 +547,6 @@ class Session:
                     self._event_sink.event(**entry)
                 case "called_back":
                     self._event_sink.called_back(entry)
-                case "read":
-                    self._was_read(entry["reads"])
                 case "waiting":
                     self._event_sink.waits(member, entry["what"])
                 case "bytes_read":
