@@ -29,6 +29,9 @@ def main(arguments: Sequence[str]) -> int:
     except KeyError as error:
         return complain(f"{error.args[0]!r} is neither a kind nor a family nor a mode; modes: {', '.join(modes.NAMES)}")
     launches = plans.part(given.seed, given.faults, names, chosen, given.storms)
+    if given.unmet:
+        left = cells.read(every_line(given.results)).unfilled
+        launches += plans.unmet(given.seed, [cell for cell in left if cell.kind in names and cell.mode in chosen])
     if given.print:
         _print(launches)
         return 0
@@ -49,8 +52,9 @@ def _parser() -> argparse.ArgumentParser:
         prog="python -m campaign", description="Faults, injected into true runs and counted."
     )
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--faults", type=int, default=0, help="about so many, in launches of 24")
+    parser.add_argument("--faults", type=int, default=0, help="about so many, in launches of 36")
     parser.add_argument("--storms", type=int, default=0, help="launches with a fault every two seconds for a minute")
+    parser.add_argument("--unmet", action="store_true", help="launches for the cells that the results lack")
     parser.add_argument("--kinds", nargs="+", default=["process"], metavar="KIND", help="kinds or families")
     parser.add_argument("--modes", nargs="+", default=[], metavar="MODE", help="all where none is given")
     parser.add_argument("--lives", type=int, default=0, help="simulated lives of each kind of run")

@@ -43,10 +43,12 @@ def _of_mode(moment: Moment, mode: Mode) -> str | None:
 
 
 def _of_kind(kind: Kind, moment: Moment) -> str | None:
-    if kind.family not in ("process", "driver"):
+    if not kind.has_moments:
         return "it is done to the surroundings, and has no moment of the engine"
     if moment.name == moments.FROM_OUTSIDE and kind.signal is None:
         return "nobody can do it from outside"
+    if kind.family == "version" and moment.name != "prepare":
+        return "of another build is only who comes"
     return None
 
 
@@ -66,7 +68,7 @@ def reasons() -> dict[str, int]:
     """Why cells cannot be, and how many for each reason."""
     told: Counter[str] = Counter()
     for kind in kinds.KINDS:
-        if kind.family in ("process", "driver"):
+        if kind.has_moments:
             for moment in moments.MOMENTS:
                 told.update(why for mode in modes.MODES if (why := impossible(kind, moment, mode)) is not None)
     return dict(told)
@@ -84,7 +86,7 @@ class Results:
 
     @property
     def unfilled(self) -> list[Cell]:
-        return [cell for cell in possible(kinds.of_family("process", "driver")) if cell not in self.struck]
+        return [cell for cell in possible(kinds.WITH_MOMENTS) if cell not in self.struck]
 
 
 def read(lines: Iterable[Mapping[str, Any]]) -> Results:

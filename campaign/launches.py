@@ -1,8 +1,8 @@
 """A true launch under faults: it is started, let go on step by step, and struck by one fault after the other.
 
 The next fault is armed as soon as a step was taken after the last one, and enough workers are there that no stage loses its
-last; one that waits for a newcomer (`Moment.joins`) is preceded by a SIGKILL from outside, where nobody is missing. In a storm
-the clock decides.
+last. One that waits for a newcomer (`Moment.joins`) is armed when nobody is missing, and then a SIGKILL from outside makes room
+for one. In a storm the clock decides.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ from tests.projects import Project
 _TICK_S: Final = 0.005
 _PACE_S: Final = 0.008  # a step
 _TRICKLE_S: Final = 0.6  # a step, while a newcomer is waited for
+_STORM_PACE_S: Final = 60.0 / 600  # a step, so that some are left at the end of its minute
 _WINDOW: Final = 3  # steps that nobody has begun
 _RESERVE: Final = 40  # steps that are left for what comes at the end
 _MEET_S: Final = 10.0  # for a moment that every few steps have
@@ -98,8 +99,12 @@ class Log:
         """When a generation did its first step after that."""
         return next((told["ns"] for told in self.running if told["ns"] > ns), None)
 
-    def lost_after(self, ns: int) -> int | None:
-        return next((told["ns"] for told in self.lost if told["ns"] > ns), None)
+    def lost_between(self, ns: int, until: int | None = None) -> int | None:
+        """When the driver told of the last loss in this time."""
+        return max(
+            (told["ns"] for told in self.lost if ns < told["ns"] and (until is None or told["ns"] < until)),
+            default=None,
+        )
 
 
 def is_alive(pid: int) -> bool:
@@ -168,7 +173,7 @@ class Running:
         """The exit code of the first driver, once no driver is left; None where it does not end."""
         self.words.gate = _OPEN
         deadline = time.monotonic() + _END_S
-        while self.process.poll() is None or self._is_driven():
+        while self._is_running():
             self.log.look()
             if time.monotonic() > deadline:
                 return None
@@ -199,17 +204,44 @@ class Running:
             self._tell(fault, None, missed="no steps were left")
 
     def _one(self, fault: Fault) -> None:
-        if moments.BY_NAME[fault.moment].joins and self._is_complete():
-            self._extra += 1
-            self._one(Fault(self._extra, "SIGKILL", moments.FROM_OUTSIDE))
+        if moments.BY_NAME[fault.moment].joins:
+            self._one_who_replaces(fault)
+            return
         if not self._arm(fault):
             self._tell(fault, None, missed="nobody was there to be struck")
             return
-        patience_s = _JOIN_S if moments.BY_NAME[fault.moment].joins else _MEET_S
-        struck = self._struck(fault, patience_s)
+        struck = self._struck(fault, _MEET_S)
         if struck is None:
             self._tell(fault, None, missed="the moment did not come")
             return
+        self._recover(fault, struck)
+
+    def _one_who_replaces(self, fault: Fault) -> None:
+        """A newcomer, or who gives it the state: armed before one is killed, so that whoever comes cannot be too early."""
+        deadline = time.monotonic() + _JOIN_S
+        while not self._is_complete() and time.monotonic() < deadline and self._has_steps():
+            self._finish_off()
+            self._tick(_TRICKLE_S)
+        found = victims(self.log.living(), paired=False)
+        if found is None or not self._is_complete() or not is_alive(self.words.driver):
+            self._tell(fault, None, missed="too few were there")
+            return
+        victim = self.dice.choice(found[0])
+        self._extra += 1
+        first = Fault(self._extra, "SIGKILL", moments.FROM_OUTSIDE)
+        if not self._arm(fault, without=victim) or not self._strike_from_outside(first, [victim]):
+            self.words.disarm()
+            self._tell(fault, None, missed="nobody was there to be struck")
+            return
+        told = self.log.struck[first.number]
+        struck = self._struck(fault, _JOIN_S)
+        if struck is None:
+            self._recover(first, told)
+            self._tell(fault, None, missed="the moment did not come")
+            return
+        went_on = self.log.goes_on_after(int(told["ns"]))
+        overlaps = went_on is None or went_on > int(struck["ns"])
+        self._tell(first, told, went_on=None if overlaps else went_on, pair=overlaps or None)
         self._recover(fault, struck)
 
     def _is_complete(self) -> bool:
@@ -238,11 +270,12 @@ class Running:
                 self._tell(fault, None, missed="no steps were left")
                 continue
             while time.monotonic() < due or not self._is_fit(fault):
-                self._tick(_PACE_S if time.monotonic() < due else _TRICKLE_S)
+                self._tick(_STORM_PACE_S if time.monotonic() < due else _TRICKLE_S)
                 if time.monotonic() > due + STORM_EVERY_S or self.process.poll() is not None:
                     break
             due += STORM_EVERY_S
-            struck = self._struck(fault, STORM_EVERY_S) if self._is_fit(fault) and self._arm(fault) else None
+            met = self._is_fit(fault) and self._arm(fault)
+            struck = self._struck(fault, STORM_EVERY_S, _STORM_PACE_S) if met else None
             if struck is None:
                 self._tell(fault, None, missed="not met within two seconds")
             else:
@@ -258,6 +291,11 @@ class Running:
 
     def _at_the_end(self, fault: Fault) -> None:
         """Where a few steps are left; whatever is lost there, the last exchange is done again."""
+        if self.words.gate < _OPEN:
+            deadline = time.monotonic() + _JOIN_S
+            while not self._is_complete() and time.monotonic() < deadline and self._is_running():
+                self._finish_off()
+                self._tick(_TRICKLE_S)
         self.words.gate = _OPEN
         if not self._arm(fault):
             self._tell(fault, None, missed="nobody was there to be struck")
@@ -281,20 +319,21 @@ class Running:
         """Whether each stage keeps a worker, whoever is struck."""
         return self._victims(fault) is not None
 
-    def _victims(self, fault: Fault) -> tuple[list[int], list[int]] | None:
+    def _victims(self, fault: Fault, without: int | None = None) -> tuple[list[int], list[int]] | None:
         """Whom the fault may strike, and whom its partner; empty for whoever comes. None where it has to wait."""
         if fault.moment in ("prepare", "admission") and self._failed_starts == (_MOST_FAILED_STARTS, self.log.seen):
             return None
         if BY_NAME[fault.kind].family == "driver" or fault.moment in ("prepare", "admission"):
             return ([], []) if self.log.living() and is_alive(self.words.driver) else None
-        living = self.log.living()
+        living = {pid: stage for pid, stage in self.log.living().items() if pid != without}
         found = victims(living, paired=fault.partner is not None)
         if found is not None and BY_NAME[fault.kind].effect == "delays":
             return list(living), []
         return found
 
-    def _arm(self, fault: Fault) -> bool:
-        found = self._victims(fault)
+    def _arm(self, fault: Fault, without: int | None = None) -> bool:
+        """without: a process that is about to be killed."""
+        found = self._victims(fault, without)
         if found is None:
             return False
         if fault.partner is not None:
@@ -333,13 +372,13 @@ class Running:
         path.with_suffix(".new").write_text(json.dumps(told))
         path.with_suffix(".new").replace(path)
 
-    def _struck(self, fault: Fault, patience_s: float) -> dict[str, Any] | None:
+    def _struck(self, fault: Fault, patience_s: float, pace_s: float = _PACE_S) -> dict[str, Any] | None:
         """What the victim told, as soon as it was struck; None where the moment did not come."""
         deadline, last = time.monotonic() + patience_s, self.words.steps + _MEET_STEPS
-        pace_s = _TRICKLE_S if moments.BY_NAME[fault.moment].joins else _PACE_S
+        pace_s = _TRICKLE_S if moments.BY_NAME[fault.moment].joins else pace_s
         while fault.number not in self.log.struck:
             claimed = (self.folder / f"claim-{fault.number}").exists()
-            over = self.process.poll() is not None and not self._is_driven()
+            over = not self._is_running()
             late = time.monotonic() > deadline or (self.words.steps > last and not moments.BY_NAME[fault.moment].once)
             if (late and not claimed) or over:
                 self.words.disarm()
@@ -360,7 +399,7 @@ class Running:
         self._until(
             lambda: after() is not None, _RECOVER_S + hold_s + self._patience_with(fault), f"no step after {fault}"
         )
-        self._tell(fault, struck, went_on=after())
+        self._tell(fault, struck, went_on=after(), since=int(last["ns"]))
         if fault.partner is not None:
             overlaps = partner is not None and (self.log.goes_on_after(int(struck["ns"])) or 0) > int(partner["ns"])
             self._tell(fault.partner, partner, went_on=after(), missed="the run was faster", pair=overlaps)
@@ -391,7 +430,7 @@ class Running:
             if (
                 effect == "stalls" and BY_NAME[fault.kind].family == "process"
             ):  # until it is ended, the others may do some steps
-                return lambda: None if (lost := self.log.lost_after(ns)) is None else self.log.goes_on_after(lost)
+                return lambda: None if (lost := self.log.lost_between(ns)) is None else self.log.goes_on_after(lost)
             if effect in ("ends", "stalls"):
                 return lambda: self.log.goes_on_after(ns)
         return lambda: self.words.committed_ns if self.words.steps > steps else None
@@ -429,13 +468,15 @@ class Running:
         while not is_so():
             if time.monotonic() > deadline:
                 raise Stuck(f"{else_}, within {patience_s:g} s")
-            if self.process.poll() is not None and not self._is_driven():
+            if not self._is_running():
                 return
             self._tick(pace_s)
 
     def _has_steps(self) -> bool:
-        over = self.process.poll() is not None and not self._is_driven()
-        return not over and self.words.steps < modes.STEPS - _RESERVE
+        return self._is_running() and self.words.steps < self.launch.steps - _RESERVE
+
+    def _is_running(self) -> bool:
+        return self.process.poll() is None or self._is_driven()
 
     def _successor(self) -> int | None:
         """The process that drives the run now, which the kernel knows as who holds the run's lock."""
@@ -456,18 +497,20 @@ class Running:
         struck: Mapping[str, Any] | None,
         *,
         went_on: int | None = None,
+        since: int | None = None,
         missed: str = "",
         storm: bool = False,
         pair: bool | None = None,
     ) -> None:
+        """since: of the last one that overlaps it, where that is not this one."""
         told: dict[str, Any] = {"number": fault.number, "kind": fault.kind, "moment": fault.moment}
         told["struck"] = struck is not None
         if struck is None:
             told["missed"] = missed
         else:
-            since = int(struck["ns"])
+            since = int(struck["ns"]) if since is None else since
             if BY_NAME[fault.kind].effect == "stalls":
-                since = self.log.lost_after(since) or since
+                since = self.log.lost_between(since, went_on) or since
             told |= {"pid": struck["victim"], "step": struck["step"], "since_ns": since}
             if fault.moment in ("prepare", "admission"):
                 count, seen = self._failed_starts

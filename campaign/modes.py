@@ -11,10 +11,11 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import Any, Final
 
-STEPS: Final = 500
+STEPS: Final = 750
 SEED: Final = 1  # of each run
-STEP_TIMEOUT_S: Final = 10.0  # more than the first step of a new process takes on a busy machine
-LEASE_S: Final = 20.0  # where the driver is stopped for longer; else the default, more than a busy machine holds it up
+STEP_TIMEOUT_S: Final = 6.0  # more than the first step of a new process takes on a busy machine
+START_TIMEOUT_S: Final = 40.0  # so long one that comes may stand still before it is given up
+LEASE_S: Final = 10.0  # where the driver is stopped for longer; else the default, more than a busy machine holds it up
 _SGD: Final = {"name": "sgd", "lr": 0.1, "momentum": 0.9}
 _PRIVATE: Final = {
     "data": {"shards": 24, "batch_size": 24, "partition": {"name": "iid", "clients": 48}},
@@ -37,6 +38,7 @@ class Mode:
     stages: int = 1
     served: bool = True  # topology=parameter_server goes with it
     by_tcp: bool = True  # so does transport=tcp
+    loads: bool = True  # and data.loaders
 
     @property
     def second_vote(self) -> bool:
@@ -66,7 +68,7 @@ MODES: Final = (
             "optimizer": {"name": "sgd", "lr": 0.7, "momentum": 0.9, "nesterov": True},
         },
     ),
-    Mode("federated, noise and masks", _PRIVATE, served=False),
+    Mode("federated, noise and masks", _PRIVATE, served=False, loads=False),
     Mode("quantised", {"compression": {"name": "quantize"}}),
     Mode("PowerSGD", {"compression": {"name": "powersgd", "rank": 1, "warmup": 3, "reset": 7}}),
     Mode("top-k", {"compression": {"name": "topk", "ratio": 0.2, "error_feedback": True}}),
@@ -82,7 +84,7 @@ _COMMON: Final[Mapping[str, Any]] = {
     "run": {"name": "campaign", "seed": SEED, "steps": STEPS},
     "pipeline": {"target": "campaign.trained:Small"},
     "data": {"shards": 6, "batch_size": 12},
-    "cluster": {"step_timeout_s": STEP_TIMEOUT_S},
+    "cluster": {"step_timeout_s": STEP_TIMEOUT_S, "start_timeout_s": START_TIMEOUT_S},
     "optimizer": _SGD,
     "evaluation": {"every": 6},
     "trace": {"digest_every": 3},
@@ -108,7 +110,7 @@ def layout(mode: Mode, dice: Random) -> tuple[str, ...]:
     chosen = [f"topology={dice.choice(topologies)}", f"cluster.workers={mode.workers}"]
     if dice.random() < 0.25 and mode.by_tcp:
         chosen.append("transport=tcp")
-    if dice.random() < 0.25 and mode.stages == 1:
+    if dice.random() < 0.25 and mode.stages == 1 and mode.loads:
         chosen.append("data.loaders=1")
     if dice.random() < 0.25:
         chosen.append("cluster.spares=1")

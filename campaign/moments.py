@@ -54,7 +54,7 @@ FROM_OUTSIDE: Final = "anywhen"
 # none of what a pipeline reads and a record has to tell of (`orchestrator.data.watching`).
 VARIABLE: Final = "XDG_CAMPAIGN_DIR"
 PLACE: Final = "/dev/shm"
-_GATE, _STEP, _STEP_NS, _DRIVER, _CLOCK, _FLIP = range(6)
+_GATE, _STEP, _STEP_NS, _DRIVER, _CLOCK, _FLIP, _SHIFT = range(7)
 _FIRST: Final = 8  # the word of the first moment
 _SIZE_BYTES: Final = mmap.PAGESIZE
 NOTHING: Final = 0
@@ -119,7 +119,7 @@ class Words:
 
     def begin(self) -> None:
         """For a run from its beginning."""
-        for word in (_GATE, _STEP, _STEP_NS, _DRIVER, _CLOCK, _FLIP):
+        for word in (_GATE, _STEP, _STEP_NS, _DRIVER, _CLOCK, _FLIP, _SHIFT):
             self._words[word] = 0
         self.disarm()
 
@@ -131,6 +131,15 @@ class Words:
     @flip.setter
     def flip(self, fault: int) -> None:
         self._words[_FLIP] = fault
+
+    @property
+    def shift_s(self) -> int:
+        """By how much the wall clock of the machine is wrong."""
+        return self._words[_SHIFT]
+
+    @shift_s.setter
+    def shift_s(self, seconds: int) -> None:
+        self._words[_SHIFT] = seconds
 
     @property
     def driver(self) -> int:

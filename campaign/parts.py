@@ -138,7 +138,7 @@ class Part:
             if again.code:
                 return None, [f"resume: it ends with {again.code}: {again.err[-1500:]}"]
             if mode.lockstep:
-                expected = self._undisturbed(mode)
+                expected = self._undisturbed(mode, running.launch.alike)
                 trace = (running.run_folder or Path()) / "trace.jsonl"
                 if again.report["digest"] != expected.digest or trace.read_bytes() != expected.trace:
                     found.append("bits: the resumed run differs from the undisturbed one")

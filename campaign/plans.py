@@ -1,8 +1,9 @@
 """What a seed makes of a part: launches, their layouts, and the faults of each. Pure.
 
 Not single faults are drawn at first, but their *rates*, so that each seed has another mixture (a swarm: Groce et al., "Swarm
-testing", ISSTA 2012): some kinds not at all, some often. One half of the faults is drawn by those rates; the other half goes
-through all cells in an order of chance, each seed a stretch of it, so that a known number of seeds meets every cell.
+testing", ISSTA 2012): some kinds not at all, some often. One fault of four is drawn by those rates; the others go through all
+cells of a mode in an order of chance, each launch of the mode a stretch of it, so that a known number of launches meets every
+cell.
 """
 
 from __future__ import annotations
@@ -13,19 +14,21 @@ from random import Random
 from typing import Final
 
 from campaign import cells, kinds, modes, moments
+from campaign.cells import Cell
 from campaign.kinds import BY_NAME, memory
 from campaign.modes import Mode
 
-PER_LAUNCH: Final = 24
+PER_LAUNCH: Final = 36
 STORM_EVERY_S: Final = 2.0
 STORM_FAULTS: Final = 30  # of a minute
 _PAIRS: Final = 0.15  # of the faults, how many have one that overlaps
-_MOST_ENDS: Final = 2
-_MOST_STALLS: Final = 3  # each of them costs the step's timeout
+_MOST_ENDS: Final = 3
+_MOST_STALLS: Final = 8  # each of them costs the step's timeout
 _SHORT_S: Final = (0.1, 0.5)
 CHECKING: Final = 3  # workers, of which one flips bits
 _CHECKED_STEPS: Final = 60
 _CHECK_EVERY: Final = (3, 10)
+_FAILED_STEPS: Final = 80
 
 
 @dataclass(frozen=True)
@@ -64,6 +67,7 @@ class Launch:
     storm: bool = False
     supervised: bool = False
     alike: tuple[str, ...] = ()
+    steps: int = modes.STEPS
 
     @property
     def flip(self) -> Fault | None:
@@ -83,41 +87,75 @@ def part(seed: int, faults: int, names: Sequence[str], of: Sequence[str], storms
     flips = [name for name in names if BY_NAME[name].family == "memory"]
     names = [name for name in names if name not in flips]
     found = [flipped(seed, number, flips[number % len(flips)], of) for number in range(faults if flips else 0)]
-    count = -(-faults // PER_LAUNCH) if names else 0
     calm = [name for name in names if BY_NAME[name].effect != "fails"]
     failing = [name for name in names if BY_NAME[name].effect == "fails"]
-    for number in range(count):
-        mode = modes.BY_NAME[of[(seed + number) % len(of)]]
-        found.append(launch(seed, number, mode, calm or names, min(PER_LAUNCH, faults)))
-        if failing and calm and number % 2:
-            found.append(failure(seed, number, mode, failing))
+    for number in range(-(-faults // PER_LAUNCH) if calm else 0):
+        mode, visit = _turn(seed, number, of)
+        found.append(launch(seed, number, mode, visit, calm, min(PER_LAUNCH, faults)))
+        if failing and number % 2:
+            found.append(failure(seed, number, mode, visit, failing))
+    for number in range(0 if calm else faults if failing else 0):
+        found.append(failure(seed, number, *_turn(seed, number, of), failing))
     for number in range(storms if any(_is_brief(name) for name in names) else 0):
-        mode = modes.BY_NAME[of[(seed + number) % len(of)]]
-        found.append(storm(seed, number, mode, calm))
+        found.append(storm(seed, number, _turn(seed, number, of)[0], calm))
     return found
 
 
-def launch(seed: int, number: int, mode: Mode, names: Sequence[str], count: int) -> Launch:
+def unmet(seed: int, wanted: Sequence[Cell]) -> list[Launch]:
+    """Launches that meet these cells."""
+    found: list[Launch] = []
+    left = list(wanted)
+    while left:
+        mode = modes.BY_NAME[left[0].mode]
+        here = [cell for cell in left if cell.mode == mode.name]
+        left = [cell for cell in left if cell.mode != mode.name]
+        failing = [(cell.kind, cell.moment) for cell in here if BY_NAME[cell.kind].effect == "fails"]
+        calm = [(cell.kind, cell.moment) for cell in here if BY_NAME[cell.kind].effect != "fails"]
+        found += [_failure(seed, len(found) + nth, mode, *each) for nth, each in enumerate(failing)]
+        while calm:
+            some = _bearable(calm[:PER_LAUNCH])
+            calm = [each for each in calm if each not in some]
+            found.append(
+                _launch(f"{seed}.{len(found)} {mode.name}", seed, mode, some, Random(f"{seed} {len(found)}"), 0)
+            )
+    return found
+
+
+def _turn(seed: int, number: int, of: Sequence[str]) -> tuple[Mode, int]:
+    """Whose turn it is, and for which time."""
+    visit, place = divmod(seed + number, len(of))
+    return modes.BY_NAME[of[place]], visit
+
+
+def launch(seed: int, number: int, mode: Mode, visit: int, names: Sequence[str], count: int) -> Launch:
     """A launch with so many faults, of which none ends the run."""
     dice = Random(f"{seed} {number} {mode.name}")
-    tour = _tour(mode, names, seed, number, count // 2)
+    tour = _tour(mode, names, visit, 3 * count // 4)
     drawn = [*tour, *(_drawn(mode, names, dice) for _ in range(count - len(tour)))]
     dice.shuffle(drawn)
-    drawn = _bearable(drawn)
+    return _launch(f"{seed}.{number} {mode.name}", seed, mode, _bearable(drawn), dice, _PAIRS)
+
+
+def _launch(id: str, seed: int, mode: Mode, drawn: Sequence[tuple[str, str]], dice: Random, pairs: float) -> Launch:
     faults = [_fault(place + 1, kind, moment, dice) for place, (kind, moment) in enumerate(drawn)]
-    paired = _in_pairs(faults, dice)
+    paired = _in_pairs(faults, dice, pairs)
     layout, driven = modes.layout(mode, dice), any(BY_NAME[fault.kind].family == "driver" for fault in faults)
     if any(fault.kind == "driver stop" for fault in faults):
         layout = (*layout, f"cluster.lease_s={modes.LEASE_S:g}")
-    return Launch(f"{seed}.{number} {mode.name}", seed, mode.name, layout, paired, supervised=driven)
+    return Launch(id, seed, mode.name, layout, paired, supervised=driven)
 
 
-def failure(seed: int, number: int, mode: Mode, names: Sequence[str]) -> Launch:
-    """A launch with one fault, after which the run may say that it cannot go on, and is resumed."""
+def failure(seed: int, number: int, mode: Mode, visit: int, names: Sequence[str]) -> Launch:
+    """A short launch with one fault, after which the run may say that it cannot go on, and is resumed."""
+    (cell,) = _tour(mode, names, visit, 1)
+    return _failure(seed, number, mode, *cell)
+
+
+def _failure(seed: int, number: int, mode: Mode, kind: str, moment: str) -> Launch:
     dice = Random(f"failure {seed} {number} {mode.name}")
-    (cell,) = _tour(mode, names, seed, number, 1)
-    fault = _fault(1, *cell, dice)
-    return Launch(f"{seed}.{number}f {mode.name}", seed, mode.name, modes.layout(mode, dice), (fault,))
+    fault, alike = _fault(1, kind, moment, dice), (f"run.steps={_FAILED_STEPS}",)
+    layout, id = modes.layout(mode, dice), f"{seed}.{number}f {mode.name}"
+    return Launch(id, seed, mode.name, layout, (fault,), alike=alike, steps=_FAILED_STEPS)
 
 
 def flipped(seed: int, number: int, kind: str, of: Sequence[str]) -> Launch:
@@ -129,9 +167,9 @@ def flipped(seed: int, number: int, kind: str, of: Sequence[str]) -> Launch:
     every = dice.randint(*_CHECK_EVERY)
     flip = Flip(every, dice.randrange(memory.BITS), dice.random())
     fault = Fault(1, kind, "compute", skip=dice.randrange(2 * every), flip=flip)
-    layout = (*modes.layout(mode, dice), f"check.every={every}")
+    layout, id = (*modes.layout(mode, dice), f"check.every={every}"), f"{seed}.{number}m {mode.name}"
     alike = (f"run.steps={_CHECKED_STEPS}", "trace.digest_every=0")  # a check is what has to find it
-    return Launch(f"{seed}.{number}m {mode.name}", seed, mode.name, layout, (fault,), alike=alike)
+    return Launch(id, seed, mode.name, layout, (fault,), alike=alike, steps=_CHECKED_STEPS)
 
 
 def storm(seed: int, number: int, mode: Mode, names: Sequence[str]) -> Launch:
@@ -150,12 +188,23 @@ def _is_brief(name: str) -> bool:
     return BY_NAME[name].family == "process" and BY_NAME[name].effect in ("ends", "asks", "delays")
 
 
-def _tour(mode: Mode, names: Sequence[str], seed: int, number: int, count: int) -> list[tuple[str, str]]:
-    """The stretch of this seed of a way through all cells of the mode."""
-    ways = [(cell.kind, cell.moment) for cell in cells.possible(names, [mode])]
-    Random(f"tour of {mode.name}").shuffle(ways)
-    start = (seed + number) * count
-    return [ways[(start + place) % len(ways)] for place in range(min(count, len(ways)))]
+def _tour(mode: Mode, names: Sequence[str], visit: int, count: int) -> list[tuple[str, str]]:
+    """The stretch of this visit of a way through all cells of the mode. What a launch bears few of lies evenly on it."""
+    sorts: dict[str, list[tuple[str, str]]] = {}
+    for cell in cells.possible(names, [mode]):
+        sorts.setdefault(_sort(cell.kind, cell.moment), []).append((cell.kind, cell.moment))
+    placed = []
+    for sort, some in sorts.items():
+        Random(f"tour of {mode.name}, {sort}").shuffle(some)
+        placed += [((place + 0.5) / len(some), sort, way) for place, way in enumerate(some)]
+    ways = [way for *_, way in sorted(placed)]
+    return [ways[(visit * count + place) % len(ways)] for place in range(min(count, len(ways)))]
+
+
+def _sort(kind: str, moment: str) -> str:
+    if moments.BY_NAME[moment].once:
+        return "ends"
+    return "stalls" if BY_NAME[kind].effect == "stalls" else "others"
 
 
 def _rates(names: Sequence[str], dice: Random) -> dict[str, float]:
@@ -178,9 +227,9 @@ def _drawn(mode: Mode, names: Sequence[str], dice: Random, rates: dict[str, floa
 
 def _bearable(drawn: Sequence[tuple[str, str]]) -> list[tuple[str, str]]:
     """Few that stall, and those at the end of a run last; what is over the measure strikes at another place."""
-    ends = [cell for cell in drawn if moments.BY_NAME[cell[1]].once]
-    others = [cell for cell in drawn if not moments.BY_NAME[cell[1]].once]
-    stalls = [cell for cell in others if BY_NAME[cell[0]].effect == "stalls"]
+    ends = [cell for cell in drawn if _sort(*cell) == "ends"]
+    others = [cell for cell in drawn if _sort(*cell) != "ends"]
+    stalls = [cell for cell in others if _sort(*cell) == "stalls"]
     spared = stalls[_MOST_STALLS:]
     kept = [cell for cell in others if cell not in spared or cell in stalls[:_MOST_STALLS]]
     return [*kept, *ends[:_MOST_ENDS]]
@@ -199,12 +248,12 @@ def _fault(number: int, kind: str, moment: str, dice: Random) -> Fault:
     return Fault(number, kind, moment, skip=0 if met_once else skip, hold_s=hold_s)
 
 
-def _in_pairs(faults: Sequence[Fault], dice: Random) -> tuple[Fault, ...]:
+def _in_pairs(faults: Sequence[Fault], dice: Random, rate: float) -> tuple[Fault, ...]:
     """Some of the faults get the next one as their partner."""
     left, found = list(faults), []
     while left:
         fault = left.pop(0)
-        if left and dice.random() < _PAIRS / (1 - _PAIRS) and _fit_together(fault, left[0]):
+        if left and dice.random() < rate / (1 - rate) and _fit_together(fault, left[0]):
             fault = replace(fault, partner=replace(left.pop(0), skip=0))
         found.append(fault)
     return tuple(found)

@@ -37,12 +37,13 @@ def markdown(results: Results, machine: str) -> str:
 
 def _summary(results: Results, machine: str) -> str:
     of_process = [fault for fault in results.faults if BY_NAME[fault["kind"]].family == "process"]
-    possible = cells.possible(kinds.of_family("process", "driver"))
+    possible = cells.possible(kinds.WITH_MOMENTS)
     filled = len([cell for cell in possible if cell in results.struck])
     rows = [
         ("faults of processes", f"{len(of_process)}", "3000"),
         ("faults of drivers", f"{_count(results, 'driver')}", ""),
-        ("faults of storage", f"{_count(results, 'storage')}", ""),
+        ("jumps of the clock", f"{_count(results, 'clock')}", ""),
+        ("newcomers of another build", f"{_count(results, 'version')}", ""),
         ("overlapping pairs", f"{sum(bool(fault.get('pair')) for fault in results.faults)}", "300"),
         ("storms of a minute", f"{sum(bool(launch['storm']) for launch in results.launches)}", "100"),
         ("simulated lives", f"{sum(line['count'] for line in results.lives)}", "1000000"),
@@ -119,7 +120,7 @@ def _ranges(numbers: Sequence[int]) -> str:
 
 
 def _by_moment(results: Results) -> str:
-    shown = [kind for kind in kinds.KINDS if kind.family in ("process", "driver")]
+    shown = [kind for kind in kinds.KINDS if kind.has_moments]
     met = Counter[tuple[str, str]]()
     for cell, count in results.struck.items():
         met[cell.kind, cell.moment] += count
@@ -127,10 +128,17 @@ def _by_moment(results: Results) -> str:
     for kind in shown:
         each = [str(met[kind.name, moment.name]) if _any_mode(kind, moment) else "-" for moment in moments.MOMENTS]
         rows.append(f"| {kind.name} | {' | '.join(each)} |")
-    others = [kind for kind in kinds.KINDS if kind.family not in ("process", "driver")]
+    others = [kind for kind in kinds.KINDS if not kind.has_moments]
     counts = Counter(fault["kind"] for fault in results.faults)
-    told = "; ".join(f"{kind.name}: {counts[kind.name] if kind.built else 'not built'}" for kind in others)
-    return "\n".join([_head("kind", moments.NAMES), *rows, "", f"Kinds without a moment of the engine: {told}."])
+    told = "; ".join(f"{kind.name}: {counts[kind.name] if kind.tests is None else kind.tests}" for kind in others)
+    return "\n".join(
+        [
+            _head("kind", moments.NAMES),
+            *rows,
+            "",
+            f"Kinds without a moment, or the tests that try them: {told}.",
+        ]
+    )
 
 
 def _any_mode(kind: kinds.Kind, moment: moments.Moment) -> bool:
@@ -141,7 +149,7 @@ def _by_mode(results: Results) -> str:
     met = Counter[tuple[str, str]]()
     for cell, count in results.struck.items():
         met[cell.moment, cell.mode] += count
-    possible = {(cell.moment, cell.mode) for cell in cells.possible(kinds.of_family("process"))}
+    possible = {(cell.moment, cell.mode) for cell in cells.possible(kinds.WITH_MOMENTS)}
     rows = []
     for moment in moments.NAMES:
         each = [str(met[moment, mode]) if (moment, mode) in possible else "-" for mode in modes.NAMES]

@@ -21,6 +21,7 @@ from campaign.moments import NAMES, VARIABLE, Words
 
 _LOOK_S = 0.002  # between two looks at the gate
 _ALIVE_S = 0.05  # between two beats of one who waits at the gate
+_HOUR_S = 3600
 _SUMS = (1, *range(12, 64))  # SUM, LATTICE, LATTICE_KEYS and what compressions send (`engine.exchange.collectives`)
 _OF_PHASE = {
     **dict.fromkeys(_SUMS, "sum"),
@@ -48,6 +49,7 @@ class Traps:
         self._log = os.open(folder / "log.jsonl", os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
         self._passed: dict[int, int] = {}  # how often this process was there while that fault waited
         self._flips: Mapping[str, Any] | None = None  # what flips bits here
+        self.is_of_another_build = False
 
     def hit(self, moment: str, step: int | None = None) -> None:
         """This process is there. Where that is armed, and nobody was faster, it is struck."""
@@ -99,7 +101,7 @@ class Traps:
         if self._passed[number] <= fault["skip"] or not self._claims(number):
             return
         self.words.arm(moment, moments.NOTHING)
-        if self.in_driver and not fault["kind"].startswith("driver"):
+        if self.in_driver and BY_NAME[fault["kind"]].family in ("process", "version"):
             self._hand_on(fault, step)
         else:
             self._suffer(moment, fault, step)
@@ -112,6 +114,10 @@ class Traps:
         self.tell(what="struck", fault=fault["number"], kind=kind.name, moment=moment, step=step, victim=victim)
         if kind.family == "driver":
             process.send(kind.signal or "", victim)
+        elif kind.family == "clock":
+            self.words.shift_s = 0 if self.words.shift_s else _HOUR_S
+        elif kind.family == "version":
+            self.is_of_another_build = True
         else:
             process.strike(kind.name, fault["hold_s"])
 
@@ -193,6 +199,8 @@ def _wrap_member(traps: Traps) -> None:
     from orchestrator.engine.worker_hooks import WorkerHooks
 
     _wrap_memory(traps)
+    _wrap_clock(traps)
+    _wrap_manifest(traps)
     _before(writer, "write_part", lambda *_: traps.hit("checkpoint write"))
     _before(Heartbeat, "rest", lambda heartbeat: _at_rest(traps, heartbeat))
     _after(Heartbeat, "beat", functools.partial(_at_beat, traps))
@@ -212,6 +220,20 @@ def _wrap_member(traps: Traps) -> None:
         transport.send = trapped
 
     CancellableTransport.__init__ = make  # type: ignore[method-assign,assignment]
+
+
+def _wrap_clock(traps: Traps) -> None:
+    seconds, nanoseconds = time.time, time.time_ns
+    time.time = lambda: seconds() + traps.words.shift_s
+    time.time_ns = lambda: nanoseconds() + traps.words.shift_s * 1_000_000_000
+
+
+def _wrap_manifest(traps: Traps) -> None:
+    """Of a worker of another build the model begins with other bits, so that it has prepared another run."""
+    from orchestrator.engine import worker
+
+    digest = worker.model_digest  # type: ignore[attr-defined]
+    worker.model_digest = lambda model: "0" * 64 if traps.is_of_another_build else digest(model)  # type: ignore[attr-defined]
 
 
 def _wrap_memory(traps: Traps) -> None:

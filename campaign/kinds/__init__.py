@@ -1,7 +1,7 @@
 """What strikes: one line of a table for each kind, and one file for each family.
 
-A kind of the process family is suffered by the process that meets the moment, which calls `strike`. The others are done to the
-surroundings of a run by the file of their family.
+A kind of the process family is suffered by the process that meets the moment, which calls `strike`. The others are done by the
+file of their family, or by the traps. What is done to the surroundings of a run has no moment; tests try it.
 """
 
 from __future__ import annotations
@@ -17,14 +17,22 @@ Effect = Literal["ends", "asks", "delays", "stalls", "fails"]
 class Kind:
     """effect: it ends its process at once; asks it to end, which may come late or never; delays it, and nothing is lost; stalls
     it until the step's timeout, or the lease, ends it; or the run says why it cannot go on, and is resumed. signal: by which
-    others can do it to a process; built: the campaign has it."""
+    others can do it to a process; tests: which try it where the campaign does not."""
 
     name: str
     family: Family
     effect: Effect
     what: str
     signal: str | None = None
-    built: bool = True
+    tests: str | None = None
+
+    @property
+    def built(self) -> bool:
+        return self.tests is None
+
+    @property
+    def has_moments(self) -> bool:
+        return self.family in ("process", "driver", "clock", "version")
 
 
 KINDS: Final = (
@@ -40,24 +48,39 @@ KINDS: Final = (
     Kind("out of descriptors", "process", "fails", "no descriptor is left (RLIMIT_NOFILE)"),
     Kind("driver SIGKILL", "driver", "ends", "the driver is killed; run.supervised goes on", "SIGKILL"),
     Kind("driver stop", "driver", "stalls", "the driver is stopped for longer than the lease", "SIGSTOP"),
-    Kind("damaged file", "storage", "fails", "a bit is flipped, or the end is cut off, of a file that a resume reads"),
-    Kind("disk full", "storage", "delays", "the disk of the checkpoints has no room"),
     Kind(
-        "bucket errors",
+        *("damaged file", "storage", "fails", "a bit is flipped, or the end is cut off, of a file that a resume reads"),
+        tests="tests/checkpoints/test_crashes.py, tests/records/test_lines.py",
+    ),
+    Kind(
+        "disk full",
         "storage",
         "delays",
-        "an S3 server answers 500, hangs, goes away, keeps half an upload",
-        built=False,
+        "the disk of the checkpoints has no room",
+        tests="tests/checkpoints/test_writer.py",
     ),
-    Kind("MLflow away", "storage", "delays", "an MLflow server with PostgreSQL goes and comes back", built=False),
     Kind(
-        "node", "node", "ends", "a raylet is killed or stopped, the head dies, one joins, one is drained", built=False
+        *("bucket errors", "storage", "delays", "an S3 server answers 500, hangs, goes away, keeps half an upload"),
+        tests="tests/files/test_cache.py, tests/checkpoints/test_storage.py",
     ),
-    Kind("network", "network", "delays", "cut both ways or one way, delay, loss, reordering, jams", built=False),
-    Kind("clock", "clock", "delays", "an hour forward and back", built=False),
+    Kind(
+        "MLflow away",
+        "storage",
+        "delays",
+        "an MLflow server goes and comes back",
+        tests="tests/tracking/test_outbox.py",
+    ),
+    Kind(
+        *("node", "node", "ends", "a raylet is killed or stopped, the head dies, one joins, one is drained"),
+        tests="tests/cluster/test_drain.py, tests/cluster/test_hosts.py",
+    ),
+    Kind(
+        "network", "network", "delays", "cut both ways or one way, delay, loss, reordering, jams", tests="tests/cluster"
+    ),
+    Kind("clock", "clock", "delays", "the wall clock of the machine jumps an hour forward, the next time back"),
     Kind("flipped gradients", "memory", "fails", "a bit of every gradient that a worker computes from a step on"),
     Kind("flipped parameter", "memory", "fails", "one bit of the parameters of one worker, once"),
-    Kind("version", "version", "fails", "a worker of another build wants to join", built=False),
+    Kind("version", "version", "ends", "a worker that comes is of another build, and has prepared another run"),
 )
 BY_NAME: Final = {kind.name: kind for kind in KINDS}
 
@@ -65,3 +88,6 @@ BY_NAME: Final = {kind.name: kind for kind in KINDS}
 def of_family(*families: str) -> tuple[str, ...]:
     """The names of the kinds that are built, of these families."""
     return tuple(kind.name for kind in KINDS if kind.family in families and kind.built)
+
+
+WITH_MOMENTS: Final = tuple(kind.name for kind in KINDS if kind.has_moments)

@@ -37,7 +37,7 @@ def test_a_cell_that_cannot_be_has_a_reason(kind: str, moment: str, mode: str, r
 
 
 def test_every_cell_is_possible_or_has_a_reason() -> None:
-    shown = [kind for kind in kinds.KINDS if kind.family in ("process", "driver")]
+    shown = [kind for kind in kinds.KINDS if kind.has_moments]
     every = len(shown) * len(moments.MOMENTS) * len(modes.MODES)
     assert len(cells.possible([kind.name for kind in shown])) + sum(cells.reasons().values()) == every
 
@@ -62,7 +62,7 @@ def test_a_launch_that_was_repeated_counts_once() -> None:
 
 
 def test_what_is_not_met_is_known() -> None:
-    met = dict.fromkeys(cells.possible(kinds.of_family("process", "driver"))[3:], 1)
+    met = dict.fromkeys(cells.possible(kinds.WITH_MOMENTS)[3:], 1)
     assert len(Results(met).unfilled) == 3
 
 

@@ -17,7 +17,7 @@ FAULTS = 12
 @pytest.mark.ray
 def test_two_minutes_of_the_campaign_find_nothing(tmp_path: Path) -> None:
     names = [name for name in kinds.of_family("process") if kinds.BY_NAME[name].effect in ("ends", "asks", "delays")]
-    launches = [plans.launch(1, 0, modes.BY_NAME[mode], names, FAULTS) for mode in MODES]
+    launches = [plans.launch(1, 0, modes.BY_NAME[mode], 0, names, FAULTS) for mode in MODES]
     with parts.project() as project, closing(parts.Part(project, tmp_path, "part")) as part:
         part.carry_out(launches)
         assert project.leftovers() == []
