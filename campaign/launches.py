@@ -32,6 +32,7 @@ from tests.projects import Project
 _TICK_S: Final = 0.005
 _PACE_S: Final = 0.008  # a step
 _TRICKLE_S: Final = 0.6  # a step, while a newcomer is waited for
+_STALL_PACE_S: Final = 0.1  # a step, which others may do while one that stalls is given its time
 _STORM_PACE_S: Final = 60.0 / 600  # a step, so that some are left at the end of its minute
 _WINDOW: Final = 3  # steps that nobody has begun
 _RESERVE: Final = 40  # steps that are left for what comes at the end
@@ -395,10 +396,9 @@ class Running:
             partner = self._partner_struck(fault, struck)
         last = struck if partner is None else partner
         hold_s = 0.0 if BY_NAME[fault.kind].effect == "delays" else fault.hold_s
-        after = self._went_on(fault, last)
-        self._until(
-            lambda: after() is not None, _RECOVER_S + hold_s + self._patience_with(fault), f"no step after {fault}"
-        )
+        after, patience_s = self._went_on(fault, last), _RECOVER_S + hold_s + self._patience_with(fault)
+        pace_s = _STALL_PACE_S if BY_NAME[fault.kind].effect == "stalls" else _PACE_S
+        self._until(lambda: after() is not None, patience_s, f"no step after {fault}", pace_s)
         self._tell(fault, struck, went_on=after(), since=int(last["ns"]))
         if fault.partner is not None:
             overlaps = partner is not None and (self.log.goes_on_after(int(struck["ns"])) or 0) > int(partner["ns"])

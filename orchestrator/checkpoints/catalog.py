@@ -82,15 +82,18 @@ class Catalog:
             return Saved(manifest, f"old checkpoints could not be removed: {error}")
         return Saved(manifest, "")
 
-    def latest(self) -> Found:
-        """Reads and verifies whole checkpoints, newest first, until one is good. Raises CheckpointDamaged if nothing can be
-        listed."""
+    def latest(self, until: int | None = None) -> Found:
+        """Reads and verifies whole checkpoints, newest first, until one is good. until: a step; what was saved after it is
+        forgotten. Raises CheckpointDamaged if nothing can be listed."""
         reasons = []
         try:
             sizes = self._storage.sizes()
         except OSError as error:
             raise CheckpointDamaged(f"the checkpoints cannot be listed: {_say(error)}", "see to their place") from error
         for step in steps_among(sizes):
+            if until is not None and step > until:
+                self._storage.delete(manifest_name(step))
+                continue
             try:
                 manifest = read(self._storage, step)
                 for blob in manifest.blobs:

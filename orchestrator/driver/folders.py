@@ -103,11 +103,11 @@ class RunFolder:
         return False
 
     def artifacts(self) -> list[Path]:
-        """The existing files that are logged under `run/`."""
+        """The existing files that are logged under `run/`, the journal after what reaches the checkpoints that it tells of."""
         code = [self.bundle, self.patch, self.code]
         surroundings = [self.environment, self.dockerfile, self.pylock]
         inputs = [self.settings, self.origins, *code, self.data, self.reads, *surroundings, self.privacy, self.identity]
-        told = [self.journal, self.trace, self.rests, self.streams, self.times, self.timeline, self.tuning]
+        told = [self.trace, self.rests, self.journal, self.streams, self.times, self.timeline, self.tuning]
         files = [*inputs, *told, self.card, self.page, self.verdict, self.error]
         return [file for file in files if file.exists()]
 

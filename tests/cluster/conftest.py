@@ -57,12 +57,17 @@ class Joined:
 
 @dataclass(frozen=True)
 class Hosts:
-    """Two hosts. inside: what starts a command on the first; far: the second one's namespace and its end of the cable."""
+    """Two hosts. inside: what starts a command on the first; there: and in this folder of the second; far: the second one's
+    namespace and its end of the cable."""
 
     address: str
     access: dict[str, str]
     inside: tuple[str, ...]
+    there: tuple[str, ...]
     far: tuple[str, str]
+
+    def lose_second(self) -> None:
+        end_all_inside(self.far[0])
 
     def cable(self, state: Literal["up", "down"]) -> None:
         """At the second host. To the first one it looks like silence."""
@@ -123,13 +128,14 @@ def two_nodes() -> Iterator[Joined]:
 
 
 @contextlib.contextmanager
-def two_hosts(hidden: Path) -> Iterator[Hosts]:
+def two_hosts(hidden: Path, *, of_first: bool = False, home: Path | None = None) -> Iterator[Hosts]:
     """Two network namespaces joined by a cable, each with a raylet of two CPUs. The second sees empty folders where the
-    first has its project and its Ray's files, as on another machine."""
+    first has its project and its Ray's files, as on another machine. of_first: the first sees none of the project instead;
+    home: of the user on both."""
     names = [f"orchestrator-{os.getpid()}-{side}" for side in "ab"]
     cables = [f"o{os.getpid()}{side}" for side in "ab"]
     folder = Path(tempfile.mkdtemp(prefix="two-hosts-", dir="/tmp"))
-    access = new_access()
+    access = new_access() | ({} if home is None else {"HOME": str(home)})
     processes: list[subprocess.Popen[str]] = []
     try:
         for name in names:
@@ -142,12 +148,16 @@ def two_hosts(hidden: Path) -> Iterator[Hosts]:
         common = "--num-cpus=2 --object-store-memory=83886080 --disable-usage-stats --block"
         ray = f"exec {sys.executable} -m ray.scripts.scripts start {common}"
         head = f"{ray} --head --port=6379 --node-ip-address=10.77.0.1 --include-dashboard=false --temp-dir={folder}"
-        hide = " && ".join(f"mount -t tmpfs none {path}" for path in (hidden, folder))
-        second = f"{hide} && cd / && {ray} --address=10.77.0.1:6379 --node-ip-address=10.77.0.2"
+        hiding = [[hidden] * of_first, [*[hidden] * (not of_first), folder]]
+        away, hide = (" && ".join([*(f"mount -t tmpfs none {path}" for path in paths), "cd /"]) for paths in hiding)
+        head = f"{away} && {head}"
+        second = f"{hide} && {ray} --address=10.77.0.1:6379 --node-ip-address=10.77.0.2"
         for name, script in zip(names, (head, second), strict=True):
             processes.append(start_inside(name, script, access))
             wait_for_line(processes[-1], "Ray runtime started")
-        yield Hosts("10.77.0.1:6379", access, ("ip", "netns", "exec", names[0]), (names[1], cables[1]))
+        there = ("nsenter", f"--target={processes[1].pid}", "--mount", "--net", "env", f"--chdir={hidden}")
+        inside = ("ip", "netns", "exec", names[0])
+        yield Hosts("10.77.0.1:6379", access, inside, there, (names[1], cables[1]))
     finally:
         for name in names:
             end_all_inside(name)

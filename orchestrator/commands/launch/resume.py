@@ -34,7 +34,7 @@ from orchestrator.errors import CheckpointDamaged, ConfigurationError, NotRerunn
 from orchestrator.plan import Plan
 from orchestrator.plan.resolve import resolve
 from orchestrator.provenance.code import changes, checkout, worktree
-from orchestrator.provenance.data import hashing, restoring
+from orchestrator.provenance.data import dvc_files, hashing, restoring
 from orchestrator.records import lines, sealing, trace
 from orchestrator.settings import Settings
 from orchestrator.tracking import Past, Store
@@ -129,7 +129,9 @@ def recorded_project(recorded: Recorded, project: Path, folder: Path, display: P
             "undo the changes, or launch a new run with conf=",
         )
     with checkout.disposable(recorded.files.bundle, folder / "worktrees", recorded.code.get("tree")) as restored:
-        restoring.restore(restored.project, recorded.inputs, project, top=restored.root)
+        # On another machine the command may be typed where there is no project; its code says where the data are.
+        source = project if dvc_files.root(project) is not None else restored.project
+        restoring.restore(restored.project, recorded.inputs, source, top=restored.root)
         restoring.lend_storage(restored.project, project, restored.root)
         initial.lend(recorded.initial.digest, folder, restored.project)
         begin.lend(recorded.held.begin, folder, restored.project)
@@ -166,13 +168,18 @@ def beginning_of(plan: Plan, files: RunFolder, say: Callable[[str], None]) -> Ru
     if found.manifest is None and plan.run.begin is not None:
         begin.put(plan.run.begin, storage_of(plan, files))
         found = found._replace(manifest=checkpoints.latest().manifest)
+    journal = list(lines.read(files.journal)) if files.journal.exists() else []
+    saved = max((event["step"] for event in journal if event["event"] == "checkpoint_saved"), default=first)
+    if found.manifest is not None and found.manifest.step > saved and not _reaches(files, found.manifest, plan):
+        say(
+            f"note: what the store has of the run ends before the checkpoint of step {found.manifest.step}, which is made again"
+        )
+        found = checkpoints.latest(until=saved)
     for reason in found.reasons:
         say(f"warning: {reason}")
     step = None if found.manifest is None else found.manifest.step
-    journal = list(lines.read(files.journal)) if files.journal.exists() else []
     _check_seals(files, journal, step)
-    saved = max((event["step"] for event in journal if event["event"] == "checkpoint_saved"), default=0)
-    if saved > (step or 0) and not found.reasons:
+    if saved > (step or first) and not found.reasons:
         say(f"warning: the checkpoint of step {saved}, of which the journal tells, is gone from its place")
     say("no checkpoint: from the beginning" if step is None else f"going on from the checkpoint of step {step}")
     rested = 0 if plan.lockstep or found.manifest is None else _rests_until(found.manifest, files)
@@ -204,6 +211,16 @@ def beginning_of(plan: Plan, files: RunFolder, say: Callable[[str], None]) -> Ru
         untold=(*handed.lines, *handed.evaluations),
         taken_over=taken_over(),
     )
+
+
+def _reaches(files: RunFolder, manifest: Manifest, plan: Plan) -> bool:
+    """Whether trace and rests lead to this checkpoint. Where the run's folder came from the store, they may be older."""
+    steps = manifest.step - plan.run.first_step
+    if steps > (sum(1 for _ in lines.read(files.trace)) if files.trace.exists() else 0):
+        return False
+    reached = snapshot.run_state_of(TrainingState(manifest.values, {}))["free"]
+    rests = sum(1 for _ in lines.read(files.rests)) if files.rests.exists() else 0
+    return reached is None or plan.lockstep or rests >= reached["rests"]
 
 
 def _check(file: Path, is_whole: Callable[[Any], bool]) -> None:

@@ -109,6 +109,7 @@ class Record:
         self._code = read_json(files.code)
         self.feed: Feed | None = None  # to the writers beside MLflow
         self._reads = reads.from_dict(read_json(files.reads))
+        self.is_stood_by = False  # by somebody on another machine, who has to find it in the store
         self._is_code = code_in(contents.work)
         self._model = TrainedModel(settings, files, self._masker)
 
@@ -307,8 +308,7 @@ class Record:
         self.journal.close()
         for file in self.history:
             file.close()
-        for path in self.files.artifacts():
-            self.tracker.artifact(path, "run")
+        self.upload()
         for picture in sorted(self.files.pictures.glob("*")):
             self.tracker.artifact(picture, "pictures")
         if self.files.weights.exists():
@@ -319,6 +319,18 @@ class Record:
             outcome.not_told += self.feed.end(status, {**_results(outcome), "digest": outcome.digest})
         self.files.release()
         return self.tracker.trouble
+
+    def upload(self) -> None:
+        """A copy of the run's files for the store."""
+        for path in self.files.artifacts():
+            self.tracker.artifact(path, "run")
+
+    def upload_history(self) -> None:
+        """Of those files alone that grow with each step, at once. The journal comes last: the others reach the checkpoints that
+        it tells of."""
+        for path in (*(file.path for file in self.history), self.files.journal):
+            self.tracker.artifact(path, "run")
+        self.tracker.flush()
 
     def _put_card(self, outcome: Outcome) -> None:
         contents = self._card(outcome)

@@ -76,6 +76,7 @@ class EventSink:
         self._told_of_trouble = False
         self._told_of_disk = False
         self._uploaded_at = time.monotonic()
+        self._uploaded_once = False
         self._taken_over: tuple[TakenOver, int] | None = None  # until the first step is done
         self._first_report: tuple[int, float] | None = None  # steps that were done, and when they were reported
         self.outcome = Outcome()
@@ -387,10 +388,12 @@ class EventSink:
             saved.step,
             {f"{EXECUTION}checkpoint/stall_s": saved.stall_s, f"{EXECUTION}checkpoint/seconds": saved.seconds},
         )
-        if time.monotonic() - self._uploaded_at >= _UPLOAD_S:
+        is_first, self._uploaded_once = not self._uploaded_once, True
+        if time.monotonic() - self._uploaded_at >= _UPLOAD_S or (self._record.is_stood_by and is_first):
             self._uploaded_at = time.monotonic()
-            for path in self._record.files.artifacts():
-                self._tracker.artifact(path, "run")
+            self._record.upload()
+        if self._record.is_stood_by:
+            self._record.upload_history()
 
     def not_saved(self, step: int, why: str) -> None:
         self.event("checkpoint_failed", step=step, why=why)

@@ -22,12 +22,13 @@ from typing import Any
 from orchestrator.checkpoints import stream_log
 from orchestrator.checkpoints.catalog import Catalog
 from orchestrator.checkpoints.storage import open_storage
+from orchestrator.cluster.actors import standby
 from orchestrator.cluster.actors.members import ActorPlacement, Members, this_node
 from orchestrator.cluster.actors.orphaned import Overseen
 from orchestrator.cluster.placement.actor_slots import ActorSlots
 from orchestrator.cluster.placement.project_transfer import Project, prepare_workspaces, unlike
 from orchestrator.cluster.placement.reservation import Need, Node, living_nodes, reserved
-from orchestrator.cluster.sessions import RaySession
+from orchestrator.cluster.sessions import RaySession, environment
 from orchestrator.cluster.sessions.joined import JoinedRay
 from orchestrator.cluster.sessions.local import LocalRay
 from orchestrator.cluster.sessions.metrics import Gauges
@@ -51,7 +52,7 @@ from orchestrator.driver.run.member_directory import MemberDirectory
 from orchestrator.driver.run.rehearsing import Rehearsing
 from orchestrator.driver.run.session import NodeCheck, NodeTraits, RunStart, Session, Startup
 from orchestrator.driver.run.time_log import TimeLog, summed
-from orchestrator.driver.supervision import Supervision
+from orchestrator.driver.supervision import Supervision, supervisor
 from orchestrator.driver.terminal.progress import ProgressDisplay, say_obstacles
 from orchestrator.driver.terminal.signals import PendingSignal
 from orchestrator.errors import ConfigurationError, DataDamaged, Interrupted, OrchestratorError, RunFailed
@@ -65,6 +66,7 @@ from orchestrator.tracking import default_uri, is_server
 from orchestrator.transports.tls import make_credentials
 
 _drawing = threading.Lock()  # matplotlib's settings are those of the whole process
+_TRUSTED = "trust=true"  # of a run whose own driver has said so
 Sharing = Callable[[Plan], AbstractContextManager[RaySession]]
 
 
@@ -205,7 +207,8 @@ class Job:
         directory = MemberDirectory(plan.exchange, this_node(), storage, everywhere=everywhere)
         keys = None if private is None else private.keys
         mailbox = Mailbox(record.files.looks)
-        with contextlib.closing(watch), contextlib.closing(Looks(mailbox, plan, startup.members.look)) as looks:
+        looking = contextlib.closing(Looks(mailbox, plan, startup.members.look))
+        with contextlib.closing(watch), looking as looks, self._stood_by(record, ray):
             step_s = plan.cluster.timeouts.step_s
             rehearsing = None if plan.chaos is None else Rehearsing(plan.chaos, step_s)
             session = Session(startup, directory, saving, event_sink, looks, keys, rehearsing)
@@ -311,6 +314,28 @@ class Job:
             return None
         self.supervision.members(ray.lock)
         return Overseen(os.getpid(), str(ray.lock))
+
+    def _stood_by(self, record: Record, ray: RaySession) -> AbstractContextManager[None]:
+        """Within this another node of a joined Ray goes on with the run when this one is lost, where that can be."""
+        if self.supervision is None or not isinstance(ray, JoinedRay):
+            return contextlib.nullcontext()
+        run_id, node = record.tracker.run_id, this_node()
+        words = [*(each for each in self.supervision.words(run_id) if each != _TRUSTED), _TRUSTED]
+        variables = environment.of_workers(self.settings.environment.variables)
+        task = standby.Task(run_id, node, os.getpid(), words, str(self.project), variables, supervisor.TAKEN_OVER)
+        make = standby.starter(task)
+        for lacking, remedy in (
+            (self.secret is not None, "its secret is on this machine alone"),
+            (not is_server(self.settings.tracking.uri), "set tracking.uri to an MLflow server that all nodes reach"),
+            (self.plan.checkpoints.uri is None, "set checkpoint.uri to a place that all nodes reach"),
+            (make is None, "this driver is on the head of its Ray; start it on another node"),
+        ):
+            if lacking:
+                self.display.say(f"note: when this machine is lost, nobody goes on with the run by himself: {remedy}")
+                return contextlib.nullcontext()
+        assert make is not None
+        record.is_stood_by = True
+        return standby.standing_by(make)
 
     def _check(self) -> None:
         if self.pending_signal.signal is not None:

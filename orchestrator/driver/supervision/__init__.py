@@ -47,8 +47,11 @@ class Supervision:
 
     def run(self, run_id: str, trace: Path) -> None:
         """This is the run to go on with. trace: a file that grows with its steps."""
-        command = [sys.executable, "-m", "orchestrator", f"resume={run_id}", *self._arguments]
-        self._tell(run=run_id, command=command, trace=str(trace))
+        self._tell(run=run_id, command=[sys.executable, "-m", *self.words(run_id)], trace=str(trace))
+
+    def words(self, run_id: str) -> list[str]:
+        """Of the command line by which another process goes on with the run, after `python -m`."""
+        return ["orchestrator", f"resume={run_id}", *self._arguments]
 
     def members(self, lock: Path) -> None:
         """Members hold a lock on this file while they live."""
