@@ -129,8 +129,11 @@ def _messages(ended: Ended) -> Iterator[str]:
             if kind.effect == "ends" and not drivers:
                 yield f"message: the journal does not tell of the driver that was struck ({fault['kind']})"
         elif fault["pid"] not in told and f"(pid {fault['pid']})" not in words and not drivers:
-            unknown -= fault["moment"] in ("prepare", "admission")
-            if unknown < 0 or fault["moment"] not in ("prepare", "admission"):
+            is_new = fault["moment"] in ("prepare", "admission")
+            if is_new and kind.effect == "stalls":  # it may have gone on before it was given up
+                continue
+            unknown -= is_new
+            if unknown < 0 or not is_new:
                 yield f"message: process {fault['pid']}, struck by {kind.name} at {fault['moment']}, is not told as lost"
     if lost and ended.err.count("was lost") < len({_member(event) for event in lost}) and not drivers:
         yield "message: the terminal tells of fewer losses than the journal"

@@ -42,6 +42,8 @@ def test_of_a_launch_in_which_all_holds_nothing_is_found() -> None:
     both = replace(FINE, faults=[FAULT, came], journal=[*JOURNAL, unknown], err=err)
     assert checks.findings(both, BSP, EXPECTED) == []  # the driver did not know its process yet
     assert checks.findings(replace(both, faults=[FAULT, came, came]), BSP, EXPECTED) != []
+    stood = {**came, "kind": "GIL held", "pid": 10}
+    assert checks.findings(replace(both, faults=[FAULT, came, stood]), BSP, EXPECTED) == []  # and has gone on in time
     assert checks.findings(back, BSP, EXPECTED) == []  # its workers have ended themselves
     assert checks.findings(replace(FAILED, err=FINE.err), BSP, EXPECTED) == []  # there is nothing to go on from
 
