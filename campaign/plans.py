@@ -21,7 +21,7 @@ from campaign.modes import Mode
 PER_LAUNCH: Final = 36
 STORM_EVERY_S: Final = 2.0
 STORM_FAULTS: Final = 30  # of a minute
-_PAIRS: Final = 0.15  # of the faults, how many have one that overlaps
+_PAIRS: Final = 0.6  # of the faults that another one can overlap, how many have one
 _MOST_ENDS: Final = 3
 _MOST_STALLS: Final = 8  # each of them costs the step's timeout
 _SHORT_S: Final = (0.1, 0.5)
@@ -249,12 +249,14 @@ def _fault(number: int, kind: str, moment: str, dice: Random) -> Fault:
 
 
 def _in_pairs(faults: Sequence[Fault], dice: Random, rate: float) -> tuple[Fault, ...]:
-    """Some of the faults get the next one as their partner."""
+    """Some of the faults get a later one as their partner. rate: of those that one fits to."""
     left, found = list(faults), []
     while left:
         fault = left.pop(0)
-        if left and dice.random() < rate / (1 - rate) and _fit_together(fault, left[0]):
-            fault = replace(fault, partner=replace(left.pop(0), skip=0))
+        partner = next((each for each in left if _fit_together(fault, each)), None)
+        if partner is not None and dice.random() < rate:
+            left.remove(partner)
+            fault = replace(fault, partner=replace(partner, skip=0))
         found.append(fault)
     return tuple(found)
 
