@@ -21,17 +21,19 @@ from pathlib import Path
 from random import Random
 from typing import Any, Final
 
-from campaign import modes, moments
+from campaign import modes, moments, stores
 from campaign.kinds import BY_NAME, process
 from campaign.modes import Mode
 from campaign.moments import Words
 from campaign.plans import STORM_EVERY_S, Fault, Launch
+from campaign.stores import Store
 from orchestrator.records.lines import read
 from tests.projects import Project
 
 _TICK_S: Final = 0.005
 _PACE_S: Final = 0.008  # a step
 _TRICKLE_S: Final = 0.6  # a step, while a newcomer is waited for
+_AWAY_PACE_S: Final = 0.15
 _STALL_PACE_S: Final = 0.1  # a step, which others may do while one that stalls is given its time
 _STORM_PACE_S: Final = 60.0 / 600  # a step, so that some are left at the end of its minute
 _WINDOW: Final = 3  # steps that nobody has begun
@@ -140,6 +142,10 @@ class Running:
         self._extra = 1000  # numbers of faults that the plan does not have
         self._failed_starts: tuple[int, int] = (0, 0)  # in a row, and how many processes had done a step by then
         supervised = ("run.supervised=true",) if launch.supervised else ()
+        self.store = None if launch.store is None else stores.of(launch.store, folder / "store")
+        self.arguments = () if self.store is None else self.store.arguments
+        if self.store is not None:
+            self.project = replace(self.project, variables={**self.project.variables, **self.store.variables})
         self.process = start(
             self.project,
             folder,
@@ -147,6 +153,7 @@ class Running:
             *launch.alike,
             *launch.layout,
             *supervised,
+            *self.arguments,
             "output=json",
         )
 
@@ -162,6 +169,8 @@ class Running:
         assert self.run_folder is not None or self.process.poll() is not None
         if self.launch.flip is not None:
             self._flip(self.launch.flip)
+        elif self.store is not None:
+            self._away(self.store)
         elif self.launch.storm:
             self._storm()
         else:
@@ -181,6 +190,11 @@ class Running:
             time.sleep(0.02)
         self.log.look()
         return self.process.returncode
+
+    def close(self) -> None:
+        """The end of its store."""
+        if self.store is not None:
+            self.store.close()
 
     def kill(self) -> None:
         """All that the launch has started."""
@@ -261,6 +275,18 @@ class Running:
         self.words.gate = _OPEN
         struck = self._struck(fault, _END_S)
         self._tell(fault, struck, missed="nobody was there to be struck")
+
+    def _away(self, store: Store) -> None:
+        """The store goes away and comes back, one time after the other; meanwhile steps are taken."""
+        for fault in self.launch.faults:
+            told = {"ns": time.monotonic_ns(), "fault": fault.number, "kind": fault.kind, "moment": fault.moment}
+            store.go()
+            steps, until = self.words.steps, time.monotonic() + fault.hold_s
+            while time.monotonic() < until:
+                self._tick(_AWAY_PACE_S)
+            store.come()
+            self._until(lambda steps=steps: self.words.steps > steps + 1, _RECOVER_S, f"no step after {fault}")  # type: ignore[misc]
+            self._tell(fault, {**told, "step": steps, "victim": 0})
 
     def _storm(self) -> None:
         """By the clock; what was not met within its two seconds is passed over."""

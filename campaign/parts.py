@@ -17,7 +17,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -86,28 +86,31 @@ class Part:
         begun = time.monotonic()
         with tempfile.TemporaryDirectory(prefix="launch-", dir=moments.PLACE) as temporary:
             folder = Path(temporary) / "told"
-            running = Running(self._project, launch, folder)
-            found: list[str] = []
-            try:
-                running.disturb()
-            except Stuck as stuck:
-                found.append(f"liveness: {stuck}")
-            except BaseException:  # the campaign is ended; its launch would wait at the gate for ever
-                running.kill()
-                raise
-            code = None if found else running.end()
-            if code is None:
-                running.kill()
-            ended = self._ended(running, code)
-            verdict = None
-            if code is not None:
-                verdict, resumed = self._afterwards(running, ended, mode) if launch.flip is None else (None, [])
-                found += checks.findings(ended, mode, expected, verdict) + resumed
-            elif not found:
-                found.append("liveness: it did not end")
+            with closing(Running(self._project, launch, folder)) as running:
+                found = self._found(running, mode, expected)
             self._tell(launch, running, found, time.monotonic() - begun)
             if found or any(map(_is_slow, running.told)):
                 self._keep(launch, running, found)
+
+    def _found(self, running: Running, mode: Mode, expected: Undisturbed | None) -> list[str]:
+        found: list[str] = []
+        try:
+            running.disturb()
+        except Stuck as stuck:
+            found.append(f"liveness: {stuck}")
+        except BaseException:  # the campaign is ended; its launch would wait at the gate for ever
+            running.kill()
+            raise
+        code = None if found else running.end()
+        if code is None:
+            running.kill()
+        ended = self._ended(running, code)
+        if code is None:
+            return found or ["liveness: it did not end"]
+        verdict, also = self._afterwards(running, ended, mode) if running.launch.flip is None else (None, [])
+        if running.store is not None and ended.report.get("status") == "finished":
+            also += running.store.lacks(ended.report, running.launch.steps)
+        return checks.findings(ended, mode, expected, verdict) + also
 
     def _ended(self, running: Running, code: int | None) -> Ended:
         folder, faults = running.run_folder, running.told
@@ -134,7 +137,8 @@ class Part:
         if run_id is None:
             return None, found
         if ended.report.get("status") != "finished":
-            again = running.project.run(f"resume={run_id}", f"cluster.workers={mode.stages}", "output=json")
+            layout = (f"cluster.workers={mode.stages}", *running.arguments)
+            again = running.project.run(f"resume={run_id}", *layout, "output=json")
             if again.code:
                 return None, [f"resume: it ends with {again.code}: {again.err[-1500:]}"]
             if mode.lockstep:
@@ -144,7 +148,8 @@ class Part:
                     found.append("bits: the resumed run differs from the undisturbed one")
         if mode.lockstep:
             return None, found
-        repeated = running.project.run(f"rerun={run_id}", "cluster.workers=2", "environment=ignore", "output=json")
+        arguments = ("cluster.workers=2", "environment=ignore", *running.arguments)
+        repeated = running.project.run(f"rerun={run_id}", *arguments, "output=json")
         verdict = repeated.report.get("verdict") if repeated.out.strip() else None
         return verdict if verdict == "exact" else f"{verdict}: {repeated.err[-1500:]}", found
 

@@ -29,6 +29,9 @@ CHECKING: Final = 3  # workers, of which one flips bits
 _CHECKED_STEPS: Final = 60
 _CHECK_EVERY: Final = (3, 10)
 _FAILED_STEPS: Final = 80
+_STORED_STEPS: Final = 240
+_AWAYS: Final = 3  # of a launch whose store goes away
+_AWAY_S: Final = (1.0, 8.0)
 
 
 @dataclass(frozen=True)
@@ -57,7 +60,7 @@ class Fault:
 @dataclass(frozen=True)
 class Launch:
     """storm: its faults strike by the clock, one every STORM_EVERY_S, whatever became of the one before; alike: settings that
-    the undisturbed run has as well."""
+    the undisturbed run has as well; store: the kind of fault of one that goes away."""
 
     id: str
     seed: int
@@ -67,6 +70,7 @@ class Launch:
     storm: bool = False
     supervised: bool = False
     alike: tuple[str, ...] = ()
+    store: str | None = None
     steps: int = modes.STEPS
 
     @property
@@ -85,8 +89,12 @@ def part(seed: int, faults: int, names: Sequence[str], of: Sequence[str], storms
     """The launches of a part with about so many faults of these kinds, in these modes in turn; then storms. Where no fault is
     wanted there are storms only. Bits are flipped in launches of their own, one in each, as many as faults are wanted."""
     flips = [name for name in names if BY_NAME[name].family == "memory"]
-    names = [name for name in names if name not in flips]
+    stores = [name for name in names if BY_NAME[name].family == "storage"]
+    names = [name for name in names if name not in flips and name not in stores]
     found = [flipped(seed, number, flips[number % len(flips)], of) for number in range(faults if flips else 0)]
+    for number in range(-(-faults // _AWAYS) if stores else 0):
+        mode, visit = _turn(seed, number, of)
+        found.append(away(seed, number, mode, stores[visit % len(stores)]))
     calm = [name for name in names if BY_NAME[name].effect != "fails"]
     failing = [name for name in names if BY_NAME[name].effect == "fails"]
     for number in range(-(-faults // PER_LAUNCH) if calm else 0):
@@ -170,6 +178,16 @@ def flipped(seed: int, number: int, kind: str, of: Sequence[str]) -> Launch:
     layout, id = (*modes.layout(mode, dice), f"check.every={every}"), f"{seed}.{number}m {mode.name}"
     alike = (f"run.steps={_CHECKED_STEPS}", "trace.digest_every=0")  # a check is what has to find it
     return Launch(id, seed, mode.name, layout, (fault,), alike=alike, steps=_CHECKED_STEPS)
+
+
+def away(seed: int, number: int, mode: Mode, kind: str) -> Launch:
+    """A launch whose store goes away some times."""
+    dice = Random(f"away {seed} {number} {mode.name}")
+    times = [round(dice.uniform(*_AWAY_S), 3) for _ in range(_AWAYS)]
+    faults = tuple(Fault(nth, kind, moments.FROM_OUTSIDE, hold_s=hold_s) for nth, hold_s in enumerate(times, 1))
+    layout, alike = modes.layout(mode, dice), (f"run.steps={_STORED_STEPS}",)
+    id = f"{seed}.{number}a {mode.name}"
+    return Launch(id, seed, mode.name, layout, faults, alike=alike, store=kind, steps=_STORED_STEPS)
 
 
 def storm(seed: int, number: int, mode: Mode, names: Sequence[str]) -> Launch:

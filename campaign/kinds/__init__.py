@@ -59,16 +59,11 @@ KINDS: Final = (
         "the disk of the checkpoints has no room",
         tests="tests/checkpoints/test_writer.py",
     ),
+    Kind("MLflow away", "storage", "delays", "an MLflow server is killed, and started again seconds later"),
+    Kind("S3 hangs", "storage", "delays", "the S3 server of the checkpoints answers nothing for some seconds"),
     Kind(
-        *("bucket errors", "storage", "delays", "an S3 server answers 500, hangs, goes away, keeps half an upload"),
-        tests="tests/files/test_cache.py, tests/checkpoints/test_storage.py",
-    ),
-    Kind(
-        "MLflow away",
-        "storage",
-        "delays",
-        "an MLflow server goes and comes back",
-        tests="tests/tracking/test_outbox.py",
+        *("bucket errors", "storage", "delays", "an S3 server answers 500, keeps half an upload, loses what it has"),
+        tests="tests/commands/test_object_store.py, tests/checkpoints/test_storage.py",
     ),
     Kind(
         *("node", "node", "ends", "a raylet is killed or stopped, the head dies, one joins, one is drained"),

@@ -107,6 +107,15 @@ def test_launches_of_a_mode_go_on_where_the_one_before_stopped() -> None:
     assert visits == [(mode, visit) for visit in (0, 1) for mode in modes.MODES]
 
 
+def test_a_store_that_goes_away_is_alone_in_its_launch() -> None:
+    found = plans.part(2, 84, (*kinds.of_family("storage"), "SIGKILL"), modes.NAMES)
+    away = [launch for launch in found if launch.store is not None]
+    assert len(away) == 28
+    assert {launch.mode for launch in away} == {*modes.NAMES}
+    assert {launch.store for launch in away} == {*kinds.of_family("storage")}
+    assert all(fault.kind == launch.store for launch in away for fault in launch.faults)
+
+
 @given(seed=SEEDS)
 def test_cells_that_were_not_met_are_planned(seed: int) -> None:
     wanted = cells.possible(["SIGKILL", "long stop", "out of memory"], modes.MODES[3:6])
