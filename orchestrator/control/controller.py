@@ -335,7 +335,7 @@ def _reporter(decision: Decision, event: Left | Finished) -> Member | None:
 
 def _stepped(decision: Decision, event: Stepped) -> None:
     state, done = decision.state, event.step + 1
-    decision.set(seen=max(state.seen, done))
+    decision.set(seen=max(state.seen, done), clocks=event.clocks or state.clocks)
     if done > state.best:
         decision.set(best=done, restarts=0)
     if passed(just_committed(done), state.mark):

@@ -108,9 +108,11 @@ class Died:
 
 @dataclass(frozen=True)
 class Stepped:
-    """The driver saw the first trace line of this step (after a restart: the first since the restart)."""
+    """The driver saw the first trace line of this step (after a restart: the first since the restart). clocks: where shards run
+    free, how many updates each of them had made at the last rest, as far as that is known."""
 
     step: int
+    clocks: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)

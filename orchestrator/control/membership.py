@@ -191,9 +191,9 @@ class ControllerState:
     """All that the controller remembers.
 
     members: the living. next_member: the next id to give; lower ones are living or gone. run_manifest: what the first
-    generation agreed on. checkpoint: the newest committed one. seen: steps that the driver has seen completed; best: the most
-    it ever has. mark: what has to be passed to count as progress; without_progress: generations since then that
-    ended without and with a loss; restarts: losses of all state in a row. failures: failed starts in a
+    generation agreed on. checkpoint: the newest committed one. seen: steps that the driver has seen completed; clocks: as
+    of `events.Stepped`; best: the most steps that it has ever seen. mark: what has to be passed to count as progress;
+    without_progress: generations since then that ended without and with a loss; restarts: losses of all state in a row. failures: failed starts in a
     row; failed: members below this id were ordered before the last of them was known. deaths: in preparation. retry: when a
     start is tried again after there was no room. link_failures: pairs of living members that have lost each other once.
     losses, stalls: by micro-batch (step, shard, stage), whether each was seen or inferred.
@@ -214,6 +214,7 @@ class ControllerState:
     generation: GenerationStatus | None = None
     checkpoint: int | None = None
     seen: int = 0
+    clocks: tuple[int, ...] = ()
     best: int = 0
     mark: Progress | None = None
     without_progress: tuple[int, int] = (0, 0)

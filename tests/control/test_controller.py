@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from types import SimpleNamespace
 from typing import Any, TypeVar
 
 import pytest
@@ -35,6 +36,7 @@ from orchestrator.control.events import (
     Tick,
 )
 from orchestrator.control.membership import ControllerState, Requirements
+from orchestrator.control.rendezvous import formation
 from orchestrator.errors import (
     ClusterUnavailable,
     Inconsistent,
@@ -969,3 +971,14 @@ def test_an_interrupted_run_that_would_have_to_go_back_ends() -> None:
     play = begun(requirements(), KEEPING)
     play(Stepped(4), CheckpointSaved(3), Interrupt("SIGTERM"), Died(1, "gone"), holding(0, 5, (0, 1)))
     assert isinstance(play.error(), Interrupted)
+
+
+@pytest.mark.parametrize(("clocks", "lost"), [((10, 42), 3), ((), 35)])
+def test_a_shard_that_runs_free_has_lost_what_it_did_since_the_last_rest(
+    clocks: tuple[int, ...], lost: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not what it is ahead of the run, whose step is 10; where no rest is known, as much as can be."""
+    computed = {1: (12, 0), 2: (45, 1), 3: None}
+    monkeypatch.setattr(fault_attribution, "computing", computed.get)
+    state: Any = SimpleNamespace(generation=SimpleNamespace(lost_members=(1, 2, 3)), clocks=clocks)
+    assert formation._given_up(state, 10) == lost

@@ -513,7 +513,8 @@ def resting(generation: int, steps: int, loss: str) -> list[dict[str, Any]]:
         {"trace": {"step": step, "loss": loss, "gradient": "00"}, "generation": generation} for step in range(steps)
     ]
     evaluated = {"event": "evaluated", "step": steps - 1, "metrics": {"m": float(generation)}, "generation": generation}
-    return [*lines, {"rest": {"rest": 0, "steps": steps, "updates": loss}, "generation": generation}, evaluated]
+    rest = {"rest": 0, "steps": steps, "clocks": [steps, steps], "updates": loss}
+    return [*lines, {"rest": rest, "generation": generation}, evaluated]
 
 
 def test_a_sprint_that_is_done_again_replaces_the_one_that_was_lost(tmp_path: Path) -> None:

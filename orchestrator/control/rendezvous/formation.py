@@ -190,10 +190,12 @@ def _account(decision: Decision, plan: Begin, workers: list[Member], steps: int)
 
 
 def _given_up(state: ControllerState, steps: int) -> int:
-    """How many steps the members are beyond their last rest, as far as their dead tell by what they were computing."""
+    """How many steps the members are beyond their last rest, as far as their dead tell by what they were computing. A shard
+    that runs free may be far ahead of the run; what it did before the rest is in the parameters of all."""
     dead = () if state.generation is None else state.generation.lost_members
-    clocks = [micro_batch[0] for micro_batch in map(fault_attribution.computing, dead) if micro_batch is not None]
-    return max(clocks, default=steps) - steps
+    computed = [micro_batch for micro_batch in map(fault_attribution.computing, dead) if micro_batch is not None]
+    rested = [state.clocks[shard] if shard < len(state.clocks) else steps for _, shard in computed]
+    return max((step - before for (step, _), before in zip(computed, rested, strict=True)), default=0)
 
 
 def _restart(decision: Decision, steps: int, lost: int, *, forgets: bool) -> None:

@@ -169,6 +169,7 @@ class Session:
         self._roles = dict(startup.roles)
         self._ready: dict[int, dict[str, Any]] = {}  # where each member's process is
         self._generation = -1
+        self._clocks: tuple[int, ...] = ()  # of the last rest
         self._running = False  # whether the present generation has completed a step
         self._over: set[int] = set()  # dead, or killed here
         self._stands: dict[int, str] = {}  # of members that are about to be killed, where they stand
@@ -570,11 +571,13 @@ class Session:
             return
         self._event_sink.lines(lines)
         self._event_sink.rests(rests)
+        if rests.new:
+            self._clocks = tuple(rests.new[-1]["clocks"])
         if lines.new:
             # Lines of the generation before may come late; what was lost with it is no step of the present one.
             last, generation = lines.new[-1]["step"], self._state.generation
             if self._running or (generation is not None and last < generation.steps):
-                self._decide(events.Stepped(last))
+                self._decide(events.Stepped(last, self._clocks))
 
     def _part(self, entry: dict[str, Any]) -> None:
         try:
