@@ -193,14 +193,13 @@ class ControllerState:
     members: the living. next_member: the next id to give; lower ones are living or gone. run_manifest: what the first
     generation agreed on. checkpoint: the newest committed one. seen: steps that the driver has seen completed; clocks: as
     of `events.Stepped`; best: the most steps that it has ever seen. mark: what has to be passed to count as progress;
-    without_progress: generations since then that ended without and with a loss; restarts: losses of all state in a row. failures: failed starts in a
-    row; failed: members below this id were ordered before the last of them was known. deaths: in preparation. retry: when a
-    start is tried again after there was no room. link_failures: pairs of living members that have lost each other once.
-    losses, stalls: by micro-batch (step, shard, stage), whether each was seen or inferred.
-    recoveries: open ones. inherited: which shards went on with others' state, each with the advances of all replicas that had
-    been made then. distrusted: nodes where nobody is started any more, since one there has computed
-    wrongly. interrupted: the signal and when. since: when the present phase began. listened: the last
-    tick.
+    without_progress: generations since then that ended without and with a loss; restarts: losses of all state in a row.
+    failures: failed starts in a row; failed: members below this id were ordered before the last of them was known. deaths: in
+    preparation. retry: when a start is tried again after there was no room. link_failures: pairs of living members that have
+    lost each other once. losses, stalls: by micro-batch (step, shard, stage), whether each was seen or inferred. recoveries:
+    open ones. inherited: which shards went on with others' state, each with the advances of all replicas that had been made
+    then. distrusted: nodes where nobody is started any more, since one there has computed wrongly. interrupted: the signal and
+    when. since: when the present phase began. listened: the last tick.
     """
 
     requirements: Requirements
