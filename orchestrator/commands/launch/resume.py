@@ -218,9 +218,10 @@ def _reaches(files: RunFolder, manifest: Manifest, plan: Plan) -> bool:
     steps = manifest.step - plan.run.first_step
     if steps > (sum(1 for _ in lines.read(files.trace)) if files.trace.exists() else 0):
         return False
-    reached = snapshot.run_state_of(TrainingState(manifest.values, {}))["free"]
+    if plan.lockstep:
+        return True
     rests = sum(1 for _ in lines.read(files.rests)) if files.rests.exists() else 0
-    return reached is None or plan.lockstep or rests >= reached["rests"]
+    return rests >= int(snapshot.run_state_of(TrainingState(manifest.values, {}))["free"]["rests"])
 
 
 def _check(file: Path, is_whole: Callable[[Any], bool]) -> None:
