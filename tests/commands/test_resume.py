@@ -76,6 +76,29 @@ def test_what_was_told_until_the_checkpoint_is_told_again(tmp_path: Path) -> Non
     assert [line["step"] for line in begin.cut] == [3, 4]
 
 
+def test_files_from_the_store_that_are_older_than_the_newest_checkpoint_lead_to_the_one_before(tmp_path: Path) -> None:
+    """As a machine leaves them that was lost. Where the journal tells of the checkpoint, lines are missing."""
+    files = files_with(tmp_path, [{"event": "checkpoint_saved", "step": 3}])
+    storage = open_storage(storage_of(PLAN, files))
+    catalog = Catalog(storage, 2)
+    for step in (3, 5):
+        catalog.commit(step, events(storage, example(step), step))
+    with contextlib.closing(LineFile(files.trace)) as trace:
+        trace.append({"step": step, "loss": float(step).hex()} for step in range(4))
+    said: list[str] = []
+    begin = beginning_of(PLAN, files, said.append)
+    assert (begin.requirements.checkpoint, begin.written, [line["step"] for line in begin.cut]) == (3, 3, [3])
+    assert said[0] == "note: what the store has of the run ends before the checkpoint of step 5, which is made again"
+    found = catalog.latest().manifest
+    assert found is not None
+    assert found.step == 3
+    catalog.commit(5, events(storage, example(5), 5))
+    files_with(tmp_path, [{"event": "checkpoint_saved", "step": 5}])
+    refused = refusal(files)
+    assert refused is not None
+    assert "the trace ends at step 3, before the checkpoint of step 5" in refused.message
+
+
 def test_a_checkpoint_that_has_vanished_is_missed(tmp_path: Path) -> None:
     files = files_with(tmp_path, [{"event": "checkpoint_saved", "step": step} for step in (20, 40)])
     said: list[str] = []
