@@ -24,6 +24,7 @@ from typing import Any
 
 import yaml
 
+import orchestrator
 from campaign import checks, flips, modes, moments
 from campaign.checks import Ended, Undisturbed
 from campaign.kinds import BY_NAME
@@ -209,6 +210,8 @@ class Part:
         """Made once for each mode and its settings, by a true launch of as few workers as may be."""
         text = json.dumps(modes.settings(mode), sort_keys=True) + (Path(__file__).parent / "trained.py").read_text()
         text += "".join(alike)
+        if "privacy" in mode.settings:  # its noise is bound to all code
+            text += "".join(_sources(Path(__file__).parent) + _sources(Path(orchestrator.__file__).parent))
         name = f"{conf_of(mode)}-{hashlib.sha256(text.encode()).hexdigest()[:12]}"
         kept = self._results / "undisturbed" / name
         if not (kept / "report.json").exists():
@@ -222,6 +225,10 @@ class Part:
             (kept / "report.json").write_text(json.dumps(done.report))
         report = json.loads((kept / "report.json").read_text())
         return Undisturbed(report["digest"], (kept / "trace.jsonl").read_bytes(), report["metrics"])
+
+
+def _sources(folder: Path) -> list[str]:
+    return [file.read_text() for file in sorted(folder.rglob("*.py"))]
 
 
 def _is_slow(fault: Mapping[str, Any]) -> bool:
