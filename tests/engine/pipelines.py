@@ -151,6 +151,17 @@ class Sequences(Small):
         return torch.randn(rows, 5, 8)
 
 
+def has_lstm_of_bfloat16() -> bool:
+    """Whether torch has one for this processor; where it lacks AVX-512 there is none."""
+    try:
+        nn.LSTM(2, 2).bfloat16()(torch.zeros(1, 1, 2, dtype=torch.bfloat16))
+        with torch.autocast("cpu", torch.bfloat16):
+            nn.LSTM(2, 2)(torch.zeros(1, 1, 2))
+    except RuntimeError:
+        return False
+    return True
+
+
 class LstmModel(nn.Module):
     def __init__(self) -> None:
         super().__init__()

@@ -185,7 +185,7 @@ class Run:
                 tracker=tracker, journal=journal, trace=trace, origin=None, memory=None, feed=None
             )
             record.rests, record.history = (None, [trace]) if plan.lockstep else (rests, [trace, rests])
-            record.seals = lambda _: {}
+            record.seals, record.is_stood_by, record.upload = lambda _: {}, False, _nothing
             record.files, record.describe = SimpleNamespace(artifacts=list), lambda *_: []
             progress: Any = SimpleNamespace(start=_nothing, step=_nothing, say=self._say)
             event_sink = EventSink(record, Audience(progress))

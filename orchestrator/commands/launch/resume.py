@@ -130,7 +130,8 @@ def recorded_project(recorded: Recorded, project: Path, folder: Path, display: P
         )
     with checkout.disposable(recorded.files.bundle, folder / "worktrees", recorded.code.get("tree")) as restored:
         # On another machine the command may be typed where there is no project; its code says where the data are.
-        source = project if dvc_files.root(project) is not None else restored.project
+        there = dvc_files.root(project) is not None or any((project / item.path).exists() for item in recorded.inputs)
+        source = project if there else restored.project
         restoring.restore(restored.project, recorded.inputs, source, top=restored.root)
         restoring.lend_storage(restored.project, project, restored.root)
         initial.lend(recorded.initial.digest, folder, restored.project)
