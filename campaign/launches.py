@@ -142,10 +142,11 @@ class Running:
         self._extra = 1000  # numbers of faults that the plan does not have
         self._failed_starts: tuple[int, int] = (0, 0)  # in a row, and how many processes had done a step by then
         supervised = ("run.supervised=true",) if launch.supervised else ()
-        self.store = None if launch.store is None else stores.of(launch.store, folder / "store")
+        self.store = None if launch.store is None else stores.of(launch.store, folder, project.path)
         self.arguments = () if self.store is None else self.store.arguments
         if self.store is not None:
-            self.project = replace(self.project, variables={**self.project.variables, **self.store.variables})
+            variables = {**self.project.variables, **self.store.variables}
+            self.project = replace(self.project, variables=variables, before=self.store.before)
         self.process = start(
             self.project,
             folder,

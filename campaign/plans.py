@@ -89,12 +89,14 @@ def part(seed: int, faults: int, names: Sequence[str], of: Sequence[str], storms
     """The launches of a part with about so many faults of these kinds, in these modes in turn; then storms. Where no fault is
     wanted there are storms only. Bits are flipped in launches of their own, one in each, as many as faults are wanted."""
     flips = [name for name in names if BY_NAME[name].family == "memory"]
-    stores = [name for name in names if BY_NAME[name].family == "storage"]
+    stores = [name for name in names if BY_NAME[name].family in kinds.AROUND]
     names = [name for name in names if name not in flips and name not in stores]
     found = [flipped(seed, number, flips[number % len(flips)], of) for number in range(faults if flips else 0)]
     for number in range(-(-faults // _AWAYS) if stores else 0):
-        mode, visit = _turn(seed, number, of)
-        found.append(away(seed, number, mode, stores[visit % len(stores)]))
+        kind = stores[(seed + number) % len(stores)]
+        fitting = [name for name in of if BY_NAME[kind].family == "storage" or modes.BY_NAME[name].spans_hosts]
+        if fitting:
+            found.append(away(seed, number, _turn(seed, number // len(stores), fitting)[0], kind))
     calm = [name for name in names if BY_NAME[name].effect != "fails"]
     failing = [name for name in names if BY_NAME[name].effect == "fails"]
     for number in range(-(-faults // PER_LAUNCH) if calm else 0):

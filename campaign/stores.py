@@ -16,6 +16,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final, Protocol
 
+from campaign import hosts
 from tests.cluster.conftest import wait_for_line
 from tests.projects import REPOSITORY
 from tests.tracking.server import Server
@@ -26,10 +27,13 @@ _S3_PACKAGES = REPOSITORY / ".venv" / "s3"
 
 
 class Store(Protocol):
-    """arguments, variables: of commands that use it; `go` and `come` as often as wanted."""
+    """arguments, variables: of commands that use it; before: what starts them; `go` and `come` as often as wanted."""
 
     @property
     def arguments(self) -> tuple[str, ...]: ...
+
+    @property
+    def before(self) -> tuple[str, ...]: ...
 
     @property
     def variables(self) -> Mapping[str, str]: ...
@@ -45,13 +49,18 @@ class Store(Protocol):
     def close(self) -> None: ...
 
 
-def of(kind: str, folder: Path) -> Store:
-    """A new one, which answers. folder: of its files."""
+def of(kind: str, told: Path, project: Path) -> Store:
+    """A new one, which answers. told: the folder of the launch's words; project: of what is launched."""
+    if kind in hosts.KINDS:
+        return hosts.TwoHosts(kind, project, told)
+    folder = told / "store"
     folder.mkdir()
     return Mlflow(folder) if kind == MLFLOW else Bucket(folder)
 
 
 class Mlflow:
+    before: tuple[str, ...] = ()
+
     def __init__(self, folder: Path) -> None:
         self._server = Server(folder)
         self._server.start()
@@ -86,6 +95,8 @@ class Mlflow:
 
 
 class Bucket:
+    before: tuple[str, ...] = ()
+
     def __init__(self, folder: Path) -> None:
         assert _S3_PACKAGES.exists(), "there is no S3 server yet: make s3"
         path = f"{_S3_PACKAGES}:{REPOSITORY}"

@@ -18,6 +18,8 @@ from orchestrator import Files, Pipeline
 
 FEATURES, CLASSES, WIDTH = 6, 3, 12
 
+installed()  # here and not with the first instance: a driver that goes on with a run makes none
+
 
 class Small(Pipeline):
     """rows: of the training set; files: the folder of them, where they are read from there."""

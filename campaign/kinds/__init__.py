@@ -65,18 +65,20 @@ KINDS: Final = (
         *("bucket errors", "storage", "delays", "an S3 server answers 500, keeps half an upload, loses what it has"),
         tests="tests/commands/test_object_store.py, tests/checkpoints/test_storage.py",
     ),
-    Kind(
-        *("node", "node", "ends", "a raylet is killed or stopped, the head dies, one joins, one is drained"),
-        tests="tests/cluster/test_drain.py, tests/cluster/test_hosts.py",
-    ),
-    Kind(
-        "network", "network", "delays", "cut both ways or one way, delay, loss, reordering, jams", tests="tests/cluster"
-    ),
+    Kind("node lost", "node", "delays", "all processes of a host are killed, and a node starts there again"),
+    Kind("node stopped", "node", "delays", "all processes of a host stand still"),
+    Kind("cut", "network", "delays", "nothing passes between two hosts"),
+    Kind("cut one way", "network", "delays", "nothing passes from the second host to the first"),
+    Kind("slow wire", "network", "delays", "each frame takes 0.2 s"),
+    Kind("lossy wire", "network", "delays", "a tenth of all frames is lost"),
+    Kind("shuffled frames", "network", "delays", "a tenth of all frames comes twice, a fifth late"),
+    Kind("jam", "network", "delays", "frames are held, and then released in one moment"),
     Kind("clock", "clock", "delays", "the wall clock of the machine jumps an hour forward, the next time back"),
     Kind("flipped gradients", "memory", "fails", "a bit of every gradient that a worker computes from a step on"),
     Kind("flipped parameter", "memory", "fails", "one bit of the parameters of one worker, once"),
     Kind("version", "version", "ends", "a worker that comes is of another build, and has prepared another run"),
 )
+AROUND: Final = ("storage", "node", "network")  # done to the surroundings of a launch, some times
 BY_NAME: Final = {kind.name: kind for kind in KINDS}
 
 

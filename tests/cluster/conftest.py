@@ -13,7 +13,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -58,13 +58,16 @@ class Joined:
 @dataclass(frozen=True)
 class Hosts:
     """Two hosts. inside: what starts a command on the first; there: and in this folder of the second; far: the second one's
-    namespace and its end of the cable."""
+    namespace and its end of the cable; wire: what carries their frames, where a program does; join: starts the second one's
+    node again, after it was lost."""
 
     address: str
     access: dict[str, str]
     inside: tuple[str, ...]
     there: tuple[str, ...]
     far: tuple[str, str]
+    join: Callable[[], None]
+    wire: subprocess.Popen[str] | None = None
 
     def lose_second(self) -> None:
         end_all_inside(self.far[0])
@@ -128,20 +131,32 @@ def two_nodes() -> Iterator[Joined]:
 
 
 @contextlib.contextmanager
-def two_hosts(hidden: Path, *, of_first: bool = False, home: Path | None = None) -> Iterator[Hosts]:
+def two_hosts(
+    hidden: Path,
+    *,
+    of_first: bool = False,
+    home: Path | None = None,
+    variables: Mapping[str, str] | None = None,
+    wire: Sequence[str] | None = None,
+) -> Iterator[Hosts]:
     """Two network namespaces joined by a cable, each with a raylet of two CPUs. The second sees empty folders where the
     first has its project and its Ray's files, as on another machine. of_first: the first sees none of the project instead;
-    home: of the user on both."""
-    names = [f"orchestrator-{os.getpid()}-{side}" for side in "ab"]
+    home: of the user on both; variables: of both raylets; wire: a command that carries frames between the two interfaces that
+    are appended to it, in place of the cable, after it was run with "plain" and each host's interface; it says "ready"."""
+    names = [f"orchestrator-{os.getpid()}-{side}" for side in ("ab" if wire is None else "abw")]
     cables = [f"o{os.getpid()}{side}" for side in "ab"]
     folder = Path(tempfile.mkdtemp(prefix="two-hosts-", dir="/tmp"))
-    access = new_access() | ({} if home is None else {"HOME": str(home)})
+    access = new_access() | ({} if home is None else {"HOME": str(home)}) | dict(variables or {})
     processes: list[subprocess.Popen[str]] = []
     try:
         for name in names:
             ip("netns", "add", name)
-        ip("link", "add", cables[0], "netns", names[0], "type", "veth", "peer", "name", cables[1], "netns", names[1])
-        for number, (name, cable) in enumerate(zip(names, cables, strict=True), 1):
+        carrier = None if wire is None else _carried(names, cables, wire)
+        if carrier is None:
+            _join_ends((names[0], cables[0]), (names[1], cables[1]))
+        else:
+            processes.append(carrier)
+        for number, (name, cable) in enumerate(zip(names[:2], cables, strict=True), 1):
             ip("-n", name, "addr", "add", f"10.77.0.{number}/24", "dev", cable)
             ip("-n", name, "link", "set", cable, "up")
             ip("-n", name, "link", "set", "lo", "up")
@@ -152,12 +167,16 @@ def two_hosts(hidden: Path, *, of_first: bool = False, home: Path | None = None)
         away, hide = (" && ".join([*(f"mount -t tmpfs none {path}" for path in paths), "cd /"]) for paths in hiding)
         head = f"{away} && {head}"
         second = f"{hide} && {ray} --address=10.77.0.1:6379 --node-ip-address=10.77.0.2"
-        for name, script in zip(names, (head, second), strict=True):
+
+        def join(name: str = names[1], script: str = second) -> None:
             processes.append(start_inside(name, script, access))
             wait_for_line(processes[-1], "Ray runtime started")
-        there = ("nsenter", f"--target={processes[1].pid}", "--mount", "--net", "env", f"--chdir={hidden}")
+
+        join(names[0], head)
+        join()
+        there = ("nsenter", f"--target={processes[-1].pid}", "--mount", "--net", "env", f"--chdir={hidden}")
         inside = ("ip", "netns", "exec", names[0])
-        yield Hosts("10.77.0.1:6379", access, inside, there, (names[1], cables[1]))
+        yield Hosts("10.77.0.1:6379", access, inside, there, (names[1], cables[1]), join, carrier)
     finally:
         for name in names:
             end_all_inside(name)
@@ -166,6 +185,30 @@ def two_hosts(hidden: Path, *, of_first: bool = False, home: Path | None = None)
         for name in names:
             subprocess.run(["ip", "netns", "del", name], check=False, capture_output=True)
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def _join_ends(one: tuple[str, str], other: tuple[str, str]) -> None:
+    """By a cable. one, other: a namespace and the name of its end."""
+    ip("link", "add", one[1], "netns", one[0], "type", "veth", "peer", "name", other[1], "netns", other[0])
+
+
+def _carried(names: Sequence[str], cables: Sequence[str], wire: Sequence[str]) -> subprocess.Popen[str]:
+    """Both hosts' cables end in a third namespace, where a program carries frames from one to the other."""
+    *hosts, between = names
+    ports = [f"{cable}w" for cable in cables]
+    for name, cable, port in zip(hosts, cables, ports, strict=True):
+        _join_ends((name, cable), (between, port))
+        ip("-n", between, "link", "set", port, "up")
+        subprocess.run(["ip", "netns", "exec", name, *wire, "plain", cable], cwd=REPOSITORY, check=True)
+    process = subprocess.Popen(
+        ["ip", "netns", "exec", between, *wire, *ports],
+        cwd=REPOSITORY,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    wait_for_line(process, "ready")
+    return process
 
 
 def start_inside(name: str, script: str, access: dict[str, str]) -> subprocess.Popen[str]:

@@ -725,7 +725,9 @@ class World:
         if own or process.told_by is not None:
             return True
         for peer in self._peers(process):
-            if peer.told_by == process.id or any(process.id == donor for donor, _ in peer.to_receive):
+            if peer.told_by == process.id:
+                return True
+            if peer.to_receive and any(process.id == donor for donor, _ in peer.to_receive):
                 return True
         return False
 
