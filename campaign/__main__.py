@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import signal
 import sys
@@ -16,8 +17,11 @@ from orchestrator.numerics.determinism import prepare_environment
 prepare_environment()
 
 from campaign import cells, modes, plans, table  # noqa: E402
+from campaign.cells import Results  # noqa: E402
 from campaign.parts import Part, complain, every_line, kept, project, say  # noqa: E402
 from campaign.plans import Launch  # noqa: E402
+
+COUNTED = Path(__file__).parent / "counted"  # of earlier sessions, kept beside the code
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -30,20 +34,23 @@ def main(arguments: Sequence[str]) -> int:
         return complain(f"{error.args[0]!r} is neither a kind nor a family nor a mode; modes: {', '.join(modes.NAMES)}")
     launches = plans.part(given.seed, given.faults, names, chosen, given.storms)
     if given.unmet:
-        left = cells.read(every_line(given.results)).unfilled
+        left = cells.read(every_line(COUNTED, *given.results)).unfilled
         launches += plans.unmet(given.seed, [cell for cell in left if cell.kind in names and cell.mode in chosen])
     if given.print:
         _print(launches)
         return 0
     failed: list[str] = []
     if launches:
-        with project() as made, closing(Part(made, given.results, f"seed-{given.seed}")) as part:
+        with project() as made, closing(Part(made, given.results[0], f"seed-{given.seed}")) as part:
             part.carry_out(launches)
             failed = part.failed
-    failed += _simulate(given.results, given.first, given.lives) if given.lives else []
-    failed += _plant(given.results) if given.mutants else []
+    failed += _simulate(given.results[0], given.first, given.lives) if given.lives else []
+    failed += _plant(given.results[0]) if given.mutants else []
+    if given.keep is not None:
+        lines = cells.folded(cells.read(every_line(*given.results)))
+        given.keep.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
     if given.table is not None:
-        _write(given.table, given.results)
+        _write(given.table, cells.read(every_line(COUNTED, *given.results)))
     return 1 if failed else 0
 
 
@@ -62,7 +69,13 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--mutants", action="store_true", help="plant bugs of the protocol, and look whether they are found"
     )
-    parser.add_argument("--results", type=Path, default=Path("build/campaign"), help="the folder of what was found")
+    results = parser.add_argument(
+        "--results", type=Path, nargs="+", help="the folders of what was found, the first for what is"
+    )
+    results.default = [Path("build/campaign")]
+    parser.add_argument(
+        "--keep", type=Path, metavar="FILE", help=f"write what was found there, in short; in {COUNTED} it counts"
+    )
     parser.add_argument("--print", action="store_true", help="the plan, without doing it")
     parser.add_argument("--table", type=Path, metavar="PAGE", help="write what all parts have found into this page")
     return parser
@@ -99,8 +112,7 @@ def _plant(results: Path) -> list[str]:
     return failed
 
 
-def _write(page: Path, results: Path) -> None:
-    found = cells.read(every_line(results))
+def _write(page: Path, found: Results) -> None:
     machine = f"{os.cpu_count()} cores of {os.uname().machine}, shared with other work"
     page.write_text(table.on_page(page.read_text(), found, machine))
     say(f"{len(found.unfilled)} cells are not met yet; see {page}")

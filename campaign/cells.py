@@ -1,15 +1,16 @@
 """Which cells there are - kind x moment x mode - which cannot be and why, and how often each was met. Pure.
 
 Results are lines of JSON, one for each fault and one for each launch, of any number of parts that ran at any time; `read` puts
-them together.
+them together. `folded` makes them short, to be kept beside the code: a line for each launch, which has its faults.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from types import MappingProxyType
+from typing import Any, Final, NamedTuple
 
 from campaign import kinds, modes, moments
 from campaign.kinds import Kind
@@ -99,6 +100,8 @@ def read(lines: Iterable[Mapping[str, Any]]) -> Results:
         match line["what"]:
             case "launch":
                 launches[line["id"]] = line
+                if "faults" in line:
+                    faults[line["id"]] = [_unfolded(line["id"], *fault) for fault in line["faults"]]
             case "fault":
                 faults.setdefault(line["id"], []).append(line)
             case "lives":
@@ -108,3 +111,38 @@ def read(lines: Iterable[Mapping[str, Any]]) -> Results:
     told = [fault for id in launches for fault in faults.get(id, []) if fault["struck"]]
     struck = Counter(Cell(fault["kind"], fault["moment"], launches[fault["id"]]["mode"]) for fault in told)
     return Results(dict(struck), tuple(launches.values()), tuple(told), tuple(lives.values()), tuple(mutants.values()))
+
+
+_SHOWN: Final = ("id", "seed", "mode", "storm", "load", "at", "recoveries", "findings")  # of a launch
+_TOLD: Final = (
+    "seconds",
+    "pair",
+    "every",
+    "first",
+    "found",
+    "named",
+    "out",
+    "repeated",
+)  # of a fault, where it has them
+
+
+def folded(results: Results) -> Iterator[dict[str, Any]]:
+    """The same results as few short lines."""
+    faults: dict[str, list[Any]] = {}
+    for fault in results.faults:
+        more = {key: fault[key] for key in _TOLD if key in fault}
+        faults.setdefault(fault["id"], []).append([fault["kind"], fault["moment"], *([more] if more else [])])
+    for launch in results.launches:
+        findings = [finding[:300] for finding in launch["findings"]]
+        shown = {key: launch[key] for key in _SHOWN if key in launch}
+        yield {"what": "launch", **shown, "findings": findings, "faults": faults.get(launch["id"], [])}
+    for kind in sorted({line["kind"] for line in results.lives}):
+        lines = [line for line in results.lives if line["kind"] == kind]
+        count, failed = sum(line["count"] for line in lines), [each for line in lines for each in line["failed"]]
+        first = min(line["first"] for line in lines)
+        yield {"what": "lives", "kind": kind, "first": first, "count": count, "failed": failed}
+    yield from (dict(line) for line in results.mutants)
+
+
+def _unfolded(id: str, kind: str, moment: str, more: Mapping[str, Any] = MappingProxyType({})) -> dict[str, Any]:
+    return {"id": id, "kind": kind, "moment": moment, "struck": True, **more}

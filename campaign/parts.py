@@ -3,7 +3,7 @@
 results/*.jsonl           what was found, one file for each part (`campaign.cells.read`)
 results/undisturbed/      digests and traces of undisturbed runs, by mode and settings
 results/failed/           the folders of launches in which something did not hold
-    results/slow/             and of those that went on late
+results/slow/             and of those that went on late
 """
 
 from __future__ import annotations
@@ -235,9 +235,10 @@ def _is_slow(fault: Mapping[str, Any]) -> bool:
     return float(fault.get("seconds", 0.0)) > _SLOW_S.get(BY_NAME[fault["kind"]].family, math.inf)
 
 
-def every_line(results: Path) -> Iterable[Mapping[str, Any]]:
-    for file in sorted(results.glob("*.jsonl")):
-        yield from read(file)
+def every_line(*results: Path) -> Iterable[Mapping[str, Any]]:
+    for folder in results:
+        for file in sorted(folder.glob("*.jsonl")):
+            yield from read(file)
 
 
 def kept(results: Path, name: str, lines: Iterable[Mapping[str, Any]]) -> Iterator[Mapping[str, Any]]:

@@ -42,7 +42,9 @@ def _summary(results: Results, machine: str) -> str:
     rows = [
         ("faults of processes", f"{len(of_process)}", "3000"),
         ("faults of drivers", f"{_count(results, 'driver')}", ""),
-        ("times that MLflow or S3 was away", f"{_count(results, 'storage')}", ""),
+        ("faults of stores and disks", f"{_count(results, 'storage')}", ""),
+        ("faults of the wire between two hosts", f"{_count(results, 'network')}", ""),
+        ("faults of a node", f"{_count(results, 'node')}", ""),
         ("jumps of the clock", f"{_count(results, 'clock')}", ""),
         ("newcomers of another build", f"{_count(results, 'version')}", ""),
         ("overlapping pairs", f"{sum(bool(fault.get('pair')) for fault in results.faults)}", "300"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
@@ -54,6 +55,17 @@ def test_results_of_several_parts_are_put_together() -> None:
     found = cells.read(lines)
     assert found.struck == {Cell("SIGKILL", "vote", "bsp"): 1, Cell("SIGKILL", "vote", "ssp"): 1}
     assert len(found.launches) == 2
+
+
+def test_what_is_kept_in_short_has_the_same_table() -> None:
+    flipped = fault("b", "flipped gradients", every=5, first=3, found=5, named=True, out=True, repeated=True)
+    faults = [fault("a", seconds=0.25), fault("a", "abort", "sum", pair=True), flipped]
+    lives: list[dict[str, Any]] = [
+        {"what": "lives", "kind": "stages", "first": first, "count": 10, "failed": []} for first in (0, 10)
+    ]
+    whole = cells.read([*faults, launch("a", storm=True), launch("b", findings=["bits: no"]), *lives])
+    short = cells.read(json.loads(json.dumps(line)) for line in cells.folded(whole))
+    assert table.markdown(short, "here") == table.markdown(whole, "here")
 
 
 def test_a_launch_that_was_repeated_counts_once() -> None:
