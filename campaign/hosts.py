@@ -40,7 +40,8 @@ class TwoHosts:
     def __init__(self, kind: str, folder: Path, told: Path) -> None:
         self._kind = kind
         self._stack = contextlib.ExitStack()
-        hosts = two_hosts(folder, variables={moments.VARIABLE: str(told)}, wire=[sys.executable, "-m", "campaign.wire"])
+        variables = {moments.VARIABLE: str(told), "RAY_worker_niceness": "0"}
+        hosts = two_hosts(folder, variables=variables, wire=[sys.executable, "-m", "campaign.wire"])
         self._hosts: Hosts = self._stack.enter_context(hosts)
         self.before = self._hosts.inside
         self.variables = self._hosts.access

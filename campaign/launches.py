@@ -86,8 +86,9 @@ class Log:
             self.hosts.setdefault(told["generation"], {})[told["pid"]] = told["stage"]
 
     def living(self) -> dict[int, int]:
-        """The stages of the living workers of the newest generation that has done a step, by process."""
-        if not self.hosts:
+        """The stages of the living workers of the newest generation, by process; nobody before each of them has told that it
+        did a step of it, for who has not may be the only one of its stage."""
+        if not self.hosts or len(self.hosts[max(self.hosts)]) < self.running[-1]["workers"]:
             return {}
         doomed = {told["victim"] for told in self.struck.values() if BY_NAME[told["kind"]].effect != "delays"}
         newest = self.hosts[max(self.hosts)]

@@ -6,6 +6,7 @@ from orchestrator.cluster.actors.members import ActorPlacement
 from orchestrator.cluster.placement.actor_slots import ActorSlots
 
 FIRST, SECOND, ELSEWHERE = (ActorPlacement(name, {}) for name in ("first", "second", "elsewhere"))
+COPY = ActorPlacement(None, {})
 
 
 def test_a_replacement_takes_the_seat_of_the_lost() -> None:
@@ -27,3 +28,11 @@ def test_a_worker_at_a_site_is_not_replaced_in_the_place_of_a_server() -> None:
     actor_slots.leave(0)
     actor_slots.leave(1)
     assert [actor_slots.take(2, "worker"), actor_slots.take(3, "server")] == [FIRST, SECOND]
+
+
+def test_who_may_come_to_a_node_without_the_project_works_in_a_copy() -> None:
+    actor_slots = ActorSlots([FIRST], ELSEWHERE, copied=lambda place: COPY if place is ELSEWHERE else None)
+    assert [actor_slots.take(0, "worker"), actor_slots.take(1, "worker")] == [FIRST, COPY]
+    assert [actor_slots.has_copy(member) for member in (0, 1)] == [False, True]
+    actor_slots.leave(0)
+    assert actor_slots.take(2, "worker") == FIRST, "the place of the lost one is as it was"

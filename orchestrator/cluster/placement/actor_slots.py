@@ -9,7 +9,7 @@ them.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from typing import Final
 
@@ -19,11 +19,23 @@ from orchestrator.control.events import Role
 _NODE_ID: Final = "ray.io/node-id"  # a label that Ray gives to each node
 
 
+Copied = Callable[[ActorPlacement], ActorPlacement | None]
+
+
 class ActorSlots:
     """The slots of a run's members. places: the reserved ones, those of workers first; elsewhere: for all further members;
-    servers: how many of the reserved ones are kept for servers, where workers have to be at sites."""
+    servers: how many of the reserved ones are kept for servers, where workers have to be at sites; copied: makes a place one
+    where its member works in a copy of the project; None where it needs none."""
 
-    def __init__(self, places: Sequence[ActorPlacement], elsewhere: ActorPlacement, servers: int = 0) -> None:
+    def __init__(
+        self,
+        places: Sequence[ActorPlacement],
+        elsewhere: ActorPlacement,
+        servers: int = 0,
+        copied: Copied = lambda _place: None,
+    ) -> None:
+        self._copied = copied
+        self._in_copies: set[int] = set()
         self._servers = {id(place) for place in places[len(places) - servers :]}
         self._free = list(reversed(places))
         self._elsewhere = elsewhere
@@ -32,6 +44,16 @@ class ActorSlots:
 
     def take(self, member: int, role: Role) -> ActorPlacement:
         """The slot for a new member."""
+        place = self._place(member, role)
+        copy = None if place.project is None else self._copied(place)
+        self._in_copies |= {member} if place.project is None or copy is not None else set()
+        return place if copy is None else copy
+
+    def has_copy(self, member: int) -> bool:
+        """Whether the member works in a copy of the project."""
+        return member in self._in_copies
+
+    def _place(self, member: int, role: Role) -> ActorPlacement:
         fit = [place for place in self._free if not self._servers or (id(place) in self._servers) == (role == "server")]
         if not fit:
             return self._somewhere()

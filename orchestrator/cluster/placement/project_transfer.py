@@ -12,7 +12,7 @@ import logging
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,11 +20,12 @@ import ray
 from ray.exceptions import RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+from orchestrator.cluster.actors.members import ActorPlacement
 from orchestrator.cluster.placement import node_tree
 from orchestrator.cluster.placement.node_tree import Tree
 from orchestrator.cluster.placement.reservation import Node, living_nodes
 from orchestrator.cluster.sessions import environment
-from orchestrator.errors import ClusterUnavailable
+from orchestrator.errors import ClusterUnavailable, OrchestratorError
 
 _LOOK_S = 0.5
 _SHOWN = 3
@@ -65,11 +66,18 @@ def prepare_workspaces(project: Project, nodes: Iterable[Node], say: Callable[[s
     if carried:
         for node in carried:
             say(f"note: carrying code and data to node {every[node].name}: {_shown(wrong[node])}")
-        copy = Workspace(None, {**in_place.runtime_env, "working_dir": _upload(project, carried.values())})
+        copy = copied(project, carried.values())
         there = _survey(project, carried.values(), copy)
         _refuse({node: _wrong(expected, there[node]) for node in carried}, every)
         workspaces.update(dict.fromkeys(carried, copy))
     return workspaces
+
+
+def copied(project: Project, nodes: Iterable[Node]) -> Workspace:
+    """A copy of the project that Ray unpacks on any node. nodes: that lack it, as far as is known. Raises ClusterUnavailable
+    where it cannot be carried."""
+    variables = environment.of_workers(project.variables)
+    return Workspace(None, {"env_vars": variables, "working_dir": _upload(project, nodes)})
 
 
 def unlike(project: Project, node_id: str) -> str | None:
@@ -84,6 +92,53 @@ def unlike(project: Project, node_id: str) -> str | None:
     )
     problems = _wrong(expected, found[node.id])
     return f"node {node.name}: {_shown(problems)}" if problems else None
+
+
+class LateWorkspaces:
+    """Of members that are started later than the first ones: on nodes that nobody knew then, or beyond the reserved room.
+
+    known: nodes that have the project in its own folder. As long as every living node is one of them, members work there; the
+    first one that may come to another node has the project carried, once, for all that follow.
+    """
+
+    def __init__(self, project: Project, known: set[str], say: Callable[[str], None]) -> None:
+        self._project = project
+        self._known = known
+        self._say = say
+        self._copy: Workspace | None = None
+        self._cannot = False
+
+    def copied(self, place: ActorPlacement) -> ActorPlacement | None:
+        """The same place for whoever works in a copy; None where it is on a node that has the project, or no other one is
+        there."""
+        nodes = {node.id: node for node in living_nodes() if node.resources.get("CPU", 0)}
+        others = [node for node in nodes.values() if node.id not in self._known]
+        if place.node in nodes or not others or not self._is_carried(others):
+            return None
+        assert self._copy is not None
+        return replace(place, project=None, options={**place.options, "runtime_env": dict(self._copy.runtime_env)})
+
+    def check(self, node: str) -> str | None:
+        """Why a member that works in the project's own folder cannot take part on this node; None when it can."""
+        if node in self._known:
+            return None
+        try:
+            problem = unlike(self._project, node)
+        except OrchestratorError as error:
+            return error.message
+        self._known.update([node] if problem is None else [])
+        return problem
+
+    def _is_carried(self, nodes: Sequence[Node]) -> bool:
+        if self._copy is None and not self._cannot:
+            try:
+                self._copy = copied(self._project, nodes)
+                names = ", ".join(node.name for node in nodes)
+                self._say(f"note: carrying code and data for workers that may come to node {names}")
+            except ClusterUnavailable as error:
+                self._cannot = True
+                self._say(f"note: {error.message}; {error.remedy}")
+        return self._copy is not None
 
 
 def _foreign(expected: Tree, found: Tree | RayError) -> list[str]:

@@ -26,7 +26,7 @@ from orchestrator.cluster.actors import standby
 from orchestrator.cluster.actors.members import ActorPlacement, Members, this_node
 from orchestrator.cluster.actors.orphaned import Overseen
 from orchestrator.cluster.placement.actor_slots import ActorSlots
-from orchestrator.cluster.placement.project_transfer import Project, prepare_workspaces, unlike
+from orchestrator.cluster.placement.project_transfer import LateWorkspaces, Project, prepare_workspaces
 from orchestrator.cluster.placement.reservation import Need, Node, living_nodes, reserved
 from orchestrator.cluster.sessions import RaySession, environment
 from orchestrator.cluster.sessions.joined import JoinedRay
@@ -287,19 +287,8 @@ class Job:
         # A node that is not known yet is more likely to lack the project than to have it.
         carried = next((place for place in places if place.project is None), places[0])
         elsewhere = ActorPlacement(carried.project, {**anywhere, "runtime_env": carried.options["runtime_env"]})
-        known = set(workspaces)
-
-        def check_node(node: str) -> str | None:
-            if node in known or carried.project is None:
-                return None
-            try:
-                problem = unlike(project, node)
-            except OrchestratorError as error:
-                return error.message
-            known.update([node] if problem is None else [])
-            return problem
-
-        return ActorSlots(places, elsewhere, servers), check_node
+        places_of_late = LateWorkspaces(project, set(workspaces), self.display.say)
+        return ActorSlots(places, elsewhere, servers, places_of_late.copied), places_of_late.check
 
     def _variables(self) -> dict[str, Any]:
         """What members have to be told of arithmetic by a Ray that was started without."""

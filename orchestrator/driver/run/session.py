@@ -56,6 +56,9 @@ class ActorSlots(Protocol):
     def take(self, member: int, role: events.Role) -> ActorPlacement:
         """The slot for a new member."""
 
+    def has_copy(self, member: int) -> bool:
+        """Whether the member works in a copy of the project."""
+
     def leave(self, member: int) -> None:
         """The member is gone, and its slot is free again."""
 
@@ -291,7 +294,7 @@ class Session:
             first = self._state.generation is None
             self._decide(events.Failed(member, error) if first else events.StartFailed(member, error.message))
             return
-        unfit = self._node_check(answer["node"])
+        unfit = None if self._actor_slots.has_copy(member) else self._node_check(answer["node"])
         if unfit is not None:
             self._kill(member, unfit)
             self._decide(events.StartFailed(member, unfit))
