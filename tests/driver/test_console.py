@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from orchestrator.driver.terminal import progress
+from orchestrator.driver.terminal.console import Lasting
 from tests.projects import PATIENCE_S
 
 PEOPLE = """
@@ -85,3 +86,17 @@ def test_an_answer_that_is_lost_is_said(code: int, unread: int) -> None:
     assert start(PROGRAMS, str(code), out=unread) == f"{code}, "
     assert start(PROGRAMS, str(code), closed=">&-") == f"{code}, "
     os.close(unread)
+
+
+def test_a_stream_that_takes_nothing_holds_nobody_up_and_tells_what_was_left_out() -> None:
+    reading, writing = os.pipe()
+    with os.fdopen(reading, "rb") as reader, os.fdopen(writing, "w") as writer:
+        stream = Lasting(writer)
+        for number in range(3000):
+            print(f"line {number} {'x' * 40}", file=stream, flush=True)  # far more than a pipe holds
+        held = reader.read1(1 << 20)
+        print("the end", file=stream, flush=True)
+        after = reader.read1(1 << 20).decode()
+    assert held.startswith(b"line 0 ")
+    assert "characters were left out here" in after
+    assert after.endswith("the end\n")

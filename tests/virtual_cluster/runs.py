@@ -118,6 +118,13 @@ class Uneven(Session):
             self._decide(Timed(member, self.dice.choice([0.1, 0.1, 0.3, 1.0])))
 
 
+class _Looked(ActorSlots):
+    """Whose nodes are looked at, though nobody has a folder of its own."""
+
+    def has_copy(self, member: int) -> bool:  # noqa: ARG002
+        return False
+
+
 class Run:
     def __init__(
         self, drawn: Plan, folder: Path, replay: Sequence[dict[str, Any]] = (), *, uneven: bool = False
@@ -241,7 +248,7 @@ class Run:
             return ActorPlacement(None, {"node": node})
 
         first = ActorPlacement(None, {"node": HERE})
-        return ActorSlots([first, *(place() for _ in range(1, settings.cluster.workers.most))], place())
+        return _Looked([first, *(place() for _ in range(1, settings.cluster.workers.most))], place())
 
     def _leave_traces(self) -> None:
         """Members outlive their driver until their lease ends; and it may have died in the midst of a line."""

@@ -1,28 +1,58 @@
-"""The standard streams, which may end before the run does: a terminal is closed, `| head` has read enough, a disk is
-full."""
+"""The standard streams, which may end before the run does, or stand still: a terminal is closed or stopped by Ctrl-S, `| head`
+has read enough, a disk is full."""
 
 from __future__ import annotations
 
 import contextlib
 import os
+import select
 import sys
-from typing import Any, TextIO
+from typing import Any, Final, TextIO
+
+_PATIENCE_S: Final = 2.0  # with whoever reads slowly; less than a lease, in which the driver has to be heard of
+_CHUNK: Final = select.PIPE_BUF // 4  # characters, which a stream that takes any takes without waiting
 
 
 class Lasting:
-    """A stream to people whose failures are ignored: a closed terminal is no reason to end a run."""
+    """A stream to people whose failures are ignored: a closed terminal is no reason to end a run. Nor is one that takes
+    nothing: what it does not take within two seconds is left out, and so is what follows until it takes something again."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
+        self._left_out = 0  # characters
+        try:
+            self._descriptor = None if isinstance(stream, Lasting) else stream.fileno()
+        except (OSError, ValueError, AttributeError):
+            self._descriptor = None  # it is no file, and never waits
 
     def write(self, text: str) -> int:
-        with contextlib.suppress(OSError):
-            self._stream.write(text)
+        if self._left_out and self._takes():
+            self._put(f"({self._left_out} characters were left out here: nobody took them)\n")
+            self._left_out = 0
+        for start in range(0, len(text), _CHUNK):
+            if not self._takes():
+                self._left_out += len(text) - start
+                break
+            self._put(text[start : start + _CHUNK])
         return len(text)
 
     def flush(self) -> None:
         with contextlib.suppress(OSError):
             self._stream.flush()
+
+    def _put(self, text: str) -> None:
+        with contextlib.suppress(OSError):
+            self._stream.write(text)
+            if self._descriptor is not None:
+                self._stream.flush()
+
+    def _takes(self) -> bool:
+        if self._descriptor is None:
+            return True
+        try:
+            return bool(select.select([], [self._descriptor], [], 0.0 if self._left_out else _PATIENCE_S)[1])
+        except (OSError, ValueError):  # it is closed, and a write fails at once
+            return True
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stream, name)
