@@ -15,7 +15,7 @@ from typing import Final
 
 from campaign import cells, kinds, modes, moments
 from campaign.cells import Cell
-from campaign.kinds import BY_NAME, memory
+from campaign.kinds import BY_NAME, memory, storage
 from campaign.modes import Mode
 
 PER_LAUNCH: Final = 36
@@ -32,6 +32,7 @@ _FAILED_STEPS: Final = 80
 _STORED_STEPS: Final = 240
 _AWAYS: Final = 3  # of a launch whose store goes away
 _AWAY_S: Final = (1.0, 8.0)
+_DAMAGED_AFTER: Final = (15, 60)  # steps
 
 
 @dataclass(frozen=True)
@@ -41,6 +42,18 @@ class Flip:
     every: int
     bit: int
     place: float
+
+
+@dataclass(frozen=True)
+class Damage:
+    """what: the file (`kinds.storage.FILES`); how: one bit is flipped, or the end is cut off; place: where, and in which part
+    of a checkpoint, each as a part of the way; bit: of the byte."""
+
+    what: str
+    how: storage.How
+    place: float
+    part: float
+    bit: int
 
 
 @dataclass(frozen=True)
@@ -55,6 +68,7 @@ class Fault:
     hold_s: float = 0.0
     partner: Fault | None = None
     flip: Flip | None = None
+    damage: Damage | None = None
 
 
 @dataclass(frozen=True)
@@ -79,6 +93,11 @@ class Launch:
         return next((fault for fault in self.faults if fault.flip is not None), None)
 
     @property
+    def damage(self) -> Fault | None:
+        """The one that damages a file of the run, which is alone."""
+        return next((fault for fault in self.faults if fault.damage is not None), None)
+
+    @property
     def played(self) -> Mode:
         """Its mode, with as many workers as it has."""
         mode = modes.BY_NAME[self.mode]
@@ -92,9 +111,7 @@ def part(seed: int, faults: int, names: Sequence[str], of: Sequence[str], storms
     stores = [name for name in names if BY_NAME[name].family == "storage"]
     names = [name for name in names if name not in flips and name not in stores]
     found = [flipped(seed, number, flips[number % len(flips)], of) for number in range(faults if flips else 0)]
-    for number in range(-(-faults // _AWAYS) if stores else 0):
-        mode, visit = _turn(seed, number, of)
-        found.append(away(seed, number, mode, stores[visit % len(stores)]))
+    found += _stored(seed, faults, stores, of) if stores else []
     calm = [name for name in names if BY_NAME[name].effect != "fails"]
     failing = [name for name in names if BY_NAME[name].effect == "fails"]
     for number in range(-(-faults // PER_LAUNCH) if calm else 0):
@@ -106,6 +123,17 @@ def part(seed: int, faults: int, names: Sequence[str], of: Sequence[str], storms
         found.append(failure(seed, number, *_turn(seed, number, of), failing))
     for number in range(storms if any(_is_brief(name) for name in names) else 0):
         found.append(storm(seed, number, _turn(seed, number, of)[0], calm))
+    return found
+
+
+def _stored(seed: int, faults: int, names: Sequence[str], of: Sequence[str]) -> list[Launch]:
+    """Each mode meets these kinds in turn, and launches that follow one another have different ones."""
+    found: list[Launch] = []
+    while sum(len(launch.faults) for launch in found) < faults:
+        number = len(found)
+        mode, visit = _turn(seed, number, of)
+        kind = names[(visit + of.index(mode.name)) % len(names)]
+        found.append((damaged if kind == storage.DAMAGED else away)(seed, number, mode, kind))
     return found
 
 
@@ -188,6 +216,17 @@ def away(seed: int, number: int, mode: Mode, kind: str) -> Launch:
     layout, alike = modes.layout(mode, dice), (f"run.steps={_STORED_STEPS}",)
     id = f"{seed}.{number}a {mode.name}"
     return Launch(id, seed, mode.name, layout, faults, alike=alike, store=kind, steps=_STORED_STEPS)
+
+
+def damaged(seed: int, number: int, mode: Mode, kind: str) -> Launch:
+    """A launch whose driver is killed, and a file of the run damaged, before it is resumed."""
+    dice = Random(f"damaged {seed} {number} {mode.name}")
+    files = [name for name in storage.FILES if name != storage.RESTS or not mode.lockstep]
+    how: storage.How = "bit" if dice.random() < 0.5 else "end"
+    damage = Damage(dice.choice(files), how, dice.random(), dice.random(), dice.randrange(storage.BITS))
+    fault = Fault(1, kind, moments.FROM_OUTSIDE, skip=dice.randint(*_DAMAGED_AFTER), damage=damage)
+    alike, id = (f"run.steps={_FAILED_STEPS}",), f"{seed}.{number}d {mode.name}"
+    return Launch(id, seed, mode.name, modes.layout(mode, dice), (fault,), alike=alike, steps=_FAILED_STEPS)
 
 
 def storm(seed: int, number: int, mode: Mode, names: Sequence[str]) -> Launch:

@@ -42,7 +42,7 @@ def _summary(results: Results, machine: str) -> str:
     rows = [
         ("faults of processes", f"{len(of_process)}", "3000"),
         ("faults of drivers", f"{_count(results, 'driver')}", ""),
-        ("times that MLflow or S3 was away", f"{_count(results, 'storage')}", ""),
+        ("faults of storage", f"{_count(results, 'storage')}", ""),
         ("jumps of the clock", f"{_count(results, 'clock')}", ""),
         ("newcomers of another build", f"{_count(results, 'version')}", ""),
         ("overlapping pairs", f"{sum(bool(fault.get('pair')) for fault in results.faults)}", "300"),
