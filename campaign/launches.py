@@ -283,6 +283,7 @@ class Running:
         """The store goes away and comes back, one time after the other; meanwhile steps are taken."""
         for fault in self.launch.faults:
             told = {"ns": time.monotonic_ns(), "fault": fault.number, "kind": fault.kind, "moment": fault.moment}
+            failed = len(self._steps_of("checkpoint_failed"))
             store.go()
             steps, until = self.words.steps, time.monotonic() + fault.hold_s
             while time.monotonic() < until:
@@ -297,12 +298,17 @@ class Running:
                     _TRICKLE_S,
                 )
             self._tell(fault, {**told, "step": steps, "victim": 0})
+            self.told[-1]["failed_checkpoints"] = len(self._steps_of("checkpoint_failed")) - failed
 
     @property
     def _saved(self) -> int:
         """The step of the newest checkpoint of which the journal tells."""
+        return max(self._steps_of("checkpoint_saved"), default=0)
+
+    def _steps_of(self, event: str) -> list[int]:
+        """Those of which the journal tells this."""
         journal = [] if self.run_folder is None else journal_of(self.run_folder)
-        return max((event["step"] for event in journal if event["event"] == "checkpoint_saved"), default=0)
+        return [told["step"] for told in journal if told["event"] == event]
 
     def _damage(self, fault: Fault) -> None:
         """The driver is killed, a file of the run damaged, and the run resumed; where that is refused, it is resumed once more
