@@ -299,6 +299,7 @@ class Running:
                 )
             self._tell(fault, {**told, "step": steps, "victim": 0})
             self.told[-1]["failed_checkpoints"] = len(self._steps_of("checkpoint_failed")) - failed
+            self.told[-1] |= {"met": dict(store.met)} if store.met else {}
 
     @property
     def _saved(self) -> int:

@@ -27,7 +27,7 @@ class Proxy:
     def __init__(self, behind: str, dice: Random) -> None:
         self.behind = urlsplit(behind).netloc
         self.is_in_trouble = False
-        self.met: dict[Fate, int] = dict.fromkeys(_SHARES, 0)
+        self.met: dict[str, int] = dict.fromkeys(_SHARES, 0)
         self._dice = dice
         self._drawing = threading.Lock()
         handler = type("Handler", (_Handler,), {"proxy": self})

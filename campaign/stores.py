@@ -40,9 +40,13 @@ _ASKS: Final = {  # the server looks whether somebody signed, and not what
 
 
 class Store(Protocol):
-    """arguments, variables: of commands that use it; `go` and `come` as often as wanted; has_checkpoints: of the run."""
+    """arguments, variables: of commands that use it; `go` and `come` as often as wanted; has_checkpoints: of the run; met: how
+    many requests had which fate, where it is asked through a proxy."""
 
     has_checkpoints: bool
+
+    @property
+    def met(self) -> Mapping[str, int]: ...
 
     @property
     def arguments(self) -> tuple[str, ...]: ...
@@ -92,6 +96,7 @@ def _newest(folder: LocalFolder) -> list[str]:
 
 class Mlflow:
     has_checkpoints = False
+    met: Mapping[str, int] = {}
 
     def __init__(self, folder: Path) -> None:
         self._server = Server(folder)
@@ -128,6 +133,7 @@ class Mlflow:
 
 class Bucket:
     has_checkpoints = True
+    met: Mapping[str, int] = {}
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -179,7 +185,9 @@ class Troubled(Bucket):
     def __init__(self, folder: Path, dice: Random) -> None:
         super().__init__(folder)
         self._proxy = Proxy(self._url, dice)
-        self.variables["AWS_ENDPOINT_URL"] = self._proxy.url
+        self.met = self._proxy.met
+        # Else botocore asks again so often, and for so long, that hardly an error comes through.
+        self.variables |= {"AWS_ENDPOINT_URL": self._proxy.url, "AWS_MAX_ATTEMPTS": "1"}
 
     def go(self) -> None:
         self._proxy.is_in_trouble = True
@@ -196,6 +204,7 @@ class Disk:
     """A small one in memory, filled by a file."""
 
     has_checkpoints = True
+    met: Mapping[str, int] = {}
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
