@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from campaign import flips
+from campaign import damages, flips
 from campaign.kinds import BY_NAME
 from campaign.modes import Mode
 
@@ -55,7 +55,9 @@ def findings(ended: Ended, mode: Mode, expected: Undisturbed | None, verdict: st
         assert expected is not None
         for fault in ended.flipped:
             found += flips.findings(fault, ended.report.get("digest"), expected.digest)
-    elif ended.report.get("status") == "finished":
+    for fault in ended.faults:
+        found += damages.findings(fault, ended.code) if "damage" in fault else []
+    if not ended.flipped and ended.report.get("status") == "finished":
         found += _bits(ended, expected) if mode.lockstep else _repeated(verdict)
     return found
 

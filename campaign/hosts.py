@@ -12,6 +12,7 @@ import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Final
 
 from campaign import moments
@@ -36,6 +37,8 @@ class TwoHosts:
     told: of the words, in the environment of both."""
 
     variables: Mapping[str, str]
+    has_checkpoints = False  # that are its matter
+    met: Mapping[str, int] = MappingProxyType({})
 
     def __init__(self, kind: str, folder: Path, told: Path) -> None:
         self._kind = kind
@@ -46,7 +49,8 @@ class TwoHosts:
         self.before = self._hosts.inside
         self.variables = self._hosts.access
         layout = ("cluster.workers={min: 1, max: 4}", "cluster.unreachable_s=2", "cluster.spares=0")
-        self.arguments = (f"cluster.address={self._hosts.address}", *layout)
+        shared = f"checkpoint.uri={told / 'checkpoints'}"  # which both hosts see
+        self.arguments = (f"cluster.address={self._hosts.address}", shared, *layout)
 
     def go(self) -> None:
         if self._kind == LOST:

@@ -22,7 +22,7 @@ from random import Random
 from typing import Any, Final
 
 from campaign import modes, moments, stores
-from campaign.kinds import BY_NAME, process
+from campaign.kinds import BY_NAME, process, storage
 from campaign.modes import Mode
 from campaign.moments import Words
 from campaign.plans import STORM_EVERY_S, Fault, Launch
@@ -34,6 +34,7 @@ _TICK_S: Final = 0.005
 _PACE_S: Final = 0.008  # a step
 _TRICKLE_S: Final = 0.6  # a step, while a newcomer is waited for
 _AWAY_PACE_S: Final = 0.15
+_SAVE_S: Final = 30.0  # for a checkpoint, once its store is back
 _STALL_PACE_S: Final = 0.1  # a step, which others may do while one that stalls is given its time
 _STORM_PACE_S: Final = 60.0 / 600  # a step, so that some are left at the end of its minute
 _WINDOW: Final = 3  # steps that nobody has begun
@@ -143,7 +144,7 @@ class Running:
         self._extra = 1000  # numbers of faults that the plan does not have
         self._failed_starts: tuple[int, int] = (0, 0)  # in a row, and how many processes had done a step by then
         supervised = ("run.supervised=true",) if launch.supervised else ()
-        self.store = None if launch.store is None else stores.of(launch.store, folder, project.path)
+        self.store = None if launch.store is None else stores.of(launch.store, folder, project.path, Random(launch.id))
         self.arguments = () if self.store is None else self.store.arguments
         if self.store is not None:
             variables = {**self.project.variables, **self.store.variables}
@@ -171,6 +172,8 @@ class Running:
         assert self.run_folder is not None or self.process.poll() is not None
         if self.launch.flip is not None:
             self._flip(self.launch.flip)
+        elif self.launch.damage is not None:
+            self._damage(self.launch.damage)
         elif self.store is not None:
             self._away(self.store)
         elif self.launch.storm:
@@ -282,13 +285,68 @@ class Running:
         """The store goes away and comes back, one time after the other; meanwhile steps are taken."""
         for fault in self.launch.faults:
             told = {"ns": time.monotonic_ns(), "fault": fault.number, "kind": fault.kind, "moment": fault.moment}
+            failed = len(self._steps_of("checkpoint_failed"))
             store.go()
             steps, until = self.words.steps, time.monotonic() + fault.hold_s
             while time.monotonic() < until:
                 self._tick(_AWAY_PACE_S)
             store.come()
             self._until(lambda steps=steps: self.words.steps > steps + 1, _RECOVER_S, f"no step after {fault}")  # type: ignore[misc]
+            if store.has_checkpoints:
+                self._until(
+                    lambda steps=self.words.steps: self._saved > steps,  # type: ignore[misc]
+                    _SAVE_S,
+                    f"no checkpoint after {fault}",
+                    _TRICKLE_S,
+                )
             self._tell(fault, {**told, "step": steps, "victim": 0})
+            self.told[-1]["failed_checkpoints"] = len(self._steps_of("checkpoint_failed")) - failed
+            self.told[-1] |= {"met": dict(store.met)} if store.met else {}
+
+    @property
+    def _saved(self) -> int:
+        """The step of the newest checkpoint of which the journal tells."""
+        return max(self._steps_of("checkpoint_saved"), default=0)
+
+    def _steps_of(self, event: str) -> list[int]:
+        """Those of which the journal tells this."""
+        journal = [] if self.run_folder is None else journal_of(self.run_folder)
+        return [told["step"] for told in journal if told["event"] == event]
+
+    def _damage(self, fault: Fault) -> None:
+        """The driver is killed, a file of the run damaged, and the run resumed; where that is refused, it is resumed once more
+        with the file as it was."""
+        damage, run = fault.damage, self.run_folder
+        assert damage is not None
+        assert run is not None
+        ready = lambda: self.words.steps >= fault.skip and len(storage.manifests(run)) > 1  # noqa: E731
+        self._until(ready, _END_S, "it has no two checkpoints")
+        told = {"ns": time.monotonic_ns(), "victim": self.process.pid, "step": self.words.steps}
+        self.process.kill()
+        self.process.wait()
+        self._wait(lambda: not marked(self.project), _END_S, "the members of a killed driver stay")
+        path = storage.find(run, damage.what, damage.part)
+        whole = path.read_bytes()
+        path.write_bytes(storage.damaged(whole, damage.how, damage.place, damage.bit))
+        said = (self.folder / "err").stat().st_size
+        self.words.gate = _OPEN
+        resume = (f"resume={run.name}", "output=json")
+        self.process = start(self.project, self.folder, *resume)
+        self._wait(lambda: self.process.poll() is not None, _BEGIN_S, "the resume does not end")
+        seen = {"code": self.process.returncode, "said": (self.folder / "err").read_text()[said:], "file": path.name}
+        self._tell(fault, told)
+        self.told[-1]["damage"] = {**asdict(damage), **seen}
+        if self.process.returncode:
+            path.write_bytes(whole)
+            self.process = start(self.project, self.folder, *resume)
+
+    def _wait(self, is_so: Callable[[], bool], patience_s: float, else_: str) -> None:
+        """For what is nobody's step."""
+        deadline = time.monotonic() + patience_s
+        while not is_so():
+            if time.monotonic() > deadline:
+                raise Stuck(f"{else_}, within {patience_s:g} s")
+            time.sleep(0.05)
 
     def _storm(self) -> None:
         """By the clock; what was not met within its two seconds is passed over."""

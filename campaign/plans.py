@@ -15,7 +15,7 @@ from typing import Final
 
 from campaign import cells, kinds, modes, moments
 from campaign.cells import Cell
-from campaign.kinds import BY_NAME, memory
+from campaign.kinds import BY_NAME, memory, storage
 from campaign.modes import Mode
 
 PER_LAUNCH: Final = 36
@@ -32,6 +32,7 @@ _FAILED_STEPS: Final = 80
 _STORED_STEPS: Final = 240
 _AWAYS: Final = 3  # of a launch whose store goes away
 _AWAY_S: Final = (1.0, 8.0)
+_DAMAGED_AFTER: Final = (15, 60)  # steps
 
 
 @dataclass(frozen=True)
@@ -41,6 +42,18 @@ class Flip:
     every: int
     bit: int
     place: float
+
+
+@dataclass(frozen=True)
+class Damage:
+    """what: the file (`kinds.storage.FILES`); how: one bit is flipped, or the end is cut off; place: where, and in which part
+    of a checkpoint, each as a part of the way; bit: of the byte."""
+
+    what: str
+    how: storage.How
+    place: float
+    part: float
+    bit: int
 
 
 @dataclass(frozen=True)
@@ -55,6 +68,7 @@ class Fault:
     hold_s: float = 0.0
     partner: Fault | None = None
     flip: Flip | None = None
+    damage: Damage | None = None
 
 
 @dataclass(frozen=True)
@@ -79,6 +93,11 @@ class Launch:
         return next((fault for fault in self.faults if fault.flip is not None), None)
 
     @property
+    def damage(self) -> Fault | None:
+        """The one that damages a file of the run, which is alone."""
+        return next((fault for fault in self.faults if fault.damage is not None), None)
+
+    @property
     def played(self) -> Mode:
         """Its mode, with as many workers as it has."""
         mode = modes.BY_NAME[self.mode]
@@ -92,11 +111,7 @@ def part(seed: int, faults: int, names: Sequence[str], of: Sequence[str], storms
     stores = [name for name in names if BY_NAME[name].family in kinds.AROUND]
     names = [name for name in names if name not in flips and name not in stores]
     found = [flipped(seed, number, flips[number % len(flips)], of) for number in range(faults if flips else 0)]
-    for number in range(-(-faults // _AWAYS) if stores else 0):
-        kind = stores[(seed + number) % len(stores)]
-        fitting = [name for name in of if BY_NAME[kind].family == "storage" or modes.BY_NAME[name].spans_hosts]
-        if fitting:
-            found.append(away(seed, number, _turn(seed, number // len(stores), fitting)[0], kind))
+    found += _stored(seed, faults, stores, of) if stores else []
     calm = [name for name in names if BY_NAME[name].effect != "fails"]
     failing = [name for name in names if BY_NAME[name].effect == "fails"]
     for number in range(-(-faults // PER_LAUNCH) if calm else 0):
@@ -109,6 +124,24 @@ def part(seed: int, faults: int, names: Sequence[str], of: Sequence[str], storms
     for number in range(storms if any(_is_brief(name) for name in names) else 0):
         found.append(storm(seed, number, _turn(seed, number, of)[0], calm))
     return found
+
+
+def _stored(seed: int, faults: int, names: Sequence[str], of: Sequence[str]) -> list[Launch]:
+    """Each mode meets in turn those of these kinds that it can, and launches that follow one another have different ones."""
+    fitting = {name: [kind for kind in names if _fits_around(kind, modes.BY_NAME[name])] for name in of}
+    of = [name for name in of if fitting[name]]
+    found: list[Launch] = []
+    while of and sum(len(launch.faults) for launch in found) < faults:
+        number = len(found)
+        mode, visit = _turn(seed, number, of)
+        here = fitting[mode.name]
+        kind = here[(visit + of.index(mode.name)) % len(here)]
+        found.append((damaged if kind == storage.DAMAGED else away)(seed, number, mode, kind))
+    return found
+
+
+def _fits_around(kind: str, mode: Mode) -> bool:
+    return BY_NAME[kind].family == "storage" or mode.spans_hosts
 
 
 def unmet(seed: int, wanted: Sequence[Cell]) -> list[Launch]:
@@ -190,6 +223,17 @@ def away(seed: int, number: int, mode: Mode, kind: str) -> Launch:
     layout, alike = modes.layout(mode, dice), (f"run.steps={_STORED_STEPS}",)
     id = f"{seed}.{number}a {mode.name}"
     return Launch(id, seed, mode.name, layout, faults, alike=alike, store=kind, steps=_STORED_STEPS)
+
+
+def damaged(seed: int, number: int, mode: Mode, kind: str) -> Launch:
+    """A launch whose driver is killed, and a file of the run damaged, before it is resumed."""
+    dice = Random(f"damaged {seed} {number} {mode.name}")
+    files = [name for name in storage.FILES if name != storage.RESTS or not mode.lockstep]
+    how: storage.How = "bit" if dice.random() < 0.5 else "end"
+    damage = Damage(dice.choice(files), how, dice.random(), dice.random(), dice.randrange(storage.BITS))
+    fault = Fault(1, kind, moments.FROM_OUTSIDE, skip=dice.randint(*_DAMAGED_AFTER), damage=damage)
+    alike, id = (f"run.steps={_FAILED_STEPS}",), f"{seed}.{number}d {mode.name}"
+    return Launch(id, seed, mode.name, modes.layout(mode, dice), (fault,), alike=alike, steps=_FAILED_STEPS)
 
 
 def storm(seed: int, number: int, mode: Mode, names: Sequence[str]) -> Launch:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Callable, Mapping
 from itertools import islice
 from pathlib import Path
@@ -19,6 +20,7 @@ from typing import Any
 from orchestrator.records.lines import LineFile
 
 Belongs = Callable[[Mapping[str, Any], int], bool]
+_SEAL = re.compile(r"[0-9]+:[0-9a-f]{64}")
 
 
 def of_trace(line: Mapping[str, Any], steps: int) -> bool:
@@ -59,6 +61,10 @@ class Seal:
             return line.endswith(b"\n") and self._belongs(json.loads(line), steps)
         except (KeyError, TypeError, ValueError):
             return False
+
+
+def is_seal(text: Any) -> bool:
+    return isinstance(text, str) and _SEAL.fullmatch(text) is not None
 
 
 def is_broken(path: Path, seal: str) -> bool:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
+from collections.abc import Sequence
+from itertools import pairwise, product
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from campaign import cells, kinds, modes, moments, plans
-from campaign.kinds import BY_NAME
+from campaign.kinds import BY_NAME, storage
 from campaign.plans import Fault, Launch
 
 PROCESS = kinds.of_family("process")
@@ -110,10 +111,43 @@ def test_launches_of_a_mode_go_on_where_the_one_before_stopped() -> None:
 def test_a_store_that_goes_away_is_alone_in_its_launch() -> None:
     found = plans.part(2, 84, (*kinds.of_family("storage"), "SIGKILL"), modes.NAMES)
     away = [launch for launch in found if launch.store is not None]
-    assert len(away) == 28
     assert {launch.mode for launch in away} == {*modes.NAMES}
-    assert {launch.store for launch in away} == {*kinds.of_family("storage")}
+    assert {launch.store for launch in away} == {*kinds.of_family("storage")} - {storage.DAMAGED}
     assert all(fault.kind == launch.store for launch in away for fault in launch.faults)
+
+
+def of_storage(seed: int, faults: int, of: Sequence[str]) -> list[Launch]:
+    return plans.part(seed, faults, kinds.of_family("storage"), of)
+
+
+@given(seed=SEEDS, of=st.lists(st.sampled_from(modes.NAMES), min_size=1, unique=True))
+def test_each_mode_meets_the_kinds_of_storage_in_turn(seed: int, of: list[str]) -> None:
+    found = of_storage(seed, 13 * 5 * len(of), of)[: 5 * len(of)]
+    met = [(launch.mode, launch.faults[0].kind) for launch in found]
+    assert sorted(met) == sorted(product(of, kinds.of_family("storage")))
+    assert len({launch.id for launch in found}) == len(found)
+
+
+def test_launches_that_follow_one_another_have_different_kinds_of_storage() -> None:
+    assert {launch.faults[0].kind for launch in of_storage(0, 15, modes.NAMES)} == {*kinds.of_family("storage")}
+
+
+def test_as_many_faults_of_storage_are_planned_as_are_wanted() -> None:
+    assert 30 <= sum(len(launch.faults) for launch in of_storage(1, 30, modes.NAMES)) < 33
+    assert len(plans.part(1, 30, [storage.DAMAGED], modes.NAMES)) == 30
+
+
+def test_a_damaged_file_is_one_that_the_run_has() -> None:
+    """Each file, by both ways; rests only where shards run free."""
+    met = set()
+    for launch in plans.part(1, 400, [storage.DAMAGED], ["bsp", "ssp"]):
+        (fault,) = launch.faults
+        assert fault.damage is not None
+        assert launch.damage is fault
+        assert launch.store is None
+        met.add((launch.mode, fault.damage.what, fault.damage.how))
+    assert {what for mode, what, _ in met if mode == "bsp"} == {*storage.FILES} - {storage.RESTS}
+    assert {each[1:] for each in met if each[0] == "ssp"} == {*product(storage.FILES, ("bit", "end"))}
 
 
 @given(seed=SEEDS)

@@ -169,6 +169,24 @@ def test_no_bit_of_the_steps_of_a_checkpoint_turns_unseen(name: str, place: int,
         assert name in refused.message
 
 
+@given(place=st.integers(0, 10_000), bit=st.integers(0, 7))
+def test_a_flipped_bit_of_a_seal_in_the_journal_is_not_told_as_one_of_the_trace_alone(place: int, bit: int) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        files = RunFolder(Path(folder), "e" * 32)
+        with contextlib.closing(LineFile(files.trace)) as file:
+            file.append(LEFT["trace.jsonl"])
+            seal = Seal(file, of_trace).of(5)
+        with contextlib.closing(LineFile(files.journal)) as file:
+            file.append([{"event": "checkpoint_saved", "step": 5, "trace": seal}])
+        catalog, state = Catalog(open_storage(storage_of(PLAN, files)), 1), example(5)
+        catalog.commit(5, events(open_storage(storage_of(PLAN, files)), state, 5))
+        whole = bytearray(files.journal.read_bytes())
+        whole[whole.index(seal.encode()) + place % len(seal)] ^= 1 << bit
+        files.journal.write_bytes(whole)
+        refused = refusal(files)
+        assert refused is None or "journal.jsonl" in refused.message
+
+
 def test_what_a_run_began_with_is_taken_where_it_lies_as_long_as_it_is_that(tmp_path: Path) -> None:
     """Also data of which `.dvcignore` leaves out a part; and a checkout knows the DVC cache of the folder it was made for."""
     files = {"code.py": "1\n", "data/a.csv": "1\n", "data/a.tmp": "", ".dvcignore": "*.tmp\n", ".dvc/config": ""}

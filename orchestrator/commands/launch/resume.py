@@ -40,6 +40,7 @@ from orchestrator.settings import Settings
 from orchestrator.tracking import Past, Store
 
 _NAMED = 5  # changed files in a message
+_ANEW = "or launch the run again"
 
 
 def resume(
@@ -241,7 +242,8 @@ def _check_seals(files: RunFolder, journal: Sequence[Mapping[str, Any]], step: i
     told = [event for event in journal if event["event"] == "checkpoint_saved" and event["step"] == step]
     for name, file in (("trace", files.trace), ("rests", files.rests)):
         if told and name in told[-1] and file.exists() and sealing.is_broken(file, told[-1][name]):
-            raise _damaged(file, f"it is not what it was when the checkpoint of step {step} was saved")
+            why = f"it is not what it was when the checkpoint of step {step} was saved, as {files.journal} tells"
+            raise CheckpointDamaged(f"{file} is damaged: {why}", f"restore both from the artifacts of the run, {_ANEW}")
 
 
 def _holds(is_whole: Callable[[Any], bool], line: Any) -> bool:
@@ -264,7 +266,9 @@ def _is_event(event: Any) -> bool:
     """As far as it is asked here."""
     match event["event"]:
         case "checkpoint_saved":
-            return isinstance(event["step"], int)
+            return isinstance(event["step"], int) and all(
+                sealing.is_seal(event[name]) for name in ("trace", "rests") if name in event
+            )
         case "evaluated":
             return isinstance(event["step"], int) and isinstance(
                 sum(map(float, event["metrics"].values())), float | int
@@ -275,8 +279,7 @@ def _is_event(event: Any) -> bool:
 
 
 def _damaged(file: Path, why: str) -> CheckpointDamaged:
-    remedy = "restore it from the artifacts of the run, or launch the run again"
-    return CheckpointDamaged(f"{file} is damaged: {why}", remedy)
+    return CheckpointDamaged(f"{file} is damaged: {why}", f"restore it from the artifacts of the run, {_ANEW}")
 
 
 def _rests_until(manifest: Manifest, files: RunFolder) -> int:
