@@ -102,7 +102,9 @@ def _steps(ended: Ended, mode: Mode) -> Iterator[str]:
     up; how much a fast shard has done in it only a bound on staleness bounds."""
     sync = mode.settings.get("sync", {})
     most = MOST_LOST if mode.lockstep else sync["rest_every"] + sync.get("staleness", math.inf)
-    allowed = sum(fault["struck"] and _ends_all(fault) for fault in ended.faults)
+    # What a shard keeps is held by its host and, on the driver's machine alone, by the driver.
+    far = any(event["event"] == "shard_state_unprotected" for event in ended.journal)
+    allowed = sum(fault["struck"] and (_ends_all(fault) or (far and _ends_host(fault))) for fault in ended.faults)
     for event in ended.journal:
         if event["event"] == "recovered" and event["kind"] in ("lost", "joined") and event["steps_lost"] > most:
             yield f"steps: {event['steps_lost']} were lost with a worker: {event.get('why')}"
@@ -114,6 +116,11 @@ def _steps(ended: Ended, mode: Mode) -> Iterator[str]:
 def _ends_all(fault: Mapping[str, Any]) -> bool:
     """A driver that is silent for longer than its lease: all workers end themselves, and go back to the checkpoint."""
     return BY_NAME[fault["kind"]].family == "driver" and BY_NAME[fault["kind"]].effect == "stalls"
+
+
+def _ends_host(fault: Mapping[str, Any]) -> bool:
+    """All workers of a host may be lost by it in one moment."""
+    return BY_NAME[fault["kind"]].family in ("node", "network")
 
 
 def _messages(ended: Ended) -> Iterator[str]:
