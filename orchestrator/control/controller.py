@@ -397,7 +397,8 @@ def _tick(decision: Decision, _: Tick) -> None:
     for look in (_watch_start, _watch_joiners, _watch_members, _watch_withdrawal, _watch_stop, _watch_pause, watch):
         if decision.state.phase != "ended":
             look(decision)
-    if decision.state.retry is not None and decision.state.phase != "ended":
+    state = decision.state
+    if (state.retry is not None or state.later is not None) and state.phase != "ended":
         start_missing(decision)
 
 

@@ -37,6 +37,7 @@ from orchestrator.control.events import (
 )
 from orchestrator.control.membership import ControllerState, Requirements
 from orchestrator.control.rendezvous import formation
+from orchestrator.control.rendezvous.scaling import FAILURES, SELDOM_S
 from orchestrator.errors import (
     ClusterUnavailable,
     Inconsistent,
@@ -629,7 +630,7 @@ def test_a_joiner_asks_for_a_regroup_and_takes_the_state() -> None:
     assert play(Stepped(4)) == [Recovered("joined", 0.5, 0)]
 
 
-def test_a_joiner_that_prepared_another_run_is_refused_and_the_third_is_the_last() -> None:
+def test_a_joiner_that_prepared_another_run_is_refused_and_after_the_third_none_is_tried_for_long() -> None:
     play = begun(requirements(most=3))
     for member in (2, 3):
         done = play(Ready(member, OTHER_FACTS))
@@ -637,7 +638,7 @@ def test_a_joiner_that_prepared_another_run_is_refused_and_the_third_is_the_last
         assert "prepared different runs: steps differ" in done[0].why
         assert done[1:] == [Start(member + 1, "worker")]
     assert [type(command) for command in play(Ready(4, OTHER_FACTS))] == [Kill]
-    assert "3 starts in a row failed, so no more are tried" in play.reasons[-1]
+    assert "3 starts in a row failed, so the next one is tried in 5 min" in play.reasons[-1]
     assert play.wait(100.0, *(compute(member, 1, 0, beats=member) for member in (0, 1)))[-1:] != [End(None)]
 
 
@@ -651,7 +652,23 @@ def test_a_joiner_that_fails_dies_or_is_late_is_given_up() -> None:
     play(prepare(5, 1))
     done = play.wait(61.0, *(Heartbeat(member, "exchange", 1, None, 1) for member in (0, 1)))
     assert done == [Kill(5, "its start has not progressed for 60 s: it is preparing")]
-    assert "3 starts in a row failed, so no more are tried" in play.reasons[-1]
+    assert "3 starts in a row failed, so the next one is tried in 5 min" in play.reasons[-1]
+
+
+def test_after_starts_that_failed_one_is_tried_now_and_then_and_the_first_that_takes_part_ends_that() -> None:
+    play = begun(requirements(most=4))
+    for _ in range(FAILURES):
+        play(*(Died(start.member, "") for start in play.of(Start)[-2:]))
+    told = len(play.of(Start))
+    for beats in range(int(SELDOM_S)):
+        assert len(play.of(Start)) == told, "not before"
+        play.wait(1.0, *(compute(member, 1, 0, beats=beats) for member in (0, 1)))
+    (only,) = play.of(Start)[told:]
+    play(Ready(only.member, FACTS))
+    play(left(0, 4, "regroup"), left(1, 4, "regroup"))
+    assert only.member in play.begin().members
+    assert play.state.later is None
+    assert play.state.failures == 0
 
 
 def test_starts_that_fail_in_one_moment_are_one_failure() -> None:
@@ -664,7 +681,7 @@ def test_starts_that_fail_in_one_moment_are_one_failure() -> None:
     assert play(*(Died(member, "") for member in replacements)) == [
         Start(member, "worker") for member in (9, 10, 11, 12)
     ]
-    assert not any("no more are tried" in reason for reason in play.reasons)
+    assert not any("in a row failed" in reason for reason in play.reasons)
 
 
 def test_room_that_is_missing_for_long_is_no_failed_start() -> None:
