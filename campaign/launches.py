@@ -491,8 +491,9 @@ class Running:
             self._tell(fault.partner, partner, went_on=after(), missed="the run was faster", pair=overlaps)
 
     def _patience_with(self, fault: Fault) -> float:
-        """For the process that goes on with a driver's run, or a newcomer in place of the one that was struck."""
-        return _BEGIN_S if BY_NAME[fault.kind].family == "driver" else 0.0
+        """For the process that goes on with a driver's run, or the end of a run that cannot go on."""
+        kind = BY_NAME[fault.kind]
+        return _BEGIN_S if kind.family == "driver" else _END_S if kind.effect == "fails" else 0.0
 
     def _partner_struck(self, fault: Fault, struck: Mapping[str, Any]) -> dict[str, Any] | None:
         """Where it came before the first one was over."""

@@ -74,7 +74,10 @@ def _acts(run: Run, dice: Random) -> list[tuple[bool, Callable[[], Any]]]:
 
 
 def _wait_for_stalls(run: Run) -> None:
-    """Whoever stands still is found. In the longest ticks that count in full."""
+    """Whoever stands still is found. In the longest ticks that count in full. Nobody else does anything in this time and may be
+    taken for one who stands still, so it does not pass without need."""
+    if not any(process.stopped for process in run.world.living()):
+        return
     for _ in range(int(STEP_TIMEOUT_S / LISTEN_S) + 2):
         if not run.world.end:
             run.world.tick(LISTEN_S)

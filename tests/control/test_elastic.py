@@ -156,7 +156,8 @@ class Run(RuleBasedStateMachine):
         self.all_losses += 1
         if (self.world.shard_state or self.world.staged) and self.all_losses > 9:
             return False  # each of them may throw the run back
-        if not self.world.begins or process.state == "starting":
+        known = self.world.state.members.get(process.id)
+        if not self.world.begins or known is None or known.ready is None:  # nobody has heard yet that it is ready
             self.early_losses += 1
             return self.early_losses <= 2
         if self.world.near:
