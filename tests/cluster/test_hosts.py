@@ -34,6 +34,22 @@ def test_a_host_without_the_project_gets_it_and_the_result_is_the_same(
         assert "10.77.0.1" not in done.err
 
 
+@pytest.mark.long
+@pytest.mark.ray
+@pytest.mark.root
+def test_workers_that_come_later_to_a_host_without_the_project_work_in_a_copy(digits: Project) -> None:
+    """The first one is alone, on the first host most of the time, which has the project."""
+    undisturbed = alone(digits, "digits", *ENDLESS[1:])
+    with two_hosts(hidden=digits.path) as hosts:
+        project = replace(digits, variables=hosts.access, before=hosts.inside)
+        run = WatchedRun(project, *ENDLESS, f"cluster.address={hosts.address}", "cluster.workers={min: 1, max: 4}")
+        run.wait(lambda: any(len(set(each["nodes"])) == 2 for each in run.journal("generation_started")) or None)
+        done = run.end()
+    assert_as_alone(project, done, undisturbed)
+    assert "note: carrying code and data" in done.err
+    assert not run.journal("worker_lost")
+
+
 ENDLESS = ("conf=digits", "run.steps=2000", "evaluation.every=500", "checkpoint.every=null", "output=json")
 
 
