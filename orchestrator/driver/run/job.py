@@ -287,8 +287,9 @@ class Job:
         # A node that is not known yet is more likely to lack the project than to have it.
         carried = next((place for place in places if place.project is None), places[0])
         elsewhere = ActorPlacement(carried.project, {**anywhere, "runtime_env": carried.options["runtime_env"]})
-        places_of_late = LateWorkspaces(project, set(workspaces), self.display.say)
-        return ActorSlots(places, elsewhere, servers, places_of_late.copied), places_of_late.check
+        known = {node for node, workspace in workspaces.items() if workspace.project is not None}
+        late = LateWorkspaces(project, known, self.display.say)
+        return ActorSlots(places, elsewhere, servers, late.copied), late.check
 
     def _variables(self) -> dict[str, Any]:
         """What members have to be told of arithmetic by a Ray that was started without."""
