@@ -196,9 +196,9 @@ class ControllerState:
     without_progress: generations since then that ended without and with a loss; restarts: losses of all state in a row.
     failures: failed starts in a row; failed: members below this id were ordered before the last of them was known. deaths: in
     preparation. retry: when a start is tried again after there was no room; later: after too many in a row have failed.
-    link_failures: pairs of living members that have lost each other once. losses, stalls: by micro-batch (step, shard, stage), whether each was seen or inferred. recoveries:
-    open ones. inherited: which shards went on with others' state, each with the advances of all replicas that had been made
-    then. distrusted: nodes where nobody is started any more, since one there has computed wrongly. interrupted: the signal and
+    link_failures: pairs of living members that have lost each other once. losses, stalls: by micro-batch (step, shard, stage),
+    whether each was seen or inferred. recoveries: open ones. inherited: which shards went on with others' state, each with the
+    advances of all replicas that had been made then. distrusted: nodes where nobody is started any more, since one there has computed wrongly. interrupted: the signal and
     when. since: when the present phase began. listened: the last tick.
     """
 
