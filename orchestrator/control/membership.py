@@ -198,8 +198,8 @@ class ControllerState:
     preparation. retry: when a start is tried again after there was no room; later: after too many in a row have failed.
     link_failures: pairs of living members that have lost each other once. losses, stalls: by micro-batch (step, shard, stage),
     whether each was seen or inferred. recoveries: open ones. inherited: which shards went on with others' state, each with the
-    advances of all replicas that had been made then. distrusted: nodes where nobody is started any more, since one there has computed
-    wrongly. interrupted: the signal and when. since: when the present phase began. listened: the last tick.
+    advances of all replicas that had been made then. distrusted: nodes where nobody is started any more, since one there has
+    computed wrongly. interrupted: the signal and when. since: when the present phase began. listened: the last tick.
     """
 
     requirements: Requirements
