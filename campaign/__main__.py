@@ -71,12 +71,12 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--mutants", action="store_true", help="plant bugs of the protocol, and look whether they are found"
     )
-    results = parser.add_argument(
-        "--results", type=Path, nargs="+", help="the folders of what was found, the first for what is"
-    )
-    results.default = [Path("build/campaign")]
+    default = [Path("build/campaign")]
     parser.add_argument(
-        "--keep", type=Path, metavar="FILE", help=f"write what was found there, in short; in {COUNTED} it counts"
+        "--results", type=Path, nargs="+", default=default, help="folders of what was found; new goes to the first"
+    )
+    parser.add_argument(
+        "--keep", type=Path, metavar="FILE", help="write what was found there, in short; in campaign/counted/ it counts"
     )
     parser.add_argument("--print", action="store_true", help="the plan, without doing it")
     parser.add_argument("--table", type=Path, metavar="PAGE", help="write what all parts have found into this page")

@@ -12,6 +12,7 @@ import errno
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -91,6 +92,8 @@ def missing(kind: str | None) -> str | None:
         return f"{kind} needs an S3 server: make s3"
     if kind == DISK and os.geteuid() != 0:
         return f"{kind} needs root, who alone may mount the small disk that is filled"
+    if kind in hosts.KINDS and (os.geteuid() != 0 or shutil.which("ip") is None):
+        return f"{kind} needs root and the program ip (iproute2), which make two hosts of network namespaces"
     return None
 
 

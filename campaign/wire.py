@@ -3,8 +3,7 @@
     python -m campaign.wire plain NAME       in the namespace of a host, once
     python -m campaign.wire ONE OTHER        carries what comes in at one interface out at the other
 
-It is for kernels without `sch_netem`. A line of JSON on its standard input
-says what it does from then on (`Rule`); frames that it holds are let go when it says so. Needs root.
+It is for kernels without `sch_netem`. A line of JSON on its standard input says what it does from then on (`Rule`). Needs root.
 """
 
 from __future__ import annotations
@@ -76,9 +75,10 @@ def carry(names: list[str]) -> None:
                         return
                     told = json.loads(line)
                     rule = Rule(**{**told, "cut": tuple(told["cut"])})
-                    held = [(time.monotonic() if at == float("inf") else at, *rest) for at, *rest in waiting]
-                    waiting = [] if rule.jam else held  # type: ignore[assignment]
-                    heapq.heapify(waiting)
+                    if not rule.jam:
+                        latest = time.monotonic() + rule.delay_s  # of all that it holds, in the order in which it came
+                        waiting = [(min(at, latest), number, way, frame) for at, number, way, frame in waiting]
+                        heapq.heapify(waiting)
                     continue
                 frame, (_, _, sort, *_) = sockets[key.data].recvfrom(_FRAME_BYTES)
                 if sort == _OUTGOING:
