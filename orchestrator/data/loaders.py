@@ -1,7 +1,7 @@
 """Batches fetched ahead by processes of their own, with the bits they have when fetched in the compute thread (rule B2).
 
 Random generators belong to a process, so a thread that fetches ahead would disturb the computation's; and a process that was
-forked would inherit Ray. So a loader is a fresh Python process. It builds the pipeline and its datasets under the run's seed as
+forked from its worker would inherit Ray. So a loader is a process that has seen neither (`forkserver.children`). It builds the pipeline and its datasets under the run's seed as
 the worker does, and seeds each fetch by (step, shard).
 
 The protocol is plain: a loader reads requests from its standard input and writes answers to its standard output, each a length
@@ -23,7 +23,6 @@ import os
 import pickle
 import select
 import struct
-import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
@@ -36,6 +35,7 @@ from orchestrator.data.fetching import fetch
 from orchestrator.errors import Inconsistent, OrchestratorError, PipelineRaised, RunFailed, from_dict
 from orchestrator.files import cache, waiting
 from orchestrator.files.waiting import Taken
+from orchestrator.forkserver.children import child
 from orchestrator.numerics import determinism, digests, streams
 from orchestrator.pipeline import Pipeline, find, naming
 from orchestrator.plan import Declared
@@ -165,14 +165,13 @@ class _Loader:
             code = self._replace(f"before it had read {where}")
             self.ask(key)
         raise RunFailed(
-            f"{where}: {_DEATHS} loader processes in a row ended before they had read its samples, the last with code {code}",
+            f"{where}: {_DEATHS} loader processes in a row ended before they had read its samples, the last with {_code(code)}",
             "look at these samples and for the kernel's out-of-memory killer (dmesg), or fetch in the workers: data.loaders=0",
         )
 
     def has_answered(self) -> bool:
         """Whether the answer has begun to come, or never will."""
-        assert self._process.stdout is not None
-        return bool(select.select([self._process.stdout], [], [], 0)[0])
+        return bool(select.select([self._process.output], [], [], 0)[0])
 
     def drop(self) -> None:
         """The answer is not wanted any more."""
@@ -181,40 +180,38 @@ class _Loader:
         if answer is None:
             self._replace("with a request that is not wanted any more")
 
-    def close(self) -> int:
+    def close(self) -> int | None:
         """Returns the exit code."""
         self._process.kill()
-        self._process.communicate()
-        return self._process.returncode
+        return self._process.close()
 
     def _start(self) -> None:
-        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", __name__], stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment
-        )
+        self._process = child(__name__)
         self._write(asdict(self._recipe))
 
-    def _replace(self, when: str) -> int:
+    def _replace(self, when: str) -> int | None:
         """Returns the exit code of the one that died."""
         code = self.close()
-        self._lost(f"a loader process ended with code {code} {when}; another one takes its place")
+        self._lost(f"a loader process ended with {_code(code)} {when}; another one takes its place")
         self._start()
         return code
 
     def _read(self) -> dict[str, Any] | None:
         """The answer; None when the process died first. Raises what `waiting.pass_on` raises; then it is still to come."""
-        assert self._process.stdout is not None
         while True:
-            answer: dict[str, Any] | None = _read(self._process.stdout)
+            answer: dict[str, Any] | None = _read(self._process.output)
             if answer is None or "told" not in answer:
                 waiting.add(Taken(*(answer or {}).get("taken", ())))
                 return answer
             waiting.pass_on(answer["told"])
 
     def _write(self, message: object) -> None:
-        assert self._process.stdin is not None
         with contextlib.suppress(OSError):  # it died: whoever reads its answer finds that out
-            _write(self._process.stdin, message)
+            _write(self._process.input, message)
+
+
+def _code(code: int | None) -> str:
+    return "an unknown code" if code is None else f"code {code}"
 
 
 def _result(answer: dict[str, Any]) -> Any:
@@ -344,8 +341,12 @@ def upcoming(step: int, shard: int, shards: Sequence[int], stretches: range, ind
         begin, position = end, 0
 
 
-if __name__ == "__main__":
-    _requests, _answers = sys.stdin.buffer, os.fdopen(os.dup(1), "wb")
+def main(_began: float = 0.0) -> None:
+    requests, answers = sys.stdin.buffer, os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # what the pipeline prints must not get into the answers
     with contextlib.suppress(BrokenPipeError, KeyboardInterrupt):
-        _serve(_requests, _answers)
+        _serve(requests, answers)
+
+
+if __name__ == "__main__":
+    main()

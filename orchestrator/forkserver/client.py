@@ -7,8 +7,9 @@ the server does not give a process, this one becomes the worker as Ray meant it.
 orchestrator. Ray knows a worker by the token in its arguments and by the process that registers with it, so it may be another
 one than Ray has started; tried with Ray 2.60 (see `cluster.sessions.workers`).
 
-    request     {"argv", "environ", "interpreter"}, with the descriptors 0, 1, 2 and one of the working directory; of a command
-                also {"program", "path", "flags", "began"}; or {"about"} or {"stop"} alone
+    request     {"argv", "environ", "interpreter"}, with the descriptors of its standard streams and of the working directory;
+                of a command also {"program", "path", "flags", "began"}, of a child {"since"}: variables that its parent has
+                set since it was forked itself, null where it has removed them; or {"about"} or {"stop"} alone
     answer      {"forked"}: a process, which begins when it is told to go on; {"refused"}; {"pid", ...}: of the server
     later       {"status"}: how the process of a command has ended
 
@@ -33,6 +34,9 @@ _GO = b"g"
 _SETUP, _CONTEXT, _LANGUAGE = "setup_worker.py", "--serialized-runtime-env-context", "--language="
 
 Message = dict[str, Any]
+came_from: tuple[str, Message] | None = (
+    None  # where the server listens from which this process was forked, and the request
+)
 
 
 def connected(place: str) -> socket.socket | None:
@@ -55,13 +59,19 @@ def peer(connection: socket.socket) -> tuple[int, int]:
     return process, user
 
 
-def ask(connection: socket.socket, request: Message, patience_s: float = _ANSWER_S) -> Message | None:
-    """The first answer; None where the server is gone, or says nothing for so long."""
+def ask(
+    connection: socket.socket,
+    request: Message,
+    patience_s: float = _ANSWER_S,
+    streams: tuple[int, int, int] = (0, 1, 2),
+) -> Message | None:
+    """The first answer; None where the server is gone, or says nothing for so long. streams: the descriptors that will be the
+    process's standard input, output and error."""
     folder = -1
     try:
         folder = os.open(".", os.O_RDONLY | os.O_DIRECTORY)
         connection.settimeout(patience_s)
-        send(connection, request, [0, 1, 2, folder])
+        send(connection, request, [*streams, folder])
         answer, _ = receive(connection)
         if answer is not None and "forked" in answer:
             connection.sendall(_GO)

@@ -63,6 +63,7 @@ ROLES: Mapping[str, Role] = {
             "orchestrator.transports.shared_memory",
             "orchestrator.transports.sockets",
             "orchestrator.checkpoints.writer",
+            "orchestrator.data.loaders",
         )
     ),
     "driver": Role(
@@ -285,6 +286,7 @@ class Server:
     def _forked(self, connection: socket.socket, asker: int, message: Message, descriptors: Sequence[int]) -> Request:
         """In the process that was forked. Raises OSError."""
         self._leave_behind()
+        client.came_from = str(self._place), message
         try:
             _become(asker, message, descriptors, self._made)
         except OSError as error:
@@ -318,6 +320,11 @@ def _become(asker: int, message: Message, descriptors: Sequence[int], made: Mapp
     likeness.take_signals_over(asker)
     os.environ.clear()
     os.environ.update({**made, **message["environ"]})
+    for name, value in message.get("since", {}).items():
+        if value is None:
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = value
     _open_streams()
     _seed_anew()
     importlib.invalidate_caches()

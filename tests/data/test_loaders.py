@@ -16,6 +16,7 @@ import torch
 from orchestrator.data.loaders import Key, Loaders, Recipe, upcoming
 from orchestrator.data.order import Epochs
 from orchestrator.errors import Inconsistent, PipelineRaised, RunFailed
+from orchestrator.forkserver import client, places
 from orchestrator.sampling.orders import shuffled
 from orchestrator.values import Steps
 from tests.engine import faulty
@@ -51,9 +52,31 @@ class Reading(Pipeline):
 """
 
 
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """Where a fork server for workers listens."""
+    monkeypatch = pytest.MonkeyPatch()
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path_factory.mktemp("run")))
+    (Path(os.environ["XDG_RUNTIME_DIR"]) / "orchestrator").mkdir(mode=0o700)
+    launch = places.OfLaunch()
+    assert launch.place is not None
+    yield str(launch.place)
+    launch.close()
+    monkeypatch.undo()
+
+
+@pytest.fixture(params=["started", "forked"])
+def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """How loaders come: forked from the server that their worker was forked from, or by themselves."""
+    if request.param == "forked":
+        monkeypatch.setattr(client, "came_from", (request.getfixturevalue("server"), {"environ": dict(os.environ)}))
+    return str(request.param)
+
+
 @pytest.fixture
-def loaders() -> Iterator[Loaders]:
+def loaders(way: str) -> Iterator[Loaders]:
     started = Loaders(RECIPE, 2)
+    assert all(type(each._process).__name__ == f"_{way.title()}" for each in started._loaders)
     yield started
     started.close()
 
@@ -80,6 +103,7 @@ def test_what_loaders_read_up_to_their_proof_is_known(tmp_path: Path, monkeypatc
 
 
 @pytest.mark.ray
+@pytest.mark.usefixtures("way")
 def test_loaders_that_die_are_replaced_and_no_bit_changes() -> None:
     lost: list[str] = []
     loaders = Loaders(RECIPE, 1, lost.append)
@@ -102,6 +126,7 @@ def test_loaders_that_die_are_replaced_and_no_bit_changes() -> None:
 
 
 @pytest.mark.ray
+@pytest.mark.usefixtures("way")
 def test_a_micro_batch_that_ends_every_loader_is_named() -> None:
     loaders = Loaders(Recipe("tests.engine.faulty:EndsItsReader", {}, seed=3, threads=1), 1)
     loaders.batch(KEYS[0], iter(()))
