@@ -21,6 +21,7 @@ it to the driver as the dictionary `as_dict` gives, because an exception that cr
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Literal
 
@@ -151,3 +152,18 @@ def from_dict(error: dict[str, str]) -> OrchestratorError:
 
 def _descendants(kind: type[OrchestratorError]) -> list[type[OrchestratorError]]:
     return [kind, *(below for child in kind.__subclasses__() for below in _descendants(child))]
+
+
+def is_out_of_descriptors(error: Exception) -> bool:
+    return isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE)
+
+
+OF_DESCRIPTORS = "let processes have more open files (ulimit -n), or use fewer workers on a machine"
+
+
+def unusable(place: str, error: Exception, said: str) -> OrchestratorError:
+    """Of a place that the settings name, `KEY: PLACE`, which could not be opened; they are not to blame where no descriptor was
+    left. said: the error in words."""
+    if is_out_of_descriptors(error):
+        return RunFailed(f"{place} cannot be used: {said}", OF_DESCRIPTORS)
+    return ConfigurationError([f"{place} cannot be used: {said}"])

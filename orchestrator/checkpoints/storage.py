@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Protocol
 from urllib.parse import unquote, urlsplit
 
-from orchestrator.errors import ConfigurationError
+from orchestrator.errors import ConfigurationError, unusable
 
 Buffer = bytes | memoryview
 _TEMPORARY = ".writing-"
@@ -56,7 +56,7 @@ def open_storage(place: str | Path) -> Storage:
     try:
         return LocalFolder(folder)
     except OSError as error:
-        raise ConfigurationError([f"checkpoint.uri: {folder} cannot be used: {_say(error)}"]) from error
+        raise unusable(f"checkpoint.uri: {folder}", error, _say(error)) from error
 
 
 def try_out(place: str) -> None:
@@ -158,7 +158,7 @@ class Remote:
         except ImportError as error:
             raise ConfigurationError([f"checkpoint.uri: {url} needs a package that is missing: {error}"]) from error
         except Exception as error:
-            raise ConfigurationError([f"checkpoint.uri: {url} cannot be used: {error}"]) from error
+            raise unusable(f"checkpoint.uri: {url}", error, str(error)) from error
 
     def put(self, name: str, pieces: Sequence[Buffer]) -> None:
         data = b"".join(pieces)

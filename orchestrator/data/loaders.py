@@ -1,8 +1,8 @@
 """Batches fetched ahead by processes of their own, with the bits they have when fetched in the compute thread (rule B2).
 
 Random generators belong to a process, so a thread that fetches ahead would disturb the computation's; and a process that was
-forked from its worker would inherit Ray. So a loader is a process that has seen neither (`forkserver.children`). It builds the pipeline and its datasets under the run's seed as
-the worker does, and seeds each fetch by (step, shard).
+forked from its worker would inherit Ray. So a loader is a process that has seen neither (`forkserver.children`). It builds the
+pipeline and its datasets under the run's seed as the worker does, and seeds each fetch by (step, shard).
 
 The protocol is plain: a loader reads requests from its standard input and writes answers to its standard output, each a length
 and a pickle; both ends are processes of one run, and nothing of it is recorded. A loader has at most one request, whose answer

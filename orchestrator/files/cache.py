@@ -26,7 +26,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from orchestrator.errors import ConfigurationError, DataDamaged
+from orchestrator.errors import ConfigurationError, DataDamaged, unusable
 from orchestrator.files import waiting
 from orchestrator.files.manifest import File
 from orchestrator.files.places import Place
@@ -64,7 +64,7 @@ class Cache:
         try:
             folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise ConfigurationError([f"data.cache_folder: {folder} cannot be used: {error.strerror}"]) from error
+            raise unusable(f"data.cache_folder: {folder}", error, error.strerror or str(error)) from error
         self.folder = folder
         self.limit = limit
         self._patience_s = patience_s

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Protocol
 from urllib.parse import unquote, urlsplit
 
-from orchestrator.errors import ConfigurationError
+from orchestrator.errors import ConfigurationError, unusable
 from orchestrator.files import waiting
 from orchestrator.files.manifest import NAME
 
@@ -137,7 +137,7 @@ def _opened(url: str) -> Any:
     except ImportError as error:
         raise ConfigurationError([f"{url} needs a package that is missing: {error}"]) from error
     except Exception as error:
-        raise ConfigurationError([f"{url} cannot be used: {type(error).__name__}: {error}"]) from error
+        raise unusable(url, error, f"{type(error).__name__}: {error}") from error
     if options:
         files.retries = 1
     return files, root

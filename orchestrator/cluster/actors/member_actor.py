@@ -330,7 +330,9 @@ class MemberActor:
         except Exception as error:
             if _NO_MEMORY in str(error):
                 return {"failed": errors.RunFailed(str(error).strip(), _OF_MEMORY, traceback.format_exc()).as_dict()}
-            remedy = _OF_A_GPU.get(type(error).__name__)
+            remedy = (
+                errors.OF_DESCRIPTORS if errors.is_out_of_descriptors(error) else _OF_A_GPU.get(type(error).__name__)
+            )
             if remedy is not None:
                 return {"failed": errors.RunFailed(str(error).strip(), remedy, traceback.format_exc()).as_dict()}
             remedy = "this is a fault of orchestrator; the run's folder has the traceback, in error.txt"
