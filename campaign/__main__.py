@@ -16,7 +16,7 @@ from orchestrator.numerics.determinism import prepare_environment
 
 prepare_environment()
 
-from campaign import cells, modes, plans, stores, table  # noqa: E402
+from campaign import cells, leftovers, modes, plans, stores, table  # noqa: E402
 from campaign.cells import Results  # noqa: E402
 from campaign.parts import Part, complain, every_line, kept, project, say  # noqa: E402
 from campaign.plans import Launch  # noqa: E402
@@ -42,6 +42,8 @@ def main(arguments: Sequence[str]) -> int:
     for why in filter(None, map(stores.missing, sorted({launch.store for launch in launches if launch.store}))):
         return complain(why)
     failed: list[str] = []
+    for what in leftovers.begin():
+        say(f"gone now, which a campaign had left that is dead: {what}")
     if launches:
         with project() as made, closing(Part(made, given.results[0], f"seed-{given.seed}")) as part:
             part.carry_out(launches)

@@ -144,7 +144,11 @@ class Running:
         self._extra = 1000  # numbers of faults that the plan does not have
         self._failed_starts: tuple[int, int] = (0, 0)  # in a row, and how many processes had done a step by then
         supervised = ("run.supervised=true",) if launch.supervised else ()
-        self.store = None if launch.store is None else stores.of(launch.store, folder, project.path, Random(launch.id))
+        self.store = (
+            None
+            if launch.store is None
+            else stores.of(launch.store, self.mode, folder, project.path, Random(launch.id))
+        )
         self.arguments = () if self.store is None else self.store.arguments
         if self.store is not None:
             variables = {**self.project.variables, **self.store.variables}
@@ -282,14 +286,20 @@ class Running:
         self._tell(fault, struck, missed="nobody was there to be struck")
 
     def _away(self, store: Store) -> None:
-        """The store goes away and comes back, one time after the other; meanwhile steps are taken."""
+        """The store goes away and comes back, one time after the other; meanwhile steps are taken, and some are left."""
+        whole_s = sum(fault.hold_s for fault in self.launch.faults)
+        pace_s = max(_AWAY_PACE_S, whole_s / (self.launch.steps - 2 * _RESERVE))
         for fault in self.launch.faults:
             told = {"ns": time.monotonic_ns(), "fault": fault.number, "kind": fault.kind, "moment": fault.moment}
             failed = len(self._steps_of("checkpoint_failed"))
             store.go()
             steps, until = self.words.steps, time.monotonic() + fault.hold_s
+            begun_at, still_s = time.monotonic(), 0.0
             while time.monotonic() < until:
-                self._tick(_AWAY_PACE_S)
+                self._tick(pace_s)
+                last = max(begun_at, self.words.committed_ns / 1e9)
+                still_s = max(still_s, time.monotonic() - last)
+            meanwhile = self.words.steps - steps
             store.come()
             self._until(lambda steps=steps: self.words.steps > steps + 1, _RECOVER_S, f"no step after {fault}")  # type: ignore[misc]
             if store.has_checkpoints:
@@ -300,7 +310,8 @@ class Running:
                     _TRICKLE_S,
                 )
             self._tell(fault, {**told, "step": steps, "victim": 0})
-            self.told[-1]["failed_checkpoints"] = len(self._steps_of("checkpoint_failed")) - failed
+            failed = len(self._steps_of("checkpoint_failed")) - failed
+            self.told[-1] |= {"failed_checkpoints": failed, "meanwhile": meanwhile, "still_s": round(still_s, 1)}
             self.told[-1] |= {"met": dict(store.met)} if store.met else {}
 
     @property

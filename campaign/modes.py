@@ -41,11 +41,6 @@ class Mode:
     loads: bool = True  # and data.loaders
 
     @property
-    def spans_hosts(self) -> bool:
-        """Whether no step is lost with one of two hosts, which has all of no stage and of no update."""
-        return self.stages == 1 and self.by_tcp
-
-    @property
     def second_vote(self) -> bool:
         return self.stages > 1
 

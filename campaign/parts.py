@@ -25,7 +25,7 @@ from typing import Any
 import yaml
 
 import orchestrator
-from campaign import checks, flips, modes, moments
+from campaign import checks, flips, leftovers, modes, moments
 from campaign.checks import Ended, Undisturbed
 from campaign.kinds import BY_NAME
 from campaign.launches import Running, Stuck, conf_of, journal_of
@@ -45,8 +45,9 @@ def say(text: str) -> None:
 @contextmanager
 def project() -> Iterator[Project]:
     """A project with a configuration for each mode; gone afterwards, with all of its processes."""
-    with tempfile.TemporaryDirectory(prefix="campaign-", dir="/tmp") as folder:
+    with tempfile.TemporaryDirectory(prefix=f"{leftovers.mark()}-", dir="/tmp") as folder:
         found = Project(Path(folder) / "p")
+        (Path(folder) / leftovers.TEMPORARY).symlink_to(found.temporary)
         (found.path / "conf").mkdir(parents=True)
         for mode in modes.MODES:
             file = found.path / "conf" / f"{conf_of(mode)}.yaml"
@@ -85,7 +86,7 @@ class Part:
         mode = launch.played
         expected = self._undisturbed(mode, launch.alike) if mode.lockstep else None
         begun = time.monotonic()
-        with tempfile.TemporaryDirectory(prefix="launch-", dir=moments.PLACE) as temporary:
+        with tempfile.TemporaryDirectory(prefix=f"{leftovers.mark()}-", dir=moments.PLACE) as temporary:
             folder = Path(temporary) / "told"
             with closing(Running(self._project, launch, folder)) as running:
                 found = self._found(running, mode, expected)

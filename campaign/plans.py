@@ -32,6 +32,8 @@ _FAILED_STEPS: Final = 80
 _STORED_STEPS: Final = 240
 _AWAYS: Final = 3  # of a launch whose store goes away
 _AWAY_S: Final = (1.0, 8.0)
+_LONG_S: Final = (1.0, 30.0)  # of what has to be borne for ever
+_BORNE: Final = ("cut between workers", "flapping wire")
 _DAMAGED_AFTER: Final = (15, 60)  # steps
 
 
@@ -127,21 +129,14 @@ def part(seed: int, faults: int, names: Sequence[str], of: Sequence[str], storms
 
 
 def _stored(seed: int, faults: int, names: Sequence[str], of: Sequence[str]) -> list[Launch]:
-    """Each mode meets in turn those of these kinds that it can, and launches that follow one another have different ones."""
-    fitting = {name: [kind for kind in names if _fits_around(kind, modes.BY_NAME[name])] for name in of}
-    of = [name for name in of if fitting[name]]
+    """Each mode meets these kinds in turn, and launches that follow one another have different ones."""
     found: list[Launch] = []
-    while of and sum(len(launch.faults) for launch in found) < faults:
+    while sum(len(launch.faults) for launch in found) < faults:
         number = len(found)
         mode, visit = _turn(seed, number, of)
-        here = fitting[mode.name]
-        kind = here[(visit + of.index(mode.name)) % len(here)]
+        kind = names[(visit + of.index(mode.name)) % len(names)]
         found.append((damaged if kind == storage.DAMAGED else away)(seed, number, mode, kind))
     return found
-
-
-def _fits_around(kind: str, mode: Mode) -> bool:
-    return BY_NAME[kind].family == "storage" or mode.spans_hosts
 
 
 def unmet(seed: int, wanted: Sequence[Cell]) -> list[Launch]:
@@ -218,7 +213,7 @@ def flipped(seed: int, number: int, kind: str, of: Sequence[str]) -> Launch:
 def away(seed: int, number: int, mode: Mode, kind: str) -> Launch:
     """A launch whose store goes away some times."""
     dice = Random(f"away {seed} {number} {mode.name}")
-    times = [round(dice.uniform(*_AWAY_S), 3) for _ in range(_AWAYS)]
+    times = [round(dice.uniform(*(_LONG_S if kind in _BORNE else _AWAY_S)), 3) for _ in range(_AWAYS)]
     faults = tuple(Fault(nth, kind, moments.FROM_OUTSIDE, hold_s=hold_s) for nth, hold_s in enumerate(times, 1))
     layout, alike = modes.layout(mode, dice), (f"run.steps={_STORED_STEPS}",)
     id = f"{seed}.{number}a {mode.name}"

@@ -22,7 +22,8 @@ from pathlib import Path
 from random import Random
 from typing import Any, Final, Protocol
 
-from campaign import hosts
+from campaign import hosts, leftovers
+from campaign.modes import Mode
 from campaign.proxies import Proxy
 from orchestrator.checkpoints.catalog import Catalog
 from orchestrator.checkpoints.storage import LocalFolder
@@ -70,11 +71,11 @@ class Store(Protocol):
     def close(self) -> None: ...
 
 
-def of(kind: str, told: Path, project: Path, dice: Random) -> Store:
-    """A new one, which answers. told: the folder of the launch's words; project: of what is launched; dice: of what it does
-    while it is away."""
+def of(kind: str, mode: Mode, told: Path, project: Path, dice: Random) -> Store:
+    """A new one, which answers. mode: of what is launched, and its project; told: the folder of the launch's words; dice: of
+    what it does while it is away."""
     if kind in hosts.KINDS:
-        return hosts.TwoHosts(kind, project, told)
+        return hosts.SomeHosts(kind, mode, project, told)
     folder = told / "store"
     folder.mkdir()
     made: dict[str, Callable[[], Store]] = {
@@ -93,7 +94,7 @@ def missing(kind: str | None) -> str | None:
     if kind == DISK and os.geteuid() != 0:
         return f"{kind} needs root, who alone may mount the small disk that is filled"
     if kind in hosts.KINDS and (os.geteuid() != 0 or shutil.which("ip") is None):
-        return f"{kind} needs root and the program ip (iproute2), which make two hosts of network namespaces"
+        return f"{kind} needs root and the program ip (iproute2), which make hosts of network namespaces"
     return None
 
 
@@ -156,7 +157,7 @@ class Bucket:
         self._process = subprocess.Popen(
             [sys.executable, "-m", "tests.s3_server", "0", str(folder)],
             cwd=REPOSITORY,
-            env={**access, "PYTHONPATH": path, "PATH": ""},
+            env={**access, "PYTHONPATH": path, "PATH": "", leftovers.VARIABLE: leftovers.mark()},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,

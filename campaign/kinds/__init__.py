@@ -62,6 +62,10 @@ KINDS: Final = (
     Kind("node stopped", "node", "delays", "all processes of a host stand still"),
     Kind("cut", "network", "delays", "nothing passes between two hosts"),
     Kind("cut one way", "network", "delays", "nothing passes from the second host to the first"),
+    Kind(
+        "cut between workers", "network", "delays", "nothing passes between two hosts; both reach the driver on a third"
+    ),
+    Kind("flapping wire", "network", "delays", "the wire comes and goes by itself, each for 0.1 to 1.5 s"),
     Kind("slow wire", "network", "delays", "each frame takes 0.2 s"),
     Kind("lossy wire", "network", "delays", "a tenth of all frames is lost"),
     Kind("shuffled frames", "network", "delays", "a tenth of all frames comes twice, a fifth late"),

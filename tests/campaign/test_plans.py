@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from campaign import cells, kinds, modes, moments, plans
+from campaign import cells, hosts, kinds, modes, moments, plans
 from campaign.kinds import BY_NAME, storage
 from campaign.plans import Fault, Launch
 
@@ -135,6 +135,21 @@ def test_launches_that_follow_one_another_have_different_kinds_of_storage() -> N
 def test_as_many_faults_of_storage_are_planned_as_are_wanted() -> None:
     assert 30 <= sum(len(launch.faults) for launch in of_storage(1, 30, modes.NAMES)) < 33
     assert len(plans.part(1, 30, [storage.DAMAGED], modes.NAMES)) == 30
+
+
+def test_every_mode_meets_every_kind_of_network_and_node() -> None:
+    names = kinds.of_family("network", "node")
+    found = plans.part(1, 3 * len(names) * len(modes.NAMES), names, modes.NAMES)
+    assert {(launch.mode, launch.store) for launch in found} == {*product(modes.NAMES, names)}
+
+
+@pytest.mark.parametrize("mode", modes.MODES, ids=lambda mode: mode.name)
+def test_hosts_have_room_for_all_workers_and_none_for_most(mode: modes.Mode) -> None:
+    for kind in hosts.KINDS:
+        rooms = hosts.rooms(kind, mode)
+        assert sum(rooms) == mode.workers
+        assert len(rooms) == (3 if kind == hosts.BETWEEN else 2)
+        assert max(rooms) - min(rooms) <= 1
 
 
 def test_a_damaged_file_is_one_that_the_run_has() -> None:

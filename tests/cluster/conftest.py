@@ -1,4 +1,4 @@
-"""Running Rays to join: several nodes on this machine, and two hosts made of network namespaces."""
+"""Running Rays to join: several nodes on this machine, and hosts made of network namespaces."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import queue
 import secrets
 import shutil
 import signal
+import string
 import subprocess
 import sys
 import tempfile
@@ -57,9 +58,9 @@ class Joined:
 
 @dataclass(frozen=True)
 class Hosts:
-    """Two hosts. inside: what starts a command on the first; there: and in this folder of the second; far: the second one's
-    namespace and its end of the cable; wire: what carries their frames, where a program does; join: starts the second one's
-    node again, after it was lost."""
+    """Two hosts or more. inside: what starts a command on the first; there: and in this folder of the last; far: the last one's
+    namespace and its end of the cable; wire: what carries their frames, where a program does; join: starts the last one's
+    node again, after it was lost; names: of their namespaces."""
 
     address: str
     access: dict[str, str]
@@ -67,13 +68,14 @@ class Hosts:
     there: tuple[str, ...]
     far: tuple[str, str]
     join: Callable[[], None]
+    names: tuple[str, ...]
     wire: subprocess.Popen[str] | None = None
 
-    def lose_second(self) -> None:
+    def lose_last(self) -> None:
         end_all_inside(self.far[0])
 
     def cable(self, state: Literal["up", "down"]) -> None:
-        """At the second host. To the first one it looks like silence."""
+        """At the last host. To the others it looks like silence."""
         name, end = self.far
         ip("-n", name, "link", "set", end, state)
 
@@ -131,58 +133,64 @@ def two_nodes() -> Iterator[Joined]:
 
 
 @contextlib.contextmanager
-def two_hosts(
+def some_hosts(
     hidden: Path,
     *,
+    cpus: Sequence[int] = (2, 2),
     of_first: bool = False,
     home: Path | None = None,
     variables: Mapping[str, str] | None = None,
     wire: Sequence[str] | None = None,
+    mark: str | None = None,
 ) -> Iterator[Hosts]:
-    """Two network namespaces joined by a cable, each with a raylet of two CPUs. The second sees empty folders where the
+    """Two network namespaces joined by a cable, each with a raylet of so many CPUs. The second sees empty folders where the
     first has its project and its Ray's files, as on another machine. of_first: the first sees none of the project instead;
-    home: of the user on both; variables: of both raylets; wire: a command that carries frames between the two interfaces that
-    are appended to it, in place of the cable, after it was run with "plain" and each host's interface; it says "ready"."""
-    names = [f"orchestrator-{os.getpid()}-{side}" for side in ("ab" if wire is None else "abw")]
-    cables = [f"o{os.getpid()}{side}" for side in "ab"]
-    folder = Path(tempfile.mkdtemp(prefix="two-hosts-", dir="/tmp"))
+    home: of the user on both; variables: of both raylets; wire: a command that carries frames between all interfaces, which
+    are appended to it, in place of the cable, after it was run with "plain" and each host's interface; it says "ready". With it
+    there may be more hosts than two. mark: in the names of namespaces and folders."""
+    assert len(cpus) == 2 or wire is not None
+    mark = f"orchestrator-{os.getpid()}" if mark is None else mark
+    names = [f"{mark}-{side}" for side in string.ascii_lowercase[: len(cpus)]]
+    between = [] if wire is None else [f"{mark}-wire"]
+    cables = [f"o{os.getpid()}{name[-1]}" for name in names]
+    folder = Path(tempfile.mkdtemp(prefix=f"{mark}-", dir="/tmp"))
     access = new_access() | ({} if home is None else {"HOME": str(home)}) | dict(variables or {})
     processes: list[subprocess.Popen[str]] = []
     try:
-        for name in names:
+        for name in (*names, *between):
             ip("netns", "add", name)
-        carrier = None if wire is None else _carried(names, cables, wire)
+        carrier = None if wire is None else _carried(names, between[0], cables, wire)
         if carrier is None:
             _join_ends((names[0], cables[0]), (names[1], cables[1]))
         else:
             processes.append(carrier)
-        for number, (name, cable) in enumerate(zip(names[:2], cables, strict=True), 1):
+        for number, (name, cable) in enumerate(zip(names, cables, strict=True), 1):
             ip("-n", name, "addr", "add", f"10.77.0.{number}/24", "dev", cable)
             ip("-n", name, "link", "set", cable, "up")
             ip("-n", name, "link", "set", "lo", "up")
-        common = "--num-cpus=2 --object-store-memory=83886080 --disable-usage-stats --block"
+        common = "--object-store-memory=83886080 --disable-usage-stats --block"
         ray = f"exec {sys.executable} -m ray.scripts.scripts start {common}"
-        head = f"{ray} --head --port=6379 --node-ip-address=10.77.0.1 --include-dashboard=false --temp-dir={folder}"
-        hiding = [[hidden] * of_first, [*[hidden] * (not of_first), folder]]
-        away, hide = (" && ".join([*(f"mount -t tmpfs none {path}" for path in paths), "cd /"]) for paths in hiding)
-        head = f"{away} && {head}"
-        second = f"{hide} && {ray} --address=10.77.0.1:6379 --node-ip-address=10.77.0.2"
 
-        def join(name: str = names[1], script: str = second) -> None:
-            processes.append(start_inside(name, script, access))
+        def join(number: int = len(cpus) - 1) -> None:
+            hiding = [hidden] * ((number == 0) == of_first) + [folder] * (number > 0)
+            away = " && ".join([*(f"mount -t tmpfs none {path}" for path in hiding), "cd /"])
+            head = f"--head --port=6379 --include-dashboard=false --temp-dir={folder}"
+            node = f"--num-cpus={cpus[number]} --node-ip-address=10.77.0.{number + 1}"
+            where = "--address=10.77.0.1:6379" if number else head
+            processes.append(start_inside(names[number], f"{away} && {ray} {node} {where}", access))
             wait_for_line(processes[-1], "Ray runtime started")
 
-        join(names[0], head)
-        join()
+        for number in range(len(cpus)):
+            join(number)
         there = ("nsenter", f"--target={processes[-1].pid}", "--mount", "--net", "env", f"--chdir={hidden}")
         inside = ("ip", "netns", "exec", names[0])
-        yield Hosts("10.77.0.1:6379", access, inside, there, (names[1], cables[1]), join, carrier)
+        yield Hosts("10.77.0.1:6379", access, inside, there, (names[-1], cables[-1]), join, tuple(names), carrier)
     finally:
-        for name in names:
+        for name in (*names, *between):
             end_all_inside(name)
         for process in processes:
             process.wait()
-        for name in names:
+        for name in (*names, *between):
             subprocess.run(["ip", "netns", "del", name], check=False, capture_output=True)
         shutil.rmtree(folder, ignore_errors=True)
 
@@ -192,11 +200,10 @@ def _join_ends(one: tuple[str, str], other: tuple[str, str]) -> None:
     ip("link", "add", one[1], "netns", one[0], "type", "veth", "peer", "name", other[1], "netns", other[0])
 
 
-def _carried(names: Sequence[str], cables: Sequence[str], wire: Sequence[str]) -> subprocess.Popen[str]:
-    """Both hosts' cables end in a third namespace, where a program carries frames from one to the other."""
-    *hosts, between = names
+def _carried(names: Sequence[str], between: str, cables: Sequence[str], wire: Sequence[str]) -> subprocess.Popen[str]:
+    """All hosts' cables end in one more namespace, where a program carries frames from one to another."""
     ports = [f"{cable}w" for cable in cables]
-    for name, cable, port in zip(hosts, cables, ports, strict=True):
+    for name, cable, port in zip(names, cables, ports, strict=True):
         _join_ends((name, cable), (between, port))
         ip("-n", between, "link", "set", port, "up")
         subprocess.run(["ip", "netns", "exec", name, *wire, "plain", cable], cwd=REPOSITORY, check=True)

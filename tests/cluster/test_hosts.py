@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from tests.cluster.conftest import SHORT, two_hosts
+from tests.cluster.conftest import SHORT, some_hosts
 from tests.commands.alone import Alone, alone, assert_as_alone
 from tests.commands.watching import WatchedRun
 from tests.projects import Project
@@ -25,7 +25,7 @@ from tests.projects import Project
 def test_a_host_without_the_project_gets_it_and_the_result_is_the_same(
     digits: Project, at_home: Alone, tls: str
 ) -> None:
-    with two_hosts(hidden=digits.path) as hosts:
+    with some_hosts(hidden=digits.path) as hosts:
         project = replace(digits, variables=hosts.access, before=hosts.inside)
         layout = ("cluster.workers=3", "topology=tree", f"transport.tls={tls}")
         done = project.run(*SHORT, f"cluster.address={hosts.address}", *layout)
@@ -40,7 +40,7 @@ def test_a_host_without_the_project_gets_it_and_the_result_is_the_same(
 def test_workers_that_come_later_to_a_host_without_the_project_work_in_a_copy(digits: Project) -> None:
     """The first one is alone, on the first host most of the time, which has the project."""
     undisturbed = alone(digits, "digits", *ENDLESS[1:])
-    with two_hosts(hidden=digits.path) as hosts:
+    with some_hosts(hidden=digits.path) as hosts:
         project = replace(digits, variables=hosts.access, before=hosts.inside)
         run = WatchedRun(project, *ENDLESS, f"cluster.address={hosts.address}", "cluster.workers={min: 1, max: 4}")
         run.wait(lambda: any(len(set(each["nodes"])) == 2 for each in run.journal("generation_started")) or None)
@@ -61,7 +61,7 @@ def test_a_cable_that_is_out_costs_no_step(digits: Project, for_good: bool) -> N
     """Workers are on both hosts, the driver on the first. Those on the other are given up after `cluster.unreachable_s`; who is
     there again after 20 s was replaced, where there was room."""
     undisturbed = alone(digits, "digits", *ENDLESS[1:])
-    with two_hosts(hidden=digits.path) as hosts:
+    with some_hosts(hidden=digits.path) as hosts:
         project = replace(digits, variables=hosts.access, before=hosts.inside)
         layout = (f"cluster.address={hosts.address}", "cluster.workers={min: 1, max: 3}", "cluster.unreachable_s=2")
         run = WatchedRun(project, *ENDLESS, *layout)
@@ -87,7 +87,7 @@ def test_a_cable_that_is_out_costs_no_step(digits: Project, for_good: bool) -> N
 @pytest.mark.parametrize("topology", ["ring", "hierarchical"])
 def test_ranks_go_host_by_host_also_when_one_is_killed_and_another_joins(digits: Project, topology: str) -> None:
     undisturbed = alone(digits, "digits", *ENDLESS[1:])
-    with two_hosts(hidden=digits.path) as hosts:
+    with some_hosts(hidden=digits.path) as hosts:
         project = replace(digits, variables=hosts.access, before=hosts.inside)
         layout = (f"cluster.address={hosts.address}", "cluster.workers={min: 3, max: 4}", f"topology={topology}")
         run = WatchedRun(project, *ENDLESS, *layout)

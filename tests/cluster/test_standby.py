@@ -13,7 +13,7 @@ import pytest
 
 from orchestrator.cluster.actors.standby import is_lost
 from orchestrator.records.lines import read
-from tests.cluster.conftest import two_hosts
+from tests.cluster.conftest import some_hosts
 from tests.commands.test_rerun import points, shell, write
 from tests.projects import PATIENCE_S, Project
 from tests.tracking.server import Server
@@ -74,7 +74,7 @@ def test_when_the_machine_of_the_driver_is_lost_another_node_goes_on(tmp_path: P
     expected = (project.folder(undisturbed.report["run_id"]) / "trace.jsonl").read_bytes()
     runs = project.path / ".orchestrator"
     before = set(runs.glob("*/journal.jsonl"))
-    with two_hosts(hidden=project.path, of_first=True, home=home) as hosts:
+    with some_hosts(hidden=project.path, of_first=True, home=home) as hosts:
         server = Server(tmp_path / "server", "10.77.0.1", hosts.inside)
         server.start()
         try:
@@ -88,7 +88,7 @@ def test_when_the_machine_of_the_driver_is_lost_another_node_goes_on(tmp_path: P
             soon(lambda: True if _steps(folder) >= 100 or process.poll() is not None else None, tmp_path)
             assert process.poll() is None, process.communicate()
             lost_at, since = _steps(folder), time.monotonic()
-            hosts.lose_second()
+            hosts.lose_last()
             process.communicate()
             log = home / ".orchestrator-standby" / f"{folder.name}.log"
             elsewhere = home / ".orchestrator-standby" / folder.name / ".orchestrator" / folder.name
