@@ -33,6 +33,7 @@ from tests.projects import Project
 _TICK_S: Final = 0.005
 _PACE_S: Final = 0.008  # a step
 _TRICKLE_S: Final = 0.6  # a step, while a newcomer is waited for
+_SLOW_TRICKLE_S: Final = 2.0  # where its nodes have to copy the project first
 _AWAY_PACE_S: Final = 0.15
 _SAVE_S: Final = 30.0  # for a checkpoint, once its store is back
 _STALL_PACE_S: Final = 0.1  # a step, which others may do while one that stalls is given its time
@@ -172,7 +173,8 @@ class Running:
 
     def disturb(self) -> None:
         """All faults of the plan, as far as steps are left for them. Raises Stuck."""
-        self._until(lambda: len(self.log.living()) >= self.mode.workers, _BEGIN_S, "it does not begin", _TRICKLE_S)
+        pace_s = _TRICKLE_S if self.store is None else _SLOW_TRICKLE_S
+        self._until(lambda: len(self.log.living()) >= self.mode.workers, _BEGIN_S, "it does not begin", pace_s)
         assert self.run_folder is not None or self.process.poll() is not None
         if self.launch.flip is not None:
             self._flip(self.launch.flip)
@@ -290,6 +292,9 @@ class Running:
         whole_s = sum(fault.hold_s for fault in self.launch.faults)
         pace_s = max(_AWAY_PACE_S, whole_s / (self.launch.steps - 2 * _RESERVE))
         for fault in self.launch.faults:
+            if not self._has_steps():
+                self._tell(fault, None, missed="no steps were left")
+                continue
             told = {"ns": time.monotonic_ns(), "fault": fault.number, "kind": fault.kind, "moment": fault.moment}
             failed = len(self._steps_of("checkpoint_failed"))
             store.go()

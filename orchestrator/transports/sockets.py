@@ -45,7 +45,7 @@ from orchestrator.transports.handshake import (
     refusal,
 )
 from orchestrator.transports.handshake_socket import Handshake, Result
-from orchestrator.transports.links import UNREACHABLE_S, Link, peer_credentials
+from orchestrator.transports.links import UNREACHABLE_S, Link, is_unreachable, peer_credentials
 from orchestrator.transports.shared_memory import Descriptor, SharedRegions
 from orchestrator.transports.socket_transport import FAREWELL, SocketTransport
 from orchestrator.transports.tls import Credentials, Side, Tls, buffered
@@ -53,6 +53,7 @@ from orchestrator.transports.tls import Credentials, Side, Tls, buffered
 Address = Sequence[str | int]
 
 _FAREWELL_S: Final = 0.2
+_CHECK_S: Final = 1.0  # how often hosts that were called are looked after
 _MAX_CALLERS: Final = 256  # kept for later; more than that are not members
 
 
@@ -153,8 +154,8 @@ def connect(
     """Connect with all peers; each of them calls `connect` with this member among its own peers.
 
     A peer reached by "unix" maps the `regions` that exist now; payloads elsewhere travel as bytes.
-    Raises PeerLost (a peer is gone), PeerLeft (it is further on, or gave up too), DeadlineExceeded, PermissionError (another
-    secret or user), ConnectionAbortedError (cancelled).
+    Raises PeerLost (a peer is gone, or its host answers nothing for `unreachable_s`), PeerLeft (it is further on, or gave up
+    too), DeadlineExceeded, PermissionError (another secret or user), ConnectionAbortedError (cancelled).
     """
     me = Identity(listener.secret, generation, rank)
     return _Assembly(listener, me, regions, unreachable_s).run(peers, timeout_s)
@@ -174,6 +175,7 @@ class _Assembly:
         self._poller = self._transport.poller
         self._greetings: set[Handshake[Hello]] = set()
         self._handshakes: set[Handshake[Sizes]] = set()
+        self._dialled: list[tuple[int, float, Handshake[Sizes]]] = []  # whom, and when
         self._missing: set[int] = set()
         self._refused: dict[int, OSError] = {}  # by the rank that was claimed
 
@@ -231,7 +233,17 @@ class _Assembly:
             if remaining <= 0:
                 late = min(self._missing)
                 raise self._refused.get(late) or DeadlineExceeded(late, None, timeout_s)
-            self._poller.wait(remaining)
+            self._check_reachable()
+            self._poller.wait(min(remaining, _CHECK_S))
+
+    def _check_reachable(self) -> None:
+        """Between hosts: a peer whose host answers nothing is lost, as that of a link is. Raises PeerLost."""
+        late = time.monotonic() - self._unreachable_s
+        for peer, since, handshake in self._dialled:
+            if since > late or handshake not in self._handshakes or handshake.connection.family == socket.AF_UNIX:
+                continue
+            if is_unreachable(handshake.connection, self._unreachable_s):
+                raise PeerLost(peer, f"its host has not answered for {self._unreachable_s} s")
 
     def _admit(self, listening: socket.socket) -> None:
         try:
@@ -283,7 +295,9 @@ class _Assembly:
         connection = self._encrypted(connection, "dialer", f"who answers for member {peer} at {_shown(address)}")
         descriptors = self._offered(connection)
         protocol = dial(self._me, peer, [descriptor.size_bytes for descriptor in descriptors])
-        self._begin_handshake(peer, Handshake(connection, protocol, descriptors), partial(_raise_as_loss, peer))
+        handshake = Handshake(connection, protocol, descriptors)
+        self._dialled.append((peer, time.monotonic(), handshake))
+        self._begin_handshake(peer, handshake, partial(_raise_as_loss, peer))
 
     def _offered(self, connection: socket.socket) -> tuple[Descriptor, ...]:
         return self._descriptors if connection.family == socket.AF_UNIX else ()

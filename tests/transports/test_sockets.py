@@ -480,3 +480,13 @@ def test_one_look_brings_all_that_has_come(make: Make) -> None:
     for note in range(50):
         sender.send(1, TAG, torch.ones(3), note)
     assert [received.note for _, _, received in receiver.poll([TAG.phase], 0.0)] == list(range(50))
+
+
+@pytest.mark.slow
+def test_a_peer_whose_host_answers_no_call_is_lost_long_before_the_deadline(make: Make) -> None:
+    """A call that the kernel of its host drops, as one on a wire that is cut: here its queue of callers is full."""
+    members = make("tcp", 1)
+    with socket.create_server(("127.0.0.1", 0), backlog=0) as full, socket.create_connection(full.getsockname()):
+        address = ["tcp", *full.getsockname()]
+        with pytest.raises(PeerLost, match="has not answered for 2 s"):
+            connect(members.listeners[0], 0, 1, {1: address}, None, PATIENCE_S, unreachable_s=2)
