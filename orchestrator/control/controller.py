@@ -345,6 +345,8 @@ def _stepped(decision: Decision, event: Stepped) -> None:
         late = event.step < generation.steps and generation.begin.restore is None  # what is restored may be older
         if not late:
             emit_recoveries(decision)
+            if state.failures and None in generation.before.values():  # who came has taken part in a step
+                decision.set(failures=0, later=None)
 
 
 def _timed(decision: Decision, event: Timed) -> None:

@@ -667,8 +667,27 @@ def test_after_starts_that_failed_one_is_tried_now_and_then_and_the_first_that_t
     play(Ready(only.member, FACTS))
     play(left(0, 4, "regroup"), left(1, 4, "regroup"))
     assert only.member in play.begin().members
+    play(Stepped(4))
     assert play.state.later is None
     assert play.state.failures == 0
+
+
+def test_who_comes_and_is_never_reached_by_another_counts_as_a_start_that_failed() -> None:
+    """Two hosts that do not reach each other any more: whoever comes to the second one costs the others the time in which they
+    wait for it, so after the third the next one is tried late."""
+    play = begun(requirements(start=2, most=3))
+    for tries in range(1, FAILURES + 1):
+        newest = play.of(Start)[-1].member
+        generation = play.begin().generation
+        play(Ready(newest, FACTS), left(0, 4, "regroup", generation), left(1, 4, "regroup", generation))
+        for number in (generation + 1, generation + 2):
+            others = (left(0, 4, generation=number), Left(newest, number, "called off", None))
+            play(left(1, 4, "peer", number, accuses=2), *others)
+        assert play.of(Kill)[-1].member == newest
+        assert play.state.failures == tries
+        play(Stepped(4))
+    assert play.wait(SELDOM_S - 1, *(compute(member, 5, 0) for member in (0, 1)))[-1:] != [Start(5, "worker")]
+    assert play.of(Start)[-1].member == 2 + FAILURES - 1
 
 
 def test_starts_that_fail_in_one_moment_are_one_failure() -> None:

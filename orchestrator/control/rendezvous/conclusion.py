@@ -12,6 +12,7 @@ from orchestrator.control.decision import Decision
 from orchestrator.control.events import Finished, Left, Recovered
 from orchestrator.control.membership import ControllerState, GenerationStatus, Member, present, skew, top, waiting
 from orchestrator.control.rendezvous.formation import end_interrupted, form, worth_saving
+from orchestrator.control.rendezvous.scaling import start_failed
 from orchestrator.errors import Inconsistent, RunFailed, WorkerLost
 from orchestrator.records.progress import passed, steps_of
 
@@ -129,12 +130,17 @@ def _without_progress(decision: Decision) -> RunFailed | None:
 
 
 def _put_out(decision: Decision) -> None:
-    """End the younger of two living members that have lost contact a second time."""
+    """End the younger of two living members that have lost contact a second time. One that came, and whom another has never
+    reached, counts as a failed start: others would come to the same place, and each costs the time for which it is waited for."""
     out, link_failures = fault_attribution.judge_link_failures(decision.state)
     for member in [decision.state.members[id_] for id_ in out]:
         decision.kill(member, "it lost contact with the same living member twice")
         decision.set_generation(lost=decision.generation().lost + 1)
-        decision.say(f"{member.name} is put out of the run: it and an older member lost contact twice")
+        why = f"{member.name} is put out of the run: it and an older member lost contact twice"
+        if decision.generation().before[member.id] is None and decision.state.seen:
+            start_failed(decision, member.id, why)
+        else:
+            decision.say(why)
     decision.set(link_failures=link_failures)
 
 

@@ -183,8 +183,6 @@ def _account(decision: Decision, plan: Begin, workers: list[Member], steps: int)
     decision.set(recoveries=tuple(open_ones))
     if redone:
         decision.set(seen=min(state.seen, steps))
-    if any(state.members[id_].progress is None for id_ in plan.members):
-        decision.set(failures=0, later=None)
     if restarted:
         _restart(decision, steps, lost, forgets=plan.forgets)
 
