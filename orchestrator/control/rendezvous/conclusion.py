@@ -131,7 +131,7 @@ def _without_progress(decision: Decision) -> RunFailed | None:
 
 def _put_out(decision: Decision) -> None:
     """End the younger of two living members that have lost contact a second time. One that came, and whom another has never
-    reached, counts as a failed start: others would come to the same place, and each costs the time for which it is waited for."""
+    reached, counts as a failed start: others would come to the same place, and each costs the time of waiting for it."""
     out, link_failures = fault_attribution.judge_link_failures(decision.state)
     for member in [decision.state.members[id_] for id_ in out]:
         decision.kill(member, "it lost contact with the same living member twice")
