@@ -17,7 +17,8 @@ from types import MappingProxyType
 from typing import Any, Final
 
 from campaign import leftovers, moments
-from campaign.modes import Mode
+from campaign.modes import SERVED
+from campaign.plans import Launch
 from campaign.wire import Rule
 from tests.cluster.conftest import Hosts, some_hosts
 
@@ -50,12 +51,13 @@ class SomeHosts:
     has_checkpoints = False  # that are its matter
     met: Mapping[str, int] = MappingProxyType({})
 
-    def __init__(self, kind: str, mode: Mode, folder: Path, told: Path) -> None:
+    def __init__(self, kind: str, launch: Launch, folder: Path, told: Path) -> None:
         self._kind = kind
+        mode = launch.played
         self._stack = contextlib.ExitStack()
         variables = {moments.VARIABLE: str(told), "RAY_worker_niceness": "0"}
         wire = [sys.executable, "-m", "campaign.wire"]
-        hosts = some_hosts(folder, cpus=rooms(kind, mode), variables=variables, wire=wire, mark=leftovers.mark())
+        hosts = some_hosts(folder, cpus=rooms(kind, launch), variables=variables, wire=wire, mark=leftovers.mark())
         self._hosts: Hosts = self._stack.enter_context(hosts)
         self.before = self._hosts.inside
         self.variables = self._hosts.access
@@ -115,11 +117,11 @@ class SomeHosts:
         return found
 
 
-def rooms(kind: str, mode: Mode) -> tuple[int, ...]:
-    """How many workers each host has room for: all together for those of the mode, and no host for most of them. Where workers
-    of two hosts are cut from each other, the driver is on a third one."""
+def rooms(kind: str, launch: Launch) -> tuple[int, ...]:
+    """How many members each host has room for: all together for those of the launch, and no host for most of them. Where
+    workers of two hosts are cut from each other, the driver is on a third one."""
     here = 1 if kind == BETWEEN else 0
-    some = mode.workers - here
+    some = launch.played.workers + (SERVED in launch.layout) - here
     others = (some - some // 2, some // 2)
     return (here, *others) if here else others
 

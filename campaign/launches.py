@@ -146,9 +146,7 @@ class Running:
         self._failed_starts: tuple[int, int] = (0, 0)  # in a row, and how many processes had done a step by then
         supervised = ("run.supervised=true",) if launch.supervised else ()
         self.store = (
-            None
-            if launch.store is None
-            else stores.of(launch.store, self.mode, folder, project.path, Random(launch.id))
+            None if launch.store is None else stores.of(launch.store, launch, folder, project.path, Random(launch.id))
         )
         self.arguments = () if self.store is None else self.store.arguments
         if self.store is not None:

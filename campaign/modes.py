@@ -78,6 +78,7 @@ MODES: Final = (
 NAMES: Final = tuple(mode.name for mode in MODES)
 BY_NAME: Final = {mode.name: mode for mode in MODES}
 CHECKED: Final = ("bsp", "divided update", "local steps", "DiLoCo")  # some that go with check.every
+SERVED: Final = "topology=parameter_server"  # which has a server
 TOPOLOGIES: Final = ("ring", "tree", "parameter_server", "peer_to_peer", "hierarchical")
 
 _COMMON: Final[Mapping[str, Any]] = {

@@ -23,7 +23,7 @@ from random import Random
 from typing import Any, Final, Protocol
 
 from campaign import hosts, leftovers
-from campaign.modes import Mode
+from campaign.plans import Launch
 from campaign.proxies import Proxy
 from orchestrator.checkpoints.catalog import Catalog
 from orchestrator.checkpoints.storage import LocalFolder
@@ -71,11 +71,11 @@ class Store(Protocol):
     def close(self) -> None: ...
 
 
-def of(kind: str, mode: Mode, told: Path, project: Path, dice: Random) -> Store:
-    """A new one, which answers. mode: of what is launched, and its project; told: the folder of the launch's words; dice: of
-    what it does while it is away."""
+def of(kind: str, launch: Launch, told: Path, project: Path, dice: Random) -> Store:
+    """A new one, which answers. told: the folder of the launch's words; project: of what is launched; dice: of what it does
+    while it is away."""
     if kind in hosts.KINDS:
-        return hosts.SomeHosts(kind, mode, project, told)
+        return hosts.SomeHosts(kind, launch, project, told)
     folder = told / "store"
     folder.mkdir()
     made: dict[str, Callable[[], Store]] = {

@@ -143,11 +143,12 @@ def test_every_mode_meets_every_kind_of_network_and_node() -> None:
     assert {(launch.mode, launch.store) for launch in found} == {*product(modes.NAMES, names)}
 
 
-@pytest.mark.parametrize("mode", modes.MODES, ids=lambda mode: mode.name)
-def test_hosts_have_room_for_all_workers_and_none_for_most(mode: modes.Mode) -> None:
-    for kind in hosts.KINDS:
-        rooms = hosts.rooms(kind, mode)
-        assert sum(rooms) == mode.workers
+@given(seed=SEEDS)
+def test_hosts_have_room_for_all_members_and_none_for_most(seed: int) -> None:
+    for launch in plans.part(seed, 3 * len(hosts.KINDS), hosts.KINDS, modes.NAMES):
+        kind = launch.faults[0].kind
+        rooms = hosts.rooms(kind, launch)
+        assert sum(rooms) == launch.played.workers + ("topology=parameter_server" in launch.layout)
         assert len(rooms) == (3 if kind == hosts.BETWEEN else 2)
         assert max(rooms) - min(rooms) <= 1
 
