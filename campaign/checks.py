@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -105,12 +105,39 @@ def _steps(ended: Ended, mode: Mode) -> Iterator[str]:
     # What a shard keeps is held by its host and, on the driver's machine alone, by the driver.
     far = any(event["event"] == "shard_state_unprotected" for event in ended.journal)
     allowed = sum(fault["struck"] and (_ends_all(fault) or (far and _ends_host(fault))) for fault in ended.faults)
-    for event in ended.journal:
+    for place, event in enumerate(ended.journal):
         if event["event"] == "recovered" and event["kind"] in ("lost", "joined") and event["steps_lost"] > most:
             yield f"steps: {event['steps_lost']} were lost with a worker: {event.get('why')}"
-        allowed -= event["event"] == "recovered" and event["kind"] == "restarted"
-        if event["event"] == "recovered" and event["kind"] == "restarted" and allowed < 0:
+        if event["event"] != "recovered" or event["kind"] != "restarted" or lacks_stage(ended.journal[:place]):
+            continue
+        allowed -= 1
+        if allowed < 0:
             yield f"steps: all went back, {event['steps_lost']} steps, though a worker of each stage lived: {event.get('why')}"
+
+
+def lacks_stage(journal: Sequence[Mapping[str, Any]]) -> bool:
+    """Whether all workers of a stage, or of the run, were lost of a generation since the one that did a step after the last
+    recovery."""
+    generations: list[Mapping[str, Any]] = []
+    lost: set[int] = set()
+    for event in journal:
+        match event["event"]:
+            case "generation_started":
+                generations.append(event)
+            case "worker_lost":
+                lost.add(event["worker"])
+            case "recovered":
+                generations = generations[-1:]
+    return any(not living for each in generations for living in _living(each, lost).values())
+
+
+def _living(generation: Mapping[str, Any], lost: Collection[int]) -> dict[int, set[int]]:
+    """Its workers that are not lost, by stage."""
+    workers = generation["members"][: generation["workers"]]
+    found: dict[int, set[int]] = {}
+    for worker, stage in zip(workers, generation.get("stages") or [0] * len(workers), strict=True):
+        found.setdefault(stage, set()).update({worker}.difference(lost))
+    return found
 
 
 def _ends_all(fault: Mapping[str, Any]) -> bool:

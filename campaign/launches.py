@@ -21,7 +21,7 @@ from pathlib import Path
 from random import Random
 from typing import Any, Final
 
-from campaign import modes, moments, stores
+from campaign import checks, modes, moments, stores
 from campaign.kinds import BY_NAME, process, storage
 from campaign.modes import Mode
 from campaign.moments import Words
@@ -304,7 +304,7 @@ class Running:
                 still_s = max(still_s, time.monotonic() - last)
             meanwhile = self.words.steps - steps
             store.come()
-            self._until(lambda steps=steps: self.words.steps > steps + 1, _RECOVER_S, f"no step after {fault}")  # type: ignore[misc]
+            self._goes_on_after(fault)
             if store.has_checkpoints:
                 self._until(
                     lambda steps=self.words.steps: self._saved > steps,  # type: ignore[misc]
@@ -316,6 +316,17 @@ class Running:
             failed = len(self._steps_of("checkpoint_failed")) - failed
             self.told[-1] |= {"failed_checkpoints": failed, "meanwhile": meanwhile, "still_s": round(still_s, 1)}
             self.told[-1] |= {"met": dict(store.met)} if store.met else {}
+
+    def _goes_on_after(self, fault: Fault) -> None:
+        """Soon, or once workers are there for a stage that has lost all of its own."""
+        steps = self.words.steps
+        goes_on = lambda: self.words.steps > steps + 1  # noqa: E731
+        try:
+            self._until(goes_on, _RECOVER_S, f"no step after {fault}")
+        except Stuck:
+            if self.run_folder is None or not checks.lacks_stage(journal_of(self.run_folder)):
+                raise
+            self._until(goes_on, _JOIN_S, f"no step after {fault}, and nobody for its stage")
 
     @property
     def _saved(self) -> int:

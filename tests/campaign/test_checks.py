@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -90,3 +91,29 @@ def test_whoever_is_struck_each_stage_keeps_a_worker(stages: list[int], paired: 
             left = {stage for pid, stage in living.items() if pid not in (first, second)}
             assert left == set(stages)
     assert not paired or found[1]
+
+
+def started(*members: int, stages: Sequence[int] = ()) -> dict[str, Any]:
+    return {"event": "generation_started", "members": members, "workers": len(members), "stages": stages}
+
+
+def gone(*workers: int) -> list[dict[str, Any]]:
+    return [{"event": "worker_lost", "worker": worker} for worker in workers]
+
+
+@pytest.mark.parametrize(
+    ("journal", "lacks"),
+    [
+        ([started(0, 1, 2, 3, stages=(0, 1, 0, 1)), *gone(0, 3)], False),
+        ([started(0, 1, 2, 3, stages=(0, 1, 0, 1)), *gone(0, 2)], True),
+        ([started(0, 1, 2, 3, stages=(0, 1, 0, 1)), *gone(3), started(0, 1, 2, stages=(0, 1, 0)), *gone(1)], True),
+        ([started(0, 1), *gone(0), JOURNAL[2], started(1, 2), JOURNAL[2]], False),
+        ([started(0, 1), *gone(0), JOURNAL[2], started(1, 2), JOURNAL[2], *gone(1, 2)], True),
+        ([started(0, 1), *gone(0), started(1), *gone(1), started(2)], True),
+    ],
+)
+def test_a_stage_without_workers_is_known(journal: list[dict[str, Any]], lacks: bool) -> None:
+    assert checks.lacks_stage(journal) == lacks
+    back = [*journal, {**JOURNAL[2], "kind": "restarted"}]
+    cut = replace(FINE, faults=[{**FAULT, "kind": "cut"}], journal=back, err="was lost " * 9)
+    assert any("all went back" in each for each in checks.findings(cut, BSP, EXPECTED)) != lacks
