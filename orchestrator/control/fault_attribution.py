@@ -17,7 +17,7 @@ micro-batches of a committed step are not at fault.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 
 from orchestrator.control.events import Heartbeat, Left
 from orchestrator.control.membership import ControllerState, GenerationStatus, LostMember, Member, present, waiting
@@ -84,7 +84,8 @@ def silent(state: ControllerState, now: float) -> list[tuple[LostMember, str]]:
 def judge_link_failures(state: ControllerState) -> tuple[list[int], frozenset[Pair]]:
     """Whom to put out of the run, and the pairs of the living that have now lost each other once.
 
-    The same pair twice: one has to go. Whoever is in most such pairs goes first, and the younger when it is the same.
+    The same pair twice: one has to go. Who alone has what its stage has learned stays, if the other has not; whoever is in most
+    such pairs goes first, and the younger when it is the same.
 
     Who leaves says farewell, but a farewell can be missed, and then a member accuses one that has only left. So an
     accusation counts where nothing else explains why anybody left: then some broken connection was the first cause. Two
@@ -98,11 +99,19 @@ def judge_link_failures(state: ControllerState) -> tuple[list[int], frozenset[Pa
     out: list[int] = []
     while repeated:
         ids = [member for pair in repeated for member in pair]
-        worst = max(ids, key=lambda member: (ids.count(member), member))
+        spare = [member for member in ids if not _is_last(state, member, out)] or ids
+        worst = max(spare, key=lambda member: (ids.count(member), member))
         out.append(worst)
         repeated = {pair for pair in repeated if worst not in pair}
     known = state.link_failures | new
     return out, frozenset(pair for pair in known if not pair & set(out) and pair <= state.members.keys())
+
+
+def _is_last(state: ControllerState, member: int, out: Collection[int]) -> bool:
+    """Whether nobody else of its stage has its parameters. out: who is about to go."""
+    stage = state.members[member].stage
+    others = [each for each in state.members.values() if each.id != member and each.id not in out]
+    return stage is not None and not any(each.stage == stage and each.progress is not None for each in others)
 
 
 def _has_another_cause(state: ControllerState) -> bool:

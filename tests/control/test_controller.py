@@ -425,6 +425,18 @@ def test_two_living_that_lost_each_other_try_once_more_and_then_the_younger_goes
     assert play(Died(2, "killed")) == []
 
 
+@pytest.mark.parametrize(("pair", "out"), [((0, 1), 0), ((1, 2), 2), ((0, 2), 2)])
+def test_of_two_that_lost_each_other_the_last_of_a_stage_stays(pair: tuple[int, int], out: int) -> None:
+    """Worker 1 alone hosts the second stage."""
+    play = begun(requirements(stages=2, start=3, most=3, least=2))
+    assert play.begin().stages == (0, 1, 0)
+    for generation in (0, 1):
+        play(left(pair[0], 5, "peer", generation, accuses=pair[1]))
+        play(*(left(member, 5, generation=generation) for member in range(3) if member != pair[0]))
+    assert [kill.member for kill in play.of(Kill)] == [out]
+    assert not play.begin().forgets
+
+
 def test_one_that_lost_everybody_twice_goes_alone_though_it_is_the_oldest() -> None:
     play = begun(requirements(start=3, most=3))
     for generation in (0, 1):
