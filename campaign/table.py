@@ -43,7 +43,7 @@ def _summary(results: Results, machine: str) -> str:
         ("faults of processes", f"{len(of_process)}", "3000"),
         ("faults of drivers", f"{_count(results, 'driver')}", ""),
         ("faults of storage", f"{_count(results, 'storage')}", ""),
-        ("faults of the wire between two hosts", f"{_count(results, 'network')}", ""),
+        ("faults of the wire between hosts", f"{_count(results, 'network')}", ""),
         ("faults of a node", f"{_count(results, 'node')}", ""),
         ("jumps of the clock", f"{_count(results, 'clock')}", ""),
         ("newcomers of another build", f"{_count(results, 'version')}", ""),
