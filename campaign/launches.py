@@ -33,7 +33,7 @@ from tests.projects import Project
 _TICK_S: Final = 0.005
 _PACE_S: Final = 0.008  # a step
 _TRICKLE_S: Final = 0.6  # a step, while a newcomer is waited for
-_SLOW_TRICKLE_S: Final = 2.0  # where its nodes have to copy the project first
+_SLOW_TRICKLE_S: Final = 2.0  # where workers come to nodes that copy the project first
 _AWAY_PACE_S: Final = 0.15
 _SAVE_S: Final = 30.0  # for a checkpoint, once its store is back
 _STALL_PACE_S: Final = 0.1  # a step, which others may do while one that stalls is given its time
