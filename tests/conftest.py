@@ -39,10 +39,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         if any(item.get_closest_marker(marker) for marker in ("ray", "slow", "long")):
             item.add_marker(pytest.mark.timeout(BUSY_S))
-    unfit = [item for item in items if any(item.get_closest_marker(marker) for marker in lacking())]
-    if unfit:
-        config.hook.pytest_deselected(items=unfit)
-        items[:] = [item for item in items if item not in unfit]
+    absent = lacking()
+    unfit = [any(item.get_closest_marker(marker) for marker in absent) for item in items]
+    if any(unfit):
+        config.hook.pytest_deselected(items=[item for item, left_out in zip(items, unfit, strict=True) if left_out])
+        items[:] = [item for item, left_out in zip(items, unfit, strict=True) if not left_out]
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -6,6 +6,8 @@ and b to c, none leads from a to c.
 
 from __future__ import annotations
 
+import functools
+
 from tests.test_architecture import FILES, FLOORS, ROOT, floor_of, floors_used
 
 PAGE = ROOT / "docs" / "architecture.md"
@@ -24,19 +26,22 @@ def with_picture(page: str) -> str:
     return before + BEGIN + picture() + END + rest.split(END)[1]
 
 
-def _uses(floor: str) -> set[str]:
-    return {lower for file in FILES if floor_of(file) == floor for lower in floors_used(file)} - {floor}
+@functools.cache
+def uses(floor: str) -> frozenset[str]:
+    """The other floors that it imports from."""
+    found = {lower for file in FILES if floor_of(file) == floor for lower in floors_used(file)}
+    return frozenset(found - {floor})
 
 
-USES = {floor: _uses(floor) for floor in FLOORS}
-BELOW: dict[str, set[str]] = {}
-for each in reversed(FLOORS):
-    BELOW[each] = USES[each].union(*(BELOW[lower] for lower in USES[each]))
+@functools.cache
+def below(floor: str) -> frozenset[str]:
+    """The floors that it reaches, over others or directly."""
+    return uses(floor).union(*map(below, uses(floor)))
 
 
 def unimplied(floor: str) -> set[str]:
     """The floors that it uses and reaches in no other way."""
-    return {lower for lower in USES[floor] if not any(lower in BELOW[other] for other in USES[floor])}
+    return {lower for lower in uses(floor) if not any(lower in below(other) for other in uses(floor))}
 
 
 if __name__ == "__main__":

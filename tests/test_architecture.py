@@ -150,8 +150,14 @@ def imports(text: str, file: Path) -> Iterator[tuple[int, str]]:
             base = ".".join([*above, *([node.module] if node.module else [])])
             yield node.lineno, base
             yield from ((node.lineno, f"{base}.{alias.name}") for alias in node.names)
-        elif isinstance(node, ast.Call) and ast.unparse(node.func) in CALLS and isinstance(node.args[0], ast.Constant):
-            yield node.lineno, str(node.args[0].value)
+        elif isinstance(node, ast.Call):
+            yield from ((node.lineno, name) for name in imported_by(node))
+
+
+def imported_by(call: ast.Call) -> Iterator[str]:
+    """What a call such as `importlib.import_module("name")` imports."""
+    if call.args and isinstance(call.args[0], ast.Constant) and ast.unparse(call.func) in CALLS:
+        yield str(call.args[0].value)
 
 
 def floors_used(file: Path) -> set[str]:

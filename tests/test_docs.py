@@ -11,6 +11,7 @@ import yaml
 import orchestrator
 from orchestrator.settings import Settings, load
 from tests import house
+from tests.test_architecture import FLOORS
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 PAGES = sorted((REPOSITORY / "docs").glob("*.md"))
@@ -73,10 +74,10 @@ def test_the_picture_of_the_house_is_what_the_imports_give() -> None:
 
 def test_a_picture_leaves_out_what_others_imply() -> None:
     assert {"commands"} == house.unimplied("__main__")
-    for floor, lower in house.USES.items():
+    for floor in FLOORS:
         reached = set(house.unimplied(floor))
-        reached |= {below for each in reached for below in house.BELOW[each]}
-        assert reached >= lower
+        reached |= {below for each in reached for below in house.below(each)}
+        assert reached >= house.uses(floor)
 
 
 def test_every_public_name_is_on_its_page() -> None:

@@ -10,7 +10,6 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from scipy.stats import ks_2samp
 from torch.utils.data import TensorDataset
 
 from orchestrator.data import drift
@@ -45,6 +44,8 @@ def test_equal_data_have_no_distance_at_all() -> None:
 
 
 def test_the_distance_of_kolmogorov_and_smirnov_is_scipys() -> None:
+    from scipy.stats import ks_2samp  # two seconds of a core, which only this test needs
+
     a, b = (np.random.default_rng(seed).normal(loc, 1.0, 500) for seed, loc in ((1, 0.0), (2, 0.3)))
     found = drift.compare(profile(list(a)), profile(list(b)))
     assert found is not None
