@@ -17,7 +17,7 @@ import pytest
 from orchestrator.numerics.determinism import prepare_environment
 
 prepare_environment()
-hypothesis.settings.register_profile("few", deadline=None, max_examples=15)
+hypothesis.settings.register_profile("few", deadline=None, max_examples=10)
 hypothesis.settings.register_profile("many", deadline=None, max_examples=500)
 hypothesis.settings.load_profile("few")
 BUSY_S = 3600.0  # several commands in a test and its fixtures, on a machine with thirty other processes

@@ -13,7 +13,7 @@ from typing import TypeVar
 import numpy
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from orchestrator.engine.exchange import collectives
@@ -21,6 +21,7 @@ from orchestrator.engine.exchange.collectives import Exchange, Memory
 from orchestrator.numerics.exact import FAST_MEANS, INTEGERS, MEANS, Sums, wrap
 from orchestrator.numerics.layout import BLOCK, Layout
 from orchestrator.topologies import Schedule
+from tests.products import fewer
 from tests.topologies.cases import NAMES, variants
 from tests.transports.memory import Hub, LocalRegions
 from tests.transports.worlds import PATIENCE_S, WORLDS, Member, World, together
@@ -186,7 +187,7 @@ def mean_in_pieces(schedule: Schedule, blocks: int, world: World | None) -> list
     piece=st.integers(1, 3),
     travelling=st.sets(st.tuples(st.integers(0, 4), st.integers(1, 8))),
 )
-@settings(max_examples=15)
+@fewer(3, most=15)
 def test_pieces_and_whole_chunks_give_the_same_bits(
     name: str, workers: int, blocks: int, piece: int, travelling: set[tuple[int, int]]
 ) -> None:

@@ -15,6 +15,7 @@ from orchestrator.updates import pieces
 from orchestrator.updates.by_element import BY_ELEMENT
 from orchestrator.updates.optimizers import CLASSES
 from orchestrator.updates.pieces import Pieces
+from tests.products import fewer
 
 OPTIONS: dict[str, list[dict[str, Any]]] = {
     "SGD": [{}, {"momentum": 0.9, "dampening": 0.1}, {"momentum": 0.9, "nesterov": True}, {"weight_decay": 0.1}],
@@ -24,7 +25,12 @@ OPTIONS: dict[str, list[dict[str, Any]]] = {
     "Adagrad": [{}, {"initial_accumulator_value": 0.5, "lr_decay": 0.1}],
     "NAdam": [{}, {"decoupled_weight_decay": True, "weight_decay": 0.1}],
 }
-CASES = [(kind, options) for kind in sorted(BY_ELEMENT, key=str) for options in OPTIONS.get(kind.__name__, [{}])]
+KINDS = sorted(BY_ELEMENT, key=str)
+CASES = [  # of each kind the first, and for `make test-long` the others
+    pytest.param(kind, options, marks=[pytest.mark.long] * (nth > 0))
+    for kind in sorted(BY_ELEMENT, key=str)
+    for nth, options in enumerate(OPTIONS.get(kind.__name__, [{}]))
+]
 
 
 class Trained:
@@ -70,6 +76,7 @@ class Trained:
 
 
 @pytest.mark.parametrize(("kind", "options"), CASES)
+@fewer(2)
 @given(
     sizes=st.lists(st.integers(0, 200), max_size=4),
     piece=st.integers(1, 70),
