@@ -19,6 +19,7 @@ from orchestrator.errors import ConfigurationError
 from orchestrator.files import cache
 from orchestrator.files.index import index
 from tests.engine.runs import Layout, Run, rotating, train
+from tests.products import thinned
 
 COUNTS = (7, 3, 11, 5, 8, 2, 9, 6, 4, 10)
 BLOCKS = {"name": "blocks", "files": 2}
@@ -119,7 +120,7 @@ def _kept(folder: Path) -> int:
     return sum(path.stat().st_size for path in folder.iterdir())
 
 
-@pytest.mark.parametrize("blocks", [1, 3])
+@pytest.mark.parametrize("blocks", thinned([1, 3], 2))
 def test_a_cache_of_one_block_changes_no_bit(blocks: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Workers share it, and wait for each other while one of them waits for room."""
     reference, limit = _run(None), blocks * _block(tmp_path)
