@@ -71,20 +71,20 @@ def test_a_stranger_is_a_fault(world: World) -> None:
         member.transport.receive(0, TAG, PATIENCE_S)
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("in_region", [True, False])
-def test_every_dtype_arrives_with_its_bits(world: World, dtype: torch.dtype, in_region: bool) -> None:
+def test_every_dtype_arrives_with_its_bits(world: World, in_region: bool) -> None:
     sender, receiver = world.members(2)
-    top = 2 if dtype is torch.bool else 256
-    bits = torch.randint(top, (24,), dtype=torch.uint8, generator=torch.Generator().manual_seed(1))
-    payload = bits.view(dtype)
-    if in_region:
-        payload = sender.regions.allocate(payload.numel(), dtype)
-        payload.view(torch.uint8).copy_(bits)
-    sender.transport.send(1, TAG, payload)
-    received = receive(receiver.transport, 0).payload
-    assert received.dtype == dtype
-    assert torch.equal(received.view(torch.uint8), bits)
+    region = sender.regions.allocate(24, torch.uint8)
+    for step, dtype in enumerate(DTYPES):
+        top = 2 if dtype is torch.bool else 256
+        bits = torch.randint(top, (24,), dtype=torch.uint8, generator=torch.Generator().manual_seed(1))
+        payload = bits.view(dtype)
+        if in_region:
+            payload = region.copy_(bits).view(dtype)
+        sender.transport.send(1, tag(step), payload)
+        received = receive(receiver.transport, 0, step).payload
+        assert received.dtype == dtype
+        assert torch.equal(received.view(torch.uint8), bits), dtype
 
 
 def test_a_payload_may_be_empty(world: World) -> None:

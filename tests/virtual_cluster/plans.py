@@ -5,6 +5,7 @@ Whatever happens stays below the bounds at which a run rightly ends (rule D3), b
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from random import Random
@@ -136,6 +137,7 @@ def _with_cluster_of(first: Settings, other: Settings) -> Settings:
     return replace(other, cluster=first.cluster, topology=first.topology)
 
 
+@functools.cache
 def _settings(name: str, layout: Layout) -> Settings:
     return settings_for(layout=layout, **{**IDENTITIES, **ASYNCHRONOUS}[name])
 
