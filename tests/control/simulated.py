@@ -75,6 +75,7 @@ class Process:
     stopped: bool = False
     progress: Progress | None = None
     begin: Begin | None = None
+    peers: list[Process] = field(default_factory=list)  # of its generation, itself too, by rank
     contributed: bool = False
     to_take: bool = False
     to_give: set[int] = field(default_factory=set)
@@ -449,7 +450,7 @@ class World:
         moves = [(begin.members[donor], shards) for donor, recipient, shards in begin.moves if recipient == rank]
         process.to_receive = moves
         process.to_inherit = bool(begin.heirs) and rank < begin.workers
-        process.begin = begin
+        process.begin, process.peers = begin, [self.processes[member] for member in begin.members]
         process.contributed = process.called_off = process.finished = False
         process.halt = process.voted = process.request = 0
         process.to_restore = begin.restore == rank or rank in begin.restorers
@@ -647,7 +648,7 @@ class World:
     def _vote(self, process: Process) -> None:
         """The vote of a step is complete with the last contribution; all hear the same, and halt once they committed."""
         if self._all_contributed(process) and not self._evaluation_is_due(process):
-            peers = self._peers(process)
+            peers = process.peers
             halt = max(peer.request for peer in peers)
             for peer in peers:
                 if self._at(peer) == self._at(process):
@@ -689,10 +690,6 @@ class World:
         assert process.begin is not None
         return process.begin.generation
 
-    def _peers(self, process: Process) -> list[Process]:
-        assert process.begin is not None
-        return [self.processes[member] for member in process.begin.members]
-
     def _at(self, process: Process) -> Progress:
         return process.progress or self._start
 
@@ -709,39 +706,39 @@ class World:
     def _all_contributed(self, process: Process) -> bool:
         """Everybody has contributed to this barrier, or is past it."""
         at = self._at(process)
-        return all(
-            not self._busy_before(peer) and (peer.contributed or self._at(peer) != at) and reached(self._at(peer), at)
-            for peer in self._peers(process)
-        )
+        for peer in process.peers:
+            theirs = self._at(peer)
+            if not (peer.contributed if theirs == at else reached(theirs, at)):
+                return False
+        return not any(map(self._busy_before, process.peers))
 
     def _may_commit(self, process: Process) -> bool:
         """Whether everybody has its sum, or is past it."""
         if not self.second_vote or self._evaluation_is_due(process):
             return True
-        return all(peer.summed or passed(self._at(peer), self._at(process)) for peer in self._peers(process))
+        return all(peer.summed or passed(self._at(peer), self._at(process)) for peer in process.peers)
 
     def _busy_before(self, process: Process) -> bool:
         own = process.to_restore or process.to_take or process.to_inherit or process.to_give or process.to_receive
         if own or process.told_by is not None:
             return True
-        for peer in self._peers(process):
-            if peer.told_by == process.id:
-                return True
-            if peer.to_receive and any(process.id == donor for donor, _ in peer.to_receive):
+        me = process.id
+        for peer in process.peers:
+            if peer.told_by == me or (peer.to_receive and any(me == donor for donor, _ in peer.to_receive)):
                 return True
         return False
 
     def _donor(self, process: Process) -> Process | None:
-        donor = next(peer for peer in self._peers(process) if process.id in peer.to_give)
+        donor = next(peer for peer in process.peers if process.id in peer.to_give)
         busy = donor.to_restore or donor.told_by is not None
         return donor if donor.acts and not busy else None
 
     def _lost_peers(self, process: Process) -> list[tuple[int, bool]]:
         """Ranks that are dead (whom it accuses) or have said farewell (whom it does not, unless it missed that)."""
-        if self.deaf:
+        if self.deaf or all(peer.state == "running" for peer in process.peers):
             return []
         return [
             (rank, self.races or not peer.alive)
-            for rank, peer in enumerate(self._peers(process))
+            for rank, peer in enumerate(process.peers)
             if not peer.alive or (peer.state == "idle" and not peer.finished)
         ]
