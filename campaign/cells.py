@@ -94,23 +94,25 @@ def read(lines: Iterable[Mapping[str, Any]]) -> Results:
     """Of each launch, however often it was tried, the last line counts; a fault counts where its launch came to its end."""
     launches: dict[str, Mapping[str, Any]] = {}
     faults: dict[str, list[Mapping[str, Any]]] = {}
+    told: dict[str, list[Mapping[str, Any]]] = {}  # of a launch whose own line is still to come
     lives: dict[tuple[str, int], Mapping[str, Any]] = {}
     mutants: dict[str, Mapping[str, Any]] = {}
     for line in lines:
         match line["what"]:
             case "launch":
                 launches[line["id"]] = line
+                faults[line["id"]] = told.pop(line["id"], [])
                 if "faults" in line:
                     faults[line["id"]] = [_unfolded(line["id"], *fault) for fault in line["faults"]]
             case "fault":
-                faults.setdefault(line["id"], []).append(line)
+                told.setdefault(line["id"], []).append(line)
             case "lives":
                 lives[line["kind"], line["first"]] = line
             case "mutant":
                 mutants[line["name"]] = line
-    told = [fault for id in launches for fault in faults.get(id, []) if fault["struck"]]
-    struck = Counter(Cell(fault["kind"], fault["moment"], launches[fault["id"]]["mode"]) for fault in told)
-    return Results(dict(struck), tuple(launches.values()), tuple(told), tuple(lives.values()), tuple(mutants.values()))
+    done = [fault for id in launches for fault in faults[id] if fault["struck"]]
+    struck = Counter(Cell(fault["kind"], fault["moment"], launches[fault["id"]]["mode"]) for fault in done)
+    return Results(dict(struck), tuple(launches.values()), tuple(done), tuple(lives.values()), tuple(mutants.values()))
 
 
 _SHOWN: Final = ("id", "seed", "mode", "storm", "load", "at", "recoveries", "findings")  # of a launch

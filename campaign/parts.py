@@ -70,14 +70,15 @@ class Part:
         self._say = say
         results.mkdir(parents=True, exist_ok=True)
         self._lines = LineFile(results / f"{name}.jsonl")
-        self._done = {line["id"] for line in every_line(results) if line["what"] == "launch"}
+        last = {line["id"]: line for line in every_line(results) if line["what"] == "launch"}
+        self._done = {id for id, line in last.items() if not line["findings"]}
         self.failed: list[str] = []
 
     def close(self) -> None:
         self._lines.close()
 
     def carry_out(self, launches: Sequence[Launch]) -> None:
-        """Those that were not carried out before."""
+        """Those that were not carried out before, and once more those in which something did not hold."""
         for launch in launches:
             if launch.id not in self._done:
                 self._one(launch)

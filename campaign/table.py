@@ -14,6 +14,7 @@ from campaign.kinds import BY_NAME, memory
 
 BEGIN: Final = "<!-- campaign: made by python -m campaign --table -->"
 END: Final = "<!-- end of the campaign -->"
+_QUIET: Final = 3.0  # load, of which a launch itself is up to one and a half
 
 
 def on_page(page: str, results: Results, machine: str) -> str:
@@ -55,6 +56,7 @@ def _summary(results: Results, machine: str) -> str:
         ("bits that differed", f"{_found(results, 'bits')}", "0"),
         ("committed steps lost in lockstep", f"{_found(results, 'steps')}", "0"),
         *_times(of_process, "worker", "0.3 s", "2 s"),
+        *_when_quiet(of_process, results.launches),
         *_times([fault for fault in results.faults if fault["kind"] == "driver SIGKILL"], "driver", "10 s", "10 s"),
         ("planted flipped bits found within check.every", _flips(results, memory.GRADIENTS), "all"),
         ("flipped bits of parameters found within check.every", _flips(results, memory.PARAMETER), ""),
@@ -89,13 +91,30 @@ def _times(faults: Sequence[Mapping[str, Any]], who: str, goal: str, at_most: st
     if not times:
         return []
     worst = max(faults, key=lambda fault: fault.get("seconds", 0.0))
-    median, most = times[len(times) // 2], times[min(len(times) - 1, math.ceil(0.99 * len(times)) - 1)]
+    median, most = _at(times, 0.5), _at(times, 0.99)
     where = f"{worst['kind']} at {worst['moment']} of {worst['id']}"
     return [
         (f"from the loss of a {who} to the next step, median of {len(times)}", f"{median:.2f} s", goal),
         ("99 % of them", f"{most:.2f} s", at_most),
         ("the worst", f"{times[-1]:.2f} s ({where})", ""),
     ]
+
+
+def _when_quiet(
+    faults: Sequence[Mapping[str, Any]], launches: Sequence[Mapping[str, Any]]
+) -> list[tuple[str, str, str]]:
+    """Of launches that had the machine almost to themselves."""
+    quiet = {launch["id"] for launch in launches if launch["load"] < _QUIET}
+    times = sorted(fault["seconds"] for fault in faults if "seconds" in fault and fault["id"] in quiet)
+    if not times:
+        return []
+    told = f"{_at(times, 0.5):.2f} s, {_at(times, 0.99):.2f} s"
+    return [(f"median, and 99 %, of {len(times)} at a load below {_QUIET:g}", told, "0.3 s, 2 s")]
+
+
+def _at(times: Sequence[float], part: float) -> float:
+    """times: in order."""
+    return times[max(0, math.ceil(part * len(times)) - 1)]
 
 
 def _mutants(mutants: Sequence[Mapping[str, Any]]) -> str:

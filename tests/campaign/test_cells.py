@@ -69,8 +69,9 @@ def test_what_is_kept_in_short_has_the_same_table() -> None:
 
 
 def test_a_launch_that_was_repeated_counts_once() -> None:
-    found = cells.read([launch("a", findings=["bits"]), launch("a")])
+    found = cells.read([fault("a"), launch("a", findings=["bits"]), fault("a"), fault("a", moment="sum"), launch("a")])
     assert [each["findings"] for each in found.launches] == [[]]
+    assert len(found.faults) == 2
 
 
 def test_what_is_not_met_is_known() -> None:
@@ -90,6 +91,12 @@ def test_the_table_shows_counts_dashes_and_zeros() -> None:
     assert "| from the loss of a worker to the next step, median of 3 | 0.20 s | 0.3 s |" in made
     assert "| the worst | 0.30 s (SIGKILL at vote of a) |  |" in made
     assert "| launches in which something did not hold | 1 of 1 | 0 |" in made
+
+
+def test_times_of_a_quiet_machine_are_told_apart() -> None:
+    lines = [fault("a", seconds=0.2), launch("a"), fault("b", seconds=3.0), launch("b", load=9.0)]
+    made = table.markdown(cells.read(lines), "2 cores")
+    assert "| median, and 99 %, of 1 at a load below 3 | 0.20 s, 0.20 s | 0.3 s, 2 s |" in made
 
 
 def test_the_table_is_written_between_its_markers() -> None:
