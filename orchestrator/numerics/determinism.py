@@ -147,6 +147,8 @@ def prepare_thread(
     torch.set_num_threads(threads)
     torch.set_flush_denormal(False)
     _use_deterministic_algorithms()
+    with torch.autograd.profiler.record_function("prepare"):
+        pass  # torch looks for a module of its own the first time, and warns at length where no descriptor is left by then
     return {
         "threads": torch.get_num_threads(),
         "flush_denormal": False,
