@@ -95,7 +95,18 @@ def resume(
         ):
             opening = pool.submit(reopen_record, settings, store, recorded.files, provenance, run_start.written)
             job = Job(settings, plan, place, Audience(display), pending_signal, ray, secret, supervision)
-            return job.complete(opening, run_start)
+            run_id, outcome = job.complete(opening, run_start)
+    return with_weights(run_id, outcome, uri, typed) if beside is None and ray is None else (run_id, outcome)
+
+
+def with_weights(run_id: str, outcome: Outcome, uri: str | None, typed: Sequence[str] | None) -> tuple[str, Outcome]:
+    """As `resume`, of a run that has come to its end: where the trained weights were lost with the last workers, as when this
+    process stood still for longer than they live without it, the steps after the last checkpoint are done again, and what comes
+    of it is returned."""
+    if not outcome.weights_lost or not outcome.checkpoint:
+        return run_id, outcome
+    for_stream().say(f"{outcome.error}; what follows the checkpoint of step {outcome.checkpoint} is done again")
+    return resume(run_id, (), uri, typed=typed)
 
 
 def _finished(past: Past) -> Outcome:

@@ -34,7 +34,8 @@ class Outcome:
     by speed; slow: workers that were far slower than others, in words; wrong: what checks have found, in words; disturbed: what
     was done to workers on purpose, and how often; schedule: of the generation with most workers, for a picture; bytes_read: by
     node, of files from elsewhere: fetched, and found in its cache; files_read: of the training set;
-    best: of a run whose model is not the last one; trace: the head of the Merkle tree of its trace; not_recorded: why MLflow
+    weights_lost: all its steps are done, and whoever had the result is gone; best: of a run whose model is not the last one;
+    trace: the head of the Merkle tree of its trace; not_recorded: why MLflow
     has not all of it, which does not make the run a failed one; not_told: which writers beside MLflow have not, and why.
     """
 
@@ -64,6 +65,7 @@ class Outcome:
     not_recorded: str | None = None
     not_told: list[str] = field(default_factory=list)
     schedule: Schedule | None = None
+    weights_lost: bool = False
     best: BestModel | None = None
     trace: str | None = None
 

@@ -55,7 +55,7 @@ from orchestrator.driver.run.time_log import TimeLog, summed
 from orchestrator.driver.supervision import Supervision, supervisor
 from orchestrator.driver.terminal.progress import ProgressDisplay, say_obstacles
 from orchestrator.driver.terminal.signals import PendingSignal
-from orchestrator.errors import ConfigurationError, DataDamaged, Interrupted, OrchestratorError, RunFailed
+from orchestrator.errors import ConfigurationError, DataDamaged, Interrupted, OrchestratorError, RunFailed, WorkerLost
 from orchestrator.numerics import determinism
 from orchestrator.plan import Plan
 from orchestrator.privacy.secret import Secret
@@ -235,7 +235,7 @@ class Job:
                 record.described = {key: value for key, value in told.items() if key not in of_samples}
                 record.answers = startup.members.answers(holder) or record.answers
             except RunFailed as error:  # what was trained up to here stays in the report
-                outcome.error = error
+                outcome.error, outcome.weights_lost = error, isinstance(error, WorkerLost)
                 unfinished.unlink(missing_ok=True)
         return outcome
 
