@@ -32,7 +32,7 @@ def main(arguments: Sequence[str]) -> int:
         chosen = [modes.BY_NAME[name].name for name in given.modes] or list(modes.NAMES)
     except KeyError as error:
         return complain(f"{error.args[0]!r} is neither a kind nor a family nor a mode; modes: {', '.join(modes.NAMES)}")
-    launches = plans.part(given.seed, given.faults, names, chosen, given.storms)
+    launches = plans.part(given.seed, given.faults, names, chosen, given.storms, given.pairs)
     if given.unmet:
         left = cells.read(every_line(COUNTED, *given.results)).unfilled
         launches += plans.unmet(given.seed, [cell for cell in left if cell.kind in names and cell.mode in chosen])
@@ -65,6 +65,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--faults", type=int, default=0, help="about so many, in launches of 36")
     parser.add_argument("--storms", type=int, default=0, help="launches with a fault every two seconds for a minute")
+    parser.add_argument("--pairs", type=int, default=0, help="about so many pairs that overlap, in launches of 16")
     parser.add_argument("--unmet", action="store_true", help="launches for the cells that the results lack")
     parser.add_argument("--kinds", nargs="+", default=["process"], metavar="KIND", help="kinds or families")
     parser.add_argument("--modes", nargs="+", default=[], metavar="MODE", help="all where none is given")

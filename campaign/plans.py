@@ -21,6 +21,8 @@ from campaign.modes import Mode
 PER_LAUNCH: Final = 36
 STORM_EVERY_S: Final = 2.0
 STORM_FAULTS: Final = 30  # of a minute
+PAIRS_PER_LAUNCH: Final = 16
+_SOON: Final = ("compute", "vote", "sum", "apply", "sprint", "rest")  # moments of every step, or every few
 _PAIRS: Final = 0.6  # of the faults that another one can overlap, how many have one
 _MOST_ENDS: Final = 3
 _MOST_STALLS: Final = 8  # each of them costs the step's timeout
@@ -106,9 +108,12 @@ class Launch:
         return mode if self.flip is None else replace(mode, workers=CHECKING)
 
 
-def part(seed: int, faults: int, names: Sequence[str], of: Sequence[str], storms: int = 0) -> list[Launch]:
-    """The launches of a part with about so many faults of these kinds, in these modes in turn; then storms. Where no fault is
-    wanted there are storms only. Bits are flipped in launches of their own, one in each, as many as faults are wanted."""
+def part(
+    seed: int, faults: int, names: Sequence[str], of: Sequence[str], storms: int = 0, pairs: int = 0
+) -> list[Launch]:
+    """The launches of a part with about so many faults of these kinds, in these modes in turn; then storms, and about so many
+    pairs. Where no fault is wanted there are these only. Bits are flipped in launches of their own, one in each, as many as
+    faults are wanted."""
     flips = [name for name in names if BY_NAME[name].family == "memory"]
     stores = [name for name in names if BY_NAME[name].family in kinds.AROUND]
     names = [name for name in names if name not in flips and name not in stores]
@@ -125,6 +130,9 @@ def part(seed: int, faults: int, names: Sequence[str], of: Sequence[str], storms
         found.append(failure(seed, number, *_turn(seed, number, of), failing))
     for number in range(storms if any(_is_brief(name) for name in names) else 0):
         found.append(storm(seed, number, _turn(seed, number, of)[0], calm))
+    ending = [name for name in names if _is_brief(name) and BY_NAME[name].effect == "ends"]
+    for number in range(-(-pairs // PAIRS_PER_LAUNCH) if ending else 0):
+        found.append(of_pairs(seed, number, _turn(seed, number, of)[0], ending))
     return found
 
 
@@ -241,6 +249,20 @@ def storm(seed: int, number: int, mode: Mode, names: Sequence[str]) -> Launch:
     drawn = [(kind, "compute" if moments.BY_NAME[moment].once else moment) for kind, moment in drawn]
     faults = tuple(_fault(place + 1, kind, moment, dice) for place, (kind, moment) in enumerate(drawn))
     return Launch(f"{seed}.{number}s {mode.name}", seed, mode.name, modes.layout(mode, dice), faults, storm=True)
+
+
+def of_pairs(seed: int, number: int, mode: Mode, names: Sequence[str]) -> Launch:
+    """Pairs and nothing else. The second strikes where all come by before the first recovery is over."""
+    dice = Random(f"pairs {seed} {number} {mode.name}")
+    firsts = [(cell.kind, cell.moment) for cell in cells.possible(names, [mode]) if _comes_again(cell.moment)]
+    seconds = [(kind, moment) for kind, moment in firsts if moment in _SOON]
+    drawn = [dice.choice(seconds if place % 2 else firsts) for place in range(2 * PAIRS_PER_LAUNCH)]
+    return _launch(f"{seed}.{number}p {mode.name}", seed, mode, drawn, dice, 1.0)
+
+
+def _comes_again(name: str) -> bool:
+    moment = moments.BY_NAME[name]
+    return name != moments.FROM_OUTSIDE and not moment.joins and not moment.once
 
 
 def _is_brief(name: str) -> bool:

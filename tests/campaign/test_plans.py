@@ -189,6 +189,17 @@ def test_storms_come_every_two_seconds_for_a_minute() -> None:
     assert plans.STORM_EVERY_S * plans.STORM_FAULTS == 60
 
 
+@pytest.mark.parametrize("mode", modes.NAMES)
+def test_a_launch_of_pairs_has_nothing_else(mode: str) -> None:
+    (launch,) = plans.part(1, 0, PROCESS, [mode], pairs=16)
+    assert len(launch.faults) == 16
+    for fault in launch.faults:
+        assert fault.partner is not None
+        for each in (fault, fault.partner):
+            assert kinds.BY_NAME[each.kind].effect == "ends"
+            assert cells.impossible(kinds.BY_NAME[each.kind], moments.BY_NAME[each.moment], modes.BY_NAME[mode]) is None
+
+
 def test_kinds_are_named_by_family_too() -> None:
     assert plans.families(["process"]) == PROCESS
     assert plans.families(["SIGKILL", "driver"]) == ("SIGKILL", "driver SIGKILL", "driver stop")
