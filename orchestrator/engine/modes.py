@@ -44,7 +44,7 @@ from orchestrator.engine.step.local_trainer import LocalTrainer
 from orchestrator.engine.step.lockstep import Lockstep, StepContents
 from orchestrator.engine.step.shard_gradients import Contributing, ShardGradients
 from orchestrator.engine.step.summation import CompressedSum, DirectSum, Summation, first_residuals
-from orchestrator.errors import ConfigurationError
+from orchestrator.errors import ConfigurationError, RunFailed
 from orchestrator.numerics import allocator
 from orchestrator.numerics.staging import Staging
 from orchestrator.plan import Plan
@@ -53,6 +53,8 @@ from orchestrator.transports.base import Regions, Transport
 from orchestrator.updates.compressions.codec import Codec
 from orchestrator.updates.transforms import Chain, State
 from orchestrator.values import megabytes
+
+_DEATH_S: Final = 5.0  # until the death of another member is known
 
 
 @dataclass(frozen=True)
@@ -236,7 +238,12 @@ class LockstepExecution(_Unsplit):
         place = places[moment.rank] if places else None
         beside = [rank for rank, other in enumerate(places) if place is not None and other == place]
         nth = beside.index(moment.rank) if beside else 0
-        self._updater.divided.settle(place, nth, len(beside))
+        try:
+            self._updater.divided.settle(place, nth, len(beside))
+        except RunFailed:
+            # Whoever has that memory may have died just now, which its connections tell, or the driver.
+            moment.transport.poll((), _DEATH_S)
+            raise
 
     def _claims(self, moment: Moment) -> Claims | None:
         """How this worker claims shards in a generation; None where nobody does. Whose board is out of reach computes what was

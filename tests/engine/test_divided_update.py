@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import functools
 import random
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,10 +16,13 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from orchestrator.engine.member.claims import Place
 from orchestrator.engine.model import divided_update
 from orchestrator.engine.model.replica import Replica
-from orchestrator.errors import ConfigurationError
+from orchestrator.engine.modes import LockstepExecution
+from orchestrator.errors import ConfigurationError, RunFailed
 from orchestrator.settings.rules import sharded
+from orchestrator.transports.base import PeerLost
 from orchestrator.updates import by_element
 from orchestrator.updates.optimizers import OPTIMIZERS as OPTIMIZERS_OF_TABLE
 from tests.engine import pipelines as p
@@ -172,6 +178,28 @@ def test_each_steps_its_part_only(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(divided_update.DividedUpdate, "_keep", counted)
     train(p.Mlp, Layout(3), sharded=True, steps=1, optimizer={"name": "adamw", "lr": 0.01})
     assert len(made) == len(set(made)) > 3
+
+
+@pytest.mark.parametrize("alive", [True, False])
+def test_who_died_before_its_memory_was_shared_is_told_as_lost(alive: bool) -> None:
+    """Campaign, seed 102: a worker that ended as the others began to share its memory ended the run."""
+    gone = subprocess.Popen([sys.executable, "-c", ""])
+    gone.wait()
+    model = torch.nn.Linear(3, 2)
+    divided = divided_update.DividedUpdate(torch.optim.SGD(model.parameters(), lr=0.1), Replica(model))
+    place = Place(0, gone.pid, 5)
+
+    class Connected:
+        def poll(self, _phases: object, _timeout_s: float) -> list[object]:
+            if not alive:
+                raise PeerLost(0, "it closed the connection")
+            return []
+
+    generation = SimpleNamespace(updates=(place, place))
+    moment: Any = SimpleNamespace(generation=generation, rank=1, transport=Connected())
+    execution: Any = SimpleNamespace(_updater=SimpleNamespace(divided=divided))
+    with pytest.raises(RunFailed if alive else PeerLost):
+        LockstepExecution._divide(execution, moment)
 
 
 @given(st.lists(st.integers(1, 100), min_size=1, max_size=30), st.integers(1, 8))
