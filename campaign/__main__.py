@@ -18,7 +18,7 @@ prepare_environment()
 
 from campaign import cells, leftovers, modes, plans, stores, table  # noqa: E402
 from campaign.cells import Results  # noqa: E402
-from campaign.parts import Part, complain, every_line, kept, project, say  # noqa: E402
+from campaign.parts import PLAN, Part, complain, every_line, kept, project, say  # noqa: E402
 from campaign.plans import Launch  # noqa: E402
 
 COUNTED = Path(__file__).parent / "counted"  # of earlier sessions, kept beside the code
@@ -36,6 +36,7 @@ def main(arguments: Sequence[str]) -> int:
     if given.unmet:
         left = cells.read(every_line(COUNTED, *given.results)).unfilled
         launches += plans.unmet(given.seed, [cell for cell in left if cell.kind in names and cell.mode in chosen])
+    launches += [plans.of_dict(json.loads((folder / PLAN).read_text())) for folder in given.again]
     if given.print:
         _print(launches)
         return 0
@@ -71,6 +72,14 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--modes", nargs="+", default=[], metavar="MODE", help="all where none is given")
     parser.add_argument("--lives", type=int, default=0, help="simulated lives of each kind of run")
     parser.add_argument("--first", type=int, default=0, help="the first seed of these")
+    parser.add_argument(
+        "--again",
+        type=Path,
+        nargs="+",
+        default=[],
+        metavar="FOLDER",
+        help="launches of which a folder was kept, once more",
+    )
     parser.add_argument(
         "--mutants", action="store_true", help="plant bugs of the protocol, and look whether they are found"
     )

@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import yaml
 
@@ -35,6 +35,7 @@ from orchestrator.records.lines import LineFile, read
 from tests.projects import Project
 
 _SLOW_S = {"process": 2.0, "driver": 10.0}  # from a loss to the next step
+PLAN: Final = "plan.json"  # of a launch whose folder is kept
 Say = Callable[[str], None]
 
 
@@ -204,7 +205,7 @@ class Part:
                 running.run_folder, kept / "run", ignore=shutil.ignore_patterns("checkpoints", "*.safetensors")
             )
         plan = json.dumps(asdict(launch), indent=1)
-        (kept / "plan.json").write_text(plan + "\n")
+        (kept / PLAN).write_text(plan + "\n")
         (kept / "findings.txt").write_text("\n".join(found) + "\n")
         self._say(f"  its folder is kept in {kept}")
 

@@ -8,10 +8,10 @@ cell.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from random import Random
-from typing import Final
+from typing import Any, Final
 
 from campaign import cells, kinds, modes, moments
 from campaign.cells import Cell
@@ -106,6 +106,17 @@ class Launch:
         """Its mode, with as many workers as it has."""
         mode = modes.BY_NAME[self.mode]
         return mode if self.flip is None else replace(mode, workers=CHECKING)
+
+
+def of_dict(told: Mapping[str, Any]) -> Launch:
+    """The launch of which `dataclasses.asdict` told this."""
+    given = {**told, "faults": tuple(_fault_of(each) for each in told["faults"])}
+    return Launch(**{**given, "layout": tuple(told["layout"]), "alike": tuple(told["alike"])})
+
+
+def _fault_of(told: Mapping[str, Any]) -> Fault:
+    parts = {"partner": _fault_of, "flip": lambda each: Flip(**each), "damage": lambda each: Damage(**each)}
+    return Fault(**{key: parts[key](each) if key in parts and each is not None else each for key, each in told.items()})
 
 
 def part(

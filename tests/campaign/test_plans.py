@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
+from dataclasses import asdict
 from itertools import pairwise, product
 
 import pytest
@@ -205,6 +207,11 @@ def test_kinds_are_named_by_family_too() -> None:
     assert plans.families(["SIGKILL", "driver"]) == ("SIGKILL", "driver SIGKILL", "driver stop")
     with pytest.raises(KeyError):
         plans.families(["nothing of the kind"])
+
+
+def test_a_plan_that_was_kept_is_the_same_plan() -> None:
+    kept = [*launches(1), *plans.part(1, 8, kinds.of_family("memory", "storage"), modes.NAMES)]
+    assert [plans.of_dict(json.loads(json.dumps(asdict(launch)))) for launch in kept] == kept
 
 
 def test_ids_are_unique() -> None:
