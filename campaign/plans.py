@@ -115,8 +115,15 @@ def of_dict(told: Mapping[str, Any]) -> Launch:
 
 
 def _fault_of(told: Mapping[str, Any]) -> Fault:
-    parts = {"partner": _fault_of, "flip": lambda each: Flip(**each), "damage": lambda each: Damage(**each)}
-    return Fault(**{key: parts[key](each) if key in parts and each is not None else each for key, each in told.items()})
+    partner, flip, damage = told["partner"], told["flip"], told["damage"]
+    return Fault(
+        **{
+            **told,
+            "partner": None if partner is None else _fault_of(partner),
+            "flip": None if flip is None else Flip(**flip),
+            "damage": None if damage is None else Damage(**damage),
+        }
+    )
 
 
 def part(
