@@ -8,6 +8,7 @@ cell.
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from random import Random
@@ -166,7 +167,7 @@ def _stored(seed: int, faults: int, names: Sequence[str], of: Sequence[str]) -> 
 
 
 def unmet(seed: int, wanted: Sequence[Cell]) -> list[Launch]:
-    """Launches that meet these cells."""
+    """Launches that meet these cells. Their ids tell what is in them: with the next results other cells are left."""
     found: list[Launch] = []
     left = list(wanted)
     while left:
@@ -182,7 +183,11 @@ def unmet(seed: int, wanted: Sequence[Cell]) -> list[Launch]:
             found.append(
                 _launch(f"{seed}.{len(found)} {mode.name}", seed, mode, some, Random(f"{seed} {len(found)}"), 0)
             )
-    return found
+    return [replace(launch, id=f"{launch.id} {_told(launch):08x}") for launch in found]
+
+
+def _told(launch: Launch) -> int:
+    return zlib.crc32(repr(launch.faults).encode())
 
 
 def _turn(seed: int, number: int, of: Sequence[str]) -> tuple[Mode, int]:

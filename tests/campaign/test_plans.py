@@ -214,6 +214,13 @@ def test_a_plan_that_was_kept_is_the_same_plan() -> None:
     assert [plans.of_dict(json.loads(json.dumps(asdict(launch)))) for launch in kept] == kept
 
 
+def test_launches_for_other_unmet_cells_have_other_ids() -> None:
+    left = cells.possible(["SIGKILL", "out of memory"], [modes.BY_NAME["bsp"]])
+    first = {launch.id: launch.faults for launch in plans.unmet(1, left)}
+    for launch in plans.unmet(1, left[1:-1]):
+        assert first.get(launch.id, launch.faults) == launch.faults
+
+
 def test_ids_are_unique() -> None:
     ids = [launch.id for seed in range(5) for launch in launches(seed)]
     assert all(one != other for one, other in pairwise(sorted(ids)))
