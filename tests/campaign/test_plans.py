@@ -217,7 +217,7 @@ def test_a_plan_that_was_kept_is_the_same_plan() -> None:
 def test_launches_for_other_unmet_cells_have_other_ids() -> None:
     left = cells.possible(["SIGKILL", "out of memory"], [modes.BY_NAME["bsp"]])
     first = {launch.id: launch.faults for launch in plans.unmet(1, left)}
-    for launch in plans.unmet(1, left[1:-1]):
+    for launch in plans.unmet(1, left[1::2]):
         assert first.get(launch.id, launch.faults) == launch.faults
 
 
