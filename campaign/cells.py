@@ -116,16 +116,8 @@ def read(lines: Iterable[Mapping[str, Any]]) -> Results:
 
 
 _SHOWN: Final = ("id", "seed", "mode", "storm", "load", "at", "recoveries", "findings")  # of a launch
-_TOLD: Final = (
-    "seconds",
-    "pair",
-    "every",
-    "first",
-    "found",
-    "named",
-    "out",
-    "repeated",
-)  # of a fault, where it has them
+# Of a fault, where it has them.
+_TOLD: Final = ("seconds", "pair", "every", "first", "found", "named", "out", "repeated")
 
 
 def folded(results: Results) -> Iterator[dict[str, Any]]:

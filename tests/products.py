@@ -17,5 +17,8 @@ def thinned(cases: Iterable[Any], every: int) -> list[Any]:
 
 
 def fewer(part: int, most: int = 1000) -> settings:
-    """For a law whose examples are costly: one in `part` of those that the profile draws, and no more than `most`."""
-    return settings(max_examples=min(-(-settings().max_examples // part), most))
+    """For a law whose examples are costly: one in `part` of those that the short profile draws, all of a longer one, and no
+    more than `most`."""
+    drawn = settings().max_examples
+    is_short = drawn <= settings.get_profile("few").max_examples
+    return settings(max_examples=min(-(-drawn // part) if is_short else drawn, most))

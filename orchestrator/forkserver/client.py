@@ -34,9 +34,8 @@ _GO = b"g"
 _SETUP, _CONTEXT, _LANGUAGE = "setup_worker.py", "--serialized-runtime-env-context", "--language="
 
 Message = dict[str, Any]
-came_from: tuple[str, Message] | None = (
-    None  # where the server listens from which this process was forked, and the request
-)
+# Where the server listens from which this process was forked, and what was asked of it.
+came_from: tuple[str, Message] | None = None
 
 
 def connected(place: str) -> socket.socket | None:

@@ -28,7 +28,7 @@ OPTIONS: dict[str, list[dict[str, Any]]] = {
 KINDS = sorted(BY_ELEMENT, key=str)
 CASES = [  # of each kind the first, and for `make test-long` the others
     pytest.param(kind, options, marks=[pytest.mark.long] * (nth > 0))
-    for kind in sorted(BY_ELEMENT, key=str)
+    for kind in KINDS
     for nth, options in enumerate(OPTIONS.get(kind.__name__, [{}]))
 ]
 

@@ -46,7 +46,8 @@ class ActorSlots:
         """The slot for a new member."""
         place = self._place(member, role)
         copy = None if place.project is None else self._copied(place)
-        self._in_copies |= {member} if place.project is None or copy is not None else set()
+        if place.project is None or copy is not None:
+            self._in_copies.add(member)
         return place if copy is None else copy
 
     def has_copy(self, member: int) -> bool:

@@ -35,8 +35,8 @@ class Outcome:
     was done to workers on purpose, and how often; schedule: of the generation with most workers, for a picture; bytes_read: by
     node, of files from elsewhere: fetched, and found in its cache; files_read: of the training set;
     weights_lost: all its steps are done, and whoever had the result is gone; best: of a run whose model is not the last one;
-    trace: the head of the Merkle tree of its trace; not_recorded: why MLflow
-    has not all of it, which does not make the run a failed one; not_told: which writers beside MLflow have not, and why.
+    trace: the head of the Merkle tree of its trace; not_recorded: why MLflow has not all of it, which does not make the run a
+    failed one; not_told: which writers beside MLflow have not, and why.
     """
 
     workers: int = 0
