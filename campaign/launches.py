@@ -142,6 +142,7 @@ class Running:
         self._run_folder: Path | None = None
         self._paced_at = 0.0
         self._driver: tuple[int, int] = (0, 0)  # which process drives the run, and since when
+        self._said = 0  # of what drivers said that have ended, and were looked at
         self._extra = 1000  # numbers of faults that the plan does not have
         self._failed_starts: tuple[int, int] = (0, 0)  # in a row, and how many processes had done a step by then
         supervised = ("run.supervised=true",) if launch.supervised else ()
@@ -224,6 +225,7 @@ class Running:
                 continue
             left.remove(fault)
             self._one(fault)
+            self._go_on_again()
         for fault in left:
             self._tell(fault, None, missed="no steps were left")
 
@@ -239,6 +241,27 @@ class Running:
             self._tell(fault, None, missed="the moment did not come")
             return
         self._recover(fault, struck)
+
+    def _go_on_again(self) -> None:
+        """Where the last fault has ended the run, it is resumed."""
+        if self._is_running() or not self.process.returncode or self.run_folder is None:
+            return
+        error = checks.last_report(self.folder / "out").get("error") or {}
+        said = (self.folder / "err").read_text()[self._said :]
+        self.told[-1]["ended"] = {
+            "code": self.process.returncode,
+            "why": error.get("message"),
+            "says_how": "resume=" in said,
+            "saved": self._saved > 0,
+        }
+        self._said += len(said)
+        self.log.look()
+        self.log.hosts.clear()
+        self.words.disarm()
+        resume = (f"resume={self.run_folder.name}", *self.arguments, "output=json")
+        self.process = start(self.project, self.folder, *resume)
+        complete = lambda: len(self.log.living()) >= self.mode.workers  # noqa: E731
+        self._until(complete, _BEGIN_S, "it does not begin again", _TRICKLE_S)
 
     def _one_who_replaces(self, fault: Fault) -> None:
         """A newcomer, or who gives it the state: armed before one is killed, so that whoever comes cannot be too early."""

@@ -9,7 +9,7 @@ cell.
 from __future__ import annotations
 
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from random import Random
 from typing import Any, Final
@@ -26,6 +26,7 @@ PAIRS_PER_LAUNCH: Final = 16
 _SOON: Final = ("compute", "vote", "sum", "apply", "sprint", "rest")  # moments of every step, or every few
 _PAIRS: Final = 0.6  # of the faults that another one can overlap, how many have one
 _MOST_ENDS: Final = 3
+_MOST_FAILURES: Final = 16  # each may end the run, which is resumed
 _MOST_STALLS: Final = 8  # each of them costs the step's timeout
 _SHORT_S: Final = (0.1, 0.5)
 CHECKING: Final = 3  # workers, of which one flips bits
@@ -176,14 +177,19 @@ def unmet(seed: int, wanted: Sequence[Cell]) -> list[Launch]:
         left = [cell for cell in left if cell.mode != mode.name]
         failing = [(cell.kind, cell.moment) for cell in here if BY_NAME[cell.kind].effect == "fails"]
         calm = [(cell.kind, cell.moment) for cell in here if BY_NAME[cell.kind].effect != "fails"]
-        found += [_failure(seed, len(found) + nth, mode, *each) for nth, each in enumerate(failing)]
-        while calm:
-            some = _bearable(calm[:PER_LAUNCH])
-            calm = [each for each in calm if each not in some]
-            found.append(
-                _launch(f"{seed}.{len(found)} {mode.name}", seed, mode, some, Random(f"{seed} {len(found)}"), 0)
-            )
+        stretches = [*_stretches(failing, _MOST_FAILURES, 1), *_stretches(calm, PER_LAUNCH, _MOST_ENDS)]
+        for some in stretches:
+            number = len(found)
+            found.append(_launch(f"{seed}.{number} {mode.name}", seed, mode, some, Random(f"{seed} {number}"), 0))
     return [replace(launch, id=f"{launch.id} {_told(launch):08x}") for launch in found]
+
+
+def _stretches(left: Sequence[tuple[str, str]], most: int, ends: int) -> Iterator[list[tuple[str, str]]]:
+    """All of these, in parts of at most so many that a launch bears. ends: how many of them at the end of a run."""
+    while left:
+        some = _bearable(left[:most], ends)
+        yield some
+        left = [each for each in left if each not in some]
 
 
 def _told(launch: Launch) -> int:
@@ -329,14 +335,14 @@ def _drawn(mode: Mode, names: Sequence[str], dice: Random, rates: dict[str, floa
     return kind, dice.choice(places)
 
 
-def _bearable(drawn: Sequence[tuple[str, str]]) -> list[tuple[str, str]]:
+def _bearable(drawn: Sequence[tuple[str, str]], most_ends: int = _MOST_ENDS) -> list[tuple[str, str]]:
     """Few that stall, and those at the end of a run last; what is over the measure strikes at another place."""
     ends = [cell for cell in drawn if _sort(*cell) == "ends"]
     others = [cell for cell in drawn if _sort(*cell) != "ends"]
     stalls = [cell for cell in others if _sort(*cell) == "stalls"]
     spared = stalls[_MOST_STALLS:]
     kept = [cell for cell in others if cell not in spared or cell in stalls[:_MOST_STALLS]]
-    return [*kept, *ends[:_MOST_ENDS]]
+    return [*kept, *ends[:most_ends]]
 
 
 def _fault(number: int, kind: str, moment: str, dice: Random) -> Fault:

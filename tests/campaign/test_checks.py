@@ -31,10 +31,15 @@ WHY: dict[str, Any] = {"status": "failed", "error": {"message": "no memory left"
 FAILED = replace(FINE, code=1, report=WHY, err=f"{FINE.err}\nresume=x", fails=True)
 
 
+RESUMED = {"code": 1, "why": "no memory left", "says_how": True, "saved": True}
+OUT = {**FAULT, "kind": "out of memory"}
+
+
 def test_of_a_launch_in_which_all_holds_nothing_is_found() -> None:
     assert checks.findings(FINE, BSP, EXPECTED) == []
     assert checks.findings(FINE, SSP, None, "exact") == []
     assert checks.findings(FAILED, BSP, EXPECTED) == []
+    assert checks.findings(replace(FINE, faults=[FAULT, {**OUT, "ended": RESUMED}]), BSP, EXPECTED) == []
     stopped = {**FAULT, "kind": "driver stop"}
     back = replace(FINE, faults=[FAULT, stopped], journal=[*JOURNAL, {**JOURNAL[2], "kind": "restarted"}])
     came = {**FAULT, "pid": 9, "moment": "prepare"}
@@ -65,6 +70,10 @@ def test_of_a_launch_in_which_all_holds_nothing_is_found() -> None:
         (replace(FINE, report=WHY), "it ended as failed: RunFailed: no memory left"),
         (replace(FAILED, err=FINE.err, journal=[*JOURNAL, SAVED]), "does not say how it is resumed"),
         (replace(FAILED, code=3), "neither why nor by its exit code"),
+        (replace(FINE, faults=[{**OUT, "ended": {**RESUMED, "code": 2}}]), "neither why nor by its exit code: 2"),
+        (replace(FINE, faults=[{**OUT, "ended": {**RESUMED, "why": None}}]), "neither why nor by its exit code"),
+        (replace(FINE, faults=[{**OUT, "ended": {**RESUMED, "says_how": False}}]), "does not say how it is resumed"),
+        (replace(FINE, faults=[{**FAULT, "ended": RESUMED}]), "it ended after SIGKILL: no memory left"),
     ],
 )
 def test_what_does_not_hold_is_found(ended: Ended, found: str) -> None:

@@ -177,6 +177,19 @@ def test_cells_that_were_not_met_are_planned(seed: int) -> None:
     assert len({launch.id for launch in found}) == len(found)
 
 
+@given(seed=SEEDS)
+def test_what_fails_a_run_is_among_its_like_where_it_was_not_met(seed: int) -> None:
+    """After each of them the run is resumed; of those at its end each has a launch."""
+    for launch in plans.unmet(
+        seed, cells.possible(["SIGKILL", "out of memory", "out of descriptors"], modes.MODES[:3])
+    ):
+        fails = {BY_NAME[fault.kind].effect == "fails" for fault in launch.faults}
+        assert len(fails) == 1
+        if fails == {True}:
+            assert len(launch.faults) <= plans._MOST_FAILURES
+            assert sum(moments.BY_NAME[fault.moment].once for fault in launch.faults) <= 1
+
+
 def test_layouts_vary_and_have_what_a_mode_can_have() -> None:
     layouts = [launch.layout for seed in range(40) for launch in launches(seed)]
     told = {key for layout in layouts for key in layout}
