@@ -92,9 +92,16 @@ class Log:
         did a step of it, for who has not may be the only one of its stage."""
         if not self.hosts or len(self.hosts[max(self.hosts)]) < self.running[-1]["workers"]:
             return {}
-        doomed = {told["victim"] for told in self.struck.values() if BY_NAME[told["kind"]].effect != "delays"}
+        doomed = {told["victim"] for told in self.struck.values() if self._ends_by(told)}
         newest = self.hosts[max(self.hosts)]
         return {pid: stage for pid, stage in newest.items() if pid not in doomed and is_alive(pid)}
+
+    def _ends_by(self, told: Mapping[str, Any]) -> bool:
+        """Whether this fault ends its victim. Whoever came may be through with a stall before it is given up."""
+        effect = BY_NAME[told["kind"]].effect
+        if effect != "stalls":
+            return effect != "delays"
+        return not any(each["pid"] == told["victim"] and each["ns"] > told["ns"] for each in self.running)
 
     @property
     def seen(self) -> int:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,7 +15,7 @@ from hypothesis import strategies as st
 
 from campaign import checks, modes
 from campaign.checks import Ended, Undisturbed
-from campaign.launches import victims
+from campaign.launches import Log, victims
 
 BSP, SSP = modes.BY_NAME["bsp"], modes.BY_NAME["ssp"]
 TRACE = b"".join(json.dumps({"step": step, "loss": "0x1p0"}).encode() + b"\n" for step in range(3))
@@ -100,6 +102,20 @@ def test_whoever_is_struck_each_stage_keeps_a_worker(stages: list[int], paired: 
             left = {stage for pid, stage in living.items() if pid not in (first, second)}
             assert left == set(stages)
     assert not paired or found[1]
+
+
+def test_whoever_came_is_there_although_it_stood_still(tmp_path: Path) -> None:
+    """Until it is given up as it starts there is more time than the stall takes."""
+    log, own = Log(tmp_path / "log.jsonl"), os.getpid()
+    struck = {"what": "struck", "fault": 1, "kind": "GIL held", "moment": "admission", "victim": own, "ns": 5}
+    running = {"what": "running", "generation": 3, "workers": 1, "stage": 0, "pid": own}
+    log.path.write_text(json.dumps({**running, "ns": 3}) + "\n" + json.dumps(struck) + "\n")
+    log.look()
+    assert log.living() == {}
+    with log.path.open("a") as file:
+        file.write(json.dumps({**running, "generation": 4, "ns": 9}) + "\n")
+    log.look()
+    assert log.living() == {own: 0}
 
 
 def started(*members: int, stages: Sequence[int] = ()) -> dict[str, Any]:
