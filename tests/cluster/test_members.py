@@ -130,6 +130,20 @@ def test_what_one_that_is_over_has_said_before_is_heard(monkeypatch: pytest.Monk
     assert held.profile(0) is None
 
 
+def test_one_that_has_not_prepared_is_ended_by_its_process_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of what Ray asks a process without descriptors hears nothing."""
+    ended: list[int] = []
+    held = members_on(SlowRay(0, answers=True), monkeypatch)
+    monkeypatch.setattr(members, "this_node", lambda: "n")
+    entry = {"pid": 7, "node": "n"}
+    monkeypatch.setattr(SlowRay, "get", lambda *_, **__: {"entries": [entry], "heartbeat": {}})
+    monkeypatch.setattr(SlowRay, "kill", lambda *_, **__: None, raising=False)
+    monkeypatch.setattr(os, "kill", lambda pid, _: ended.append(pid))
+    next(held.hear(0.0))
+    held.kill(0)
+    assert ended == [7]
+
+
 def test_an_actor_answers_before_it_can_be_taken_for_silent(monkeypatch: pytest.MonkeyPatch) -> None:
     """An accused member that is not heard of for `cluster.unreachable_s` is taken for dead."""
     held_for: list[float] = []

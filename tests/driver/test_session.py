@@ -275,6 +275,26 @@ def test_after_a_loss_the_survivor_goes_on_and_another_is_started(tmp_path: Path
     assert played.done[-1] == ("run", 0, 1, 0, [])
 
 
+def test_whoever_comes_and_cannot_prepare_is_ended_and_told_as_lost(tmp_path: Path) -> None:
+    """Campaign, seed 310: one that had no descriptor left stayed, and kept the place of those that came after it."""
+    why = "[Errno 24] Too many open files"
+    running = {"event": "generation_running", "generation": 1, "step": 0}
+    said = [
+        *BEGIN,
+        DESCRIBED,
+        Heard(1, "died"),
+        left(0, "peer", 0, accuses=1),
+        Heard(2, "prepared", {"failed": RunFailed(why).as_dict()}),
+        entries(0, running),
+        finished(0, 1),
+    ]
+    played = play(tmp_path, said)
+    assert played.outcome.status == "finished"
+    assert ("kill", 2) in played.done
+    assert [event["worker"] for event in played.journal if event["event"] == "worker_lost"] == [1, 2]
+    assert ("start", 3, "worker") in played.done
+
+
 def test_steps_of_which_the_driver_hears_at_once_are_lost_with_all_state(tmp_path: Path) -> None:
     """Also when its first news of the generation holds several, and when they come after the next one has begun."""
     first, second = ({"trace": line} for line in LINES)

@@ -100,7 +100,8 @@ class MemberActor:
 
         self._lease = Lease(plan.cluster.timeouts.lease_s)
         self._event_queue = EventQueue()
-        self._event_queue.put({"pid": os.getpid()})  # at once: it may die while it prepares
+        node = ray.get_runtime_context().get_node_id()
+        self._event_queue.put({"pid": os.getpid(), "node": node})  # at once: it may die while it prepares
         capture_prints(self._event_queue)
         if project is not None:
             os.chdir(project)

@@ -304,7 +304,9 @@ class Members:
         known = self._members[member]
         if kind == "entries":
             known.seen += len(answer["entries"])
-            known.pid = next((entry["pid"] for entry in answer["entries"] if "pid" in entry), known.pid)
+            for entry in answer["entries"]:
+                if "pid" in entry and not known.over:
+                    known.pid, known.node = entry["pid"], entry["node"]
             return Heard(member, kind, entries=answer["entries"], heartbeat=answer["heartbeat"])
         if "node" in answer and not known.over:
             known.node = answer["node"]

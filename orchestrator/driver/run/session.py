@@ -291,8 +291,11 @@ class Session:
     def _prepared(self, member: int, answer: dict[str, Any]) -> None:
         if "failed" in answer:
             error = from_dict(answer["failed"])
-            first = self._state.generation is None
-            self._decide(events.Failed(member, error) if first else events.StartFailed(member, error.message))
+            if self._state.generation is None:
+                self._decide(events.Failed(member, error))
+                return
+            self._kill(member, error.message)  # it would keep its place, and may be unable to end
+            self._decide(events.StartFailed(member, error.message))
             return
         unfit = None if self._actor_slots.has_copy(member) else self._node_check(answer["node"])
         if unfit is not None:
