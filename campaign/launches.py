@@ -224,7 +224,10 @@ class Running:
 
     def _one_by_one(self) -> None:
         left = [fault for fault in self.launch.faults if not moments.BY_NAME[fault.moment].once]
-        while left and self._has_steps():
+        while left:
+            self._go_on_again()
+            if not self._has_steps():
+                break
             self._finish_off()
             fault = next((each for each in left if self._is_fit(each)), None)
             if fault is None:
@@ -232,7 +235,7 @@ class Running:
                 continue
             left.remove(fault)
             self._one(fault)
-            self._go_on_again()
+        self._go_on_again()
         for fault in left:
             self._tell(fault, None, missed="no steps were left")
 
@@ -250,9 +253,11 @@ class Running:
         self._recover(fault, struck)
 
     def _go_on_again(self) -> None:
-        """Where the last fault has ended the run, it is resumed."""
+        """Where the last fault has ended the run, it is resumed. Raises Stuck."""
         if self._is_running() or not self.process.returncode or self.run_folder is None:
             return
+        if "ended" in self.told[-1]:
+            raise Stuck("what was resumed ended once more, and nothing was done to it")
         error = checks.last_report(self.folder / "out").get("error") or {}
         said = (self.folder / "err").read_text()[self._said :]
         self.told[-1]["ended"] = {
@@ -450,10 +455,12 @@ class Running:
         self._release(fault, struck)
 
     def _finish_off(self) -> None:
-        """Who was asked to end and goes on is killed in the end, as those do who ask."""
+        """Who was asked to end and goes on is killed in the end, as those do who ask; and who goes on without memory or
+        descriptors, so that the next fault meets whole workers."""
         late = time.monotonic_ns() - int(1e9 * _ASKED_S)
         for told in self.log.struck.values():
-            if BY_NAME[told["kind"]].effect == "asks" and told["ns"] < late and is_alive(int(told["victim"])):
+            lasts = BY_NAME[told["kind"]].effect in ("asks", "fails")
+            if lasts and told["ns"] < late and is_alive(int(told["victim"])):
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(int(told["victim"]), signal.SIGKILL)
 
