@@ -230,10 +230,15 @@ class Running:
                 break
             self._finish_off()
             fault = next((each for each in left if self._is_fit(each)), None)
-            if fault is None:
+            if fault is not None:
+                left.remove(fault)
+            elif len(self.log.living()) >= self.mode.workers:
+                # A start has failed, and who came after it is a spare: its first step lets the next start fail.
+                self._extra += 1
+                fault = Fault(self._extra, "SIGKILL", moments.FROM_OUTSIDE)
+            else:
                 self._tick(_TRICKLE_S)
                 continue
-            left.remove(fault)
             self._one(fault)
         self._go_on_again()
         for fault in left:
