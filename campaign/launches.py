@@ -31,6 +31,7 @@ from orchestrator.records.lines import read
 from tests.projects import Project
 
 _TICK_S: Final = 0.005
+_LOOK_S: Final = 0.1  # between two looks at all processes of the machine
 _PACE_S: Final = 0.008  # a step
 _TRICKLE_S: Final = 0.6  # a step, while a newcomer is waited for
 _SLOW_TRICKLE_S: Final = 2.0  # where workers come to nodes that copy the project first
@@ -149,6 +150,7 @@ class Running:
         self._run_folder: Path | None = None
         self._paced_at = 0.0
         self._driver: tuple[int, int] = (0, 0)  # which process drives the run, and since when
+        self._driven, self._looked_at = False, 0.0
         self._said = 0  # of what drivers said that have ended, and were looked at
         self._extra = 1000  # numbers of faults that the plan does not have
         self._failed_starts: tuple[int, int] = (0, 0)  # in a row, and how many processes had done a step by then
@@ -643,7 +645,10 @@ class Running:
 
     def _is_driven(self) -> bool:
         """Whether a process goes on with the run, or is about to."""
-        return self.launch.supervised and any(command_has(pid, b"orchestrator") for pid in marked(self.project))
+        if self.launch.supervised and time.monotonic() > self._looked_at + _LOOK_S:
+            self._driven = any(command_has(pid, b"orchestrator") for pid in marked(self.project))
+            self._looked_at = time.monotonic()
+        return self.launch.supervised and self._driven
 
     def _tell(
         self,
