@@ -19,7 +19,7 @@ from campaign import moments
 from campaign.kinds import BY_NAME, memory, process
 from campaign.moments import NAMES, VARIABLE, Words
 
-_LOOK_S = 0.002  # between two looks at the gate
+_LOOK_S = (0.002, 0.01)  # between the first two looks at the gate, and between later ones at most
 _ALIVE_S = 0.05  # between two beats of one who waits at the gate
 _HOUR_S = 3600
 _SUMS = (1, *range(12, 64))  # SUM, LATTICE, LATTICE_KEYS and what compressions send (`engine.exchange.collectives`)
@@ -85,8 +85,10 @@ class Traps:
         """live: says that this process is alive, and may raise."""
         self.words.wants(step)
         beat_at = time.monotonic() + _ALIVE_S
+        look_s, most_s = _LOOK_S
         while step >= self.words.gate:
-            time.sleep(_LOOK_S)  # it waits for leave to go on, not for a moment
+            time.sleep(look_s)  # it waits for leave to go on, not for a moment
+            look_s = min(2 * look_s, most_s)
             if time.monotonic() >= beat_at:
                 live()
                 beat_at = time.monotonic() + _ALIVE_S
