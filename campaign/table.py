@@ -38,6 +38,7 @@ def markdown(results: Results, machine: str) -> str:
 
 def _summary(results: Results, machine: str) -> str:
     of_process = [fault for fault in results.faults if BY_NAME[fault["kind"]].family == "process"]
+    of_driver = [fault for fault in results.faults if fault["kind"] == "driver SIGKILL"]
     possible = cells.possible(kinds.WITH_MOMENTS)
     filled = len([cell for cell in possible if cell in results.struck])
     rows = [
@@ -55,9 +56,8 @@ def _summary(results: Results, machine: str) -> str:
         ("launches in which something did not hold", f"{_failed(results.launches)} of {len(results.launches)}", "0"),
         ("bits that differed", f"{_found(results, 'bits')}", "0"),
         ("committed steps lost in lockstep", f"{_found(results, 'steps')}", "0"),
-        *_times(of_process, "worker", "0.3 s", "2 s"),
-        *_when_quiet(of_process, results.launches),
-        *_times([fault for fault in results.faults if fault["kind"] == "driver SIGKILL"], "driver", "10 s", "10 s"),
+        *_times(results, of_process, "worker", "0.3 s", "2 s"),
+        *_times(results, of_driver, "driver", "10 s", "10 s"),
         ("planted flipped bits found within check.every", _flips(results, memory.GRADIENTS), "all"),
         ("flipped bits of parameters found within check.every", _flips(results, memory.PARAMETER), ""),
         ("left behind", f"{_found(results, 'left behind')}", "0"),
@@ -86,30 +86,26 @@ def _found(results: Results, what: str) -> int:
     return sum(any(finding.startswith(what) for finding in launch["findings"]) for launch in results.launches)
 
 
-def _times(faults: Sequence[Mapping[str, Any]], who: str, goal: str, at_most: str) -> list[tuple[str, str, str]]:
+def _times(
+    results: Results, faults: Sequence[Mapping[str, Any]], who: str, goal: str, at_most: str
+) -> list[tuple[str, str, str]]:
+    """Of all launches, and of those that had the machine almost to themselves."""
     times = sorted(fault["seconds"] for fault in faults if "seconds" in fault)
     if not times:
         return []
     worst = max(faults, key=lambda fault: fault.get("seconds", 0.0))
-    median, most = _at(times, 0.5), _at(times, 0.99)
     where = f"{worst['kind']} at {worst['moment']} of {worst['id']}"
-    return [
-        (f"from the loss of a {who} to the next step, median of {len(times)}", f"{median:.2f} s", goal),
-        ("99 % of them", f"{most:.2f} s", at_most),
+    rows = [
+        (f"from the loss of a {who} to the next step, median of {len(times)}", f"{_at(times, 0.5):.2f} s", goal),
+        ("99 % of them", f"{_at(times, 0.99):.2f} s", at_most),
         ("the worst", f"{times[-1]:.2f} s ({where})", ""),
     ]
-
-
-def _when_quiet(
-    faults: Sequence[Mapping[str, Any]], launches: Sequence[Mapping[str, Any]]
-) -> list[tuple[str, str, str]]:
-    """Of launches that had the machine almost to themselves."""
-    quiet = {launch["id"] for launch in launches if launch["load"] < _QUIET}
+    quiet = {launch["id"] for launch in results.launches if launch["load"] < _QUIET}
     times = sorted(fault["seconds"] for fault in faults if "seconds" in fault and fault["id"] in quiet)
-    if not times:
-        return []
-    told = f"{_at(times, 0.5):.2f} s, {_at(times, 0.99):.2f} s"
-    return [(f"median, and 99 %, of {len(times)} at a load below {_QUIET:g}", told, "0.3 s, 2 s")]
+    if times:
+        told = f"{_at(times, 0.5):.2f} s, {_at(times, 0.99):.2f} s"
+        rows.append((f"median, and 99 %, of {len(times)} at a load below {_QUIET:g}", told, f"{goal}, {at_most}"))
+    return rows
 
 
 def _at(times: Sequence[float], part: float) -> float:
