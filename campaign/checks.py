@@ -64,8 +64,10 @@ def findings(ended: Ended, mode: Mode, expected: Undisturbed | None, verdict: st
 
 def _ended(ended: Ended) -> Iterator[str]:
     for fault in ended.faults:
-        if "ended" in fault:
-            yield from _could_not_go_on(fault["kind"], **fault["ended"])
+        if "ended" in fault and BY_NAME[fault["kind"]].effect == "fails":
+            yield from _could_not_go_on(**fault["ended"])
+        elif "ended" in fault:
+            yield f"it ended after {fault['kind']}: {fault['ended']['why']}"
     status, error = ended.report.get("status"), ended.report.get("error") or {}
     if status == "finished":
         return
@@ -73,14 +75,12 @@ def _ended(ended: Ended) -> Iterator[str]:
         yield f"it ended as {status}: {error.get('kind')}: {error.get('message')}"
     else:
         saved = any(event["event"] == "checkpoint_saved" for event in ended.journal)
-        yield from _could_not_go_on("the last fault", ended.code, error.get("message"), "resume=" in ended.err, saved)
+        yield from _could_not_go_on(ended.code, error.get("message"), "resume=" in ended.err, saved)
 
 
-def _could_not_go_on(fault: str, code: int | None, why: str | None, says_how: bool, saved: bool) -> Iterator[str]:
-    """fault: after which; saved: whether there is a checkpoint to go on from."""
-    if fault != "the last fault" and BY_NAME[fault].effect != "fails":
-        yield f"it ended after {fault}: {why}"
-    elif code != 1 or not why:
+def _could_not_go_on(code: int | None, why: str | None, says_how: bool, saved: bool) -> Iterator[str]:
+    """saved: whether there is a checkpoint to go on from."""
+    if code != 1 or not why:
         yield f"it could not go on and says neither why nor by its exit code: {code}"
     elif saved and not says_how:
         yield "it could not go on and does not say how it is resumed"

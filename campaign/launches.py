@@ -236,8 +236,7 @@ class Running:
                 left.remove(fault)
             elif len(self.log.living()) >= self.mode.workers:
                 # A start has failed, and who came after it is a spare: its first step lets the next start fail.
-                self._extra += 1
-                fault = Fault(self._extra, "SIGKILL", moments.FROM_OUTSIDE)
+                fault = self._one_more()
             else:
                 self._tick(_TRICKLE_S)
                 continue
@@ -293,8 +292,7 @@ class Running:
             self._tell(fault, None, missed="too few were there")
             return
         victim = self.dice.choice(found[0])
-        self._extra += 1
-        first = Fault(self._extra, "SIGKILL", moments.FROM_OUTSIDE)
+        first = self._one_more()
         if not self._arm(fault, without=victim) or not self._strike_from_outside(first, [victim]):
             self.words.disarm()
             self._tell(fault, None, missed="nobody was there to be struck")
@@ -309,6 +307,11 @@ class Running:
         overlaps = went_on is None or went_on > int(struck["ns"])
         self._tell(first, told, went_on=None if overlaps else went_on, pair=overlaps or None)
         self._recover(fault, struck)
+
+    def _one_more(self) -> Fault:
+        """One that the plan does not have, to make room for who comes."""
+        self._extra += 1
+        return Fault(self._extra, "SIGKILL", moments.FROM_OUTSIDE)
 
     def _is_complete(self) -> bool:
         """Whether no newcomer is awaited."""

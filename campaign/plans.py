@@ -222,11 +222,7 @@ def _launch(id: str, seed: int, mode: Mode, drawn: Sequence[tuple[str, str]], di
 
 def failure(seed: int, number: int, mode: Mode, visit: int, names: Sequence[str]) -> Launch:
     """A short launch with one fault, after which the run may say that it cannot go on, and is resumed."""
-    (cell,) = _tour(mode, names, visit, 1)
-    return _failure(seed, number, mode, *cell)
-
-
-def _failure(seed: int, number: int, mode: Mode, kind: str, moment: str) -> Launch:
+    ((kind, moment),) = _tour(mode, names, visit, 1)
     dice = Random(f"failure {seed} {number} {mode.name}")
     fault, alike = _fault(1, kind, moment, dice), (f"run.steps={_FAILED_STEPS}",)
     layout, id = modes.layout(mode, dice), f"{seed}.{number}f {mode.name}"

@@ -31,8 +31,6 @@ REPORT = {"status": "finished", "digest": "d"}
 FINE = Ended(0, REPORT, "worker 1 was lost after step 1: died", [FAULT], JOURNAL, TRACE, [])
 WHY: dict[str, Any] = {"status": "failed", "error": {"message": "no memory left", "kind": "RunFailed"}}
 FAILED = replace(FINE, code=1, report=WHY, err=f"{FINE.err}\nresume=x", fails=True)
-
-
 RESUMED = {"code": 1, "why": "no memory left", "says_how": True, "saved": True}
 OUT = {**FAULT, "kind": "out of memory"}
 
