@@ -88,7 +88,7 @@ ROOMS = {
         ),
     ],
     "driver": ["sweep", "run", "recording", "before_start", "report", "folders", "supervision", "terminal"],
-    "cluster": ["placement", "slurm", "sessions", "actors", "ray_jobs"],
+    "cluster": ["placement", "slurm", "sessions", "actors", "ray_jobs", "ray_calls"],
     "engine": [
         *("worker", "server", "worker_hooks", "modes", "loop", "asynchronous", "stages", "step"),
         *("ensemble", "admission", "between_steps", "model", "exchange", "member"),

@@ -22,7 +22,7 @@ from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from orchestrator.errors import ConfigurationError, UsageError
 from orchestrator.records import masking
@@ -46,6 +46,7 @@ LABEL = "tag."  # begins a label of the user's, `run.tags`, so that none takes t
 DIGEST_OF_BEST = "best_digest"  # of a run whose model is not that of its last step, whose digest is the other one
 EXECUTION = "system/"  # begins a metric that says how a run was executed: MLflow's pages have those apart from results
 PID, STARTED, HOST, BOOT = (f"orchestrator.{name}" for name in ("pid", "pid_started", "host", "boot_id"))
+_BEAT = "orchestrator.beat"  # grows while a driver lives, of a run with which another machine may go on
 
 
 def is_server(uri: str | None) -> bool:
@@ -89,6 +90,20 @@ class Past:
     labels: dict[str, str] = field(default_factory=dict)
     best: str | None = None
     trace: str | None = None
+
+
+class Driving(NamedTuple):
+    """process: the tags of the one that drives the run, see `identity_of_process`; beat: another one each time that it
+    told that it lives."""
+
+    is_running: bool
+    process: tuple[str, ...]
+    beat: str | None
+
+    @property
+    def named(self) -> str:
+        pid, _, host, _ = self.process
+        return f"process {pid} on {host}"
 
 
 def user() -> str:
@@ -277,6 +292,16 @@ class Store:
         """Set tags of a run that has ended. Raises what MLflow raises."""
         for key, value in tags.items():
             self.client.set_tag(run_id, key, value)
+
+    def driving(self, run_id: str) -> Driving:
+        """Who drives the run. Raises what MLflow raises."""
+        run = self.client.get_run(run_id)
+        process = tuple(run.data.tags.get(name, "") for name in (PID, STARTED, HOST, BOOT))
+        return Driving(run.info.status == "RUNNING", process, run.data.tags.get(_BEAT))
+
+    def beat(self, run_id: str, count: int) -> None:
+        """Its driver lives. count: another one than before. Raises what MLflow raises."""
+        self.client.set_tag(run_id, _BEAT, str(count))
 
     def mark_orphans(self, experiment_id: str) -> list[str]:
         """Mark runs that say RUNNING but whose driver, on this machine, is gone; returns their ids."""

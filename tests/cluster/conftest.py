@@ -74,6 +74,10 @@ class Hosts:
     def lose_last(self) -> None:
         end_all_inside(self.far[0])
 
+    def lose_first(self) -> None:
+        """The head."""
+        end_all_inside(self.names[0])
+
     def cable(self, state: Literal["up", "down"]) -> None:
         """At the last host. To the others it looks like silence."""
         name, end = self.far

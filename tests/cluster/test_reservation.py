@@ -8,6 +8,7 @@ import pytest
 
 from orchestrator.cluster.placement import reservation
 from orchestrator.cluster.placement.reservation import Need, Node, lack
+from orchestrator.errors import ClusterUnavailable
 
 NODES = [Node("a" * 56, "10.0.0.1", {"CPU": 4.0, "GPU": 1.0}), Node("b" * 56, "10.0.0.2", {"CPU": 2.0})]
 
@@ -37,26 +38,13 @@ def test_a_ray_without_nodes_lacks_everything() -> None:
     )
 
 
-def test_room_is_let_go_before_the_next_one_asks(monkeypatch: pytest.MonkeyPatch) -> None:
-    removed: list[str] = []
-    monkeypatch.setattr(reservation, "remove_placement_group", removed.append)
-    reservation._remove("group", lambda: None)
-    assert removed == ["group"]
-
-
-def test_a_ray_that_is_gone_is_not_asked_and_one_that_goes_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    called, gone = threading.Event(), threading.Event()
-
-    def never_answered(_group: str) -> None:
-        called.set()
-        gone.wait()
-
-    monkeypatch.setattr(reservation, "remove_placement_group", never_answered)
-    reservation._remove("group", lambda: "the head has ended")
-    assert not called.is_set()
-    reservation._remove("group", lambda: "the head has ended" if called.is_set() else None)
-    assert called.is_set()
-    gone.set()
+def test_a_head_that_does_not_say_which_nodes_there_are_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    over = threading.Event()
+    monkeypatch.setattr("ray.nodes", lambda: over.wait() and [])
+    monkeypatch.setattr(reservation, "_ANSWER_S", 0.01)
+    with pytest.raises(ClusterUnavailable, match="no answer within"):
+        reservation.living_nodes()
+    over.set()
 
 
 def test_a_site_has_to_be_offered_by_nodes_with_room_for_its_workers() -> None:

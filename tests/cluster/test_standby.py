@@ -1,11 +1,14 @@
-"""The machine of the driver is lost, and another node of the joined Ray goes on with the run, to the undisturbed result."""
+"""The machine of the driver or of the head is lost, or both are, and another one goes on with the run, to the undisturbed
+result."""
 
 from __future__ import annotations
 
+import contextlib
 import json
+import subprocess
 import time
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -13,7 +16,7 @@ import pytest
 
 from orchestrator.cluster.actors.standby import is_lost
 from orchestrator.records.lines import read
-from tests.cluster.conftest import some_hosts
+from tests.cluster.conftest import Hosts, some_hosts
 from tests.commands.test_rerun import points, shell, write
 from tests.projects import PATIENCE_S, Project
 from tests.tracking.server import Server
@@ -38,11 +41,11 @@ def test_only_a_node_that_ray_holds_for_dead_is_lost() -> None:
     assert not is_lost("b", [])
 
 
-def study(place: Path) -> Project:
+def study(place: Path, conf: str) -> Project:
     """Whose data only DVC's remote has, beside its own folder."""
     project = Project(place / "project")
     text = (Path(__file__).parents[1] / "commands" / "study.py").read_text()
-    write(project, {"study.py": text, "helper.py": "SCALE = 3.0\n", "conf/study.yaml": CONF})
+    write(project, {"study.py": text, "helper.py": "SCALE = 3.0\n", "conf/study.yaml": conf})
     write(project, {"data/points.csv": points(1)})
     shell(
         project,
@@ -61,12 +64,42 @@ def soon(look: Callable[[], T | None], log: Path) -> T:
     return seen
 
 
-@pytest.mark.long
-@pytest.mark.ray
-@pytest.mark.root
-def test_when_the_machine_of_the_driver_is_lost_another_node_goes_on(tmp_path: Path) -> None:
-    """That node has neither project nor data: they come from the record and from DVC's remote."""
-    project, home = study(tmp_path), tmp_path / "home"
+@dataclass
+class Elsewhere:
+    """A run that is under way on two hosts; home: of the user on both; started: the launch; folder: of the run."""
+
+    hosts: Hosts
+    server: Server
+    home: Path
+    started: subprocess.Popen[str]
+    folder: Path
+    expected: bytes
+    digest: str
+
+    @property
+    def log(self) -> Path:
+        return self.home / ".orchestrator-standby" / f"{self.folder.name}.log"
+
+    @property
+    def there(self) -> Path:
+        """The run's folder on the other machine."""
+        return self.home / ".orchestrator-standby" / self.folder.name / ".orchestrator" / self.folder.name
+
+    def ended(self) -> dict[str, Any]:
+        return soon(lambda: _ended(self.server, self.folder.name), self.log)
+
+    def require_undisturbed(self, trace: Path) -> None:
+        told = self.ended()
+        tags = {each["key"]: each["value"] for each in told["data"]["tags"]}
+        assert told["info"]["status"] == "FINISHED", self.log.read_text()
+        assert tags["digest"] == self.digest
+        assert trace.read_bytes() == self.expected
+
+
+@contextlib.contextmanager
+def elsewhere(tmp_path: Path, conf: str, *, driver_on_head: bool, store_on_head: bool) -> Iterator[Elsewhere]:
+    """The driver is on the head, or on the other host."""
+    project, home = study(tmp_path, conf), tmp_path / "home"
     home.mkdir()
     (tmp_path / "server").mkdir()
     undisturbed = project.run("conf=study", "output=json")
@@ -74,11 +107,12 @@ def test_when_the_machine_of_the_driver_is_lost_another_node_goes_on(tmp_path: P
     expected = (project.folder(undisturbed.report["run_id"]) / "trace.jsonl").read_bytes()
     runs = project.path / ".orchestrator"
     before = set(runs.glob("*/journal.jsonl"))
-    with some_hosts(hidden=project.path, of_first=True, home=home) as hosts:
-        server = Server(tmp_path / "server", "10.77.0.1", hosts.inside)
+    with some_hosts(hidden=project.path, of_first=not driver_on_head, home=home) as hosts:
+        where = hosts.inside if store_on_head else ("ip", "netns", "exec", hosts.names[-1])
+        server = Server(tmp_path / "server", f"10.77.0.{1 if store_on_head else 2}", where)
         server.start()
         try:
-            there = replace(project, variables=hosts.access, before=hosts.there)
+            there = replace(project, variables=hosts.access, before=hosts.inside if driver_on_head else hosts.there)
             process = there.start(
                 *("conf=study", f"cluster.address={hosts.address}", "cluster.workers={min: 1, max: 3}", "output=json"),
                 *(f"tracking.uri={server.uri}", f"checkpoint.uri={tmp_path / 'checkpoints'}"),
@@ -87,23 +121,61 @@ def test_when_the_machine_of_the_driver_is_lost_another_node_goes_on(tmp_path: P
             folder = soon(lambda: next(iter(set(runs.glob("*/journal.jsonl")) - before), None), tmp_path).parent
             soon(lambda: True if _steps(folder) >= 100 or process.poll() is not None else None, tmp_path)
             assert process.poll() is None, process.communicate()
-            lost_at, since = _steps(folder), time.monotonic()
-            hosts.lose_last()
-            process.communicate()
-            log = home / ".orchestrator-standby" / f"{folder.name}.log"
-            elsewhere = home / ".orchestrator-standby" / folder.name / ".orchestrator" / folder.name
-            soon(lambda: True if log.exists() and "after " in log.read_text() else None, log)
-            took_s = time.monotonic() - since
-            told = soon(lambda: _ended(server, folder.name), log)
+            yield Elsewhere(hosts, server, home, process, folder, expected, undisturbed.report["digest"])
         finally:
             server.stop()
-    print(f"\nlost at step {lost_at}, next step after {took_s:.1f} s\n{log.read_text()}")
-    tags = {each["key"]: each["value"] for each in told["data"]["tags"]}
-    assert told["info"]["status"] == "FINISHED", log.read_text()
-    assert tags["digest"] == undisturbed.report["digest"]
-    assert (elsewhere / "trace.jsonl").read_bytes() == expected
-    (lost,) = [each for each in read(elsewhere / "journal.jsonl") if each["event"] == "driver_lost"]
+
+
+@pytest.mark.long
+@pytest.mark.ray
+@pytest.mark.root
+def test_when_the_machine_of_the_driver_is_lost_another_node_goes_on(tmp_path: Path) -> None:
+    """That node has neither project nor data: they come from the record and from DVC's remote."""
+    with elsewhere(tmp_path, CONF, driver_on_head=False, store_on_head=True) as run:
+        lost_at, since = _steps(run.folder), time.monotonic()
+        run.hosts.lose_last()
+        run.started.communicate()
+        soon(lambda: True if run.log.exists() and "after " in run.log.read_text() else None, run.log)
+        took_s = time.monotonic() - since
+        run.require_undisturbed(run.there / "trace.jsonl")
+    print(f"\nlost at step {lost_at}, next step after {took_s:.1f} s\n{run.log.read_text()}")
+    (lost,) = [each for each in read(run.there / "journal.jsonl") if each["event"] == "driver_lost"]
     assert lost["pid"]
+
+
+@pytest.mark.long
+@pytest.mark.ray
+@pytest.mark.root
+def test_when_the_head_is_lost_with_its_driver_another_machine_goes_on_without_ray(tmp_path: Path) -> None:
+    """No Ray is left; that machine has neither project nor data."""
+    with elsewhere(tmp_path, CONF, driver_on_head=True, store_on_head=False) as run:
+        lost_at, since = _steps(run.folder), time.monotonic()
+        run.hosts.lose_first()
+        run.started.communicate()
+        soon(lambda: True if run.log.exists() and "after " in run.log.read_text() else None, run.log)
+        took_s = time.monotonic() - since
+        run.require_undisturbed(run.there / "trace.jsonl")
+    print(f"\nlost at step {lost_at}, next step after {took_s:.1f} s\n{run.log.read_text()}")
+    (lost,) = [each for each in read(run.there / "journal.jsonl") if each["event"] == "driver_lost"]
+    assert lost["pid"]
+
+
+@pytest.mark.long
+@pytest.mark.ray
+@pytest.mark.root
+def test_a_driver_elsewhere_goes_on_alone_when_the_head_is_lost(tmp_path: Path) -> None:
+    """The same process, with the same output and exit code."""
+    with elsewhere(tmp_path, CONF, driver_on_head=False, store_on_head=False) as run:
+        lost_at, since = _steps(run.folder), time.monotonic()
+        run.hosts.lose_first()
+        soon(lambda: True if _steps(run.folder) > lost_at + 50 or run.started.poll() is not None else None, run.log)
+        took_s = time.monotonic() - since
+        out, err = run.started.communicate()
+        assert run.started.returncode == 0, err
+        assert json.loads(out.splitlines()[-1])["digest"] == run.digest
+        run.require_undisturbed(run.folder / "trace.jsonl")
+    print(f"\nlost at step {lost_at}, 50 steps more after {took_s:.1f} s\n{err}")
+    assert "goes on on this machine alone" in err
 
 
 def _steps(folder: Path) -> int:

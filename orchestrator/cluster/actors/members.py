@@ -6,7 +6,7 @@ import contextlib
 import os
 import signal
 import time
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -19,6 +19,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from orchestrator.cluster.actors.disturbing import disturb
 from orchestrator.cluster.actors.member_actor import Answer, MemberActor, Role
 from orchestrator.cluster.actors.orphaned import Overseen
+from orchestrator.cluster.ray_calls import unless_gone
 from orchestrator.control.rehearsal import Disturbance
 from orchestrator.engine.member import lasting_memory, stack_dump
 from orchestrator.engine.member.crash_record import CrashRecordReader
@@ -85,11 +86,17 @@ class _Member:
 
 class Members:
     """All members of a run, by id. secret: with which they authenticate to each other; credentials: with which they encrypt,
-    where they do; overseen: where somebody goes on with the run when this process is gone."""
+    where they do; overseen: where somebody goes on with the run when this process is gone; trouble: with the Ray."""
 
     def __init__(
-        self, plan: Plan, secret: bytes, credentials: Credentials | None = None, overseen: Overseen | None = None
+        self,
+        plan: Plan,
+        secret: bytes,
+        credentials: Credentials | None = None,
+        overseen: Overseen | None = None,
+        trouble: Callable[[], str | None] = lambda: None,
     ) -> None:
+        self._trouble = trouble
         options: dict[str, Any] = {"max_restarts": 0, "concurrency_groups": {"control": 3}}
         self._kind: Any = ray.remote(**options)(MemberActor)
         self._plan = plan
@@ -111,8 +118,7 @@ class Members:
     ) -> None:
         """End all members; a Ray that outlives the run must not keep them."""
         for member in self._members.values():
-            with contextlib.suppress(Exception):  # of a Ray that is gone
-                ray.kill(member.actor, no_restart=True)
+            unless_gone(lambda actor=member.actor: ray.kill(actor, no_restart=True), self._trouble)  # type: ignore[misc]
             member.close()
         os.close(self._lasting_memory)
 
@@ -240,7 +246,7 @@ class Members:
         if known.pid is not None and known.node == this_node():
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.kill(known.pid, signal.SIGKILL)
-        ray.kill(known.actor, no_restart=True)
+        unless_gone(lambda: ray.kill(known.actor, no_restart=True), self._trouble)
 
     def disturb(self, member: int, wanted: Disturbance) -> None:
         """Do to its process what its user rehearses."""

@@ -111,7 +111,10 @@ class LateWorkspaces:
     def copied(self, place: ActorPlacement) -> ActorPlacement | None:
         """The same place for whoever works in a copy; None where it is on a node that has the project, or no other one is
         there."""
-        nodes = {node.id: node for node in living_nodes() if node.resources.get("CPU", 0)}
+        try:
+            nodes = {node.id: node for node in living_nodes() if node.resources.get("CPU", 0)}
+        except ClusterUnavailable:  # its head is going, and soon that is known
+            return None
         others = [node for node in nodes.values() if node.id not in self._known]
         if place.node in nodes or not others or not self._is_carried(others):
             return None

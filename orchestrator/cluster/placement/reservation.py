@@ -10,7 +10,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,9 +18,11 @@ import ray
 from ray.util import placement_group, placement_group_table, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
+from orchestrator.cluster.ray_calls import unless_gone
 from orchestrator.errors import ClusterUnavailable
 
 _LOOK_S = 0.5
+_ANSWER_S = 10.0  # of a head, which is slow on a busy machine
 _SITE_SHARE = 0.001
 _PARTS = 10_000  # Ray counts resources in ten-thousandths
 
@@ -128,22 +130,7 @@ def reserved(
         _await(group, need, timeout_s, check)
         yield _slots(group, need, nodes)
     finally:
-        _remove(group, trouble)
-
-
-def _remove(group: Any, trouble: Callable[[], str | None]) -> None:
-    """Let go of the room, unless the Ray is gone: there Ray waits a minute for its head, and then ends this process."""
-
-    def remove() -> None:
-        with suppress(Exception):  # of a Ray that goes at this moment
-            remove_placement_group(group)
-
-    if trouble() is not None:
-        return
-    removal = threading.Thread(target=remove, name="remove_placement_group", daemon=True)
-    removal.start()
-    while removal.is_alive() and trouble() is None:
-        removal.join(_LOOK_S)
+        unless_gone(lambda: remove_placement_group(group), trouble)
 
 
 def _await(group: Any, need: Need, timeout_s: float, check: Callable[[], None]) -> None:
@@ -165,8 +152,25 @@ def _slots(group: Any, need: Need, nodes: Sequence[Node]) -> list[ActorSlot]:
 
 
 def living_nodes() -> list[Node]:
-    found = [node for node in ray.nodes() if node["Alive"]]  # type: ignore[no-untyped-call]
-    return [Node(node["NodeID"], node["NodeManagerAddress"], node["Resources"]) for node in found]
+    """Raises ClusterUnavailable where the head does not answer. Ray itself waits a minute for it, and then ends this
+    process."""
+    found: list[Mapping[str, Any]] = []
+    failed: list[Exception] = []
+
+    def ask() -> None:
+        try:
+            found.extend(ray.nodes())  # type: ignore[no-untyped-call]
+        except Exception as error:  # Ray's own
+            failed.append(error)
+
+    asking = threading.Thread(target=ask, name="nodes", daemon=True)
+    asking.start()
+    asking.join(_ANSWER_S)
+    if asking.is_alive() or failed:
+        why = str(failed[0]).splitlines()[0] if failed else f"no answer within {_ANSWER_S:g} s"
+        raise ClusterUnavailable(f"the head of the Ray does not say which nodes there are: {why}", "is it still there?")
+    living = [node for node in found if node["Alive"]]
+    return [Node(node["NodeID"], node["NodeManagerAddress"], node["Resources"]) for node in living]
 
 
 def _options(need: Need, group: Any, member: int) -> dict[str, Any]:

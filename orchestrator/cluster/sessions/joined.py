@@ -67,10 +67,15 @@ class JoinedRay:
         threading.Thread(target=self._call_head, name="head", daemon=True).start()
         return self
 
+    @property
+    def is_headless(self) -> bool:
+        """Whether the head is gone."""
+        return self._in_vain >= _CALLS
+
     def trouble(self) -> str | None:
         """An error text when the head or this node's raylet is gone. The loss of another node is not one: its members
         are lost, and reported as such."""
-        if self._in_vain >= _CALLS:
+        if self.is_headless:
             return f"the head of the Ray at {self._address} is gone: {self._in_vain} calls in a row were in vain"
         if self._raylet is not None and _has_ended(self._raylet):
             return f"the raylet of this node of the Ray at {self._address} has ended"

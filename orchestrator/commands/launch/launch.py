@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from orchestrator.commands.launch.rehearsal import rehearse
-from orchestrator.commands.launch.resume import with_weights
+from orchestrator.commands.launch.resume import with_weights, without_ray
 from orchestrator.driver.before_start import begin, initial, private
 from orchestrator.driver.before_start.preflight import Provenance
 from orchestrator.driver.folders import project_folder
@@ -102,6 +102,7 @@ def launch(
         audience = Audience(display, on_event)
         job = Job(settings, plan, project, audience, pending_signal, ray, secret, supervision, tuple(notes))
         run_id, outcome = job.complete(opening, beginning_of(plan))
+    without_ray(run_id, outcome, plan, supervision)
     if repeated == _WHOLE and beside is None and ray is None:
         return with_weights(run_id, outcome, settings.tracking.uri, typed)
     return run_id, outcome

@@ -26,7 +26,7 @@ from orchestrator.driver.report.outcome import Outcome
 from orchestrator.driver.run.event_sink import Audience
 from orchestrator.driver.run.job import Beside, Job, Sharing, requirements, storage_of
 from orchestrator.driver.run.session import RunStart
-from orchestrator.driver.supervision import supervised, taken_over
+from orchestrator.driver.supervision import Supervision, alone, supervised, taken_over
 from orchestrator.driver.terminal import signals
 from orchestrator.driver.terminal.progress import ProgressDisplay, for_stream
 from orchestrator.engine.model import snapshot
@@ -96,7 +96,19 @@ def resume(
             opening = pool.submit(reopen_record, settings, store, recorded.files, provenance, run_start.written)
             job = Job(settings, plan, place, Audience(display), pending_signal, ray, secret, supervision)
             run_id, outcome = job.complete(opening, run_start)
+    without_ray(run_id, outcome, plan, supervision)
     return with_weights(run_id, outcome, uri, typed) if beside is None and ray is None else (run_id, outcome)
+
+
+def without_ray(run_id: str, outcome: Outcome, plan: Plan, supervision: Supervision | None) -> None:
+    """Go on with a run whose Ray is gone with its head, on this machine alone: then this does not return."""
+    if supervision is None or not outcome.is_headless or outcome.error is None or alone.refusal(plan) is not None:
+        return
+    workers = alone.workers(plan)
+    for_stream().say(
+        f"{outcome.error.message}; run {run_id} goes on on this machine alone, with {workers.on(alone.cores())} of its workers"
+    )
+    alone.become(alone.words(supervision.words(run_id), workers, alone.cores()))
 
 
 def with_weights(run_id: str, outcome: Outcome, uri: str | None, typed: Sequence[str] | None) -> tuple[str, Outcome]:

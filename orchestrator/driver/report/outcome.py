@@ -34,9 +34,9 @@ class Outcome:
     by speed; slow: workers that were far slower than others, in words; wrong: what checks have found, in words; disturbed: what
     was done to workers on purpose, and how often; schedule: of the generation with most workers, for a picture; bytes_read: by
     node, of files from elsewhere: fetched, and found in its cache; files_read: of the training set;
-    weights_lost: all its steps are done, and whoever had the result is gone; best: of a run whose model is not the last one;
-    trace: the head of the Merkle tree of its trace; not_recorded: why MLflow has not all of it, which does not make the run a
-    failed one; not_told: which writers beside MLflow have not, and why.
+    weights_lost: all its steps are done, and whoever had the result is gone; is_headless: the head of its Ray is gone; best: of
+    a run whose model is not the last one; trace: the head of the Merkle tree of its trace; not_recorded: why MLflow has not all
+    of it, which does not make the run a failed one; not_told: which writers beside MLflow have not, and why.
     """
 
     workers: int = 0
@@ -66,6 +66,7 @@ class Outcome:
     not_told: list[str] = field(default_factory=list)
     schedule: Schedule | None = None
     weights_lost: bool = False
+    is_headless: bool = False
     best: BestModel | None = None
     trace: str | None = None
 

@@ -12,10 +12,10 @@ import secrets
 import shutil
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
-from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -52,17 +52,26 @@ from orchestrator.driver.run.member_directory import MemberDirectory
 from orchestrator.driver.run.rehearsing import Rehearsing
 from orchestrator.driver.run.session import NodeCheck, NodeTraits, RunStart, Session, Startup
 from orchestrator.driver.run.time_log import TimeLog, summed
-from orchestrator.driver.supervision import Supervision, supervisor
+from orchestrator.driver.supervision import Supervision, alone, supervisor, taken_over, watcher
+from orchestrator.driver.supervision.holding import holding
 from orchestrator.driver.terminal.progress import ProgressDisplay, say_obstacles
 from orchestrator.driver.terminal.signals import PendingSignal
-from orchestrator.errors import ConfigurationError, DataDamaged, Interrupted, OrchestratorError, RunFailed, WorkerLost
+from orchestrator.errors import (
+    ClusterUnavailable,
+    ConfigurationError,
+    DataDamaged,
+    Interrupted,
+    OrchestratorError,
+    RunFailed,
+    WorkerLost,
+)
 from orchestrator.numerics import determinism
 from orchestrator.plan import Plan
 from orchestrator.privacy.secret import Secret
 from orchestrator.records import lines, phases, rests, times
 from orchestrator.settings import Settings
 from orchestrator.topologies import Schedule, build_schedule
-from orchestrator.tracking import default_uri, is_server
+from orchestrator.tracking import default_uri, identity_of_process, is_server
 from orchestrator.transports.tls import make_credentials
 
 _drawing = threading.Lock()  # matplotlib's settings are those of the whole process
@@ -173,7 +182,9 @@ class Job:
                 began = time.time()
                 actor_slots, node_check = self._actor_slots(held, ray.trouble)
                 credentials = make_credentials() if plan.exchange.tls else None
-                members = held.enter_context(Members(plan, secrets.token_bytes(32), credentials, self._overseen(ray)))
+                members = held.enter_context(
+                    Members(plan, secrets.token_bytes(32), credentials, self._overseen(ray), ray.trouble)
+                )
                 # A private Ray has the priority that the user wants.
                 niceness = None if plan.cluster.address is None else os.getpriority(os.PRIO_PROCESS, 0)
                 traits = _Traits(plan.cluster.speeds)
@@ -217,6 +228,7 @@ class Job:
             finally:
                 by_worker = time_log.close()
         outcome = event_sink.outcome
+        outcome.is_headless = isinstance(ray, JoinedRay) and ray.is_headless
         self._keep_streams(storage, record, outcome.steps)
         outcome.times = times.shares(summed(by_worker))
         outcome.shards = time_log.shards()
@@ -306,26 +318,35 @@ class Job:
         return Overseen(os.getpid(), str(ray.lock))
 
     def _stood_by(self, record: Record, ray: RaySession) -> AbstractContextManager[None]:
-        """Within this another node of a joined Ray goes on with the run when this one is lost, where that can be."""
-        if self.supervision is None or not isinstance(ray, JoinedRay):
+        """Within this another machine goes on with the run when this one is lost, where that can be; and this process ends when
+        another one has done so."""
+        if self.supervision is None:
             return contextlib.nullcontext()
-        run_id, node = record.tracker.run_id, this_node()
-        words = [*(each for each in self.supervision.words(run_id) if each != _TRUSTED), _TRUSTED]
-        variables = environment.of_workers(self.settings.environment.variables)
-        task = standby.Task(run_id, node, os.getpid(), words, str(self.project), variables, supervisor.TAKEN_OVER)
-        make = standby.starter(task)
+        run_id, store = record.tracker.run_id, record.store
+        here = holding(store, run_id, self.supervision.release) if is_server(store.uri) else contextlib.nullcontext()
+        if not isinstance(ray, JoinedRay):
+            return here if taken_over() is not None else contextlib.nullcontext()
+        node = this_node()
+        on_head, there = standby.is_head(node), standby.place(node)
         for lacking, remedy in (
             (self.secret is not None, "its secret is on this machine alone"),
-            (not is_server(self.settings.tracking.uri), "set tracking.uri to an MLflow server that all nodes reach"),
+            (not is_server(store.uri), "set tracking.uri to an MLflow server that all nodes reach"),
             (self.plan.checkpoints.uri is None, "set checkpoint.uri to a place that all nodes reach"),
-            (make is None, "this driver is on the head of its Ray; start it on another node"),
+            (there is None, "this Ray has no other node; add one, and launch again"),
+            (on_head and alone.refusal(self.plan) is not None, f"its Ray is lost, too, and {alone.refusal(self.plan)}"),
         ):
             if lacking:
                 self.display.say(f"note: when this machine is lost, nobody goes on with the run by himself: {remedy}")
                 return contextlib.nullcontext()
-        assert make is not None
+        words = [*(each for each in self.supervision.words(run_id) if each != _TRUSTED), _TRUSTED]
+        variables = environment.of_workers(self.settings.environment.variables)
+        task = standby.Task(run_id, node, os.getpid(), words, str(self.project), variables, supervisor.TAKEN_OVER)
+        if on_head:
+            process = tuple(identity_of_process().values())
+            watched = watcher.Task(run_id, store.uri, process, os.getpid(), tuple(words), alone.workers(self.plan))
+            task = replace(task, words=[watcher.__name__], told=watched.told())
         record.is_stood_by = True
-        return standby.standing_by(make)
+        return _both(here, standby.standing_by(standby.starter(task), ray.trouble))
 
     def _check(self) -> None:
         if self.pending_signal.signal is not None:
@@ -354,6 +375,12 @@ class Job:
         own = self.ray is None and cluster.address is None
         crowded = own and cluster.cpus * cluster.members.total(cluster.members.most) > cores
         return f", on {cores} core{'s' * (cores > 1)}" * crowded
+
+
+@contextmanager
+def _both(one: AbstractContextManager[None], other: AbstractContextManager[None]) -> Iterator[None]:
+    with one, other:
+        yield
 
 
 def beginning_of(plan: Plan) -> RunStart:
@@ -400,7 +427,8 @@ class _Traits:
 
     def __call__(self, node: str) -> NodeTraits:
         if node not in self._nodes:
-            self._nodes = {each.id: each for each in living_nodes()}
+            with contextlib.suppress(ClusterUnavailable):
+                self._nodes = {each.id: each for each in living_nodes()}
         found = self._nodes.get(node)
         if found is None:  # it is gone
             return NodeTraits(f"node {node[:8]}")

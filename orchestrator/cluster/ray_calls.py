@@ -1,0 +1,25 @@
+"""Calls of Ray that its head takes part in. Where that is gone, Ray waits for it for a minute, and then ends this process."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+
+_LOOK_S = 0.5
+
+
+def unless_gone(call: Callable[[], object], trouble: Callable[[], str | None]) -> None:
+    """Returns when the call does, or when its Ray turns out to be gone. trouble: with the Ray. What the call raises is ignored,
+    as of a Ray that goes at this moment."""
+
+    def ask() -> None:
+        with suppress(Exception):
+            call()
+
+    if trouble() is not None:
+        return
+    asking = threading.Thread(target=ask, name="call of Ray", daemon=True)
+    asking.start()
+    while asking.is_alive() and trouble() is None:
+        asking.join(_LOOK_S)

@@ -1,0 +1,161 @@
+"""Goes on with a run when the head of its Ray is gone together with its driver: a process on another machine, outside
+of that Ray.
+
+    python -m orchestrator.driver.supervision.watcher
+
+It hears that the driver lives from an actor on its node (`cluster.actors.standby`), a line of standard input each time:
+first what to do, in JSON, then "beat", in the end "over". The actor ends with the Ray. When the process has not heard
+of the driver for some time, it asks the store, which the driver tells too (`holding`): so a network that is cut between
+the two machines is told from a driver that is dead. Where the store knows nothing new for as long, it becomes the next
+driver; where the run has ended, or another process drives it, it ends.
+
+Not told apart are a driver that is dead and one that reaches neither this machine nor the store. The latter goes on until it
+reaches the store, where it finds who has taken over.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import sys
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Literal
+
+from orchestrator.driver.supervision import alone, supervisor
+from orchestrator.driver.supervision.alone import Workers
+from orchestrator.tracking import Driving, Store
+
+UNHEARD_S = 15.0  # three beats
+SILENT_S = 30.0
+_ASK_S = 5.0
+_FORGOTTEN_S = 900.0  # without an answer of the store
+Verdict = Literal["waits", "leaves", "goes on"]
+
+
+@dataclass(frozen=True)
+class Task:
+    """uri: of the store; process: of the driver, as the store has it; pid: of the same; words: of the command line that
+    would go on with the run on its Ray, after `python -m`; workers: that may do so on one machine."""
+
+    run: str
+    uri: str
+    process: tuple[str, ...]
+    pid: int
+    words: tuple[str, ...]
+    workers: Workers
+
+    def told(self) -> str:
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def of(cls, told: str) -> Task:
+        found = json.loads(told)
+        lists = {name: tuple(found[name]) for name in ("process", "words")}
+        return cls(**{**found, **lists, "workers": Workers(**found["workers"])})
+
+
+@dataclass
+class Silence:
+    """What is known of the driver, and when it was heard. process: as the store has it."""
+
+    process: tuple[str, ...]
+    heard_at: float
+    beat: str | None = None
+    asked_at: float | None = None
+
+    def hears(self, now: float) -> None:
+        self.heard_at = now
+        self.asked_at = None
+
+    def has_to_ask(self, now: float) -> bool:
+        return now - self.heard_at >= UNHEARD_S
+
+    def sees(self, now: float, driving: Driving) -> Verdict:
+        """At the store, having asked."""
+        if driving.process != self.process or not driving.is_running:
+            return "leaves"
+        if self.asked_at is None or driving.beat != self.beat:
+            self.beat, self.asked_at = driving.beat, now
+        return "goes on" if now - self.asked_at >= SILENT_S else "waits"
+
+
+def main() -> None:
+    """Returns where there is nothing to go on with, and else becomes the next driver."""
+    lines = Lines(0)
+    while not (first := lines.read(None)):
+        if lines.is_over:
+            return
+    task = Task.of(first.pop(0))
+    if _is_parent():  # Ray ends the children of its actors
+        return
+    if _is_wanted(task, lines, first):
+        _say(
+            f"nobody has heard of the driver of run {task.run} (process {task.pid}) for some time, here or at {task.uri}: "
+            f"this machine goes on with it"
+        )
+        os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+        os.environ[supervisor.TAKEN_OVER] = f"1 0 {time.time():.3f} {task.pid}"
+        alone.become(alone.words(task.words, task.workers, alone.cores()))
+
+
+def _is_parent() -> bool:
+    return os.fork() != 0
+
+
+def _is_wanted(task: Task, lines: Lines, heard: list[str]) -> bool:
+    """Whether the run needs another driver, once that is known."""
+    silence = Silence(task.process, time.monotonic())
+    store: Store | None = None
+    answered = time.monotonic()
+    while True:
+        if "over" in heard:
+            return False
+        if heard:
+            silence.hears(time.monotonic())
+        heard = lines.read(_ASK_S)
+        if heard or not silence.has_to_ask(time.monotonic()):
+            answered = time.monotonic()
+            continue
+        try:
+            store = store or Store(task.uri, Path.cwd())
+            verdict = silence.sees(time.monotonic(), store.driving(task.run))
+        except Exception as error:  # MLflow's, requests': it is asked again
+            if time.monotonic() - answered > _FORGOTTEN_S:
+                _say(f"run {task.run} is left: neither its driver was heard of, nor {task.uri}: {error}")
+                return False
+            continue
+        answered = time.monotonic()
+        if verdict != "waits":
+            return verdict == "goes on"
+
+
+class Lines:
+    """Of a file, as they come; of one that is over there are none."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+        self._rest = b""
+        self.is_over = False
+
+    def read(self, patience_s: float | None) -> list[str]:
+        """Those that are there, or come within this time."""
+        if self.is_over:
+            time.sleep(patience_s or 0.0)
+            return []
+        if not select.select([self._descriptor], [], [], patience_s)[0]:
+            return []
+        data = os.read(self._descriptor, 1 << 16)
+        self.is_over = not data
+        *whole, self._rest = (self._rest + data).split(b"\n")
+        return [line.decode() for line in whole]
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+if __name__ == "__main__":
+    main()

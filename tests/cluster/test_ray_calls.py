@@ -1,0 +1,31 @@
+"""Calls of Ray that its head takes part in, of one that is there or gone."""
+
+from __future__ import annotations
+
+import threading
+
+from orchestrator.cluster.ray_calls import unless_gone
+
+
+def test_a_call_is_over_before_what_follows() -> None:
+    done: list[str] = []
+    unless_gone(lambda: done.append("removed"), lambda: None)
+    assert done == ["removed"]
+
+
+def test_what_it_raises_is_ignored() -> None:
+    unless_gone(lambda: [][0], lambda: None)
+
+
+def test_a_ray_that_is_gone_is_not_asked_and_one_that_goes_is_not_waited_for() -> None:
+    called, gone = threading.Event(), threading.Event()
+
+    def never_answered() -> None:
+        called.set()
+        gone.wait()
+
+    unless_gone(never_answered, lambda: "the head has ended")
+    assert not called.is_set()
+    unless_gone(never_answered, lambda: "the head has ended" if called.is_set() else None)
+    assert called.is_set()
+    gone.set()
