@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 from orchestrator.driver.supervision import alone, holding, watcher
 from orchestrator.driver.supervision.alone import Workers
 from orchestrator.driver.supervision.watcher import SILENT_S, UNHEARD_S, Silence, Task
-from orchestrator.tracking import Driving
+from orchestrator.tracking import Driving, Store, Tracker
+from tests.tracking.server import Server
 
 ME, OTHER = ("1", "10", "here", "b"), ("2", "20", "there", "c")
 TASK = Task(
@@ -124,3 +125,45 @@ def _of_session(number: int) -> list[int]:
         if int(session) == number and state != "Z":
             found.append(int(stat.parent.name))
     return found
+
+
+_DRIVER = """
+import sys, threading
+from pathlib import Path
+from orchestrator.driver.supervision import holding
+from orchestrator.tracking import Store, Tracker
+holding.EVERY_S = 0.05
+store = Store(sys.argv[1], Path.cwd())
+run_id = Tracker.create(store, store.experiment("e"), None, every_s=1.0).run_id
+with holding.holding(store, run_id, lambda: print("released", flush=True)):
+    print(run_id, flush=True)
+    threading.Event().wait()
+"""
+
+
+@pytest.mark.ray
+def test_a_driver_tells_the_store_that_it_lives_and_ends_when_another_process_has_its_run(tmp_path: Path) -> None:
+    server = Server(tmp_path)
+    server.start()
+    try:
+        driver = subprocess.Popen(
+            [sys.executable, "-c", _DRIVER, server.uri],
+            cwd=tmp_path,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        assert driver.stdout is not None
+        run_id = driver.stdout.readline().strip()
+        store = Store(server.uri, tmp_path)
+        told = {store.driving(run_id).beat}
+        while len(told) < 3:
+            assert driver.poll() is None, driver.communicate()
+            told.add(store.driving(run_id).beat)
+        assert store.driving(run_id).is_running
+        Tracker.reopen(store, run_id, every_s=1.0)
+        out, err = driver.communicate(timeout=PATIENCE_S)
+    finally:
+        server.stop()
+    assert (driver.returncode, out) == (1, "released\n")
+    assert err.startswith(f"error: process {os.getpid()} on ")
