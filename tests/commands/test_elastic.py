@@ -32,10 +32,14 @@ def same(project: Project, done: Done, undisturbed: Alone) -> None:
     assert project.runs()[done.report["run_id"]] == "FINISHED"
 
 
-def test_a_run_of_three_lives_each_of_which_is_disturbed(digits: Project, undisturbed: Alone) -> None:
-    """On three layouts: with a server up to Ctrl-C, in stages by TCP up to SIGKILL of the driver, with loaders to the end."""
+@pytest.mark.parametrize("also_in_stages", [False, pytest.param(True, marks=pytest.mark.long)])
+def test_a_run_of_several_lives_each_of_which_is_disturbed(
+    digits: Project, undisturbed: Alone, *, also_in_stages: bool
+) -> None:
+    """With a server up to Ctrl-C, and with loaders to the end; between them in stages by TCP up to SIGKILL of the driver."""
     run = live_with_a_server(digits)
-    live_in_stages(digits, run)
+    if also_in_stages:
+        live_in_stages(digits, run)
     _spoil(run.folder / "checkpoints")
     large = digits.path / "large.bin"
     with large.open("wb") as file:
@@ -53,7 +57,7 @@ def test_a_run_of_three_lives_each_of_which_is_disturbed(digits: Project, undist
 
 def live_with_a_server(project: Project) -> WatchedRun:
     """The older worker dies, then the server; at most a step that only the dead had applied is computed twice."""
-    run = WatchedRun(project, *RUN, "cluster.workers=2", "topology=parameter_server")
+    run = WatchedRun(project, *RUN, "cluster.workers=2", "topology=parameter_server", "checkpoint.every=10")
     run.wait_for_steps(20)
     run.kill(run.living()[0])
     run.wait_for("recovered")
