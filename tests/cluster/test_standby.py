@@ -97,8 +97,10 @@ class Elsewhere:
 
 
 @contextlib.contextmanager
-def elsewhere(tmp_path: Path, conf: str, *, driver_on_head: bool, store_on_head: bool) -> Iterator[Elsewhere]:
-    """The driver is on the head, or on the other host."""
+def elsewhere(
+    tmp_path: Path, conf: str, *, driver_on_head: bool, store_on_head: bool, pause_s: float = 0.02
+) -> Iterator[Elsewhere]:
+    """The driver is on the head, or on the other host. pause_s: of each worker in each step."""
     project, home = study(tmp_path, conf), tmp_path / "home"
     home.mkdir()
     (tmp_path / "server").mkdir()
@@ -116,7 +118,7 @@ def elsewhere(tmp_path: Path, conf: str, *, driver_on_head: bool, store_on_head:
             process = there.start(
                 *("conf=study", f"cluster.address={hosts.address}", "cluster.workers={min: 1, max: 3}", "output=json"),
                 *(f"tracking.uri={server.uri}", f"checkpoint.uri={tmp_path / 'checkpoints'}"),
-                "pipeline.args={pause_s: 0.02}",
+                f"pipeline.args={{pause_s: {pause_s}}}",
             )
             folder = soon(lambda: next(iter(set(runs.glob("*/journal.jsonl")) - before), None), tmp_path).parent
             soon(lambda: True if _steps(folder) >= 100 or process.poll() is not None else None, tmp_path)
@@ -146,9 +148,10 @@ def test_when_the_machine_of_the_driver_is_lost_another_node_goes_on(tmp_path: P
 @pytest.mark.long
 @pytest.mark.ray
 @pytest.mark.root
-def test_when_the_head_is_lost_with_its_driver_another_machine_goes_on_without_ray(tmp_path: Path) -> None:
-    """No Ray is left; that machine has neither project nor data."""
-    with elsewhere(tmp_path, CONF, driver_on_head=True, store_on_head=False) as run:
+@pytest.mark.parametrize("more", ["", "compression: {name: topk, ratio: 0.2, error_feedback: true}\n"])
+def test_when_the_head_is_lost_with_its_driver_another_machine_goes_on_without_ray(tmp_path: Path, more: str) -> None:
+    """No Ray is left; that machine has neither project nor data. more: what shards keep is lost with the head's workers."""
+    with elsewhere(tmp_path, CONF + more, driver_on_head=True, store_on_head=False) as run:
         lost_at, since = _steps(run.folder), time.monotonic()
         run.hosts.lose_first()
         run.started.communicate()
@@ -158,6 +161,22 @@ def test_when_the_head_is_lost_with_its_driver_another_machine_goes_on_without_r
     print(f"\nlost at step {lost_at}, next step after {took_s:.1f} s\n{run.log.read_text()}")
     (lost,) = [each for each in read(run.there / "journal.jsonl") if each["event"] == "driver_lost"]
     assert lost["pid"]
+
+
+@pytest.mark.long
+@pytest.mark.ray
+@pytest.mark.root
+def test_a_driver_that_was_cut_off_ends_itself_where_another_machine_has_its_run(tmp_path: Path) -> None:
+    """The head and its driver reach neither the other machine nor the store, for long enough to be taken for dead."""
+    with elsewhere(tmp_path, CONF, driver_on_head=True, store_on_head=False, pause_s=0.1) as run:
+        run.hosts.cable("down")
+        soon(lambda: True if run.log.exists() and "after " in run.log.read_text() else None, run.log)
+        assert run.started.poll() is None
+        run.hosts.cable("up")
+        _, err = run.started.communicate()
+        assert run.started.returncode == 1, err
+        assert f"goes on with run {run.folder.name}, which had not heard of this driver; this one ends" in err
+        run.require_undisturbed(run.there / "trace.jsonl")
 
 
 @pytest.mark.long
