@@ -133,8 +133,8 @@ def folded(results: Results) -> Iterator[dict[str, Any]]:
     for kind in sorted({line["kind"] for line in results.lives}):
         lines = [line for line in results.lives if line["kind"] == kind]
         count, failed = sum(line["count"] for line in lines), [each for line in lines for each in line["failed"]]
-        first = min(line["first"] for line in lines)
-        yield {"what": "lives", "kind": kind, "first": first, "count": count, "failed": failed}
+        first, ended = min(line["first"] for line in lines), [each for line in lines for each in line.get("ended", ())]
+        yield {"what": "lives", "kind": kind, "first": first, "count": count, "failed": failed, "ended": ended}
     yield from (dict(line) for line in results.mutants)
 
 

@@ -3,7 +3,7 @@
     python -m campaign --lives 10000 --first 0       of each kind of run so many, from this seed on
 
 A life is one run from its first member to its end, in which members die, stall, lag, lose contact, find no room and are told to
-stop, in any order (`tests.control.simulated` says what is checked at each command). It takes about a millisecond.
+stop, in any order (`tests.control.simulated` says what is checked at each command). It takes some milliseconds.
 """
 
 from __future__ import annotations
@@ -15,6 +15,8 @@ from random import Random
 from typing import Any, Final
 
 from orchestrator.control.controller import LISTEN_S
+from orchestrator.control.fault_attribution import LOSSES
+from orchestrator.errors import WorkerLost
 from tests.control.test_elastic import STEP_TIMEOUT_S, Run
 
 KINDS: Final[dict[str, dict[str, bool]]] = {
@@ -26,8 +28,9 @@ KINDS: Final[dict[str, dict[str, bool]]] = {
 _CHUNK: Final = 1000
 
 
-def live(kind: str, seed: int) -> None:
-    """The life of this seed. Raises AssertionError where something does not hold."""
+def live(kind: str, seed: int) -> str | None:
+    """The life of this seed. None: it ended as if nothing had happened; else why it ended before, in order and by a rule that
+    users are told of. Raises AssertionError where something does not hold."""
     dice = Random(f"{kind} {seed}")
     run = Run()
     asked = dict(KINDS[kind])
@@ -55,7 +58,29 @@ def live(kind: str, seed: int) -> None:
         weights = [rates[index] for index in able]
         if any(weights):
             acts[dice.choices(able, weights)[0]][1]()
-    run.finish()
+    try:
+        run.finish()
+    except AssertionError:
+        why = None if run.world.end is None else _by_rule(run.world.end.error, run.world.story, _deaths(run))
+        if why is None:
+            raise
+        return why
+    return None
+
+
+def _by_rule(error: Exception | None, story: str, deaths: int) -> str | None:
+    """Why a run may end before its end: chance killed so many who computed one shard that it counts as what kills them, or so
+    many who came that no more are tried for some minutes, and too few are left to go on."""
+    text = str(error)
+    if isinstance(error, WorkerLost) and "workers in a row were lost while they computed" in text and deaths >= LOSSES:
+        return text
+    if isinstance(error, WorkerLost) and "the run cannot go on" in text and "starts in a row failed" in story:
+        return text
+    return None
+
+
+def _deaths(run: Run) -> int:
+    return sum(not process.alive for process in run.world.processes.values())
 
 
 def _acts(run: Run, dice: Random) -> list[tuple[bool, Callable[[], Any]]]:
@@ -87,11 +112,12 @@ def hunt(first: int, count: int) -> Iterator[dict[str, Any]]:
     """A line for each thousand lives of a kind, in turn."""
     for start in range(first, first + count, _CHUNK):
         for kind in KINDS:
-            begun, failed = time.monotonic(), []
+            begun, failed, ended = time.monotonic(), [], []
             seeds = range(start, min(start + _CHUNK, first + count))
             for seed in seeds:
                 try:
-                    live(kind, seed)
+                    if (why := live(kind, seed)) is not None:
+                        ended.append({"seed": seed, "why": why})
                 except AssertionError as error:
                     failed.append({"seed": seed, "why": str(error)[:400]})
             yield {
@@ -100,5 +126,6 @@ def hunt(first: int, count: int) -> Iterator[dict[str, Any]]:
                 "first": start,
                 "count": len(seeds),
                 "failed": failed,
+                "ended": ended,
                 "seconds": round(time.monotonic() - begun, 1),
             }

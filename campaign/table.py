@@ -52,6 +52,8 @@ def _summary(results: Results, machine: str) -> str:
         ("overlapping pairs", f"{sum(bool(fault.get('pair')) for fault in results.faults)}", "300"),
         ("storms of a minute", f"{sum(bool(launch['storm']) for launch in results.launches)}", "100"),
         ("simulated lives", f"{sum(line['count'] for line in results.lives)}", "1000000"),
+        ("of these did not end as they should", f"{_lives(results, 'failed')}", "0"),
+        ("of these ended early, by a rule that the page gives", f"{_lives(results, 'ended')}", ""),
         ("cells met", f"{filled} of {len(possible)}", "all"),
         ("launches in which something did not hold", f"{_failed(results.launches)} of {len(results.launches)}", "0"),
         ("bits that differed", f"{_found(results, 'bits')}", "0"),
@@ -71,6 +73,10 @@ def _summary(results: Results, machine: str) -> str:
 
 def _count(results: Results, family: str) -> int:
     return sum(BY_NAME[fault["kind"]].family == family for fault in results.faults)
+
+
+def _lives(results: Results, how: str) -> int:
+    return sum(len(line.get(how, ())) for line in results.lives)
 
 
 def _flips(results: Results, kind: str) -> str:

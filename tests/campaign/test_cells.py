@@ -61,7 +61,15 @@ def test_what_is_kept_in_short_has_the_same_table() -> None:
     flipped = fault("b", "flipped gradients", every=5, first=3, found=5, named=True, out=True, repeated=True)
     faults = [fault("a", seconds=0.25), fault("a", "abort", "sum", pair=True), flipped]
     lives: list[dict[str, Any]] = [
-        {"what": "lives", "kind": "stages", "first": first, "count": 10, "failed": []} for first in (0, 10)
+        {
+            "what": "lives",
+            "kind": "stages",
+            "first": first,
+            "count": 10,
+            "failed": [],
+            "ended": [{"seed": first, "why": "w"}],
+        }
+        for first in (0, 10)
     ]
     whole = cells.read([*faults, launch("a", storm=True), launch("b", findings=["bits: no"]), *lives])
     short = cells.read(json.loads(json.dumps(line)) for line in cells.folded(whole))

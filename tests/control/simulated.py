@@ -388,8 +388,9 @@ class World:
         return self.begins[-1].forgets and bool(late) and max(there, default=0) <= (self.checkpoint or 0)
 
     def _is_hosted(self, known: list[Process], stage: int, top: int) -> bool:
-        """By one that took part in the last step."""
-        return any(process.stage == stage and process.learned in (top, top - 1) for process in known)
+        """By one that took part in the last step; who waits for what it learned from another has not."""
+        hosts = [process for process in known if process.stage == stage]
+        return any(host.learned == top or (host.learned == top - 1 and not host.to_take) for host in hosts)
 
     def _check_donors(self, begin: Begin) -> None:
         """No committed step is lost while a worker is not known to be dead that has it; all others get it, once."""
