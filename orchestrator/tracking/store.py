@@ -101,6 +101,11 @@ class Driving(NamedTuple):
     beat: str | None
 
     @property
+    def is_driven(self) -> bool:
+        """Whether it is known by whom."""
+        return all(self.process)
+
+    @property
     def named(self) -> str:
         pid, _, host, _ = self.process
         return f"process {pid} on {host}"

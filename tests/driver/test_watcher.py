@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from orchestrator.cluster.actors import standby
 from orchestrator.driver.supervision import alone, holding, watcher
 from orchestrator.driver.supervision.alone import Workers
 from orchestrator.driver.supervision.watcher import SILENT_S, UNHEARD_S, Silence, Task
@@ -64,6 +65,15 @@ def test_who_is_heard_again_is_asked_about_from_the_beginning_later() -> None:
     assert silence.sees(later + SILENT_S, Driving(True, ME, "1")) == "goes on"
 
 
+def test_while_the_store_does_not_answer_no_time_passes() -> None:
+    silence = Silence(ME, 0.0)
+    silence.sees(UNHEARD_S, Driving(True, ME, "1"))
+    silence.is_not_answered()
+    back = UNHEARD_S + 3 * SILENT_S
+    assert silence.sees(back, Driving(True, ME, "1")) == "waits"
+    assert silence.sees(back + SILENT_S, Driving(True, ME, "1")) == "goes on"
+
+
 @given(st.integers(1, 8), st.integers(0, 8), st.sampled_from([0.5, 1.0, 2.0, 4.0]), st.integers(1, 64))
 def test_as_many_workers_as_have_room_and_never_too_few(least: int, more: int, cpus: float, cores: int) -> None:
     found = Workers(least, least + more, cpus).on(cores)
@@ -102,17 +112,20 @@ def test_it_outlives_who_has_started_it_and_ends_when_all_is_over(tmp_path: Path
     process.stdin.flush()
     assert process.wait(PATIENCE_S) == 0
     (pid,) = _of_session(process.pid)
+    assert not standby.has_left(process)
     if word is None:
         process.stdin.close()
         assert _of_session(process.pid) == [pid]
         os.kill(pid, 9)
     else:
-        process.stdin.write(f"{word}\n".encode())
-        process.stdin.close()
+        standby.tell(process, word)
     deadline = time.monotonic() + PATIENCE_S
     while _of_session(process.pid):
         assert time.monotonic() < deadline
         time.sleep(0.01)
+    if word is not None:
+        assert standby.has_left(process)
+        process.stdin.close()
 
 
 def _of_session(number: int) -> list[int]:

@@ -14,6 +14,7 @@ does (`driver.supervision.watcher`), and passes on to it that the driver lives.
 from __future__ import annotations
 
 import os
+import select
 import subprocess
 import sys
 import threading
@@ -81,12 +82,20 @@ class Standby:
                 os._exit(0)
 
     def _watch(self) -> None:
-        while time.monotonic() - self._heard < _FORGOTTEN_S:
+        while time.monotonic() - self._heard < _FORGOTTEN_S and not (self._process and has_left(self._process)):
             if self._process is None and is_lost(self._task.node, _nodes()):
                 take_over(self._task).wait()  # the actor's end would be the process's
                 break
             time.sleep(_LOOK_S)  # Ray tells nobody of a lost node who does not ask
         os._exit(0)
+
+
+def has_left(process: subprocess.Popen[bytes]) -> bool:
+    """Whether nobody hears what it is told any more."""
+    assert process.stdin is not None
+    poll = select.poll()
+    poll.register(process.stdin, 0)
+    return bool(poll.poll(0))
 
 
 def tell(process: subprocess.Popen[bytes], line: str) -> None:

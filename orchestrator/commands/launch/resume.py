@@ -7,6 +7,7 @@ were done after the checkpoint are computed again and compared with what the tra
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -26,7 +27,7 @@ from orchestrator.driver.report.outcome import Outcome
 from orchestrator.driver.run.event_sink import Audience
 from orchestrator.driver.run.job import Beside, Job, Sharing, requirements, storage_of
 from orchestrator.driver.run.session import RunStart
-from orchestrator.driver.supervision import Supervision, alone, supervised, taken_over
+from orchestrator.driver.supervision import Supervision, alone, supervised, supervisor, taken_over
 from orchestrator.driver.terminal import signals
 from orchestrator.driver.terminal.progress import ProgressDisplay, for_stream
 from orchestrator.engine.model import snapshot
@@ -106,8 +107,10 @@ def without_ray(run_id: str, outcome: Outcome, plan: Plan, supervision: Supervis
         return
     workers = alone.workers(plan)
     for_stream().say(
-        f"{outcome.error.message}; run {run_id} goes on on this machine alone, with {workers.on(alone.cores())} of its workers"
+        f"{outcome.error.message}; run {run_id} goes on without it, on this machine alone, with "
+        f"{workers.on(alone.cores())} of its {plan.cluster.members.most} workers"
     )
+    os.environ.pop(supervisor.TAKEN_OVER, None)  # by this process it is gone on with, whomever that has followed
     alone.become(alone.words(supervision.words(run_id), workers, alone.cores()))
 
 

@@ -32,7 +32,7 @@ def holding(store: Store, run_id: str, release: Callable[[], None]) -> Iterator[
                     store.beat(run_id, count)
             except Exception:  # MLflow's, requests': a store that is away is asked again
                 found = None
-            if found is not None and found.process != mine:
+            if found is not None and found.process != mine and found.is_driven:
                 release()
                 print(superseded(run_id, found), file=sys.stderr, flush=True)
                 os._exit(1)  # nothing of what this process has may reach the record of the other one

@@ -70,6 +70,10 @@ class Silence:
         self.heard_at = now
         self.asked_at = None
 
+    def is_not_answered(self) -> None:
+        """By the store: the driver may have told it nothing either."""
+        self.asked_at = None
+
     def has_to_ask(self, now: float) -> bool:
         return now - self.heard_at >= UNHEARD_S
 
@@ -123,6 +127,7 @@ def _is_wanted(task: Task, lines: Lines, heard: list[str]) -> bool:
             store = store or Store(task.uri, Path.cwd())
             verdict = silence.sees(time.monotonic(), store.driving(task.run))
         except Exception as error:  # MLflow's, requests': it is asked again
+            silence.is_not_answered()
             if time.monotonic() - answered > _FORGOTTEN_S:
                 _say(f"run {task.run} is left: neither its driver was heard of, nor {task.uri}: {error}")
                 return False
