@@ -13,8 +13,9 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 DOCS := $(VENV)/docs
-# In the order of the files: the short ones come last and fill both processes to the end.
-BY_FILE := python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
+# In the order of the files: the short ones come last and fill the processes to the end. One more than two cores: many wait for
+# what they have started.
+BY_FILE := python -m pytest -n 3 --dist loadfile --no-loadscope-reorder
 PURE := not ray and not slow and not long
 MANY := --hypothesis-profile=many
 export PATH := $(CURDIR)/$(BIN):$(PATH)

@@ -125,6 +125,7 @@ def evaluated(rebuilt: Rebuilt, restored: Restored, expression: str) -> str:
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_it_is_made_once_as_recorded_and_layers_stand_above_it(scene: Scene, tmp_path: Path) -> None:
     first = scene.rebuild(scales="scales-1.0-py3-none-any.whl")
     assert first.as_recorded
@@ -191,6 +192,7 @@ def write_conda(folder: Path, name: str, text: str) -> conda.Package:
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_an_environment_of_conda_is_made_anew_below_what_pip_installs(
     scene: Scene, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -222,6 +222,7 @@ def test_a_run_is_repeated_though_code_data_and_snapshot_are_gone(study: Study) 
     assert f"exact, of {study.run_id[:8]}" in listed
 
 
+@pytest.mark.long
 def test_a_run_is_repeated_from_a_file_in_an_empty_folder(study: Study, tmp_path: Path) -> None:
     """Not before it is trusted, and not where a byte has changed."""
     there = elsewhere(tmp_path / "there")

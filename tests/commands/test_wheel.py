@@ -56,6 +56,7 @@ def pip(*arguments: str, cwd: Path) -> None:
 
 
 @pytest.mark.ray
+@pytest.mark.long
 def test_the_wheel_trains_from_an_empty_folder(tmp_path: Path) -> None:
     source, wheels, installed = (tmp_path / name for name in ("source", "wheels", "installed"))
     make_project(source, ["pyproject.toml", "README.md", "LICENSE", "orchestrator"])  # a build leaves files

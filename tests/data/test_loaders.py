@@ -65,7 +65,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     monkeypatch.undo()
 
 
-@pytest.fixture(params=["started", "forked"])
+@pytest.fixture(params=[pytest.param("started", marks=pytest.mark.long), "forked"])
 def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """How loaders come: forked from the server that their worker was forked from, or by themselves."""
     if request.param == "forked":

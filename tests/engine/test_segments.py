@@ -44,12 +44,10 @@ CASES: dict[str, tuple[type[Pipeline], Layout, dict[str, Any]]] = {
 }
 
 
-SLOW = ("loaders", "in stages")
+MARKS = {"in stages": pytest.mark.slow, "loaders": pytest.mark.long}
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=pytest.mark.slow) if name in SLOW else name for name in CASES]
-)
+@pytest.mark.parametrize("name", [pytest.param(name, marks=MARKS.get(name, ())) for name in CASES])
 def test_segments_come_out_as_in_the_whole_run(name: str, tmp_path: Path) -> None:
     pipeline, layout, settings = CASES[name]
     settings = {"steps": 14, "digest_every": 0, "shards": 4, "batch_size": 12, **settings}
