@@ -17,6 +17,7 @@ DOCS := $(VENV)/docs
 # what they have started.
 BY_FILE := python -m pytest -n 3 --dist loadfile --no-loadscope-reorder
 PURE := not ray and not slow and not long
+QUICK := $(PURE) and not threads
 MANY := --hypothesis-profile=many
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 export DVC_NO_ANALYTICS := 1
@@ -73,7 +74,7 @@ lint: setup
 	mypy
 
 pure: setup
-	python -m pytest -n 2 -m "$(PURE)"
+	python -m pytest -n 2 -m "$(QUICK)"
 
 # One pytest for the pure tests and the others: each of its processes reads all tests first, which takes ten seconds.
 test: setup

@@ -56,7 +56,7 @@ def _commands(function: ast.FunctionDef, module: set[str]) -> Iterator[str]:
     if "long" in marks:
         yield "make test-long"
         return
-    yield "make test" if marks & {"slow", "ray"} else "make check"
+    yield "make test" if marks & {"slow", "ray", "threads"} else "make check"
     if "long" in _marks(function.decorator_list) or _is_thinned(function):
         yield "make test-long"
 

@@ -14,6 +14,8 @@ from orchestrator.driver.terminal import progress
 from orchestrator.driver.terminal.console import Lasting
 from tests.projects import PATIENCE_S
 
+pytestmark = pytest.mark.slow
+
 PEOPLE = """
 import sys
 from orchestrator.driver.terminal import console

@@ -19,6 +19,8 @@ from orchestrator.settings import Settings, load
 from tests.driver.test_preflight import RUN
 from tests.driver.test_preflight import project as project
 
+pytestmark = pytest.mark.slow
+
 BASE = {
     **RUN,
     "data": {"shards": 4, "batch_size": 8, "partition": {"name": "iid", "clients": 20}},

@@ -27,6 +27,8 @@ from tests.engine import pipelines as p
 from tests.engine.runs import LAYOUTS, LONELY, Layout, Run, members_end, train
 from tests.products import thinned
 
+pytestmark = pytest.mark.threads
+
 MODES: list[dict[str, Any]] = [
     {"name": "bap"},
     {"name": "ssp", "staleness": 1},

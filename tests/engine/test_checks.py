@@ -23,6 +23,8 @@ from tests.engine.runs import ONE, Layout, train
 from tests.engine.toys import ERROR_FEEDBACK
 from tests.products import thinned
 
+pytestmark = pytest.mark.threads
+
 EVERY, STEPS = 4, 12
 RUN: dict[str, Any] = {"steps": STEPS, "shards": 6, "batch_size": 18, "digest_every": 0}
 Where = Literal["gradient", "parameters", "region"]

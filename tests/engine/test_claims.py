@@ -28,6 +28,8 @@ from tests.engine.pipelines import Batch
 from tests.engine.runs import ONE, PATIENCE_S, Layout, members_end, train, windows_of
 from tests.engine.toys import ERROR_FEEDBACK
 
+pytestmark = pytest.mark.threads
+
 SHARDS = 6
 
 

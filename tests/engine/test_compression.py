@@ -17,6 +17,8 @@ from tests.engine.runs import LAYOUTS, LONELY, Layout, Run, rotating, train
 from tests.engine.test_one_result import ADAM
 from tests.products import thinned
 
+pytestmark = pytest.mark.threads
+
 QUANTIZE = {"name": "quantize"}
 POWERSGD = {"name": "powersgd", "rank": 1}
 WARMED_UP = {"name": "powersgd", "rank": 1, "warmup": 1}

@@ -17,6 +17,8 @@ from tests.engine.elastic import Elastic, Fault, Saved, elastic_settings, surviv
 from tests.engine.runs import LAYOUTS, LONELY, Layout, Run, members_end, rotating, settings_for, train
 from tests.products import thinned
 
+pytestmark = pytest.mark.threads
+
 
 class _Labelled(Pipeline):
     def labels(self, train: Dataset[Any], by: str) -> Any:

@@ -29,6 +29,8 @@ from tests.engine import pipelines as p
 from tests.engine.elastic import EVERYTHING, Fault, Told, What, survive
 from tests.engine.runs import LAYOUTS, ONE, Keeping, Layout, Run, Shared, settings_for, train
 
+pytestmark = pytest.mark.threads
+
 RICH: dict[str, Any] = {**EVERYTHING, "checkpoint_every": 2}
 OPTIMIZERS: dict[str, dict[str, Any]] = {
     "adam": {"lr": 0.01, "amsgrad": True},

@@ -26,6 +26,8 @@ from tests.topologies.cases import NAMES, variants
 from tests.transports.memory import Hub, LocalRegions
 from tests.transports.worlds import PATIENCE_S, WORLDS, Member, World, together
 
+pytestmark = pytest.mark.threads
+
 PHASE = 7
 T = TypeVar("T")
 

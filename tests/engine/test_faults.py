@@ -25,6 +25,8 @@ from tests.engine.runs import LAYOUTS, ONE, End, Layout, members_end, rotating
 from tests.products import thinned
 from tests.transports.memory import Hub, LocalRegions
 
+pytestmark = pytest.mark.threads
+
 
 @dataclass(frozen=True)
 class Fault:

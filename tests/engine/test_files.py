@@ -21,6 +21,8 @@ from orchestrator.files.index import index
 from tests.engine.runs import Layout, Run, rotating, train
 from tests.products import thinned
 
+pytestmark = pytest.mark.threads
+
 COUNTS = (7, 3, 11, 5, 8, 2, 9, 6, 4, 10)
 BLOCKS = {"name": "blocks", "files": 2}
 

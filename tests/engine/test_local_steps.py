@@ -24,6 +24,8 @@ from tests.engine.test_divided import Labelled, LabelledBatchnorm
 from tests.products import thinned
 from tests.transports.memory import LocalRegions
 
+pytestmark = pytest.mark.threads
+
 INNER = {"name": "sgd", "lr": 0.05}
 MEAN = {"name": "sgd", "lr": 1.0}
 DIRICHLET = {"name": "dirichlet", "alpha": 0.3}

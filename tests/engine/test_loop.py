@@ -11,6 +11,8 @@ from orchestrator.settings import Every
 from tests.engine import pipelines as p
 from tests.engine.runs import ONE, Layout, settings_for, train
 
+pytestmark = pytest.mark.threads
+
 EVERY = Every(steps=1, seconds=None)
 SCATTERED = [Layout(3, "ring"), Layout(4, "parameter_server", servers=2), Layout(5, "peer_to_peer"), Layout(2, "tree")]
 STOPPING: dict[str, Any] = {

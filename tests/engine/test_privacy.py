@@ -35,6 +35,8 @@ from tests.engine.test_divided import Labelled, LabelledBatchnorm
 from tests.products import thinned
 from tests.transports.memory import Hub, LocalRegions
 
+pytestmark = pytest.mark.threads
+
 INNER = {"name": "sgd", "lr": 0.05}
 MEAN = {"name": "sgd", "lr": 1.0}
 CLIENTS = {"name": "dirichlet", "alpha": 0.5, "clients": 9, "least": 0}

@@ -18,6 +18,8 @@ from orchestrator.settings import Every
 from tests.engine import pipelines as p
 from tests.engine.runs import ONE, Keeping, Layout, train
 
+pytestmark = pytest.mark.threads
+
 CASES: dict[str, tuple[type[Pipeline], Layout, dict[str, Any]]] = {
     "adam, by a cosine": (
         p.Lstm,

@@ -18,6 +18,8 @@ from tests.engine.runs import Layout
 from tests.engine.toys import ERROR_FEEDBACK, ROUNDED
 from tests.products import thinned
 
+pytestmark = pytest.mark.threads
+
 RICH: dict[str, Any] = {**EVERYTHING, "early_stopping": {}, "checkpoint_every": 2}
 LAYOUTS = [
     Layout(2, "ring"),

@@ -26,6 +26,8 @@ from orchestrator.updates.optimizers import OPTIMIZERS, build, problems
 from tests.checkpoints.stores import InMemory
 from tests.products import thinned
 
+pytestmark = pytest.mark.threads
+
 SWITCHES = ("foreach", "fused", "nesterov", "maximize", "amsgrad", "centered", "decoupled_weight_decay")
 BEFORE, AFTER = 3, 2
 

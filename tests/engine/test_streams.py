@@ -26,6 +26,8 @@ from tests.engine import runs
 from tests.engine.elastic import EVERYTHING, Elastic, Fault, Told, elastic_settings
 from tests.engine.runs import Layout, Run, members_end, rotating, train
 
+pytestmark = pytest.mark.threads
+
 LENGTH = 13  # samples of a shard in an epoch, of a stream that ends
 
 

@@ -15,6 +15,8 @@ from orchestrator.transports.base import DeadlineExceeded, PeerLeft, PeerLost, P
 from orchestrator.transports.frames import DTYPES
 from tests.transports.worlds import PATIENCE_S, TAG, World, together
 
+pytestmark = pytest.mark.threads
+
 
 def tag(step: int) -> Tag:
     return TAG._replace(step=step)

@@ -27,6 +27,8 @@ from orchestrator.transports.socket_transport import SocketTransport
 from orchestrator.transports.sockets import Listener, connect
 from tests.transports.worlds import PATIENCE_S, SECRET, TAG, together
 
+pytestmark = pytest.mark.slow
+
 KINDS = pytest.mark.parametrize("kind", ["unix", "tcp"])
 
 

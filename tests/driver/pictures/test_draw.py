@@ -17,6 +17,8 @@ from orchestrator.records.lines import LineFile
 from orchestrator.records.rests import Staleness
 from orchestrator.topologies import build_schedule
 
+pytestmark = pytest.mark.slow
+
 
 def write(path: Path, lines: list[dict[str, Any]]) -> None:
     file = LineFile(path)
