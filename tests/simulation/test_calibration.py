@@ -79,8 +79,8 @@ def test_two_runs_tell_the_conditions(
     assert (found.compute_s, found.contention, found.update_s) == pytest.approx((compute, contention, update))
     assert (found.network.message_s, found.background_s) == pytest.approx((message, background), abs=1e-9)
     assert (found.others, found.vote_s, found.switch_s) == pytest.approx((others, 0.0, 0.0), abs=1e-9)
-    # A little later a task may find another order of the queue, which moved the step by 5 % at most in 12,000 draws, and by more
-    # than 2 % in a dozen of them.
+    # A little later a task may find another order of the queue, which moved the step by 5 % at most in 12,000 draws, and
+    # by more than 2 % in a dozen of them.
     layout = Layout(topology, 2)
     expected = pytest.approx(predicted(MODEL, layout, true), rel=0.1, abs=1e-6)
     assert predicted(MODEL, layout, found) == expected
