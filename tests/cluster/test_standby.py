@@ -85,6 +85,10 @@ class Elsewhere:
         """The run's folder on the other machine."""
         return self.home / ".orchestrator-standby" / self.folder.name / ".orchestrator" / self.folder.name
 
+    def goes_on_there(self) -> bool | None:
+        """Whether the other machine has done a step; None where not yet."""
+        return True if self.log.exists() and "after " in self.log.read_text() else None
+
     def ended(self) -> dict[str, Any]:
         return soon(lambda: _ended(self.server, self.folder.name), self.log)
 
@@ -128,21 +132,26 @@ def elsewhere(
             server.stop()
 
 
+def require_taken_over(run: Elsewhere, lose: Callable[[], None]) -> None:
+    """The other machine goes on with the run to the undisturbed result, and knows of the driver that was lost."""
+    lost_at, since = _steps(run.folder), time.monotonic()
+    lose()
+    run.started.communicate()
+    soon(run.goes_on_there, run.log)
+    took_s = time.monotonic() - since
+    run.require_undisturbed(run.there / "trace.jsonl")
+    print(f"\nlost at step {lost_at}, next step after {took_s:.1f} s\n{run.log.read_text()}")
+    (lost,) = [each for each in read(run.there / "journal.jsonl") if each["event"] == "driver_lost"]
+    assert lost["pid"]
+
+
 @pytest.mark.long
 @pytest.mark.ray
 @pytest.mark.root
 def test_when_the_machine_of_the_driver_is_lost_another_node_goes_on(tmp_path: Path) -> None:
     """That node has neither project nor data: they come from the record and from DVC's remote."""
     with elsewhere(tmp_path, CONF, driver_on_head=False, store_on_head=True) as run:
-        lost_at, since = _steps(run.folder), time.monotonic()
-        run.hosts.lose_last()
-        run.started.communicate()
-        soon(lambda: True if run.log.exists() and "after " in run.log.read_text() else None, run.log)
-        took_s = time.monotonic() - since
-        run.require_undisturbed(run.there / "trace.jsonl")
-    print(f"\nlost at step {lost_at}, next step after {took_s:.1f} s\n{run.log.read_text()}")
-    (lost,) = [each for each in read(run.there / "journal.jsonl") if each["event"] == "driver_lost"]
-    assert lost["pid"]
+        require_taken_over(run, run.hosts.lose_last)
 
 
 @pytest.mark.long
@@ -152,15 +161,7 @@ def test_when_the_machine_of_the_driver_is_lost_another_node_goes_on(tmp_path: P
 def test_when_the_head_is_lost_with_its_driver_another_machine_goes_on_without_ray(tmp_path: Path, more: str) -> None:
     """No Ray is left; that machine has neither project nor data. more: what shards keep is lost with the head's workers."""
     with elsewhere(tmp_path, CONF + more, driver_on_head=True, store_on_head=False) as run:
-        lost_at, since = _steps(run.folder), time.monotonic()
-        run.hosts.lose_first()
-        run.started.communicate()
-        soon(lambda: True if run.log.exists() and "after " in run.log.read_text() else None, run.log)
-        took_s = time.monotonic() - since
-        run.require_undisturbed(run.there / "trace.jsonl")
-    print(f"\nlost at step {lost_at}, next step after {took_s:.1f} s\n{run.log.read_text()}")
-    (lost,) = [each for each in read(run.there / "journal.jsonl") if each["event"] == "driver_lost"]
-    assert lost["pid"]
+        require_taken_over(run, run.hosts.lose_first)
 
 
 @pytest.mark.long
@@ -170,7 +171,7 @@ def test_a_driver_that_was_cut_off_ends_itself_where_another_machine_has_its_run
     """The head and its driver reach neither the other machine nor the store, for long enough to be taken for dead."""
     with elsewhere(tmp_path, CONF, driver_on_head=True, store_on_head=False, pause_s=0.1) as run:
         run.hosts.cable("down")
-        soon(lambda: True if run.log.exists() and "after " in run.log.read_text() else None, run.log)
+        soon(run.goes_on_there, run.log)
         assert run.started.poll() is None
         run.hosts.cable("up")
         _, err = run.started.communicate()

@@ -21,7 +21,7 @@ from tests.tracking.server import Server
 
 ME, OTHER = ("1", "10", "here", "b"), ("2", "20", "there", "c")
 TASK = Task(
-    "4e8d", "http://127.0.0.1:9", ME, 1, ("orchestrator", "resume=4e8d", "cluster.address=head:1"), Workers(1, 4, 1.0)
+    "4e8d", "http://127.0.0.1:9", ME, ("orchestrator", "resume=4e8d", "cluster.address=head:1"), Workers(1, 4, 1.0)
 )
 PATIENCE_S = 60
 

@@ -317,16 +317,27 @@ class Job:
         self.supervision.members(ray.lock)
         return Overseen(os.getpid(), str(ray.lock))
 
-    def _stood_by(self, record: Record, ray: RaySession) -> AbstractContextManager[None]:
+    @contextmanager
+    def _stood_by(self, record: Record, ray: RaySession) -> Iterator[None]:
         """Within this another machine goes on with the run when this one is lost, where that can be; and this process ends when
         another one has done so."""
         if self.supervision is None:
-            return contextlib.nullcontext()
+            yield
+            return
         run_id, store = record.tracker.run_id, record.store
-        here = holding(store, run_id, self.supervision.release) if is_server(store.uri) else contextlib.nullcontext()
-        if not isinstance(ray, JoinedRay):
-            return here if taken_over() is not None else contextlib.nullcontext()
-        node = this_node()
+        task = self._standby_task(self.supervision, record) if isinstance(ray, JoinedRay) else None
+        with contextlib.ExitStack() as held:
+            follows = not isinstance(ray, JoinedRay) and taken_over() is not None and is_server(store.uri)
+            if task is not None or follows:
+                held.enter_context(holding(store, run_id, self.supervision.release))
+            if task is not None:
+                record.is_stood_by = True
+                held.enter_context(standby.standing_by(standby.starter(task), ray.trouble))
+            yield
+
+    def _standby_task(self, supervision: Supervision, record: Record) -> standby.Task | None:
+        """Of whoever goes on when this node of a joined Ray is lost; None where nobody can, which the user is told."""
+        run_id, store, node = record.tracker.run_id, record.store, this_node()
         on_head, there = standby.is_head(node), standby.place(node)
         for lacking, remedy in (
             (self.secret is not None, "its secret is on this machine alone"),
@@ -337,16 +348,15 @@ class Job:
         ):
             if lacking:
                 self.display.say(f"note: when this machine is lost, nobody goes on with the run by himself: {remedy}")
-                return contextlib.nullcontext()
-        words = [*(each for each in self.supervision.words(run_id) if each != _TRUSTED), _TRUSTED]
+                return None
+        words = [*(each for each in supervision.words(run_id) if each != _TRUSTED), _TRUSTED]
         variables = environment.of_workers(self.settings.environment.variables)
         task = standby.Task(run_id, node, os.getpid(), words, str(self.project), variables, supervisor.TAKEN_OVER)
-        if on_head:
-            process = tuple(identity_of_process().values())
-            watched = watcher.Task(run_id, store.uri, process, os.getpid(), tuple(words), alone.workers(self.plan))
-            task = replace(task, words=[watcher.__name__], told=watched.told())
-        record.is_stood_by = True
-        return _both(here, standby.standing_by(standby.starter(task), ray.trouble))
+        if not on_head:
+            return task
+        process = tuple(identity_of_process().values())
+        watched = watcher.Task(run_id, store.uri, process, tuple(words), alone.workers(self.plan))
+        return replace(task, words=[watcher.__name__], told=watched.told())
 
     def _check(self) -> None:
         if self.pending_signal.signal is not None:
@@ -375,12 +385,6 @@ class Job:
         own = self.ray is None and cluster.address is None
         crowded = own and cluster.cpus * cluster.members.total(cluster.members.most) > cores
         return f", on {cores} core{'s' * (cores > 1)}" * crowded
-
-
-@contextmanager
-def _both(one: AbstractContextManager[None], other: AbstractContextManager[None]) -> Iterator[None]:
-    with one, other:
-        yield
 
 
 def beginning_of(plan: Plan) -> RunStart:

@@ -24,21 +24,36 @@ _TRIES = 3
 _LOOK_S = 0.02
 
 
+class Lines:
+    """Of an input, as they come."""
+
+    def __init__(self, descriptor: int) -> None:
+        self.descriptor = descriptor
+        self._rest = b""
+        self.is_over = False
+
+    def read(self) -> list[bytes]:
+        """Those that are there, once something is; at the end of the input there are no more."""
+        data = os.read(self.descriptor, 1 << 16)
+        self.is_over = not data
+        *lines, self._rest = (self._rest + data).split(b"\n")
+        return lines
+
+
 class Told:
     """What the driver has said so far."""
 
     def __init__(self, descriptor: int) -> None:
-        self._descriptor = descriptor
-        self._rest = b""
-        self.is_over = False
+        self._lines = Lines(descriptor)
         self.said: dict[str, object] = {}
 
+    @property
+    def is_over(self) -> bool:
+        return self._lines.is_over
+
     def read(self) -> None:
-        """What is there; at the end of the input there is no more."""
-        data = os.read(self._descriptor, 1 << 16)
-        self.is_over = not data
-        *lines, self._rest = (self._rest + data).split(b"\n")
-        for line in lines:
+        """What is there."""
+        for line in self._lines.read():
             self.said.update(json.loads(line))
 
 

@@ -26,6 +26,7 @@ from typing import Literal
 
 from orchestrator.driver.supervision import alone, supervisor
 from orchestrator.driver.supervision.alone import Workers
+from orchestrator.driver.supervision.supervisor import Lines
 from orchestrator.tracking import Driving, Store
 
 UNHEARD_S = 15.0  # three beats
@@ -37,21 +38,24 @@ Verdict = Literal["waits", "leaves", "goes on"]
 
 @dataclass(frozen=True)
 class Task:
-    """uri: of the store; process: of the driver, as the store has it; pid: of the same; words: of the command line that
+    """uri: of the store; process: of the driver, as the store has it, its number first; words: of the command line that
     would go on with the run on its Ray, after `python -m`; workers: that may do so on one machine."""
 
     run: str
     uri: str
     process: tuple[str, ...]
-    pid: int
     words: tuple[str, ...]
     workers: Workers
+
+    @property
+    def pid(self) -> str:
+        return self.process[0]
 
     def told(self) -> str:
         return json.dumps(asdict(self))
 
     @classmethod
-    def of(cls, told: str) -> Task:
+    def of(cls, told: str | bytes) -> Task:
         found = json.loads(told)
         lists = {name: tuple(found[name]) for name in ("process", "words")}
         return cls(**{**found, **lists, "workers": Workers(**found["workers"])})
@@ -89,7 +93,7 @@ class Silence:
 def main() -> None:
     """Returns where there is nothing to go on with, and else becomes the next driver."""
     lines = Lines(0)
-    while not (first := lines.read(None)):
+    while not (first := lines.read()):
         if lines.is_over:
             return
     task = Task.of(first.pop(0))
@@ -109,17 +113,17 @@ def _is_parent() -> bool:
     return os.fork() != 0
 
 
-def _is_wanted(task: Task, lines: Lines, heard: list[str]) -> bool:
+def _is_wanted(task: Task, lines: Lines, heard: list[bytes]) -> bool:
     """Whether the run needs another driver, once that is known."""
     silence = Silence(task.process, time.monotonic())
     store: Store | None = None
     answered = time.monotonic()
     while True:
-        if "over" in heard:
+        if b"over" in heard:
             return False
         if heard:
             silence.hears(time.monotonic())
-        heard = lines.read(_ASK_S)
+        heard = _read(lines, _ASK_S)
         if heard or not silence.has_to_ask(time.monotonic()):
             answered = time.monotonic()
             continue
@@ -137,25 +141,12 @@ def _is_wanted(task: Task, lines: Lines, heard: list[str]) -> bool:
             return verdict == "goes on"
 
 
-class Lines:
-    """Of a file, as they come; of one that is over there are none."""
-
-    def __init__(self, descriptor: int) -> None:
-        self._descriptor = descriptor
-        self._rest = b""
-        self.is_over = False
-
-    def read(self, patience_s: float | None) -> list[str]:
-        """Those that are there, or come within this time."""
-        if self.is_over:
-            time.sleep(patience_s or 0.0)
-            return []
-        if not select.select([self._descriptor], [], [], patience_s)[0]:
-            return []
-        data = os.read(self._descriptor, 1 << 16)
-        self.is_over = not data
-        *whole, self._rest = (self._rest + data).split(b"\n")
-        return [line.decode() for line in whole]
+def _read(lines: Lines, patience_s: float) -> list[bytes]:
+    """Those that come within this time; of what is over none, after it."""
+    if lines.is_over:
+        time.sleep(patience_s)
+        return []
+    return lines.read() if select.select([lines.descriptor], [], [], patience_s)[0] else []
 
 
 def _say(text: str) -> None:
