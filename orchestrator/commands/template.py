@@ -92,6 +92,15 @@ _README = """\
     python -m orchestrator rerun=last    # repeats the newest one exactly
     python -m unittest
 """
+_GITIGNORE = """\
+.orchestrator/
+__pycache__/
+.venv/
+.ipynb_checkpoints/
+lightning_logs/
+mlflow.db
+mlruns/
+"""
 FILES = {
     "prepare.py": _PREPARE,
     "pipeline.py": _PIPELINE,
@@ -99,5 +108,5 @@ FILES = {
     "dvc.yaml": _DVC,
     "test_training.py": _TEST,
     "README.md": _README,
-    ".gitignore": ".orchestrator/\n__pycache__/\n.venv/\n",
+    ".gitignore": _GITIGNORE,
 }

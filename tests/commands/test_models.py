@@ -6,6 +6,7 @@ from __future__ import annotations
 import html
 import json
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -194,6 +195,17 @@ def test_every_number_of_the_card_is_mlflows(trained: Trained, tmp_path: Path) -
         assert f"<tr><td>{part}</td>{cells}</tr>" in page
     assert page.count('<img src="data:image/') == 3  # the loss, the topology, the time
     assert f"python -m orchestrator rerun={run_id}" in page
+
+
+@pytest.mark.long
+def test_the_lines_of_the_card_load_the_model_and_leave_nothing_in_the_project(trained: Trained) -> None:
+    project, first = trained.project, trained.first
+    card = (project.folder(first["run_id"]) / "card.md").read_text()
+    lines = "; ".join(re.findall(r"^    ((?:import |mlflow\.|model = ).*)$", card, re.MULTILINE))
+    before = sorted(project.path.iterdir())
+    done = project.shell(f"python -c {shlex.quote(f'{lines}; print(model.metadata.run_id)')}")
+    assert done.out.split() == [first["run_id"]], done.err
+    assert sorted(project.path.iterdir()) == before
 
 
 @pytest.mark.long

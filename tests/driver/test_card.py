@@ -70,6 +70,18 @@ def test_a_whole_card() -> None:
     assert "error" not in text
 
 
+def test_the_model_is_loaded_from_the_store_that_has_it() -> None:
+    """MLflow makes an empty store in the working directory where none is named."""
+    for uri, address in ((None, "sqlite:///.orchestrator/mlflow.db"), ("http://there", "http://there")):
+        text = card(dataclasses.replace(FACTS, trained=TRAINED, uri=uri))
+        told = [line.strip() for line in text.splitlines() if "mlflow" in line and line.startswith("    ")]
+        assert told == [
+            "import mlflow",
+            f'mlflow.set_tracking_uri("{address}")',
+            'model = mlflow.pyfunc.load_model("runs:/0123abcd/trained")',
+        ]
+
+
 def test_obstacles_stand_before_the_command_that_repeats() -> None:
     text = card(dataclasses.replace(FACTS, obstacles=["data/a is not under DVC; dvc add data/a"]))
     before, _, after = text.partition("- data/a is not under DVC; dvc add data/a")

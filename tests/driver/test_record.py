@@ -45,7 +45,7 @@ def record_of(folder: Path, run_id: str) -> tuple[Record, list[str]]:
 def identity_of(folder: Path, code: str) -> str:
     """Of a run without git whose pipeline's module has this hash."""
     record, _ = record_of(folder, code)
-    assert record.describe("n", ENVIRONMENT, [{**MODULE, "sha256": code}]) == []
+    assert record.describe("n", ENVIRONMENT, [{**MODULE, "sha256": code}]) == ([], [])
     record.compare_with_like("d")
     record.journal.close()
     record.trace.close()

@@ -165,13 +165,15 @@ class Record:
         write_json(self.files.tuning, tuning)
         self.journal.append([{"event": "tuned", "chosen": tuning["chosen"], "reason": tuning["reason"]}])
 
-    def describe(self, node: str, environment: Mapping[str, Any], modules: list[dict[str, Any]]) -> list[str]:
-        """The environment of a node, and the modules that a worker there has imported. Returns obstacles to a rerun."""
+    def describe(
+        self, node: str, environment: Mapping[str, Any], modules: list[dict[str, Any]]
+    ) -> tuple[list[str], list[str]]:
+        """The environment of a node, and the modules that a worker there imported. Returns obstacles to a rerun, and notes."""
         first = not self._nodes
         self._nodes[node] = dict(environment) if self._work is None else lock.placed(environment, str(self._work.root))
         write_json(self.files.environment, {"nodes": self._nodes})
         if not first:
-            return []
+            return [], []
         packages = environment["packages"]
         chosen = {f"package.{name}": packages[name] for name in ("torch", "ray", "numpy") if name in packages}
         for key, value in {"packages_sha256": environment["bits"]["packages_sha256"], **chosen}.items():
@@ -189,7 +191,7 @@ class Record:
         self._code.update(found)
         write_json(self.files.code, self._code)
         self.obstacles += judged.obstacles
-        return list(judged.obstacles)
+        return list(judged.obstacles), imported.unused(judged, self._work)
 
     @property
     def data(self) -> dict[str, str]:

@@ -8,6 +8,7 @@ files. Nothing reads it.
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -15,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from orchestrator.data.drift import Drift
+from orchestrator.driver.folders import NAME
 from orchestrator.driver.report.page import (
     Block,
     Code,
@@ -31,6 +33,7 @@ from orchestrator.driver.report.page import (
 from orchestrator.records import files_read
 from orchestrator.values import megabytes
 
+_STORE = f"sqlite:///{NAME}/mlflow.db"  # the project's own, seen from its folder
 _LISTED = 20
 _COLUMNS = 12  # of the data, those that differ most
 _PACKAGES = ("torch", "ray", "numpy", "mlflow", "dvc")
@@ -117,7 +120,7 @@ def page(contents: CardContents) -> Page:
         [head],
         [
             Section("Result", [*_result(contents), *_shown(contents.pictures, "loss")]),
-            Section("Model", _model(contents.trained, contents.run_id)),
+            Section("Model", _model(contents)),
             Section("Code", _code(contents.code)),
             Section("Data", [*_data(contents.data, contents.before), *_shown(contents.pictures, "drift", "partition")]),
             *([Section("What else the pipeline read", _reads(contents.reads))] if contents.reads else []),
@@ -145,7 +148,8 @@ def _result(contents: CardContents) -> list[Block]:
     return [Facts(contents.outcome), Listing(contents.said), *table]
 
 
-def _model(trained: Trained | None, run_id: str) -> list[Block]:
+def _model(contents: CardContents) -> list[Block]:
+    trained = contents.trained
     if trained is None:
         return []
     rows = {
@@ -161,12 +165,20 @@ def _model(trained: Trained | None, run_id: str) -> list[Block]:
     if trained.layers:
         found.append(Code(trained.layers))
     if trained.tensors:
-        uri = trained.registered or f"runs:/{run_id}/trained"
+        uri = trained.registered or f"runs:/{contents.run_id}/trained"
         found += [
-            Text("MLflow loads it, and another run begins with it:"),
-            Code(f'mlflow.pyfunc.load_model("{uri}")\npython -m orchestrator conf=... initial={uri}'),
+            Text("In the project's folder, MLflow loads it:"),
+            Code(_loading(uri, contents.uri or _STORE)),
+            Text("Another run begins with it:"),
+            _command(contents, f"conf=... initial={uri}"),
         ]
     return found
+
+
+def _loading(model: str, store: str) -> str:
+    """Python. Without the address of the store MLflow looks in a new one, which it makes in the working directory."""
+    lines = ("import mlflow", f"mlflow.set_tracking_uri({json.dumps(store)})")
+    return "\n".join([*lines, f"model = mlflow.pyfunc.load_model({json.dumps(model)})"])
 
 
 def _code(code: Mapping[str, Any]) -> list[Block]:

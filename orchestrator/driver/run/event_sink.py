@@ -118,7 +118,7 @@ class EventSink:
 
     def described(self, node: str, environment: Mapping[str, Any], modules: list[dict[str, Any]]) -> None:
         """Record what the process of a worker on this node is made of."""
-        say_obstacles(self._progress, self._record.describe(node, environment, modules))
+        self._say(*self._record.describe(node, environment, modules))
 
     def was_read(self, found: Mapping[str, Any]) -> NotRerunnable | None:
         """Record what the user's code has read; why a strict run may not go on with that."""
@@ -126,10 +126,13 @@ class EventSink:
         obstacles, notes = self._record.was_read(read) if read else ([], [])
         if (obstacles or notes) and (refusal := self._record.refusal_of_reads()) is not None:
             return refusal
+        self._say(obstacles, notes)
+        return None
+
+    def _say(self, obstacles: Sequence[str], notes: Sequence[str]) -> None:
         say_obstacles(self._progress, obstacles)
         for note in notes:
             self._progress.say(f"note: {note}")
-        return None
 
     def gives_way(self, node: str, niceness: int, ours: int) -> None:
         """Note that members of a joined Ray have a lower priority than this process."""

@@ -30,6 +30,8 @@ from orchestrator.records import masking
 Kind = Literal["snapshot", "changed", "left out", "repository", "shadowing", "elsewhere"]
 _SITES = frozenset({"site-packages", "dist-packages"})
 _NAMES_SHOWN = 3
+_NOTEBOOK = ".ipynb"
+_CODE = (".py", _NOTEBOOK)
 
 
 @dataclass(frozen=True)
@@ -136,6 +138,25 @@ def judge(loaded: Iterable[Loaded], work: WorkTree | None, apart: Collection[str
         tuple(_obstacles(finding for finding in findings if finding.module.name.split(".")[0] not in apart)),
         tuple(sorted(root for root in roots if root is not None)),
     )
+
+
+def unused(judged: Judgement, work: WorkTree | None) -> list[str]:
+    """Notes on code that is new to git, and on notebooks that differ from the commit, where no worker has imported them: they
+    change the identity of runs, and nothing else. Pure. Empty before the first commit, when everything is new."""
+    if work is None or work.head is None:
+        return []
+    used = {finding.path for finding in judged.findings}
+    new = [path for path in work.untracked if path.endswith(_CODE)]
+    saved = [path for path in work.changed if path.endswith(_NOTEBOOK)]
+    found = sorted({*new, *saved} - used)
+    if not found:
+        return []
+    them, they_are = ("them", "they are") if found[1:] else ("it", "it is")
+    return [
+        f"{few(found, _NAMES_SHOWN)}: changed since the commit, and not imported by the pipeline; {they_are} recorded with the "
+        f"code, so each change of {them} is another identity, and equal runs are not compared; list {them} in .gitignore "
+        f"(after git rm --cached, where git knows {them}), or keep {them} elsewhere"
+    ]
 
 
 def _finding(module: Loaded, work: WorkTree) -> Finding:

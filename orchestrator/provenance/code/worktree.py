@@ -31,6 +31,9 @@ _NEVER = (
     ".pytest_cache/",
     ".ruff_cache/",
     "__pycache__/",
+    "lightning_logs/",
+    "mlflow.db",
+    "mlruns/",
     "**/.dvc/cache/",
     "**/.dvc/tmp/",
 )

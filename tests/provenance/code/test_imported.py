@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from orchestrator.provenance.code import imported
-from orchestrator.provenance.code.imported import Judgement, Loaded, Repository, files_of, gather, judge
+from orchestrator.provenance.code.imported import Judgement, Loaded, Repository, files_of, gather, judge, unused
 from orchestrator.provenance.code.worktree import examine
 from tests.provenance.code.repositories import commit, create, git, write
 
@@ -63,6 +63,29 @@ def test_code_of_the_snapshot_is_fine(project: Path) -> None:
     )
     assert {finding.kind for finding in found.findings} == {"snapshot"}
     assert (found.obstacles, found.search_path) == ((), ())
+
+
+def test_new_code_that_nothing_imports_is_named(project: Path) -> None:
+    """It moves the identity, as an open notebook does at every cell that is saved."""
+    write(project, {"explore.ipynb": "{}", "scratch/try.py": "1\n", "conf/new.yaml": "a: 1\n"})
+    work = examine(project)
+    named = [
+        unused(judge(gather(modules, project), work), work)
+        for modules in ({"new": str(project / "new.py")}, {"try": str(project / "scratch" / "try.py")})
+    ]
+    assert [note.partition(":")[0] for (note,) in named] == ["explore.ipynb, scratch/try.py", "explore.ipynb, new.py"]
+    commit(project)
+    assert unused(judge([], examine(project)), examine(project)) == []
+    (project / "explore.ipynb").write_text('{"cells": []}')
+    (note,) = unused(judge([], examine(project)), examine(project))
+    assert note.startswith("explore.ipynb: changed since the commit, and not imported by the pipeline; it is recorded")
+    assert unused(judge([], None), None) == []
+
+
+def test_before_the_first_commit_everything_is_new(tmp_path: Path) -> None:
+    git(tmp_path, "init", "--quiet")
+    write(tmp_path, {"new.py": "new = 1\n"})
+    assert unused(judge([], examine(tmp_path)), examine(tmp_path)) == []
 
 
 def test_ignored_code_is_named(project: Path) -> None:

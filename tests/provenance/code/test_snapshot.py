@@ -351,6 +351,7 @@ def test_what_is_ignored_and_what_is_made_is_left_out(repository: Path) -> None:
     before = tree_id(repository)
     made = ["x.tmp", "__pycache__/a.pyc", "sub/__pycache__/b.pyc", ".orchestrator/run/journal.jsonl", ".pytest_cache/v"]
     environment = ["env/pyvenv.cfg", "env/lib/site.py"]
+    made += ["mlflow.db", "mlruns/0/meta.yaml", "lightning_logs/version_0/hparams.yaml", ".ipynb_checkpoints/a.ipynb"]
     write(repository, dict.fromkeys([*made, *environment, ".dvc/cache/files/md5/00/1", ".dvc/tmp/lock"], "1"))
     assert tree_id(repository) == before
     write(repository, {".dvc/config": "[core]\n"})
