@@ -15,6 +15,7 @@ from orchestrator.data.labels import Labels
 from orchestrator.errors import ConfigurationError, OrchestratorError
 from orchestrator.plan import Data, Variant
 from orchestrator.references import raised
+from orchestrator.sampling.orders import COMPUTED
 from orchestrator.sampling.partitions import PARTITIONS
 from orchestrator.sampling.population import Population, Real, Whole
 from orchestrator.sampling.samplings import SAMPLINGS, misfit
@@ -70,6 +71,16 @@ def divide(labels: Labels, data: Data) -> Division | None:
     """None where every shard draws from all samples without weights. Raises ConfigurationError, PipelineRaised."""
     if data.partition is None and data.sampling is None:
         return None
+    try:
+        return _divided(labels, data)
+    except MemoryError as error:
+        raise ConfigurationError(
+            [f"data: a partition or a sampling holds numbers for each training sample, and memory is short: {error}"],
+            f"leave data.partition and data.sampling out, and {COMPUTED}",
+        ) from error
+
+
+def _divided(labels: Labels, data: Data) -> Division:
     population = labels.population(data.shards)
     owners, by = (None, "label") if data.partition is None else _owners(data.partition, population)
     if owners is None:
@@ -118,7 +129,7 @@ def _called(key: str, name: str, call: Any) -> Any:
     """Raises ConfigurationError for an exception of a variant of the user's own, too."""
     try:
         return call()
-    except OrchestratorError:
+    except (OrchestratorError, MemoryError):
         raise
     except Exception as error:
         raise ConfigurationError([f"{key}: {name} {raised(error)}"]) from error

@@ -187,6 +187,7 @@ class Mixture:
             self._turns.append(Turns(own, len(source), drawn.shards, name, files(source)))
         self._orders = [order(turns) for turns in self._turns]
         self.together = max(getattr(each, "together", 1) for each in self._orders)
+        self.held_bytes = sum(getattr(each, "held_bytes", 0) for each in self._orders)
 
     def indices(self, step: int, shard: int) -> list[int]:
         """The samples of micro-batch (step, shard), as indices into the data set."""

@@ -11,8 +11,10 @@ How many rows a step has is a function of the step (`values.Steps`). In which or
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+import heapq
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 
@@ -117,6 +119,22 @@ def _alike(epochs: Epochs, epoch: int) -> list[tuple[int, int, int]]:
     return found
 
 
-def evaluation_batches(samples: int, rows: int) -> list[range]:
-    """The validation set in order, in batches of `rows`; a function of settings only (rule A6)."""
-    return [range(start, min(start + rows, samples)) for start in range(0, samples, rows)]
+class EvaluationBatches(Sequence[range]):
+    """The validation set in order, in batches of `rows`; a function of settings only (rule A6). None of them is kept."""
+
+    def __init__(self, samples: int, rows: int) -> None:
+        self._samples = samples
+        self._starts = range(0, samples, rows)
+
+    def __len__(self) -> int:
+        return len(self._starts)
+
+    def __getitem__(self, number: Any) -> Any:
+        if isinstance(number, slice):
+            return [self[each] for each in range(len(self))[number]]
+        start = self._starts[number]
+        return range(start, min(start + self._starts.step, self._samples))
+
+    def of(self, shards: Iterable[int], total: int) -> Iterator[int]:
+        """The numbers of those that these shards evaluate, of so many shards in all, ascending."""
+        return heapq.merge(*(range(shard, len(self), total) for shard in set(shards)))

@@ -84,4 +84,9 @@ def _columns(name: str, shape: tuple[int, ...], places: Places) -> str | Places:
 def spaced(length: int, limit: int) -> Places:
     """At most `limit` places, evenly spaced from the first on."""
     count = min(length, limit)
-    return np.arange(count, dtype=np.intp) * length // count if count else np.arange(0)
+    if not count:
+        return np.arange(0)
+    places = np.arange(count, dtype=np.intp)
+    return (
+        places * (length // count) + places * (length % count) // count
+    )  # their product with `length` may need more bits

@@ -6,7 +6,8 @@ What it returns depends on its arguments alone, so that any worker finds the sam
 
     shuffled    one permutation of all samples per epoch, held in memory: 8 bytes per sample
     blocks      files in a permuted order, dealt to the shards in runs; blocks of neighbouring files, and the samples of each
-                permuted. Nothing is held that grows with the samples, and each shard reads files of its own
+                permuted. Nothing is held that grows with the samples, only with the files that the training set names, and
+                each shard reads files of its own
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from __future__ import annotations
 import functools
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Annotated, Any, Protocol
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, Protocol
 
 from pydantic import Field
 
@@ -25,6 +26,11 @@ if TYPE_CHECKING:
     import torch
 
 _ROUNDS = 6
+_BYTES = 8  # of an index
+COMPUTED = (
+    "set data.order=blocks: which samples come next is computed, and nothing is held for each of them. It is another order, so "
+    "the result is another one, too"
+)
 _EPOCHS_KEPT = 2  # one may be fetched ahead of the other's end
 
 
@@ -65,9 +71,12 @@ class Order(Protocol):
 
 
 class _Shuffled:
+    """held_bytes: at least so many are held from the first micro-batch on."""
+
     def __init__(self, epochs: Epochs) -> None:
         self._epochs = epochs
         self._permutations: dict[int, Any] = {}
+        self.held_bytes = _BYTES * epochs.samples
 
     def indices(self, step: int, shard: int) -> list[int]:
         epoch, first, last = self._epochs.rows(step, shard)
@@ -78,21 +87,113 @@ class _Shuffled:
         return found
 
 
+class _Block(NamedTuple):
+    """Which one, and its positions [begins, ends) of an epoch."""
+
+    number: int
+    begins: int
+    ends: int
+
+
+class _Files(Protocol):
+    """Those of a training set. count: of them."""
+
+    count: int
+
+    def first(self, files: Whole) -> Whole:
+        """The first sample of each."""
+
+    def lengths(self, files: Whole) -> Whole:
+        """The samples of each."""
+
+    def block(self, epoch: int, position: int) -> _Block:
+        """The one that holds this position."""
+
+
+class _Named:
+    """Files that the training set names. lengths: samples of each; size: files of a block; keys: of the permutation of files in
+    an epoch."""
+
+    def __init__(self, lengths: Sequence[int], size: int, keys: Callable[[int], Any]) -> None:
+        import numpy
+
+        self.count = len(lengths)
+        self._size = size
+        self._keys = keys
+        self._starts = numpy.concatenate(([0], numpy.cumsum(lengths))).astype(numpy.int64)
+        self._ends = functools.lru_cache(_EPOCHS_KEPT)(self._block_ends)
+
+    def first(self, files: Whole) -> Whole:
+        found: Whole = self._starts[files]
+        return found
+
+    def lengths(self, files: Whole) -> Whole:
+        found: Whole = self._starts[files + 1] - self._starts[files]
+        return found
+
+    def block(self, epoch: int, position: int) -> _Block:
+        ends = self._ends(epoch)
+        number = int(ends.searchsorted(position, "right"))
+        return _Block(number, int(ends[number - 1]) if number else 0, int(ends[number]))
+
+    def _block_ends(self, epoch: int) -> Whole:
+        """Positions at which the blocks of an epoch end."""
+        import numpy
+
+        ends = numpy.cumsum(self.lengths(permuted(numpy.arange(self.count), self.count, self._keys(epoch))))
+        last = numpy.arange(self._size - 1, self.count + self._size - 1, self._size).clip(max=self.count - 1)
+        kept: Whole = ends[last].copy()
+        return kept
+
+
+class _Alike:
+    """Neighbouring samples that are taken for files, `each` of so many. Only the last file may be shorter, so where a block
+    ends follows from the place of that one. size, keys: as of `_Named`."""
+
+    def __init__(self, samples: int, each: int, size: int, keys: Callable[[int], Any]) -> None:
+        self.count = -(-samples // each)
+        self._size = size
+        self._samples = samples
+        self._each = each
+        self._missing = self.count * each - samples  # of the last file
+        last = self.count - 1
+        self._shorter = functools.lru_cache(_EPOCHS_KEPT)(lambda epoch: place_of(last, self.count, keys(epoch)) // size)
+
+    def first(self, files: Whole) -> Whole:
+        found: Whole = files * self._each
+        return found
+
+    def lengths(self, files: Whole) -> Whole:
+        import numpy
+
+        found: Whole = numpy.minimum(self._samples - files * self._each, self._each)
+        return found
+
+    def block(self, epoch: int, position: int) -> _Block:
+        shorter, whole = self._shorter(epoch), self._size * self._each
+        number = position // whole
+        if number >= shorter:
+            number = max(shorter, (position + self._missing) // whole)
+        return _Block(number, self._end(number - 1, shorter), self._end(number, shorter))
+
+    def _end(self, block: int, shorter: int) -> int:
+        return min((block + 1) * self._size, self.count) * self._each - (self._missing if block >= shorter else 0)
+
+
 class _Blocks:
     """Positions of an epoch are those of its files, one behind the other in a permuted order. A block is so many files of them,
     cut where the run of one shard ends. Source of the permutation: Black and Rogaway, "Ciphers with arbitrary finite domains"
     (2002), section 5: a Feistel network with cycle walking."""
 
     def __init__(self, epochs: Epochs, files: int, samples: int) -> None:
-        import numpy
-
         self._epochs = epochs
         self._size = self.together = files  # that a shard reads at a time
-        self._alike = samples  # of each file, where the training set has none of its own
-        lengths = epochs.files
-        self._starts = None if lengths is None else numpy.concatenate(([0], numpy.cumsum(lengths))).astype(numpy.int64)
-        self._files = -(-epochs.samples // samples) if lengths is None else len(lengths)
-        self._ends = functools.lru_cache(_EPOCHS_KEPT)(self._block_ends)
+        self._keys: Callable[[int], Any] = lambda epoch: keys_of(epochs.seed, epoch, "files")
+        self._files: _Files = (
+            _Alike(epochs.samples, samples, files, self._keys)
+            if epochs.files is None
+            else _Named(epochs.files, files, self._keys)
+        )
 
     def indices(self, step: int, shard: int) -> list[int]:
         import numpy
@@ -101,56 +202,27 @@ class _Blocks:
         start, end = self._epochs.run(epoch, shard)
         found: list[int] = []
         first, last = start + first, start + last
-        ends = self._ends(epoch)
         while first < last:
-            block = int(numpy.searchsorted(ends, first, "right"))
-            begins = 0 if block == 0 else int(ends[block - 1])
-            piece = max(start, begins), min(end, int(ends[block]))
+            block = self._files.block(epoch, first)
+            piece = max(start, block.begins), min(end, block.ends)
             until = min(last, piece[1])
-            found += self._within(epoch, block, begins, piece, numpy.arange(first, until)).tolist()
+            found += self._within(epoch, block, piece, numpy.arange(first, until)).tolist()
             first = until
         return found
 
-    def _within(self, epoch: int, block: int, begins: int, piece: tuple[int, int], positions: Whole) -> Whole:
-        """The samples at positions of one block, which begins at a position; piece: the part of it that is shuffled."""
+    def _within(self, epoch: int, block: _Block, piece: tuple[int, int], positions: Whole) -> Whole:
+        """The samples at positions of one block; piece: the part of it that is shuffled."""
         import numpy
 
-        keys = keys_of(self._epochs.seed, epoch, piece[0])
-        shuffled = piece[0] - begins + permuted(positions - piece[0], piece[1] - piece[0], keys)
-        files = self._files_of(epoch, block)
-        ends = numpy.cumsum(self._lengths(files))
+        count, keys = self._files.count, keys_of(self._epochs.seed, epoch, piece[0])
+        shuffled = piece[0] - block.begins + permuted(positions - piece[0], piece[1] - piece[0], keys)
+        places = numpy.arange(block.number * self._size, min((block.number + 1) * self._size, count))
+        files = permuted(places, count, self._keys(epoch))
+        ends = numpy.cumsum(self._files.lengths(files))
         nth = numpy.searchsorted(ends, shuffled, "right")
         within = shuffled - numpy.where(nth > 0, ends[nth - 1], 0)
-        found: Whole = self._first(files[nth]) + within
+        found: Whole = self._files.first(files[nth]) + within
         return found
-
-    def _files_of(self, epoch: int, block: int) -> Whole:
-        import numpy
-
-        places = numpy.arange(block * self._size, min((block + 1) * self._size, self._files))
-        return permuted(places, self._files, keys_of(self._epochs.seed, epoch, "files"))
-
-    def _block_ends(self, epoch: int) -> Whole:
-        """Positions at which the blocks of an epoch end."""
-        import numpy
-
-        order = permuted(numpy.arange(self._files), self._files, keys_of(self._epochs.seed, epoch, "files"))
-        ends = numpy.cumsum(self._lengths(order))
-        last = numpy.arange(self._size - 1, self._files + self._size - 1, self._size).clip(max=self._files - 1)
-        kept: Whole = ends[last].copy()
-        return kept
-
-    def _first(self, files: Whole) -> Whole:
-        found: Whole = files * self._alike if self._starts is None else self._starts[files]
-        return found
-
-    def _lengths(self, files: Whole) -> Whole:
-        import numpy
-
-        if self._starts is not None:
-            found: Whole = self._starts[files + 1] - self._starts[files]
-            return found
-        return numpy.minimum((files + 1) * self._alike, self._epochs.samples) - files * self._alike
 
 
 def shuffled(epochs: Epochs) -> Order:
@@ -176,19 +248,40 @@ ORDERS: Table[Callable[..., Order]] = Table("data.order", {"shuffled": shuffled,
 
 def permuted(positions: Whole, size: int, keys: Any) -> Whole:
     """A permutation of range(size), asked at `positions`, int64. keys: uint64, one per round of the network."""
+
+    def rounds(left: Any, right: Any, mask: Any) -> tuple[Any, Any]:
+        for key in keys:
+            left, right = right, left ^ (_mixed(right + key) & mask)
+        return left, right
+
+    return _walked(positions, size, rounds)
+
+
+def place_of(value: int, size: int, keys: Any) -> int:
+    """The position at which `permuted` gives this value."""
+    import numpy
+
+    def rounds(left: Any, right: Any, mask: Any) -> tuple[Any, Any]:
+        for key in keys[::-1]:
+            left, right = right ^ (_mixed(left + key) & mask), left
+        return left, right
+
+    return int(_walked(numpy.array([value]), size, rounds)[0])
+
+
+def _walked(values: Whole, size: int, rounds: Callable[[Any, Any, Any], tuple[Any, Any]]) -> Whole:
+    """Each value through a network on the next power of 4, until it is below `size`."""
     import numpy
 
     half = max(1, ((size - 1).bit_length() + 1) // 2)
     mask, shift = numpy.uint64((1 << half) - 1), numpy.uint64(half)
-    values = positions.astype(numpy.uint64)
-    walking = numpy.ones(len(values), bool)
+    found = values.astype(numpy.uint64)
+    walking = numpy.ones(len(found), bool)
     while walking.any():
-        left, right = values[walking] >> shift, values[walking] & mask
-        for key in keys:
-            left, right = right, left ^ (_mixed(right + key) & mask)
-        values[walking] = (left << shift) | right
-        walking[walking] = values[walking] >= size
-    return values.astype(numpy.int64)
+        left, right = rounds(found[walking] >> shift, found[walking] & mask, mask)
+        found[walking] = (left << shift) | right
+        walking[walking] = found[walking] >= size
+    return found.astype(numpy.int64)
 
 
 def _mixed(values: Any) -> Any:

@@ -79,6 +79,13 @@ def chosen(name: str, options: Mapping[str, Any], samples: int) -> Whole | None:
         found = SUBSETS.build(name, options)(samples)
     except ConfigurationError:
         raise
+    except MemoryError as error:
+        raise ConfigurationError(
+            [
+                f"data.subset: {name} holds a number for each of {samples:,} training samples, and memory is short: {error}"
+            ],
+            "leave it out, or give the run fewer samples",
+        ) from error
     except Exception as error:
         raise ConfigurationError([f"data.subset: {name} {raised(error)}"]) from error
     problem = None if found is None else misfit(found, samples)

@@ -11,7 +11,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from orchestrator.data.fetching import fetch
-from orchestrator.data.order import Epochs, evaluation_batches
+from orchestrator.data.order import Epochs, EvaluationBatches
 from orchestrator.sampling.orders import shuffled
 from orchestrator.values import Steps
 
@@ -112,10 +112,25 @@ def test_a_known_order() -> None:
 
 @given(st.integers(0, 100), st.integers(1, 30))
 def test_evaluation_batches_cover_the_set_in_order(samples: int, rows: int) -> None:
-    batches = evaluation_batches(samples, rows)
+    batches = EvaluationBatches(samples, rows)
     assert [index for batch in batches for index in batch] == list(range(samples))
     assert all(len(batch) == rows for batch in batches[:-1])
     assert not batches or 1 <= len(batches[-1]) <= rows
+
+
+@given(st.integers(0, 100), st.integers(1, 30), st.integers(1, 6))
+def test_each_evaluation_batch_is_of_one_shard_and_they_ascend(samples: int, rows: int, total: int) -> None:
+    batches = EvaluationBatches(samples, rows)
+    for shards in ([], [total - 1], [*reversed(range(total))][::2], range(total)):
+        own = [number for number in range(len(batches)) if number % total in shards]
+        assert [*batches.of(shards, total)] == own
+
+
+def test_no_evaluation_batch_of_very_many_is_kept() -> None:
+    batches = EvaluationBatches(10**15, 8)
+    assert len(batches) == 10**15 // 8
+    assert batches[-1] == range(10**15 - 8, 10**15)
+    assert [*itertools.islice(batches.of([3, 1], 4), 3)] == [1, 3, 5]
 
 
 # --- fetching

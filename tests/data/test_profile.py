@@ -145,6 +145,20 @@ def test_a_profile_depends_on_the_data_and_on_no_clock(monkeypatch: pytest.Monke
     assert profile(TensorDataset(torch.zeros(100, 400, 400)))["sampled"] == LIMIT
 
 
+def test_of_as_many_samples_as_can_be_numbered_few_are_read() -> None:
+    class Numbers:
+        def __len__(self) -> int:
+            return 2**63 - 1
+
+        def __getitem__(self, index: int) -> float:
+            assert 0 <= index < len(self)
+            return float(index)
+
+    found = profile(Numbers())
+    assert (found["length"], found["sampled"], found.get("unreadable")) == (2**63 - 1, 512, None)
+    assert found["fields"]["item"]["max"] > 2.0**62
+
+
 def test_of_large_items_evenly_spaced_elements_are_looked_at() -> None:
     image = torch.zeros(20, 50)
     image[::2, ::10] = 1.0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 from typing import Any
 
@@ -12,7 +13,7 @@ from hypothesis import strategies as st
 
 from orchestrator.data.order import Epochs
 from orchestrator.errors import ConfigurationError
-from orchestrator.sampling.orders import ORDERS, permuted, problems
+from orchestrator.sampling.orders import ORDERS, permuted, place_of, problems
 from orchestrator.settings import from_yaml
 from orchestrator.values import Steps
 
@@ -91,6 +92,8 @@ def test_the_network_permutes(size: int, seed: int) -> None:
     keys = numpy.array([seed, seed ^ 5, 17, 4, seed // 3, 1], numpy.uint64)
     found = permuted(numpy.arange(size), size, keys)
     assert numpy.array_equal(numpy.sort(found), numpy.arange(size))
+    for position in {0, size // 2, size - 1}:
+        assert place_of(int(found[position]), size, keys) == position
 
 
 KNOWN = [[6, 9, 7], [8, 1, 3], [5, 10, 11], [4, 2, 0], [9, 11, 1], [3, 4, 8]]
@@ -103,6 +106,24 @@ def test_an_order_does_not_change_from_version_to_version() -> None:
     assert [order.indices(step, shard) for step in (0, 1, 2) for shard in (0, 1)] == KNOWN
 
 
+DIGESTS: dict[tuple[str, tuple[int, ...] | None], str] = {
+    ("shuffled", None): "f91b5e0306fb33cbe1db07670a73bef6db1e35d535db89ae4cfb6a5852edaaff",
+    ("blocks", None): "82524495f0bfcd676d93680ee7a48b94c4ff5ef5931c32a143a42b531b243382",
+    ("blocks", (30, 0, 1, 17, 5, 5, 20, 9, 13)): "a4dd5d8800c9f86869abe68fb2992a59d7c2b3d03ef8a7bce4c2de7199b615e0",
+}
+
+
+@pytest.mark.parametrize(("name", "lengths"), DIGESTS)
+def test_whole_epochs_stay_as_they_are(name: str, lengths: tuple[int, ...] | None) -> None:
+    digest = hashlib.sha256()
+    for seed, shards, batches in ((7, 3, ((0, 8),)), (2**63 - 1, 5, ((0, 3), (11, 20)))):
+        over = Epochs(seed, 100, Steps(batches), shards, lengths)
+        for options in [{}] if name == "shuffled" else [{"files": 3, "samples": 7}, {"files": 2, "samples": 20}]:
+            for epoch in (0, 1, 5):
+                digest.update(repr(_epoch(ORDERS[name](over, **options), over, epoch)).encode())
+    assert digest.hexdigest() == DIGESTS[name, lengths]
+
+
 def test_epochs_differ_and_neighbours_are_parted() -> None:
     over = Epochs(3, 4000, Steps.constant(40), 4, [100] * 40)
     order = ORDERS["blocks"](over, files=8)
@@ -112,19 +133,34 @@ def test_epochs_differ_and_neighbours_are_parted() -> None:
 
 
 def test_memory_does_not_grow_with_the_samples() -> None:
-    """A thousand million samples, in files and without."""
+    """A thousand million samples in files, and as many as can be numbered without."""
     import tracemalloc
 
     lengths = numpy.full(100_000, 10_000)
-    for files in (lengths, None):
-        over = Epochs(1, 10**9, Steps.constant(64), 4, files)  # type: ignore[arg-type]
+    for samples, files, most in ((10**9, lengths, 20_000_000), (10**12, None, 100_000), (2**63 - 1, None, 100_000)):
+        over = Epochs(1, samples, Steps.constant(64), 4, files)  # type: ignore[arg-type]
+        ORDERS["blocks"](over, files=16).indices(0, 2)  # and what it imports
         tracemalloc.start()
         order = ORDERS["blocks"](over, files=16)
-        for step in (0, 10**6, 10**8):
-            assert len(order.indices(step, 2)) == 16
-        held, _ = tracemalloc.get_traced_memory()
+        for step in (0, 10**6, 10**8, samples // 64):
+            found = order.indices(step, 2)
+            assert len({*found}) == len(found) == (16 if step < samples // 64 else len(range(*over.rows(step, 2)[1:])))
+            assert all(0 <= index < samples for index in found)
+        held, peak = tracemalloc.get_traced_memory()
         tracemalloc.stop()
         assert held < 2_000_000
+        assert peak < most
+
+
+@given(st.integers(1, 400), BATCHES, st.integers(1, 9), st.integers(1, 6), st.integers(1, 40), SEEDS)
+def test_samples_taken_for_files_are_ordered_as_files_of_that_length(
+    samples: int, batches: Steps, shards: int, size: int, each: int, seed: int
+) -> None:
+    lengths = [min(each, samples - first) for first in range(0, samples, each)]
+    named = ORDERS["blocks"](Epochs(seed, samples, batches, shards, lengths), files=size)
+    over = Epochs(seed, samples, batches, shards)
+    computed = ORDERS["blocks"](over, files=size, samples=each)
+    assert [_epoch(computed, over, epoch) for epoch in (0, 3)] == [_epoch(named, over, epoch) for epoch in (0, 3)]
 
 
 def repeating(over: Epochs) -> Any:

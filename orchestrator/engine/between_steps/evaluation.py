@@ -55,9 +55,8 @@ def compute(
     """Evaluate the batches that these shards own, each from the same buffers; modes and buffers are left as they were, also
     when `beat`, which is called before each batch, raises."""
     results = Results()
-    own = [batch for batch in range(len(workload.evaluation_batches)) if batch % total_shards in shards]
     with in_eval_mode(workload.model), restoring(replica):
-        for batch in own:
+        for batch in workload.evaluation_batches.of(shards, total_shards):
             beat()
             replica.begin_shard()
             try:

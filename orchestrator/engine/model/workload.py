@@ -23,14 +23,14 @@ from orchestrator.data.fetching import fetch
 from orchestrator.data.labels import Labels
 from orchestrator.data.loaders import Key, Loaders, upcoming
 from orchestrator.data.mixture import Mixture, Sources
-from orchestrator.data.order import Epochs, evaluation_batches
+from orchestrator.data.order import Epochs, EvaluationBatches
 from orchestrator.data.poisson import PoissonSampler
 from orchestrator.data.positions import Positions, positions
 from orchestrator.data.sites import Attendance
 from orchestrator.engine.model import construction
 from orchestrator.engine.model.foresight import Account, Ahead, Foresight
 from orchestrator.engine.model.stream_readers import StreamReaders
-from orchestrator.errors import NonFinite, PipelineRaised
+from orchestrator.errors import ConfigurationError, NonFinite, PipelineRaised
 from orchestrator.files import cache
 from orchestrator.files.stream import Stream
 from orchestrator.numerics import streams
@@ -38,14 +38,15 @@ from orchestrator.numerics.staging import Direct, Staging
 from orchestrator.pipeline import Pipeline, has_rate, naming, takes_step
 from orchestrator.plan import Data, Run, Variant
 from orchestrator.privacy.keys import Keys
-from orchestrator.sampling.orders import ORDERS, Order
+from orchestrator.sampling.orders import COMPUTED, ORDERS, Order
 from orchestrator.sampling.partitions import PARTITIONS
 from orchestrator.sampling.population import Whole
 from orchestrator.sampling.subsets import chosen
+from orchestrator.transports.available_memory import available_bytes
 from orchestrator.updates import optimizers
 from orchestrator.updates.optimizers import kept_aside
 from orchestrator.updates.transforms import State
-from orchestrator.values import Span
+from orchestrator.values import Span, megabytes
 
 _ROWS_TO_SHARE = 3  # from so many rows a batch on, batches of equal lengths leave none a single row
 _HEAD = 2**14  # elements of the gradient that are compared, for changes that raise no version
@@ -124,7 +125,7 @@ class Workload:
         self._in_rounds = data.local is not None
         self._has_least = data.partition is not None and "least" in PARTITIONS.options(data.partition.name)
         self.held_out = 0 if self._validation is None else _length(self._validation, "validation")
-        self.evaluation_batches = evaluation_batches(self.held_out, max(1, data.batch_size.at(0) // data.shards))
+        self.evaluation_batches = EvaluationBatches(self.held_out, max(1, data.batch_size.at(0) // data.shards))
 
     def _number_samples(self, seed: int, data: Data) -> None:
         samples = _length(self._train, "training")
@@ -139,6 +140,7 @@ class Workload:
             self.attendance.confine(self._train, self.division, _files(self._train), self.subset)
         self.order, self._sampler = _order(seed, self._train, samples, data, self.division)
         self._refuse_small_cache()
+        self._refuse_large_order(data.order.name, samples)
 
     @property
     def may_wait_s(self) -> float:
@@ -529,6 +531,18 @@ class Workload:
         need_room = getattr(self._train, "need_room", None)
         if need_room is not None:
             need_room(getattr(self._sampler, "together", 1))
+
+    def _refuse_large_order(self, name: str, samples: int) -> None:
+        """Raises ConfigurationError where there is not the memory for what the order of the samples holds."""
+        held, available = getattr(self._sampler, "held_bytes", 0), available_bytes()
+        if held > available:
+            raise ConfigurationError(
+                [
+                    f"data.order: {name} holds {megabytes(held)} in each worker for the order of {samples:,} training samples, "
+                    f"and {megabytes(available)} of memory are available"
+                ],
+                COMPUTED,
+            )
 
     def _taken(self, readers: StreamReaders, micro_batch: _MicroBatch) -> Any:
         """From the stream of its shard."""

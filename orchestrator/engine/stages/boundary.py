@@ -88,11 +88,8 @@ class Stages:
     def evaluate(self, shards: Sequence[int], step: int, beat: evaluation.Beat) -> evaluation.Results:
         links, results = self._links, evaluation.Results()
         links.refresh(self._held)
-        batches = [
-            batch for batch in range(len(self._workload.evaluation_batches)) if batch % self._total_shards in shards
-        ]
         with evaluation.in_eval_mode(self._workload.model), evaluation.restoring(self._held.replica):
-            for batch in batches:
+            for batch in self._workload.evaluation_batches.of(shards, self._total_shards):
                 beat()
                 self._evaluate(step, batch, results)
         return results
