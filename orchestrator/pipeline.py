@@ -62,6 +62,9 @@ _ADVICE = {
 }
 
 
+_LABELS = ("label", "labels")  # of a batch that is a mapping, as data sets and collators of Hugging Face name them
+
+
 class Pipeline:
     """The base of every pipeline. `model`, `datasets` and `loss` have to be written; the rest has defaults."""
 
@@ -88,12 +91,14 @@ class Pipeline:
 
     def predict(self, model: torch.nn.Module, inputs: Any) -> Any:
         """What the trained model answers when MLflow serves it: a tensor, or containers of them. The model is in evaluation
-        mode. inputs: a tensor, or a mapping of tensors."""
-        return model(inputs)
+        mode. inputs: a tensor, or a mapping of tensors, which is passed as keywords where the model's `forward` takes these."""
+        return model(**inputs) if isinstance(inputs, Mapping) and _takes(model, inputs) else model(inputs)
 
     def example(self, batch: Any) -> Any:
-        """What of a batch `predict` would be given: a mapping as it is, of a tuple or a list its first part. After the training
-        it is tried with a dozen samples whether rows can be answered apart (docs/models.md)."""
+        """What of a batch `predict` would be given: a mapping without `label` and `labels`, of a tuple its first part.
+        After training it is tried with a dozen samples whether rows can be answered apart (docs/models.md)."""
+        if isinstance(batch, Mapping) and any(name in batch for name in _LABELS):
+            return {key: part for key, part in batch.items() if key not in _LABELS}
         return batch[0] if isinstance(batch, (tuple, list)) and len(batch) else batch
 
     def collate(self, items: Sequence[Any]) -> Any:
@@ -139,6 +144,23 @@ class Pipeline:
         """The factor on the learning rates at a step, counted from 0: a schedule of one's own, instead of the configuration's
         `schedule`. It depends on the step alone."""
         return 1.0
+
+
+def _takes(model: torch.nn.Module, keywords: Mapping[Any, Any]) -> bool:
+    """Whether its `forward` can be called with these and nothing else, and has a parameter of such a name, or can be called in
+    no other way."""
+    try:
+        signature = inspect.signature(model.forward)
+        signature.bind(**keywords)
+    except (TypeError, ValueError):  # they do not fit, or are no names; a forward that tells nothing of itself
+        return False
+    if not signature.parameters.keys().isdisjoint(keywords):
+        return True
+    try:
+        signature.bind(keywords)
+    except TypeError:
+        return True
+    return False
 
 
 def defines(pipeline: type[Pipeline], method: str) -> bool:

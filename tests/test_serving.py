@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+from collections import UserDict
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy
@@ -14,6 +16,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from orchestrator import Pipeline
+from orchestrator.engine.between_steps import answering
 from orchestrator.errors import PipelineRaised, UsageError
 from orchestrator.numerics import tiles
 from orchestrator.numerics.digests import distinct_state, model_digest
@@ -187,3 +190,113 @@ def test_a_process_that_has_torch_says_that_it_cannot_compute_portably_any_more(
     (folder / ARCHITECTURE).write_text(json.dumps({**told, "arithmetic": "portable"}))
     with pytest.warns(UserWarning, match="bits of this processor only: portable needs"):
         served.load(folder)
+
+
+class Batch(UserDict[str, Tensor]):
+    """A mapping that is no dict, and whose attributes are its keys, as the batches of Hugging Face are."""
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return self.data[name]
+        except KeyError:
+            raise AttributeError from None
+
+
+class Tokens(nn.Module):
+    """Places are learned, for 16 of them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.places = nn.Embedding(50, 8), nn.Embedding(16, 8)
+
+    def forward(self, input_ids: Tensor, mask: Tensor | None = None, labels: Tensor | None = None) -> dict[str, Tensor]:
+        places = torch.arange(input_ids.size(1))
+        found = self.words(input_ids) + self.places(places)
+        scores = found.sum(2) if mask is None else (found.sum(2) * mask)
+        return {"scores": scores} if labels is None else {"loss": scores.mean(), "scores": scores}
+
+
+class OfOneMapping(nn.Module):
+    def forward(self, batch: Any) -> Tensor:
+        answer: Tensor = batch["x"] * 2
+        return answer
+
+
+class OfAnything(OfOneMapping):
+    def forward(self, *given: Any, **named: Any) -> Tensor:
+        return super().forward(*given, **named)
+
+
+class OfKeywords(nn.Module):
+    def forward(self, **named: Tensor) -> Tensor:
+        return named["x"] * 2
+
+
+def tried(model: nn.Module, batch: Any, pipeline: Pipeline | None = None) -> tiles.Tried:
+    """What a run tells of a model, whose first samples are this batch."""
+    workload: Any = SimpleNamespace(pipeline=pipeline or Plain(), model=model, samples=lambda _: batch)
+    return answering._tried(workload, 1, "native")
+
+
+def words(length: int = 6) -> Tensor:
+    return torch.arange(12 * length).reshape(12, length) % 50
+
+
+@pytest.mark.parametrize(
+    ("model", "batch"),
+    [
+        (Tokens(), Batch({"input_ids": words(), "mask": torch.ones(12, 6), "labels": torch.ones(12)})),
+        (Tokens(), {"input_ids": words(), "label": torch.ones(12)}),
+        (OfOneMapping(), {"x": torch.ones(12, 2)}),
+        (OfAnything(), {"x": torch.ones(12, 2)}),
+        (OfKeywords(), {"x": torch.ones(12, 2)}),
+        (OfOneMapping(), {"x": torch.ones(12, 2), 3: torch.ones(12)}),
+    ],
+)
+def test_a_mapping_is_passed_as_keywords_where_the_model_takes_them(model: nn.Module, batch: Any) -> None:
+    assert tried(model, batch) == tiles.Tried(tiles.ROWS)
+
+
+def test_what_does_not_fit_is_named_by_its_type_with_what_to_write() -> None:
+    class Wrong(Plain):
+        def example(self, batch: Any) -> Any:
+            return batch.nothing
+
+    for model, batch, pipeline, detail in (
+        (Tokens(), Batch({"x": words(), "mask": words()}), None, "predict() raised AttributeError; a Batch of x, mask"),
+        (
+            Tokens(),
+            words(17),
+            None,
+            "predict() raised IndexError: index out of range in self; a tensor of int64, shape [12, 17]",
+        ),
+        (
+            Tokens(),
+            words(),
+            Wrong(),
+            "example() raised AttributeError: 'Tensor' object has no attribute 'nothing'; a tensor of int",
+        ),
+    ):
+        found = tried(model, batch, pipeline)
+        assert found.rows is None
+        assert "write example() or predict() in the pipeline" in (found.why or "")
+        assert (found.detail or "").replace("it was given ", "").startswith(detail)
+
+
+def test_a_part_of_an_answer_that_has_no_rows_is_named() -> None:
+    class Keeping(Plain):
+        def predict(self, model: nn.Module, inputs: Any) -> Any:
+            return {"scores": model(inputs), "cache": object()}
+
+    found = tried(nn.Linear(2, 2), torch.ones(12, 2), Keeping())
+    assert (found.rows, found.detail) == (None, "to 12 rows a part of the answer (cache) is of type object")
+
+
+@pytest.mark.long
+def test_a_model_of_hugging_face_is_served_as_it_comes() -> None:
+    from transformers import BatchEncoding, BertConfig, BertForSequenceClassification
+
+    sizes = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}
+    model = BertForSequenceClassification(BertConfig(vocab_size=50, **sizes))
+    told = {"input_ids": words(), "attention_mask": torch.ones_like(words()), "labels": torch.ones(12).long()}
+    assert tried(model, BatchEncoding(told)) == tiles.Tried(tiles.ROWS)

@@ -124,9 +124,12 @@ def tried(call: Call, inputs: Any) -> Tried:
 
 
 def _tried(call: Call, inputs: Any) -> Tried:
-    if count(inputs) < 2:
+    number = count(inputs)
+    if number < 2:
         return Tried(None, "there are not two samples to try it with")
     whole = call(inputs)
+    for path, part in parts(whole, lists=True):
+        _checked(part, number, f" ({_named(path)})" if path else "")
     if not _same(whole, call(inputs)):
         return Tried(None, "its answers are others each time, as of a model that draws random numbers or keeps state")
     apart = _distance(whole, by_tiles(call, inputs, ROWS))
@@ -219,12 +222,12 @@ def _contains(tree: Any, *, lists: bool) -> bool:
     return type(tree) is tuple or (lists and type(tree) is list and not all(isinstance(each, _SINGLE) for each in tree))
 
 
-def _checked(part: Any, rows: int) -> Any:
-    """A part of an answer, which has so many rows."""
+def _checked(part: Any, rows: int, named: str = "") -> Any:
+    """A part of an answer, which has so many rows. Raises NotByRows."""
     if _has_rows(part) and len(part) == rows:
         return part
-    what = f"of shape {tuple(part.shape)}" if hasattr(part, "shape") else f"a {type(part).__name__}"
-    raise NotByRows(f"to {rows} {'rows' if rows > 1 else 'row'} a part of the answer is {what}")
+    what = f"of shape {tuple(part.shape)}" if hasattr(part, "shape") else f"of type {type(part).__name__}"
+    raise NotByRows(f"to {rows} {'rows' if rows > 1 else 'row'} a part of the answer{named} is {what}")
 
 
 def _joined(pieces: Sequence[Any], places: Sequence[int]) -> Any:

@@ -7,19 +7,22 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 
 from orchestrator.engine.model.workload import Workload
-from orchestrator.errors import OrchestratorError
+from orchestrator.errors import OrchestratorError, few
 from orchestrator.numerics import determinism, tiles
 from orchestrator.numerics.streams import seeded
 from orchestrator.numerics.tiles import Tried
 from orchestrator.pipeline import naming
 from orchestrator.plan import Plan
+
+UNFIT = "it could not be tried with what example() gives; write example() or predict() in the pipeline (docs/models.md)"
+_KEYS = 5  # in a sentence
 
 
 def answers(plan: Plan, workload: Workload) -> dict[str, Any]:
@@ -35,14 +38,27 @@ def answers(plan: Plan, workload: Workload) -> dict[str, Any]:
 
 def _tried(workload: Workload, seed: int, arithmetic: determinism.Arithmetic) -> Tried:
     determinism.prepare_thread(1, arithmetic=arithmetic)
+    given: Any = None
     try:
         with seeded(seed, "predict"):
+            given = workload.samples(tiles.EXAMPLES)
             with naming("example()"):
-                inputs = workload.pipeline.example(workload.samples(tiles.EXAMPLES))
+                inputs = given = workload.pipeline.example(given)
             with naming("predict()"), _asked(workload.model) as model, torch.no_grad():
                 return tiles.tried(lambda rows: workload.pipeline.predict(model, rows), inputs)
     except OrchestratorError as error:
-        return Tried(None, "it could not be tried with what example() gives", error.message.partition("\n")[0])
+        raised = error.message.partition("\n")[0].rstrip(": ")
+        return Tried(None, UNFIT, raised if given is None else f"{raised}; it was given {_kind(given)}")
+
+
+def _kind(value: Any) -> str:
+    """Of what a user's method was given: its type, and what is in it."""
+    if isinstance(value, torch.Tensor):
+        return f"a tensor of {str(value.dtype).removeprefix('torch.')}, shape {list(value.shape)}"
+    name = f"a {type(value).__name__}"
+    if isinstance(value, Mapping):
+        return f"{name} of {few([str(key) for key in value], _KEYS)}"
+    return f"{name} of {len(value)}" if isinstance(value, (tuple, list)) else name
 
 
 @contextmanager
