@@ -23,7 +23,7 @@ ROOT = Path(__file__).resolve().parents[1]
 FROM_ROOT = {"index.md": "README.md", "contributing.md": "CONTRIBUTING.md", "changelog.md": "CHANGELOG.md"}
 MERMAID = "assets/mermaid.js"
 MERMAID_SHA256 = "74d7c46dabca328c2294733910a8aa1ed0c37451776e8d5295da38a2b758fb9b"
-LINK = re.compile(r"(?<!!)\[([^\]]*)\]\(([\w./-]+)(#[\w-]+)?\)")
+LINK = re.compile(r"(?<!!)\[([^\]]*)\]\(([\w./-]+)(#[\w.-]+)?\)")
 FILE = re.compile(r"^```(\w+) ([\w./-]+)$", re.MULTILINE)  # of a block of code that is a file: its name
 
 log = get_plugin_logger("docs/hooks.py")

@@ -43,6 +43,7 @@ from orchestrator.settings import (
     flat,
     from_yaml,
     load,
+    names,
     origins,
     to_dict,
     to_yaml,
@@ -985,6 +986,16 @@ def test_every_key_says_what_it_is() -> None:
 def test_the_page_of_documentation_is_current() -> None:
     command = "python -c \"import orchestrator.settings as s; print(s.document(), end='')\" > docs/settings.md"
     assert (ROOT / "docs/settings.md").read_text() == document(), f"run: {command}"
+
+
+def test_every_key_and_section_of_the_page_can_be_linked_to() -> None:
+    page = document()
+    anchors = re.findall(r'<a id="([^"]+)">', page) + re.findall(r"^## (\w+)$", page, re.MULTILINE)
+    assert len(anchors) == len(set(anchors))
+    assert {name.removesuffix(".*") for name in names()} <= set(anchors)
+    first = re.findall(r"\]\(#([^)]+)\)", page)
+    assert len(first) == 10
+    assert set(first) <= set(anchors)
 
 
 def test_loading_settings_needs_no_torch() -> None:

@@ -9,7 +9,7 @@ import difflib
 import math
 import re
 import typing
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import yaml
@@ -39,6 +39,31 @@ as a file's `tuning.seconds` beside `topology=tree` on the command line; and a r
 A key that determines the result is part of a run's identity: another value may give other bits. What determines only
 the execution may differ between a run and its rerun.
 """
+_FIRST = (
+    "pipeline.target",
+    "pipeline.args.*",
+    "data.inputs",
+    "data.batch_size",
+    "data.shards",
+    "run.epochs",
+    "run.seed",
+    "optimizer.name",
+    "evaluation.every",
+    "cluster.workers",
+)
+_EXAMPLE = """\
+Ten keys make a run; everything else has a default that does for a first one.
+
+```yaml
+pipeline: {target: "pipeline:Mine", args: {width: 32}}
+data: {inputs: [data/train.csv], batch_size: 64, shards: 4}
+run: {epochs: 20, seed: 1}
+optimizer: {name: adamw, lr: 0.001}
+evaluation: {every: 100}
+cluster: {workers: 4}
+```
+"""
+_HEADER = ("Key", "Value", "Default", "What it is", "Determines")
 _TYPES = {
     int: "whole number",
     float: "number",
@@ -103,13 +128,33 @@ def determining(settings: Settings) -> dict[str, Any]:
 
 
 def document() -> str:
-    """The page of documentation, `docs/settings.md`."""
-    rows = [
-        ("Key", "Value", "Default", "What it is", "Determines"),
-        ("---",) * 5,
-        *(row for key in KEYS for row in _rows(key)),
-    ]
-    return _INTRODUCTION + "\n" + "".join(f"| {' | '.join(row)} |\n" for row in rows)
+    """The page of documentation, `docs/settings.md`: what is needed first, and each section under a heading of its own, where
+    `#data.shards` leads to the row of that key."""
+    by_section: dict[str, list[tuple[str, ...]]] = {}
+    for key in KEYS:
+        by_section.setdefault(key.path[0], []).extend(_rows(key))
+    sections = (f"\n## {name}\n\n{_table(_HEADER, map(_linked_to, rows))}" for name, rows in by_section.items())
+    return "".join([_INTRODUCTION, "\n## The first ten\n\n", _EXAMPLE, "\n", _first_ten(), *sections])
+
+
+def _first_ten() -> str:
+    """With links to where the page has all of them."""
+    rows = {row[0].strip("`"): row for key in KEYS for row in _rows(key)}
+    return _table(("Key", "What it is"), ((f"[`{name}`](#{_anchor(name)})", rows[name][3]) for name in _FIRST))
+
+
+def _linked_to(row: tuple[str, ...]) -> tuple[str, ...]:
+    """With an anchor; a section's heading is one already."""
+    anchor = _anchor(row[0].strip("`"))
+    return row if "." not in anchor else (f'<a id="{anchor}"></a>{row[0]}', *row[1:])
+
+
+def _anchor(name: str) -> str:
+    return name.removesuffix(".*")
+
+
+def _table(header: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
+    return "".join(f"| {' | '.join(row)} |\n" for row in (header, ("---",) * len(header), *rows))
 
 
 def names() -> list[str]:
