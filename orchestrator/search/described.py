@@ -6,12 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from orchestrator.records import masking
 from orchestrator.search.asking import Direction
 from orchestrator.search.members import Ensemble
 from orchestrator.search.outlook import Course
 from orchestrator.search.space import Point
-from orchestrator.settings import Settings, as_yaml, determining, from_sources, sources, to_dict, to_yaml
+from orchestrator.settings import Settings, as_yaml, determining, from_sources, masker, sources, to_dict, to_yaml
 from orchestrator.settings.sources import Leaf, Source
 from orchestrator.values import Given
 
@@ -75,7 +74,10 @@ class Sweep:
     def as_yaml(self, *, public: bool = False) -> str:
         """A file that describes this sweep whole. public: as a record holds it, without credentials."""
         whole = {**self.as_dict(), **to_dict(self.settings)}
-        return as_yaml({key: masking.setting(key, value) for key, value in whole.items()} if public else whole)
+        if public:
+            known = masker(self.settings)
+            whole = {key: known.setting(key, value) for key, value in whole.items()}
+        return as_yaml(whole)
 
     def determining(self) -> dict[str, Any]:
         """What determines its result."""

@@ -16,6 +16,7 @@ What it does not do: build a pipeline, or look at a search of the user's own (`l
 from __future__ import annotations
 
 import difflib
+import os
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -24,7 +25,7 @@ from pydantic import Field
 
 from orchestrator.combinations import COMBINATIONS
 from orchestrator.errors import ConfigurationError
-from orchestrator.records import masking
+from orchestrator.records.masking import Masker
 from orchestrator.search import SEARCHES
 from orchestrator.search.asking import Search
 from orchestrator.search.declared import read_own, read_space
@@ -195,7 +196,7 @@ def _checked(base: Sequence[Source], space: Space, places: Mapping[str, str]) ->
         twice = given.get(".".join(shorthand(tuple(key.split(".")))))
         if twice is not None:
             problems.append(f"{twice}: {key}: it is searched; leave it out here, or take it out of the space")
-        if masking.hidden({key: dimension.as_dict().get("choices", [])}):
+        if Masker({}, os.environ).hidden({key: dimension.as_dict().get("choices", [])}):
             problems.append(
                 f"{places.get(key, 'space')}: {key}: credentials cannot be searched: no record would hold them"
             )

@@ -54,7 +54,10 @@ from orchestrator.settings.views import (
     determining,
     document,
     flat,
+    identifying,
+    masker,
     names,
+    shown,
     to_dict,
     to_yaml,
 )
@@ -95,9 +98,12 @@ __all__ = [
     "flat",
     "from_sources",
     "from_yaml",
+    "identifying",
     "load",
+    "masker",
     "names",
     "origins",
+    "shown",
     "to_dict",
     "to_yaml",
 ]

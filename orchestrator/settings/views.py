@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import difflib
 import math
+import os
 import re
 import typing
 from collections.abc import Iterable, Iterator, Mapping
@@ -15,7 +16,7 @@ from typing import Any
 import yaml
 
 from orchestrator.errors import UsageError
-from orchestrator.records import masking
+from orchestrator.records.masking import Masker
 from orchestrator.settings.schema import KEYS, TABLES, Key, Settings
 from orchestrator.settings.sources import Loader
 from orchestrator.table import Option
@@ -95,7 +96,27 @@ def to_yaml(settings: Settings, *, public: bool = False) -> str:
     """The settings as a file that `load` and `from_yaml` read as equal settings. public: as a record holds them, without
     credentials."""
     nested = to_dict(settings)
-    return as_yaml({key: masking.setting(key, value) for key, value in nested.items()} if public else nested)
+    if public:
+        known = masker(settings)
+        nested = {key: known.setting(key, value) for key, value in nested.items()}
+    return as_yaml(nested)
+
+
+def masker(settings: Settings) -> Masker:
+    """Of what is known to be a credential in a process that has these settings."""
+    return Masker(flat(settings), os.environ)
+
+
+def shown(settings: Settings) -> dict[str, Any]:
+    """Those of `flat`, as a record holds them."""
+    known = masker(settings)
+    return {key: known.setting(key, value) for key, value in flat(settings).items()}
+
+
+def identifying(settings: Settings) -> dict[str, Any]:
+    """Those of `determining`, as an identity holds them."""
+    known = masker(settings)
+    return {key: known.identifying(key, value) for key, value in determining(settings).items()}
 
 
 def as_yaml(content: Mapping[str, Any]) -> str:

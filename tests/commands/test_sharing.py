@@ -273,14 +273,16 @@ def _given() -> list[str]:
     values["listed"] = f"[{values['listed']}]"
     values["address"] = f"https://me:{values['address']}@host.invalid/x"
     values["parameter"] = f"https://host.invalid/x?sig={values['parameter']}"
-    return [f"pipeline.args.{key}={value}" for key, value in values.items()]
+    through = ["run.note=of ${oc.env:HF_TOKEN}", "pipeline.args.login=${oc.env:HF_TOKEN}@db"]
+    return [*through, *(f"pipeline.args.{key}={value}" for key, value in values.items())]
 
 
 def _check_notes(done: Done) -> None:
     notes = [line for line in done.err.splitlines() if line.startswith("note: ")]
     (masked,) = (note for note in notes if "credentials are left out of the record" in note)
-    for key in IN_SETTINGS:
+    for key in [*IN_SETTINGS, "login"]:
         assert f"pipeline.args.{key}" in masked
+    assert "a rerun reads HF_TOKEN again" in masked
     (files,) = (note for note in notes if "left out of the record, since by their names" in note)
     assert ".env, credentials.json, deploy/id_ed25519 and 1 more" in files
 

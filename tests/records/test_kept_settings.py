@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 from orchestrator.errors import ConfigurationError
 from orchestrator.records import masking
-from orchestrator.settings import Settings, from_yaml, kept, load, to_dict, to_yaml
+from orchestrator.settings import Settings, from_yaml, identifying, kept, load, shown, to_dict, to_yaml
 from orchestrator.settings.schema import KEYS, Key
 from orchestrator.settings.sections import KeyPath
 from orchestrator.values import Given, MismatchError, is_text, read, unwrap, without_none
@@ -131,13 +131,64 @@ def test_arguments_of_the_pipeline_are_whole_or_asked_for(tmp_path: Path, args: 
     check(tmp_path, replace(settings, pipeline=replace(settings.pipeline, args=args)))
 
 
+SECRET = "hunter2 hunter2"
+HARMLESS = {"run": {"steps": 40, "note": "mine: ${oc.env:DB_PASSWORD}", "tags": ["a=${oc.env:DB_PASSWORD}"]}}
+LOGINS = {"login": "me:${oc.env:DB_PASSWORD}@db of \\${run.seed}", "a.b": [{"x": "${oc.env:DB_PASSWORD}"}]}
+
+
+@pytest.fixture
+def with_variable(monkeypatch: pytest.MonkeyPatch) -> Settings:
+    monkeypatch.setenv("DB_PASSWORD", SECRET)
+    return load([BASE, HARMLESS, {"pipeline": {"target": "a:B", "args": LOGINS}}], [])
+
+
+def test_what_came_from_a_telling_variable_is_read_there_again(with_variable: Settings, tmp_path: Path) -> None:
+    file = recorded(tmp_path, with_variable)
+    assert SECRET not in file.read_text()
+    assert with_variable.pipeline.args["login"] == f"me:{SECRET}@db of ${{run.seed}}"
+    again = kept.from_variables(file, ["cluster.workers=2"])
+    assert len(again) == 4
+    assert SECRET not in str(again)
+    assert load([str(file)], [*kept.given_again(file, again), "cluster.workers=1"]) == with_variable
+    assert kept.restored(file, with_variable) == again
+    assert kept.from_variables(file, ["run.note=another"]) == [each for each in again if "run.note" not in each]
+
+
+def test_an_identity_holds_neither_the_value_nor_the_variable(
+    with_variable: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = identifying(with_variable)
+    assert SECRET not in str(found)
+    assert found["pipeline.args.login"] == "me:***@db of ${run.seed}"
+    monkeypatch.delenv("DB_PASSWORD")
+    monkeypatch.setenv("OTHER_PASSWORD", SECRET)
+    assert identifying(with_variable) == found
+    assert SECRET not in str(shown(with_variable))
+
+
+def test_a_variable_that_is_not_set_is_asked_for_and_its_value_not_taken_in_plain(
+    with_variable: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = recorded(tmp_path, with_variable)
+    monkeypatch.delenv("DB_PASSWORD")
+    assert kept.from_variables(file, []) == []
+    with pytest.raises(ConfigurationError) as caught:
+        kept.given_again(file, [])
+    assert caught.value.remedy == "set DB_PASSWORD"
+    assert "pipeline.args.login: it came from the variable DB_PASSWORD, which is not set" in caught.value.problems
+    typed = ["run.note=x", "run.tags=[]", f"pipeline.args.login={SECRET}", "pipeline.args={a.b: [{x: y}]}"]
+    with pytest.raises(ConfigurationError, match="the record would hold what is typed") as caught:
+        kept.given_again(file, typed)
+    assert {problem.split(": ")[0] for problem in caught.value.problems} == {"pipeline.args.login", "pipeline.args.a.b"}
+
+
 def test_the_path_of_a_secret_is_no_secret(tmp_path: Path) -> None:
     for path in ("/home/me/secret", "~/secret", f"/mnt/{SHAPES['GitHub']}/x"):
         private = {"clipping_norm": 1.0, "noise_multiplier": 1.0, "delta": 0.1, "secret": path}
         file = recorded(tmp_path, load([BASE, {"data": {"partition": "iid"}, "privacy": private}], []))
         assert kept.given_again(file, []) == []
         assert load([str(file)], []).privacy.secret == path
-    assert masking.arguments([f"privacy.secret={path}"]) == [f"privacy.secret={path}"]
+    assert masking.Masker({}, {}).arguments([f"privacy.secret={path}"]) == [f"privacy.secret={path}"]
     assert masking.Masker({"privacy.secret": "/home/me/keys"}, {}).text("no /home/me/keys") == "no /home/me/keys"
 
 

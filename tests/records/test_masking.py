@@ -87,7 +87,7 @@ def test_a_known_shape_is_taken_out_of_any_text(kind: str) -> None:
 @pytest.mark.parametrize("key", KEYS)
 def test_a_telling_key_is_enough(key: str) -> None:
     assert masking.setting(key, KEYS[key]) == masking.MASK
-    assert masking.arguments([f"{key}={KEYS[key]}"]) == [f"{key}={masking.MASK}"]
+    assert masking.Masker({}, {}).arguments([f"{key}={KEYS[key]}"]) == [f"{key}={masking.MASK}"]
     section, _, last = key.rpartition(".")
     assert masking.setting(section, {last: KEYS[key], "x": 1}) == {last: masking.MASK, "x": 1}
 
@@ -101,7 +101,7 @@ def test_an_address_stays_one(address: str) -> None:
 @pytest.mark.parametrize("key", PLAIN)
 def test_what_only_resembles_a_credential_stays(key: str) -> None:
     assert masking.setting(key, PLAIN[key]) == PLAIN[key]
-    assert masking.hidden({key: PLAIN[key]}) == {}
+    assert masking.Masker({}, {}).hidden({key: PLAIN[key]}) == {}
 
 
 def test_a_known_value_is_taken_out_of_messages() -> None:
@@ -109,6 +109,42 @@ def test_a_known_value_is_taken_out_of_messages() -> None:
         {"pipeline.args.password": "sword fish"}, {"HUB_TOKEN": "0123456789abcdef", "PATH": "/usr/bin"}
     )
     assert masker.text("no 'sword fish' and no 0123456789abcdef in /usr/bin") == "no '***' and no *** in /usr/bin"
+
+
+LOGIN = "of me:{}@db, not of {}"
+
+
+def test_a_known_value_is_taken_out_of_any_setting_and_its_variable_named() -> None:
+    masker = masking.Masker({"pipeline.args.password": "sword fish"}, {"DB_PASSWORD": "hunter2hunter2", "HOME": "/me"})
+    given = {"login": [LOGIN.format("hunter2hunter2", "sword fish"), 1], "home": "/me", "password": "hunter2hunter2"}
+    held = {"login": [LOGIN.format("***DB_PASSWORD***", "***"), 1], "home": "/me", "password": "***DB_PASSWORD***"}
+    assert masker.setting("pipeline.args", given) == held
+    assert masker.setting("pipeline.args", held)["login"] == held["login"]
+    assert masker.identifying("pipeline.args", given) == {
+        **held,
+        "login": [LOGIN.format("***", "***"), 1],
+        "password": "***",
+    }
+    assert masking.variables_of(held) == ["DB_PASSWORD", "DB_PASSWORD"]
+    assert masker.arguments(["run.note=hunter2hunter2!", "hunter2hunter2"]) == ["run.note=***!", "***"]
+
+
+def test_a_short_value_is_known_by_its_key_alone() -> None:
+    masker = masking.Masker({}, {"PASSWORD": "ring"})
+    assert masker.setting("pipeline.args", {"password": "ring", "x": "ring"}) == {
+        "password": "***PASSWORD***",
+        "x": "ring",
+    }
+
+
+def test_a_value_that_holds_another_is_taken_out_whole() -> None:
+    masker = masking.Masker({}, {"A_PASSWORD": "PASSWORD", "B_PASSWORD": "my PASSWORD1"})
+    assert masker.setting("run.note", "my PASSWORD1, PASSWORD") == "***B_PASSWORD***, ***A_PASSWORD***"
+
+
+def test_a_word_between_stars_is_no_variable() -> None:
+    assert masking.variables_of({"a": "***bold*** ***TOKEN_COUNT***"}) == []
+    assert masking.with_variables("***bold***", lambda _: "x") == "***bold***"
 
 
 def test_the_working_directory_is_no_password() -> None:

@@ -194,7 +194,7 @@ def _repeat(repeater: Repeater, wanted: Wanted) -> Rerun | audit.Audited:
         more.append("tracking.metrics_port=null")
     if settings.tracking.also:  # nor of interest to others: MLflow has it, with its verdict
         more.append("tracking.also=[]")
-    repeater = replace(repeater, overrides=[*original.with_its_state(repeater.overrides), *more, *_replay(original)])
+    repeater = replace(repeater, overrides=[*original.completed(repeater.overrides), *more, *_replay(original)])
     if drawn is not None:
         return audit.audited(repeater, drawn, check_environment=wanted.check_environment)
     if not wanted.preparing:

@@ -101,6 +101,7 @@ def rerun_sweep(
     trust.require_own(
         by_whom(past, original), trusted, "a rerun", lambda: examine_sweep(past.kind, files, original, overrides)
     )
+    overrides = [*kept.from_variables(files.settings, overrides), *overrides]
     _refuse_changes(files, overrides)
     require_secret(recorded.values(), overrides)
     more = ["ensemble.register=null"] if past.kind == ENSEMBLE else []  # a repetition is no new version

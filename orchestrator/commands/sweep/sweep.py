@@ -50,12 +50,11 @@ from orchestrator.errors import (
     UsageError,
 )
 from orchestrator.plan.resolve import resolve
-from orchestrator.records import masking
 from orchestrator.search import laws
 from orchestrator.search.described import Sweep
 from orchestrator.search.outlook import look, verify
 from orchestrator.search.sweeps import load_sweep
-from orchestrator.settings import kept
+from orchestrator.settings import kept, masker
 from orchestrator.table import is_reference
 from orchestrator.tracking import Past, Store
 
@@ -88,7 +87,7 @@ def sweep(entry: str, overrides: Sequence[str], kind: Literal["sweep", "ensemble
         described = replace(described, settings=begin.pinned(described.settings, project))
     _check(described, project)
     folder = project_folder(project)
-    record = SweepRecord.create(described, folder, " ".join(masking.arguments(sys.argv)))
+    record = SweepRecord.create(described, folder, " ".join(masker(described.settings).arguments(sys.argv)))
     return _drive(described, record, folder, [])
 
 
@@ -109,6 +108,7 @@ def resume_sweep(past: Past, overrides: Sequence[str], uri: str | None, *, trust
     trust.require_own(
         by_whom(past, first), trusted, "a resume", lambda: examine_sweep(past.kind, files, first, overrides)
     )
+    given = [*kept.from_variables(files.settings, given), *given]
     described = load_sweep(str(files.settings), kept.given_again(files.settings, given))
     changed = load_sweep(str(files.settings), given)
     different = sorted(key for key, value in described.determining().items() if changed.determining()[key] != value)

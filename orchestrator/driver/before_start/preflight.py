@@ -26,7 +26,7 @@ from orchestrator.records import masking, reads
 from orchestrator.sampling import orders, samplings, subsets
 from orchestrator.sampling.partitions import PARTITIONS
 from orchestrator.sampling.partitions import laws as partition_laws
-from orchestrator.settings import ScheduleSettings, Settings, Workers, flat
+from orchestrator.settings import ScheduleSettings, Settings, Workers, flat, masker
 from orchestrator.synchrony import SYNCHRONY, build_mode
 from orchestrator.synchrony import laws as synchrony_laws
 from orchestrator.table import is_reference
@@ -155,11 +155,13 @@ def _imported_obstacles(work: worktree.WorkTree, project: Path) -> list[str]:
 
 def _masked_note(settings: Settings) -> str | None:
     """What of the settings is not recorded."""
-    found = masking.hidden(flat(settings))
+    found = masker(settings).hidden(flat(settings))
     if not found:
         return None
-    again = [key for key, kept in found.items() if masking.is_masked(kept)]
-    remedy = f"; a rerun asks for {', '.join(again)} again" if again else ""
+    names = dict.fromkeys(name for kept in found.values() for name in masking.variables_of(kept))
+    again = [key for key, kept in found.items() if masking.is_masked(kept) and not masking.variables_of(kept)]
+    remedy = f"; a rerun reads {', '.join(names)} again" if names else ""
+    remedy += f"; a rerun asks for {', '.join(again)} again" if again else ""
     return f"{', '.join(found)}: credentials are left out of the record{remedy}"
 
 

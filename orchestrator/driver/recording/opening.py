@@ -14,8 +14,8 @@ from orchestrator.driver.recording import telling, unsent
 from orchestrator.driver.recording.record import Contents, Record
 from orchestrator.errors import ConfigurationError
 from orchestrator.provenance.code import checkout, git, snapshot, worktree
-from orchestrator.records import masking, phases
-from orchestrator.settings import Settings, flat, to_yaml
+from orchestrator.records import phases
+from orchestrator.settings import Settings, masker, shown, to_yaml
 from orchestrator.tracking import Store, Tracker
 from orchestrator.tracking.store import USER, user
 
@@ -41,9 +41,8 @@ def open_record(
         experiment_id = store.experiment(settings.run.experiment)
         sent = unsent.send(store)  # before orphans are looked for: a run that is not told as ended looks like one
         orphans = store.mark_orphans(experiment_id)
-        tracker = Tracker.create(store, experiment_id, settings.run.name, every_s=settings.tracking.every_s)
-        shown = {key: masking.setting(key, value) for key, value in flat(settings).items()}
-        tracker.describe(shown, {**_tags(provenance), **tags})
+        tracker = Tracker.create(store, experiment_id, shown(settings)["run.name"], every_s=settings.tracking.every_s)
+        tracker.describe(shown(settings), {**_tags(settings, provenance), **tags})
     files = RunFolder(folder, tracker.run_id)
     files.lease()
     tracker.inputs([(item.path, item.md5, item.place) for item in inputs])
@@ -98,10 +97,10 @@ def _keep(work: worktree.WorkTree, files: RunFolder, tracker: Tracker) -> worktr
     return kept.work
 
 
-def _tags(provenance: Provenance) -> dict[str, str]:
+def _tags(settings: Settings, provenance: Provenance) -> dict[str, str]:
     """Tags by which runs are found: the user, the code, the data."""
     tags = {
-        "mlflow.source.name": " ".join(masking.arguments(sys.argv)),
+        "mlflow.source.name": " ".join(masker(settings).arguments(sys.argv)),
         "mlflow.source.type": "LOCAL",
         USER: user(),
     }

@@ -8,7 +8,6 @@ What the run is made of goes into files that are artifacts too: `code.bundle` (t
 from __future__ import annotations
 
 import contextlib
-import os
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
@@ -36,13 +35,12 @@ from orchestrator.plan.resolve import resolve
 from orchestrator.provenance.code import imported, worktree
 from orchestrator.provenance.data.versions import Input
 from orchestrator.provenance.environment import container, lock
-from orchestrator.records import files_read, identity, lines, masking, merkle, reads, rests, times, trace
+from orchestrator.records import files_read, identity, lines, merkle, reads, rests, times, trace
 from orchestrator.records.comparison import LISTING
 from orchestrator.records.lines import LineFile
-from orchestrator.records.masking import Masker
 from orchestrator.records.reads import Reads
 from orchestrator.records.sealing import Seal, of_rests, of_trace
-from orchestrator.settings import Settings, determining, flat
+from orchestrator.settings import Settings, determining, identifying, masker, shown
 from orchestrator.tracking import DIGEST_OF_BEST, TRACE, Store, Tracker
 from orchestrator.writers.feed import Feed
 
@@ -87,7 +85,7 @@ class Record:
         self.tracker = tracker
         self.files = files
         self.earlier = earlier
-        self._masker = Masker(flat(settings), os.environ)
+        self._masker = masker(settings)
         self.journal = LineFile(files.journal, self._masker.text)
         self.trace = LineFile(files.trace)
         self.rests = None if resolve(settings).lockstep else LineFile(files.rests)
@@ -345,7 +343,7 @@ class Record:
 
     def _card(self, outcome: Outcome) -> card.CardContents:
         found = determining(self._settings)
-        execution = {key: value for key, value in flat(self._settings).items() if key not in found}
+        public = shown(self._settings)
         note, tags = self._settings.run.note, self._settings.run.tags
         results = {"loss": outcome.loss, **outcome.metrics, "digest": outcome.digest}
         if outcome.best is not None:
@@ -378,15 +376,15 @@ class Record:
             status=outcome.status,
             recurs=outcome.recurs,
             started=datetime.fromtimestamp(self.tracker.started_ms / 1000, UTC).strftime("%Y-%m-%d %H:%M:%S UTC"),
-            command=shlex.join(["python", "-m", "orchestrator", *masking.arguments(sys.argv[1:])]),
+            command=shlex.join(["python", "-m", "orchestrator", *self._masker.arguments(sys.argv[1:])]),
             outcome=rows,
             code=self._code,
             data=read_json(self.files.data),
             reads=reads.sentences(self._reads),
             nodes=self._nodes,
             identity=identity,
-            settings={key: masking.setting(key, value) for key, value in found.items()},
-            execution={key: masking.setting(key, value) for key, value in execution.items()},
+            settings={key: value for key, value in public.items() if key in found},
+            execution={key: value for key, value in public.items() if key not in found},
             said=self._said,
             obstacles=self.obstacles,
             trained=self._model.on_card(
@@ -434,7 +432,7 @@ class Record:
             {item.path: item.md5 for item in self._inputs}
             | ({} if self._listing is None else {LISTING: self._listing}),
             {
-                **{key: masking.setting(key, value) for key, value in determining(self._settings).items()},
+                **identifying(self._settings),
                 **({} if commitment is None else {COMMITMENT: commitment}),
             },
             [

@@ -52,7 +52,7 @@ class Recorded:
     def settings(self, overrides: Sequence[str] = ()) -> Settings:
         """The settings of the run, with overrides that do not change the result. Raises ConfigurationError for others, and
         for a credential that is not given again."""
-        overrides = self.with_its_state(overrides)
+        overrides = self.completed(overrides)
         again = kept.given_again(self.files.settings, overrides)
         settings = load([str(self.files.settings)], overrides)
         before, after = determining(load([str(self.files.settings)], again)), determining(settings)
@@ -64,9 +64,10 @@ class Recorded:
             )
         return settings
 
-    def with_its_state(self, overrides: Sequence[str]) -> list[str]:
-        """The overrides, by which it may begin with a checkpoint of another run, but with no other state. Raises
-        ConfigurationError."""
+    def completed(self, overrides: Sequence[str]) -> list[str]:
+        """The overrides, with those that name the variables from which credentials came. By them it may begin with a
+        checkpoint of another run, but with no other state. Raises ConfigurationError."""
+        overrides = [*kept.from_variables(self.files.settings, overrides), *overrides]
         if all(each.partition("=")[0] not in ("begin", "begin.name") for each in overrides):
             return list(overrides)
         digest = self.held.begin.digest

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from orchestrator.driver.folders import RunFolder
 from orchestrator.driver.report import description
-from orchestrator.records import masking
-from orchestrator.settings import Settings, flat
+from orchestrator.settings import Settings, masker, shown
 from orchestrator.tracking import LABEL, Tracker
 from orchestrator.values import labels_of
 from orchestrator.writers import Told
@@ -16,14 +15,15 @@ def begin(settings: Settings, tracker: Tracker, files: RunFolder, since: int | N
     """Note and labels go to MLflow, and what MLflow is told of the run from now on goes to the writers of `tracking.also`.
     since: the first step that a run which goes on tells again."""
     run = settings.run
-    note = None if run.note is None else masking.text(run.note)
-    tags = {name: None if value is None else masking.text(value) for name, value in labels_of(run.tags).items()}
+    public = shown(settings)
+    note: str | None = public["run.note"]
+    known = masker(settings)
+    tags = {name: None if value is None else known.text(value) for name, value in labels_of(run.tags).items()}
     for name, value in tags.items():
         tracker.tag(f"{LABEL}{name}", "true" if value is None else value)
     if note is not None:
         tracker.tag(description.TAG, note)
-    shown = {key: masking.setting(key, value) for key, value in flat(settings).items()}
-    told = Told(tracker.run_id, tracker.name, run.experiment, files.path.resolve(), shown, note, tags, since)
+    told = Told(tracker.run_id, tracker.name, run.experiment, files.path.resolve(), public, note, tags, since)
     feed = Feed(settings.tracking.also, told)
     tracker.listeners.append(feed.metrics)
     return feed

@@ -15,7 +15,6 @@ from orchestrator.driver.recording import model_folder
 from orchestrator.driver.report import card
 from orchestrator.driver.report.outcome import Outcome
 from orchestrator.provenance.code import worktree
-from orchestrator.records import masking
 from orchestrator.records.masking import Masker
 from orchestrator.settings import Settings
 from orchestrator.tracking import Tracker, models
@@ -107,7 +106,7 @@ class TrainedModel:
     def _arguments(self) -> dict[str, Any]:
         """Of the pipeline, without credentials."""
         given = self._settings.pipeline.args
-        return {key: masking.setting(f"pipeline.args.{key}", value) for key, value in given.items()}
+        return {key: self._masker.setting(f"pipeline.args.{key}", value) for key, value in given.items()}
 
     def _words(self, layers: str | None) -> str | None:
         return None if layers is None else self._masker.text(layers)

@@ -20,7 +20,7 @@ from orchestrator.driver.recording.recorded import Recorded
 from orchestrator.errors import UsageError
 from orchestrator.provenance.environment import packages
 from orchestrator.records.reads import settable
-from orchestrator.settings import flat, sources
+from orchestrator.settings import shown, sources
 from orchestrator.table import is_reference
 from orchestrator.tracking import Past
 from orchestrator.tracking.store import accounts
@@ -114,8 +114,8 @@ def _examined(original: Recorded, overrides: Sequence[str], *, rebuilding: bool,
     code, bits = original.code, next(iter(original.environments), {})
     modules: dict[str, Any] = code.get("modules", {})
     own = sorted(name for name, each in modules.items() if each.get("kind") == "snapshot")
-    named = _named({key: value for key, value in flat(settings).items() if key not in _PLACES})
-    target = settings.pipeline.target
+    public = shown(settings)  # what it takes from variables here is shown to nobody
+    named, target = _named(public), settings.pipeline.target
     return WouldExecute(
         command=["python", "-m", _OURS, "conf=settings.yaml", *overrides],
         names=[target, *dict.fromkeys(name for name in named if name != target)],
@@ -128,7 +128,7 @@ def _examined(original: Recorded, overrides: Sequence[str], *, rebuilding: bool,
         variables={**bits.get("bits", {}).get("variables", {}), **_read(original)},
         search_path=list(code.get("search_path", [])),
         data={item.path: item.md5 for item in original.inputs},
-        initial=settings.initial.name,
+        initial=public["initial.name"],
         stages=list(stages),
     )
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import threading
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -22,13 +21,12 @@ from orchestrator.driver.folders import RunFolder, project_folder
 from orchestrator.driver.recording import trust
 from orchestrator.driver.recording.recorded import Recorded
 from orchestrator.errors import ConfigurationError, NotRerunnable, RunFailed, Status, UsageError
-from orchestrator.records import lines, masking
+from orchestrator.records import lines
 from orchestrator.records.lines import LineFile
-from orchestrator.records.masking import Masker
 from orchestrator.search.asking import Trial
 from orchestrator.search.described import Sweep
 from orchestrator.search.outlook import Cut, Ended, Place
-from orchestrator.settings import flat
+from orchestrator.settings import masker
 from orchestrator.tracking import KIND, Past, Store, Tracker
 from orchestrator.tracking.models import ModelFolder, Registration
 from orchestrator.tracking.store import USER, user
@@ -107,7 +105,7 @@ class SweepRecord:
     """The record while the sweep runs; made by `create` or `reopen`. Trials may tell it things from threads of their own."""
 
     def __init__(self, sweep: Sweep, store: Store, tracker: Tracker, files: SweepFolder) -> None:
-        self._masker = Masker(flat(sweep.settings), os.environ)
+        self._masker = masker(sweep.settings)
         self.store = store
         self.tracker = tracker
         self.files = files
@@ -128,7 +126,8 @@ class SweepRecord:
         with store.usable():
             experiment_id = store.experiment(run.experiment)
             store.mark_orphans(experiment_id)
-            tracker = Tracker.create(store, experiment_id, run.name or sweep.kind, every_s=tracking.every_s)
+            name = masker(sweep.settings).setting("run.name", run.name) or sweep.kind
+            tracker = Tracker.create(store, experiment_id, name, every_s=tracking.every_s)
             tracker.describe(
                 parameters(sweep),
                 {KIND: sweep.kind, USER: user(), "mlflow.source.name": given, "mlflow.source.type": "LOCAL"},
@@ -273,9 +272,10 @@ def examine_sweep(
 def parameters(sweep: Sweep) -> dict[str, Any]:
     """What MLflow is told of a sweep."""
     found: dict[str, Any] = {}
+    known = masker(sweep.settings)
     for section, content in sweep.as_dict().items():
         if isinstance(content, dict):
-            shown = masking.setting(section, content)
+            shown = known.setting(section, content)
             found |= {f"{section}.{key}": json.dumps(value) for key, value in shown.items()}
         else:
             found[section] = content
