@@ -50,6 +50,7 @@ FLOORS = [
     "references",
     "records",
     "caches",
+    "locks",
     "tried",
     "errors",
 ]

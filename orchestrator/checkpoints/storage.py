@@ -7,7 +7,6 @@ its final name; digests expose it).
 
 from __future__ import annotations
 
-import fcntl
 import os
 import secrets
 from collections.abc import Sequence
@@ -16,6 +15,7 @@ from pathlib import Path
 from typing import Any, Protocol
 from urllib.parse import unquote, urlsplit
 
+from orchestrator import locks
 from orchestrator.errors import ConfigurationError, unusable
 
 Buffer = bytes | memoryview
@@ -134,10 +134,10 @@ class LocalFolder:
         while True:
             path = self._folder / f"{_TEMPORARY}{secrets.token_hex(8)}"
             descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
-            if os.fstat(descriptor).st_nlink:
+            if locks.try_lock(descriptor) and os.fstat(descriptor).st_nlink:
                 return descriptor, path
             os.close(descriptor)  # somebody's opening took it for abandoned before it was locked
+            path.unlink(missing_ok=True)
 
     def _sync(self) -> None:
         descriptor = os.open(self._folder, os.O_RDONLY | os.O_DIRECTORY)
@@ -205,13 +205,11 @@ def _write(descriptor: int, data: memoryview) -> None:
 def _remove_if_abandoned(path: Path) -> None:
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    except FileNotFoundError:
+    except (FileNotFoundError, PermissionError):
         return
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        path.unlink(missing_ok=True)
-    except BlockingIOError:
-        pass  # its writer lives
+        if locks.try_lock(descriptor):  # else its writer lives
+            path.unlink(missing_ok=True)
     finally:
         os.close(descriptor)
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
+import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
+from orchestrator import locks
 from orchestrator.errors import ConfigurationError, UsageError
 
 NAME = ".orchestrator"
@@ -39,7 +40,8 @@ class RunFolder:
             raise UsageError(f"{run_id!r} is no id of a run", "list the runs with: python -m orchestrator runs")
         self.path = folder / run_id
         self.path.mkdir(exist_ok=True)
-        self._lock: IO[str] | None = None
+        self._lock: int | None = None
+        self._lease = self.path / "lock"
         self.journal = self.path / "journal.jsonl"
         self.trace = self.path / "trace.jsonl"
         self.rests = self.path / "rests.jsonl"
@@ -72,19 +74,18 @@ class RunFolder:
 
     def lease(self) -> None:
         """Keep every other driver away from this run, for as long as this process lives. Raises UsageError."""
-        self._lock = (self.path / "lock").open("w")
         try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            self._lock.close()
+            self._lock = locks.take(self._lease)
+        except locks.Taken as taken:
             raise UsageError(
-                f"run {self.path.name} is being driven by another process", "wait for its end, or end that process"
+                f"run {self.path.name} is being driven by {taken.who}", "wait for its end, or end that process"
             ) from None
 
     def release(self) -> None:
         """Let other drivers have it."""
         if self._lock is not None:
-            self._lock.close()
+            os.close(self._lock)
+            self._lock = None
 
     def checkpoints_at(self, uri: str | None) -> str:
         """Where its checkpoints lie: a path, or a URL under which several runs may lie."""
@@ -93,14 +94,7 @@ class RunFolder:
     @property
     def is_driven(self) -> bool:
         """Whether a process keeps others away from this run."""
-        try:
-            with (self.path / "lock").open() as lock:
-                fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return True
-        except OSError:
-            return False
-        return False
+        return locks.is_held(self._lease)
 
     def artifacts(self) -> list[Path]:
         """The existing files that are logged under `run/`, the journal after what reaches the checkpoints that it tells of."""

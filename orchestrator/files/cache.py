@@ -16,16 +16,16 @@ waits for the others; so somebody always goes on. Whoever waits, for room, for a
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import hashlib
 import os
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from orchestrator import locks
 from orchestrator.errors import ConfigurationError, DataDamaged, unusable
 from orchestrator.files import waiting
 from orchestrator.files.manifest import File
@@ -115,19 +115,26 @@ class Cache:
     def _held(self, path: Path) -> Held:
         """Raises FileNotFoundError."""
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-        fcntl.flock(descriptor, fcntl.LOCK_SH)
-        if not os.fstat(descriptor).st_nlink:
+        try:
+            with contextlib.suppress(OSError):
+                locks.narrow(descriptor, self.folder)  # of an older version, which everybody could lock
+            locks.lock(descriptor, shared=True, look=_wait_for(path).look)
+            if not os.fstat(descriptor).st_nlink:
+                raise FileNotFoundError(path)
+            _date(descriptor, time.time_ns())
+        except BaseException:
             os.close(descriptor)
-            raise FileNotFoundError(path)
-        _date(descriptor, time.time_ns())
+            raise
         return Held(path, descriptor)
 
     def _fetch(self, file: File, place: Place, caller: _Caller) -> bool:
         """Whether it was fetched by this process, and not by another one that has been waited for."""
         path = self.folder / f"{file.md5}{_PART}"
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
-            if not caller.locks(path, descriptor) or not _is_at(path, descriptor):
+            with contextlib.suppress(OSError):
+                locks.narrow(descriptor, self.folder)
+            if not caller.locks(path, descriptor) or not locks.is_at(path, descriptor):
                 return False  # another process has it, or had it, and has finished or given up
             if self.has(file):  # or had finished before this one began
                 path.unlink()
@@ -157,14 +164,9 @@ class Cache:
                 os.posix_fallocate(descriptor, 0, size)
             return True
 
-    @contextmanager
-    def _deciding(self) -> Iterator[None]:
-        descriptor = os.open(self.folder / ROOM, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
-            yield
-        finally:
-            os.close(descriptor)
+    def _deciding(self) -> AbstractContextManager[None]:
+        room = self.folder / ROOM
+        return locks.held(room, _wait_for(room).look, signed=False)  # its size would count
 
     def _made_room(self, size: int) -> bool:
         files = self._files()
@@ -211,7 +213,7 @@ class _Ahead(_Caller):
     """It goes without."""
 
     def locks(self, path: Path, descriptor: int) -> bool:  # noqa: ARG002
-        return _has_locked(descriptor)
+        return locks.try_lock(descriptor)
 
     def takes_room(self, descriptor: int) -> bool:
         if self.cache._has_taken(descriptor, self.file.size):
@@ -231,9 +233,10 @@ class _Reader(_Caller):
 
     def locks(self, path: Path, descriptor: int) -> bool:
         """Raises NoRoom, unless it `waits`, where somebody wants room: that may be who fetches this file."""
-        wait, wanted = Wait(self._where), self.cache.sign(WANTED)
-        while _is_at(path, descriptor):  # else it has come, and may be locked by who reads it
-            if _has_locked(descriptor):
+        wait = Wait(lambda: f"{self._where}, which {locks.holder(path)} fetches")
+        wanted = self.cache.sign(WANTED)
+        while locks.is_at(path, descriptor):  # else it has come, and may be locked by who reads it
+            if locks.try_lock(descriptor):
                 return True
             if not self.waits and self.cache.sign(WANTED) != wanted:
                 raise NoRoom(self.file.path)
@@ -308,20 +311,8 @@ def _date(path: Path | int, at: int) -> None:
     os.utime(path, ns=(at, at))  # the kernel's own times come in steps of milliseconds
 
 
-def _has_locked(descriptor: int) -> bool:
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
-
-
-def _is_at(path: Path, descriptor: int) -> bool:
-    try:
-        found = path.stat()
-    except FileNotFoundError:
-        return False
-    return os.path.samestat(found, os.fstat(descriptor))
+def _wait_for(path: Path) -> Wait:
+    return Wait(lambda: f"{path}, which {locks.holder(path)} holds")
 
 
 def _removed(path: Path) -> bool:
@@ -331,7 +322,7 @@ def _removed(path: Path) -> bool:
     except FileNotFoundError:
         return True
     try:
-        had = _has_locked(descriptor)
+        had = locks.try_lock(descriptor)
         if had:
             path.unlink(missing_ok=True)
         return had

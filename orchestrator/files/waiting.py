@@ -95,12 +95,16 @@ def undisturbed() -> Iterator[None]:
 
 
 class Wait:
-    """what: for messages."""
+    """what: for messages; a function where it is another one each time."""
 
-    def __init__(self, what: str) -> None:
-        self._what = what
+    def __init__(self, what: str | Callable[[], str]) -> None:
+        self._name = what
         self._began = self._lived = time.monotonic()
         self._next = self._began + _FIRST_TOLD_S
+
+    @property
+    def _what(self) -> str:
+        return self._name if isinstance(self._name, str) else self._name()
 
     @property
     def seconds(self) -> float:

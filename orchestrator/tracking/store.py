@@ -7,7 +7,6 @@ killed with SIGKILL leaves its run RUNNING for ever; the next start on the same 
 
 from __future__ import annotations
 
-import fcntl
 import logging
 import os
 import pwd
@@ -18,12 +17,13 @@ import sqlite3
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
+from orchestrator import locks
 from orchestrator.errors import ConfigurationError, UsageError
 from orchestrator.records import masking
 from orchestrator.tracking import empty, lean, tables
@@ -165,14 +165,8 @@ class Store:
         with self.usable(), self._locked():
             return _open(self.uri)
 
-    @contextmanager
-    def _locked(self) -> Iterator[None]:
-        if self._lock is None:
-            yield
-            return
-        with self._lock.open("w") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
-            yield
+    def _locked(self) -> AbstractContextManager[None]:
+        return nullcontext() if self._lock is None else locks.held(self._lock)
 
     @property
     def name(self) -> str | None:

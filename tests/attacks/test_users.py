@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import fcntl
 import json
 import os
 import re
@@ -25,7 +26,11 @@ from typing import Any
 
 import pytest
 
+from orchestrator import locks
 from orchestrator.cluster.sessions import folders
+from orchestrator.driver.folders import RunFolder
+from orchestrator.files.cache import Cache
+from orchestrator.provenance.code import checkout
 from tests.commands.alone import Alone, alone, assert_as_alone
 from tests.commands.watching import WatchedRun
 from tests.projects import MARK, Project, make_digits
@@ -225,6 +230,36 @@ def assert_refused(port: int) -> None:
         done = subprocess.run(command, env={**others, **access}, capture_output=True, text=True, check=False)
         assert done.returncode != 0
         assert "joined" not in done.stdout
+
+
+def locked(places: list[str]) -> list[str]:
+    """Those that could be locked, which takes no right to write."""
+    got = []
+    for place in places:
+        with contextlib.suppress(OSError):
+            fcntl.flock(os.open(place, os.O_RDONLY), fcntl.LOCK_EX | fcntl.LOCK_NB)
+            got.append(place)
+    return got
+
+
+@pytest.mark.slow
+@pytest.mark.root
+def test_who_may_read_a_project_locks_nothing_of_it(attacker: Attacker) -> None:
+    """Else a launch would wait for them."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        folder.chmod(0o755)
+        (folder / "mlflow.lock").touch(0o644)  # of an older version
+        with (
+            locks.held(folder / "mlflow.lock"),
+            Cache(folder / "cache", 1)._deciding(),
+        ):
+            RunFolder(folder, "a").lease()
+        with checkout.disposable_folder(folder / "worktrees") as place:
+            found = [str(place), *(str(each) for each in folder.rglob("*") if each.is_file())]
+            assert len(found) == 5
+            assert attacker.does(lambda: read_below([name], os.getuid())) == []
+            assert attacker.does(lambda: locked(found)) == []
 
 
 def test_what_others_put_beside_the_folders_of_a_ray_is_left_alone(

@@ -11,7 +11,6 @@ lease (rule C6) bounds all of it.
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import select
@@ -19,6 +18,8 @@ import threading
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
+
+from orchestrator import locks
 
 PREFIX = "handed-over-"  # of the files beside the checkpoints
 
@@ -37,7 +38,7 @@ class DriverWatch:
 
     def __init__(self, overseen: Overseen, orphaned: Callable[[], None]) -> None:
         self._lock = os.open(overseen.lock, os.O_RDONLY | os.O_CLOEXEC)  # held until this process ends
-        fcntl.flock(self._lock, fcntl.LOCK_SH)
+        locks.lock(self._lock, shared=True)
         self._orphaned = orphaned
         threading.Thread(target=self._watch, args=(overseen.driver,), name="driver watch", daemon=True).start()
 

@@ -8,13 +8,14 @@ that lies in another, which only this user may enter.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import shutil
 import signal
 import tempfile
 import time
 from pathlib import Path
+
+from orchestrator import locks
 
 _PREFIX = "orc-"
 MEMBERS_LOCK = "members.lock"  # on which members that may outlive their driver hold a lock (`actors.orphaned`)
@@ -57,14 +58,7 @@ def _lives(pid: str) -> bool:
 
 def _is_handing_over(lock: Path) -> bool:
     """Whether members write what they have, for a driver that ended just now."""
-    try:
-        with lock.open("rb") as file:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return time.time() - lock.stat().st_mtime < _HANDING_OVER_S
-    except FileNotFoundError:
-        pass
-    return False
+    return locks.is_held(lock, shared=True) and time.time() - lock.stat().st_mtime < _HANDING_OVER_S
 
 
 def remove(folder: Path) -> None:

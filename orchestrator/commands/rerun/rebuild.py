@@ -10,7 +10,6 @@ explicit list of the record; what pip had installed comes above them. They are k
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import shutil
@@ -22,6 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from orchestrator import locks
 from orchestrator.driver.recording.recorded import Recorded
 from orchestrator.driver.terminal import child_process, signals
 from orchestrator.driver.terminal.progress import ProgressDisplay, duration
@@ -260,15 +260,11 @@ def _refused(who: str, out: str, remedy: str) -> NotRerunnable:
 
 @contextmanager
 def _alone(kept: Path, display: ProgressDisplay) -> Iterator[None]:
-    """One process at a time builds an environment; the lock is the kernel's and ends with its holder."""
-    kept.parent.mkdir(parents=True, exist_ok=True)
-    descriptor = os.open(kept.parent, os.O_RDONLY)
-    try:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            display.say("another process is building an environment; waiting for it")
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
+    """One process at a time builds an environment."""
+    folder = kept.parent
+    folder.mkdir(parents=True, exist_ok=True)
+    lock = folder.with_name(f"{folder.name}.lock")
+    if locks.is_held(lock):
+        display.say(f"another process is building an environment; waiting for {locks.holder(lock)}")
+    with locks.held(lock):
         yield
-    finally:
-        os.close(descriptor)

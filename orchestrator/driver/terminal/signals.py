@@ -6,8 +6,10 @@ from __future__ import annotations
 import signal
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from types import FrameType
+
+from orchestrator import locks
 
 WATCHED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
@@ -64,9 +66,11 @@ def posted() -> Iterator[PendingSignal]:
     before = {number: signal.getsignal(number) for number in WATCHED}
     pending_signal = PendingSignal()
     pending_signal.watch()
+    is_main = threading.current_thread() is threading.main_thread()
     try:
-        yield pending_signal
+        with locks.heard(lambda: pending_signal.signal) if is_main else nullcontext():
+            yield pending_signal
     finally:
-        if threading.current_thread() is threading.main_thread():
+        if is_main:
             for number, handler in before.items():
                 signal.signal(number, handler)

@@ -24,7 +24,6 @@ that worker is gone, another one's memory takes its place, filled by whoever com
 
 from __future__ import annotations
 
-import fcntl
 import mmap
 import os
 import weakref
@@ -34,6 +33,7 @@ from typing import Any, Final, NamedTuple
 
 import torch
 
+from orchestrator import locks
 from orchestrator.engine.member import lasting_memory
 from orchestrator.engine.member.claims import Place
 from orchestrator.engine.model.replica import Replica
@@ -88,11 +88,11 @@ class HostMemory:
     @contextmanager
     def locked(self) -> Iterator[None]:
         """Until the block ends, or this process does, no other worker is in such a block."""
-        fcntl.flock(self.fd, fcntl.LOCK_EX)
+        locks.lock(self.fd)
         try:
             yield
         finally:
-            fcntl.flock(self.fd, fcntl.LOCK_UN)
+            locks.unlock(self.fd)
 
 
 class DividedUpdate:

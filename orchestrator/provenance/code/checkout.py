@@ -9,16 +9,16 @@ while they are in use, and a lock dies with its process, so the next start can t
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import secrets
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from orchestrator import locks
 from orchestrator.errors import NotRerunnable
 from orchestrator.provenance.code import git, objects, snapshot, worktree
 
@@ -102,8 +102,9 @@ def disposable_folder(folder: Path) -> Iterator[Path]:
     with _locked(folder):
         _sweep(folder)
         place = folder / secrets.token_hex(8)
-        place.mkdir()
-        held = _lock(place)
+        place.mkdir(mode=0o700)  # whoever may read a folder may lock it
+        held = _opened(place)
+        locks.lock(held)
     try:
         yield place
     finally:
@@ -214,29 +215,21 @@ def _project(root: Path, told: str) -> Path:
     return place
 
 
-@contextmanager
-def _locked(folder: Path) -> Iterator[None]:
-    """One process at a time makes or sweeps; the lock is the kernel's and ends with its holder."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(descriptor)
+def _locked(folder: Path) -> AbstractContextManager[None]:
+    """One process at a time makes or sweeps."""
+    return locks.held(folder.with_name(f"{folder.name}.lock"))
 
 
-def _lock(place: Path) -> int:
-    descriptor = os.open(place, os.O_RDONLY)
-    fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    return descriptor
+def _opened(place: Path) -> int:
+    return os.open(place, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
 
 
 def _sweep(folder: Path) -> None:
     for place in folder.iterdir():
-        if place.is_dir() and not place.is_symlink():
+        with suppress(OSError):  # a file, a link, another user's
+            held = _opened(place)
             try:
-                held = _lock(place)
-            except BlockingIOError:
-                continue
-            shutil.rmtree(place, ignore_errors=True)
-            os.close(held)
+                if locks.try_lock(held):
+                    shutil.rmtree(place, ignore_errors=True)
+            finally:
+                os.close(held)
