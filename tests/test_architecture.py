@@ -60,6 +60,7 @@ ROOMS = {
         *(
             "line",
             "completion",
+            "help",
             "table",
             "conf",
             "warm",
@@ -76,7 +77,6 @@ ROOMS = {
             "compare",
             "doctor",
             "index",
-            "help",
             "look",
             "new",
             "runs",

@@ -1,11 +1,41 @@
-"""`help=KEY`: what a setting is, or all settings of a section."""
+"""`help=KEY`: what a setting is, or all settings of a section; what is typed with a verb."""
 
 from __future__ import annotations
 
+from orchestrator.commands import table
 from orchestrator.commands.answer import Answer
 from orchestrator.commands.arguments import Arguments
-from orchestrator.settings import described
+from orchestrator.settings import described, names
+from orchestrator.table import Option
+from orchestrator.values import plain, show
+
+_OPTIMIZERS = ("optimizer", "optimizer.name")
 
 
 def run(given: Arguments) -> Answer:
-    return Answer(stdout=described(given.value))
+    name = given.value
+    if name in _PAGES:
+        return Answer(stdout=_PAGES[name]())
+    is_section = any(f"{key}.".startswith(f"{name}.") for key in names())
+    parts = [table.of(name)] if name in table.VERBS else []
+    parts += [described(name)] if is_section or not parts else []
+    parts += [optimizers()] if name in _OPTIMIZERS else []
+    return Answer(stdout="\n\n".join(parts))
+
+
+def optimizers() -> str:
+    """Those on offer, each with its options and their defaults."""
+    from orchestrator.updates.optimizers import OPTIMIZERS  # torch takes a second to import
+
+    lines = ["optimizer.name is one of these, with the keys below optimizer that it takes and their defaults:"]
+    for name in OPTIMIZERS:
+        lines.append(f"  {name}: " + ", ".join(map(_option, OPTIMIZERS.options(name).values())))
+    return "\n".join([*lines, "  or your own as package.module:name"])
+
+
+def _option(option: Option) -> str:
+    value = plain(option.default)
+    return f"{option.name} ({'required' if option.is_required else f'{value:g}' if isinstance(value, float) else show(value)})"
+
+
+_PAGES = {"": table.usage, "commands": table.commands, "settings": lambda: described("")}

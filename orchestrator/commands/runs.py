@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import json
 import operator
 import re
 import sys
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import asdict, replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 from orchestrator.commands.answer import Answer
 from orchestrator.commands.arguments import Arguments
-from orchestrator.driver.folders import NAME, project_folder
+from orchestrator.driver.folders import NAME, RunFolder, project_folder
 from orchestrator.driver.recording import unsent
-from orchestrator.errors import UsageError
-from orchestrator.tracking import LABEL, Past, Store, is_server
+from orchestrator.errors import ConfigurationError, UsageError
+from orchestrator.tracking import LABEL, Past, Store, is_server, orphaned
 
 USUAL = ("run", "started", "status", "name", "steps", "results", "digest", "rerun")
 _SHOWN_METRICS = 2
@@ -46,15 +47,36 @@ def _note(sentence: str) -> None:
 
 def runs(project: Path, uri: str | None = None, say: Callable[[str], None] = lambda _: None) -> list[Past]:
     """Those of the project's own store, none where nothing was ever launched; or those of the store `uri`. What stores lack of
-    the project's runs they are sent before; say: told what came of that.
+    the project's runs they are sent before, and the end of a driver that could not tell it is told for it; say: told what came
+    of that.
 
     Raises ConfigurationError.
     """
     folder = project / NAME
     store = _store(project, uri)
-    for each in unsent.send_all(folder, store):
+    sent = unsent.send_all(folder, store)
+    for each in sent:
         say(f"note: {each.sentence}")
-    return [] if store is None else store.past()
+    if store is None:
+        return []
+    untold = {each.run_id for each in sent if each.trouble is not None}  # it may have ended in order
+    return _without_orphans(store, folder, store.past(), untold, say)
+
+
+def _without_orphans(
+    store: Store, folder: Path, found: list[Past], untold: Collection[str], say: Callable[[str], None]
+) -> list[Past]:
+    """With those as killed whose driver is gone; the store is told so, if it can be."""
+    left = [past for past in found if past.is_orphan and past.run_id not in untold and not _is_driven(folder, past)]
+    for past in left:
+        say(f"note: {orphaned(past.run_id)}; `resume={past.run_id}` goes on with it")
+    with contextlib.suppress(ConfigurationError), store.usable():
+        store.mark(left)
+    return [replace(past, status="KILLED", is_orphan=False) if past in left else past for past in found]
+
+
+def _is_driven(folder: Path, past: Past) -> bool:
+    return (folder / past.run_id).exists() and RunFolder(folder, past.run_id).is_driven
 
 
 def _store(project: Path, uri: str | None) -> Store | None:

@@ -1,14 +1,16 @@
-"""Every verb of the command line: what is typed, what it means, what it takes, and where it is done; and the page of usage.
+"""Every verb of the command line: what is typed, what it means, what it takes, and where it is done; and the pages of usage.
 
 Each start reads this, so it imports nothing heavy. `orchestrator.commands.` + `at` is imported once the verb is typed.
 """
 
 from __future__ import annotations
 
+import difflib
 import textwrap
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 from orchestrator.cluster.sessions.environment import prepare_environment
@@ -19,6 +21,7 @@ from orchestrator.errors import UsageError
 from orchestrator.numerics import determinism
 from orchestrator.numerics.determinism import Arithmetic
 from orchestrator.records import phases
+from orchestrator.values import show
 
 Refused = Callable[[Arguments], Mapping[str, Any]]
 
@@ -27,7 +30,8 @@ Refused = Callable[[Arguments], Mapping[str, Any]]
 class Verb:
     """One thing that the command line does.
 
-    form: the line of the usage; about: what is typed -> what it means; at: the module and the function that do it, the module
+    form: the line of the usage; about: what is typed -> what it means; brief: the same in a line, of those that a user
+    needs first; at: the module and the function that do it, the module
     of its name and `run` where nothing is said; takes: the arguments beside it, None where they are settings; settings: those
     of conf=, which are then loaded before; uses: those of them that have an effect whatever the others say; with_conf:
     whether conf= stands beside it; starts_ray: whether it may start or join one before it has loaded settings; arithmetic:
@@ -38,6 +42,7 @@ class Verb:
     name: str
     form: str
     about: Mapping[str, str]
+    brief: str = ""
     at: str = ""
     takes: tuple[str, ...] | None = None
     settings: Callable[[Arguments], list[str]] | None = None
@@ -108,6 +113,7 @@ _ALL = (
                 "its best, and without either from its newest; conf=.orchestrator/RUN_ID/settings.yaml: with its settings"
             ),
         },
+        brief="launch the run that conf/NAME.yaml describes; plan=true: only say what would happen",
         settings=lambda given: given.without("replay", "segments", "streams", "sat_out", "show", "plan"),
         refused=lambda _: _NO_RUN,
     ),
@@ -120,6 +126,7 @@ _ALL = (
                 "side; resume= and rerun= take the id of a sweep, too"
             )
         },
+        brief="search for settings, as conf/NAME.yaml describes; each trial is a run",
         at="sweep.sweep",
         starts_ray=True,
         refused=lambda _: _NO_SWEEP,
@@ -147,6 +154,7 @@ _ALL = (
                 "also one of somebody else, after saying what that would execute"
             )
         },
+        brief="go on with a run, a sweep or an ensemble from where it stands; `last` is the newest",
         starts_ray=True,
         refused=lambda _: _NO_RUN,
     ),
@@ -180,6 +188,7 @@ _ALL = (
                 "then; rerun= does so by itself"
             ),
         },
+        brief="repeat a run exactly and compare the two",
         at="rerun.rerun",
         refused=lambda given: {**_NO_RERUN, "rerun_of": given.value},
     ),
@@ -191,6 +200,7 @@ _ALL = (
                 "what differs between two runs: code, data and their drift, settings, environment, the first step"
             )
         },
+        brief="what differs between runs",
         takes=(_JSON, _URI),
         refused=lambda given: {**_NO_COMPARISON, "runs": given.value.split(",")},
     ),
@@ -234,6 +244,7 @@ _ALL = (
                 "store"
             )
         },
+        brief="list the runs of this project",
         takes=(_JSON, _URI, "where=CONDITION", "columns=NAME"),
         refused=lambda _: _NO_RUN,
     ),
@@ -246,6 +257,7 @@ _ALL = (
                 "the run alone"
             )
         },
+        brief="show the progress of a run that goes on in another terminal",
         takes=(_JSON, _URI),
         refused=lambda _: _NO_RUN,
     ),
@@ -355,6 +367,7 @@ _ALL = (
         "ui",
         "ui [port=N] [tracking.uri=URI]",
         {"ui": "show them in a browser, with MLflow's pages, until Ctrl-C; on a free port unless port=N"},
+        brief="show the runs in a browser, with MLflow's pages",
         at="ui.ui",
         takes=("port=N", _URI),
         refused=lambda _: _NO_RUN,
@@ -381,11 +394,18 @@ _ALL = (
                 "conf/NAME.yaml and a test; it trains at once"
             )
         },
+        brief="make a project to start from, in the folder NAME",
     ),
     Verb(
         "help",
         "help=KEY",
-        {"help=KEY": "what a setting is, what it may be and its default; of a section, such as optimizer: all in it"},
+        {
+            "help=KEY": (
+                "what a setting is, what it may be and its default; of a section, such as optimizer: all in it; "
+                "help=settings: all there are; help=VERB: what is typed with it; help=commands: this page"
+            )
+        },
+        brief="what a setting is, such as optimizer.lr; of a section, such as optimizer: all in it",
         takes=(),
     ),
     Verb(
@@ -406,9 +426,12 @@ _COMMON = {
         "topology.name=ring"
     ),
     "output=json": "the last line of stdout is one JSON object",
-    "--help": "this page",
+    "--help": "the commands that are needed first",
 }
-_END = """\
+_CODES = """\
+Exit codes: 0 fine, 1 the run failed, 2 bad usage or configuration, 3 a rerun diverged or doctor found a difference,
+4 it cannot be rerun exactly, 130 interrupted."""
+_END = f"""\
 examples
   python -m orchestrator conf=digits
   python -m orchestrator conf=digits topology=tree cluster.workers=3 run.seed=7 output=json
@@ -416,23 +439,53 @@ examples
   python -m orchestrator sweep=sweep parallel=3
 
 All settings: docs/settings.md. Runs are recorded in .orchestrator/ of the working directory.
-Exit codes: 0 fine, 1 the run failed, 2 bad usage or configuration, 3 a rerun diverged or doctor found a difference,
-4 it cannot be rerun exactly, 130 interrupted."""
+{_CODES}"""
 _WIDTH, _WRAPPED = 19, 109  # of the words that are typed, and of what is said of them
 
 
 def usage() -> str:
+    """The verbs that a user needs first, and where the others are."""
+    first = {verb.form.split()[0].partition("|")[0]: verb.brief for verb in VERBS.values() if verb.brief}
+    others = listed([verb.name for verb in VERBS.values() if not verb.brief], "and")
+    return "\n".join(
+        [
+            "usage: python -m orchestrator COMMAND [key=value ...]",
+            "",
+            *_said(first),
+            "",
+            *_said(_COMMON),
+            "",
+            *textwrap.wrap(f"More commands: {others}.", _WIDTH + _WRAPPED),
+            "help=commands tells of all, help=export of one; help=settings and docs/settings.md of all settings.",
+            _CODES,
+        ]
+    )
+
+
+def commands() -> str:
+    """All verbs."""
     heads = ["usage:", *[" " * 6] * (len(VERBS) - 1)]
     lines = [f"{head} python -m orchestrator {verb.form}" for head, verb in zip(heads, VERBS.values(), strict=True)]
     lines.append("")
     for about in (*(verb.about for verb in VERBS.values()), _COMMON):
-        for word, text in about.items():
-            first, *rest = (
-                part for line in text.splitlines() for part in textwrap.wrap(line, _WRAPPED, break_on_hyphens=False)
-            )
-            lines += _head(word, first)
-            lines += [" " * (_WIDTH + 2) + line for line in rest]
+        lines += _said(about)
     return "\n".join([*lines, "", _END])
+
+
+def of(name: str) -> str:
+    """What is typed with a verb."""
+    return "\n".join([f"usage: python -m orchestrator {VERBS[name].form}", "", *_said(VERBS[name].about)])
+
+
+def _said(about: Mapping[str, str]) -> list[str]:
+    lines = []
+    for word, text in about.items():
+        first, *rest = (
+            part for line in text.splitlines() for part in textwrap.wrap(line, _WRAPPED, break_on_hyphens=False)
+        )
+        lines += _head(word, first)
+        lines += [" " * (_WIDTH + 2) + line for line in rest]
+    return lines
 
 
 def _head(word: str, first: str) -> list[str]:
@@ -449,8 +502,25 @@ def the_verb(arguments: list[str]) -> tuple[Verb, str]:
     beside = {key.partition("=")[0] for each in found for key in VERBS[each.partition("=")[0]].takes or ()}
     if len(found) > 1:  # `warm stop=true` is no `stop=`
         found = [argument for argument in found if argument.partition("=")[0] not in beside]
-    if len(found) != 1:
-        typed = f"found {' and '.join(found)}" if found else "there is none"
-        known = listed([verb.form.split()[0] for verb in VERBS.values()], "and")
-        raise UsageError(f"exactly one of {known} is needed; {typed}", usage())
+    if not found:
+        raise _without_verb(arguments)
+    if len(found) > 1:
+        raise UsageError(f"{listed(found, 'and')}: one command at a time", "type them one after the other; see --help")
     return VERBS[found[0].partition("=")[0]], found[0]
+
+
+def _without_verb(arguments: list[str]) -> UsageError:
+    """Nothing that was typed is a verb."""
+    typed = next((each for each in arguments if "=" not in each), arguments[0] if arguments else "")
+    shown, word = typed if typed.isprintable() else show(typed), typed.partition("=")[0]
+    see = "--help lists the commands"
+    if not arguments:
+        return UsageError("there is no command", f"such as: python -m orchestrator conf=NAME; {see}")
+    near = difflib.get_close_matches(word, VERBS, 1)
+    if typed.endswith((".yaml", ".yml")) or Path("conf", f"{typed}.yaml").is_file():
+        return UsageError(f"{shown}: no command; did you mean conf={shown}?", see)
+    if near:
+        return UsageError(f"{shown}: no command; did you mean {VERBS[near[0]].form.split()[0]}?", see)
+    if "=" in typed:
+        return UsageError(f"{shown}: no command", f"a setting stands beside one: conf=NAME {shown}; {see}")
+    return UsageError(f"{shown}: no command; did you mean conf={shown}?", see)

@@ -17,6 +17,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
+from orchestrator.records.decimals import digits
 from orchestrator.records.identity import canonical
 from orchestrator.records.verdict import Divergence, Outcome, divergence_text, first_divergence, parting
 
@@ -273,13 +274,18 @@ def _values(kind: Kind, a: Mapping[str, Any], b: Mapping[str, Any], share: Share
 
 
 def _text(left: Any, right: Any) -> str:
-    text = f"{_shown(left)} -> {_shown(right)}"
+    shown = [_shown(left), _shown(right)]
+    if shown[0] == shown[1]:  # by digits that one of them has, and the other is near
+        shown = [_short(canonical(left)), _short(canonical(right))]
+    text = " -> ".join(shown)
     if isinstance(left, float) and isinstance(right, float) and math.isfinite(left - right):
         return f"{text} ({right - left:+.3g})"
     return text
 
 
 def _shown(value: Any) -> str:
+    if isinstance(value, float):
+        return digits(value)
     text = "none" if value is None else value if isinstance(value, str) else canonical(value)
     return _short(text)
 

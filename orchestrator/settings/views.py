@@ -210,7 +210,7 @@ def described(name: str) -> str:
             *(row[0].strip("`") for row in rows),
         ]
         near = difflib.get_close_matches(name, known, 3)
-        hint = f"did you mean {' or '.join(near)}?" if near else "help= alone lists all"
+        hint = f"did you mean {' or '.join(near)}?" if near else "help=settings lists all"
         raise UsageError(f"help={name}: no such key", hint)
     return "\n\n".join(_told(*row) for row in found)
 

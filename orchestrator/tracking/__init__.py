@@ -15,6 +15,7 @@ from orchestrator.tracking.store import (
     identity_of_process,
     is_of_this_machine,
     is_server,
+    orphaned,
     run_page,
     server_command,
 )
@@ -36,6 +37,7 @@ __all__ = [
     "identity_of_process",
     "is_of_this_machine",
     "is_server",
+    "orphaned",
     "run_page",
     "server_command",
 ]

@@ -16,7 +16,7 @@ import socket
 import sqlite3
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -90,6 +90,7 @@ class Past:
     labels: dict[str, str] = field(default_factory=dict)
     best: str | None = None
     trace: str | None = None
+    is_orphan: bool = False
 
 
 class Driving(NamedTuple):
@@ -304,16 +305,21 @@ class Store:
 
     def mark_orphans(self, experiment_id: str) -> list[str]:
         """Mark runs that say RUNNING but whose driver, on this machine, is gone; returns their ids."""
-        here = identity_of_process()
-        filters = f"attributes.status = 'RUNNING' and tags.`{HOST}` = '{here[HOST]}'"
+        filters = f"attributes.status = 'RUNNING' and tags.`{HOST}` = '{socket.gethostname()}'"
         orphans = [
-            run.info.run_id
-            for run in self.client.search_runs([experiment_id], filters)
-            if not _is_alive(run.data.tags, here[BOOT])
+            run.info.run_id for run in self.client.search_runs([experiment_id], filters) if _is_orphan(run.data.tags)
         ]
         for run_id in orphans:
             self.client.set_terminated(run_id, "KILLED")
         return orphans
+
+    def mark(self, orphans: Iterable[Past]) -> None:
+        """Mark these as KILLED, whatever their experiment, unless somebody goes on with them by now. Raises what MLflow
+        raises."""
+        for past in orphans:
+            run = self.client.get_run(past.run_id)
+            if run.info.status == "RUNNING" and _is_orphan(run.data.tags):
+                self.client.set_terminated(past.run_id, "KILLED")
 
 
 def _row(run: Run, experiment: str) -> tables.Row:
@@ -337,6 +343,7 @@ def _past(row: tables.Row) -> Past:
         digest=tags.get("digest"),
         best=tags.get(DIGEST_OF_BEST),
         trace=tags.get(TRACE),
+        is_orphan=row.status == "RUNNING" and _is_orphan(tags),
         rerun_of=tags.get("rerun_of"),
         verdict=tags.get("verdict"),
         user=tags.get(USER),
@@ -346,6 +353,11 @@ def _past(row: tables.Row) -> Past:
         parent=tags.get(PARENT),
         labels={key.removeprefix(LABEL): value for key, value in tags.items() if key.startswith(LABEL)},
     )
+
+
+def orphaned(run_id: str) -> str:
+    """What is said of a run that was marked."""
+    return f"run {run_id} was left RUNNING by a driver that is gone; it is marked KILLED now"
 
 
 def database_of(uri: str) -> Path | None:
@@ -449,10 +461,11 @@ def reason(error: BaseException) -> str:
     return f"no answer from the server: {why}"
 
 
-def _is_alive(tags: dict[str, str], boot_id: str) -> bool:
-    if PID not in tags or tags.get(BOOT) != boot_id:
-        return PID not in tags
-    return _started(int(tags[PID])) == tags.get(STARTED)
+def _is_orphan(tags: Mapping[str, str]) -> bool:
+    """Whether its driver, on this machine, is gone."""
+    if PID not in tags or tags.get(HOST) != socket.gethostname():
+        return False
+    return tags.get(BOOT) != _boot_id() or _started(int(tags[PID])) != tags.get(STARTED)
 
 
 def _started(pid: int) -> str | None:

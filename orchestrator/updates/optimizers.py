@@ -66,10 +66,7 @@ def problems(name: str, options: Mapping[str, Any]) -> list[str]:
         return [] if problem is None else [f"optimizer: {name} {problem}"]
     texts = [key for key, value in options.items() if isinstance(value, str)]
     if texts:
-        return [
-            f"optimizer.{key}: {options[key]!r} is text; expected a number, true or false, without quotation marks"
-            for key in texts
-        ]
+        return [f"optimizer.{key}: {_no_text(OPTIMIZERS.options(name)[key].default, options[key])}" for key in texts]
     if options.get("nesterov") and options.get("foreach"):
         return [
             "optimizer.foreach: with nesterov it overwrites gradients that other workers still read; leave foreach out"
@@ -83,6 +80,22 @@ def problems(name: str, options: Mapping[str, Any]) -> list[str]:
             return []
         return [f"optimizer: {name} refuses {dict(options)}: {error}"]
     raise AssertionError(f"{name} took an empty list of parameters")
+
+
+def _no_text(default: Any, given: str) -> str:
+    """What to give in place of text. default: of the option, which tells what kind it is; few of torch's have annotations."""
+    kinds = {float: "a number", int: "a number", bool: "true or false", types.NoneType: "true, false or null"}
+    expected = kinds.get(type(default), "numbers, such as [0.9, 0.999]")
+    quoted = given in ("true", "false", "null") or _is_number(given)
+    return f"expected {expected}, got the text {given!r}" + "; leave the quotation marks out" * quoted
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
 
 
 def broken(make: Callable[[torch.nn.Module], torch.optim.Optimizer]) -> str | None:

@@ -76,6 +76,30 @@ def test_a_launch_that_still_prepares_is_interrupted_in_order(faulty: Project, n
 
 @pytest.mark.ray
 @pytest.mark.long
+def test_a_second_interrupt_says_how_to_go_on_and_nobody_calls_the_run_running(faulty: Project) -> None:
+    before = set(faulty.runs())
+    process = faulty.start(*SLOW)
+    run_id = wait_until_training(faulty, process, before)
+    process.send_signal(signal.SIGINT)
+    deadline = time.monotonic() + PATIENCE_S
+    while '"signal"' not in (faulty.folder(run_id) / "journal.jsonl").read_text():
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=PATIENCE_S)
+    assert process.returncode == -signal.SIGINT, err
+    assert err.endswith(
+        f"ended at once: run {run_id}, its files in .orchestrator/{run_id}/\n"
+        f"  it goes on from its last checkpoint: python -m orchestrator resume={run_id}\n"
+    ), err
+    listed = faulty.run("runs", "columns=run,status")
+    assert f"{run_id[:8]}  killed" in listed.out
+    assert faulty.runs()[run_id] == "KILLED"
+    assert faulty.run("conf=good", "cluster.workers=1").code == 0  # which tidies up what is left of its Ray
+
+
+@pytest.mark.ray
+@pytest.mark.long
 def test_after_sigkill_the_members_end_and_the_next_start_tidies_up(faulty: Project) -> None:
     before = set(faulty.runs())
     process = faulty.start(*SLOW)

@@ -10,7 +10,8 @@ import pytest
 
 from orchestrator.commands import completion, table
 from orchestrator.commands.arguments import Arguments
-from orchestrator.commands.table import VERBS, Verb, the_verb, usage
+from orchestrator.commands.help import run as helped
+from orchestrator.commands.table import VERBS, Verb, commands, of, the_verb, usage
 from orchestrator.errors import ConfigurationError, UsageError
 from orchestrator.settings import choices, described, names
 
@@ -26,12 +27,35 @@ assert not {"torch", "numpy", "ray", "mlflow", "matplotlib", "requests"} & sys.m
 
 
 def test_every_verb_is_on_the_page() -> None:
-    page = usage()
+    page = commands()
     for name, verb in VERBS.items():
+        assert of(name).splitlines()[0] == f"usage: python -m orchestrator {verb.form}"
         assert verb.form.startswith(name), name
         assert f"python -m orchestrator {verb.form}" in page
         assert next(iter(verb.about)).partition("=")[0] == name
     assert max(map(len, page.splitlines())) <= 130
+
+
+def test_the_first_page_has_ten_and_says_where_the_others_are() -> None:
+    lines = usage().splitlines()
+    assert sum(bool(verb.brief) for verb in VERBS.values()) == 10
+    assert len(lines) < 26
+    assert max(map(len, lines)) <= 130
+    for name, verb in VERBS.items():
+        assert any(line.startswith(f"  {name}") for line in lines) is bool(verb.brief), name
+        assert name in usage()
+    assert "help=commands tells of all" in usage()
+    assert helped(Arguments("commands", (), 0.0)).stdout == commands()
+    assert helped(Arguments("", (), 0.0)).stdout == usage()
+    assert helped(Arguments("settings", (), 0.0)).stdout == described("")
+    assert str(helped(Arguments("sweep", (), 0.0)).stdout).startswith("usage: python -m orchestrator sweep=NAME")
+
+
+def test_help_lists_the_optimizers_with_their_keys() -> None:
+    told = str(helped(Arguments("optimizer", (), 0.0)).stdout)
+    assert told.startswith(described("optimizer"))
+    assert "\n  sgd: lr (0.001), momentum (0), dampening (0), weight_decay (0)" in told
+    assert "\n  lamb: lr (0.001), betas ([0.9, 0.999])" in told
 
 
 @pytest.mark.parametrize("verb", VERBS.values(), ids=list(VERBS))
@@ -48,10 +72,24 @@ def test_the_table_is_light() -> None:
     subprocess.run([sys.executable, "-c", LIGHT], check=True)
 
 
-@pytest.mark.parametrize("typed", [[], ["cluster.workers=2"], ["conf=a", "runs"], ["resume=a", "rerun=b"]])
-def test_there_is_exactly_one(typed: list[str]) -> None:
-    with pytest.raises(UsageError, match="exactly one of conf=NAME"):
+@pytest.mark.parametrize(
+    ("typed", "said"),
+    [
+        ([], "there is no command\n  such as: python -m orchestrator conf=NAME; --help lists the commands"),
+        (["spam"], "spam: no command; did you mean conf=spam?\n  --help lists the commands"),
+        (["run.seed=1", "conf/spam.yaml"], "conf/spam.yaml: no command; did you mean conf=conf/spam.yaml?\n  --help"),
+        (["reruns=last"], "reruns=last: no command; did you mean rerun=RUN_ID|CRATE?\n  --help lists the commands"),
+        (["cluster.workers=2"], "cluster.workers=2: no command\n  a setting stands beside one: conf=NAME cluster.wo"),
+        (["\x1b]52;c;"], "'\\x1b]52;c;': no command; did you mean conf='\\x1b]52;c;'?\n  --help lists the commands"),
+        (["conf=a", "runs"], "conf=a and runs: one command at a time\n  type them one after the other; see --help"),
+        (["resume=a", "rerun=b"], "resume=a and rerun=b: one command at a time\n  type them"),
+    ],
+)
+def test_there_is_exactly_one_and_else_three_lines_say_what_to_type(typed: list[str], said: str) -> None:
+    with pytest.raises(UsageError) as refused:
         the_verb(typed)
+    assert str(refused.value).startswith(said)
+    assert len(str(refused.value).splitlines()) < 3
 
 
 def test_a_verb_may_take_a_configuration(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,10 +12,8 @@ from tests.projects import Done, Project
 
 # Arguments -> exit code and what the message must say. None of these starts Ray.
 REFUSED = {
-    "": (
-        2,
-        "exactly one of conf=NAME|PATH, sweep=NAME|PATH, ensemble=NAME|PATH, resume=RUN_ID, rerun=RUN_ID|CRATE, ",
-    ),
+    "": (2, "there is no command\n  such as: python -m orchestrator conf=NAME; --help lists the commands"),
+    "good": (2, "good: no command; did you mean conf=good?\n  --help lists the commands"),
     "conf=goood": (2, "did you mean good?"),
     "conf=good run.sed=3": (2, "run.sed: no such key; did you mean run.seed?"),
     "conf=good lr=0.1": (2, "did you mean optimizer.lr?"),
@@ -67,7 +65,7 @@ REFUSED = {
     "conf=good run.arithmetic=portable run.threads=2": (2, "run.threads: portable is known for one thread"),
     "conf=good run.arithmetic=portable run.device=cuda cluster.gpus_per_worker=1": (2, "portable is for CPUs"),
     "doctor cluster.workers=2": (2, "doctor takes only output=json, not cluster.workers=2"),
-    "conf=good runs": (2, "exactly one of conf=NAME|PATH, "),
+    "conf=good runs": (2, "conf=good and runs: one command at a time"),
     "resume=nothing": (2, "there is no run nothing"),
     "rerun=nope": (2, "there is no run nope"),
     "rerun=x environment=maybe": (2, "environment=maybe: it is check, ignore or rebuild"),
@@ -169,7 +167,7 @@ REFUSED = {
     "sweep=good ensemble.members=3": (2, "launch it with ensemble=NAME"),
     "conf=good data.subset=bagging": (2, "data.subset.member: required by data.subset=bagging"),
     "sweep=good": (2, "space: required; it names the settings to search"),
-    "sweep=good conf=good": (2, "exactly one of conf=NAME|PATH, "),
+    "sweep=good conf=good": (2, "sweep=good and conf=good: one command at a time"),
     "sweep=good space.optimizer.lr=[0.1,0.2]": (2, "search.trials: required by search=tpe"),
     "sweep=good space.optimizr.lr=[0.1] search=grid": (2, "optimizr.lr: no such key; did you mean optimizer.lr?"),
     "sweep=good space.cluster.workers=[1,2] search=grid": (2, "it changes how a run is executed"),

@@ -82,6 +82,15 @@ def test_the_model_is_loaded_from_the_store_that_has_it() -> None:
         ]
 
 
+def test_evaluations_stand_after_as_many_steps_as_the_terminal_says_with_the_digits_of_float32() -> None:
+    events = [{"event": "evaluated", "step": at, "metrics": {"accuracy": 0.9800000190734863}} for at in (9, 19)]
+    text = card(dataclasses.replace(FACTS, outcome={"accuracy": 0.9800000190734863}, events=events))
+    assert "| `after step` |" not in text
+    assert "| after step | accuracy |" in text
+    assert "| `20` | `0.98` |" in text
+    assert "- accuracy: `0.98`" in text
+
+
 def test_obstacles_stand_before_the_command_that_repeats() -> None:
     text = card(dataclasses.replace(FACTS, obstacles=["data/a is not under DVC; dvc add data/a"]))
     before, _, after = text.partition("- data/a is not under DVC; dvc add data/a")

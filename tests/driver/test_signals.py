@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 
 import pytest
 
@@ -70,3 +72,63 @@ def test_an_interrupt_of_another_kind_after_the_first_is_the_same_one() -> None:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+_TWICE = """
+import os, signal, sys, threading
+from orchestrator.driver.terminal import signals
+with signals.posted() as pending:
+    pending.last_words = "resume=0123\\n"
+    os.kill(os.getpid(), signal.{first})
+    print(pending.signal, flush=True)
+    if "{first}" != "{second}":
+        os.kill(os.getpid(), signal.{second})
+        print(pending.signal, flush=True)
+    threading.Timer(0.0, os.kill, (os.getpid(), signal.{second})).start()
+    while True:
+        signal.pause()
+"""
+
+
+@pytest.mark.parametrize(("first", "second"), [("SIGINT", "SIGINT"), ("SIGTERM", "SIGTERM"), ("SIGINT", "SIGTERM")])
+def test_a_second_signal_ends_the_process_after_its_last_words(first: str, second: str) -> None:
+    """One of each kind is none, such as the SIGINT after Slurm's SIGTERM."""
+    script = _TWICE.format(first=first, second=second)
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stderr) == (-signal.Signals[second], "resume=0123\n")
+    assert done.stdout.split() == list(dict.fromkeys((first, second)))
+
+
+def test_last_words_wait_for_nobody() -> None:
+    """The main thread stands in a call of C that no signal ends, and the terminal takes nothing."""
+    script = (
+        "import ctypes, os, signal, sys, threading\n"
+        "from orchestrator.driver.terminal import signals\n"
+        "with signals.posted() as pending:\n"
+        "    pending.last_words = 'resume=0123'\n"
+        "    os.kill(os.getpid(), signal.SIGINT)\n"
+        "    os.set_blocking(2, False)\n"
+        "    try:\n"
+        "        while True: os.write(2, bytes(4096))\n"
+        "    except BlockingIOError: os.set_blocking(2, True)\n"
+        "    print('full', flush=True)\n"
+        "    lock = ctypes.create_string_buffer(64)\n"
+        "    ctypes.CDLL(None).pthread_mutex_lock(lock)\n"
+        "    ctypes.CDLL(None).pthread_mutex_lock(lock)\n"
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-c", script], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == "full\n"
+    process.send_signal(signal.SIGINT)
+    assert process.wait(60) == -signal.SIGINT
+    process.communicate()
+
+
+def test_behind_the_block_nobody_is_told_of_signals_any_more() -> None:
+    before = signal.set_wakeup_fd(-1)
+    with signals.posted() as pending_signal:
+        pending_signal.last_words = "resume=0123"
+        os.kill(os.getpid(), signal.SIGTERM)
+    assert signal.set_wakeup_fd(before) == -1

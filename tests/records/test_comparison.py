@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import json
+import math
+import struct
 from collections.abc import Callable
 from typing import Any
 
@@ -12,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from orchestrator.records.comparison import Comparison, FileChange, Run, compare
+from orchestrator.records.decimals import digits
 from orchestrator.records.trace import line
 
 NODE: dict[str, Any] = {
@@ -213,3 +216,30 @@ def test_profiles_that_cannot_be_compared_are_no_difference() -> None:
     assert ("outcome", "data", "train.length", "100 -> 90") in rows(compare(one, other))
     other = changed(put("profiles", "train", {**there, "sampled": 64}))
     assert rows(compare(one, other)) == [("outcome", "data", "train.fields.0.mean", "0.5 -> 0.25 (-0.25)")]
+
+
+def test_metrics_are_shown_by_the_digits_that_float32_has() -> None:
+    """And by all where those are the same."""
+
+    def shown(a: float, b: float) -> str:
+        return compare({"metrics": {"m": a}}, {"metrics": {"m": b}}).differences[0].text
+
+    assert shown(0.9800000190734863, 0.30000001192092896) == "0.98 -> 0.3 (-0.68)"
+    assert shown(0.9800000190734863, 0.9799999594688416) == "0.98 -> 0.97999996 (-5.96e-08)"
+    assert shown(0.1 + 0.2, 0.5) == "0.30000000000000004 -> 0.5 (+0.2)"
+    assert shown(0.30000001192092896, 0.3) == "0.30000001192092896 -> 0.3 (-1.19e-08)"
+
+
+@given(st.floats(width=32))
+def test_digits_of_float32_give_it_back_and_are_no_more_than_nine(value: float) -> None:
+    shown = digits(value)
+    if math.isfinite(value):
+        assert struct.unpack("f", struct.pack("f", float(shown)))[0] == value
+        assert any(float(shown) == float(f"{value:.{count}g}") for count in range(1, 10))
+
+
+@given(st.floats())
+def test_digits_of_other_numbers_are_all_they_have(value: float) -> None:
+    if abs(value) < 1e38:
+        is_float32 = struct.unpack("f", struct.pack("f", value))[0] == value
+        assert is_float32 or float(digits(value)) == value

@@ -11,8 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.tracking import Store, tables
-from orchestrator.tracking.store import BOOT, HOST
+from orchestrator.commands.runs import runs, table
+from orchestrator.driver.folders import RunFolder
+from orchestrator.tracking import Store, identity_of_process, tables
+from orchestrator.tracking.store import BOOT, HOST, PID
 
 pytestmark = [
     pytest.mark.slow,
@@ -73,3 +75,32 @@ def test_tables_of_another_version_and_damaged_ones_are_left_to_mlflow(store: St
 
 def test_neither_mlflow_nor_torch_is_imported_to_list_runs(store: Store) -> None:
     subprocess.run([sys.executable, "-c", NOTHING_IMPORTED], check=True, cwd=store.folder.parent)
+
+
+def test_a_run_whose_driver_is_gone_is_told_as_killed_to_the_user_and_to_mlflow(tmp_path: Path) -> None:
+    """Not those that somebody drives, as far as this machine can tell."""
+    folder = tmp_path / ".orchestrator"
+    folder.mkdir()
+    store = Store(None, folder)
+    experiment = store.experiment("any")
+    with subprocess.Popen(["true"]) as process:
+        gone = {PID: str(process.pid)}
+    changes = {"mine": {}, "gone": gone, "elsewhere": {**gone, HOST: "another"}, "before": {BOOT: "x"}, "locked": gone}
+    ids = {
+        name: store.client.create_run(experiment, run_name=name, tags={**identity_of_process(), **tags}).info.run_id
+        for name, tags in changes.items()
+    }
+    files = RunFolder(folder, ids["locked"])  # such as from another container of this machine
+    files.lease()
+    said: list[str] = []
+    shown = {past.name: past.status for past in runs(tmp_path, say=said.append)}
+    files.release()
+    expected = dict.fromkeys(ids, "RUNNING") | dict.fromkeys(("gone", "before"), "KILLED")
+    assert shown == expected
+    assert {name: store.client.get_run(run_id).info.status for name, run_id in ids.items()} == expected
+    assert sorted(said) == sorted(
+        f"note: run {ids[name]} was left RUNNING by a driver that is gone; it is marked KILLED now; "
+        f"`resume={ids[name]}` goes on with it"
+        for name in ("gone", "before")
+    )
+    assert "killed" in table(store.past())

@@ -27,7 +27,7 @@ from orchestrator.driver.folders import project_folder
 from orchestrator.driver.recording import trust
 from orchestrator.driver.recording.recorded import Recorded
 from orchestrator.driver.report import pictures
-from orchestrator.driver.report.summary import not_recorded
+from orchestrator.driver.report.summary import last_words, not_recorded
 from orchestrator.driver.sweep.board import Board, Seen, ranked, show_point
 from orchestrator.driver.sweep.record import (
     Known,
@@ -164,6 +164,7 @@ def _drive(
     board.say(_title(described, record.sweep_id))
     error: OrchestratorError | None = None
     with signals.posted() as pending_signal:
+        pending_signal.last_words = last_words(record.sweep_id, record.store.name, described.kind)
         try:
             with _ray(described, pending_signal, board) as ray:
                 pending_signal.watch()

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import sys
 import tempfile
 from pathlib import Path
 
 from orchestrator.commands.answer import Answer
 from orchestrator.commands.arguments import Arguments
+from orchestrator.commands.runs import runs
 from orchestrator.commands.ui import serving
 from orchestrator.driver.folders import NAME, project_folder
 from orchestrator.errors import RunFailed, UsageError
@@ -29,6 +31,7 @@ def ui(project: Path, port: int | None, uri: str | None = None) -> int:
         raise UsageError(f"{uri} is an MLflow server, which shows its runs itself", f"open {uri} in a browser")
     if uri is None and not (project / NAME / "mlflow.db").exists():
         raise UsageError(f"there are no runs in {project}", "launch one with conf=NAME")
+    runs(project, uri, lambda said: print(said, file=sys.stderr))  # what MLflow lacks it is told before it shows it
     store = Store(uri, project_folder(project))
     port = serving.free_port(port)
     address = f"http://127.0.0.1:{port}"

@@ -16,7 +16,7 @@ from orchestrator.errors import ConfigurationError
 from orchestrator.provenance.code import checkout, git, snapshot, worktree
 from orchestrator.records import phases
 from orchestrator.settings import Settings, masker, shown, to_yaml
-from orchestrator.tracking import Store, Tracker
+from orchestrator.tracking import Store, Tracker, orphaned
 from orchestrator.tracking.store import USER, user
 
 
@@ -59,7 +59,7 @@ def open_record(
         work = None if provenance.work is None else _keep(provenance.work, files, tracker)
     with phases.of("what others lack"):
         lacking = unshared.of(provenance, store, tracker, settings.initial.name)
-    earlier = [*(each.sentence for each in sent), *map(_orphan, orphans)]
+    earlier = [*(each.sentence for each in sent), *map(orphaned, orphans)]
     record = Record(settings, store, tracker, files, earlier, Contents(inputs, obstacles, work, lacking))
     record.feed = telling.begin(settings, tracker, files)
     return record
@@ -73,14 +73,10 @@ def reopen_record(settings: Settings, store: Store, files: RunFolder, provenance
         tracker = Tracker.reopen(store, files.path.name, every_s=settings.tracking.every_s, since=since)
         orphans = store.mark_orphans(tracker.experiment_id)
     files.error.unlink(missing_ok=True)
-    earlier = [_orphan(run_id) for run_id in orphans]
+    earlier = [orphaned(run_id) for run_id in orphans]
     record = Record(settings, store, tracker, files, earlier, Contents(inputs, obstacles, provenance.work))
     record.feed = telling.begin(settings, tracker, files, since)
     return record
-
-
-def _orphan(run_id: str) -> str:
-    return f"run {run_id} was left RUNNING by a driver that is gone; it is marked KILLED now"
 
 
 def _keep(work: worktree.WorkTree, files: RunFolder, tracker: Tracker) -> worktree.WorkTree | None:

@@ -28,6 +28,7 @@ from orchestrator.driver.report.page import (
     Picture,
     Section,
     Text,
+    flat,
     markdown,
 )
 from orchestrator.records import files_read
@@ -143,8 +144,8 @@ def page(contents: CardContents) -> Page:
 def _result(contents: CardContents) -> list[Block]:
     evaluated = [event for event in contents.events if event["event"] == "evaluated"]
     names = sorted({name for event in evaluated for name in event["metrics"]})
-    rows = [[str(event["step"]), *(str(event["metrics"].get(name, "")) for name in names)] for event in evaluated]
-    table: list[Block] = [Grid(["step", *names], rows[-_LISTED:], as_code=True)] if len(rows) > 1 else []
+    rows = [[str(event["step"] + 1), *(flat(event["metrics"].get(name, "")) for name in names)] for event in evaluated]
+    table: list[Block] = [Grid(["after step", *names], rows[-_LISTED:], as_code=True)] if len(rows) > 1 else []
     return [Facts(contents.outcome), Listing(contents.said), *table]
 
 

@@ -13,6 +13,8 @@ from dataclasses import dataclass, fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from orchestrator.records.decimals import digits
+
 _TYPES = {".png": "image/png", ".svg": "image/svg+xml"}
 _STYLE = """
 :root { color-scheme: light dark; --ink: #1f2933; --faint: #52606d; --line: #d9e2ec; --soft: #f5f7fa; --accent: #2f6fb2; }
@@ -134,7 +136,8 @@ def as_html(page: Page) -> str:
 
 def flat(value: Any) -> str:
     """On one line, and unable to end the code that it is shown as."""
-    return " ".join(("null" if value is None else str(value)).replace("`", "'").split())
+    text = "null" if value is None else digits(value) if isinstance(value, float) else str(value)
+    return " ".join(text.replace("`", "'").split())
 
 
 def _markdown(block: Block) -> str:

@@ -55,13 +55,24 @@ def _size(size: int) -> str:
 
 def not_recorded(why: str, run_id: str, uri: str | None, noun: str = "run") -> str:
     """The warning that MLflow lacks something when the process ends. uri: of its store, where it is not the project's."""
-    where = "" if uri is None else f" tracking.uri={shlex.quote(uri)}"
     return (
         f"warning: MLflow has not got all of this {noun}: {why}\n"
         f"  the files in .orchestrator/{run_id}/ are complete; what is missing is sent by the next launch that is recorded "
         "there,\n"
-        f"  by `python -m orchestrator runs`, and by `python -m orchestrator resume={run_id}{where}`"
+        f"  by `python -m orchestrator runs`, and by `python -m orchestrator resume={run_id}{_where(uri)}`"
     )
+
+
+def last_words(run_id: str, uri: str | None, noun: str = "run") -> str:
+    """Of a process that a second Ctrl-C ends at once. uri: as in `not_recorded`."""
+    return (
+        f"\nended at once: {noun} {run_id}, its files in .orchestrator/{run_id}/\n"
+        f"  it goes on from its last checkpoint: python -m orchestrator resume={run_id}{_where(uri)}\n"
+    )
+
+
+def _where(uri: str | None) -> str:
+    return "" if uri is None else f" tracking.uri={shlex.quote(uri)}"
 
 
 def look(run_id: str, experiment_id: str, store_uri: str, own_uri: str) -> str:

@@ -196,6 +196,8 @@ class Job:
 
     def _drive(self, startup: Startup, record: Record, ray: RaySession) -> Outcome:
         plan, tracker = self.plan, record.tracker
+        if self.ray is None:  # else it is one of many, whose whole is gone on with
+            self.pending_signal.last_words = summary.last_words(tracker.run_id, record.store.name)
         if self.supervision is not None:
             self.supervision.run(tracker.run_id, record.files.trace)
         if plan.cluster.address is not None or self.settings.tracking.metrics_port is not None:

@@ -1,10 +1,17 @@
 """SIGINT, SIGTERM and SIGHUP (a terminal that was closed) only post an event (rule D8); a second one of the same kind
-ends the process at once. Before a run exists that could receive the event, they interrupt what a command prepares."""
+ends the process at once, with some last words. Before a run exists that could receive the event, they interrupt what a command
+prepares."""
 
 from __future__ import annotations
 
+import _thread
+import contextlib
+import ctypes
+import os
+import select
 import signal
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from types import FrameType
@@ -15,11 +22,14 @@ WATCHED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class PendingSignal:
-    """Holds the name of the signal that came, or None."""
+    """Holds the name of the signal that came, or None. last_words: said when a second one ends the process."""
 
     def __init__(self) -> None:
         self.signal: str | None = None
         self.on_signal: Callable[[], object] = lambda: None  # called in the handler
+        self.last_words = ""
+        self._before = -1  # the descriptor that was told of signals before
+        self._told: int | None = None  # the descriptor on which a thread is told of each further signal
 
     def watch(self) -> None:
         """From now on signals are posted here. Ray takes SIGTERM for itself when it starts, so this is called again
@@ -30,7 +40,45 @@ class PendingSignal:
     def _post(self, number: int, frame: FrameType | None) -> None:  # noqa: ARG002
         self.signal = signal.Signals(number).name
         self.on_signal()
-        _leave(number)
+        if not self._listens(number):
+            _leave(number)
+
+    def _listens(self, number: int) -> bool:
+        """Whether a thread ends the process at the next signal of this kind, after the last words. The main thread may be held
+        up elsewhere, and the system writes to a descriptor at once."""
+        if not self.last_words or number == signal.SIGHUP:
+            return False
+        if self._told is None:
+            try:
+                heard, self._told = os.pipe()
+            except OSError:
+                return False
+            os.set_blocking(self._told, False)
+            self._before = signal.set_wakeup_fd(self._told, warn_on_full_buffer=False)
+            # No `threading.Thread`, whose start takes a lock that the interrupted code may hold.
+            _thread.start_new_thread(_end_at_second, (heard, number, self.last_words))
+        return True
+
+    def close(self) -> None:
+        """Nobody listens any more."""
+        if self._told is not None:
+            signal.set_wakeup_fd(self._before)
+            os.close(self._told)
+            self._told = None
+
+
+def _end_at_second(heard: int, first: int, words: str) -> None:
+    """first: the signal that has come once."""
+    came = Counter([first])
+    while told := os.read(heard, 1):
+        came[told[0]] += 1
+        if told[0] in (signal.SIGINT, signal.SIGTERM) and came[told[0]] > 1:
+            with contextlib.suppress(OSError, ValueError):
+                if select.select([], [2], [], 0.0)[1]:  # a terminal that stands still is no reason to stay
+                    os.write(2, words.encode())
+            ctypes.CDLL(None).signal(told[0], 0)  # SIG_DFL: Python leaves that to its main thread
+            os.kill(os.getpid(), told[0])
+    os.close(heard)
 
 
 def interrupt() -> None:
@@ -72,5 +120,6 @@ def posted() -> Iterator[PendingSignal]:
             yield pending_signal
     finally:
         if is_main:
+            pending_signal.close()
             for number, handler in before.items():
                 signal.signal(number, handler)
