@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from orchestrator.commands import table
 from orchestrator.commands.answer import Answer
 from orchestrator.commands.arguments import Arguments
@@ -38,4 +40,4 @@ def _option(option: Option) -> str:
     return f"{option.name} ({'required' if option.is_required else f'{value:g}' if isinstance(value, float) else show(value)})"
 
 
-_PAGES = {"": table.usage, "commands": table.commands, "settings": lambda: described("")}
+_PAGES: dict[str, Callable[[], str]] = {"": table.usage, "commands": table.commands, "settings": lambda: described("")}

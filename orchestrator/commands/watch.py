@@ -15,6 +15,7 @@ from typing import Any
 from orchestrator.commands.answer import Answer, ended
 from orchestrator.commands.arguments import Arguments
 from orchestrator.driver.folders import RunFolder, project_folder
+from orchestrator.driver.report.outcome import recovery_in_words
 from orchestrator.driver.terminal.progress import ProgressDisplay, for_stream
 from orchestrator.errors import UsageError
 from orchestrator.tracking import Store
@@ -103,6 +104,8 @@ def _show(watched: Watched, display: ProgressDisplay, journal: Tail, trace: Tail
         if event == "generation_started":
             display.close()
             display.start(entry["steps"])
+        elif event == "recovered":
+            display.say(recovery_in_words(entry))
         elif event == "evaluated":
             watched.metrics = {name: float(value) for name, value in entry["metrics"].items()}
             display.say(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import re
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -252,7 +253,9 @@ def test_a_run_from_its_first_word_to_its_last(tmp_path: Path) -> None:
 
 
 def test_after_a_loss_the_survivor_goes_on_and_another_is_started(tmp_path: Path) -> None:
-    """What only the dead one had told is not lost, and what is computed again is compared with it."""
+    """What only the dead one had told is not lost, and what is computed again is compared with it.
+
+    The terminal says who was lost and how the run went on; the rest is the journal's."""
     first, second = ({"trace": line} for line in LINES)
     running = {"event": "generation_running", "generation": 1, "step": 1}
     said = [
@@ -271,6 +274,11 @@ def test_after_a_loss_the_survivor_goes_on_and_another_is_started(tmp_path: Path
     assert played.trace == LINES
     lost = [event for event in played.journal if event["event"] == "worker_lost"]
     assert [(event["worker"], event["step"], event["why"]) for event in lost] == [(1, 2, "its process (pid 101) ended")]
+    told = [line for line in played.shown if "worker" in line and not line.startswith("note:")]
+    assert told[0].startswith("worker 1 on node "), played.shown
+    assert told[0].endswith(" was lost after step 2: its process (pid 101) ended")
+    assert re.fullmatch(r"went on after \d+\.\d\d s, no step lost; 1 worker now", told[1]), told
+    assert told[2:] == []
     assert ("start", 2, "worker") in played.done
     assert ("call off", 0, 0) in played.done
     assert played.done[-1] == ("run", 0, 1, 0, [])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -146,6 +147,17 @@ class Outcome:
         if self.not_told:
             report["not_told"] = self.not_told
         return report
+
+
+def recovery_in_words(recovery: Mapping[str, Any]) -> str:
+    """Of the event `recovered`: "went on after 0.72 s, no step lost"."""
+    lost = recovery["steps_lost"]
+    steps = "no step lost" if lost == 0 else f"{lost} step{'s' * (lost > 1)} computed again"
+    because = f": {recovery['why']}" if recovery.get("why") else ""
+    return f"{_RECOVERED[recovery['kind']]} after {recovery['seconds']:.2f} s, {steps}{because}"
+
+
+_RECOVERED = {"lost": "went on", "joined": "a worker joined", "restarted": "started again", "driver": "taken over"}
 
 
 def _number(value: float | None) -> float | None:

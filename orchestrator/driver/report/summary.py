@@ -57,8 +57,7 @@ def not_recorded(why: str, run_id: str, uri: str | None, noun: str = "run") -> s
     """The warning that MLflow lacks something when the process ends. uri: of its store, where it is not the project's."""
     return (
         f"warning: MLflow has not got all of this {noun}: {why}\n"
-        f"  the files in .orchestrator/{run_id}/ are complete; what is missing is sent by the next launch that is recorded "
-        "there,\n"
+        f"  what it lacks is in .orchestrator/{run_id}/, and is sent by the next launch that is recorded there,\n"
         f"  by `python -m orchestrator runs`, and by `python -m orchestrator resume={run_id}{_where(uri)}`"
     )
 

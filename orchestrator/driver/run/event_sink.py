@@ -15,7 +15,7 @@ from typing import Any
 from orchestrator.control import events
 from orchestrator.control.rehearsal import Disturbance
 from orchestrator.driver.recording.record import Record
-from orchestrator.driver.report.outcome import Outcome
+from orchestrator.driver.report.outcome import Outcome, recovery_in_words
 from orchestrator.driver.run.checkpointing import SavedCheckpoint
 from orchestrator.driver.run.drift_watch import DriftWatch, Found
 from orchestrator.driver.run.standstill import Stand
@@ -147,7 +147,7 @@ class EventSink:
         if self._tracker.trouble is not None and not self._told_of_trouble:
             self._told_of_trouble = True
             self._progress.say(
-                "warning: MLflow does not take what this run reports; it goes on, and its files stay complete: "
+                "warning: MLflow does not take what this run reports; it goes on, and its folder keeps that: "
                 f"{self._tracker.trouble}"
             )
 
@@ -189,8 +189,8 @@ class EventSink:
     def decided(self, before: str, after: str, reason: str) -> None:
         self.event("decided", **{"from": before, "to": after, "reason": reason})
 
-    def begins(self, generation: Generation, members: Sequence[int], steps: int, reason: str) -> None:
-        """A generation begins."""
+    def begins(self, generation: Generation, members: Sequence[int], steps: int) -> None:
+        """A generation begins. The terminal hears of it with its first step (`recovered`)."""
         self._ranks = {member: rank for rank, member in enumerate(members[: generation.workers])}
         self.event("generation_started", **generation.as_event(), members=members, steps=steps)
         self.outcome.generations += 1
@@ -203,8 +203,6 @@ class EventSink:
             self._progress.start(steps)
             if generation.storage is not None and not generation.writers:
                 self._progress.say(_NO_CHECKPOINTS)
-        else:
-            self._progress.say(f"generation {generation.number}, {generation.workers} workers: {reason}")
 
     def lines(self, change: Change) -> None:
         """Record new lines of the trace, in order."""
@@ -313,10 +311,9 @@ class EventSink:
         self.outcome.recoveries.append(recovery)
         self.event("recovered", **recovery)
         self._tracker.metrics(self.outcome.steps, {f"{EXECUTION}recovery/{command.kind}_s": command.seconds})
-        steps = "no step lost" if command.steps_lost == 0 else f"{command.steps_lost} steps computed again"
-        what = _RECOVERED[command.kind]
-        because = f": {command.why}" if command.why else ""
-        self._progress.say(f"{what} after {seconds:g} s, {steps}{because}")
+        workers = self.outcome.workers
+        now = "" if command.kind == "driver" else f"; {workers} worker{'s' * (workers != 1)} now"
+        self._progress.say(f"{recovery_in_words(recovery)}{now}")
 
     def redealt(self, command: events.Redeal) -> None:
         """Shards are about to be dealt by speed."""
@@ -407,9 +404,11 @@ class EventSink:
         self.event("checkpoint_passed_over", why=reason)
         self._progress.say(f"warning: {reason}")
 
-    def lost(self, role: str, member: int, why: str) -> None:
+    def lost(self, role: str, member: int, why: str, where: str | None = None) -> None:
+        """where: its machine; None where it never said."""
         self.event(f"{role}_lost", **{role: member}, step=self.outcome.steps, why=why)
-        self._progress.say(f"{role} {member} was lost after step {self.outcome.steps}: {why}")
+        at = "" if where is None else f" on {where}"
+        self._progress.say(f"{role} {member}{at} was lost after step {self.outcome.steps}: {why}")
 
     def drains(self, node: str, members: Sequence[str], seconds: float | None, *, is_ours: bool) -> None:
         """Ray has said that a node goes away. is_ours: this process is there."""
@@ -490,9 +489,6 @@ class EventSink:
             self._said.clear()
         if self._said.setdefault(line, who) == who:
             self._progress.say(f"[{who}] {line}")
-
-
-_RECOVERED = {"lost": "went on", "joined": "a worker joined", "restarted": "started again", "driver": "taken over"}
 
 
 def _plain(value: float) -> float | str:

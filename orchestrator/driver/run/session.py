@@ -385,7 +385,7 @@ class Session:
         why = f"its process (pid {pid}) ended" if pid is not None else "its process ended"
         why += "" if last is None else f" {fault_attribution.where(last)}"
         self._forget(member)
-        self._event_sink.lost(self._roles[member], member, why)
+        self._event_sink.lost(self._roles[member], member, why, self._where(member))
         self._decide(events.Died(member, why, details, last))
 
     def _decide(self, event: events.Event) -> None:
@@ -393,16 +393,16 @@ class Session:
         self._state, commands, reason = controller.decide(self._state, event, time.monotonic())
         if reason:
             self._event_sink.decided(before, self._state.phase, reason)
-        self._carry_out(commands, reason)
+        self._carry_out(commands)
 
-    def _carry_out(self, commands: Sequence[events.Command], reason: str) -> None:
+    def _carry_out(self, commands: Sequence[events.Command]) -> None:
         for command in commands:
             match command:
                 case events.Start(member, role):
                     self._roles[member] = role
                     self._members.start(member, role, self._actor_slots.take(member, role))
                 case events.Begin():
-                    self._begin(command, reason)
+                    self._begin(command)
                 case events.StandBy(member):
                     self._members.stand_by(member)
                 case events.CallOff(generation, members):
@@ -429,7 +429,7 @@ class Session:
                 case events.End(error):
                     self._end(error)
 
-    def _begin(self, begin: events.Begin, reason: str) -> None:
+    def _begin(self, begin: events.Begin) -> None:
         self._saving.generation_ended()
         self._generation, self._running = begin.generation, False
         self._servers = list(begin.members[begin.workers :])
@@ -454,7 +454,7 @@ class Session:
             rank = ranks.get(member)
             shards = begin.shards[rank] if rank is not None and rank < begin.workers else ()
             self._member_started(member, rank, shards)
-        self._event_sink.begins(generation, begin.members, begin.run_manifest["steps"], reason)
+        self._event_sink.begins(generation, begin.members, begin.run_manifest["steps"])
         for rank, member in enumerate(begin.members):
             peers = self._member_directory.peers(begin.members, generation, rank)
             if rank < begin.workers:
@@ -505,7 +505,11 @@ class Session:
         why += f"; {where}" if where is not None else ""
         self._members.kill(member)
         self._forget(member)
-        self._event_sink.lost(self._roles[member], member, why)
+        self._event_sink.lost(self._roles[member], member, why, self._where(member))
+
+    def _where(self, member: int) -> str | None:
+        """Its machine, as far as it has said."""
+        return self._node_name(member) if member in self._nodes else None
 
     def _forget(self, member: int) -> None:
         """It is dead, or killed here. Of as many as are lost nothing is kept but their roles: last words may come later."""
