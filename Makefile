@@ -6,7 +6,8 @@
 # make campaign   faults injected into true runs, and counted (docs/fault-tolerance.md): SEED=1 FAULTS=300
 # make docs       the site, in build/site; fails on a link that leads nowhere
 # make check      lint and types (make lint), and beside them the tests that take milliseconds (make pure)
-# Each makes .venv when it is missing. PYTHON is the interpreter it is made from.
+# Each makes .venv when it is missing. PYTHON is the interpreter it is made from. Demo and data are made by the environment that is
+# active, where orchestrator is installed in it.
 
 PYTHON ?= python3.11
 VENV := .venv
@@ -19,6 +20,10 @@ BY_FILE := python -m pytest -n 3 --dist loadfile --no-loadscope-reorder
 PURE := not ray and not slow and not long
 QUICK := $(PURE) and not threads
 MANY := --hypothesis-profile=many
+ACTIVE := $(filter-out $(CURDIR)/$(VENV),$(or $(VIRTUAL_ENV),$(CONDA_PREFIX)))
+# -P: the package in this folder is not one that is installed.
+HAS_ALL := import sys; from importlib.util import find_spec; sys.exit(None in map(find_spec, ["orchestrator", "dvc", "sklearn"]))
+USED := $(and $(ACTIVE),$(shell $(ACTIVE)/bin/python -Pc '$(HAS_ALL)' 2>/dev/null && echo $(ACTIVE)))
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 export DVC_NO_ANALYTICS := 1
 # Where it is set, each process compiles all tests and all of orchestrator anew: seven seconds.
@@ -54,14 +59,21 @@ $(STAMP): pyproject.toml constraints.txt
 	@$(call SHOWN_IF_IT_FAILS,$(VENV)/install.log,$(BIN)/python -m pip install --constraint constraints.txt --editable '$(PROJECT)')
 	touch $@
 
-data: setup
+# The environment that is active, where it has all that these need, else .venv.
+data demo demo-kill: $(if $(USED),,setup)
+data demo demo-kill: export PATH := $(or $(USED),$(CURDIR)/$(VENV))/bin:$(PATH)
+
+data:
+	$(if $(USED),@echo "in the active environment $(USED)")
 	dvc repro --quiet prepare_digits prepare_characters prepare_stream
 
-demo: setup
+demo:
+	$(if $(USED),@echo "in the active environment $(USED)")
 	dvc repro --quiet prepare_digits
 	python -m orchestrator conf=digits
 
-demo-kill: setup
+demo-kill:
+	$(if $(USED),@echo "in the active environment $(USED)")
 	dvc repro --quiet prepare_digits
 	python -m benchmarks.demo_kill
 
@@ -80,7 +92,7 @@ pure: setup
 test: setup
 	$(MAKE) --no-print-directory --jobs 2 lint claims docs
 
-claims: data
+claims: setup data
 	$(BY_FILE) -m "not long"
 
 # What only the head of a Ray that takes jobs needs, ray[default]; in the environment itself it would slow down every start of Ray.

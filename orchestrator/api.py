@@ -97,7 +97,7 @@ def staleness(run_id: str, *, uri: str | None = None) -> list[Staleness]:
     from orchestrator.tracking import Store
 
     folder = project_folder(Path.cwd())
-    return rests.staleness(Recorded.find(Store(uri, folder), folder, run_id).rests() or [])
+    return rests.staleness(Recorded.find(Store.with_run(uri, folder, run_id), folder, run_id).rests() or [])
 
 
 def _named(conf: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,7 +1,8 @@
-"""What `make setup` prints: what failed, and nothing of what pip warns of on the way."""
+"""What `make setup` prints: what failed, and nothing of what pip warns of on the way; and which environment makes the data."""
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 from pathlib import Path
@@ -39,3 +40,28 @@ def test_where_pip_fails_all_that_it_said_is_shown(tmp_path: Path) -> None:
     assert WARNING in done.stderr
     assert "it failed: .venv/bin/python -m pip install" in done.stderr
     assert not (tmp_path / ".venv" / ".installed").exists()
+
+
+def make_data(folder: Path, active: str, *, has_all: bool) -> subprocess.CompletedProcess[str]:
+    """What `make data` would execute while the environment of this name is active."""
+    shutil.copy(REPOSITORY / "Makefile", folder)
+    for name in ("pyproject.toml", "constraints.txt"):
+        (folder / name).touch()
+    python = folder / active / "bin" / "python"
+    python.parent.mkdir(parents=True)
+    python.write_text(f"#!/bin/sh\nexit {int(not has_all)}\n")
+    python.chmod(0o755)
+    environment = {"PATH": os.environ["PATH"], "VIRTUAL_ENV": str(folder / active)}
+    return subprocess.run(
+        ["make", "--dry-run", "data"], cwd=folder, capture_output=True, text=True, check=True, env=environment
+    )
+
+
+def test_data_are_made_by_the_environment_that_is_active_where_it_has_what_they_need(tmp_path: Path) -> None:
+    for name, has_all, installs in (("own", True, False), ("bare", False, True), (".venv", True, True)):
+        folder = tmp_path / name
+        folder.mkdir()
+        said = make_data(folder, name, has_all=has_all).stdout
+        assert ("-m pip install" in said) == installs, said
+        assert (f"in the active environment {folder}/own" in said) == (not installs)
+        assert "dvc repro --quiet prepare_digits" in said

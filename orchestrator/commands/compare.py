@@ -69,7 +69,7 @@ def compare(names: str, uri: str | None) -> Compared:
     if len(both) != 2:
         raise UsageError(f"compare={names}: two runs are needed", "compare=RUN_A,RUN_B; list them with: runs")
     folder = project_folder(Path.cwd())
-    store = Store(uri, folder)
+    store = Store.with_run(uri, folder, both[0])
     a, b = (Recorded.find(store, folder, name) for name in both)
     changed = changed_files(a, b)
     found = comparison.compare(a.as_run(), b.as_run(), {each.path: each.kind for each in changed})

@@ -128,7 +128,7 @@ def _excerpt(name: str, steps: str, to: Path, uri: str | None) -> Excerpt:
     begin, last = int(found[1]), int(found[2])
     _require_free(to)
     folder = project_folder(Path.cwd())
-    original = Recorded.find(Store(uri, folder), folder, name)
+    original = Recorded.find(Store.with_run(uri, folder, name), folder, name)
     trace, first = lines.raw(original.files.trace) if original.files.trace.exists() else [], original.held.begin.step
     try:
         told = excerpt.made(original.past.run_id, trace, first, begin, last + 1)
@@ -161,7 +161,7 @@ def export(name: str, wanted: Wanted, uri: str | None) -> Exported:
     signer = None if wanted.key is None else statement.signer(wanted.key)
     project = Path.cwd()
     folder = project_folder(project)
-    store = Store(uri, folder)
+    store = Store.with_run(uri, folder, name)
     original = Recorded.find(store, folder, name)
     if original.past.status == "RUNNING":
         raise UsageError(f"run {original.past.run_id} is not at its end", "wait for it, or end it")

@@ -93,7 +93,7 @@ def look(
     """name: of the run. parameter: None to see which there are, and the clocks. first, count: of its elements, in the order of
     memory; then the values have one axis. Raises UsageError, ConfigurationError, RunFailed where nothing came in time."""
     folder = project_folder(Path.cwd())
-    past = Store(uri, folder).find(name)
+    past = Store.with_run(uri, folder, name).find(name)
     if past.status != "RUNNING":
         raise _not_running(past)
     told, raw = _asked(

@@ -71,7 +71,7 @@ def run(given: Arguments) -> Answer:
 def watch(project: Path, name: str, uri: str | None) -> Watched:
     """Show the run's progress until it ends. Raises UsageError."""
     folder = project_folder(project)
-    store = Store(uri, folder)
+    store = Store.with_run(uri, folder, name)
     past = store.find(name)
     if not (folder / past.run_id).exists():
         raise UsageError(

@@ -29,6 +29,9 @@ _PASSED_ON = (
     signal.SIGUSR2,
     signal.SIGCONT,
 )
+_REPETITIONS = (
+    "/.orchestrator/worktrees/"  # where reruns execute commands that nobody typed, with the variables of the record
+)
 _ANSWER_S = 20.0  # of a server that is ready
 _GONE = "the process of the warm pool that ran this command is gone, and how it ended is not known"
 
@@ -52,7 +55,8 @@ def handed_over(argv: Sequence[str], program: str) -> int | None:
             return Interrupted.exit_code
         if answer is None or "forked" not in answer:
             why = "it does not answer" if answer is None else answer.get("refused", "it has ended")
-            print(f"note: the warm pool is not used: {why}", file=sys.stderr)
+            if _REPETITIONS not in f"{Path.cwd()}/":
+                print(f"note: the warm pool is not used: {why}", file=sys.stderr)
             return None
         return _stood_for(connection, answer["forked"])
 

@@ -21,7 +21,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext, supp
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, Self
 
 from orchestrator import locks
 from orchestrator.errors import ConfigurationError, UsageError
@@ -31,13 +31,15 @@ from orchestrator.tracking.rebase import adopt, rebase
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
-    from mlflow.entities import Run
+    from mlflow.entities import Experiment, Run
 
 _REQUEST_S = 10  # how long one request to a server may take; MLflow's own default, with its retries, is minutes
 _SQLITE = "sqlite:///"
 _KIND = ("mlflow.experimentKind", "custom_model_development")  # else MLflow's pages open it among GenAI evaluations
 _VIEW = "?workflowType=machine_learning"  # of MLflow's pages; the other one is about GenAI
 _FROM_SYSTEM = re.compile(r"\[Errno -?\d+\] ([^\"')]+)")  # what the operating system said of a connection
+_MLFLOWS_OWN = "Default"  # the experiment that it makes in each new store
+_OF_ANY_STAGE = 3  # ViewType.ALL
 USER = "mlflow.user"
 PARENT = "mlflow.parentRunId"  # MLflow's own pages show a run below this one
 KIND = "orchestrator.kind"
@@ -113,16 +115,21 @@ class Driving(NamedTuple):
 
 
 def user() -> str:
-    """Who this process says it runs for: `USER`, or else the number of the account."""
-    return os.environ.get("USER") or str(os.getuid())
+    """Who this process says it runs for: `USER`, or else the name of the account, or its number where it has none."""
+    return os.environ.get("USER") or _account()
 
 
 def accounts() -> set[str]:
-    """The names under which this user may have launched a run: `user` is another one where the variable is not set."""
+    """The names under which this user may have launched a run: `user` is another one where the variable is not set, and was the
+    number in older versions."""
+    return {user(), _account(), str(os.getuid())}
+
+
+def _account() -> str:
     number = os.getuid()
     with suppress(KeyError):  # an account without a name
-        return {user(), str(number), pwd.getpwuid(number).pw_name}
-    return {user(), str(number)}
+        return pwd.getpwuid(number).pw_name
+    return str(number)
 
 
 def identity_of_process() -> dict[str, str]:
@@ -160,6 +167,18 @@ class Store:
                     empty.keep(database)
                 adopt(database, home / "artifacts")
 
+    @classmethod
+    def with_run(cls, uri: str | None, folder: Path, name: str) -> Self:
+        """The store in which a run of this name is to be found. Raises UsageError where there is none yet: to make an empty one
+        takes long, and it is in the way afterwards."""
+        database = database_of(absolute(uri) if uri else default_uri(folder))
+        if database is not None and not str(database).startswith(":") and not database.exists():
+            raise UsageError(
+                f"there is no run {'yet' if name == 'last' else name}: nothing was recorded in {database}",
+                "type it in the folder where the run was launched, or name the store that has it with tracking.uri=URI",
+            )
+        return cls(uri, folder)
+
     @cached_property
     def client(self) -> MlflowClient:
         """MLflow's. Of a database that was there it is opened when it is asked for. Raises ConfigurationError."""
@@ -184,8 +203,10 @@ class Store:
         from mlflow.exceptions import MlflowException
 
         found = self.client.get_experiment_by_name(name)
+        local = self.uri.startswith("sqlite:")
+        if found is None and local and name.lower() == _MLFLOWS_OWN.lower():
+            found = self._renamed(name)
         if found is None:
-            local = self.uri.startswith("sqlite:")
             try:
                 place = self._artifacts if local else None
                 return str(self.client.create_experiment(name, artifact_location=place, tags=dict([_KIND])))
@@ -201,6 +222,17 @@ class Store:
         if _KIND[0] not in found.tags:  # of an older version, or made by hand; a kind that somebody chose stays
             self.client.set_experiment_tag(found.experiment_id, *_KIND)
         return str(found.experiment_id)
+
+    def _renamed(self, name: str) -> Experiment | None:
+        """The experiment that MLflow itself has made in a store of ours, under this name while nothing is in it: two of nearly
+        the same would be one too many. None where there is no such experiment."""
+        own = self.client.get_experiment_by_name(_MLFLOWS_OWN)
+        if own is None or own.lifecycle_stage == "deleted" or own.artifact_location != self._artifacts:
+            return None
+        if self.client.search_runs([own.experiment_id], run_view_type=_OF_ANY_STAGE, max_results=1):
+            return None
+        self.client.rename_experiment(own.experiment_id, name)
+        return self.client.get_experiment(own.experiment_id)
 
     def past(self) -> list[Past]:
         """All runs that this program recorded, of all experiments, newest first."""

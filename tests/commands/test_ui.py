@@ -46,7 +46,7 @@ def test_the_runs_are_shown_until_ctrl_c(tmp_path: Path) -> None:
         assert process.stdout is not None
         told = process.stdout.readline()
         page = r"/#/experiments/1/runs\?workflowType=machine_learning"
-        match = re.fullmatch(rf"the runs are shown at (http://127\.0\.0\.1:\d+){page}; end with Ctrl-C\n", told)
+        match = re.fullmatch(rf"the runs are shown, until Ctrl-C, at (http://127\.0\.0\.1:\d+){page}\n", told)
         assert match is not None, (told, process.communicate())
         address = match.group(1)
         assert "<title>MLflow</title>" in read(address)

@@ -15,12 +15,12 @@ def test_a_whole_description() -> None:
     text = description(WHOLE, Layout("4 workers, topology ring", 1))
     assert text.split("\n\n") == [
         "**Result:** finished, 20 steps, loss 0.5, validation/loss 0.25",
+        "**Again:**",
+        "    python -m orchestrator rerun=0123abcd",
         "**Trained:** `a:B`, 9 parameters, seed 1, on data/a|b",
         "**Layout:** 4 workers, topology ring; went on after 1 loss; computing 60%",
         "**Digest:** `4a4d`",
         "**Reproduced:** the same digest as an earlier run",
-        "**Again:**",
-        "    python -m orchestrator rerun=0123abcd",
         "All of it: `run/card.html` under Artifacts.",
     ]
 
@@ -39,7 +39,7 @@ def test_a_failed_run_at_a_server_says_why_and_how_to_go_on() -> None:
 def test_the_last_rerun_stands_where_the_one_before_stood() -> None:
     once = reproduced(description(WHOLE, Layout("1 worker")), "`b`: exact")
     twice = reproduced(once, "`c`: diverged")
-    assert twice.index("earlier run") < twice.index("**Reproduced:** rerun `c`: diverged") < twice.index("**Again")
+    assert twice.index("earlier run") < twice.index("**Reproduced:** rerun `c`: diverged") < twice.index("All of it")
     assert "`b`" not in twice
     assert reproduced(twice, "`b`: exact") == once
     assert reproduced("", "`b`: exact") == "**Reproduced:** rerun `b`: exact"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import pwd
 import shutil
 import sqlite3
 import subprocess
@@ -12,7 +14,7 @@ import pytest
 
 from orchestrator.errors import ConfigurationError, UsageError
 from orchestrator.tracking import Store, Tracker
-from orchestrator.tracking.store import absolute
+from orchestrator.tracking.store import absolute, accounts, user
 
 
 def _run_with_artifact(folder: Path) -> str:
@@ -81,6 +83,46 @@ def test_the_place_of_a_store_and_of_all_its_artifacts_is_one_from_everywhere(
     monkeypatch.chdir(elsewhere)
     assert Store(store.uri, folder).find("last").run_id == tracker.run_id
     assert list(elsewhere.iterdir()) == []
+
+
+@pytest.mark.ray
+@pytest.mark.filterwarnings("ignore:The ..noload.. loader strategy is deprecated")
+def test_there_is_one_experiment_default_and_what_others_keep_in_theirs_stays(tmp_path: Path) -> None:
+    """MLflow makes `Default`, and `run.experiment` is `default` where nobody names one."""
+    new, used = tmp_path / "new", tmp_path / "used"
+    new.mkdir()
+    used.mkdir()
+    store = Store(None, new)
+    assert [store.experiment("e"), store.experiment("default"), store.experiment("default")] == ["1", "0", "0"]
+    assert sorted(each.name for each in Store(None, new).client.search_experiments()) == ["default", "e"]
+    store.client.create_run("0")
+    other = Store(None, used)
+    other.client.delete_run(other.client.create_run("0").info.run_id)
+    assert other.experiment("default") == "1"
+    assert sorted(each.name for each in other.client.search_experiments()) == ["Default", "default"]
+
+
+def test_a_store_is_not_made_to_look_for_a_run_in_it(tmp_path: Path) -> None:
+    for uri in (None, f"sqlite:///{tmp_path / 'other.db'}"):
+        for name, told in (("abc", "no run abc: nothing"), ("last", "no run yet: nothing")):
+            with pytest.raises(UsageError, match=rf"there is {told} was recorded in {tmp_path}/\w+\.db"):
+                Store.with_run(uri, tmp_path, name)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_without_the_variable_a_user_has_the_name_of_the_account(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("USER", raising=False)
+    name = pwd.getpwuid(os.getuid()).pw_name
+    assert (user(), accounts()) == (name, {name, str(os.getuid())})
+    monkeypatch.setenv("USER", "other")
+    assert (user(), accounts()) == ("other", {"other", name, str(os.getuid())})
+
+    def nameless(_: int) -> None:
+        raise KeyError
+
+    monkeypatch.delenv("USER")
+    monkeypatch.setattr("pwd.getpwuid", nameless)
+    assert user() == str(os.getuid())
 
 
 @pytest.mark.parametrize(

@@ -39,7 +39,8 @@ def ui(project: Path, port: int | None, uri: str | None = None) -> int:
     with tempfile.TemporaryFile() as log, serving.serving(store.uri, port, log) as server:
         try:
             serving.wait_for(server, address, log)
-            print(f"the runs are shown at {experiment_page(address, experiment_id)}; end with Ctrl-C", flush=True)
+            # The address comes last: what follows it sticks to it where it is copied, and leads to another page.
+            print(f"the runs are shown, until Ctrl-C, at {experiment_page(address, experiment_id)}", flush=True)
             server.wait()
         except KeyboardInterrupt:
             return 0

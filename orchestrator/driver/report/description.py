@@ -1,6 +1,7 @@
 """What MLflow shows of a run as its description: a few lines of Markdown on the page of the run, above its metrics.
 
-It is a short card: what it came to, of what, on what, whether it was reproduced, and the command that repeats it. Pure.
+It is a short card: what it came to, the command that repeats it, of what, on what, and whether it was reproduced. MLflow hides
+what is longer than some ten lines behind "Show more", so the command stands near the top. Pure.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from orchestrator.driver.report.card import CardContents
 TAG = "mlflow.note.content"
 _REPRODUCED = "**Reproduced:** "
 _AGAIN = "**Again:**"
+_REST = "All of it: `run/card.html` under Artifacts."
 _RESULTS = ("loss", "epsilon", "validation/")
 
 
@@ -31,13 +33,13 @@ def description(contents: CardContents, layout: Layout) -> str:
     parts = [
         "" if note is None else str(note),
         _result(contents.status, outcome),
+        _AGAIN,
+        _again(contents),
         f"**Trained:** {', '.join(_trained(contents))}",
         f"**Layout:** {'; '.join(_layout(layout, outcome.get('time')))}",
         f"**Digest:** `{outcome['digest']}`" if outcome.get("digest") else "",
         "".join(f"{_REPRODUCED}{sentence}\n" for sentence in contents.said).rstrip(),
-        _AGAIN,
-        _again(contents),
-        "All of it: `run/card.html` under Artifacts.",
+        _REST,
     ]
     return "\n\n".join(part for part in parts if part)
 
@@ -45,7 +47,7 @@ def description(contents: CardContents, layout: Layout) -> str:
 def reproduced(before: str, sentence: str) -> str:
     """The description with what a rerun has shown, in place of what another one had."""
     parts = [part for part in before.split("\n\n") if part and not part.startswith(f"{_REPRODUCED}rerun")]
-    place = parts.index(_AGAIN) if _AGAIN in parts else len(parts)
+    place = parts.index(_REST) if _REST in parts else len(parts)
     return "\n\n".join([*parts[:place], f"{_REPRODUCED}rerun {sentence}", *parts[place:]])
 
 

@@ -240,7 +240,7 @@ def require_secret(recorded: Iterable[Recorded], overrides: Sequence[str]) -> No
 
 def find_sweep(name: str, uri: str | None) -> Past | None:
     """The sweep or ensemble of this name; None where it names a run. Raises UsageError for a name that names nothing."""
-    past = Store(uri, project_folder(Path.cwd())).find(name)
+    past = Store.with_run(uri, project_folder(Path.cwd()), name).find(name)
     return past if past.kind in (SWEEP, ENSEMBLE) else None
 
 
