@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
+import stat
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -40,6 +42,7 @@ class RunFolder:
             raise UsageError(f"{run_id!r} is no id of a run", "list the runs with: python -m orchestrator runs")
         self.path = folder / run_id
         self.path.mkdir(exist_ok=True)
+        _require_own_files(self.path)
         self._lock: int | None = None
         self._lease = self.path / "lock"
         self.journal = self.path / "journal.jsonl"
@@ -104,6 +107,24 @@ class RunFolder:
         told = [self.trace, self.rests, self.journal, self.streams, self.times, self.timeline, self.tuning]
         files = [*inputs, *told, self.card, self.page, self.verdict, self.error]
         return [file for file in files if file.exists()]
+
+
+def _require_own_files(folder: Path) -> None:
+    """Raises UsageError where a file of a record is one of elsewhere, or a device: another user of a shared store may have put
+    it there, to have something of this user's read or written, or something without end. Folders and weights may lie on another
+    disk."""
+    for entry in list(os.scandir(folder)):
+        with contextlib.suppress(FileNotFoundError):  # it has just got its final name
+            kind = entry.stat(follow_symlinks=False).st_mode
+            if stat.S_ISREG(kind) or entry.is_dir() or entry.name.endswith(".safetensors"):
+                continue
+            if stat.S_ISLNK(kind) and Path(os.path.realpath(entry)).is_relative_to(os.path.realpath(folder)):
+                continue
+            what = "a link that leads out of the record" if stat.S_ISLNK(kind) else "no plain file"
+            raise UsageError(
+                f"{entry.path} is refused: it is {what}",
+                "ask who put it there, and remove it; the file itself may be among the artifacts of the run",
+            )
 
 
 def read_json(path: Path) -> dict[str, Any]:

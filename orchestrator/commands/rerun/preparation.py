@@ -45,10 +45,12 @@ def prepared(repeater: Repeater, *, check_environment: bool) -> Iterator[tuple[P
 
 
 def commands(original: Recorded, folder: Path) -> list[str]:
-    """The stages that would be executed, "name: command"; nothing is. folder: for a checkout of the code. Raises
-    NotRerunnable."""
-    with checkout.disposable(original.files.bundle, folder, original.code.get("tree")) as restored:
-        return [f"{each.name}: {each.command}" for each in stages.pipeline(restored.project, original.inputs).stages]
+    """The stages that would be executed, "name: command"; nothing is, and nothing outside of the code is read. folder: for a
+    checkout of it. Raises NotRerunnable."""
+    with checkout.disposable(original.files.bundle, folder, original.code.get("tree")) as restored, original.readable():
+        checkout.require_inside(restored)
+        found = stages.pipeline(restored.project, original.inputs, restored.root)
+        return [f"{each.name}: {each.command}" for each in found.stages]
 
 
 def _places(repeater: Repeater, restored: checkout.Restored, pipeline: Pipeline) -> Iterator[tuple[str, Path]]:

@@ -112,6 +112,20 @@ def disposable_folder(folder: Path) -> Iterator[Path]:
         os.close(held)
 
 
+def require_inside(restored: Restored) -> None:
+    """Raises NotRerunnable for a link that leads out of the tree: who reads the code of somebody else by it reads what is here,
+    or a device without end."""
+    root = os.path.realpath(restored.root)
+    for folder, below, files in os.walk(restored.root):
+        for place in (Path(folder, name) for name in (*below, *files)):
+            if place.is_symlink() and not Path(os.path.realpath(place)).is_relative_to(root):
+                name, leads_to = str(place.relative_to(restored.root)), str(place.readlink())
+                raise NotRerunnable(
+                    f"the code of the record is refused: {name!r} is a link that leads out of it, to {leads_to!r}",
+                    "ask who made it for a record without that link",
+                )
+
+
 def sweep(folder: Path) -> None:
     """Remove the disposable trees below `folder` that no living process uses."""
     if folder.is_dir():

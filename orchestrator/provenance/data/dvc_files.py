@@ -21,6 +21,7 @@ from orchestrator.errors import ConfigurationError
 from orchestrator.records import masking
 
 MD5, LEGACY = "md5", "md5-dos2unix"  # DVC 2 hashed text files with their line ends made those of Unix
+_MOST_BYTES = 16 << 20  # of a file that somebody else wrote for DVC
 _PRUNED = frozenset({".dvc", ".git", ".orchestrator", ".venv", "venv", "node_modules", "__pycache__"})
 
 
@@ -203,16 +204,34 @@ def _readable(top: Path) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def opened(top: Path) -> Iterator[Any]:
-    """The project for DVC's own code, to be read: its locks and its state lie elsewhere, and git is left out."""
+def opened(top: Path, within: Path | None = None) -> Iterator[Any]:
+    """The project for DVC's own code, to be read: its locks and its state lie elsewhere, and git is left out. within: a folder
+    out of which nothing is read, nor files that are larger than any that people write, as of a project of somebody else."""
     from dvc.repo import Repo
 
     with tempfile.TemporaryDirectory(prefix="orchestrator-dvc-") as scratch, quiet():
         reader = type("Reader", (Repo,), {"tmp_dir": scratch})
         with _readable(top):
-            repository = reader(str(top), config={"core": {"no_scm": True, "site_cache_dir": scratch}})
+            system = None if within is None else _bounded(within)
+            repository = reader(str(top), fs=system, config={"core": {"no_scm": True, "site_cache_dir": scratch}})
         with repository:
             yield repository
+
+
+def _bounded(within: Path) -> Any:
+    """A file system for DVC whose files are those of a folder: what `vars` or a link name elsewhere cannot be opened."""
+    from dvc.fs import LocalFileSystem
+
+    class Bounded(LocalFileSystem):  # type: ignore[misc]
+        def open(self, path: str, mode: str = "r", **options: Any) -> Any:
+            real = Path(os.path.realpath(path))
+            if not real.is_relative_to(os.path.realpath(within)):
+                raise OSError(f"{path} lies outside of the code")
+            if real.is_file() and real.stat().st_size > _MOST_BYTES:
+                raise OSError(f"{path} has more than {_MOST_BYTES >> 20} MiB")
+            return super().open(path, mode, **options)
+
+    return Bounded()
 
 
 def _outs_of(repository: Any, file: Path, project: Path) -> Iterator[Out]:

@@ -45,8 +45,9 @@ class Pipeline:
     raw: tuple[Input, ...]
 
 
-def pipeline(project: Path, inputs: Sequence[Input]) -> Pipeline:
-    """What made the inputs, by the DVC files of a restored work tree. Raises NotRerunnable and ConfigurationError."""
+def pipeline(project: Path, inputs: Sequence[Input], within: Path | None = None) -> Pipeline:
+    """What made the inputs, by the DVC files of a restored work tree. within: as `dvc_files.opened` takes it. Raises
+    NotRerunnable and ConfigurationError."""
     from dvc.exceptions import DvcException
 
     top = dvc_files.root(project)
@@ -54,7 +55,7 @@ def pipeline(project: Path, inputs: Sequence[Input]) -> Pipeline:
         raise NotRerunnable("stages=true: the code of the run is in no DVC project, so no stage made its data", _REMEDY)
     read = {out.path: _read(item, out) for item in inputs for out in item.outs}
     try:
-        with dvc_files.opened(top) as repository:
+        with dvc_files.opened(top, within) as repository:
             return _Walk(project, top, repository, read).pipeline()
     except (DvcException, OSError) as error:
         raise NotRerunnable(f"DVC cannot read the stages of the run: {error}", _REMEDY) from None
