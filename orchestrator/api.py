@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from orchestrator.commands.look import Look
     from orchestrator.engine.ensemble.model import EnsembleModel
 
+_TRUST = "trust=true"
 __all__ = ["Run", "Staleness", "launch", "load_ensemble", "look", "staleness"]
 
 
@@ -36,8 +37,9 @@ def launch(
 
     conf: a name in conf/, a path, or a mapping with the keys of such a file, in which the pipeline's target may be the class
     itself. on_event: called in this thread with each event of the journal as it happens, and with
-    {"event": "step", "step": 41, "loss": 0.5} for each step; what it raises ends only the calls. The project is the working
-    directory. Raises OrchestratorError when the run is refused or fails.
+    {"event": "step", "step": 41, "loss": 0.5} for each step; what it raises ends only the calls. The override "trust=true"
+    lets it begin with what somebody else has made. The project is the working directory. Raises OrchestratorError when the run
+    is refused or fails.
     """
     from orchestrator.cluster.sessions.environment import prepare_environment
     from orchestrator.numerics import determinism
@@ -45,13 +47,14 @@ def launch(
 
     determinism.prepare_environment()
     given = [_named(conf) if isinstance(conf, Mapping) else str(conf)]
+    trusted, overrides = _TRUST in overrides, tuple(each for each in overrides if each != _TRUST)
     settings = load(given, overrides)
     prepare_environment(settings.cluster.address)
     from orchestrator.commands.launch import launch as story  # imports ray, which reads the environment
     from orchestrator.commands.tune import tune
 
-    settings, where, tuning = tune.decided(settings, origins(given, overrides))
-    run_id, outcome = story.launch(settings, where, on_event=on_event, tuning=tuning)
+    settings, where, tuning = tune.decided(settings, origins(given, overrides), trusted=trusted)
+    run_id, outcome = story.launch(settings, where, on_event=on_event, tuning=tuning, trusted=trusted)
     if outcome.error is not None:
         raise outcome.error
     assert outcome.digest is not None

@@ -18,7 +18,7 @@ def run(given: Arguments) -> Answer:
     if planning:
         from orchestrator.commands.launch.dry_run import dry_run
 
-        return reported(dry_run(given.settings), given)
+        return reported(dry_run(given.settings, trusted=given.flag("trust")), given)
     try:
         return _launched(given)
     finally:
@@ -34,8 +34,9 @@ def _launched(given: Arguments) -> Answer:
         from orchestrator.commands.launch.launch import Repeated, launch
         from orchestrator.commands.tune import tune
 
-    settings, where, tuning = tune.decided(given.settings, given.origins)
+    trusted = given.flag("trust")
+    settings, where, tuning = tune.decided(given.settings, given.origins, trusted=trusted)
     repeated = Repeated(given.get("replay"), given.get("segments"), given.get("streams"), given.get("sat_out"))
     typed = ["output=json"] if given.as_json else []
-    run_id, outcome = launch(settings, where, repeated=repeated, tuning=tuning, typed=typed)
+    run_id, outcome = launch(settings, where, repeated=repeated, tuning=tuning, typed=typed, trusted=trusted)
     return ended_run(run_id, outcome, given)

@@ -23,7 +23,7 @@ from orchestrator.checkpoints.storage import open_storage
 from orchestrator.commands.answer import Answer, reported
 from orchestrator.commands.arguments import Arguments
 from orchestrator.commands.rerun import rebuild
-from orchestrator.driver.before_start import initial
+from orchestrator.driver.before_start import initial, others
 from orchestrator.driver.folders import project_folder
 from orchestrator.driver.recording.recorded import Recorded
 from orchestrator.driver.terminal.progress import for_stream
@@ -76,7 +76,8 @@ class Exported:
 @dataclass(frozen=True)
 class Wanted:
     """What is asked for. with_data: the data themselves, too; key: the private key that signs; license: a URL; wheels: a
-    folder, of which the wheels of recorded packages travel along; with_checkpoints: those that the run has kept, too."""
+    folder, of which the wheels of recorded packages travel along; with_checkpoints: those that the run has kept, too; trusted:
+    places that a record of somebody else names may be opened."""
 
     to: Path
     with_data: bool
@@ -84,6 +85,7 @@ class Wanted:
     license: str | None
     wheels: Path | None = None
     with_checkpoints: bool = False
+    trusted: bool = False
 
 
 def run(given: Arguments) -> Answer:
@@ -95,7 +97,8 @@ def run(given: Arguments) -> Answer:
             raise UsageError(f"steps= writes lines of the trace alone, without {' '.join(others)}", "leave that out")
         return reported(_excerpt(given.value, steps, to, given.uri), given)
     wanted = Wanted(
-        to, with_data, given.path("key"), given.get("license"), given.path("wheels"), given.flag("checkpoints")
+        *(to, with_data, given.path("key"), given.get("license"), given.path("wheels"), given.flag("checkpoints")),
+        trusted=given.flag("trust"),
     )
     return reported(export(given.value, wanted, given.uri), given)
 
@@ -166,6 +169,9 @@ def export(name: str, wanted: Wanted, uri: str | None) -> Exported:
     if original.past.status == "RUNNING":
         raise UsageError(f"run {original.past.run_id} is not at its end", "wait for it, or end it")
     original.require()
+    with original.readable():
+        places = _places(original, wanted, folder)
+    others.require_own_places(original.past, wanted.trusted, "export=", places)
     display = for_stream()
     with ExitStack() as held:
         files = _of_record(original, store, held)
@@ -173,7 +179,7 @@ def export(name: str, wanted: Wanted, uri: str | None) -> Exported:
         wheel, without = _own_wheel(original)
         files |= {**wheel, **_wheels(original, given)}
         notes += without
-        weights, begins, without = _weights(original, store, folder)
+        weights, begins, without = _weights(original, store, folder, trusted=wanted.trusted)
         files |= weights
         notes += without
         kept = _checkpoints(original, folder, held) if wanted.with_checkpoints else {}
@@ -189,6 +195,18 @@ def export(name: str, wanted: Wanted, uri: str | None) -> Exported:
     came = None if original.initial.name is None else "included" if begins else "missing"
     sealed = made.statement_sha256, made.signed_by, made.trace, len(steps_among(Path(name).name for name in kept))
     return Exported(original.past.run_id, str(wanted.to), len(made.files), size, told, came, *sealed, notes)
+
+
+def _places(original: Recorded, wanted: Wanted, folder: Path) -> dict[str, str]:
+    """Outside of the record, that are opened for the crate."""
+    held, found = original.held, {}
+    if held.initial.name is not None and not initial.held(folder, held.initial.digest):
+        found["the weights that it began with"] = held.initial.name
+    if wanted.with_checkpoints:
+        found["its checkpoints"] = original.files.checkpoints_at(held.checkpoint.uri)
+    if wanted.with_data:
+        found |= {f"its data {item.path}": _from(item) for item in original.inputs if item.keeper != "code"}
+    return found
 
 
 def _of_record(original: Recorded, store: Store, held: ExitStack) -> dict[str, Content]:
@@ -229,14 +247,16 @@ def _wheels(original: Recorded, folders: Sequence[Path]) -> dict[str, Content]:
     return dict(found)
 
 
-def _weights(original: Recorded, store: Store, folder: Path) -> tuple[dict[str, Content], dict[str, Any], list[str]]:
+def _weights(
+    original: Recorded, store: Store, folder: Path, *, trusted: bool
+) -> tuple[dict[str, Content], dict[str, Any], list[str]]:
     """Those that the run began with, which nobody makes again without the run that made them; what the crate says of them; a
-    note where they cannot be had any more."""
+    note where they cannot be had any more. Raises Untrusted."""
     wanted = original.initial
     if wanted.name is None:
         return {}, {}, []
     try:
-        initial.brought(wanted, store, folder)
+        initial.brought(wanted, store, folder, trusted=trusted)
     except NotRerunnable as error:
         lacking = f"the crate lacks the weights that the run began with, so nobody can repeat it: {error.message}"
         return {}, {}, [lacking]
@@ -293,9 +313,19 @@ def _data(
     return carried, told, notes
 
 
+def _from(item: Input) -> str:
+    """Where the bytes of an input may be taken from."""
+    imported = [f"{out.imported['url']} ({out.imported['path']})" for out in item.outs if out.imported is not None]
+    return ", ".join([_remotes(item) or "where it was", *imported])
+
+
+def _remotes(item: Input) -> str:
+    return ", ".join(f"{name} ({url})" for name, url in (item.remotes or {}).items())
+
+
 def _where(item: Input) -> str:
     """Where a rerun takes an input from that does not travel along."""
-    remotes = ", ".join(f"{name} ({url})" for name, url in (item.remotes or {}).items())
+    remotes = _remotes(item)
     kept = f"in DVC's remote {remotes}" if remotes else "only where it was, since there is no DVC remote"
     return f"{item.path} is named and not included: its bytes are kept {kept}; data=true includes them"
 

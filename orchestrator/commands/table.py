@@ -110,11 +110,12 @@ _ALL = (
             ),
             "begin=RUN_ID@STEP": (
                 "with conf=: a new run that trains on from that checkpoint of another one, with its optimizer; @best: from "
-                "its best, and without either from its newest; conf=.orchestrator/RUN_ID/settings.yaml: with its settings"
+                "its best, and without either from its newest; conf=.orchestrator/RUN_ID/settings.yaml: with its settings; "
+                "trust=true: also from one of somebody else, after saying what that would open; initial= likewise"
             ),
         },
         brief="launch the run that conf/NAME.yaml describes; plan=true: only say what would happen",
-        settings=lambda given: given.without("replay", "segments", "streams", "sat_out", "show", "plan"),
+        settings=lambda given: given.without("replay", "segments", "streams", "sat_out", "show", "plan", "trust"),
         refused=lambda _: _NO_RUN,
     ),
     Verb(
@@ -206,19 +207,19 @@ _ALL = (
     ),
     Verb(
         "export",
-        "export=RUN_ID to=FOLDER|ZIP|FILE [data|checkpoints=true] [steps=A-B] [wheels=FOLDER] [key=PATH]",
+        "export=RUN_ID to=PATH [data|checkpoints|trust=true] [steps=A-B] [wheels=FOLDER] [key=PATH]",
         {
             "export=RUN_ID": (
                 "write the record into the folder or zip `to`: code, settings, environment, trace, journal, verdicts, "
                 "the weights that the run began with, and with data=true the data; wheels=FOLDER: the wheels of its "
                 "packages that are in there, too; checkpoints=true: those that it has kept, with which it can be audited; "
                 "signed with the ed25519 key of key=PATH; steps=A-B: instead only those lines of its trace, with their "
-                "Merkle path"
+                "Merkle path; trust=true: also of a run of somebody else, after saying which places that would open"
             )
         },
         takes=(
             *(_JSON, "to=PATH", "data=true", "checkpoints=true", "steps=A-B", "wheels=FOLDER", "key=PATH"),
-            *("license=URL", _URI),
+            *("license=URL", "trust=true", _URI),
         ),
         refused=lambda given: {"run_id": None, "to": given.get("to")},
     ),
@@ -295,7 +296,7 @@ _ALL = (
             )
         },
         at="tune.tune",
-        settings=lambda given: given.without("conf"),
+        settings=lambda given: given.without("conf", "trust"),
         uses=("tuning.seconds",),
         with_conf=True,
     ),
@@ -331,7 +332,7 @@ _ALL = (
         "once=ID conf=NAME [key=value ...]",
         {"once=ID": "launch under an id, or go on with the run that has it: what a job runs"},
         at="jobs.once",
-        settings=lambda given: [*given.without("conf"), f"run.submission={given.value}"],
+        settings=lambda given: [*given.without("conf", "trust"), f"run.submission={given.value}"],
         with_conf=True,
         refused=lambda _: _NO_RUN,
     ),

@@ -18,6 +18,7 @@ from __future__ import annotations
 import difflib
 import os
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -80,7 +81,7 @@ def load_sweep(
     for source in (file, typed):
         _merge(own, {path: given for path, given in map(_full, source.leaves) if path[0] in SECTIONS})
     rest = [
-        Source([leaf for leaf in source.leaves if leaf.path[0] not in SECTIONS], source.problems, source.readable)
+        replace(source, leaves=[leaf for leaf in source.leaves if leaf.path[0] not in SECTIONS])
         for source in (file, typed)
     ]
     problems = [_strayed(leaf) for source in rest for leaf in source.leaves if _near(leaf) is not None]

@@ -65,6 +65,11 @@ def restored(file: Path, settings: Settings) -> list[str]:
     return [*read_again, *(_typed(path, escaped(_at(whole, path))) for path in left_out(file) if path not in found)]
 
 
+def as_recorded(file: Path, overrides: Sequence[str]) -> Settings:
+    """The settings of a recorded file, and of overrides, which come last. Raises ConfigurationError."""
+    return from_sources([_source(file), sources.from_command_line(overrides)], recorded=True)
+
+
 def as_held(file: Path) -> Settings:
     """The settings as far as the record holds them, to look at and not to run: what stands in the place of a credential stays
     where the key can take it, and is left out elsewhere. Raises ConfigurationError."""
@@ -93,7 +98,7 @@ def left_out(file: Path) -> list[KeyPath]:
 
 
 def _source(file: Path) -> Source:
-    return sources.from_name(str(file), Path())
+    return sources.from_name(str(file), Path(), recorded=True)
 
 
 def _is_readable(recorded: Any) -> bool:

@@ -84,6 +84,8 @@ def from_sources(found: Sequence[Source], *, recorded: bool = False, used: Seque
     """Merged left to right. recorded: nobody describes a run here, as where a source is the file of a record; then settings
     without effect are let through. used: as in `load`. Raises ConfigurationError with every problem."""
     merged: Merged = {}
+    if refused := [each for source in found if source.recorded for each in sources.interpolations(source)]:
+        raise ConfigurationError(refused, "ask who made the record for another one")
     recorded = recorded or any(source.recorded for source in found)
     problems = [problem for source in found for problem in (*source.problems, *_merge(merged, source))]
     unresolved = _interpolate(merged)

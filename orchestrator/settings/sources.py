@@ -39,7 +39,9 @@ _BESIDE = {
     "settings.yaml": "data.json",
     "sweep.yaml": "sweep.jsonl",
 }  # in a record: the settings, and what lies with them
+_MOST_BYTES = 16 << 20  # of a file
 _MOST_LEVELS = 5000
+_INTERPOLATION = re.compile(r"(?<!\\)(?:\\\\)*\$\{")  # what is escaped has one backslash more (`views.escaped`)
 _MOST_NODES = 100_000  # with those that aliases repeat
 
 
@@ -120,14 +122,16 @@ class _MalformedError(ValueError):
     """A source, or an override, that is not YAML as it must be; the message is the whole problem."""
 
 
-def from_name(entry: str, folder: Path, key: str = "conf") -> Source:
-    """The file that `conf=entry` means: a path if it looks like one, else a name in `folder`, also in a folder there."""
+def from_name(entry: str, folder: Path, key: str = "conf", *, recorded: bool = False) -> Source:
+    """The file that `conf=entry` means: a path if it looks like one, else a name in `folder`, also in a folder there. recorded:
+    it is that of a record, wherever it lies."""
     named = folder / f"{entry}.yaml"
     is_path = entry.endswith((".yaml", ".yml")) or ("/" in entry and (entry[0] in "./" or not named.is_file()))
     file = Path(entry) if is_path else named
     try:
-        found = from_text(file.read_text(encoding="utf-8"), str(file))
-        found.recorded = file.with_name(_BESIDE.get(file.name, file.name)).is_file() and file.name in _BESIDE
+        found = from_text(_read(file), str(file))
+        beside = file.with_name(_BESIDE.get(file.name, file.name)).is_file() and file.name in _BESIDE
+        found.recorded = recorded or beside
         return found
     except FileNotFoundError:
         problem = f"{key}={entry}: there is no such file" if is_path else _no_such_name(key, entry, folder)
@@ -136,6 +140,33 @@ def from_name(entry: str, folder: Path, key: str = "conf") -> Source:
     except (OSError, ValueError) as error:
         problem = f"{file}: cannot be read: {getattr(error, 'strerror', None) or error}"
     return Source(problems=[problem], readable=False)
+
+
+def _read(file: Path) -> str:
+    """Raises OSError and ValueError."""
+    with file.open("rb") as opened:
+        content = opened.read(_MOST_BYTES + 1)
+    if len(content) > _MOST_BYTES:
+        raise ValueError(f"it has more than {_MOST_BYTES >> 20} MiB")
+    return content.decode()
+
+
+def interpolations(source: Source) -> list[str]:
+    """A sentence for each value that stands for another one. A record was written with what they stood for, so one in it was
+    put there later, and might send what the environment holds to a place that the record names."""
+    return [
+        f"{given.where}: {'.'.join(path)}: {show(given.value)} has an interpolation, and a record has none"
+        for path, given in source.leaves
+        if _interpolates(given.value)
+    ]
+
+
+def _interpolates(value: Any) -> bool:
+    if isinstance(value, dict):
+        return any(map(_interpolates, value.values()))
+    if isinstance(value, list | tuple):
+        return any(map(_interpolates, value))
+    return isinstance(value, str) and _INTERPOLATION.search(value) is not None
 
 
 def from_text(text: str, name: str) -> Source:

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from orchestrator.errors import ConfigurationError, UsageError
-from orchestrator.tracking.store import DIGEST_OF_BEST, Store, is_server, reason
+from orchestrator.tracking.store import DIGEST_OF_BEST, USER, Store, is_server, reason
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -214,6 +214,17 @@ def digest_of(store: Store, pinned: str) -> str | None:
     else:
         tags = client.get_model_version(name, rest).tags if rest else client.get_logged_model(name).tags
     return dict(tags).get(DIGEST_OF_BEST) or dict(tags).get(DIGEST)
+
+
+def user_of(store: Store, pinned: str) -> str | None:
+    """The user who launched the run that has made a model, by their own account; None where no run is known. Raises what MLflow
+    raises."""
+    scheme, name, rest = _parts(pinned)
+    client = store.client
+    run: str | None = name
+    if scheme != _RUNS:
+        run = client.get_model_version(name, rest).run_id if rest else client.get_logged_model(name).source_run_id
+    return client.get_run(run).data.tags.get(USER) if run else None
 
 
 def location(store: Store, pinned: str) -> str | None:

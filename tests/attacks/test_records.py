@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import itertools
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -18,7 +19,7 @@ from orchestrator.driver.recording import trust
 from orchestrator.driver.recording.recorded import Recorded
 from orchestrator.errors import ConfigurationError, OrchestratorError, UsageError
 from orchestrator.provenance.environment import packages
-from orchestrator.settings import load
+from orchestrator.settings import load, to_yaml
 from orchestrator.tracking import Past
 from tests.attacks import strangers
 from tests.attacks.strangers import NODE, SETTINGS
@@ -137,6 +138,73 @@ def test_cycles_and_numbers_that_are_none_are_refused(tmp_path: Path, text: str)
     with pytest.raises(ConfigurationError) as error:
         load([SETTINGS, str(tmp_path / "a.yaml")], [])
     assert CYCLES[text] in error.value.message
+
+
+SENDS: dict[str, Any] = {
+    "checkpoint": {"checkpoint": {"uri": "http://host.invalid/${oc.env:TOKEN}"}},
+    "behind a backslash that is one": {"run": {"steps": 2, "note": "\\\\${oc.env:TOKEN}"}},
+    "behind one that is text": {"run": {"steps": 2, "note": "\\${a} ${oc.env:TOKEN}"}},
+    "in a list": {"data": {"inputs": ["a", "${oc.env:TOKEN}"]}},
+    "of a key of the pipeline's": {"pipeline": {**SETTINGS["pipeline"], "args": {"a": [{"b": "${oc.env:TOKEN}"}]}}},
+    "as a pair": {"pipeline": {**SETTINGS["pipeline"], "args": {"a": [("x", "${oc.decode:${oc.env:TOKEN}}")]}}},
+    "of another key": {"run": {"steps": 2, "name": "${run.experiment}"}},
+}
+
+
+@pytest.mark.parametrize("beside", ["with its data", "alone"])
+@pytest.mark.parametrize("case", SENDS)
+def test_a_record_with_an_interpolation_is_refused_and_resolves_nothing(
+    tmp_path: Path, case: str, beside: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TOKEN", "a-secret-of-mine")
+    files = strangers.record({**SETTINGS, **SENDS[case]}, **FULL)
+    recorded = Recorded(PAST, RunFolder(tmp_path, PAST.run_id))
+    for name, content in files.items():
+        (recorded.files.path / name).write_bytes(content)
+    if beside == "alone":
+        recorded.files.data.unlink()
+    for read in (lambda: recorded.held, recorded.settings, lambda: trust.examine(recorded, [])):
+        with pytest.raises(ConfigurationError, match="an interpolation, and a record has none") as error:
+            read()
+        assert "a-secret-of-mine" not in str(error.value)
+
+
+def test_what_is_typed_beside_a_record_may_have_interpolations_and_what_it_escapes_stays_text(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TOKEN", "mine")
+    note = "costs ${5} or \\${x}"
+    text = to_yaml(
+        load([SETTINGS, {"run": {"steps": 2, "note": note.replace("\\", "\\\\\\").replace(" ${", " \\${")}}], [])
+    )
+    recorded = Recorded(PAST, RunFolder(tmp_path, PAST.run_id))
+    for name, content in strangers.record(text, **FULL).items():
+        (recorded.files.path / name).write_bytes(content)
+    found = recorded.settings(["checkpoint.uri=${oc.env:TOKEN}"])
+    assert (found.run.note, found.checkpoint.uri) == (note, "mine")
+
+
+@pytest.mark.parametrize("name", ["settings.yaml", "trace.jsonl", "lock", "reads.json"])
+@pytest.mark.parametrize("leads_to", ["/dev/zero", "../../elsewhere", "a pipe"])
+def test_a_file_of_a_record_that_is_none_of_it_is_refused(tmp_path: Path, name: str, leads_to: str) -> None:
+    (tmp_path / "elsewhere").write_text("mine\n")
+    folder = tmp_path / "store"
+    (folder / PAST.run_id).mkdir(parents=True)
+    place = folder / PAST.run_id / name
+    os.mkfifo(place) if leads_to == "a pipe" else place.symlink_to(leads_to)
+    with pytest.raises(UsageError, match=r"is refused: it is (a link that leads out of the record|no plain file)"):
+        RunFolder(folder, PAST.run_id)
+    assert (tmp_path / "elsewhere").read_text() == "mine\n"
+
+
+def test_folders_and_weights_of_a_record_may_lie_on_another_disk(tmp_path: Path) -> None:
+    (tmp_path / "disk").mkdir()
+    (tmp_path / "weights").write_bytes(b"")
+    folder = RunFolder(tmp_path, PAST.run_id)
+    folder.checkpoints.symlink_to(tmp_path / "disk")
+    folder.weights.symlink_to(tmp_path / "weights")
+    (folder.path / "also.json").symlink_to("settings.yaml")
+    assert RunFolder(tmp_path, PAST.run_id).path == folder.path
 
 
 @pytest.mark.parametrize("run_id", ["../outside", "a/b", "/tmp/outside", "..", ".", "", "a\0b", "-rf"])

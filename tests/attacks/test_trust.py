@@ -6,20 +6,24 @@ import os
 import pwd
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from orchestrator.commands.export import Wanted, export
 from orchestrator.commands.jobs.once import once
+from orchestrator.commands.launch.dry_run import dry_run
+from orchestrator.commands.launch.launch import launch
 from orchestrator.commands.launch.resume import resume
 from orchestrator.commands.rerun import run as rerun
 from orchestrator.commands.rerun.sweep import rerun_sweep
 from orchestrator.commands.sweep.sweep import resume_sweep
+from orchestrator.commands.tune.tune import tune
+from orchestrator.driver.before_start.others import Untrusted, is_own
 from orchestrator.driver.folders import project_folder
-from orchestrator.driver.recording.trust import Untrusted, is_own
-from orchestrator.errors import NotRerunnable, UsageError
+from orchestrator.errors import ConfigurationError, NotRerunnable, UsageError
 from orchestrator.settings import load
 from orchestrator.settings.schema import TABLES, path_of
 from orchestrator.tracking import KIND, PARENT, Past, Store
@@ -164,6 +168,59 @@ def test_what_others_launched_in_a_shared_store_asks_whatever_the_verb(here: Pat
         once("nightly", load([SETTINGS], ["run.submission=nightly"]), {}, [])
 
 
+ELSEWHERE = "http://host.invalid/theirs"
+
+
+@pytest.mark.slow
+@OF_MLFLOW
+def test_places_that_the_run_of_another_names_are_named_and_not_opened(here: Path, tmp_path: Path) -> None:
+    shared = Shared(here)
+    past = shared.launched("FINISHED")
+    imported = {"url": f"{ELSEWHERE}.git", "rev": "main", "path": "points"}
+    out = {"path": "points.csv", "md5": "0" * 32, "hash": "md5", "file": "points.dvc", "imported": imported}
+    inputs = [{"path": "points.csv", "md5": "0" * 32, "size": 1, "files": 1, "outs": [out], "as_recorded": True}]
+    begun = {"name": f"runs:/{past.run_id}/trained", "digest": "d" * 64}
+    settings = {**SETTINGS, "checkpoint": {"uri": ELSEWHERE}, "initial": begun}
+    shared.put(past.run_id, strangers.record(settings, data={"inputs": inputs}))
+    mine = {**SETTINGS, "pipeline": {"target": "a:B"}, "run": {"steps": 4}}
+    beginning, weights = (load([mine], [f"{key}{past.run_id}"]) for key in ("begin=", "initial=runs:/"))
+    checkpoints = f"its checkpoints: {ELSEWHERE}/{past.run_id}"
+    to = tmp_path / "crate.zip"
+    doors: list[tuple[Callable[[], object], str]] = [
+        (lambda: launch(beginning, {}), checkpoints),
+        (lambda: dry_run(beginning), checkpoints),
+        (lambda: tune(beginning), checkpoints),
+        (lambda: once("nightly", beginning, {}, []), checkpoints),
+        (lambda: launch(weights, {}), f"its weights: {(here / '.orchestrator').as_uri()}"),
+        (lambda: export(past.run_id, Wanted(to, False, None, None, with_checkpoints=True), None), checkpoints),
+        (
+            lambda: export(past.run_id, Wanted(to, True, None, None), None),
+            f"its data points.csv: where it was, {ELSEWHERE}.git (points)",
+        ),
+        (lambda: export(past.run_id, Wanted(to, False, None, None), None), f"began with: {begun['name']}"),
+    ]
+    for call, place in doors:
+        with strangers.watched() as seen, pytest.raises(Untrusted) as error:
+            call()
+        assert "mallory" in error.value.message
+        assert place in error.value.message
+        assert "add trust=true; nothing was opened" in error.value.remedy
+        assert (seen.connected, seen.unpickled) == ([], [])
+        assert list(error.value.more) == ["would_open"]
+    with pytest.raises(ConfigurationError, match=r"the checkpoint of run .* cannot be used|checkpoint.uri"):
+        launch(beginning, {}, trusted=True)
+    assert not to.exists()
+
+
+@pytest.mark.slow
+@OF_MLFLOW
+def test_a_record_that_names_no_place_is_exported_whoever_made_it(here: Path, tmp_path: Path) -> None:
+    past = Shared(here).launched("FINISHED")
+    node = {**NODE, "packages": {"orchestrator": "0"}}
+    Shared(here).put(past.run_id, strangers.record(node=node))
+    assert export(past.run_id, Wanted(tmp_path / "crate.zip", False, None, None), None).run_id == past.run_id
+
+
 @pytest.mark.slow
 @OF_MLFLOW
 def test_ones_own_is_known_also_where_no_variable_says_who_one_is(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -195,12 +252,25 @@ CONFIG = """
 """
 
 
-def sent_with_code(here: Path, tmp_path: Path, tree: str | None = None) -> str:
-    """A crate with a stage of DVC, whose configuration names places outside."""
+def sent_with_code(
+    here: Path,
+    tmp_path: Path,
+    tree: str | None = None,
+    links: Mapping[str, str] | None = None,
+    more: Mapping[str, str] | None = None,
+) -> str:
+    """A crate with a stage of DVC, whose configuration names places outside. links: that its code has; more: files of it."""
     outside = tmp_path / "outside"
     text = {"executed": str(here / EXECUTED), "outside": str(outside)}
     files = {"dvc.yaml": STAGES.format(**text), "dvc.lock": LOCKED, ".dvc/config": CONFIG.format(**text)}
-    root = create(tmp_path / "stranger", {**files, "stranger_module.py": (here / "stranger_module.py").read_text()})
+    files |= {"stranger_module.py": (here / "stranger_module.py").read_text(), **(more or {})}
+    root = create(tmp_path / "stranger", files)
+    for link, leads_to in (links or {}).items():
+        (root / link).parent.mkdir(exist_ok=True)
+        (root / link).symlink_to(leads_to)
+    if links:
+        git(root, "add", "--all")
+        git(root, "commit", "--quiet", "--message", "links")
     bundle = bundle_of(root, 'Project: "."\n', tmp_path / "sent.bundle")
     out = {"path": "points.csv", "md5": "0" * 32, "hash": "md5", "file": "dvc.lock", "stage": "make"}
     inputs = [{"path": "points.csv", "md5": "0" * 32, "size": 1, "files": 1, "place": "points.csv", "outs": [out]}]
@@ -219,6 +289,33 @@ def test_stages_of_dvc_are_told_and_its_configuration_leads_nowhere(here: Path, 
     assert (seen.connected, seen.unpickled) == ([], [])
     assert not (tmp_path / "outside").exists()
     assert all(started.startswith("['git',") for started in seen.started), seen.started
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.parametrize(
+    ("link", "leads_to"),
+    [(".dvcignore", "/dev/zero"), ("params.yaml", "../../../../../mine"), ("deep/link", "../../.."), (".dvc/tmp", "/")],
+)
+def test_a_link_that_leads_out_of_the_code_is_refused_before_it_is_read(
+    here: Path, tmp_path: Path, link: str, leads_to: str
+) -> None:
+    name = sent_with_code(here, tmp_path, links={link: leads_to})
+    with pytest.raises(NotRerunnable, match=f"'{link}' is a link that leads out of it, to '{leads_to}'"):
+        rerun.rerun(name, [], None, rerun.Wanted(preparing=True))
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.parametrize("place", ["/dev/zero", "../../../../mine.yaml", "huge.yaml"])
+def test_what_dvc_is_told_to_read_elsewhere_is_not_read_before_trust(here: Path, tmp_path: Path, place: str) -> None:
+    (here / "mine.yaml").write_text("token: a-secret-of-mine\n")
+    stages = f"vars: [{place}]\nstages:\n  make:\n    cmd: echo ${{token}}\n    outs: [points.csv]\n"
+    more = {"dvc.yaml": stages, **({"huge.yaml": "#" * (17 << 20)} if place == "huge.yaml" else {})}
+    name = sent_with_code(here, tmp_path, more=more)
+    with pytest.raises(NotRerunnable, match=r"lies outside of the code|has more than 16 MiB") as error:
+        rerun.rerun(name, [], None, rerun.Wanted(preparing=True))
+    assert "a-secret-of-mine" not in str(error.value)
 
 
 @pytest.mark.slow

@@ -11,14 +11,17 @@ import torch
 from safetensors.torch import save_file
 
 from orchestrator.driver.before_start import initial
+from orchestrator.driver.before_start.others import Untrusted
 from orchestrator.engine.model import initial as weights
 from orchestrator.errors import ConfigurationError, NotRerunnable
 from orchestrator.settings import InitialSettings
 from orchestrator.tracking import models
+from orchestrator.tracking.store import user
 
 
 class Shelf:
-    """A store with models by their pinned name, as far as `initial` asks it. reported: tags; fetched: what was asked for."""
+    """A store with models by their pinned name, as far as `initial` asks it. reported: tags; fetched: what was asked for;
+    user: of its runs."""
 
     uri = "http://there"
 
@@ -26,6 +29,7 @@ class Shelf:
         self.files: dict[str, Path] = {}
         self.reported: dict[str, str] = {}
         self.fetched: list[str] = []
+        self.user: str | None = user()
 
     def usable(self) -> Any:
         return contextlib.nullcontext()
@@ -46,6 +50,8 @@ def shelf(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
         found.files[f"models:/m/{number}"] = file
     monkeypatch.setattr(models, "pin", lambda _, name: {"models:/m@newest": "models:/m/2"}.get(name, name))
     monkeypatch.setattr(models, "digest_of", lambda _, name: found.reported.get(name))
+    monkeypatch.setattr(models, "user_of", lambda *_: found.user)
+    monkeypatch.setattr(models, "location", lambda _, name: f"http://there/{name}")
     monkeypatch.setattr(models, "fetch_weights", found.fetch)
     return found
 
@@ -66,6 +72,20 @@ def test_weights_are_fetched_once_and_an_alias_becomes_its_version(shelf: Any, f
     assert initial.held(folder, found.digest)
     assert initial.brought(found, shelf, folder) == found
     assert shelf.fetched == ["models:/m/2"]
+
+
+@pytest.mark.parametrize("user", ["mallory", None])
+def test_the_model_of_another_is_named_and_fetched_when_that_is_trusted(
+    shelf: Any, folder: Path, user: str | None
+) -> None:
+    shelf.user = user
+    wanted = InitialSettings(name="models:/m/1")
+    with pytest.raises(Untrusted, match=rf"was made by {user or 'somebody unknown'}, and initial= .*") as error:
+        initial.brought(wanted, shelf, folder)
+    assert "its weights: http://there/models:/m/1" in error.value.message
+    assert shelf.fetched == []
+    found = initial.brought(wanted, shelf, folder, trusted=True)
+    assert initial.brought(found, shelf, folder) == found  # it is here
 
 
 def test_what_its_run_has_reported_is_not_fetched_where_it_is_here(shelf: Any, folder: Path) -> None:

@@ -9,7 +9,7 @@ import json
 import secrets
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -43,8 +43,10 @@ def run(given: Arguments) -> Answer:
     to = given.get("to")
     if to is None:
         raise UsageError("submit: it needs conf=NAME and to=http://HOST:8265, to=kubernetes or to=slurm")
-    settings = given.without("conf", "to", "id", "project", "output", *_ONLY_FOR)
+    settings = given.without("conf", "to", "id", "project", "output", "trust", *_ONLY_FOR)
     wanted = submission(given.conf, settings, given.get("id"), given.get("project") or str(Path.cwd()))
+    if given.flag("trust"):
+        wanted = replace(wanted, overrides=(*wanted.overrides, "trust=true"))
     done = submit(wanted, to, {key: given.get(key) for key in _ONLY_FOR})
     if given.as_json:
         return Answer(stdout=json.dumps(asdict(done)))

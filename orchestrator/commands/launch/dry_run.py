@@ -10,7 +10,7 @@ from typing import Any
 
 from orchestrator.commands.launch.rehearsal import rehearse
 from orchestrator.control.shard_assignment import assign_stages, deal
-from orchestrator.driver.before_start import begin, initial
+from orchestrator.driver.before_start import begin
 from orchestrator.driver.report.layout import layout
 from orchestrator.plan import Plan
 from orchestrator.records import reads
@@ -136,9 +136,9 @@ def _shards(hosted: tuple[int, ...]) -> str:
     return f"shard {hosted[0]}" if len(hosted) == 1 else f"shards {hosted[0]} to {hosted[-1]}"
 
 
-def dry_run(settings: Settings) -> DryRun:
+def dry_run(settings: Settings, *, trusted: bool = False) -> DryRun:
     """Check all that a launch checks. Raises UsageError and NotRerunnable as it does."""
-    settings = begin.pinned(initial.pinned(settings, Path.cwd()), Path.cwd())
+    settings = begin.all_pinned(settings, Path.cwd(), trusted=trusted)
     found = rehearse(settings, Path.cwd())
     provenance, built = found.provenance, found.built
     inputs = [{"path": each.path, "md5": each.md5, "keeper": each.keeper} for each in provenance.inputs]

@@ -13,7 +13,7 @@ from typing import Any
 
 from orchestrator.commands.launch.rehearsal import rehearse
 from orchestrator.commands.launch.resume import with_weights, without_ray
-from orchestrator.driver.before_start import begin, initial, private
+from orchestrator.driver.before_start import begin, private
 from orchestrator.driver.before_start.preflight import Provenance
 from orchestrator.driver.folders import project_folder
 from orchestrator.driver.recording.opening import open_record
@@ -65,17 +65,20 @@ def launch(
     on_event: Callback | None = None,
     tuning: Mapping[str, Any] | None = None,
     typed: Sequence[str] | None = None,
+    *,
+    trusted: bool = False,
 ) -> tuple[str, Outcome]:
     """The whole story; returns the run's id and what it came to. origins: where the settings were given, by key; ray: the one
     to run on, which outlives the run and may serve others beside it, each in a thread of its own; repeated: what of another run
     is repeated; beside: what it has in common with other runs of this process; on_event: called with what
     happens, see `api.launch`; tuning: how settings were chosen by a measurement, to be kept in the record; typed: on the
-    command line, what counts when the run is gone on with, too.
+    command line, what counts when the run is gone on with, too; trusted: the state or the weights with which it begins may be
+    those of somebody else.
 
     Raises UsageError and NotRerunnable before anything is started; an error of the run itself is in the outcome.
     """
     project = Path.cwd()
-    settings = begin.pinned(initial.pinned(settings, project), project)
+    settings = begin.all_pinned(settings, project, trusted=trusted)
     found = rehearse(settings, project)
     plan, provenance = repeated.planned(found.plan), found.provenance
     notes = [*provenance.notes, *found.built.notes]

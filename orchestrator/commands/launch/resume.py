@@ -84,7 +84,7 @@ def resume(
     _check_filed(recorded.held, settings)
     secret = private.of_record(settings, recorded.files, past.run_id)
     with recorded_project(recorded, project, folder, display) as place:
-        settings = begin.pinned(initial.pinned(settings, place), place)
+        settings = begin.all_pinned(settings, place, trusted=trusted)
         provenance = preflight.check(settings, place)  # its notes are on what a launch is about to record
         plan = resolve(settings)
         run_start = beginning_of(plan, recorded.files, display.say)

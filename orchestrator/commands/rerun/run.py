@@ -28,7 +28,7 @@ from typing import Any
 from orchestrator.commands.compare import changed_files
 from orchestrator.commands.rerun import audit, preparation, rebuild
 from orchestrator.commands.rerun.repeater import Repeater, failure
-from orchestrator.driver.before_start import begin, initial, private
+from orchestrator.driver.before_start import begin, initial, others, private
 from orchestrator.driver.folders import RunFolder, project_folder
 from orchestrator.driver.recording import trust
 from orchestrator.driver.recording.recorded import Recorded
@@ -157,7 +157,7 @@ def rerun(name: str, overrides: Sequence[str], uri: str | None, wanted: Wanted) 
         original.require()
         if not wanted.trusted:
             found = _examined(original, passed, folder, wanted)
-            raise trust.Untrusted(f"{path} is a record that was sent to you", "a rerun", found)
+            raise others.Untrusted(f"{path} is a record that was sent to you", "a rerun", found)
         if came.weights is not None:
             initial.keep(came.weights, original.initial.digest, folder, f"of {path}")
         store = Store(uri, folder)
@@ -180,8 +180,8 @@ def _repeat(repeater: Repeater, wanted: Wanted) -> Rerun | audit.Audited:
     if wanted.auditing is not None:
         drawn = audit.draw(original, settings, wanted.auditing, came_along=repeater.carried is not None)
     if original.initial.name is not None:
-        initial.brought(original.initial, repeater.store, repeater.folder)
-    begin.brought(settings.begin, repeater.store, repeater.folder)
+        initial.brought(original.initial, repeater.store, repeater.folder, trusted=wanted.trusted)
+    begin.brought(settings.begin, repeater.store, repeater.folder, trusted=wanted.trusted)
     if wanted.rebuilding:
         rebuild.refuse_cluster(settings.cluster.address)
         travelled = [] if repeater.carried is None else [original.files.path.parent / container.WHEELS]

@@ -62,11 +62,12 @@ _LEAST_OVERRIDES = ("tracking.uri", "output")
 
 
 def run(given: Arguments) -> Answer:
-    return ended_sweep(sweep(given.value, given.rest), given, "sweep")
+    return ended_sweep(sweep(given.value, given.without("trust"), trusted=given.flag("trust")), given, "sweep")
 
 
 def ensemble(given: Arguments) -> Answer:
-    return ended_sweep(sweep(given.value, given.rest, "ensemble"), given, "ensemble")
+    done = sweep(given.value, given.without("trust"), "ensemble", trusted=given.flag("trust"))
+    return ended_sweep(done, given, "ensemble")
 
 
 def ended_sweep(found: SweepReport, given: Arguments, kind: str) -> Answer:
@@ -77,18 +78,21 @@ def ended_sweep(found: SweepReport, given: Arguments, kind: str) -> Answer:
     return ended(code_of(found.error), found.as_dict(), given)
 
 
-def sweep(entry: str, overrides: Sequence[str], kind: Literal["sweep", "ensemble"] = "sweep") -> SweepReport:
-    """The whole story. Raises ConfigurationError before anything is started; an error of the sweep itself is in the report."""
+def sweep(
+    entry: str, overrides: Sequence[str], kind: Literal["sweep", "ensemble"] = "sweep", *, trusted: bool = False
+) -> SweepReport:
+    """The whole story. trusted: as `launch` takes it. Raises ConfigurationError before anything is started; an error of the
+    sweep itself is in the report."""
     described = load_sweep(entry, [each for each in overrides if not each.startswith("output=")], kind=kind)
     project = Path.cwd()
     if "initial.name" not in described.course.space:
-        described = replace(described, settings=initial.pinned(described.settings, project))
+        described = replace(described, settings=initial.pinned(described.settings, project, trusted=trusted))
     if "begin.name" not in described.course.space:
-        described = replace(described, settings=begin.pinned(described.settings, project))
+        described = replace(described, settings=begin.pinned(described.settings, project, trusted=trusted))
     _check(described, project)
     folder = project_folder(project)
     record = SweepRecord.create(described, folder, " ".join(masker(described.settings).arguments(sys.argv)))
-    return _drive(described, record, folder, [])
+    return _drive(described, record, folder, [], trusted=trusted)
 
 
 def resume_sweep(past: Past, overrides: Sequence[str], uri: str | None, *, trusted: bool = False) -> SweepReport:
@@ -127,7 +131,8 @@ def resume_sweep(past: Past, overrides: Sequence[str], uri: str | None, *, trust
         if first is not None:
             held.enter_context(recorded_project(first, project, folder, display))
         record = SweepRecord.reopen(changed, store, files)
-        return _drive(changed, record, folder, of_runs(given), None if first is None else first.code.get("tree"))
+        tree = None if first is None else first.code.get("tree")
+        return _drive(changed, record, folder, of_runs(given), tree, trusted=trusted)
 
 
 def _first_recorded(store: Store, folder: Path, known: Known) -> Recorded | None:
@@ -156,9 +161,15 @@ def _check(described: Sweep, project: Path) -> None:
 
 
 def _drive(
-    described: Sweep, record: SweepRecord, folder: Path, overrides: list[str], tree: str | None = None
+    described: Sweep,
+    record: SweepRecord,
+    folder: Path,
+    overrides: list[str],
+    tree: str | None = None,
+    *,
+    trusted: bool,
 ) -> SweepReport:
-    """Run the trials, write down what came of them, say it. overrides, tree: as `Trials` takes them."""
+    """Run the trials, write down what came of them, say it. overrides, tree, trusted: as `Trials` takes them."""
     course, known = described.course, record.known
     board = Board(Seen(described.metric, course.search.trials, described.parallel, described.direction, described.noun))
     board.say(_title(described, record.sweep_id))
@@ -168,7 +179,7 @@ def _drive(
         try:
             with _ray(described, pending_signal, board) as ray:
                 pending_signal.watch()
-                trials = Trials(described, record, ray, board, pending_signal, folder, overrides, tree)
+                trials = Trials(described, record, ray, board, pending_signal, folder, overrides, tree, trusted)
                 error = failed_all(trials.complete(), known.ended)
             if described.ensemble is not None:
                 combining.combine(described, record, folder, pending_signal)

@@ -64,6 +64,7 @@ class Trials:
     folder: Path
     overrides: list[str] = field(default_factory=list)
     tree: str | None = None  # of the code that all trials have
+    trusted: bool = False  # as `launch` takes it
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def complete(self) -> Outlook:
@@ -147,7 +148,8 @@ class Trials:
                 origins = dict.fromkeys(
                     point, f"{self.sweep.noun} {place[0]} of {self.sweep.kind} {self.record.sweep_id}"
                 )
-                run_id, outcome = launch(settings, origins, self._sharing, beside=self._beside(place))
+                beside = self._beside(place)
+                run_id, outcome = launch(settings, origins, self._sharing, beside=beside, trusted=self.trusted)
         except _OF_THE_TRIAL as error:
             return Ended(self.record.known.begun.get(place), None, None, f"{error.kind}: {error.message}")
         return self._judged(run_id, outcome)

@@ -22,7 +22,7 @@ from orchestrator.commands.answer import Answer, reported
 from orchestrator.commands.arguments import Arguments
 from orchestrator.commands.tune.probing import added_s, probing, with_values
 from orchestrator.commands.tune.stage_tuning import as_dict, staged
-from orchestrator.driver.before_start import preflight
+from orchestrator.driver.before_start import begin, preflight
 from orchestrator.driver.terminal.progress import ProgressDisplay, for_stream
 from orchestrator.engine.model import construction
 from orchestrator.errors import UsageError
@@ -76,15 +76,18 @@ class Tuned:
 
 
 def run(given: Arguments) -> Answer:
-    return reported(tune(given.settings), given)
+    return reported(tune(given.settings, trusted=given.flag("trust")), given)
 
 
-def decided(settings: Settings, origins: Mapping[str, str]) -> tuple[Settings, dict[str, str], dict[str, Any] | None]:
+def decided(
+    settings: Settings, origins: Mapping[str, str], *, trusted: bool = False
+) -> tuple[Settings, dict[str, str], dict[str, Any] | None]:
     """The settings with a value for every key that is `auto`, where each value is from, and what the record keeps of it; as
-    they are where none is. Raises OrchestratorError."""
+    they are where none is. trusted: as `launch` takes it. Raises OrchestratorError."""
     if not settings.tuning.auto:
         return settings, dict(origins), None
     where = {key: value for key, value in origins.items() if key != "tuning.auto"}
+    settings = begin.all_pinned(settings, Path.cwd(), trusted=trusted)
     display = for_stream()
     try:
         settings, told = _staged(settings, display)
@@ -124,8 +127,9 @@ def _both(by_memory: dict[str, Any] | None, measured: dict[str, Any]) -> dict[st
     }
 
 
-def tune(settings: Settings) -> Tuned:
-    """Of the keys that are `auto`, or of all. Raises OrchestratorError."""
+def tune(settings: Settings, *, trusted: bool = False) -> Tuned:
+    """Of the keys that are `auto`, or of all. trusted: as `launch` takes it. Raises OrchestratorError."""
+    settings = begin.all_pinned(settings, Path.cwd(), trusted=trusted)
     display = for_stream()
     try:
         settings, _ = _staged(settings, display)

@@ -16,6 +16,7 @@ from pathlib import Path
 from orchestrator.checkpoints import catalog
 from orchestrator.checkpoints.manifest import Manifest, steps_among
 from orchestrator.checkpoints.storage import Storage, open_storage
+from orchestrator.driver.before_start import initial, others
 from orchestrator.driver.folders import RunFolder, project_folder
 from orchestrator.errors import CheckpointDamaged, ConfigurationError, NotRerunnable, UsageError
 from orchestrator.plan import Begin
@@ -27,10 +28,15 @@ _FOLDER = "begin"
 _SHAPING = ("optimizer.name", "contribution.", "compression.")  # settings that decide what a state consists of
 
 
-def pinned(settings: Settings, project: Path) -> Settings:
+def all_pinned(settings: Settings, project: Path, *, trusted: bool = False) -> Settings:
+    """With all that a run begins with, the weights of `initial`, too. Raises as `pinned`."""
+    return pinned(initial.pinned(settings, project, trusted=trusted), project, trusted=trusted)
+
+
+def pinned(settings: Settings, project: Path, *, trusted: bool = False) -> Settings:
     """The settings with the run and the step that `begin` means, and the digest of its state, which is in the project's folder
-    then; as they are where none is named. Raises UsageError, ConfigurationError, and NotRerunnable where that state was
-    recorded and is gone, or another one now."""
+    then; as they are where none is named. trusted: it may be the run of somebody else. Raises UsageError, ConfigurationError,
+    Untrusted, and NotRerunnable where that state was recorded and is gone, or another one now."""
     wanted = settings.begin
     if wanted.name is None:
         return settings
@@ -38,7 +44,7 @@ def pinned(settings: Settings, project: Path) -> Settings:
     folder = project_folder(project)
     if held(folder, wanted.digest, wanted.step) is None:
         store = Store(settings.tracking.uri, folder)
-        wanted = brought(wanted, store, folder, settings)
+        wanted = brought(wanted, store, folder, settings, trusted=trusted)
     found = dataclasses.replace(settings, begin=wanted)
     if settings.run.steps is not None and settings.run.steps <= wanted.step:
         raise ConfigurationError(
@@ -68,7 +74,9 @@ def held(folder: Path, digest: str | None, step: int) -> Manifest | None:
     return manifest if whole and manifest.state_digest == digest else None
 
 
-def brought(wanted: BeginSettings, store: Store, folder: Path, settings: Settings | None = None) -> BeginSettings:
+def brought(
+    wanted: BeginSettings, store: Store, folder: Path, settings: Settings | None = None, *, trusted: bool = False
+) -> BeginSettings:
     """`begin` pinned to a run, a step and a digest; the state is in the folder then. settings: of the run that begins with it,
     to see whether they go with it. Raises as `pinned`."""
     if wanted.name is None or held(folder, wanted.digest, wanted.step) is not None:
@@ -79,9 +87,12 @@ def brought(wanted: BeginSettings, store: Store, folder: Path, settings: Setting
         files = RunFolder(folder, past.run_id)
         if not files.settings.exists():
             store.fetch(past.run_id, "run", files.path)
-        found = _kept(past, where, files, folder, settings)
+        parent = kept.as_held(files.settings)
+        place = files.checkpoints_at(parent.checkpoint.uri)
+        others.require_own_places(past, trusted, "begin=", {"its checkpoints": place})
+        found = _kept(past, where, place, folder, (parent, settings))
     except UsageError as error:
-        if wanted.digest is None:
+        if wanted.digest is None or isinstance(error, others.Untrusted):
             raise
         why = "; ".join(error.problems) if isinstance(error, ConfigurationError) else error.message
         raise NotRerunnable(
@@ -127,10 +138,10 @@ def _refuse_free(settings: Settings) -> None:
     )
 
 
-def _kept(past: Past, where: str, files: RunFolder, folder: Path, settings: Settings | None) -> BeginSettings:
-    """Take the state of a run into the folder. Raises ConfigurationError."""
-    parent = kept.as_held(files.settings)
-    place = files.checkpoints_at(parent.checkpoint.uri)
+def _kept(past: Past, where: str, place: str, folder: Path, whose: tuple[Settings, Settings | None]) -> BeginSettings:
+    """Take the state of a run into the folder. place: of its checkpoints; whose: its settings, and those of the run that begins
+    with it. Raises ConfigurationError."""
+    parent, settings = whose
     try:
         storage = open_storage(place)
         step = _step(past, where, storage)

@@ -13,6 +13,7 @@ import shutil
 import tempfile
 from pathlib import Path
 
+from orchestrator.driver.before_start import others
 from orchestrator.driver.folders import project_folder
 from orchestrator.engine.model import initial
 from orchestrator.errors import ConfigurationError, NotRerunnable
@@ -22,17 +23,17 @@ from orchestrator.tracking import Store, models
 _FOLDER = "initial"
 
 
-def pinned(settings: Settings, project: Path) -> Settings:
+def pinned(settings: Settings, project: Path, *, trusted: bool = False) -> Settings:
     """The settings with the model's version and the digest of its weights, which are in the project's folder then; as they are
-    where no model is named. Raises ConfigurationError, and NotRerunnable where these weights were recorded and are others now,
-    or gone."""
+    where no model is named. trusted: they may be those of somebody else. Raises ConfigurationError, Untrusted, and
+    NotRerunnable where these weights were recorded and are others now, or gone."""
     wanted = settings.initial
     if wanted.name is None:
         return settings
     folder = project_folder(project)
     if held(folder, wanted.digest):
         return settings
-    found = brought(wanted, Store(settings.tracking.uri, folder), folder)
+    found = brought(wanted, Store(settings.tracking.uri, folder), folder, trusted=trusted)
     return dataclasses.replace(settings, initial=found)
 
 
@@ -47,7 +48,7 @@ def held(folder: Path, digest: str | None) -> bool:
     return digest is not None and file.exists() and _digest_of(file) == digest
 
 
-def brought(wanted: InitialSettings, store: Store, folder: Path) -> InitialSettings:
+def brought(wanted: InitialSettings, store: Store, folder: Path, *, trusted: bool = False) -> InitialSettings:
     """The model pinned to what its name means now, or meant when its digest was recorded; its weights are in the folder then.
     Raises as `pinned`."""
     assert wanted.name is not None
@@ -56,7 +57,7 @@ def brought(wanted: InitialSettings, store: Store, folder: Path) -> InitialSetti
     try:
         with store.usable():
             name = models.pin(store, wanted.name)
-            found = _found(store, name, folder)
+            found = _found(store, name, folder, trusted=trusted)
     except ConfigurationError as error:
         if wanted.digest is None:
             raise
@@ -90,12 +91,16 @@ def lend(digest: str | None, folder: Path, project: Path) -> None:
         _put(place_of(folder, digest), place_of(project_folder(project), digest))
 
 
-def _found(store: Store, name: str, folder: Path) -> str:
+def _found(store: Store, name: str, folder: Path, *, trusted: bool) -> str:
     """The digest of the weights of a pinned model, which are in the folder then: they are fetched unless those that its run
-    has reported are there."""
+    has reported are there. Raises Untrusted."""
     reported = models.digest_of(store, name)
     if reported is not None and held(folder, reported):
         return reported
+    if not (trusted or others.is_of(user := models.user_of(store, name))):
+        places = {"its weights": models.location(store, name) or store.uri}
+        whose = f"the model {name} was made by {user or 'somebody unknown'}"
+        raise others.Untrusted(whose, "initial=", others.WouldOpen(places))
     (folder / _FOLDER).mkdir(exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder / _FOLDER, prefix=".new-") as new:
         weights = Path(new) / models.WEIGHTS

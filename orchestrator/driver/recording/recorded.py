@@ -18,7 +18,7 @@ from orchestrator.records import lines, rests
 from orchestrator.records.comparison import LISTING, Run
 from orchestrator.records.reads import Reads
 from orchestrator.records.reads import from_dict as from_reads
-from orchestrator.settings import InitialSettings, Settings, determining, flat, kept, load
+from orchestrator.settings import InitialSettings, Settings, determining, flat, kept
 from orchestrator.synchrony import build_mode
 from orchestrator.table import is_reference
 from orchestrator.tracking import Past, Store
@@ -54,8 +54,8 @@ class Recorded:
         for a credential that is not given again."""
         overrides = self.completed(overrides)
         again = kept.given_again(self.files.settings, overrides)
-        settings = load([str(self.files.settings)], overrides)
-        before, after = determining(load([str(self.files.settings)], again)), determining(settings)
+        settings = kept.as_recorded(self.files.settings, overrides)
+        before, after = determining(kept.as_recorded(self.files.settings, again)), determining(settings)
         changed = sorted(key for key in {*before, *after} if before.get(key) != after.get(key))
         if changed:
             raise ConfigurationError(

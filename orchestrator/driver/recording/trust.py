@@ -1,9 +1,10 @@
-"""What a rerun or a resume would execute, read from the record alone, and the question whether that is wanted.
+"""What a command would execute or open of a record, read from the record alone, and the question whether that is wanted.
 
 A record may come from somebody else: in a crate, or in a store that several people share. To repeat it, or to go on with it, is
-to run their program with one's own rights. So before anything of it is imported or started it is said what that would be, and
-`trust=true` is asked for. That another user launched a run is known by what their launch says of itself: a courtesy between
-people who share a store, and no protection against one who writes another's name into it.
+to run their program with one's own rights; to take data, weights or checkpoints from where it says that they are, is to call
+there. So before anything of it is imported, started or opened it is said what that would be, and `trust=true` is asked for.
+That another user launched a run is known by what their launch says of itself: a courtesy between people who share a store,
+and no protection against one who writes another's name into it.
 
 What a record says is shown without characters that move the cursor, change colours or turn the direction of writing, so that no
 record can hide what it would execute.
@@ -14,16 +15,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
+from orchestrator.driver.before_start.others import Untrusted, is_own, plain, whose
 from orchestrator.driver.recording.recorded import Recorded
-from orchestrator.errors import UsageError
 from orchestrator.provenance.environment import packages
 from orchestrator.records.reads import settable
 from orchestrator.settings import shown, sources
 from orchestrator.table import is_reference
 from orchestrator.tracking import Past
-from orchestrator.tracking.store import accounts
 
 _SHOWN = 12
 _PLACES = ("initial.name", "tracking.uri", "checkpoint.uri", "cluster.address")  # with a colon too, and no code
@@ -37,6 +37,9 @@ class WouldExecute:
     here"; installs: those that pip would install, with environment=rebuild; variables: that are set; data: path -> md5;
     initial: the model whose weights it begins with; stages: of DVC that are executed before, "name: command"."""
 
+    key: ClassVar[str] = "would_execute"
+    asked: ClassVar[str] = "executes its code with your rights. It would execute"
+    left: ClassVar[str] = "nothing of it was executed or imported"
     command: list[str]
     names: list[str]
     tree: str | None
@@ -71,31 +74,17 @@ class WouldExecute:
             "weights at the start": self.initial,
             "stages of DVC": "; ".join(self.stages),
         }
-        return "\n".join(f"  {what}: {_plain(said)}" for what, said in rows.items() if said)
+        return "\n".join(f"  {what}: {plain(said)}" for what, said in rows.items() if said)
 
-
-class Untrusted(UsageError):
-    """Nothing was executed; the JSON object has what would have been, `would_execute`."""
-
-    def __init__(self, whose: str, what: str, found: WouldExecute) -> None:
-        super().__init__(
-            f"{_plain(whose)}, and {what} executes its code with your rights. It would execute:\n{found.text}",
-            "if you trust who made it, add trust=true; nothing of it was executed or imported",
-        )
-        self.more = {"would_execute": asdict(found)}
-
-
-def is_own(past: Past) -> bool:
-    """Whether this user launched it; cron and containers do not say in `USER` who that is."""
-    return past.user in accounts()
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self)
 
 
 def require_own(past: Past, trusted: bool, what: str, found: Callable[[], WouldExecute]) -> None:
     """Raises Untrusted for a run, a sweep or an ensemble that another user launched. trusted: whether its code may be executed;
     what: is about to do so, "a rerun"; found: what that would be."""
     if not (trusted or is_own(past)):
-        whose = f"{past.kind} {past.run_id} was launched by {past.user or 'somebody unknown'}"
-        raise Untrusted(whose, what, found())
+        raise Untrusted(whose(past), what, found())
 
 
 def examine(
@@ -161,11 +150,6 @@ def _references(value: Any) -> Iterator[str]:
 def _read(original: Recorded) -> dict[str, str]:
     """The variables that a rerun sets since the code read them."""
     return {name: "(removed)" if value is None else value for name, value in settable(original.reads).items()}
-
-
-def _plain(text: str) -> str:
-    """As it can be shown: what is no printable character is written as Python escapes it."""
-    return "".join(each if each.isprintable() else each.encode("unicode_escape").decode() for each in text)
 
 
 def _installed(node: Mapping[str, Any]) -> list[str]:

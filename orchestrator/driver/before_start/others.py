@@ -1,0 +1,84 @@
+"""Whose a run is, and the question whether places that the record of somebody else names may be opened.
+
+To take weights, a state or data from where such a record says that they are is to call there, with one's own rights and
+credentials. So the places are named before, and `trust=true` is asked for. That another user launched a run is known by what
+their launch says of itself (`driver/recording/trust.py`, which asks before code is executed).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any, ClassVar, Protocol
+
+from orchestrator.errors import UsageError
+from orchestrator.tracking import Past
+from orchestrator.tracking.store import accounts
+
+
+class Found(Protocol):
+    """What would be done. key: in the JSON object; asked: what the command does with it, and a heading; left: what was not
+    done."""
+
+    key: ClassVar[str]
+    asked: ClassVar[str]
+    left: ClassVar[str]
+
+    @property
+    def text(self) -> str: ...
+
+    def as_dict(self) -> dict[str, Any]: ...
+
+
+@dataclass(frozen=True)
+class WouldOpen:
+    """places: what lies there, in words -> where that is, as the record says."""
+
+    key: ClassVar[str] = "would_open"
+    asked: ClassVar[str] = "takes from where its record says, with your rights and credentials. It would open"
+    left: ClassVar[str] = "nothing was opened"
+    places: Mapping[str, str]
+
+    @property
+    def text(self) -> str:
+        return "\n".join(f"  {what}: {plain(place)}" for what, place in self.places.items())
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+class Untrusted(UsageError):
+    """Nothing was executed or opened; the JSON object has what would have been, `would_execute` or `would_open`."""
+
+    def __init__(self, of: str, what: str, found: Found) -> None:
+        super().__init__(
+            f"{plain(of)}, and {what} {found.asked}:\n{found.text}",
+            f"if you trust who made it, add trust=true; {found.left}",
+        )
+        self.more = {found.key: found.as_dict()}
+
+
+def is_own(past: Past) -> bool:
+    """Whether this user launched it."""
+    return is_of(past.user)
+
+
+def is_of(user: str | None) -> bool:
+    """Whether that is this user; cron and containers do not say in `USER` who that is."""
+    return user in accounts()
+
+
+def require_own_places(past: Past, trusted: bool, what: str, places: Mapping[str, str]) -> None:
+    """Raises Untrusted for a run that another user launched, before these places are opened; none is no question. what: is
+    about to open them; places: as of WouldOpen."""
+    if places and not (trusted or is_own(past)):
+        raise Untrusted(whose(past), what, WouldOpen(places))
+
+
+def whose(past: Past) -> str:
+    return f"{past.kind} {past.run_id} was launched by {past.user or 'somebody unknown'}"
+
+
+def plain(text: str) -> str:
+    """As it can be shown: what is no printable character is written as Python escapes it."""
+    return "".join(each if each.isprintable() else each.encode("unicode_escape").decode() for each in text)
