@@ -70,12 +70,12 @@ def as_recorded(file: Path, overrides: Sequence[str]) -> Settings:
     return from_sources([_source(file), sources.from_command_line(overrides)], recorded=True)
 
 
-def as_held(file: Path) -> Settings:
-    """The settings as far as the record holds them, to look at and not to run: what stands in the place of a credential stays
-    where the key can take it, and is left out elsewhere. Raises ConfigurationError."""
+def as_held(file: Path, overrides: Sequence[str] = ()) -> Settings:
+    """The settings as far as the record holds them, and overrides, to look at and not to run: what stands in the place of a
+    credential stays where the key can take it, and is left out elsewhere. Raises ConfigurationError."""
     source = _source(file)
     source.leaves = [leaf for leaf in source.leaves if not is_masked(leaf.given.value) or _fits(leaf)]
-    return from_sources([source], recorded=True)
+    return from_sources([source, sources.from_command_line(overrides)], recorded=True)
 
 
 def _typed(path: KeyPath, value: Any) -> str:

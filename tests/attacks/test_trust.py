@@ -111,6 +111,16 @@ def test_the_question_cannot_be_overwritten_on_the_terminal(here: Path, tmp_path
     assert not any(line.startswith("  pipeline: mine") for line in said.splitlines())
 
 
+def test_a_variable_that_a_record_names_is_not_read_before_trust(
+    here: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DB_PASSWORD", "a-secret-of-mine")
+    settings = {**SETTINGS, "initial": {"name": "runs:/***DB_PASSWORD***", "digest": "d" * 64}}
+    said = asked(crate_of(tmp_path, settings=settings), here)
+    assert "a-secret-of-mine" not in f"{said.message}{said.more}"
+    assert "weights at the start: runs:/***DB_PASSWORD***" in said.message
+
+
 class Shared:
     """A store that others write to, with what they have launched."""
 

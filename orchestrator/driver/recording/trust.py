@@ -21,7 +21,7 @@ from orchestrator.driver.before_start.others import Untrusted, is_own, plain, wh
 from orchestrator.driver.recording.recorded import Recorded
 from orchestrator.provenance.environment import packages
 from orchestrator.records.reads import settable
-from orchestrator.settings import shown, sources
+from orchestrator.settings import kept, shown, sources
 from orchestrator.table import is_reference
 from orchestrator.tracking import Past
 
@@ -99,7 +99,7 @@ def examine(
 
 
 def _examined(original: Recorded, overrides: Sequence[str], *, rebuilding: bool, stages: Sequence[str]) -> WouldExecute:
-    settings = original.settings(overrides)
+    settings = kept.as_held(original.files.settings, overrides)  # no variable is read for it
     code, bits = original.code, next(iter(original.environments), {})
     modules: dict[str, Any] = code.get("modules", {})
     own = sorted(name for name, each in modules.items() if each.get("kind") == "snapshot")
