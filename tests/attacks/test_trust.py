@@ -114,11 +114,11 @@ def test_the_question_cannot_be_overwritten_on_the_terminal(here: Path, tmp_path
 def test_a_variable_that_a_record_names_is_not_read_before_trust(
     here: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("DB_PASSWORD", "a-secret-of-mine")
-    settings = {**SETTINGS, "initial": {"name": "runs:/***DB_PASSWORD***", "digest": "d" * 64}}
-    said = asked(crate_of(tmp_path, settings=settings), here)
-    assert "a-secret-of-mine" not in f"{said.message}{said.more}"
-    assert "weights at the start: runs:/***DB_PASSWORD***" in said.message
+    monkeypatch.setenv("DB_PASSWORD", "a_secret:of_mine")
+    pipeline = {"target": TARGET, "args": {"a": "***DB_PASSWORD***", "b": "stranger_module:few"}}
+    said = asked(crate_of(tmp_path, settings={**SETTINGS, "pipeline": pipeline}), here)
+    assert "a_secret" not in f"{said.message}{said.more}"
+    assert "other code named by settings: stranger_module:few" in said.message
 
 
 class Shared:
