@@ -101,6 +101,14 @@ def test_a_run_whose_ray_dies_says_so_at_once_and_can_be_resumed(
     assert failed.report["error"]["kind"] == "ClusterUnavailable"
     assert "of the private Ray has ended" in failed.err
     assert f"python -m orchestrator resume={run.run_id}" in failed.err
+    if process == "gcs_server":  # the members outlive it, and save what they hold
+        (*_, saved) = (
+            each["step"]
+            for each in read(digits.folder(run.run_id) / "journal.jsonl")
+            if each["event"] == "checkpoint_saved"
+        )
+        assert failed.report["steps"] == saved
+        assert f"go on from step {saved}:" in failed.err
     assert "Traceback" not in failed.err
     assert digits.runs()[run.run_id] == "FAILED"
     assert digits.leftovers() == []

@@ -42,6 +42,7 @@ from orchestrator.records.trace import Line
 
 _TICK_S = 0.25
 _OF_SAMPLES = ("reference", "partition")
+_WITHOUT_RAY_S = 20.0  # Ray ends a process that misses its head for a minute
 _RAY_GONE = "unless somebody killed it, look at its logs and for the kernel's out-of-memory killer (dmesg)"
 _TWO_WAYS = (
     "if the step was computed again, after a resume or a restart, something in the pipeline is left to chance (a clock, "
@@ -180,6 +181,7 @@ class Session:
         self._stood_at: str | None = None  # of the last one of which it is known
         self._asked: dict[int, str] = {}  # who was asked what its process is made of, and the node it lives on
         self._described: set[str] = set()  # nodes
+        self._ray_gone: float | None = None  # since when, in monotonic seconds
         self._state = startup.state
         event_sink.goes_on(run_start.written, run_start.loss, run_start.metrics, self._state.checkpoint)
         event_sink.catches_up(run_start.untold)
@@ -208,7 +210,7 @@ class Session:
                 self._hear(heard)
             wrong = trouble()
             if wrong is not None:
-                self._decide(events.Failed(None, ClusterUnavailable(wrong, _RAY_GONE)))
+                self._save_without_ray(wrong)
             self._drain(draining())
             self._decide(events.Tick())
             self._rehearse()
@@ -222,6 +224,18 @@ class Session:
         for member in self._roles:
             if member not in self._over and not self._members.is_gone(member):
                 self._entries(member, self._members.drain(member))
+
+    def _save_without_ray(self, wrong: str) -> None:
+        """The Ray is gone, and with it the run ends. Members may live for a while, and talk to each other and to this process
+        without it: they save what they hold, as after a signal."""
+        error = ClusterUnavailable(wrong, _RAY_GONE)
+        if self._ray_gone is None:
+            self._ray_gone = time.monotonic()
+            self._end(error)
+            self._decide(events.Interrupt(wrong))
+        self._look_for_dead()  # Ray tells of nobody's death any more
+        if time.monotonic() - self._ray_gone > _WITHOUT_RAY_S:
+            self._decide(events.Failed(None, error))
 
     def _drain(self, draining: Mapping[str, float | None]) -> None:
         """Have the members leave the nodes that go away."""
