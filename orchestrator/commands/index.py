@@ -11,20 +11,24 @@ from orchestrator.commands.answer import Answer, reported
 from orchestrator.commands.arguments import Arguments
 from orchestrator.errors import ConfigurationError
 from orchestrator.files.index import Kept, index
-from orchestrator.files.manifest import NAME
+from orchestrator.files.manifest import NAME, Manifest
+from orchestrator.files.readers import UNSAFE
 from orchestrator.provenance.data.listing import stored
+from orchestrator.table import is_reference
 from orchestrator.values import megabytes
 
 
 @dataclass(frozen=True)
 class Indexed:
-    """What a manifest says. path: of it; size: of all files, in bytes."""
+    """What a manifest says. path: of it; size: of all files, in bytes; named: what the pipeline has to say to read them, since
+    no list may."""
 
     path: str
     reader: str
     files: int
     samples: int
     size: int
+    named: str
 
     def as_dict(self) -> dict[str, Any]:
         return {
@@ -33,10 +37,18 @@ class Indexed:
             "files": self.files,
             "samples": self.samples,
             "bytes": self.size,
+            "call": self.call,
         }
 
+    @property
+    def call(self) -> str:
+        """As it stands in a pipeline."""
+        place = self.path.removesuffix(f"/{NAME}")
+        return f"Files({place!r}{self.named})"
+
     def as_text(self) -> str:
-        return f"{self.path}: {self.files} files for {self.reader}, {self.samples:,} samples, {megabytes(self.size)}"
+        what = f"{self.path}: {self.files} files for {self.reader}, {self.samples:,} samples, {megabytes(self.size)}"
+        return f"{what}\na list names no code, so the pipeline does: {self.call}" if self.named else what
 
 
 def run(given: Arguments) -> Answer:
@@ -48,7 +60,13 @@ def run(given: Arguments) -> Answer:
     found = index(given.value, *_reader(given.get("reader")), _progress, to=to, kept=kept)
     samples = sum(file.samples for file in found.files)
     written = to or f"{given.value.rstrip('/')}/{NAME}"
-    return reported(Indexed(written, found.reader, len(found.files), samples, found.size), given)
+    indexed = Indexed(written, found.reader, len(found.files), samples, found.size, _named(found))
+    return reported(indexed, given)
+
+
+def _named(found: Manifest) -> str:
+    reader = f", reader={found.reader!r}" if is_reference(found.reader) else ""
+    return f"{reader}, {UNSAFE}=True" if found.options.get(UNSAFE) else reader
 
 
 def _reader(typed: str | None) -> tuple[str | None, dict[str, Any]]:

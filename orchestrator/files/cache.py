@@ -16,6 +16,7 @@ waits for the others; so somebody always goes on. Whoever waits, for room, for a
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import os
 import time
@@ -28,7 +29,7 @@ from typing import Any
 from orchestrator import locks
 from orchestrator.errors import ConfigurationError, DataDamaged, unusable
 from orchestrator.files import waiting
-from orchestrator.files.manifest import File
+from orchestrator.files.manifest import File, is_md5
 from orchestrator.files.places import Place
 from orchestrator.files.waiting import Attempt, Wait
 from orchestrator.values import megabytes
@@ -75,7 +76,7 @@ class Cache:
         fetched = False
         while True:
             with contextlib.suppress(FileNotFoundError):
-                held = self._held(self.folder / file.md5)
+                held = self._held(self._at(file))
                 waiting.count(file.size, fetched=fetched)
                 return held
             with waiting.undisturbed():
@@ -87,7 +88,7 @@ class Cache:
         return not self.has(file) and self._fetch(file, place, _Ahead(self, file, place))
 
     def has(self, file: File) -> bool:
-        return (self.folder / file.md5).exists()
+        return self._at(file).exists()
 
     def expects(self, file: File) -> None:
         """It goes after all that nobody expects."""
@@ -108,9 +109,14 @@ class Cache:
         (self.folder / name).touch()
         _date(self.folder / name, time.time_ns())
 
+    def _at(self, file: File, suffix: str = "") -> Path:
+        if not is_md5(file.md5):
+            raise DataDamaged(f"{file.path}: {file.md5!r} is no MD5, which has 32 hexadecimal digits", REMEDY)
+        return self.folder / f"{file.md5}{suffix}"
+
     def _date(self, file: File, at: int) -> None:
         with contextlib.suppress(FileNotFoundError):
-            _date(self.folder / file.md5, at)
+            _date(self._at(file), at)
 
     def _held(self, path: Path) -> Held:
         """Raises FileNotFoundError."""
@@ -129,8 +135,13 @@ class Cache:
 
     def _fetch(self, file: File, place: Place, caller: _Caller) -> bool:
         """Whether it was fetched by this process, and not by another one that has been waited for."""
-        path = self.folder / f"{file.md5}{_PART}"
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        path = self._at(file, _PART)
+        try:  # what is behind a link would be emptied
+            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        except OSError as error:
+            if error.errno != errno.ELOOP:
+                raise
+            raise unusable(f"data.cache_folder: {path}", error, "it is a link, which only others put there") from error
         try:
             with contextlib.suppress(OSError):
                 locks.narrow(descriptor, self.folder)
@@ -143,7 +154,7 @@ class Cache:
                 if caller.takes_room(descriptor):
                     _check(file, place, caller.copies(descriptor))
                     with self._deciding():  # who counts files meets it under one of its names
-                        path.replace(self.folder / file.md5)
+                        path.replace(self._at(file))
                     return True
                 path.unlink()
                 return False

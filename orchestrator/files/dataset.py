@@ -4,6 +4,9 @@
         def datasets(self):
             return Files("data/corpus"), None           # or Files("s3://bucket/corpus")
 
+The list of the files may be somebody else's. So it chooses no code: a reader that is no name of the table, and columns that are
+pickles, are for the pipeline to name (`reader=`, `unsafe=`). A list that was read from elsewhere leads to no folder of here.
+
 Samples are numbered through the files, in the order of the manifest. With `data.order: blocks` a micro-batch asks for samples
 of few files.
 """
@@ -12,6 +15,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import stat
 import threading
 import time
 import weakref
@@ -26,8 +30,9 @@ from orchestrator.files import manifest, waiting
 from orchestrator.files.ahead import Ahead
 from orchestrator.files.cache import WANTED, WISHED, Cache, NoRoom, current, patience_s
 from orchestrator.files.manifest import File, Manifest
-from orchestrator.files.places import Place, place_of, split
-from orchestrator.files.readers import Samples, build
+from orchestrator.files.places import Place, is_elsewhere, is_store, place_of, split
+from orchestrator.files.readers import UNSAFE, Samples, build
+from orchestrator.table import is_reference
 from orchestrator.values import megabytes
 
 CHECKED: set[str] = set()  # files in place whose content a list that lies elsewhere tells: whoever has that, knows them
@@ -63,16 +68,20 @@ class _InPlace(NamedTuple):
 
 class Files:
     """place: a folder, or an fsspec URL of one, with the `files.json` that `python -m orchestrator index=FOLDER` has written,
-    or such a file that lies elsewhere; memory: bytes of files that are decoded when they are opened. Raises DataDamaged,
-    ConfigurationError."""
+    or such a file that lies elsewhere; reader: the one that the list names, required where that is `package.module:name`;
+    unsafe: whether samples are read by what can execute code of whoever made the data (pickles); memory: bytes of files that
+    are decoded when they are opened. Raises DataDamaged, ConfigurationError."""
 
-    def __init__(self, place: str | Path, *, memory: int = _MEMORY) -> None:
+    def __init__(
+        self, place: str | Path, *, reader: str | None = None, unsafe: bool = False, memory: int = _MEMORY
+    ) -> None:
         import numpy  # not with the package, which every start of a command imports
 
         folder, name = split(place)
         self._manifest = _read_manifest(place_of(folder), name)
+        _require_trust(self._manifest, place, reader, unsafe=unsafe)
         self._place = place_of(folder if self._manifest.place is None else self._manifest.place)
-        self._reader = build(self._manifest.reader, self._manifest.options)
+        self._reader = build(self._manifest.reader, {**self._manifest.options, **({UNSAFE: True} if unsafe else {})})
         self._memory = memory
         self._cache: Cache | None = None
         self._only: Collection[int] | None = None
@@ -212,6 +221,8 @@ class Files:
             CHECKED.add(os.path.abspath(path))  # noqa: PTH100 - as the system was asked for it, links and all
         try:
             status = path.stat()
+            if not stat.S_ISREG(status.st_mode):  # of a device or a pipe there may be no end
+                raise self._unfit(file, "is no regular file")
             if status.st_size != file.size:
                 raise self._unfit(file, f"has {status.st_size} bytes; its manifest says {file.size}")
             version = (status.st_ino, status.st_mtime_ns)
@@ -268,6 +279,30 @@ class Files:
         return DataDamaged(
             f"{self._place.describe(file.path)} {problem}",
             f"put back what was there, or write the manifest anew (python -m orchestrator index={self._place.describe('')})",
+        )
+
+
+def _require_trust(listed: Manifest, place: str | Path, reader: str | None, *, unsafe: bool) -> None:
+    """What a list must not decide, since anybody may have written it. Raises ConfigurationError."""
+    if reader is None and is_reference(listed.reader):
+        raise ConfigurationError(
+            [f"{place}: its list names code as the reader, {listed.reader!r}, which only the pipeline may do"],
+            f"if it is a reader of yours: Files({str(place)!r}, reader={listed.reader!r}); otherwise index the files anew",
+        )
+    if reader not in (None, listed.reader):
+        raise ConfigurationError(
+            [f"{place}: its list names the reader {listed.reader!r}, and the pipeline {reader!r}"],
+            "have the pipeline name that of the list, or index the files anew with the other one",
+        )
+    if listed.options.get(UNSAFE) and not unsafe:
+        raise ConfigurationError(
+            [f"{place}: its list asks for what can execute code ({UNSAFE}), which only the pipeline may do"],
+            f"if you trust who made the data: Files({str(place)!r}, {UNSAFE}=True)",
+        )
+    if is_elsewhere(place) and listed.place is not None and not is_store(listed.place):
+        raise ConfigurationError(
+            [f"{place}: the list comes from elsewhere, and says that its files are in {listed.place!r}"],
+            "a list that is read by a URL names a store of http, s3, gs or az; copy it to this machine if you trust it",
         )
 
 

@@ -46,6 +46,7 @@ def index(
         raise ConfigurationError([f"to={to}: a manifest ends in .json"])
     folder, target = split(named if to is None else to)
     try:
+        _refuse_what_leads_out(named, at)
         names = [name for name in (sorted(at) or place.names()) if not _is_hidden(name)]
         chosen, of_its_kind = _chosen(named, reader, names)
         listed = _listed(place, chosen, names if chosen in LISTS else of_its_kind, options, at)
@@ -64,6 +65,13 @@ def index(
     except OSError as error:
         raise ConfigurationError([f"index={named}: {error}"]) from error
     return found
+
+
+def _refuse_what_leads_out(named: str, at: Mapping[str, str]) -> None:
+    """Before anything there is read: a file of DVC may be somebody else's. Raises ConfigurationError."""
+    for below in (*at, *at.values()):
+        if manifest.leads_out(below):
+            raise ConfigurationError([f"index={named}: it lists {below!r}, which is not below its place"])
 
 
 def _listed(place: Place, reader: str, names: list[str], options: Mapping[str, Any], at: Mapping[str, str]) -> Listed:

@@ -5,6 +5,8 @@
 Each file: its path below the manifest's folder, its samples, its bytes and the MD5 of these, as DVC has it. The order of the
 files is that of the samples' indices.
 
+A manifest is data, whoever wrote it: it chooses no code, and none of its names leads out of a folder (`dataset.py`).
+
 A manifest that lies elsewhere says in `place` where the files are, and of a file behind its MD5 where it is there if not at
 its path: in a version of an object store, or in a remote of DVC. Whoever keeps the manifest has the identity of all files.
 """
@@ -13,6 +15,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
@@ -23,6 +26,7 @@ from orchestrator.errors import DataDamaged
 
 NAME = "files.json"
 _FORMAT = "files-1"
+_MD5 = re.compile("[0-9a-f]{32}")
 
 
 class File(NamedTuple):
@@ -83,12 +87,23 @@ def read(data: bytes, where: str) -> Manifest:
         manifest = Manifest(
             str(described["reader"]), files, dict(described["options"]), None if place is None else str(place)
         )
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
         raise _unfit(where, f"is no list of files: {type(error).__name__}: {error}") from error
     problem = _problem(manifest.files)
     if problem is not None:
         raise _unfit(where, problem)
     return manifest
+
+
+def is_md5(text: str) -> bool:
+    """Whether a file may be named so: the hash of a list by somebody else becomes a path."""
+    return _MD5.fullmatch(text) is not None
+
+
+def leads_out(path: str) -> bool:
+    """Whether it is not below the folder from which it is counted."""
+    below = PurePosixPath(path)
+    return below.is_absolute() or ".." in below.parts or "\0" in path
 
 
 def _problem(files: Iterable[File]) -> str | None:
@@ -99,9 +114,11 @@ def _problem(files: Iterable[File]) -> str | None:
     if times > 1:
         return f"lists {path} {times} times"
     for file in listed:
-        for below in map(PurePosixPath, (file.path, file.where)):
-            if below.is_absolute() or ".." in below.parts:
-                return f"lists {below}, which is not below its folder"
+        for below in (file.path, file.where):
+            if leads_out(below):
+                return f"lists {below!r}, which is not below its folder"
+        if not is_md5(file.md5):
+            return f"says of {file.path} that its MD5 is {file.md5!r}, which has 32 hexadecimal digits"
         if file.samples < 0 or file.size < 0:
             return f"says of {file.path} that it has {file.samples} samples in {file.size} bytes"
     return None if any(file.samples for file in listed) else "lists files without samples"

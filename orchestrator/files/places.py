@@ -17,6 +17,9 @@ _VERSION = "?versionId="  # as s3fs has it
 # Of the libraries behind fsspec, by protocol: one try. Who waits for a place asks again itself, and says so (waiting.py).
 _ONE_TRY = {"s3": {"config_kwargs": {"retries": {"total_max_attempts": 1}, "connect_timeout": 10, "read_timeout": 30}}}
 _ONE_TRY["s3a"] = _ONE_TRY["s3"]
+# Protocols of fsspec behind which there is always another machine. Many others are folders of this one (`local`, `git`, `dvc`,
+# `zip::`), or show its keys to whatever host an address names (`sftp`).
+_STORES = ("http", "https", "s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "adl", "oci", "oss", "hf")
 
 
 class Place(Protocol):
@@ -44,6 +47,16 @@ def place_of(named: str | Path) -> Place:
     if not separator or isinstance(named, Path):
         return _Folder(Path(named))
     return _Folder(Path(unquote(urlsplit(f"//{rest}").path))) if scheme == "file" else _Remote(named)
+
+
+def is_elsewhere(named: str | Path) -> bool:
+    """Whether it is a URL, and not that of a file of this machine."""
+    return not isinstance(named, Path) and "://" in named and not named.startswith("file://")
+
+
+def is_store(url: str) -> bool:
+    """Whether it is for certain no folder of this machine."""
+    return "::" not in url and url.partition("://")[0] in _STORES
 
 
 def split(named: str | Path) -> tuple[str | Path, str]:

@@ -148,7 +148,11 @@ def test_a_reader_of_ones_own_as_the_page_has_it(project: Project) -> None:
     reader = command.removeprefix("reader='").removesuffix("'")
     indexed = project.run("index=data/tables", f"reader={reader}", "output=json")
     assert (indexed.report["reader"], indexed.report["samples"]) == ("variants.table:rows", 60)
+    assert indexed.report["call"] == "Files('data/tables', reader='variants.table:rows')"
     with (project.path / "rows.py").open("a") as pipeline:
-        pipeline.write("\nclass Tables(Rows):\n    def collate(self, items):\n")
+        pipeline.write("\nclass Tables(Rows):\n    def datasets(self):\n")
+        pipeline.write(
+            "        return Files(self.place, reader='variants.table:rows'), None\n    def collate(self, items):\n"
+        )
         pipeline.write("        return super().collate([{**each, 'x': [each['x']] * 4} for each in items])\n")
     assert _digest(project, "data/tables", "pipeline.target=rows:Tables")

@@ -3,10 +3,12 @@ FORMAT FOLDER` ends with 0 where all are the same. It needs what `make streams` 
 
 from __future__ import annotations
 
+import pickle
 import shutil
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Sequence
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +17,11 @@ import numpy
 warnings.simplefilter("ignore")  # of the packages, and before they are imported
 
 from orchestrator import Files  # noqa: E402
+from orchestrator.errors import ConfigurationError  # noqa: E402
 from orchestrator.files.index import index  # noqa: E402
 
 BLOCK = 16
+ODD = Fraction(1, 3)  # neither format has a way of its own for it
 
 
 def sample(number: int) -> dict[str, Any]:
@@ -26,6 +30,14 @@ def sample(number: int) -> dict[str, Any]:
         "text": f"sample {number} " * (number % 3 + 1),
         "x": numpy.arange(4, dtype=numpy.float32) + number,
     }
+
+
+def odd(_: int) -> dict[str, Any]:
+    return {"x": ODD}
+
+
+def raw(_: int) -> dict[str, Any]:
+    return {"x": pickle.dumps(ODD)}
 
 
 def tokens(number: int) -> Iterator[Any]:
@@ -46,6 +58,11 @@ def mds(folder: Path) -> None:
         at = folder / f"{compression}"
         _write_mds(at, compression)
         _compare(at, StreamingDataset(remote=str(at), local=str(folder / f"read-{compression}"), batch_size=1))
+    from streaming import MDSWriter
+
+    with MDSWriter(out=str(folder / "pickles"), columns={"x": "pkl"}) as writer:
+        writer.write({"x": ODD})
+    _only_where_it_is_asked_for(folder / "pickles", "mds", {"x": ODD})
 
 
 def _write_mds(folder: Path, compression: str | None = None) -> None:
@@ -69,6 +86,37 @@ def litdata(folder: Path) -> None:
         tokens, list(range(20)), str(at), chunk_size=128, num_workers=1, item_loader=litdata.TokensLoader()
     )
     _compare(at, litdata.StreamingDataset(str(at), item_loader=litdata.TokensLoader(BLOCK)), block_size=BLOCK)
+    litdata.optimize(odd, [0], str(folder / "odd"), chunk_size=13, num_workers=1)
+    _only_where_it_is_asked_for(folder / "odd", "litdata", {"x": ODD})
+    _a_file_is_bytes(folder / "kind")
+
+
+def _a_file_is_bytes(folder: Path) -> None:
+    """litData's own loader unpickles a part of the kind `file:pickle`."""
+    import litdata
+
+    litdata.optimize(raw, [0], str(folder), chunk_size=13, num_workers=1)
+    listed = folder / "index.json"
+    listed.write_text(listed.read_text().replace('"bytes"', '"file:pickle"'))
+    index(str(folder), None, {})
+    files = Files(folder)
+    assert files[0] == {"x": pickle.dumps(ODD)}
+    files.close()
+
+
+def _only_where_it_is_asked_for(folder: Path, reader: str, expected: Any) -> None:
+    """What can execute code is read where whoever indexes and the pipeline say so, and nowhere else."""
+    for ask in (lambda: index(str(folder), None, {}), lambda: Files(folder)):
+        try:
+            ask()
+        except ConfigurationError as error:
+            assert "unsafe=True" in str(error.remedy)  # noqa: PT017
+        else:
+            raise AssertionError(f"{folder} was read")
+        index(str(folder), reader, {"unsafe": True})
+    files = Files(folder, unsafe=True)
+    assert files[0] == expected
+    files.close()
 
 
 def _write_litdata(folder: Path, level: str | None = None) -> None:

@@ -120,13 +120,16 @@ def test_a_manifest_is_read_as_it_was_written(
         assert "times" in error.message or "lists" in error.message  # noqa: PT017
 
 
+MD5 = "0" * 32
 WRONG: dict[str, tuple[Any, str]] = {
     "not json": (b"{", "is no list of files: JSONDecodeError"),
     "another format": (b'{"format": "files-9"}', "its format is 'files-9'"),
-    "twice": (Manifest("jsonl", (File("a", 1, 1, ""), File("a", 1, 1, ""))).written(), "lists a 2 times"),
-    "outside": (Manifest("jsonl", (File("../a", 1, 1, ""),)).written(), "lists ../a, which is not below its folder"),
+    "twice": (Manifest("jsonl", (File("a", 1, 1, MD5), File("a", 1, 1, MD5))).written(), "lists a 2 times"),
+    "outside": (Manifest("jsonl", (File("../a", 1, 1, MD5),)).written(), "lists '../a', which is not below its folder"),
     "nothing": (Manifest("jsonl", ()).written(), "lists no file"),
-    "empty": (Manifest("jsonl", (File("a", 0, 1, ""),)).written(), "lists files without samples"),
+    "empty": (Manifest("jsonl", (File("a", 0, 1, MD5),)).written(), "lists files without samples"),
+    "without end": (b"[" * 100_000, "is no list of files: RecursionError"),
+    "endless": (b'{"format": "files-1", "files": [["a", Infinity, 1, ""]]}', "is no list of files: OverflowError"),
 }
 
 
@@ -194,10 +197,9 @@ def test_a_file_that_changes_is_checked_anew(tmp_path: Path) -> None:
 
 def test_a_manifest_elsewhere_says_where_its_files_are(tmp_path: Path) -> None:
     folder = _folder(tmp_path / "set")
-    for to in (tmp_path / "corpus.json", "memory://lists/corpus.json"):
-        made = index(str(folder), None, {}, to=str(to))
-        assert made.place == str(folder)
-        assert [Files(to)[number]["text"] for number in (7, 0)] == ["2-3", "0-0"]
+    made = index(str(folder), None, {}, to=str(tmp_path / "corpus.json"))
+    assert made.place == str(folder)
+    assert [Files(tmp_path / "corpus.json")[number]["text"] for number in (7, 0)] == ["2-3", "0-0"]
     with pytest.raises(ConfigurationError, match=r"a manifest ends in \.json"):
         index(str(folder), None, {}, to=str(tmp_path / "corpus.txt"))
     with pytest.raises(DataDamaged, match=r"write it: python -m orchestrator index=PLACE to=.*none\.json"):

@@ -41,4 +41,6 @@ class Predictor:
 
 
 def _load_pyfunc(path: str) -> Predictor:
-    return Predictor(load(Path(path)))
+    return Predictor(
+        load(Path(path), trusted=True)
+    )  # MLflow has imported code that was logged with it, and this because of it

@@ -22,6 +22,7 @@ from orchestrator.engine.model import construction
 from orchestrator.errors import UsageError
 from orchestrator.numerics.digests import distinct_state, model_digest
 from orchestrator.pipeline import Pipeline, find, naming
+from orchestrator.table import is_reference
 
 DESCRIPTION, WEIGHTS = "ensemble.json", "model.safetensors"
 
@@ -65,9 +66,10 @@ def save(model: EnsembleModel, blueprint: Blueprint, folder: Path) -> str:
     return digest
 
 
-def load(folder: Path) -> EnsembleModel:
-    """The ensemble of a folder, in evaluation mode. Raises UsageError where there is none, or it is damaged; ConfigurationError
-    where its pipeline cannot be imported."""
+def load(folder: Path, combine: str | None = None, *, trusted: bool = False) -> EnsembleModel:
+    """The ensemble of a folder, in evaluation mode. combine: the combination that the caller names, required where the folder
+    names code and is not trusted. Raises UsageError where there is no ensemble, or it is damaged, or not combined so;
+    ConfigurationError where its pipeline cannot be imported."""
     from safetensors import SafetensorError
     from safetensors.torch import load_file
 
@@ -81,11 +83,23 @@ def load(folder: Path) -> EnsembleModel:
             f"{folder} holds no ensemble: {type(error).__name__}: {error}",
             "name the folder model/ of an ensemble, .orchestrator/ENSEMBLE_ID/model",
         ) from None
+    if not trusted:
+        _require_named(blueprint.combine, folder, combine)
     model = blueprint.build()
     fill(model, state, str(folder))
     if model_digest(model) != digest:
         raise UsageError(f"{folder} is damaged: its digest is not {digest[:12]}", "fetch it from MLflow again")
     return model
+
+
+def _require_named(found: str, folder: Path, combine: str | None) -> None:
+    if combine is None and is_reference(found):
+        raise UsageError(
+            f"{folder} names code as the combination, {found!r}, which only the caller may do",
+            f"if it is one of yours: load_ensemble({str(folder)!r}, combine={found!r})",
+        )
+    if combine not in (None, found):
+        raise UsageError(f"{folder} is combined by {found!r}, not by {combine!r}", "name that of the folder")
 
 
 def fill(model: torch.nn.Module, state: Mapping[str, torch.Tensor], where: str) -> None:

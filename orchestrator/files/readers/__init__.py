@@ -2,6 +2,9 @@
 
 A reader is a function `name(path: Path, name: str, *, option, ...)` of a file of this machine, and of what the manifest calls
 it, that returns its samples as `Samples`. It raises ValueError, with what is wrong, for a file that it cannot read.
+
+Options come from a list that anybody may have written. Only `unsafe` comes from the pipeline: without it a reader executes
+nothing of a file.
 """
 
 from __future__ import annotations
@@ -22,6 +25,8 @@ from orchestrator.files.readers.parquet import parquet
 from orchestrator.files.readers.tar import tar
 from orchestrator.files.readers.whole import whole
 from orchestrator.table import Table
+
+UNSAFE = "unsafe"  # the option by which a reader may execute what a file holds
 
 
 class Samples(Protocol):

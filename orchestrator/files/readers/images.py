@@ -16,6 +16,14 @@ from orchestrator.files.readers.listing import Listed, Read
 
 SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".tif", ".tiff")
 Classes = Annotated[tuple[str, ...], Field(description="The names of the folders; a label is a number among them.")]
+_FORMATS = (
+    "PNG",
+    "JPEG",
+    "WEBP",
+    "BMP",
+    "GIF",
+    "TIFF",
+)  # others may start programs: of EPS Pillow has Ghostscript make one
 Mode = Annotated[Literal["RGB", "L"], Field(description="In colour, or gray.")]
 
 
@@ -49,7 +57,7 @@ class _Image:
         if number:
             raise IndexError(number)
         try:
-            with Image.open(self._path) as image:
+            with Image.open(self._path, formats=_FORMATS) as image:
                 pixels = numpy.array(image.convert(self._mode))
         except (OSError, SyntaxError, Image.DecompressionBombError) as error:
             raise ValueError(f"is no image that Pillow reads: {error}") from error

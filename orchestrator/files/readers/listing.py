@@ -5,12 +5,15 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping
 from pathlib import PurePosixPath
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
-from orchestrator.errors import DataDamaged
+from pydantic import Field
+
+from orchestrator.errors import ConfigurationError, DataDamaged
 
 INDEX = "index.json"
 Read = Callable[[str], bytes]
+Unsafe = Annotated[bool, Field(description="Whether samples are read that can execute code then (pickles).")]
 Counts = dict[str, int | None]  # file -> samples, None where the list does not tell
 
 
@@ -34,6 +37,14 @@ def by_folder(names: list[str], read: Read, told: Callable[[Mapping[str, Any]], 
     if missing:
         raise DataDamaged(f"{INDEX} lists {missing[0]}, which is missing", "put it back, or write the list anew")
     return found
+
+
+def untrusted(reader: str, name: str, what: str) -> ConfigurationError:
+    """The refusal of a file that would be read by what can execute code of its maker. what: it does, such as "has pickles"."""
+    return ConfigurationError(
+        [f"{name} {what}, which can execute code when it is read"],
+        f"if you trust who made the data: Files(PLACE, unsafe=True); to index them, reader='{{name: {reader}, unsafe: true}}'",
+    )
 
 
 def told_by(index: str, read: Read, told: Callable[[Mapping[str, Any]], Any]) -> Any:

@@ -2,10 +2,15 @@
 
 How a chunk is read stands in `index.json` beside it; `index=` copies that into the options of the manifest. Of a data set of
 tokens (`TokensLoader`) a sample is `block_size` of them.
+
+That list says by which serializer each part of a sample is read, and which containers hold the parts. Pickles execute code, and
+so do graphs, in which litData keeps some; a `defaultdict` imports any module. So those that are known to execute nothing stand
+here, and any other is read where the pipeline says `unsafe`.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import struct
 from collections.abc import Mapping, Sequence
@@ -15,17 +20,54 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from orchestrator.errors import ConfigurationError
-from orchestrator.files.readers.listing import INDEX, Counts, Listed, Read, by_folder, told_by
+from orchestrator.files.readers.listing import INDEX, Counts, Listed, Read, Unsafe, by_folder, told_by, untrusted
 
 Config = Annotated[Any, Field(description="How chunks are read: `config` of index.json.")]
 BlockSize = Annotated[int | None, Field(ge=1, description="Of tokens: how many are a sample.")]
 _LOADERS = ("PyTreeLoader", "TokensLoader")
+_SERIALIZERS = (
+    *("str", "text", "bool", "int", "float", "bytes", "file", "json"),
+    *("numpy", "no_header_numpy", "tensor", "no_header_tensor"),
+    *("pil", "image", "jpeg", "jpeg_array", "tifffile"),
+)
+_CONTAINERS = (
+    *(None, "builtins.tuple", "builtins.list", "builtins.dict"),  # None: a part itself
+    *("collections.namedtuple", "collections.OrderedDict", "collections.deque"),
+)
 
 
-def litdata(path: Path, name: str, *, config: Config = None, block_size: BlockSize = None) -> _Chunk:
+def litdata(
+    path: Path, name: str, *, config: Config = None, block_size: BlockSize = None, unsafe: Unsafe = False
+) -> _Chunk:
     if config is None:
         raise ConfigurationError(["reader.config: required by litdata"], "write the manifest anew (index=FOLDER)")
-    return _Chunk(path, ".zstd." in name, config, block_size)
+    if not unsafe:
+        _refuse_what_executes(name, config)
+    return _Chunk(path, ".zstd." in name, config, block_size, _serializers(unsafe=unsafe))
+
+
+def _refuse_what_executes(name: str, config: Mapping[str, Any]) -> None:
+    """Raises ConfigurationError; ValueError for a list that cannot be understood."""
+    try:
+        parts, spec = list(config["data_format"]), config.get("data_spec")
+        containers = set() if spec is None else _containers(json.loads(spec)[1])
+    except (KeyError, TypeError, LookupError, AttributeError, RecursionError) as error:
+        raise ValueError(f"has a list that cannot be understood: {type(error).__name__}: {error}") from error
+    for each in (part for part in parts if str(part).partition(":")[0] not in _SERIALIZERS):
+        raise untrusted("litdata", name, f"has parts of the kind {each!r}")
+    for each in containers - set(_CONTAINERS):
+        raise untrusted("litdata", name, f"has samples in a {each!r}")
+
+
+def _containers(spec: Mapping[str, Any]) -> set[str | None]:
+    return {spec["type"]}.union(*map(_containers, spec["children_spec"]))
+
+
+def _serializers(*, unsafe: bool) -> dict[str, Any]:
+    """litData's own. It unpickles a part of the kind `file:pickle`, too, so those that execute must not be among them."""
+    from litdata.streaming.serializers import _get_serializers
+
+    return {name: each for name, each in _get_serializers(None).items() if unsafe or name in _SERIALIZERS}
 
 
 def listed(names: list[str], read: Read, options: Mapping[str, Any]) -> Listed:
@@ -58,8 +100,14 @@ def _chunks(index: Mapping[str, Any]) -> Counts:
 
 
 class _Chunk:
-    def __init__(self, path: Path, compressed: bool, config: Mapping[str, Any], block_size: int | None) -> None:
-        from litdata.streaming.serializers import _get_serializers
+    def __init__(
+        self,
+        path: Path,
+        compressed: bool,
+        config: Mapping[str, Any],
+        block_size: int | None,
+        serializers: Mapping[str, Any],
+    ) -> None:
         from litdata.utilities._pytree import treespec_loads
 
         self._memory = _inflated(path) if compressed else None
@@ -69,9 +117,8 @@ class _Chunk:
         chunk = {"chunk_bytes": self._size, "chunk_size": self._count, "dim": tokens, "filename": path.name}
         spec = config["data_spec"]
         self._loader = _loader(config, block_size)
-        self._loader.setup(
-            {**config, "data_spec": None if spec is None else treespec_loads(spec)}, [chunk], _get_serializers(None)
-        )
+        described = {**config, "data_spec": None if spec is None else treespec_loads(spec)}
+        self._loader.setup(described, [chunk], serializers)
         self._loader.set_mmap_allowed_chunks({0})
         self._samples = self._count if block_size is None else tokens // block_size
 

@@ -9,17 +9,13 @@ import json
 import mmap
 from collections.abc import Mapping
 from pathlib import Path, PurePosixPath
-from typing import Annotated, Any
+from typing import Any
 
-from pydantic import Field
-
-from orchestrator.files.readers.listing import Listed, by_folder
-
-Unsafe = Annotated[bool, Field(description="Whether columns are read that can execute code then (pickle).")]
+from orchestrator.files.readers.listing import Listed, Unsafe, by_folder, untrusted
 
 
 def mds(path: Path, name: str, *, unsafe: Unsafe = False) -> _Shard:
-    return _Shard(path, PurePosixPath(name).suffix.lstrip("."), unsafe)
+    return _Shard(path, name, unsafe)
 
 
 def listed(names: list[str], read: Any, options: Mapping[str, Any]) -> Listed:
@@ -38,11 +34,11 @@ def _shards(index: Mapping[str, Any]) -> dict[str, int | None]:
 
 
 class _Shard:
-    def __init__(self, path: Path, compression: str, unsafe: bool) -> None:
+    def __init__(self, path: Path, name: str, unsafe: bool) -> None:
         import numpy
         from streaming.base.format.mds.reader import MDSReader
 
-        self._bytes, self.held = _content(path, compression)
+        self._bytes, self.held = _content(path, PurePosixPath(name).suffix.lstrip("."))
         count = int.from_bytes(self._bytes[:4], "little")
         self._ends = numpy.frombuffer(self._bytes[4 : 8 + 4 * count], numpy.uint32).astype(numpy.int64)
         if len(self._bytes) < 8 or len(self._ends) != count + 1 or self._ends[-1] != len(self._bytes):
@@ -52,7 +48,8 @@ class _Shard:
         self._reader = MDSReader.from_json(
             str(path.parent), "", described | {"raw_data": of_the_file, "zip_data": None, "samples": count}
         )
-        self._reader.validate(unsafe)
+        if not unsafe:
+            _refuse_pickles(self._reader, name)
 
     def __len__(self) -> int:
         return len(self._ends) - 1
@@ -62,6 +59,15 @@ class _Shard:
 
     def close(self) -> None:
         self._bytes = b""
+
+
+def _refuse_pickles(reader: Any, name: str) -> None:
+    """Raises ConfigurationError."""
+    from streaming.base.format.mds.encodings import is_mds_encoding_safe
+
+    for column, encoding in zip(reader.column_names, reader.column_encodings, strict=True):
+        if not is_mds_encoding_safe(encoding.partition(":")[0]):
+            raise untrusted("mds", name, f"has the column {column!r} of {encoding!r}")
 
 
 def _content(path: Path, compression: str) -> tuple[Any, int]:

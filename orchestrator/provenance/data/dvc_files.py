@@ -11,6 +11,7 @@ import contextlib
 import json
 import logging
 import os
+import re
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
@@ -18,10 +19,12 @@ from pathlib import Path
 from typing import Any
 
 from orchestrator.errors import ConfigurationError
+from orchestrator.files.manifest import leads_out
 from orchestrator.records import masking
 
 MD5, LEGACY = "md5", "md5-dos2unix"  # DVC 2 hashed text files with their line ends made those of Unix
 _MOST_BYTES = 16 << 20  # of a file that somebody else wrote for DVC
+_NAME = re.compile(r"[0-9a-f]{32}(\.dir)?")
 _PRUNED = frozenset({".dvc", ".git", ".orchestrator", ".venv", "venv", "node_modules", "__pycache__"})
 
 
@@ -53,20 +56,31 @@ class Storage:
     remotes: Mapping[str, str]
     default: str | None
 
-    def place(self, md5: str, kind: str = MD5) -> Path:
-        """The file of an object in the cache."""
+    def place(self, md5: str, kind: str = MD5) -> Path | None:
+        """The file of an object in the cache; None of what is no MD5."""
+        if not is_name(md5):
+            return None
         top = self.cache if kind == LEGACY else self.cache / "files" / "md5"
         return top / md5[:2] / md5[2:]
 
     def holds(self, md5: str, kind: str = MD5) -> bool:
         """Whether the object is there and, of a folder, every file; the bytes are not looked at."""
         place = self.place(md5, kind)
-        if not place.is_file():
+        if place is None or not place.is_file():
             return False
         if not md5.endswith(".dir"):
             return True
         listed = manifest(place)
-        return listed is not None and all(self.place(entry, kind).is_file() for entry in listed.values())
+        return listed is not None and all(self._has(entry, kind) for entry in listed.values())
+
+    def _has(self, md5: str, kind: str) -> bool:
+        place = self.place(md5, kind)
+        return place is not None and place.is_file()
+
+
+def is_name(md5: str) -> bool:
+    """Whether DVC may have an object of this name: what a record or a `.dvc` file calls an MD5 becomes a path."""
+    return _NAME.fullmatch(md5) is not None
 
 
 def root(folder: Path) -> Path | None:
@@ -122,7 +136,7 @@ def lacking(project: Path, remote: str, kind: str, md5s: Iterable[str]) -> list[
     assert top is not None
     wanted = sorted(set(md5s))
     with opened(top) as repository, quiet():
-        there = set(repository.cloud.get_remote_odb(remote, hash_name=kind).oids_exist(wanted))
+        there = set(repository.cloud.get_remote_odb(remote, hash_name=kind).oids_exist(list(filter(is_name, wanted))))
     return [md5 for md5 in wanted if md5 not in there]
 
 
@@ -145,13 +159,21 @@ def _commands(out: Out, kept: Storage | None) -> list[str]:
     return made or ["DVC knows it, and has neither its bytes nor a remote; ask who made it for a dvc push to a remote"]
 
 
-def manifest(place: Path) -> dict[str, str] | None:
+def manifest(place: Path | None) -> dict[str, str] | None:
     """The files of a `.dir` object, relative path -> md5; None when it is not one, or leads out of its folder."""
     try:
-        listed = {str(entry["relpath"]): str(entry["md5"]) for entry in json.loads(place.read_bytes())}
-    except (OSError, ValueError, TypeError, KeyError):
+        return None if place is None else listed(place.read_bytes())
+    except OSError:
         return None
-    return None if any(name.startswith("/") or ".." in name.split("/") for name in listed) else listed
+
+
+def listed(content: bytes) -> dict[str, str] | None:
+    """The same of the object's bytes."""
+    try:
+        found = {str(entry["relpath"]): str(entry["md5"]) for entry in json.loads(content)}
+    except (ValueError, TypeError, KeyError, RecursionError):
+        return None
+    return None if any(map(leads_out, found)) or not all(map(is_name, found.values())) else found
 
 
 Ignore = Callable[[str, list[str], list[str]], tuple[list[str], list[str]]]

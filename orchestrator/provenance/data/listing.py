@@ -4,7 +4,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -33,7 +32,8 @@ def stored(file: Path) -> Stored:
         raise ConfigurationError([f"{file} is no file of DVC: {type(error).__name__}: {error}"]) from error
     if "://" in str(source.get("path", "")):
         return _imported(source)
-    if not str(out.get("md5", "")).endswith(".dir") or out.get("hash", MD5) != MD5:
+    md5 = str(out.get("md5", ""))
+    if not (md5.endswith(".dir") and dvc_files.is_name(md5)) or out.get("hash", MD5) != MD5:
         raise ConfigurationError([f"{file} tells of no folder that DVC has by its MD5"], "dvc add FOLDER; dvc push")
     return _pushed(file, out)
 
@@ -72,7 +72,7 @@ def _listed(place: str, md5: str) -> dict[str, str] | None:
         content = b"".join(place_of(place).chunks(_object(md5)))
     except OSError:
         return None
-    return {str(each["relpath"]): str(each["md5"]) for each in json.loads(content)}
+    return dvc_files.listed(content)
 
 
 def _object(md5: str) -> str:

@@ -255,7 +255,7 @@ class _Objects:
         """A place with an object of that name and those bytes. A damaged one is noted."""
         for storage in self._storages():
             place = storage.place(md5, kind)
-            if place.is_file():
+            if place is not None and place.is_file():
                 if hashing.scan(place, kind=kind).md5 == md5.removesuffix(".dir"):
                     return place
                 self._note_damage(place)
@@ -265,7 +265,7 @@ class _Objects:
         """Copy an object, if there is one with the bytes that its name promises; returns where it was."""
         for storage in self._storages():
             place = storage.place(md5, out.hash)
-            if place.is_file():
+            if place is not None and place.is_file():
                 plain = _copy(place, destination)
                 if md5 == (plain if out.hash == MD5 else hashing.scan(destination, kind=out.hash).md5):
                     return storage
@@ -283,6 +283,7 @@ class _Objects:
 
     def _fetch(self, out: Out, md5s: list[str]) -> None:
         """Ask the remote for objects; what it does not have is simply not there afterwards."""
+        md5s = list(filter(dvc_files.is_name, md5s))  # DVC writes others outside of its cache
         if not md5s or self._storage is None or not (out.remote or self._storage.default):
             return
         try:

@@ -62,8 +62,11 @@ def test_an_import_of_versions_names_them(tmp_path: Path) -> None:
 WRONG: dict[str, tuple[Any, str]] = {
     "nothing": ([], "is no file of DVC"),
     "a file": ({"outs": [{"md5": "0" * 32, "path": "a"}]}, "tells of no folder that DVC has by its MD5"),
-    "line ends of DVC 2": ({"outs": [{"md5": "0.dir", "hash": "md5-dos2unix"}]}, "tells of no folder that DVC has"),
-    "no project": ({"outs": [{"md5": "0.dir"}]}, "lies in no project of DVC"),
+    "line ends of DVC 2": (
+        {"outs": [{"md5": f"{'0' * 32}.dir", "hash": "md5-dos2unix"}]},
+        "tells of no folder that DVC has",
+    ),
+    "no project": ({"outs": [{"md5": f"{'0' * 32}.dir"}]}, "lies in no project of DVC"),
     "no version": (
         {"deps": [{"path": "s3://b", "files": [{"relpath": "a"}]}], "outs": [{}]},
         "s3://b: a has no version",
@@ -82,5 +85,5 @@ def test_a_list_that_is_nowhere_is_named(tmp_path: Path) -> None:
     (tmp_path / ".dvc").mkdir()
     (tmp_path / ".dvc" / "config").touch()
     with pytest.raises(ConfigurationError, match=r"00\.dir, is neither in .* nor in DVC's cache") as told:
-        stored(_written(tmp_path, {"outs": [{"md5": "00.dir"}]}))
+        stored(_written(tmp_path, {"outs": [{"md5": f"{'0' * 32}.dir"}]}))
     assert "dvc push" in told.value.remedy
