@@ -8,6 +8,7 @@ killed with SIGKILL leaves its run RUNNING for ever; the next start on the same 
 from __future__ import annotations
 
 import logging
+import math
 import os
 import pwd
 import re
@@ -26,7 +27,7 @@ from typing import TYPE_CHECKING, NamedTuple, Self
 from orchestrator import locks
 from orchestrator.errors import ConfigurationError, UsageError
 from orchestrator.records import masking
-from orchestrator.tracking import empty, lean, tables
+from orchestrator.tracking import empty, lean, names, tables
 from orchestrator.tracking.rebase import adopt, rebase
 
 if TYPE_CHECKING:
@@ -371,7 +372,7 @@ def _past(row: tables.Row) -> Past:
         status=row.status,
         started_ms=row.started_ms,
         steps=int(tags["steps"]) if "steps" in tags else None,
-        metrics=dict(row.metrics),
+        metrics={names.original(key): infinite(value) for key, value in row.metrics.items()},
         digest=tags.get("digest"),
         best=tags.get(DIGEST_OF_BEST),
         trace=tags.get(TRACE),
@@ -380,10 +381,10 @@ def _past(row: tables.Row) -> Past:
         verdict=tags.get("verdict"),
         user=tags.get(USER),
         ended_ms=row.ended_ms,
-        settings=dict(row.settings),
+        settings={names.original(key): value for key, value in row.settings.items()},
         kind=tags.get(KIND, "run"),
         parent=tags.get(PARENT),
-        labels={key.removeprefix(LABEL): value for key, value in tags.items() if key.startswith(LABEL)},
+        labels={names.original(key.removeprefix(LABEL)): value for key, value in tags.items() if key.startswith(LABEL)},
     )
 
 
@@ -479,6 +480,29 @@ def _is_of_mlflow(error: Exception) -> bool:
     from mlflow.exceptions import MlflowException
 
     return isinstance(error, MlflowException)
+
+
+def is_refusal(error: Exception) -> bool:
+    """Whether the store takes this never, whenever it is told."""
+    if isinstance(error, OSError):
+        return False
+    return isinstance(error, ValueError | TypeError) or _code(error) == "INVALID_PARAMETER_VALUE"
+
+
+def has_answered(error: Exception) -> bool:
+    """Whether there is a store that may take something else."""
+    if isinstance(error, OSError):  # of a file; those of requests have no number
+        return error.errno is not None and not isinstance(error, ConnectionError | TimeoutError)
+    return is_refusal(error) or _code(error) == "BAD_REQUEST" or type(error).__name__ == "RestException"
+
+
+def _code(error: Exception) -> str | None:
+    return str(getattr(error, "error_code", None)) if _is_of_mlflow(error) else None
+
+
+def infinite(value: float) -> float:
+    """A metric as it was: MLflow keeps the largest number in the place of what is infinite."""
+    return math.copysign(math.inf, value) if abs(value) >= sys.float_info.max else value
 
 
 def reason(error: BaseException) -> str:

@@ -2,6 +2,7 @@
 
 Once the run exists, a store that fails, such as a server that goes away, ends nothing: what it did not take is kept and tried
 again, and `trouble` says why. It is kept in a file too (`outbox`), from which another process sends it when this one has ended.
+What the store refuses for good is left out and told (`notes`), and holds nothing else back.
 """
 
 from __future__ import annotations
@@ -9,17 +10,16 @@ from __future__ import annotations
 import json
 import math
 import os
-import re
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from orchestrator.tracking import outbox
+from orchestrator.tracking import names, outbox
 from orchestrator.tracking.models import ModelFolder, ModelLog, Registration
 from orchestrator.tracking.outbox import Item, Outbox
-from orchestrator.tracking.store import Store, identity_of_process, reason
+from orchestrator.tracking.store import Store, has_answered, identity_of_process, infinite, is_refusal, reason
 
 if TYPE_CHECKING:
     from mlflow.entities import Run
@@ -29,12 +29,13 @@ Listener = Callable[[int, Mapping[str, float]], object]
 Point = tuple[str, int, float | None]  # key, step, value; None where it is no number
 _BATCH = 1000  # MLflow's limit for one request
 _PATIENCE_S = 30.0
-_FORBIDDEN = re.compile(r"[^\w\-. /:]")
+_MOST_FAILURES = 3  # in a row, of a store that answers
+_SHOWN = 3
 
 
 class Tracker:
     """Made by `create`, `reopen` or `catch_up`. every_s: how long metrics may wait. gone: files that were to be sent, and are
-    not there any more."""
+    not there any more; refused: what the store did not take and never will."""
 
     def __init__(self, store: Store, run: Run, *, every_s: float) -> None:
         from mlflow.entities import Metric
@@ -52,6 +53,9 @@ class Tracker:
         self._pending: list[Any] = []
         self._later: list[Item] = []  # after the metrics, in order
         self.gone: list[str] = []
+        self.refused: list[str] = []
+        self._renamed: dict[str, str] = {}
+        self._told = 0, 0  # of those that are refused, and renamed
         self.listeners: list[Listener] = []  # told of metrics as they are remembered
         self.trouble: str | None = None
         self._sent_at = time.monotonic()
@@ -59,7 +63,7 @@ class Tracker:
     @classmethod
     def create(cls, store: Store, experiment_id: str, name: str | None, *, every_s: float) -> Tracker:
         """A new run."""
-        run = store.client.create_run(experiment_id, tags=identity_of_process(), run_name=name)
+        run = store.client.create_run(experiment_id, tags=identity_of_process(), run_name=name and names.text(name))
         return cls(store, run, every_s=every_s)
 
     @classmethod
@@ -92,11 +96,12 @@ class Tracker:
         """Parameters are written once; None and empty texts are shown as such, since MLflow wants text."""
         from mlflow.entities import Param, RunTag
 
-        params = [Param(_key(key), _text(value)) for key, value in parameters.items()]
-        labels = [RunTag(_key(key), value) for key, value in tags.items()]
+        params = [Param(self._key(key), _text(value)) for key, value in parameters.items()]
+        labels = [RunTag(self._key(key), names.text(value)) for key, value in tags.items()]
         for start in range(0, max(len(params), len(labels)), 100):
             part = slice(start, start + 100)
-            self._client.log_batch(self.run_id, params=params[part], tags=labels[part])
+            self._log("params", params[part])
+            self._log("tags", labels[part])
 
     def inputs(self, data: Iterable[tuple[str, str, str]]) -> None:
         """Data that the run reads, as MLflow's dataset inputs: (name, digest, source). Remembered, like metrics."""
@@ -107,7 +112,7 @@ class Tracker:
     def metrics(self, step: int, values: Mapping[str, float]) -> None:
         """Remember metrics; they are sent by `flush`, `tick` or `end`. A resumed run computes some steps again, and what the
         store knows of them it is not told twice; listeners are, who may have lost it."""
-        told = {_key(key): float(value) for key, value in values.items()}
+        told = {self._key(key): float(value) for key, value in values.items()}
         for listener in self.listeners:
             listener(step, told)
         if self._known:
@@ -127,19 +132,85 @@ class Tracker:
 
     def flush(self) -> None:
         """Send everything, or as much as the store takes: `trouble` says what went wrong, the rest is kept."""
-        try:
-            while self._pending:
-                self._client.log_batch(self.run_id, metrics=self._pending[:_BATCH])
-                del self._pending[:_BATCH]
-            while self._later:
-                self._send(self._later[0])
-                del self._later[0]
-            self.trouble = None
-        except Exception as error:  # MLflow's, sqlite's, requests': the run does not depend on them
-            self.trouble = reason(error)
-        else:
+        first: Exception | None = None
+        for send in (self._send_metrics, self._send_later):
+            try:
+                send()
+            except Exception as error:  # MLflow's, sqlite's, requests': the run does not depend on them
+                first = first or error
+                if not has_answered(error):
+                    break
+        self.trouble = None if first is None else reason(first)
+        if first is None:
             self._outbox.clear()
         self._sent_at = time.monotonic()
+
+    def _send_metrics(self) -> None:
+        """Raises what MLflow raises."""
+        while self._pending:
+            self._log("metrics", self._pending[:_BATCH])
+            del self._pending[:_BATCH]
+
+    def _send_later(self) -> None:
+        """What the store does not take holds back nothing that it takes. Raises what MLflow raises."""
+        failed: list[tuple[Item, Exception]] = []
+        try:
+            while self._later:
+                try:
+                    self._unless_refused(lambda: self._send(self._later[0]), _named(self._later[0]))
+                except Exception as error:
+                    if not has_answered(error) or len(failed) == _MOST_FAILURES:
+                        raise
+                    failed.append((self._later[0], error))
+                del self._later[0]
+        finally:
+            self._later[:0] = [item for item, _ in failed]
+        if failed:
+            raise failed[0][1]
+
+    def _log(self, kind: Literal["metrics", "params", "tags"], items: list[Any]) -> None:
+        """Of a request that is refused each half by itself. Raises what MLflow raises."""
+        if len(items) == 1:
+            self._unless_refused(
+                lambda: self._client.log_batch(self.run_id, **{kind: items}), f"{kind[:-1]} {items[0].key}"
+            )
+        elif items:
+            try:
+                self._client.log_batch(self.run_id, **{kind: items})
+            except Exception as error:
+                if not is_refusal(error):
+                    raise
+                self._log(kind, items[: len(items) // 2])
+                self._log(kind, items[len(items) // 2 :])
+
+    def _unless_refused(self, send: Callable[[], object], what: str) -> None:
+        """Send something by itself, and note where it is refused. Raises what else MLflow raises."""
+        try:
+            send()
+        except Exception as error:
+            is_alive = is_refusal(error) and self._client.get_run(self.run_id).info.lifecycle_stage == "active"
+            if not is_alive:  # of a run that was deleted everything is refused, until it is brought back
+                raise
+            refused = f"{what} ({reason(error)})"
+            if refused not in self.refused:
+                self.refused.append(refused)
+
+    def notes(self) -> list[str]:
+        """What is new of names that are others in MLflow, and of what it refused."""
+        renamed = [f"{name!r} is {key}" for name, key in list(self._renamed.items())[self._told[1] :]]
+        refused = self.refused[self._told[0] :]
+        self._told = len(self.refused), len(self._renamed)
+        found = [f"MLflow takes other names: there {_listed(renamed)}"] if renamed else []
+        return [*found, *([f"MLflow refuses {_listed(refused)}; all else is there"] if refused else [])]
+
+    def _key(self, name: str) -> str:
+        """The name in MLflow. Of one that is too long the whole stands in a tag."""
+        key = names.valid(name)
+        if key != name and name not in self._renamed:
+            self._renamed[name] = key
+            if names.is_cut(key):
+                self._add({"tag": [self.run_id, f"name.{key[-names.DIGITS :]}", names.text(name)]})
+        return key
 
     def sync(self) -> None:
         """Have all that was told either at the store or on the disk. Raises OSError."""
@@ -153,7 +224,7 @@ class Tracker:
 
     def tag_other(self, run_id: str, key: str, value: str) -> None:
         """A tag on another run. Remembered, like metrics."""
-        self._add({"tag": [run_id, _key(key), value]})
+        self._add({"tag": [run_id, self._key(key), names.text(value)]})
 
     def artifact(self, path: Path, folder: str) -> None:
         """Remembered, like metrics: the file is read when it is sent."""
@@ -243,16 +314,27 @@ class Tracker:
 
 
 def _point(key: str, step: int, value: float) -> Point:
-    return key, step, value if math.isfinite(value) else None
+    return key, step, None if math.isnan(value) else infinite(value)
 
 
 def _now_ms() -> int:
     return int(time.time() * 1000)
 
 
-def _key(name: str) -> str:
-    return _FORBIDDEN.sub("_", name)[:250]
-
-
 def _text(value: Any) -> str:
-    return "null" if value is None else str(value)
+    return "null" if value is None else names.text(str(value))
+
+
+def _named(item: Item) -> str:
+    """In words."""
+    match item:
+        case {"tag": [_, key, _]}:
+            return f"tag {key}"
+        case {"artifact": [name, _]}:
+            return f"artifact {name}"
+    return next(iter(item))
+
+
+def _listed(found: list[str]) -> str:
+    more = f" and {len(found) - _SHOWN} more" if found[_SHOWN:] else ""
+    return ", ".join(found[:_SHOWN]) + more

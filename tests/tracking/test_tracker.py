@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import errno
+import itertools
+import math
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
+from orchestrator import tracking
 from orchestrator.tracking.outbox import FILE, read
 from orchestrator.tracking.store import reason
 from orchestrator.tracking.tracker import Tracker
@@ -126,6 +132,107 @@ def test_many_metrics_go_in_batches_that_mlflow_takes(tmp_path: Path) -> None:
         tracker.metrics(step, {"loss": 1.0})
     tracker.flush()
     assert [len(batch) for batch in client.said] == [1000, 1000, 500]
+
+
+class Picky(Client):
+    """Refuses what is called so, and takes the rest."""
+
+    def log_batch(self, run_id: str, metrics: Sequence[Any] = (), **others: Sequence[Any]) -> None:
+        if any("bad" in each.key for each in (*metrics, *itertools.chain(*others.values()))):
+            raise ValueError("no such name")
+        super().log_batch(run_id, [*metrics, *itertools.chain(*others.values())])
+
+    def log_artifact(self, *_: Any) -> None:
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    def set_tag(self, run_id: str, key: str, value: str) -> None:
+        if "bad" in key:
+            raise ValueError("no such name")
+        super().set_tag(run_id, key, value)
+
+    def get_run(self, run_id: str) -> Any:
+        return SimpleNamespace(info=SimpleNamespace(run_id=run_id, lifecycle_stage=self.stage))
+
+    stage = "active"
+
+
+@pytest.mark.usefixtures("clock")
+def test_what_is_refused_holds_nothing_else_back_and_is_told_once(tmp_path: Path) -> None:
+    _, tracker = make(tmp_path)
+    client = tracker._client = cast("Any", Picky())
+    client.stage = "active"
+    tracker.metrics(0, {f"m{number}": 1.0 for number in range(9)} | {"bad": 1.0})
+    tracker.metrics(1, {"loss": 1.0})
+    tracker.tag("bad", "x")
+    tracker.tag("digest", "y")
+    tracker.end("FINISHED")
+    assert tracker.trouble is None
+    told = [each for batch in client.said if isinstance(batch, list) for each in batch]
+    assert sorted(told) == [("loss", 1), *((f"m{number}", 0) for number in range(9))]
+    assert client.said[-2:] == [("digest", "y"), "FINISHED"]
+    assert tracker.notes() == ["MLflow refuses metric bad (no such name), tag bad (no such name); all else is there"]
+    assert tracker.notes() == []
+    assert not (tmp_path / "r" / FILE).exists()
+
+
+@pytest.mark.usefixtures("clock")
+def test_a_deleted_run_refuses_nothing_for_good(tmp_path: Path) -> None:
+    _, tracker = make(tmp_path)
+    client = tracker._client = cast("Any", Picky())
+    client.stage = "deleted"
+    tracker.metrics(0, {"bad": 1.0})
+    tracker.end("FINISHED")
+    assert (tracker.trouble, tracker.refused) == ("no such name", [])
+    client.stage = "active"
+    tracker.flush()
+    assert (trouble(tracker), len(tracker.refused)) == (None, 1)
+
+
+@pytest.mark.usefixtures("clock")
+def test_a_file_that_cannot_be_copied_does_not_hold_back_the_status(tmp_path: Path) -> None:
+    _, tracker = make(tmp_path)
+    client = tracker._client = cast("Any", Picky())
+    (tmp_path / "r").mkdir()
+    (tmp_path / "r" / "card.md").touch()
+    tracker.artifact(tmp_path / "r" / "card.md", "run")
+    tracker.end("FINISHED")
+    assert client.said == ["FINISHED"]
+    assert "Permission denied" in str(tracker.trouble)
+    assert [*map(set, read(tmp_path / "r" / FILE))] == [{"artifact"}, {"end", "ms"}]
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:The ..noload.. loader strategy is deprecated")  # MLflow's own use of SQLAlchemy
+def test_any_names_and_infinite_values_are_in_mlflow_and_read_again(tmp_path: Path) -> None:
+    strange = {
+        "top1/": 0.5,
+        "..": 1.0,
+        "/": 2.0,
+        "": 3.0,
+        "a[0]": math.inf,
+        "a(0": -math.inf,
+        "x" * 300: 4.0,
+        "n": math.nan,
+    }
+    store = tracking.Store(None, tmp_path)
+    tracker = Tracker.create(store, store.experiment("e"), "caf\udcc3", every_s=1.0)
+    tracker.describe({f"pipeline.args.table.{key}": key for key in strange} | {"/": "\udcc3\0"}, {"../tag": "\udcc3"})
+    tracker.metrics(0, strange)
+    tracker.end("FINISHED")
+    assert tracker.trouble is None
+    (note,) = tracker.notes()
+    assert note.startswith("MLflow takes other names: there ")
+    assert "and 10 more" in note
+    for found in (store.past()[0], tracking.store._past(store._asked("tags.`orchestrator.host` LIKE '%'")[0])):
+        assert found.status == "FINISHED"
+        cut = next(key for key in found.metrics if key.endswith("..."))
+        known = {key: value for key, value in found.metrics.items() if key not in (cut, "n")}
+        assert known == {key: value for key, value in strange.items() if key not in ("x" * 300, "n")}
+        assert math.isnan(found.metrics["n"])
+        assert found.settings["pipeline.args.table.a[0]"] == "a[0]"
+        assert found.settings["/"] == "\\udcc3\\x00"
+    tags = store.client.get_run(tracker.run_id).data.tags
+    assert "x" * 300 in tags.values()
 
 
 @pytest.mark.parametrize(

@@ -196,6 +196,8 @@ def _drive(
         if trouble is not None:
             board.say(f"note: {trouble}")
         lacking = record.close(report.status, report.as_dict())
+        for note in record.tracker.notes():
+            board.say(f"note: {note}")
         if lacking is not None:
             board.say(not_recorded(lacking, record.sweep_id, record.store.name, described.kind))
     if error is None and report.best is not None:

@@ -19,11 +19,12 @@ from orchestrator.tracking.store import database_of, reason
 @dataclass(frozen=True)
 class Sent:
     """What came of one run. trouble: why MLflow still lacks some of it, or None; gone: files that were to be sent, and are not
-    there any more."""
+    there any more; refused: what MLflow takes never."""
 
     run_id: str
     trouble: str | None = None
     gone: tuple[str, ...] = ()
+    refused: tuple[str, ...] = ()
 
     @property
     def sentence(self) -> str:
@@ -35,7 +36,8 @@ class Sent:
         lost = (
             f", except for {', '.join(self.gone)}, of which the run's folder has nothing any more" if self.gone else ""
         )
-        return f"MLflow has got what it lacked of run {self.run_id}{lost}"
+        never = f", and except for {', '.join(self.refused)}, which it refuses" if self.refused else ""
+        return f"MLflow has got what it lacked of run {self.run_id}{lost}{never}"
 
 
 def send(store: Store) -> list[Sent]:
@@ -90,4 +92,4 @@ def _send(store: Store, run_id: str) -> Sent:
         tracker = Tracker.catch_up(store, run_id)
     except Exception as error:  # MLflow's, requests', of a damaged file
         return Sent(run_id, reason(error))
-    return Sent(run_id, tracker.trouble, tuple(tracker.gone))
+    return Sent(run_id, tracker.trouble, tuple(tracker.gone), tuple(tracker.refused))

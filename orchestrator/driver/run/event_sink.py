@@ -144,6 +144,8 @@ class EventSink:
 
     def tick(self) -> None:
         self._tracker.tick()
+        for note in self._tracker.notes():
+            self._progress.say(f"note: {note}")
         if self._tracker.trouble is not None and not self._told_of_trouble:
             self._told_of_trouble = True
             self._progress.say(

@@ -157,6 +157,8 @@ class Job:
                 display.say(f"note: {limits}")
         heard = len(outcome.not_told)
         outcome.not_recorded = record.close(outcome)
+        for note in tracker.notes():
+            display.say(f"note: {note}")
         for trouble in outcome.not_told[heard:]:
             display.say(f"warning: {trouble}")
         if outcome.not_recorded is not None:

@@ -169,9 +169,9 @@ def _hash(names: list[str]) -> int:
 
 
 def _mean(values: list[tuple[float, float]]) -> float:
-    """The weighted mean; NaN where a value is not finite, which evaluation reports and does not judge."""
+    """The weighted mean, infinite where values are; evaluation reports that and does not judge it."""
     values = [(value, weight) for value, weight in values if weight > 0]
     total = math.fsum(weight for _, weight in values)
     if not all(math.isfinite(value) for value, _ in values):
-        return math.nan
+        return sum(value for value, _ in values if not math.isfinite(value))  # of both signs, or with NaN: NaN
     return math.fsum(value * weight for value, weight in values) / total if total else math.nan

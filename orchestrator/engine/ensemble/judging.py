@@ -143,6 +143,6 @@ def _by_sample(watched: _Watched, rows: Sequence[int]) -> list[float] | None:
 
 
 def _mean(values: Sequence[float]) -> float:
-    if not all(math.isfinite(value) for value in values):
-        return math.nan
+    if not all(map(math.isfinite, values)):
+        return sum(value for value in values if not math.isfinite(value))  # of both signs, or with NaN: NaN
     return math.fsum(values) / len(values)
