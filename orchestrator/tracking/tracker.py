@@ -170,13 +170,13 @@ class Tracker:
 
     def _log(self, kind: Literal["metrics", "params", "tags"], items: list[Any]) -> None:
         """Of a request that is refused each half by itself. Raises what MLflow raises."""
+        request: dict[str, Any] = {kind: items}
         if len(items) == 1:
-            self._unless_refused(
-                lambda: self._client.log_batch(self.run_id, **{kind: items}), f"{kind[:-1]} {items[0].key}"
-            )
+            what = f"{kind.removesuffix('s')} {items[0].key}"
+            self._unless_refused(lambda: self._client.log_batch(self.run_id, **request), what)
         elif items:
             try:
-                self._client.log_batch(self.run_id, **{kind: items})
+                self._client.log_batch(self.run_id, **request)
             except Exception as error:
                 if not is_refusal(error):
                     raise

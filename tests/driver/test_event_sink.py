@@ -21,7 +21,7 @@ def test_drift_is_told_once_with_the_run_that_it_is_since(tmp_path: Path) -> Non
     done: list[str] = []
     found = [Found("before", Drift((MOVED,)))]
     watch: Any = SimpleNamespace(begin=lambda: done.append("begun"), take=lambda: found.pop() if found else None)
-    tracker = SimpleNamespace(tick=lambda: None, metrics=lambda *_: None, trouble=None)
+    tracker = SimpleNamespace(tick=lambda: None, metrics=lambda *_: None, notes=list, trouble=None)
     files = {"journal": LineFile(tmp_path / "j"), "trace": LineFile(tmp_path / "t")}
     record: Any = SimpleNamespace(tracker=tracker, feed=None, **files)
     progress: Any = SimpleNamespace(say=shown.append, step=lambda *_: None)

@@ -173,7 +173,7 @@ def play(
     shown: list[str] = []
     nothing = lambda *_: None  # noqa: E731
     progress: Any = SimpleNamespace(start=nothing, step=nothing, say=shown.append)
-    tracker = SimpleNamespace(tick=nothing, metrics=nothing, trouble=None)
+    tracker = SimpleNamespace(tick=nothing, metrics=nothing, notes=list, trouble=None)
     journal, trace = LineFile(tmp_path / "journal"), LineFile(tmp_path / "trace")
     record: Any = SimpleNamespace(
         feed=None,

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
-from mlflow.utils.validation import _validate_metric_name, _validate_param_name, _validate_tag_name
+from mlflow.utils import validation
 
 from orchestrator.tracking import names
 
+VALIDATIONS: list[Any] = [getattr(validation, f"_validate_{kind}_name") for kind in ("metric", "param", "tag")]
 PARTS = [
     "a",
     "/",
@@ -60,14 +63,14 @@ TAKEN = [
 @example("_xFFFFFF_")
 def test_it_is_taken_and_read_again(name: str) -> None:
     found = names.valid(name)
-    for validate in (_validate_metric_name, _validate_param_name, _validate_tag_name):
+    for validate in VALIDATIONS:
         validate(found)
     assert names.original(found) == name
 
 
 @pytest.mark.parametrize("name", TAKEN)
 def test_what_mlflow_takes_stays(name: str) -> None:
-    _validate_metric_name(name)
+    VALIDATIONS[0](name)
     assert names.valid(name) == name
 
 
@@ -75,7 +78,7 @@ def test_what_mlflow_takes_stays(name: str) -> None:
 def test_long_names_are_short_and_different(name: str, more: str) -> None:
     found, other = names.valid(name), names.valid(name + more)
     assert len(found) <= names.MOST
-    _validate_metric_name(found)
+    VALIDATIONS[0](found)
     assert found != other
 
 

@@ -186,14 +186,20 @@ class Run:
                 for path in (self._files.journal, self._files.trace, self._files.rests)
             )
             tracker = SimpleNamespace(
-                tick=_nothing, flush=_nothing, sync=_nothing, metrics=_nothing, artifact=_nothing, trouble=None
+                tick=_nothing,
+                flush=_nothing,
+                sync=_nothing,
+                metrics=_nothing,
+                artifact=_nothing,
+                notes=list,
+                trouble=None,
             )
             record: Any = SimpleNamespace(
                 tracker=tracker, journal=journal, trace=trace, origin=None, memory=None, feed=None
             )
             record.rests, record.history = (None, [trace]) if plan.lockstep else (rests, [trace, rests])
             record.seals, record.is_stood_by, record.upload = lambda _: {}, False, _nothing
-            record.files, record.describe = SimpleNamespace(artifacts=list), lambda *_: []
+            record.files, record.describe = SimpleNamespace(artifacts=list), lambda *_: ([], [])
             progress: Any = SimpleNamespace(start=_nothing, step=_nothing, say=self._say)
             event_sink = EventSink(record, Audience(progress))
             saving = Saving(Catalog(Store(cluster, None), plan.checkpoints.keep))
