@@ -15,8 +15,7 @@ def test_a_whole_description() -> None:
     text = description(WHOLE, Layout("4 workers, topology ring", 1))
     assert text.split("\n\n") == [
         "**Result:** finished, 20 steps, loss 0.5, validation/loss 0.25",
-        "**Again:**",
-        "    python -m orchestrator rerun=0123abcd",
+        "**Again:** `python -m orchestrator rerun=0123abcd`",
         "**Trained:** `a:B`, 9 parameters, seed 1, on data/a|b",
         "**Layout:** 4 workers, topology ring; went on after 1 loss; computing 60%",
         "**Digest:** `4a4d`",
@@ -30,8 +29,11 @@ def test_a_failed_run_at_a_server_says_why_and_how_to_go_on() -> None:
         WHOLE, status="failed", uri="http://host", said=[], outcome={"steps": 0, "error": "it is full"}
     )
     text = description(contents, Layout("1 worker, topology ring"))
-    assert "**Result:** failed, 0 steps\n\n**Error:** it is full" in text
-    assert "resume=0123abcd tracking.uri=http://host\n    python -m orchestrator rerun=0123abcd tracking" in text
+    result, again, error, *_ = text.split("\n\n")
+    assert result == "**Result:** failed, 0 steps"
+    commands = [f"`python -m orchestrator {verb}=0123abcd tracking.uri=http://host`" for verb in ("resume", "rerun")]
+    assert again == f"**Again:** {' or '.join(commands)}"
+    assert error == "**Error:** it is full"
     assert "Reproduced" not in text
     assert "Digest" not in text
 

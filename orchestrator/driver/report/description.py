@@ -1,7 +1,7 @@
 """What MLflow shows of a run as its description: a few lines of Markdown on the page of the run, above its metrics.
 
 It is a short card: what it came to, the command that repeats it, of what, on what, and whether it was reproduced. MLflow hides
-what is longer than some ten lines behind "Show more", so the command stands near the top. Pure.
+all but three lines behind "Show more", so the command stands near the top. Pure.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ from orchestrator.driver.report.card import CardContents
 
 TAG = "mlflow.note.content"
 _REPRODUCED = "**Reproduced:** "
-_AGAIN = "**Again:**"
 _REST = "All of it: `run/card.html` under Artifacts."
 _RESULTS = ("loss", "epsilon", "validation/")
 
@@ -33,8 +32,8 @@ def description(contents: CardContents, layout: Layout) -> str:
     parts = [
         "" if note is None else str(note),
         _result(contents.status, outcome),
-        _AGAIN,
         _again(contents),
+        "" if outcome.get("error") is None else f"**Error:** {outcome['error']}",
         f"**Trained:** {', '.join(_trained(contents))}",
         f"**Layout:** {'; '.join(_layout(layout, outcome.get('time')))}",
         f"**Digest:** `{outcome['digest']}`" if outcome.get("digest") else "",
@@ -54,8 +53,7 @@ def reproduced(before: str, sentence: str) -> str:
 def _result(status: str, outcome: Mapping[str, Any]) -> str:
     results = [f"{key} {value:.4g}" for key, value in outcome.items() if _is_result(key, value)]
     steps = f"{outcome.get('steps') or 0} steps"
-    told = f"**Result:** {status}, {', '.join([steps, *results])}"
-    return told if outcome.get("error") is None else f"{told}\n\n**Error:** {outcome['error']}"
+    return f"**Result:** {status}, {', '.join([steps, *results])}"
 
 
 def _is_result(key: str, value: Any) -> bool:
@@ -86,9 +84,7 @@ def _layout(layout: Layout, time: str | None) -> Iterable[str]:
 
 
 def _again(contents: CardContents) -> str:
-    """Code, by its indentation."""
     where = "" if contents.uri is None else f" tracking.uri={contents.uri}"
-    lines = [f"    python -m orchestrator rerun={contents.run_id}{where}"]
-    if contents.status != "finished":
-        lines.insert(0, f"    python -m orchestrator resume={contents.run_id}{where}")
-    return "\n".join(lines)
+    verbs = ("rerun",) if contents.status == "finished" else ("resume", "rerun")
+    commands = (f"`python -m orchestrator {verb}={contents.run_id}{where}`" for verb in verbs)
+    return f"**Again:** {' or '.join(commands)}"
