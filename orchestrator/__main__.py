@@ -7,6 +7,9 @@ import sys
 
 def main() -> int:
     """The exit code of the command."""
+    from orchestrator.commands import surroundings
+
+    surroundings.prepare()
     from orchestrator.forkserver import handing_over
 
     code = handing_over.handed_over(sys.argv, "orchestrator.commands.line")

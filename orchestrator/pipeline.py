@@ -56,6 +56,8 @@ _ADVICE = {
     "shard one, choose another data.batch_size or fewer data.shards, or have the data set leave the surplus out",
     "can't allocate memory": "a worker has not the memory for this: cut the model into stages (cluster.stages=2), "
     "raise data.shards or lower data.batch_size, or let fewer workers share a machine",
+    "signal only works in main thread": "samples are read beside the main thread of a process, and Python handles signals in "
+    "that one: give a download a timeout of its own (timeout= of requests and urllib, socket.setdefaulttimeout)",
     "_locals'": _MOSAICML,
     "Reused local directory": _MOSAICML,
     "device-side assert": "a GPU does not say more: look for an index or a label out of range, or run once with run.device=cpu",

@@ -86,6 +86,7 @@ ROOMS = {
             "watch",
             "answer",
             "arguments",
+            "surroundings",
         ),
     ],
     "driver": ["sweep", "run", "recording", "before_start", "report", "folders", "supervision", "terminal"],

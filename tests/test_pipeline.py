@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import itertools
+import signal
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -184,6 +186,16 @@ def test_samples_that_do_not_stack_are_explained(items: list[object]) -> None:
     with pytest.raises(PipelineRaised) as caught, naming("reading samples (step 0, shard 0)"):
         Pipeline().collate(items)
     assert "collate(self, items)" in caught.value.remedy
+
+
+def test_a_signal_that_is_handled_beside_the_main_thread_gets_advice() -> None:
+    def read() -> None:
+        with naming("reading samples (step 0, shard 0)"):
+            signal.signal(signal.SIGALRM, signal.SIG_DFL)
+
+    with ThreadPoolExecutor(1) as beside, pytest.raises(PipelineRaised) as caught:
+        beside.submit(read).result()
+    assert "give a download a timeout of its own" in (caught.value.remedy or "")
 
 
 def test_other_errors_get_no_advice() -> None:

@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext, redirect_stdout
 
+from orchestrator.commands import surroundings
 from orchestrator.commands.answer import Answer, refused
 from orchestrator.commands.arguments import Arguments
 from orchestrator.commands.table import VERBS, Verb, the_verb, usage
@@ -30,6 +31,7 @@ def main(began: float | None = None) -> int:
     gc.set_threshold(_COLLECTED_AFTER)
     lean.prefer()
     console.prepare()
+    surroundings.prepare()
     arguments = sys.argv[1:]
     if {"--help", "-h"} & set(arguments):
         return console.answer(usage(), 0)

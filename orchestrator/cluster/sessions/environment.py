@@ -45,7 +45,7 @@ def enter(address: str, **options: Any) -> None:
     import ray
 
     logging.getLogger("ray").setLevel(logging.ERROR)
-    with _handlers_left_alone():
+    with _handlers_left_alone(), _readable_entrypoint():
         ray.init(address=address, logging_level=logging.ERROR, log_to_driver=False, **options)
 
 
@@ -95,6 +95,14 @@ def _handlers_left_alone() -> contextlib.AbstractContextManager[None]:
     from ray._private import utils
 
     return replaced(utils, "set_sigterm_handler", lambda _handler: None)
+
+
+def _readable_entrypoint() -> contextlib.AbstractContextManager[None]:
+    """Ray notes the command line of whoever joins, as UTF-8: under LC_ALL=C an umlaut in it is what no UTF-8 has."""
+    from ray._private import utils
+
+    usual = getattr(utils, "get_entrypoint_name", str)
+    return replaced(utils, "get_entrypoint_name", lambda: usual().encode("utf-8", "backslashreplace").decode("utf-8"))
 
 
 def of_workers(declared: Iterable[str] = ()) -> dict[str, str]:
