@@ -194,7 +194,9 @@ def fetch_weights(store: Store, pinned: str, target: Path) -> None:
     with tempfile.TemporaryDirectory(dir=target.parent, prefix=".fetching-") as place:
         try:
             found = download_artifacts(
-                artifact_uri=f"{_location(store, pinned)}/{WEIGHTS}", dst_path=place, tracking_uri=store.uri
+                artifact_uri=f"{_location(store, pinned)}/{WEIGHTS}",
+                dst_path=place,
+                tracking_uri=store.client.tracking_uri,
             )
         except (MlflowException, OSError) as error:
             raise ConfigurationError(

@@ -19,7 +19,8 @@ def rebase(database: Path, artifacts: Path) -> bool:
     """Have every artifact that lay in another folder of this name found in `artifacts`; whether anything had to be changed."""
     if not database.exists():
         return False
-    ours, tail = artifacts.as_uri(), f"/{artifacts.parent.name}/{artifacts.name}"
+    ours = artifacts.as_uri()
+    tail = "/" + "/".join(ours.split("/")[-2:])
     with closing(sqlite3.connect(database, timeout=30)) as connection, connection:
         tables = {name for (name,) in connection.execute("select name from sqlite_master where type = 'table'")}
         if not tables.issuperset(table for table, _ in _COLUMNS):  # it is new
@@ -29,19 +30,19 @@ def rebase(database: Path, artifacts: Path) -> bool:
         )
         moved = [location for (location,) in found if location != ours and location.endswith(tail)]
         for location in moved:
+            length = len(location) + 1
             for table, column in _COLUMNS:
                 connection.execute(
-                    f"update {table} set {column} = ? || substr({column}, ?) where {column} = ? or {column} like ? || '/%'",
-                    (ours, len(location) + 1, location, location),
+                    f"update {table} set {column} = ? || substr({column}, ?) "
+                    f"where {column} = ? or substr({column}, 1, ?) = ? || '/'",
+                    (ours, length, location, length, location),
                 )
     return bool(moved)
 
 
 def adopt(database: Path, artifacts: Path) -> None:
-    """Have the experiment that MLflow itself makes in a new store keep its artifacts beside the others. It would put them into
-    `mlruns` of the working directory, where they become part of the code and a copy of the store lacks them."""
+    """Have the experiment that MLflow itself makes in a new store keep its artifacts as the others do."""
     with closing(sqlite3.connect(database, timeout=30)) as connection, connection:
         connection.execute(
-            "update experiments set artifact_location = ? where artifact_location like '%/mlruns/0'",
-            (artifacts.as_uri(),),
+            "update experiments set artifact_location = ? where experiment_id = 0", (artifacts.as_uri(),)
         )

@@ -20,9 +20,10 @@ import tempfile
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, Self
+from urllib.parse import quote, unquote
 
 from orchestrator import locks
 from orchestrator.errors import ConfigurationError, UsageError
@@ -64,7 +65,7 @@ def is_of_this_machine(place: str) -> bool:
 
 def default_uri(folder: Path) -> str:
     """The store inside the project's `.orchestrator` folder."""
-    return f"sqlite:///{folder.resolve() / 'mlflow.db'}"
+    return uri_of(folder.resolve() / "mlflow.db")
 
 
 @dataclass(frozen=True)
@@ -163,6 +164,7 @@ class Store:
                 self.client = _open(self.uri)
             else:
                 placed = empty.place(database)
+                _make_tables(self.uri, self._artifacts)
                 self.client = _open(self.uri)
                 if not placed:
                     empty.keep(database)
@@ -395,14 +397,37 @@ def orphaned(run_id: str) -> str:
 
 def database_of(uri: str) -> Path | None:
     """The file of a store in SQLite, beside which its artifacts lie; it may be another project's."""
-    return Path(uri.removeprefix(_SQLITE).partition("?")[0]) if uri.startswith(_SQLITE) else None
+    return Path(unquote(uri.removeprefix(_SQLITE).partition("?")[0])) if uri.startswith(_SQLITE) else None
+
+
+def uri_of(database: Path) -> str:
+    """The address of a store in this file. Only what would mean something else in an address is written as its number."""
+    return f"{_SQLITE}{str(database).replace('%', '%25').replace('?', '%3F')}"
+
+
+def as_opened(uri: str) -> str:
+    """The address that MLflow is to open. It makes the folder that it reads in an address without its numbers, which is another
+    one beside the store's where there are some; by way of this process there are none. Good as long as this process lives."""
+    database = database_of(uri)
+    place, mark, query = uri.removeprefix(_SQLITE).partition("?")
+    if database is None or str(database) == place:
+        return uri
+    found = database.parent.stat()
+    held = _held(database.parent, found.st_dev, found.st_ino)
+    return f"{_SQLITE}/proc/{os.getpid()}/fd/{held}/{quote(database.name)}{mark}{query}"
+
+
+@cache
+def _held(folder: Path, *_place: int) -> int:
+    """A descriptor of the folder, which stays open."""
+    return os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
 
 
 def absolute(uri: str) -> str:
     """The same place from any folder: a rerun is launched in another one than the command was typed in."""
     place = uri.removeprefix(_SQLITE)
     if uri.startswith(_SQLITE):
-        return uri if place.startswith((":", "?")) else f"{_SQLITE}{Path(place).absolute()}"
+        return uri if place.startswith((":", "?", "/")) else f"{uri_of(Path.cwd())}/{place}"
     return uri if ":" in uri or uri.startswith("databricks") else str(Path(uri).absolute())
 
 
@@ -436,7 +461,7 @@ def experiment_page(address: str, experiment_id: str) -> str:
 def server_command(uri: str, port: int) -> tuple[list[str], dict[str, str]]:
     """What shows a store in a browser, on this machine alone, and the environment that it needs. As it comes it takes 11 s and
     2.5 GB; with one worker and no job runner it is 6 s and 0.5 GB."""
-    options = ["--backend-store-uri", uri, "--host", "127.0.0.1", "--port", str(port), "--workers", "1"]
+    options = ["--backend-store-uri", as_opened(uri), "--host", "127.0.0.1", "--port", str(port), "--workers", "1"]
     light = {"MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false", "MLFLOW_DISABLE_TELEMETRY": "true", "DO_NOT_TRACK": "true"}
     return [sys.executable, "-m", "mlflow", "ui", *options], light
 
@@ -452,9 +477,19 @@ def _open(uri: str) -> MlflowClient:
     with lean.importing(), _usable(uri):
         import mlflow
 
-        client = mlflow.MlflowClient(uri, uri)
+        opened = as_opened(uri)
+        client = mlflow.MlflowClient(opened, opened)
         client.search_experiments(max_results=1)
     return client
+
+
+def _make_tables(uri: str, artifacts: str) -> None:
+    """And MLflow's default experiment, whose artifacts lie there. Left to itself MLflow writes the working directory into a
+    statement, in which some of its characters end a text."""
+    with lean.importing(), _usable(uri):
+        from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore
+
+        SqlAlchemyStore(as_opened(uri), artifacts)
 
 
 @contextmanager

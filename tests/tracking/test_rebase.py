@@ -142,6 +142,36 @@ def test_an_address_means_the_same_from_everywhere(monkeypatch: pytest.MonkeyPat
     assert absolute(given) == meant
 
 
+STRANGE = ["what?now", "100%25", "a'b\"te", "#;*[a]{b} $HOME `x`", "%s %(x)s {0}", "line\nend", "a:b :c\\d", "~ü"]
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:The ..noload.. loader strategy is deprecated")  # MLflow's own use of SQLAlchemy
+@pytest.mark.parametrize("name", STRANGE)
+def test_a_project_may_lie_in_a_folder_of_any_name(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / name / ".orchestrator"
+    folder.mkdir(parents=True)
+    monkeypatch.chdir(tmp_path / name)
+    store = Store(None, folder)
+    tracker = Tracker.create(store, store.experiment("e"), None, every_s=1.0)
+    (folder / tracker.run_id).mkdir()
+    (folder / tracker.run_id / "card.md").write_text("x")
+    tracker.artifact(folder / tracker.run_id / "card.md", "run")
+    tracker.end("FINISHED")
+    assert tracker.trouble is None
+    again = Store(store.uri, folder)
+    assert (again.name, again.find("last").status) == (None, "FINISHED")
+    assert [each.path for each in again.client.list_artifacts(tracker.run_id, "run")] == ["run/card.md"]
+    assert sorted(each.name for each in folder.iterdir()) == sorted(
+        [tracker.run_id, "artifacts", "mlflow.db", "mlflow.lock"]
+    )
+    assert [each.name for each in tmp_path.iterdir()] == [name]
+    moved = tmp_path / "moved 50%" / ".orchestrator"
+    shutil.move(tmp_path / name, moved.parent)
+    Store(None, moved).fetch(tracker.run_id, "run", moved)
+    assert (moved / "card.md").read_text() == "x"
+
+
 NEWCOMER = """
 import pathlib, sys
 from orchestrator.tracking import Store, Tracker, lean
