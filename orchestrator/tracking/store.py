@@ -489,7 +489,7 @@ def _make_tables(uri: str, artifacts: str) -> None:
     with lean.importing(), _usable(uri):
         from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore
 
-        SqlAlchemyStore(as_opened(uri), artifacts)
+        SqlAlchemyStore(as_opened(uri), artifacts)  # type: ignore[no-untyped-call]
 
 
 @contextmanager
