@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import os
 import pwd
 import sys
@@ -12,6 +13,8 @@ from typing import Any
 
 import pytest
 
+from orchestrator import staleness
+from orchestrator.commands.compare import compare
 from orchestrator.commands.export import Wanted, export
 from orchestrator.commands.jobs.once import once
 from orchestrator.commands.launch.dry_run import dry_run
@@ -19,8 +22,11 @@ from orchestrator.commands.launch.launch import launch
 from orchestrator.commands.launch.resume import resume
 from orchestrator.commands.rerun import run as rerun
 from orchestrator.commands.rerun.sweep import rerun_sweep
+from orchestrator.commands.runs import runs
 from orchestrator.commands.sweep.sweep import resume_sweep
 from orchestrator.commands.tune.tune import tune
+from orchestrator.commands.watch import watch
+from orchestrator.driver.before_start import begin
 from orchestrator.driver.before_start.others import Untrusted, is_own
 from orchestrator.driver.folders import project_folder
 from orchestrator.errors import ConfigurationError, NotRerunnable, UsageError
@@ -79,18 +85,10 @@ def test_a_crate_asks_and_nothing_of_it_is_executed(here: Path, tmp_path: Path) 
     assert f"pipeline: {TARGET}" in said.message
 
 
-@pytest.mark.parametrize("section", TABLES)
+@pytest.mark.parametrize("section", [*TABLES, "optimizer", "tracking"])
 def test_variants_that_settings_name_are_told_and_not_imported(here: Path, tmp_path: Path, section: str) -> None:
-    settings: dict[str, Any] = {**SETTINGS}
-    place = settings
-    for part in path_of(section):
-        place[part] = dict(place.get(part, {}))
-        place = place[part]
-    place["name"] = "stranger_module:few"
-    assert (
-        "other code named by settings: stranger_module:few"
-        in asked(crate_of(tmp_path, settings=settings), here).message
-    )
+    said = asked(crate_of(tmp_path, settings=naming_code(section)), here).message
+    assert "other code named by settings: stranger_module:few" in said
 
 
 def test_variables_that_a_rerun_sets_are_told_all_of_them(here: Path, tmp_path: Path) -> None:
@@ -229,6 +227,36 @@ def test_a_record_that_names_no_place_is_exported_whoever_made_it(here: Path, tm
     node = {**NODE, "packages": {"orchestrator": "0"}}
     Shared(here).put(past.run_id, strangers.record(node=node))
     assert export(past.run_id, Wanted(tmp_path / "crate.zip", False, None, None), None).run_id == past.run_id
+
+
+def naming_code(*sections: str) -> dict[str, Any]:
+    """Settings in which these sections name code."""
+    settings: dict[str, Any] = copy.deepcopy(SETTINGS)
+    for section in sections:
+        place = settings
+        for part in path_of(section):
+            place = place.setdefault(part, {})
+        place |= {"also": ["stranger_module:few"]} if section == "tracking" else {"name": "stranger_module:few"}
+    return settings
+
+
+@pytest.mark.slow
+@OF_MLFLOW
+def test_what_only_looks_at_a_record_imports_nothing_of_it(here: Path, tmp_path: Path) -> None:
+    """Whichever key names code, also of a run of one's own: `here` sees whether it was imported."""
+    shared = Shared(here)
+    found = [shared.launched("FINISHED", name="victim") for _ in range(2)]
+    first, second = (past.run_id for past in found)
+    others = (section for section in (*TABLES, "optimizer", "tracking") if section != "data.order")
+    shared.put(first, strangers.record(settings=naming_code(*others)))
+    shared.put(second, strangers.record(settings=naming_code("data.order")))  # goes with few others
+    compare(f"{first},{second}", None)
+    export(first, Wanted(to=tmp_path / "crate", with_data=False, key=None, license=None), None)
+    assert watch(here, first, None).status == "finished"
+    assert len(runs(here)) == len(found)
+    assert staleness(first) == []
+    with pytest.raises(ConfigurationError, match="checkpoint"):
+        begin.pinned(load([SETTINGS], [f"begin={first}"]), here)
 
 
 @pytest.mark.slow
