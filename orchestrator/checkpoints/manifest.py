@@ -6,10 +6,11 @@ content, so that the same holds for them. Pure: no files here.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,6 +20,15 @@ FORMAT = 1
 _NAME = re.compile(r"checkpoint-(\d{12})\.json")
 _OF_THE_EXECUTION = ("save_due", "kept")  # of a run state: which checkpoints are written and stay
 _BLOB_NAME = re.compile(r"[0-9a-f]{64}\.safetensors")
+
+
+@contextlib.contextmanager
+def readable(what: str) -> Iterator[None]:
+    """Within, whatever data of another form than `to_json` and `write_part` write lead to is a CheckpointDamaged."""
+    try:
+        yield
+    except (ValueError, KeyError, IndexError, AttributeError, TypeError, ArithmeticError, RecursionError) as error:
+        raise CheckpointDamaged(f"{what} is not whole: {type(error).__name__}: {error}") from error
 
 
 @dataclass(frozen=True)
@@ -45,7 +55,7 @@ class Blob:
     @classmethod
     def from_dict(cls, blob: Mapping[str, Any]) -> Blob:
         entries = {
-            name: TensorEntry(str(entry["dtype"]), tuple(entry["shape"]), str(entry["sha256"]))
+            name: TensorEntry(str(entry["dtype"]), tuple(map(_length, entry["shape"])), str(entry["sha256"]))
             for name, entry in blob["tensors"].items()
         }
         return cls(blob_name(blob["name"].removesuffix(".safetensors")), int(blob["size_bytes"]), entries)
@@ -68,11 +78,13 @@ class Manifest:
         return sum(blob.size_bytes for blob in self.blobs)
 
     @property
+    @readable("what the manifest says of the best checkpoints")
     def best(self) -> list[int]:
         """The steps of the best evaluations up to here, the best first."""
         return [int(steps) for _, steps in self._kept.get("best", [])]
 
     @property
+    @readable("what the manifest says of its archive")
     def is_archived(self) -> bool:
         return bool(self._kept.get("archived", False))
 
@@ -83,6 +95,7 @@ class Manifest:
         return dict(found["dict"])
 
     @property
+    @readable("the state in the manifest")
     def state_digest(self) -> str:
         """Of what training goes on with, whoever wrote it: equal states have equal digests, whatever the layout."""
         tensors = {name: vars(entry) for blob in self.blobs for name, entry in blob.tensors.items()}
@@ -103,18 +116,28 @@ class Manifest:
         return json.dumps({**body, "sha256": _digest(body)}, sort_keys=True, allow_nan=False).encode() + b"\n"
 
     @classmethod
+    @readable("the manifest")
     def from_json(cls, data: bytes) -> Manifest:
         """Raises CheckpointDamaged, saying what is wrong with it."""
         try:
             body = json.loads(data.decode())
-            expected = body.pop("sha256")
-        except (ValueError, KeyError, AttributeError, TypeError, RecursionError) as error:
+        except (ValueError, RecursionError) as error:
             raise CheckpointDamaged("the manifest is not whole: it cannot be read as JSON") from error
+        expected = body.pop("sha256")
         if _digest(body) != expected:
             raise CheckpointDamaged("the manifest was altered: its digest is another one")
         if body["format"] != FORMAT:
             raise CheckpointDamaged(f"the manifest has format {body['format']}; this version reads format {FORMAT}")
+        if type(body["step"]) is not int or type(body["values"]) is not dict:
+            raise TypeError("its step is no number, or its values are none")
         return cls(body["step"], body["values"], tuple(Blob.from_dict(blob) for blob in body["blobs"]))
+
+
+def _length(given: Any) -> int:
+    """Raises TypeError."""
+    if type(given) is not int or given < 0:
+        raise TypeError(f"{given!r} is no length")
+    return given
 
 
 def manifest_name(step: int) -> str:

@@ -23,7 +23,7 @@ from typing import Any
 import safetensors
 import torch
 
-from orchestrator.checkpoints.manifest import Blob, TensorEntry, blob_name
+from orchestrator.checkpoints.manifest import Blob, TensorEntry, blob_name, readable
 from orchestrator.checkpoints.state import digest
 from orchestrator.checkpoints.storage import Storage
 from orchestrator.errors import CheckpointDamaged
@@ -128,7 +128,7 @@ def read_part(storage: Storage, blob: Blob) -> dict[str, torch.Tensor]:
         raise CheckpointDamaged(f"its file {blob.name} is missing") from error
     if len(data) != blob.size_bytes:
         raise CheckpointDamaged(f"its file {blob.name} has {len(data)} bytes instead of {blob.size_bytes}")
-    length = struct.unpack("<Q", data[:_LENGTH_BYTES])[0]
+    length = int.from_bytes(data[:_LENGTH_BYTES], "little")
     if _name(data[: _LENGTH_BYTES + length]) != blob.name:
         raise CheckpointDamaged(f"its file {blob.name} was altered: the digest of its header is another one")
     try:
@@ -153,11 +153,13 @@ def read_some(storage: Storage, blob: Blob, wanted: Callable[[str], bool]) -> di
         header = storage.get(blob.name, 0, begin)
         if _name(header) != blob.name:
             raise CheckpointDamaged(f"its file {blob.name} was altered: the digest of its header is another one")
-        fields = json.loads(header[_LENGTH_BYTES:])
+        with readable(f"the header of {blob.name}"):
+            fields = json.loads(header[_LENGTH_BYTES:])
         for name in names:
             if name not in fields:
                 raise CheckpointDamaged(f"its file {blob.name} holds other tensors than the manifest says")
-            start, stop = fields[name]["data_offsets"]
+            with readable(f"the header of {blob.name}"):
+                start, stop = map(int, fields[name]["data_offsets"])
             data = bytearray(storage.get(blob.name, begin + start, begin + stop))
             found[name] = _tensor(name, data, blob.tensors[name])
     except FileNotFoundError as error:
@@ -167,11 +169,11 @@ def read_some(storage: Storage, blob: Blob, wanted: Callable[[str], bool]) -> di
 
 def _tensor(name: str, data: bytearray, entry: TensorEntry) -> torch.Tensor:
     raw = torch.frombuffer(data, dtype=torch.uint8) if data else torch.empty(0, dtype=torch.uint8)
-    dtype = getattr(torch, entry.dtype, None)
+    dtype = vars(torch).get(entry.dtype)
     try:
         assert isinstance(dtype, torch.dtype)
         tensor = raw.view(dtype).view(entry.shape)
-    except (AssertionError, RuntimeError) as error:
+    except (AssertionError, RuntimeError, TypeError, OverflowError) as error:
         raise CheckpointDamaged(f"the tensor {name!r} is no {entry.dtype} of shape {entry.shape}") from error
     if digest(tensor) != entry.sha256:
         raise CheckpointDamaged(f"the tensor {name!r} was altered: its digest is another one")

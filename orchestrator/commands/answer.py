@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 from orchestrator.commands.arguments import Arguments
 from orchestrator.driver.report.outcome import Outcome
+from orchestrator.driver.terminal import console
 from orchestrator.errors import OrchestratorError, ending
 
 
@@ -42,9 +42,9 @@ def ended(code: int, report: Mapping[str, Any], given: Arguments) -> Answer:
 def ended_run(run_id: str, outcome: Outcome, given: Arguments) -> Answer:
     """Say how a run ended that was launched or gone on with."""
     if outcome.error is not None:
-        print(f"error: {outcome.error}\n  run {run_id}, its files in .orchestrator/{run_id}/", file=sys.stderr)
+        console.tell(f"error: {outcome.error}\n  run {run_id}, its files in .orchestrator/{run_id}/")
         if outcome.checkpoint is not None and not outcome.recurs:
-            print(f"  go on from step {outcome.checkpoint}: python -m orchestrator resume={run_id}", file=sys.stderr)
+            console.tell(f"  go on from step {outcome.checkpoint}: python -m orchestrator resume={run_id}")
     return ended(code_of(outcome.error), outcome.as_dict(run_id, given.started), given)
 
 

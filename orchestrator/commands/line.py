@@ -47,7 +47,7 @@ def main(began: float | None = None) -> int:
         given = Arguments(typed.partition("=")[2], tuple(rest), started)
         answer = _run(verb, given)
     except OrchestratorError as error:
-        print(f"error: {error}", file=sys.stderr)
+        console.tell(f"error: {error}")
         answer = Answer(error.exit_code, refused(error, verb.refused(given)) if given.as_json else None)
     return answer.code if answer.stdout is None else console.answer(answer.stdout, answer.code)
 

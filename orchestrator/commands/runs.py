@@ -7,7 +7,6 @@ import difflib
 import json
 import operator
 import re
-import sys
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import asdict, replace
 from datetime import datetime
@@ -18,6 +17,7 @@ from orchestrator.commands.answer import Answer
 from orchestrator.commands.arguments import Arguments
 from orchestrator.driver.folders import NAME, RunFolder, project_folder
 from orchestrator.driver.recording import unsent
+from orchestrator.driver.terminal import console
 from orchestrator.errors import ConfigurationError, UsageError
 from orchestrator.tracking import LABEL, Past, Store, is_server, orphaned
 
@@ -42,7 +42,7 @@ def run(given: Arguments) -> Answer:
 
 
 def _note(sentence: str) -> None:
-    print(sentence, file=sys.stderr)
+    console.tell(sentence)
 
 
 def runs(project: Path, uri: str | None = None, say: Callable[[str], None] = lambda _: None) -> list[Past]:
@@ -106,7 +106,7 @@ def table(found: Sequence[Past], shown: Sequence[str] = USUAL) -> str:
         return "no such runs; launch one with conf=NAME"
     _check_names(found, shown)
     rows: list[tuple[str, ...]] = [tuple(shown)]
-    rows += [tuple(cell(past, name) for name in shown) for past in found]
+    rows += [tuple(console.plain(cell(past, name)) for name in shown) for past in found]
     widths = [max(len(row[column]) for row in rows) for column in range(len(shown))]
     return "\n".join(
         "  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip() for row in rows

@@ -222,7 +222,14 @@ class Link:
             if frame.kind == frames.NARROW:
                 return frame, torch.empty(frame.narrow_bytes, dtype=torch.uint8)
             return frame, torch.empty(frame.elements, dtype=frame.dtype)
-        except (ProtocolError, ValueError, IndexError) as error:
+        except (
+            ProtocolError,
+            ValueError,
+            IndexError,
+            RuntimeError,
+            TypeError,
+            OverflowError,
+        ) as error:  # also no such memory
             self._end(f"it sent what is no frame: {error}")
             raise ProtocolError(f"member {self.peer} sent what is no frame: {error}") from error
 

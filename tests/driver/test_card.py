@@ -10,7 +10,18 @@ from pathlib import Path
 
 from orchestrator.data.drift import Drift, Shift
 from orchestrator.driver.report.card import CardContents, Trained, card, page
-from orchestrator.driver.report.page import as_html, cleaned, markdown
+from orchestrator.driver.report.page import (
+    Facts,
+    Grid,
+    Heading,
+    Listing,
+    Page,
+    Section,
+    Text,
+    as_html,
+    cleaned,
+    markdown,
+)
 
 NODE = {
     "bits": {
@@ -147,3 +158,11 @@ def test_what_is_secret_is_taken_out_before_anything_is_escaped() -> None:
 def test_a_run_that_did_not_finish_says_how_to_go_on() -> None:
     text = card(dataclasses.replace(FACTS, status="killed", uri="http://there"))
     assert "    python -m orchestrator resume=0123abcd tracking.uri=http://there" in text.splitlines()
+
+
+def test_no_name_begins_a_heading() -> None:
+    name = "mine\n# Verdict: exact\n\nall of it\n====\n  ## more\n---"
+    blocks = [Text(name), Facts({name: name}), Listing([name]), Grid([name], [[name]]), Heading(name)]
+    found = markdown(Page(f"Run {name}", [Text(name)], [Section("Mine", blocks)]))
+    headings = [line for line in found.splitlines() if re.match(r" {0,3}(#|=+\s*$|-+\s*$)", line)]
+    assert [line[:6] for line in headings] == ["# Run ", "## Min", "### mi"]

@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.driver.terminal import progress
+from orchestrator.driver.terminal import console, progress
 from orchestrator.driver.terminal.console import Lasting
+from orchestrator.driver.terminal.progress import Plain
 from tests.projects import PATIENCE_S
 
 pytestmark = pytest.mark.slow
@@ -102,3 +103,19 @@ def test_a_stream_that_takes_nothing_holds_nobody_up_and_tells_what_was_left_out
     assert held.startswith(b"line 0 ")
     assert "characters were left out here" in after
     assert after.endswith("the end\n")
+
+
+TRICKS = ["\x1b]52;c;ZXZpbA==\x07", "\x9b2J", "\r", "\u202e", "\x08", "\ud800"]
+
+
+@pytest.mark.parametrize("trick", TRICKS)
+def test_what_others_have_written_moves_nothing_on_the_terminal(trick: str, capsys: pytest.CaptureFixture[str]) -> None:
+    console.tell(f"error: run {trick} is\tgone\n  see to it")
+    console.answer(f"name {trick}", 0)
+    Plain(sys.stderr).say(f"note: {trick} \x1b[31mred\x1b[0m")
+    out, err = capsys.readouterr()
+    assert err.startswith("error: run ")
+    assert "is\tgone\n  see to it\n" in err
+    assert "\x1b[31mred\x1b[0m" in err  # as a pipeline may print
+    told = out + err.replace("\x1b[31m", "").replace("\x1b[0m", "")
+    assert all(each.isprintable() for each in told if each not in "\n\t")

@@ -262,3 +262,16 @@ def test_bytes_that_are_no_narrow_payload_are_a_fault(hosts: tuple[Link, Link], 
     came.narrow.packed[0] = 77
     with pytest.raises(ProtocolError, match=r"2056 bytes that came are not 512 x torch\.float64"):
         _ = came.payload
+
+
+@pytest.mark.parametrize("elements", [2**60, 2**63, 2**64 - 1])
+@pytest.mark.parametrize("kind", [frames.INLINE, frames.REGION])
+def test_a_size_that_no_memory_has_ends_the_link(
+    poller: Poller, ends: tuple[socket.socket, socket.socket], kind: int, elements: int
+) -> None:
+    link = Link(4, ends[0], [], poller)
+    ends[1].send(frames.encode(Frame(kind, TAG, torch.float64, elements)))
+    with pytest.raises(ProtocolError, match="member 4 sent what is no frame"):
+        link.read()
+    assert link.lost
+    link.close()

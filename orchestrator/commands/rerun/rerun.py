@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import sys
-
 from orchestrator.commands.answer import Answer, ended
 from orchestrator.commands.arguments import Arguments
 from orchestrator.commands.rerun.audit import Asked, Audited
 from orchestrator.commands.rerun.run import Rerun, Wanted, rerun
 from orchestrator.commands.rerun.sweep import SweepRerun, rerun_sweep
 from orchestrator.driver.sweep.record import find_sweep
+from orchestrator.driver.terminal import console
 from orchestrator.errors import UsageError
 from orchestrator.provenance.crates import crate
 
@@ -66,8 +65,8 @@ def _asked(given: Arguments) -> Asked | None:
 def _said(done: Rerun | Audited | SweepRerun, who: str, given: Arguments) -> Answer:
     """What the repetition has shown, or why it came to nothing. who: repeats what, "run a repeats run"."""
     if done.text:
-        print(f"{who} {done.rerun_of}\n{done.text}", file=sys.stderr)
+        console.tell(f"{who} {done.rerun_of}\n{done.text}")
     if done.error is not None:
         whose = "" if done.text else f"the repetition of {who.split()[-1]} {done.rerun_of} failed: "
-        print(f"error: {whose}{done.error}", file=sys.stderr)
+        console.tell(f"error: {whose}{done.error}")
     return ended(done.exit_code, done.as_dict(), given)

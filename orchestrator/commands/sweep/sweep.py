@@ -39,7 +39,7 @@ from orchestrator.driver.sweep.record import (
     require_secret,
 )
 from orchestrator.driver.sweep.report import SweepReport, report_of, summary_of_whole
-from orchestrator.driver.terminal import signals
+from orchestrator.driver.terminal import console, signals
 from orchestrator.driver.terminal.progress import for_stream
 from orchestrator.engine.model import construction
 from orchestrator.errors import (
@@ -73,8 +73,8 @@ def ensemble(given: Arguments) -> Answer:
 def ended_sweep(found: SweepReport, given: Arguments, kind: str) -> Answer:
     """Say how a sweep or an ensemble (`kind`) ended that was launched or gone on with."""
     if found.error is not None:
-        print(f"error: {found.error}\n  {kind} {found.sweep_id}", file=sys.stderr)
-        print(f"  go on: python -m orchestrator resume={found.sweep_id}", file=sys.stderr)
+        console.tell(f"error: {found.error}\n  {kind} {found.sweep_id}")
+        console.tell(f"  go on: python -m orchestrator resume={found.sweep_id}")
     return ended(code_of(found.error), found.as_dict(), given)
 
 

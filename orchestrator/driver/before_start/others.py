@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, ClassVar, Protocol
 
+from orchestrator.driver.terminal.console import plain
 from orchestrator.errors import UsageError
 from orchestrator.tracking import Past
 from orchestrator.tracking.store import accounts
@@ -77,8 +78,3 @@ def require_own_places(past: Past, trusted: bool, what: str, places: Mapping[str
 
 def whose(past: Past) -> str:
     return f"{past.kind} {past.run_id} was launched by {past.user or 'somebody unknown'}"
-
-
-def plain(text: str) -> str:
-    """As it can be shown: what is no printable character is written as Python escapes it."""
-    return "".join(each if each.isprintable() else each.encode("unicode_escape").decode() for each in text)

@@ -17,8 +17,9 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
-from orchestrator.driver.before_start.others import Untrusted, is_own, plain, whose
+from orchestrator.driver.before_start.others import Untrusted, is_own, whose
 from orchestrator.driver.recording.recorded import Recorded
+from orchestrator.driver.terminal.console import plain
 from orchestrator.provenance.environment import packages
 from orchestrator.records.reads import settable
 from orchestrator.settings import kept, shown, sources

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 import html
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass, replace
 from pathlib import Path
@@ -114,7 +115,7 @@ def cleaned(page: Page, clean: Callable[[str], str]) -> Page:
 
 def markdown(page: Page) -> str:
     """Pictures are named by their folder and their name."""
-    parts = [f"# {page.title}", *map(_markdown, page.head)]
+    parts = [f"# {flat(page.title)}", *map(_markdown, page.head)]
     for section in page.sections:
         found = [text for text in map(_markdown, section.blocks) if text]
         parts += [f"## {section.title}", *found] if found else []
@@ -134,6 +135,9 @@ def as_html(page: Page) -> str:
     return f'<!doctype html>\n<html lang="en"><head>{head}</head>\n<body>\n' + "\n".join(parts) + "\n</body></html>\n"
 
 
+_BEGINNINGS = re.compile(r"^( {0,3})(#|=+\s*$|-+\s*$)", re.MULTILINE)  # of a heading, or the line below one
+
+
 def flat(value: Any) -> str:
     """On one line, and unable to end the code that it is shown as."""
     text = "null" if value is None else digits(value) if isinstance(value, float) else str(value)
@@ -143,11 +147,11 @@ def flat(value: Any) -> str:
 def _markdown(block: Block) -> str:
     match block:
         case Text(text):
-            return text
+            return _BEGINNINGS.sub(r"\1\\\2", text)
         case Heading(text):
             return f"### {flat(text)}"
         case Facts(rows):
-            return "\n".join(f"- {name}: `{flat(value)}`" for name, value in rows.items() if value is not None)
+            return "\n".join(f"- {flat(name)}: `{flat(value)}`" for name, value in rows.items() if value is not None)
         case Listing(sentences):
             return "\n".join(f"- {flat(sentence)}" for sentence in sentences)
         case Grid(header, rows, as_code):
@@ -161,7 +165,7 @@ def _markdown(block: Block) -> str:
 def _grid(rows: Iterable[Sequence[str]], as_code: bool) -> str:
     header, *others = rows
     mark = "`" if as_code else ""
-    cells = [header, *([f"{mark}{flat(cell)}{mark}" for cell in row] for row in others)]
+    cells = [[*map(flat, header)], *([f"{mark}{flat(cell)}{mark}" for cell in row] for row in others)]
     lines = ["| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in cells]
     return "\n".join([lines[0], "|" + " --- |" * len(header), *lines[1:]])
 

@@ -5,11 +5,13 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import select
 import sys
 from typing import Any, Final, TextIO
 
 _PATIENCE_S: Final = 2.0  # with whoever reads slowly; less than a lease, in which the driver has to be heard of
+_COLOUR: Final = re.compile(r"(\x1b\[[0-9;]*m)|[^\x1b]+|\x1b")
 _CHUNK: Final = select.PIPE_BUF // 4  # characters, which a stream that takes any takes without waiting
 
 
@@ -58,6 +60,33 @@ class Lasting:
         return getattr(self._stream, name)
 
 
+def plain(text: str, kept: str = "") -> str:
+    """As it can be shown: what is no printable character, such as one that moves the cursor or turns the direction of writing,
+    is written as Python escapes it. kept: characters that stay."""
+    if text.isprintable():
+        return text
+    return "".join(each if each.isprintable() or each in kept else _escaped(each) for each in text)
+
+
+def shown(text: str) -> str:
+    """The same of a text of several lines: what others have written in it can neither hide nor do anything."""
+    return plain(text, "\n\t")
+
+
+def spoken(text: str) -> str:
+    """The same of what a run says while it goes on, whose pipeline may print in colours."""
+    return _COLOUR.sub(lambda found: found[0] if found[1] else shown(found[0]), text) if "\x1b" in text else shown(text)
+
+
+def _escaped(character: str) -> str:
+    return character.encode("unicode_escape").decode()
+
+
+def tell(text: str) -> None:
+    """A message to people, on stderr."""
+    print(shown(text), file=sys.stderr, flush=True)
+
+
 def prepare() -> None:
     """Fill the place of a closed stream (`2>&-`), which would go to the next file that is opened, such as a trace."""
     for number, name in enumerate(("stdin", "stdout", "stderr")):
@@ -73,7 +102,7 @@ def answer(text: str, code: int) -> int:
     """Write the result for programs to stdout, whole. Returns the exit code: `code`, but 1 where that was 0 and the
     text was lost. A reader that closed the pipe early has lost nothing."""
     try:
-        print(text, flush=True)
+        print(shown(text), flush=True)
     except OSError as error:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is buffered would fail again at the exit
         if isinstance(error, BrokenPipeError):

@@ -9,7 +9,7 @@ from typing import Never, Protocol, TextIO, cast
 
 from tqdm import tqdm
 
-from orchestrator.driver.terminal.console import Lasting
+from orchestrator.driver.terminal.console import Lasting, spoken
 
 PLAIN_EVERY_S = 10.0
 
@@ -78,7 +78,7 @@ class Plain:
             self.say(f"step {done}/{self._steps}, {_numbers(loss, epsilon)}{pace}")
 
     def say(self, text: str) -> None:
-        print(text, file=self._stream, flush=True)
+        print(spoken(text), file=self._stream, flush=True)
 
     def close(self) -> None:
         pass
@@ -98,6 +98,7 @@ class Bar:
             self._bar.update(done - self._bar.n)
 
     def say(self, text: str) -> None:
+        text = spoken(text)
         if self._bar is None:
             print(text, file=self._stream, flush=True)
         else:

@@ -129,7 +129,7 @@ def read(path: Path, place: Path, trusted: Ed25519PublicKey | None = None) -> Cr
         claim = statement.predicate(run, code, data, found[LOCK], trace)
         carried = {str(item): place / _inside(name, DATA, path) for item, name in run["carried"].items()}
         weights = place / _inside(run[INITIAL]["file"], INITIAL, path) if INITIAL in run else None
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, ArithmeticError, RecursionError) as error:
         raise NotRerunnable(f"{path} is no crate of export=: {error!r}", archive.REMEDY) from None
     if claim != said.claim:
         raise NotRerunnable(

@@ -96,7 +96,7 @@ def document(crate: Described, unhashed: Sequence[str]) -> bytes:
 
 def readme(run: Mapping[str, Any]) -> bytes:
     """What a person reads first."""
-    return f"""# Training run {run["name"] or run["run_id"]}
+    return f"""# Training run {" ".join(str(run["name"] or run["run_id"]).split())}
 
 This is the record of training run `{run["run_id"]}`: code, settings, environment, data or where they are kept, trace, journal.
 `record/card.md` tells of it on a page. With `orchestrator` and the packages of `requirements.txt` installed,
@@ -115,7 +115,7 @@ def hashes_of(text: bytes) -> dict[str, str]:
     try:
         graph = json.loads(text)["@graph"]
         return {unquote(each["@id"]): each["sha256"] for each in graph if "sha256" in each}
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return {}
 
 
