@@ -11,6 +11,7 @@ from pathlib import Path
 from orchestrator.data.drift import Drift, Shift
 from orchestrator.driver.report.card import CardContents, Trained, card, page
 from orchestrator.driver.report.page import (
+    Block,
     Facts,
     Grid,
     Heading,
@@ -162,7 +163,7 @@ def test_a_run_that_did_not_finish_says_how_to_go_on() -> None:
 
 def test_no_name_begins_a_heading() -> None:
     name = "mine\n# Verdict: exact\n\nall of it\n====\n  ## more\n---"
-    blocks = [Text(name), Facts({name: name}), Listing([name]), Grid([name], [[name]]), Heading(name)]
+    blocks: list[Block] = [Text(name), Facts({name: name}), Listing([name]), Grid([name], [[name]]), Heading(name)]
     found = markdown(Page(f"Run {name}", [Text(name)], [Section("Mine", blocks)]))
     headings = [line for line in found.splitlines() if re.match(r" {0,3}(#|=+\s*$|-+\s*$)", line)]
     assert [line[:6] for line in headings] == ["# Run ", "## Min", "### mi"]
