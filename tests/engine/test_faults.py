@@ -112,9 +112,9 @@ PREPARING = [
     Fault(f.EvaluationChangesBuffer, PipelineRaised, ("'seen'", "changed")),
 ]
 COMPUTING = [
-    Fault(f.NanLoss, NonFinite, ("loss is nan", "step 1, shard 3")),
-    Fault(f.InfiniteLoss, NonFinite, ("loss is inf", "step 1, shard 3")),
-    Fault(f.NanGradient, NonFinite, ("gradient of bias", "step 1, shard 3")),
+    Fault(f.NanLoss, NonFinite, ("loss is nan", "step 1, shard 3 (training samples ")),
+    Fault(f.InfiniteLoss, NonFinite, ("loss is inf", "step 1, shard 3 (training samples ")),
+    Fault(f.NanGradient, NonFinite, ("gradient of bias", "step 1, shard 3 (training samples ")),
     Fault(f.InfiniteStatistic, NonFinite, ("statistic 2.running_var", "step 0, shard 0")),
     Fault(
         f.RaisesInLoss,
@@ -175,7 +175,7 @@ COMPUTING = [
     Fault(f.ArrayInParamGroups, PipelineRaised, ("param_groups of the optimizer raised ValueError",), OWN),
     Fault(f.WantsAClosure, PipelineRaised, ("optimizer", "step 0", "closure"), OWN),
     Fault(f.NesterovForeach, PipelineRaised, ("optimizer", "step 0", "in place"), OWN),
-    Fault(f.RaisesInLaterMetrics, PipelineRaised, ("evaluation", "after step 3, validation batch 2", "no metric")),
+    Fault(f.RaisesInLaterMetrics, PipelineRaised, ("evaluation", "after step 4, validation batch 2", "no metric")),
     Fault(f.MetricNamesVary, PipelineRaised, ("metrics()", "names", "batch")),
     Fault(f.MetricCountsVary, PipelineRaised, ("metrics()", "names", "batch")),
 ]

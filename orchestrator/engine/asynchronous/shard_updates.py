@@ -119,7 +119,8 @@ class ShardUpdates:
             element = int((~torch.isfinite(self._gradient)).nonzero()[0])
             self._gradient.zero_()
             name = name_of(self._replica.layout, element)
-            raise NonFinite(f"the gradient of {name} is not finite in {where}", NON_FINITE_REMEDY)
+            named = self._workload.named(reading.clock, shard)
+            raise NonFinite(f"the gradient of {name} is not finite in {where}{named}", NON_FINITE_REMEDY)
         step = min(reading.total // self._shards, reading.steps - 1)
         self.optimizers.begin(shard)
         try:

@@ -29,6 +29,7 @@ from orchestrator.data.positions import Positions, positions
 from orchestrator.data.sites import Attendance
 from orchestrator.engine.model import construction
 from orchestrator.engine.model.foresight import Account, Ahead, Foresight
+from orchestrator.engine.model.sample_names import listed, strange
 from orchestrator.engine.model.stream_readers import StreamReaders
 from orchestrator.errors import ConfigurationError, NonFinite, PipelineRaised
 from orchestrator.files import cache
@@ -286,7 +287,8 @@ class Workload:
             return None
         batch = self._fetch(micro_batch)
         hint = lambda: self._of_one_row(step, shard)  # noqa: E731
-        return self._gradients(batch, step, rows, where, micro_batch.seed, hint)
+        with self._naming_samples(micro_batch.key, batch):
+            return self._gradients(batch, step, rows, where, micro_batch.seed, hint)
 
     def loss_of_validation(self, batch: int) -> tuple[float, float] | None:
         """As `loss`, of a validation batch: by that workers prove that they compute alike who may not read the same training
@@ -315,6 +317,24 @@ class Workload:
             loss.backward()  # type: ignore[no-untyped-call]
         return mean, weight
 
+    @contextmanager
+    def _naming_samples(self, key: Key, batch: Any) -> Iterator[None]:
+        """A loss that is not finite is told with the samples that it came from."""
+        try:
+            yield
+        except NonFinite as error:
+            found = strange(batch, key.indices)
+            named = self.named(key.step, key.shard)
+            told = f"; not finite itself: {listed(found)}" if found and named else ""
+            raise NonFinite(f"{error.message}{named}{told}", error.remedy) from None
+
+    def named(self, step: int, shard: int) -> str:
+        """The samples of a micro-batch as its data set numbers them, to follow a message; nothing where they are the secret of
+        a private run."""
+        found = () if isinstance(self._sampler, PoissonSampler) else self._known(step, shard).key.indices
+        what = "training samples" if self.streams is None else "samples of its stream"
+        return f" ({what} {listed(found)})" if found else ""
+
     def rows(self, step: int, shard: int) -> int:
         """Of micro-batch (step, shard)."""
         return len(self._known(step, shard).key.indices)
@@ -325,7 +345,8 @@ class Workload:
         there the generators are seeded for it. Raises PipelineRaised for what is raised within the block."""
         micro_batch = self._known(step, shard)
         batch = self._fetch(micro_batch)
-        with naming(f"loss() ({micro_batch.where})"), streams.seeded_with(micro_batch.seed):
+        naming_samples = self._naming_samples(micro_batch.key, batch)
+        with naming_samples, naming(f"loss() ({micro_batch.where})"), streams.seeded_with(micro_batch.seed):
             yield Call(lambda: self._loss(batch, step), self._autocast, len(micro_batch.key.indices), micro_batch.where)
 
     @contextmanager
@@ -640,7 +661,7 @@ def _files(dataset: Any) -> Sequence[int] | None:
 
 
 def _evaluated(step: int, batch: int) -> str:
-    return f"{'before the first step' if step < 0 else f'after step {step}'}, validation batch {batch}"
+    return f"{'before the first step' if step < 0 else f'after step {step + 1}'}, validation batch {batch}"
 
 
 def _judged(returned: Any, rows: int, where: str) -> tuple[torch.Tensor, float, float] | None:

@@ -240,7 +240,8 @@ class StageTrainer:
         magnitudes = self._summation.complete(math.fsum(tally.weights.values()), alone=self._links.alone)
         shards = list(tally.weights)
         for nth, i in numpy.argwhere(magnitudes >= INFINITE):
-            tally.faults.setdefault(shards[nth], not_finite(self._parts.replica, i, step, shards[nth]))
+            named = self._parts.workload.named(step, shards[nth])
+            tally.faults.setdefault(shards[nth], not_finite(self._parts.replica, i, step, shards[nth], named))
         tally.magnitudes = magnitudes.max(0, initial=ABSENT).tolist()
 
     def _check(self, tally: _Tally, options: list[dict[str, object]]) -> None:

@@ -96,6 +96,10 @@ class LocalSteps:
             replica.flat.copy_(self._start)
             replica.moved()
 
+    def named(self, step: int, shard: int) -> str:  # noqa: ARG002
+        """Those of a whole round are many."""
+        return ""
+
     def _trained(self, step: int, shard: int) -> Contribution | None:
         """The parameters are the end's afterwards."""
         replica, clocks = self._replica, self._workload.local_steps(step, shard)

@@ -239,7 +239,7 @@ class LocalTrainer:
         magnitudes = self._complete(tally.total_weight)
         for nth, i in numpy.argwhere(magnitudes >= INFINITE):
             shard = tally.shards[nth]
-            return shard, not_finite(self._replica, i, step, shard)
+            return shard, not_finite(self._replica, i, step, shard, self._gradients.named(step, shard))
         tally.magnitudes = magnitudes.max(0, initial=ABSENT).tolist()
         return None
 

@@ -47,6 +47,9 @@ class Contributing(Protocol):
     def compute(self, step: int, shard: int) -> Contribution | None:
         """The contribution of a shard."""
 
+    def named(self, step: int, shard: int) -> str:
+        """The samples that it is of, as of `Workload.named`, where a message can name them."""
+
 
 class ShardGradients:
     """Implements `Contributing`. before: applied to a shard's gradients, with a state per shard; more: what a shard keeps
@@ -96,6 +99,9 @@ class ShardGradients:
                 self.states.stage(shard, state)
             tensors = [*gradients, *tensors[count:]]
         return Contribution(*computed, tensors)
+
+    def named(self, step: int, shard: int) -> str:
+        return self._workload.named(step, shard)
 
 
 def settle(workload: Workload, states: ShardStates, step: int, shard: int) -> None:

@@ -33,8 +33,8 @@ def check_counters(replica: Replica, before: Sequence[int] | None, now: Sequence
         raise PipelineRaised(f"the shards left different values in the integer buffer {name!r}")
 
 
-def not_finite(replica: Replica, i: int, step: int, shard: int) -> NonFinite:
-    """The error of a shard whose i-th tensor of the layout has a value that is not finite."""
+def not_finite(replica: Replica, i: int, step: int, shard: int, samples: str) -> NonFinite:
+    """The error of a shard whose i-th tensor of the layout has a value that is not finite. samples: as of `Workload.named`."""
     name = replica.layout.slots[i].name
     what = f"gradient of {name}" if i < len(replica.parameters) else f"statistic {name}"
-    return NonFinite(f"the {what} is not finite at step {step}, shard {shard}", NON_FINITE_REMEDY)
+    return NonFinite(f"the {what} is not finite at step {step}, shard {shard}{samples}", NON_FINITE_REMEDY)
