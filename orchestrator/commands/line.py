@@ -26,7 +26,7 @@ _COLLECTED_AFTER = 100_000
 def main(began: float | None = None) -> int:
     """The exit code of the command. began: when it was typed, in seconds of the epoch, where that was in another process."""
     began = phases.process_began() if began is None else began
-    phases.note("python", began, time.time())
+    phases.note(phases.COMMAND, began, time.time())
     started = time.monotonic() - (time.time() - began)
     gc.set_threshold(_COLLECTED_AFTER)
     lean.prefer()

@@ -53,6 +53,8 @@ class Spirals(Pipeline):
 _CONF = """\
 run: {name: NAME, epochs: 20, seed: 0}
 pipeline: {target: "pipeline:Spirals", args: {width: 32}}
+# A shard is a part of each batch, computed by itself: 4 shards make 4 passes, and run on 1 to 4 workers with the same bits.
+# Fewer shards are faster on few workers; another number of shards is another result.
 data: {shards: 4, batch_size: 50, inputs: [data/points.csv]}
 cluster: {workers: 2}
 optimizer: {name: adam, lr: 0.01}

@@ -22,6 +22,7 @@ from typing import Any, TypeVar
 # The line it stands in, what is done, when it began in seconds of the epoch, and how many it took.
 _Span = tuple[str, str, float, float]
 _T = TypeVar("_T")
+COMMAND = "python"  # the phase from when a command was typed
 _of_process: list[_Span] = []
 _of_launch: ContextVar[list[_Span]] = ContextVar("phases", default=_of_process)
 
@@ -57,6 +58,11 @@ def entered(what: str, resource: AbstractContextManager[_T]) -> Iterator[_T]:
 
 def note(what: str, began: float, ended: float, line: str | None = None) -> None:
     _of_launch.get().append((line or _thread(), what, began, ended - began))
+
+
+def command_began() -> float | None:
+    """When what this launch does was typed, in seconds of the epoch; None where it was not typed, but called from Python."""
+    return next((began for _, what, began, _ in _of_launch.get() if what == COMMAND), None)
 
 
 def told(member: str | None = None) -> list[dict[str, Any]]:

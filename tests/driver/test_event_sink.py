@@ -6,6 +6,8 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
+
 from orchestrator.data.drift import Drift, Shift
 from orchestrator.driver.run.drift_watch import Found
 from orchestrator.driver.run.event_sink import Audience, EventSink
@@ -64,3 +66,40 @@ def test_metrics_are_sent_before_a_checkpoint_of_their_steps_counts() -> None:
     sink = EventSink(record, Audience(progress))
     sink.sync()
     assert done == ["synced", "sent"]
+
+
+@pytest.mark.parametrize(
+    ("shards", "micro_batch_s", "said"),
+    [
+        (
+            (8,),
+            0.0031,
+            "note: 8 shards on 1 worker: a step makes 8 passes of 3.1 ms each, one after another, and is up to 8 times slower "
+            "than with data.shards=1; other shards give other bits",
+        ),
+        ((8,), 0.5, None),
+        ((2, 2, 2, 2), 0.0031, None),
+    ],
+)
+def test_many_small_shards_on_few_workers_are_noted_once(
+    tmp_path: Path, shards: tuple[int, ...], micro_batch_s: float, said: str | None
+) -> None:
+    shown: list[str] = []
+    tracker: Any = SimpleNamespace(metrics=lambda *_: None)
+    record: Any = SimpleNamespace(tracker=tracker, journal=LineFile(tmp_path / "j"))
+    progress: Any = SimpleNamespace(say=shown.append, start=lambda _: None)
+    generation: Any = SimpleNamespace(
+        workers=len(shards),
+        shards=[range(count) for count in shards],
+        stages=(),
+        storage=None,
+        as_event=dict,
+        schedule=None,
+    )
+    sink = EventSink(record, Audience(progress))
+    sink.begins(generation, list(range(len(shards))), 10)
+    sink.times("worker", 0, {"first": 0})
+    for _ in range(2):
+        sink.times("worker", 0, {"first": 0, "micro_batch_s": micro_batch_s})
+    record.journal.close()
+    assert shown == ([] if said is None else [said])

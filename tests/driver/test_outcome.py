@@ -53,3 +53,12 @@ def test_json_has_no_nan() -> None:
     outcome = Outcome(loss=math.nan, metrics={"validation/loss": math.inf})
     text = json.dumps(outcome.as_dict(None, 0.0), allow_nan=False)
     assert json.loads(text)["metrics"] == {"validation/loss": None}
+
+
+def test_a_run_tells_where_its_time_went_from_the_command_to_the_end() -> None:
+    outcome = Outcome(first_step_at=124.0, trained_at=127.2)
+    outcome.spend(100.0)
+    assert outcome.spent_sentence.startswith("start 24 s, training 3 s, record ")
+    never = Outcome()
+    never.spend(100.0)
+    assert never.spent_sentence == ""

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 import math
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from orchestrator.driver.terminal.progress import duration
 from orchestrator.errors import NonFinite, OrchestratorError, Status, ending, status_of
 from orchestrator.records.files_read import FilesRead
 from orchestrator.topologies.schedule import Schedule
@@ -36,7 +39,9 @@ class Outcome:
     was done to workers on purpose, and how often; schedule: of the generation with most workers, for a picture; bytes_read: by
     node, of files from elsewhere: fetched, and found in its cache; files_read: of the training set;
     weights_lost: all its steps are done, and whoever had the result is gone; is_headless: the head of its Ray is gone; best: of
-    a run whose model is not the last one; trace: the head of the Merkle tree of its trace; not_recorded: why MLflow has not all
+    a run whose model is not the last one; trace: the head of the Merkle tree of its trace; trained_at: when its last
+    step was done, as first_step_at; spent: seconds until the first step, until the last
+    and after it; not_recorded: why MLflow has not all
     of it, which does not make the run a failed one; not_told: which writers beside MLflow have not, and why.
     """
 
@@ -70,6 +75,8 @@ class Outcome:
     is_headless: bool = False
     best: BestModel | None = None
     trace: str | None = None
+    trained_at: float | None = None
+    spent: dict[str, float] = field(default_factory=dict)
 
     @property
     def status(self) -> Status:
@@ -79,6 +86,18 @@ class Outcome:
     def model(self) -> BestModel:
         """Of a run that has finished: its model, the last one or the best."""
         return self.best or BestModel(self.steps, str(self.digest))
+
+    @property
+    def spent_sentence(self) -> str:
+        """ "start 24 s, training 3 s, record 6 s"; empty where no step was done."""
+        return ", ".join(f"{what} {duration(seconds)}" for what, seconds in self.spent.items())
+
+    def spend(self, began: float) -> None:
+        """It is all over. began: the time of the command, as first_step_at."""
+        if self.first_step_at is not None and self.trained_at is not None:
+            moments = (began, self.first_step_at, self.trained_at, time.monotonic())
+            spans = (after - before for before, after in itertools.pairwise(moments))
+            self.spent = dict(zip(("start", "training", "record"), spans, strict=True))
 
     @property
     def files_sentence(self) -> str:

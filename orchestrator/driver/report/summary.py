@@ -20,6 +20,7 @@ def text(outcome: Outcome, title: str, layout: str, run_id: str, look: str) -> s
         f"{', '.join(map(str, outcome.hosted))}, after {outcome.redealt} new deal{'s' * (outcome.redealt > 1)} by speed"
     )
     told = [
+        ("spent", outcome.spent_sentence),
         ("time", times.sentence(outcome.times)),
         ("shards", times.sentence_of_shards(outcome.shards)),
         ("dealt", dealt if outcome.redealt else ""),

@@ -33,6 +33,8 @@ from orchestrator.tracking import EXECUTION
 Callback = Callable[[Mapping[str, Any]], object]
 
 _REMEMBERED_LINES = 10_000
+_MANY_PASSES = 4  # of one worker in a step
+_SMALL_PASS_S = 0.02  # a longer pass is more than the calls of its operators
 _UPLOAD_S = 30.0  # between two copies of the run's files in MLflow, which are made at checkpoints
 _NO_CHECKPOINTS = (
     "note: no worker runs on this machine, so there are no checkpoints and no resume; set checkpoint.uri to a place that "
@@ -78,6 +80,7 @@ class EventSink:
         self._uploaded_at = time.monotonic()
         self._uploaded_once = False
         self._taken_over: tuple[TakenOver, int] | None = None  # until the first step is done
+        self._hosted_first: tuple[int, ...] = ()  # shards of each worker, until their speed was looked at
         self._first_report: tuple[int, float] | None = None  # steps that were done, and when they were reported
         self.outcome = Outcome()
 
@@ -198,6 +201,8 @@ class EventSink:
         self.outcome.generations += 1
         self.outcome.workers = generation.workers
         self.outcome.hosted = tuple(map(len, generation.shards))
+        if self.outcome.generations == 1 and len(set(generation.stages)) < 2:
+            self._hosted_first = self.outcome.hosted
         if self.outcome.schedule is None or generation.workers > self.outcome.schedule.workers:
             self.outcome.schedule = generation.schedule
         self._tracker.metrics(self.outcome.steps, {f"{EXECUTION}cluster/workers": generation.workers})
@@ -302,8 +307,22 @@ class EventSink:
 
     def times(self, role: str, member: int, window: Mapping[str, Any]) -> None:
         """Record where the time of a member went."""
+        self._note_small_passes(window.get("micro_batch_s"))
         if self._time_log is not None:
             self._time_log.add(f"{role} {member}", window, self._ranks.get(member))
+
+    def _note_small_passes(self, micro_batch_s: float | None) -> None:
+        """Told once, by the first steps that were measured: a pass so short takes about as long with more rows."""
+        hosted, self._hosted_first = self._hosted_first, ()
+        passes, shards, workers = max(hosted, default=0), sum(hosted), len(hosted)
+        if micro_batch_s is None:
+            self._hosted_first = hosted
+        elif passes >= _MANY_PASSES and micro_batch_s < _SMALL_PASS_S:
+            self._progress.say(
+                f"note: {shards} shards on {workers} worker{'s' * (workers > 1)}: a step makes {passes} passes of "
+                f"{1e3 * micro_batch_s:.2g} ms each, one after another, and is up to {passes} times slower than with "
+                f"data.shards={workers}; other shards give other bits"
+            )
 
     def recovered(self, command: events.Recovered) -> None:
         seconds = round(command.seconds, 3)

@@ -122,6 +122,7 @@ class Job:
     def complete(self, opening: Future[Record], run_start: RunStart) -> tuple[str, Outcome]:
         """Run the job and close its record, whatever happens; returns the run's id and its outcome."""
         plan, display = self.plan, self.display
+        began = time.monotonic() - (time.time() - (phases.command_began() or time.time()))
         try:
             if is_server(self.settings.tracking.uri):
                 opening.result()  # it may be out of reach: known before anything is started
@@ -164,6 +165,7 @@ class Job:
         if outcome.not_recorded is not None:
             display.say(summary.not_recorded(outcome.not_recorded, tracker.run_id, record.store.name))
         if outcome.error is None and plan.segments is None:
+            outcome.spend(began)
             own_uri = default_uri(record.files.path.parent)
             look = summary.look(tracker.run_id, tracker.experiment_id, record.store.uri, own_uri)
             display.say(summary.text(outcome, tracker.name, layout(plan), tracker.run_id, look))
@@ -230,6 +232,7 @@ class Job:
             try:
                 session.run(self.pending_signal, ray.trouble, ray.draining)
             finally:
+                event_sink.outcome.trained_at = time.monotonic()
                 by_worker = time_log.close()
         outcome = event_sink.outcome
         outcome.is_headless = isinstance(ray, JoinedRay) and ray.is_headless
