@@ -59,18 +59,38 @@ class Compared:
         return "\n".join(parts)
 
 
+@dataclass(frozen=True)
+class Several:
+    """The first of some runs with each of the others."""
+
+    found: list[Compared]
+
+    def as_dict(self) -> dict[str, Any]:
+        runs = [self.found[0].a, *(each.b for each in self.found)]
+        return {"runs": runs, "comparisons": [each.as_dict() for each in self.found]}
+
+    def as_text(self) -> str:
+        return "\n\n".join(each.as_text() for each in self.found)
+
+
 def run(given: Arguments) -> Answer:
     return reported(compare(given.value, given.uri), given)
 
 
-def compare(names: str, uri: str | None) -> Compared:
-    """names: two runs, separated by a comma. Raises UsageError, ConfigurationError, NotRerunnable for a damaged snapshot."""
-    both = [name for name in names.split(",") if name]
-    if len(both) != 2:
+def compare(names: str, uri: str | None) -> Compared | Several:
+    """names: runs, separated by commas; of more than two the first is compared with each of the others. Raises UsageError,
+    ConfigurationError, NotRerunnable for a damaged snapshot."""
+    wanted = [name for name in names.split(",") if name]
+    if len(wanted) < 2:
         raise UsageError(f"compare={names}: two runs are needed", "compare=RUN_A,RUN_B; list them with: runs")
     folder = project_folder(Path.cwd())
-    store = Store.with_run(uri, folder, both[0])
-    a, b = (Recorded.find(store, folder, name) for name in both)
+    store = Store.with_run(uri, folder, wanted[0])
+    first, *others = (Recorded.find(store, folder, name) for name in wanted)
+    found = [_compared(folder, first, other) for other in others]
+    return Several(found) if len(found) > 1 else found[0]
+
+
+def _compared(folder: Path, a: Recorded, b: Recorded) -> Compared:
     changed = changed_files(a, b)
     found = comparison.compare(a.as_run(), b.as_run(), {each.path: each.kind for each in changed})
     moved, picture = _drift(folder, a, b)

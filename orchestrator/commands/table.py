@@ -195,10 +195,11 @@ _ALL = (
     ),
     Verb(
         "compare",
-        "compare=RUN_A,RUN_B",
+        "compare=RUN_A,RUN_B[,...]",
         {
             "compare=A,B": (
-                "what differs between two runs: code, data and their drift, settings, environment, the first step"
+                "what differs between two runs: code, data and their drift, settings, environment, the first step; of more "
+                "runs, between the first and each of the others"
             )
         },
         brief="what differs between runs",

@@ -428,6 +428,10 @@ def test_two_runs_are_compared(study: Study, later: Done) -> None:
 def test_a_comparison_is_told_to_programs_too(study: Study, later: Done) -> None:
     both = f"{study.run_id},{later.report['run_id']}"
     report = study.project.run(f"compare={both}", "output=json").report
+    several = study.project.run(f"compare={both},{both.partition(',')[0]}", "output=json").report
+    assert several["runs"] == [*report["runs"], report["runs"][0]]
+    assert several["comparisons"][0] == report
+    assert several["comparisons"][1]["differences"] == []
     assert report["runs"] == both.split(",")
     assert report["first_divergence"]["step"] == 0
     kinds = {(each["kind"], each["name"]): each["share"] for each in report["differences"]}

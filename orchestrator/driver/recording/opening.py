@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -15,9 +16,12 @@ from orchestrator.driver.recording.record import Contents, Record
 from orchestrator.errors import ConfigurationError
 from orchestrator.provenance.code import checkout, git, snapshot, worktree
 from orchestrator.records import phases
-from orchestrator.settings import Settings, masker, shown, to_yaml
-from orchestrator.tracking import Store, Tracker, orphaned
+from orchestrator.settings import Settings, determining, masker, shown, to_yaml
+from orchestrator.settings.sources import COMMAND_LINE
+from orchestrator.tracking import Store, Tracker, is_server, orphaned
 from orchestrator.tracking.store import USER, user
+
+_IN_NAME = 3  # so many changed keys
 
 
 def open_record(
@@ -60,6 +64,9 @@ def open_record(
     with phases.of("what others lack"):
         lacking = unshared.of(provenance, store, tracker, settings.initial.name)
     earlier = [*(each.sentence for each in sent), *map(orphaned, orphans)]
+    wanted = None if tags or is_server(store.uri) else another_name(settings, origins)
+    if wanted is not None and any(each.name == tracker.name for each in store.past() if each.run_id != tracker.run_id):
+        earlier.append(f"other runs are named {tracker.name}, too; to tell them apart: {wanted}")
     record = Record(settings, store, tracker, files, earlier, Contents(inputs, obstacles, work, lacking))
     record.feed = telling.begin(settings, tracker, files)
     return record
@@ -77,6 +84,19 @@ def reopen_record(settings: Settings, store: Store, files: RunFolder, provenance
     record = Record(settings, store, tracker, files, earlier, Contents(inputs, obstacles, provenance.work))
     record.feed = telling.begin(settings, tracker, files, since)
     return record
+
+
+def another_name(settings: Settings, origins: Mapping[str, str]) -> str | None:
+    """What to type so that the run has a name of its own: the one it has, and what the command line changed of its result; None
+    where that is nothing, or the name was typed."""
+    values, result = shown(settings), determining(settings)
+    typed = [key for key, where in origins.items() if where.startswith(COMMAND_LINE)]
+    changed = [key for key in typed if key in result][:_IN_NAME]
+    if settings.run.name is None or not changed or "run.name" in typed:
+        return None
+    return shlex.quote(
+        "run.name=" + "-".join([values["run.name"], *(f"{key.rpartition('.')[2]}{values[key]}" for key in changed)])
+    )
 
 
 def _keep(work: worktree.WorkTree, files: RunFolder, tracker: Tracker) -> worktree.WorkTree | None:

@@ -1,0 +1,24 @@
+"""What a launch says of the name that its run shares with others."""
+
+from __future__ import annotations
+
+import pytest
+
+from orchestrator.driver.recording.opening import another_name
+from orchestrator.settings import load, origins
+
+CONF = {"run": {"name": "digits", "steps": 4}, "pipeline": {"target": "a:B"}, "optimizer": {"name": "sgd", "lr": 0.1}}
+
+
+@pytest.mark.parametrize(
+    ("typed", "said"),
+    [
+        (["optimizer.lr=0.5", "run.seed=7"], "run.name=digits-lr0.5-seed7"),
+        (["optimizer.name=adam", "cluster.workers=3"], "run.name=digits-nameadam"),
+        (["cluster.workers=3"], None),
+        (["optimizer.lr=0.5", "run.name=mine"], None),
+        ([], None),
+    ],
+)
+def test_a_name_tells_what_the_command_line_changed_of_the_result(typed: list[str], said: str | None) -> None:
+    assert another_name(load([CONF], typed), origins([CONF], typed)) == said
