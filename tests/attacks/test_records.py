@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import base64
 import copy
+import hashlib
 import itertools
 import json
 import os
@@ -17,7 +19,8 @@ import pytest
 from orchestrator.driver.folders import RunFolder
 from orchestrator.driver.recording import trust
 from orchestrator.driver.recording.recorded import Recorded
-from orchestrator.errors import ConfigurationError, OrchestratorError, UsageError
+from orchestrator.errors import ConfigurationError, NotRerunnable, OrchestratorError, UsageError
+from orchestrator.provenance.crates import crate, statement
 from orchestrator.provenance.environment import packages
 from orchestrator.settings import load, to_yaml
 from orchestrator.tracking import Past
@@ -214,3 +217,22 @@ def test_the_id_of_a_run_is_no_path(tmp_path: Path, run_id: str) -> None:
     with pytest.raises(UsageError, match="is no id of a run"):
         RunFolder(tmp_path / "inside", run_id)
     assert [each.name for each in tmp_path.rglob("*")] == ["inside"]
+
+
+@pytest.mark.parametrize("name", ["run.json", "record/code.json", "ro-crate-metadata.json", "statement"])
+@pytest.mark.parametrize("content", [b"[" * 100_000, b'{"a":' * 100_000])
+def test_a_crate_that_is_nested_deeply_is_refused_in_one_message(tmp_path: Path, name: str, content: bytes) -> None:
+    """Also where its statement holds for what was changed."""
+    place = strangers.sent(tmp_path / "sent", strangers.record())
+    (place / (statement.FILE if name == "statement" else name)).write_bytes(content)
+    if name.endswith(("run.json", "code.json")):
+        told = json.loads(_payload(place))
+        hashes = {each["name"]: each["digest"]["sha256"] for each in told["subject"]}
+        hashes[name] = hashlib.sha256(content).hexdigest()
+        (place / statement.FILE).write_bytes(statement.envelope(statement.payload(hashes, told["predicate"]), None))
+    with pytest.raises(NotRerunnable):
+        crate.read(place, tmp_path / "read")
+
+
+def _payload(place: Path) -> bytes:
+    return base64.b64decode(json.loads((place / statement.FILE).read_text())["payload"])
