@@ -24,7 +24,7 @@ from orchestrator.driver.folders import RunFolder, put, read_json, write_json
 from orchestrator.driver.recording import lineage, predecessor
 from orchestrator.driver.recording.predecessor import Predecessor
 from orchestrator.driver.recording.trained_model import UNTRIED, MadeOf, TrainedModel, answering
-from orchestrator.driver.report import card, description, pictures
+from orchestrator.driver.report import card, description, few, pictures
 from orchestrator.driver.report.description import Layout
 from orchestrator.driver.report.layout import layout
 from orchestrator.driver.report.outcome import Outcome
@@ -345,7 +345,11 @@ class Record:
         found = determining(self._settings)
         public = shown(self._settings)
         note, tags = self._settings.run.note, self._settings.run.tags
-        results = {"loss": outcome.loss, **outcome.metrics, "digest": outcome.digest}
+        metrics = few.few(outcome.metrics, few.ON_A_CARD)
+        results: dict[str, Any] = {"loss": outcome.loss, **metrics}
+        if left := few.more(len(outcome.metrics) - len(metrics)):
+            results["more"] = left[0]
+        results["digest"] = outcome.digest
         if outcome.best is not None:
             results["model"] = f"of step {outcome.best.step}, the best; digest {outcome.best.digest}"
         error = None if outcome.error is None else outcome.error.message

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 
-from orchestrator.driver.report import rehearsed
+from orchestrator.driver.report import few, rehearsed
 from orchestrator.driver.report.outcome import Outcome
 from orchestrator.records import times
 from orchestrator.tracking import is_server, run_page
@@ -14,12 +14,13 @@ def text(outcome: Outcome, title: str, layout: str, run_id: str, look: str) -> s
     """layout: what it ran on, such as "4 workers in a ring"; look: where it is shown."""
     rate = f", {outcome.steps_per_s:.3g} steps/s" if outcome.steps_per_s else ""
     sent = f", {_size(outcome.bytes_per_step)} sent per step" if outcome.bytes_per_step else ""
-    results = {"loss": outcome.loss, "epsilon": outcome.epsilon, **outcome.metrics}
-    shown = ", ".join(f"{name} {value:.4g}" for name, value in results.items() if value is not None)
+    results = {"loss": outcome.loss, "epsilon": outcome.epsilon}
+    told = [f"{name} {value:.4g}" for name, value in results.items() if value is not None]
+    shown = ", ".join([*told, *([few.line(outcome.metrics)] if outcome.metrics else [])])
     dealt = (
         f"{', '.join(map(str, outcome.hosted))}, after {outcome.redealt} new deal{'s' * (outcome.redealt > 1)} by speed"
     )
-    told = [
+    rows = [
         ("spent", outcome.spent_sentence),
         ("time", times.sentence(outcome.times)),
         ("shards", times.sentence_of_shards(outcome.shards)),
@@ -39,7 +40,7 @@ def text(outcome: Outcome, title: str, layout: str, run_id: str, look: str) -> s
     return (
         f"{title}: finished {outcome.steps} step{'s' * (outcome.steps != 1)}, {layout}{rate}{sent}\n"
         f"  results  {shown}\n"
-        + "".join(f"  {name:8} {each}\n" for name, each in told if each)
+        + "".join(f"  {name:8} {each}\n" for name, each in rows if each)
         + f"  digest   {outcome.digest}\n"
         f"  run      {run_id}, its files in .orchestrator/{run_id}/\n"
         f"  look     {look}"

@@ -15,6 +15,7 @@ from typing import Any
 from orchestrator.control import events
 from orchestrator.control.rehearsal import Disturbance
 from orchestrator.driver.recording.record import Record
+from orchestrator.driver.report import few
 from orchestrator.driver.report.outcome import Outcome, recovery_in_words
 from orchestrator.driver.run.checkpointing import SavedCheckpoint
 from orchestrator.driver.run.drift_watch import DriftWatch, Found
@@ -286,8 +287,7 @@ class EventSink:
         self.outcome.metrics = metrics
         self._tracker.metrics(step, metrics)
         self.event("evaluated", step=step, metrics={key: _plain(value) for key, value in metrics.items()})
-        shown = ", ".join(f"{name} {value:.4g}" for name, value in metrics.items())
-        self._progress.say(f"after step {step + 1}: {shown}")
+        self._progress.say(f"after step {step + 1}: {few.line(metrics)}")
 
     def called_back(self, entry: Mapping[str, Any]) -> None:
         """Record a call of the pipeline's on_evaluation."""

@@ -16,6 +16,7 @@ from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.patches import Circle, FancyBboxPatch, Patch
 from matplotlib.ticker import MaxNLocator
 
+from orchestrator.driver.report.few import IN_A_PICTURE, few
 from orchestrator.driver.report.pictures.places import Point, place_members
 from orchestrator.driver.report.pictures.series import Series, columns, is_loss, wants_logarithm
 from orchestrator.pipeline_orders import Span, bubble
@@ -33,7 +34,9 @@ _INCHES = 0.55  # for the distance of two members
 
 def curves(losses: Series, metrics: dict[str, Series], title: str, path: Path) -> None:
     """Training loss with the validation loss above, the other metrics below. losses: at least one point."""
-    others = {name: series for name, series in metrics.items() if not is_loss(name)}
+    number = sum(not is_loss(name) for name in metrics)
+    others = few({name: series for name, series in metrics.items() if not is_loss(name)}, IN_A_PICTURE)
+    metrics = {**few({name: metrics[name] for name in metrics if is_loss(name)}, len(_OTHERS)), **others}
     figure = Figure(
         figsize=(9, 6.4 if others else 4.4),
         dpi=130,
@@ -53,9 +56,9 @@ def curves(losses: Series, metrics: dict[str, Series], title: str, path: Path) -
     finish(upper, "loss")
     if others:
         lower = figure.add_subplot(2, 1, 2, sharex=upper)
-        for number, (name, series) in enumerate(others.items()):
-            _points(lower, name, series, _OTHERS[number % len(_OTHERS)])
-        finish(lower, "metrics")
+        for place, (name, series) in enumerate(others.items()):
+            _points(lower, name, series, _OTHERS[place % len(_OTHERS)])
+        finish(lower, "metrics" if number == len(others) else f"{len(others)} of {number:,} metrics")
     if len(losses) == 1:
         upper.set_xlim(losses[0][0] - 0.5, losses[0][0] + 0.5)
     figure.axes[-1].set_xlabel("step", color=_INK)

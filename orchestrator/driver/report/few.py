@@ -1,0 +1,31 @@
+"""What is shown of very many metrics, such as one for each of a thousand classes: some, and how many there are. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TypeVar
+
+Value = TypeVar("Value")
+
+IN_A_LINE = 8
+PLACES = "MLflow and the run's journal.jsonl"
+ON_A_CARD = 20
+IN_A_PICTURE = 12
+
+
+def few(metrics: Mapping[str, Value], most: int) -> dict[str, Value]:
+    """Of these so many, in their order: those first whose names have fewer parts, since parts are mostly classes or layers."""
+    chosen = sorted(metrics, key=lambda name: name.count("/"))[:most]
+    return {name: metrics[name] for name in metrics if name in chosen}
+
+
+def line(metrics: Mapping[str, float], where: str = PLACES) -> str:
+    """On one line. where: all of them are."""
+    shown = few(metrics, IN_A_LINE)
+    parts = [f"{name} {value:.4g}" for name, value in shown.items()]
+    return ", ".join([*parts, *more(len(metrics) - len(shown), where)])
+
+
+def more(number: int, where: str = PLACES) -> list[str]:
+    """What is said of those that are not shown, if there are some."""
+    return [f"and {number:,} more metrics, in {where}"] if number else []
