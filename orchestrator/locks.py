@@ -167,7 +167,7 @@ class Wait:
         waited = time.monotonic() - self._began
         signal = next(filter(None, (posted() for posted in _posted)), None) if waited >= _DEAF_S else None
         if signal is not None:
-            raise Interrupted(f"interrupted by {signal}, while waiting for {self._what()}")
+            raise Interrupted(f"interrupted by {signal}, while waiting for {self._what().partition(chr(10))[0]}")
         if waited >= SAID_S and not self._said:
             self._said = True
             self._say(f"note: waiting for {self._what()}")

@@ -73,6 +73,18 @@ def try_out(place: str) -> None:
         ) from error
 
 
+def sync_folder(folder: Path) -> None:
+    """Wait until the names in it are on the disk, where this user may ask for that. Raises OSError."""
+    try:
+        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    except PermissionError:
+        return
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
 def bring(source: Storage, target: Storage, name: str) -> None:
     """A file that never changes from one place to another. Raises OSError."""
     if isinstance(source, LocalFolder) and isinstance(target, LocalFolder) and target.link(source, name):
@@ -85,7 +97,10 @@ class LocalFolder:
     next opening can tell what was abandoned from what is being written, whoever writes it."""
 
     def __init__(self, folder: Path) -> None:
+        new = [each for each in (folder, *folder.parents) if not each.exists()]
         folder.mkdir(parents=True, exist_ok=True)
+        for each in new:
+            sync_folder(each.parent)
         self._folder = folder
         for path in folder.glob(f"{_TEMPORARY}*"):
             _remove_if_abandoned(path)
@@ -102,7 +117,7 @@ class LocalFolder:
             raise
         finally:
             os.close(descriptor)
-        self._sync()
+        sync_folder(self._folder)
 
     def link(self, source: LocalFolder, name: str) -> bool:
         """Whether the other folder's file is here, too, as another name of it."""
@@ -110,7 +125,7 @@ class LocalFolder:
             (self._folder / name).hardlink_to(source._folder / name)
         except OSError:  # another file system, or one without links
             return False
-        self._sync()
+        sync_folder(self._folder)
         return True
 
     def get(self, name: str, start: int = 0, stop: int | None = None) -> bytes:
@@ -128,7 +143,7 @@ class LocalFolder:
 
     def delete(self, name: str) -> None:
         (self._folder / name).unlink(missing_ok=True)
-        self._sync()
+        sync_folder(self._folder)
 
     def _unfinished(self) -> tuple[int, Path]:
         while True:
@@ -138,13 +153,6 @@ class LocalFolder:
                 return descriptor, path
             os.close(descriptor)  # somebody's opening took it for abandoned before it was locked
             path.unlink(missing_ok=True)
-
-    def _sync(self) -> None:
-        descriptor = os.open(self._folder, os.O_RDONLY | os.O_DIRECTORY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
 
 
 class Remote:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from orchestrator import locks
+from orchestrator.checkpoints.storage import sync_folder
 from orchestrator.errors import ConfigurationError, UsageError
 
 NAME = ".orchestrator"
@@ -44,6 +45,7 @@ class RunFolder:
         self.path.mkdir(exist_ok=True)
         _require_own_files(self.path)
         self._lock: int | None = None
+        self._synced: dict[Path, tuple[int, int]] = {}  # inode and time of change
         self._lease = self.path / "lock"
         self.journal = self.path / "journal.jsonl"
         self.trace = self.path / "trace.jsonl"
@@ -99,13 +101,32 @@ class RunFolder:
         """Whether a process keeps others away from this run."""
         return locks.is_held(self._lease)
 
-    def artifacts(self) -> list[Path]:
-        """The existing files that are logged under `run/`, the journal after what reaches the checkpoints that it tells of."""
+    def sync(self) -> None:
+        """Wait until what the run is made of is on the disk, and the new folders: without them a checkpoint is of no use. What
+        was waited for once is not waited for again. Raises OSError."""
+        found = {path: path.stat() for path in self._inputs if path.exists()}
+        new = {path: (each.st_ino, each.st_mtime_ns) for path, each in found.items()}
+        changed = [path for path, state in new.items() if self._synced.get(path) != state]
+        for path in changed:
+            with path.open("rb") as file:
+                os.fsync(file.fileno())
+        for folder in (
+            [self.path, *([] if self._synced else [self.path.parent, self.path.parent.parent])] if changed else []
+        ):
+            sync_folder(folder)
+        self._synced = new
+
+    @property
+    def _inputs(self) -> list[Path]:
+        """The files that say what the run is made of, whether or not they exist."""
         code = [self.bundle, self.patch, self.code]
         surroundings = [self.environment, self.dockerfile, self.pylock]
-        inputs = [self.settings, self.origins, *code, self.data, self.reads, *surroundings, self.privacy, self.identity]
+        return [self.settings, self.origins, *code, self.data, self.reads, *surroundings, self.privacy, self.identity]
+
+    def artifacts(self) -> list[Path]:
+        """The existing files that are logged under `run/`, the journal after what reaches the checkpoints that it tells of."""
         told = [self.trace, self.rests, self.journal, self.streams, self.times, self.timeline, self.tuning]
-        files = [*inputs, *told, self.card, self.page, self.verdict, self.error]
+        files = [*self._inputs, *told, self.card, self.page, self.verdict, self.error]
         return [file for file in files if file.exists()]
 
 

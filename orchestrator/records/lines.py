@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -49,6 +50,23 @@ class LineFile:
         """Wait until what was appended is on the disk. Raises OSError when it cannot be."""
         self._write()
         os.fsync(self._file.fileno())
+
+    @property
+    def is_removed(self) -> bool:
+        """Whether the file, which is written on, has its name no more."""
+        try:
+            return not os.path.samestat(self.path.stat(), os.fstat(self._file.fileno()))
+        except (FileNotFoundError, NotADirectoryError):
+            return True
+        except OSError:  # nobody can say now
+            return False
+
+    def restore(self) -> None:
+        """Have what was removed again, with its folder. Raises OSError."""
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(f"/proc/self/fd/{self._file.fileno()}", self.path)
+        removed, self._file = self._file, self.path.open("ab", buffering=0)
+        removed.close()
 
     def close(self) -> None:
         self._file.close()

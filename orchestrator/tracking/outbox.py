@@ -11,12 +11,16 @@
 Doing one of these twice comes to the same as doing it once, so whoever was interrupted begins anew: MLflow knows a metric by
 its key, step, value and time, and the time is the one in this file.
 
+A file that cannot be opened, emptied or removed ends no run: what is to be in it is written with the next item, and what MLflow
+has got already it gets twice.
+
 What it does not do: send (`tracker`), or keep two processes from sending the same at once (the lease of the run's folder).
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -36,29 +40,35 @@ class Outbox:
         self._store = store
         self._file: LineFile | None = None
         self._is_empty = not self._path.exists() or not self._path.stat().st_size
+        self._unwritten: list[Item] = []
 
     def add(self, item: Item) -> None:
-        head = [{"store": self._store}] if self._is_empty else []
-        self._open().append([*head, item])
-        self._is_empty = False
+        self._unwritten.append(item)
+        with suppress(OSError):
+            self._write()
 
     def sync(self) -> None:
         """Wait until it is on the disk. Raises OSError."""
+        self._write()
         if self._file is not None:
             self._file.sync()
 
     def clear(self) -> None:
         """MLflow has got everything."""
-        if not self._is_empty:
-            self._open().keep(0)
-            self._is_empty = True
+        self._unwritten.clear()
+        with suppress(OSError):
+            if not self._is_empty:
+                self._open().keep(0)
+                self._is_empty = True
         self.close()
 
     def remove(self) -> None:
         """MLflow has got everything, and nothing will follow."""
+        self._unwritten.clear()
         self.close()
-        self._path.unlink(missing_ok=True)
-        self._is_empty = True
+        with suppress(OSError):
+            self._path.unlink(missing_ok=True)
+            self._is_empty = True
 
     def close(self) -> None:
         """For now; the next item opens the file again."""
@@ -66,10 +76,21 @@ class Outbox:
             self._file.close()
             self._file = None
 
+    def _write(self) -> None:
+        """Raises OSError where the file cannot be opened."""
+        if self._unwritten:
+            file = self._open()
+            file.append([*([{"store": self._store}] if self._is_empty else []), *self._unwritten])
+            self._is_empty = False
+            self._unwritten.clear()
+
     def _open(self) -> LineFile:
         if self._file is None:
             self.folder.mkdir(exist_ok=True)
             self._file = LineFile(self._path)
+            self._is_empty = not self._path.stat().st_size
+        elif self._file.is_removed:
+            self._file.restore()
         return self._file
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import os
+import resource
+import shutil
 import signal
 import subprocess
 import time
@@ -160,6 +162,38 @@ def test_a_run_whose_own_disk_is_full_says_so_and_is_resumed_when_there_is_room(
         assert run.steps == 150
     finally:
         subprocess.run(["umount", disk], check=True)
+
+
+@pytest.mark.long
+def test_a_run_whose_folder_is_removed_ends_with_one_message(digits: Project) -> None:
+    """It could be neither resumed nor repeated. MLflow and whoever reads the JSON are told."""
+    run = WatchedRun(digits, *DIGITS, "cluster.workers=2", "checkpoint.every=20")
+    run.wait_for_steps(41)
+    shutil.rmtree(run.folder)
+    failed = run.end()
+    assert (failed.code, failed.report["status"]) == (1, "failed")
+    assert "was removed while it ran, after step" in failed.report["error"]["message"]
+    assert "Traceback" not in failed.err
+    assert "resume=" not in failed.err
+    assert [line["step"] for line in read(run.folder / "trace.jsonl")] == list(range(failed.report["steps"]))
+    listed = digits.run("runs", "output=json")
+    (status,) = [each["status"] for each in listed.report["runs"] if each["run_id"] == run.run_id]
+    assert status == "FAILED"
+
+
+@pytest.mark.long
+def test_training_goes_on_when_the_driver_has_no_descriptor_left(digits: Project, undisturbed: Alone) -> None:
+    run = WatchedRun(digits, *DIGITS, "cluster.workers=2", "checkpoint.every=20")
+    run.wait_for_steps(41)
+    pid = run.process.pid
+    before = resource.prlimit(pid, resource.RLIMIT_NOFILE)
+    resource.prlimit(pid, resource.RLIMIT_NOFILE, (len(os.listdir(f"/proc/{pid}/fd")), before[1]))  # noqa: PTH208
+    run.wait_for("checkpoint_failed")
+    resource.prlimit(pid, resource.RLIMIT_NOFILE, before)
+    done = run.end()
+    assert done.code == 0, done.err
+    assert done.report["digest"] == undisturbed.digest
+    assert "Traceback" not in done.err
 
 
 def _preparing(project: Project, process: subprocess.Popen[str], count: int) -> list[int]:

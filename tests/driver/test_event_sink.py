@@ -61,11 +61,12 @@ def test_metrics_are_sent_before_a_checkpoint_of_their_steps_counts() -> None:
     done: list[str] = []
     tracker: Any = SimpleNamespace(sync=lambda: done.append("sent"))
     trace: Any = SimpleNamespace(sync=lambda: done.append("synced"))
-    record: Any = SimpleNamespace(tracker=tracker, journal=None, history=[trace])
+    files = SimpleNamespace(sync=lambda: done.append("of what it is made"))
+    record: Any = SimpleNamespace(tracker=tracker, journal=None, history=[trace], files=files)
     progress: Any = SimpleNamespace()
     sink = EventSink(record, Audience(progress))
     sink.sync()
-    assert done == ["synced", "sent"]
+    assert done == ["synced", "of what it is made", "sent"]
 
 
 @pytest.mark.parametrize(

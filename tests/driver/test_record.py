@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,6 +13,8 @@ import pytest
 from orchestrator.driver.folders import RunFolder
 from orchestrator.driver.recording.record import Contents, Record
 from orchestrator.driver.report.outcome import Outcome
+from orchestrator.errors import RunFailed
+from orchestrator.records.lines import read
 from orchestrator.settings import load
 
 ENVIRONMENT = {"packages": {}, "bits": {"packages_sha256": "p"}}
@@ -56,6 +59,25 @@ def test_without_git_other_code_is_another_identity(tmp_path: Path) -> None:
     """Or every change would be an alarm."""
     first = identity_of(tmp_path, "1")
     assert identity_of(tmp_path, "2") != first
+
+
+def test_a_folder_that_was_removed_is_there_again_for_the_end_of_the_record(tmp_path: Path) -> None:
+    record, ended = record_of(tmp_path, "1")
+    record.trace.append([{"step": 0}])
+    record.journal.append([{"event": "begun"}])
+    assert not record.restored()
+    shutil.rmtree(tmp_path / "1")
+    record.trace.append([{"step": 1}])
+    assert record.seals(2) == {}
+    assert record.restored()
+    assert not record.restored()
+    record.trace.append([{"step": 2}])
+    shutil.rmtree(tmp_path / "1")
+    record.close(Outcome(error=RunFailed("the folder was removed")))
+    assert ended == ["FAILED"]
+    assert [line["step"] for line in read(record.files.trace)] == [0, 1, 2]
+    assert [line["event"] for line in read(record.files.journal)] == ["begun", "run_ended"]
+    assert record.files.error.read_text().startswith("the folder was removed")
 
 
 def test_a_full_disk_ends_a_run_with_one_message_and_leaves_what_was_there(

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import gc
 import re
+import shutil
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -164,6 +166,7 @@ def play(
     more: Sequence[str] = (),
     seen: Mapping[int, Seen] | None = None,
     draining: Callable[[], Mapping[str, float | None]] = dict,
+    tick: Callable[[], None] = lambda: None,
     **before: Any,
 ) -> Played:
     """A run of two workers. gone: whose process has ended, whether or not Ray has said so; last_activities: what the dead were
@@ -173,7 +176,7 @@ def play(
     shown: list[str] = []
     nothing = lambda *_: None  # noqa: E731
     progress: Any = SimpleNamespace(start=nothing, step=nothing, say=shown.append)
-    tracker = SimpleNamespace(tick=nothing, metrics=nothing, notes=list, trouble=None)
+    tracker = SimpleNamespace(tick=tick, metrics=nothing, notes=list, trouble=None)
     journal, trace = LineFile(tmp_path / "journal"), LineFile(tmp_path / "trace")
     record: Any = SimpleNamespace(
         feed=None,
@@ -190,7 +193,16 @@ def play(
         read_by.append(found)
         return reads.obstacles(found), reads.notes(found)
 
-    record.was_read = was_read
+    def restored() -> bool:
+        removed = [file for file in (*record.history, journal) if file.is_removed]
+        for file in removed:
+            file.restore()
+        return bool(removed)
+
+    record.was_read, record.restored = was_read, restored
+    record.files = SimpleNamespace(
+        path=tmp_path, checkpoints=tmp_path / "checkpoints", settings=tmp_path / "settings", sync=nothing
+    )
     record.refusal_of_reads = lambda: reads.refusal(read_by[-1]) if settings.strict else None
     rests = None if sync == "bsp" else LineFile(tmp_path / "rests")
     record.seals = lambda _: {}
@@ -217,6 +229,44 @@ def play(
 
 BEGIN = [prepared(0), prepared(1)]
 DESCRIBED = Heard(0, "described", {"environment": {}, "modules": []})
+
+
+def test_a_run_whose_folder_is_removed_ends_with_one_message(tmp_path: Path) -> None:
+    """All that it wrote is there again, for the end of its record."""
+    folder = tmp_path / "run"
+    folder.mkdir()
+    (folder / "settings").touch()
+
+    def said() -> Iterator[Heard]:
+        yield from BEGIN
+        yield DESCRIBED
+        (folder / "trace").unlink()
+        yield entries(0, {"trace": LINES[0]})
+        (folder / "settings").unlink()
+        shutil.rmtree(folder)
+        yield entries(0, {"trace": LINES[1]})
+
+    played = play(folder, said())
+    error = played.outcome.error
+    assert type(error) is RunFailed
+    assert error.message.startswith(f"the folder of the run, {folder}, was removed while it ran, after step ")
+    assert played.outcome.checkpoint is None
+    assert f"warning: files in {folder} were removed while the run writes them; they are there again" in played.shown
+    assert played.trace[0] == LINES[0]
+    assert "generation_started" in [event["event"] for event in played.journal]
+    assert "the run failed: RunFailed" in [event.get("reason") for event in played.journal]
+
+
+def test_what_the_operating_system_refuses_the_driver_ends_a_run_with_one_message(tmp_path: Path) -> None:
+    def tick() -> None:
+        raise OSError(errno.EMFILE, "Too many open files", "/there")
+
+    played = play(tmp_path, BEGIN, tick=tick)
+    error = played.outcome.error
+    assert type(error) is RunFailed
+    assert error.message == "the driver could not go on: Too many open files (/there)"
+    assert "ulimit -n" in error.remedy
+    assert "Traceback" in error.details
 
 
 def test_a_run_from_its_first_word_to_its_last(tmp_path: Path) -> None:
@@ -455,7 +505,7 @@ def test_no_checkpoint_stands_behind_a_trace_that_is_not_on_the_disk(
     catalog.commit.assert_not_called()
     assert played.outcome.checkpoint is None
     assert played.shown[0] == (
-        "warning: the checkpoint of step 1 could not be written, training goes on: the trace is not on the disk: "
+        "warning: the checkpoint of step 1 could not be written, training goes on: the record is not on the disk: "
         "No space left on device"
     )
 

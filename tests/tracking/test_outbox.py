@@ -32,6 +32,44 @@ def test_the_file_has_contents_as_long_as_something_is_missing(tmp_path: Path) -
     assert not file.exists()
 
 
+def test_a_file_that_cannot_be_opened_or_removed_loses_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No descriptor is left, or somebody has removed the folder: training goes on."""
+    kept, file = Outbox(tmp_path / "r", "http://host"), tmp_path / "r" / outbox.FILE
+    first, second, third = ({"tag": ["r", name, "1"]} for name in "abc")
+
+    def refuses(*_: Any, **__: Any) -> Any:
+        raise OSError(24, "Too many open files")
+
+    kept.add(first)
+    with monkeypatch.context() as patched:
+        kept.close()
+        patched.setattr(Path, "open", refuses)
+        patched.setattr(Path, "unlink", refuses)
+        kept.add(second)
+        with pytest.raises(OSError, match="Too many open files"):
+            kept.sync()
+    kept.add(third)
+    kept.sync()
+    assert read(file) == [first, second, third]
+    with monkeypatch.context() as patched:
+        kept.close()
+        patched.setattr(Path, "open", refuses)
+        patched.setattr(Path, "unlink", refuses)
+        kept.clear()
+        kept.add(first)
+        kept.remove()
+    kept.add(second)
+    assert read(file)[-1] == second
+    shutil.rmtree(tmp_path / "r")
+    kept.add(third)
+    assert read(file)[-2:] == [second, third]
+    shutil.rmtree(tmp_path / "r")
+    kept.clear()
+    kept.add(first)
+    assert (store_of(file), read(file)) == ("http://host", [first])
+    kept.close()
+
+
 def test_an_end_behind_which_something_follows_was_none(tmp_path: Path) -> None:
     kept = Outbox(tmp_path, None)
     for item in ({"end": "FAILED", "ms": 1}, {"tag": ["r", "a", "1"]}, {"end": "FINISHED", "ms": 2}):

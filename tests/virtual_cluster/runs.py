@@ -199,7 +199,8 @@ class Run:
             )
             record.rests, record.history = (None, [trace]) if plan.lockstep else (rests, [trace, rests])
             record.seals, record.is_stood_by, record.upload = lambda _: {}, False, _nothing
-            record.files, record.describe = SimpleNamespace(artifacts=list), lambda *_: ([], [])
+            record.files, record.describe = SimpleNamespace(artifacts=list, sync=_nothing), lambda *_: ([], [])
+            record.restored = lambda: False
             progress: Any = SimpleNamespace(start=_nothing, step=_nothing, say=self._say)
             event_sink = EventSink(record, Audience(progress))
             saving = Saving(Catalog(Store(cluster, None), plan.checkpoints.keep))

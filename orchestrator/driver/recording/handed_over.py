@@ -58,6 +58,7 @@ def take(storage: Storage, catalog: Catalog, files: RunFolder, first: int, *, su
         raise CheckpointDamaged(f"the checkpoints cannot be listed: {error}", "see to their place") from error
     try:
         lines, evaluations = _write_history(entries, files, first, supersedes=supersedes)
+        files.sync()
         found = HandedOver(_commit(catalog, entries), lines, evaluations)
     except (Disagreement, OSError, CheckpointDamaged) as error:
         found = HandedOver(trouble=str(error))

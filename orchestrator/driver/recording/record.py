@@ -117,8 +117,19 @@ class Record:
         return [self.trace, *([] if self.rests is None else [self.rests])]
 
     def seals(self, steps: int) -> dict[str, str]:
-        """Of the lines that belong to a checkpoint of so many steps. Raises OSError."""
-        return {name: seal.of(steps) for name, seal in self._seals.items()}
+        """Of the lines that belong to a checkpoint of so many steps; none where the files cannot be opened now."""
+        try:
+            return {name: seal.of(steps) for name, seal in self._seals.items()}
+        except OSError:
+            return {}
+
+    def restored(self) -> bool:
+        """Whether files that this run writes were removed; they are there again, and what was complete before is not. Raises
+        OSError."""
+        removed = [file for file in (*self.history, self.journal) if file.is_removed]
+        for file in removed:
+            file.restore()
+        return bool(removed)
 
     @property
     def origin(self) -> str | None:
@@ -266,6 +277,8 @@ class Record:
 
     def close(self, outcome: Outcome) -> str | None:
         """Write down how the run ended, here and in MLflow; why MLflow could not take all of it, or None."""
+        with contextlib.suppress(OSError):
+            self.restored()
         for file in self.history:
             try:
                 file.sync()

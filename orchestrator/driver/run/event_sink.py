@@ -24,7 +24,7 @@ from orchestrator.driver.run.time_log import TimeLog
 from orchestrator.driver.supervision import TakenOver
 from orchestrator.driver.terminal.progress import ProgressDisplay, say_obstacles
 from orchestrator.engine.member.generation import Generation
-from orchestrator.errors import NotRerunnable
+from orchestrator.errors import NotRerunnable, RunFailed
 from orchestrator.records import phases, reads, trace
 from orchestrator.records.files_read import FilesRead
 from orchestrator.records.lines import LineFile
@@ -162,6 +162,24 @@ class EventSink:
         found = None if self._drift_watch is None else self._drift_watch.take()
         if found is not None:
             self._drifted(found)
+
+    def removed(self) -> RunFailed | None:
+        """Put back the files that somebody has removed. Why the run cannot go on where its folder was removed: what was
+        written before the first step is lost, so it could be neither resumed nor repeated. Raises OSError."""
+        if not self._record.restored():
+            return None
+        files = self._record.files
+        if files.settings.exists():
+            self._progress.say(
+                f"warning: files in {files.path} were removed while the run writes them; they are there again"
+            )
+            return None
+        if not files.checkpoints.exists():
+            self.outcome.checkpoint = None
+        return RunFailed(
+            f"the folder of the run, {files.path}, was removed while it ran, after step {self.outcome.steps}",
+            "launch it again; what MLflow was told until then is there",
+        )
 
     def not_told(self, troubles: Sequence[str]) -> None:
         """Writers beside MLflow that are told nothing any more."""
@@ -386,11 +404,12 @@ class EventSink:
             self._progress.say(f"warning: {each}{again}{left}{remedy}")
 
     def sync(self) -> None:
-        """Wait until trace and rests are on the disk, as they have to be before a checkpoint of their last step, and their
-        metrics there or at the store: a run that is resumed from it goes on behind them. Raises OSError when the disk does
-        not take them."""
+        """Wait until trace and rests are on the disk, as they have to be before a checkpoint of their last step, and what the
+        run is made of; and their metrics there or at the store: a run that is resumed from it goes on behind them. Raises
+        OSError when the disk does not take them."""
         for file in self._record.history:
             file.sync()
+        self._record.files.sync()
         self._tracker.sync()
 
     def saved(self, saved: SavedCheckpoint) -> None:

@@ -52,6 +52,7 @@ from orchestrator.driver.run.member_directory import MemberDirectory
 from orchestrator.driver.run.rehearsing import Rehearsing
 from orchestrator.driver.run.session import NodeCheck, NodeTraits, RunStart, Session, Startup
 from orchestrator.driver.run.time_log import TimeLog, summed
+from orchestrator.driver.run.unrecorded import unrecorded
 from orchestrator.driver.supervision import Supervision, alone, supervisor, taken_over, watcher
 from orchestrator.driver.supervision.holding import holding
 from orchestrator.driver.terminal.progress import ProgressDisplay, say_obstacles
@@ -129,6 +130,8 @@ class Job:
             outcome = self._run(opening, run_start)
         except OrchestratorError as error:
             outcome = Outcome(workers=plan.cluster.members.start, error=error)
+        except OSError as error:
+            outcome = Outcome(workers=plan.cluster.members.start, error=unrecorded(error))
         except BaseException as error:
             opening.result().close(Outcome(error=RunFailed(f"{type(error).__name__}: {error}")))
             raise
@@ -136,6 +139,8 @@ class Job:
             display.close()
         record = opening.result()
         files, tracker = record.files, record.tracker
+        with contextlib.suppress(OSError):
+            record.restored()
         rested = [] if plan.lockstep else rests.staleness(list(lines.read(files.rests)))
         outcome.staleness = max((each.largest for each in rested), default=None)
         pipelining = plan.pipelining if plan.cluster.members.stages > 1 else None
@@ -218,6 +223,7 @@ class Job:
         event_sink = EventSink(record, self.audience, None if private is None else private.epsilon, watch, time_log)
         storage = storage_of(plan, record.files)
         if plan.run.begin is not None and not open_storage(storage).sizes():
+            record.files.sync()
             begin.put(plan.run.begin, storage)
         saving = Saving(Catalog(open_storage(storage), plan.checkpoints.keep))
         everywhere = plan.checkpoints.uri is not None

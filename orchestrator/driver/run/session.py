@@ -23,6 +23,7 @@ from orchestrator.driver.run.looks import Looks
 from orchestrator.driver.run.member_directory import MemberDirectory
 from orchestrator.driver.run.rehearsing import Rehearsing
 from orchestrator.driver.run.standstill import stand
+from orchestrator.driver.run.unrecorded import unrecorded
 from orchestrator.driver.supervision import TakenOver
 from orchestrator.driver.terminal.signals import PendingSignal
 from orchestrator.errors import (
@@ -178,6 +179,7 @@ class Session:
         self._over: set[int] = set()  # dead, or killed here
         self._stands: dict[int, str] = {}  # of members that are about to be killed, where they stand
         self._draining: Mapping[str, float | None] = {}  # nodes that go away
+        self._posted: str | None = None  # the last signal
         self._stood_at: str | None = None  # of the last one of which it is known
         self._asked: dict[int, str] = {}  # who was asked what its process is made of, and the node it lives on
         self._described: set[str] = set()  # nodes
@@ -200,23 +202,15 @@ class Session:
         trouble: what is wrong with the Ray that the members run on, if anything is; draining: which of its nodes go away, and
         when.
         """
-        posted: str | None = None
         while self._state.phase != "ended":
-            if pending_signal.signal is not None and pending_signal.signal != posted:
-                posted = pending_signal.signal
-                self._event_sink.event("signal", name=posted)
-                self._decide(events.Interrupt(posted))
-            for heard in self._members.hear(_TICK_S):
-                self._hear(heard)
-            wrong = trouble()
-            if wrong is not None:
-                self._save_without_ray(wrong)
-            self._drain(draining())
-            self._decide(events.Tick())
-            self._rehearse()
-            self._event_sink.tick()
-            if self._looks is not None:
-                self._looks.tick(self._servers)
+            try:
+                self._turn(pending_signal, trouble, draining)
+                removed = self._event_sink.removed()
+            except OSError as error:
+                removed = unrecorded(error)
+            if removed is not None:
+                self._end(removed)
+                self._decide(events.Failed(None, removed))
         deadline = time.monotonic() + _LAST_S
         while self._asked and time.monotonic() < deadline:
             for heard in self._members.hear(_TICK_S):
@@ -224,6 +218,29 @@ class Session:
         for member in self._roles:
             if member not in self._over and not self._members.is_gone(member):
                 self._entries(member, self._members.drain(member))
+
+    def _turn(
+        self,
+        pending_signal: PendingSignal,
+        trouble: Callable[[], str | None],
+        draining: Callable[[], Mapping[str, float | None]],
+    ) -> None:
+        """Raises OSError, such as for want of descriptors."""
+        if pending_signal.signal is not None and pending_signal.signal != self._posted:
+            self._posted = pending_signal.signal
+            self._event_sink.event("signal", name=self._posted)
+            self._decide(events.Interrupt(self._posted))
+        for heard in self._members.hear(_TICK_S):
+            self._hear(heard)
+        wrong = trouble()
+        if wrong is not None:
+            self._save_without_ray(wrong)
+        self._drain(draining())
+        self._decide(events.Tick())
+        self._rehearse()
+        self._event_sink.tick()
+        if self._looks is not None:
+            self._looks.tick(self._servers)
 
     def _save_without_ray(self, wrong: str) -> None:
         """The Ray is gone, and with it the run ends. Members may live for a while, and talk to each other and to this process
@@ -610,7 +627,7 @@ class Session:
             entry = {
                 **entry,
                 "event": "part_failed",
-                "why": f"the trace is not on the disk: {error.strerror}",
+                "why": f"the record is not on the disk: {error.strerror}",
             }
         saved = self._saving.heard(entry)
         if saved is not None:

@@ -65,7 +65,10 @@ class TimeLog:
         return times.shards_by_member(lines.read(self._files.times))
 
     def close(self) -> Mapping[str, times.Seconds]:
-        """Tell the rest, write the timeline; returns the seconds of each kind by member."""
+        """Tell the rest, write the timeline; returns the seconds of each kind by member. Raises OSError."""
+        for file in filter(None, (self._file, self._spans)):
+            if file.is_removed:
+                file.restore()
         self._file.close()
         whole = times.by_member(lines.read(self._files.times))
         shown = [member for member in whole if member.startswith("worker ")]

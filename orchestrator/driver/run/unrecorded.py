@@ -1,0 +1,17 @@
+"""The driver meets the operating system: an OSError that nobody has foreseen ends a run with one message."""
+
+from __future__ import annotations
+
+import traceback
+
+from orchestrator.errors import OF_DESCRIPTORS, RunFailed, is_out_of_descriptors
+
+
+def unrecorded(error: OSError) -> RunFailed:
+    """Of the exception that is being handled."""
+    where = f" ({error.filename})" if error.filename is not None else ""
+    return RunFailed(
+        f"the driver could not go on: {error.strerror or error}{where}",
+        OF_DESCRIPTORS if is_out_of_descriptors(error) else "see to the run's folder and its disk",
+        traceback.format_exc(),
+    )

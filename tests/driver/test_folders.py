@@ -1,0 +1,53 @@
+"""A power cut: what a run is made of is on the disk before its first checkpoint is, and so are the folders."""
+
+from __future__ import annotations
+
+import os
+import stat
+from pathlib import Path
+
+import pytest
+
+from orchestrator.checkpoints.storage import LocalFolder
+from orchestrator.driver.folders import RunFolder, project_folder, write_json
+
+
+@pytest.fixture
+def synced(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
+    """What fsync was called for, in order."""
+    found: list[Path] = []
+    fsync = os.fsync
+
+    def noted(descriptor: int) -> None:
+        found.append(Path(f"/proc/self/fd/{descriptor}").readlink())
+        fsync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", noted)
+    return found
+
+
+def test_what_a_run_is_made_of_is_synced_once_with_its_folders(tmp_path: Path, synced: list[Path]) -> None:
+    files = RunFolder(project_folder(tmp_path), "a")
+    made_of = [files.settings, files.bundle, files.data, files.environment, files.origins, files.identity, files.code]
+    for path in made_of:
+        write_json(path, {})
+    files.sync()
+    assert {*made_of, files.path, files.path.parent, tmp_path} == set(synced)
+    assert len(synced) == len(set(synced))
+    assert max(map(synced.index, made_of)) < synced.index(files.path)  # a name that is there leads to something
+    synced.clear()
+    files.sync()
+    assert synced == []
+    write_json(files.environment, {"nodes": {}})  # a worker of another node has come
+    files.sync()
+    assert synced == [files.environment, files.path]
+
+
+def test_the_folders_of_checkpoints_are_on_the_disk_before_their_manifest(tmp_path: Path, synced: list[Path]) -> None:
+    place = tmp_path / "new" / "deeper"
+    storage = LocalFolder(place)
+    assert set(synced) == {tmp_path, tmp_path / "new"}
+    storage.put("manifest", [b"1"])
+    assert [stat.S_ISDIR(path.stat().st_mode) for path in synced[-1:]] == [True]
+    LocalFolder(place)
+    assert synced[-1] == place
