@@ -136,7 +136,7 @@ def _compare(name: str, stages: Sequence[int], rounds: int, tell: Callable[[str]
     }
     plan = resolve(load([conf], []))
     workload = Workload(find(MODELS[name], {}), plan.run, plan.data)
-    replica = Replica(workload.model, watches_all=False)
+    replica = Replica(workload.model, watches_all=False, rules=workload.buffer_rules)
     replica.begin_shard()
     with workload.call(0, 0) as call:
         counted = survey(workload.model, call.make)

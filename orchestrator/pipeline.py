@@ -142,6 +142,13 @@ class Pipeline:
         order of the calls; None: they are chosen, by their computation and their parameters."""
         return None
 
+    def buffers(self) -> Mapping[str, str]:
+        """By which rules the shards of a step share buffers that the model moves as it computes: {"codebook": "mean", "queue*":
+        "first"}. Keys are names of the model's buffers, or patterns of them, the first that fits; `mean` is the exact mean over
+        the shards, of float32; `first` what the first shard leaves; `largest` by element, the largest. All shards begin a step
+        with the same. Batch and spectral normalisation and small integer counters need no rule."""
+        return {}
+
     def rate(self, step: int) -> float:  # noqa: ARG002
         """The factor on the learning rates at a step, counted from 0: a schedule of one's own, instead of the configuration's
         `schedule`. It depends on the step alone."""

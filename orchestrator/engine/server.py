@@ -88,7 +88,8 @@ class Server:
 
         def executor(transport: CancellableTransport, exchange: Exchange) -> Executor:
             if deltas is None:
-                return Lockstep(Adder(carriers, self._lattice), exchange, StepContents.of(plan, run_manifest))
+                adder = Adder(carriers, self._lattice, joins=bool(run_manifest["joined"]))
+                return Lockstep(adder, exchange, StepContents.of(plan, run_manifest))
             terms = Terms.of(plan, generation, run_manifest)
             if plan.replay:
                 return ReplayRelay(exchange, terms, plan.replay)

@@ -93,7 +93,7 @@ class Worker:
         self._services.heartbeat.beat("prepare")
         with phases.of("data and model", "worker"):
             self._workload = Workload(kind, plan.run, plan.data, self._staging, self._services.sites)
-        construction.refuse_statistics(self._workload.model, plan)
+        construction.refuse_moving(self._workload.model, self._workload.buffer_rules, plan)
         if self._workload.streams is not None:
             _refuse_epochs(plan)
         if self._workload.is_live:
@@ -101,7 +101,8 @@ class Worker:
         self._services.heartbeat.beat("prepare")
         in_stages = plan.cluster.members.stages > 1
         began = time.time()
-        replica = Replica(self._workload.model, self._staging, watches_all=not in_stages)
+        rules = self._workload.buffer_rules
+        replica = Replica(self._workload.model, self._staging, watches_all=not in_stages, rules=rules)
         if in_stages:  # it may be short of memory, and what the model took before is free now
             allocator.give_back()
         before = construction.make_contribution(plan.update.contribution)
@@ -140,6 +141,7 @@ class Worker:
             "trained": len(replica.parameters),
             "parameters": sum(parameter.numel() for parameter in self._workload.model.parameters()),
             "counters": replica.counter_names(),
+            "joined": list(replica.joined),
             "shard_state": self._execution.keeps_shard_state,
             "initial_parameters": model_digest(self._workload.model),
             "compute": compute,

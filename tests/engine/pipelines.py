@@ -16,7 +16,7 @@ import numpy
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
-from torch.nn.utils import rnn
+from torch.nn.utils import parametrizations, rnn
 from torch.utils.data import Dataset, TensorDataset
 
 from orchestrator import Pipeline
@@ -533,3 +533,111 @@ class WeightlessStatistics(RareStatistics):
 
     def loss(self, model: nn.Module, batch: Batch) -> Any:
         return super().loss(model, batch), int(not batch[0].any())
+
+
+class Spectral(Small):
+    """Vectors of power iterations, of both implementations of torch; nothing is declared."""
+
+    def model(self) -> nn.Module:
+        return nn.Sequential(
+            parametrizations.spectral_norm(nn.Linear(FEATURES, 8)),
+            nn.Tanh(),
+            nn.utils.spectral_norm(nn.Linear(8, CLASSES)),
+        )
+
+
+class Codebook(Small):
+    """Vector quantization whose codes are moving averages (van den Oord et al., 2017, appendix A.1), and a number of floats
+    that counts calls."""
+
+    def model(self) -> nn.Module:
+        return Quantized()
+
+    def buffers(self) -> dict[str, str]:
+        return {"codes.*": "mean", "calls": "largest"}
+
+
+class Codes(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("sums", torch.randn(5, 4))
+        self.register_buffer("counts", torch.ones(5))
+
+    def forward(self, vectors: Tensor) -> Tensor:
+        assert isinstance(self.sums, Tensor)
+        assert isinstance(self.counts, Tensor)
+        codes = self.sums / self.counts.unsqueeze(1)
+        nearest = functional.one_hot(torch.cdist(vectors.detach(), codes).argmin(1), 5).float()
+        if self.training:
+            self.sums.mul_(0.9).add_(nearest.T @ vectors.detach(), alpha=0.1)
+            self.counts.mul_(0.9).add_(nearest.sum(0), alpha=0.1)
+        return vectors + (nearest @ codes - vectors).detach()
+
+
+class Quantized(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.encoder = nn.Linear(FEATURES, 4)
+        self.codes = Codes()
+        self.out = nn.Linear(4, CLASSES)
+        self.register_buffer("calls", torch.tensor(0.0))
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        assert isinstance(self.calls, Tensor)
+        if self.training:
+            self.calls += 1
+        logits: Tensor = self.out(self.codes(self.encoder(inputs)))
+        return logits
+
+
+class KeyQueue(Small):
+    """Keys of earlier batches to compare with (MoCo, He et al., 2020), where the next ones go, and what else moves: the largest
+    inputs seen, flags, and numbers of many types."""
+
+    def model(self) -> nn.Module:
+        return Contrasting()
+
+    def buffers(self) -> dict[str, str]:
+        return {"keys.seen_*": "largest", "keys.*": "first"}
+
+
+class Keys(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("queue", functional.normalize(torch.randn(9, 4), dim=1).T)
+        self.register_buffer("next", torch.zeros(1, dtype=torch.int64), persistent=False)
+        self.register_buffer("phase", torch.tensor(1j))
+        self.register_buffer("seen_most", torch.full((4,), float("-inf")))
+        self.register_buffer("seen_signs", torch.zeros(2, 2, dtype=torch.bool))
+        self.register_buffer("seen_precisely", torch.tensor(-0.0, dtype=torch.float64))
+
+    def forward(self, keys: Tensor) -> Tensor:
+        buffers = dict(self.named_buffers())
+        similar = keys @ buffers["queue"].clone()
+        if self.training:
+            with torch.no_grad():
+                self._enqueue(keys.float(), buffers)
+        return similar
+
+    def _enqueue(self, keys: Tensor, buffers: dict[str, Tensor]) -> None:
+        start = buffers["next"]
+        places = (start + torch.arange(len(keys))) % 9
+        buffers["queue"][:, places] = keys.T
+        buffers["next"].copy_((start + len(keys)) % 9)
+        buffers["phase"].mul_(torch.polar(torch.tensor(1.0), keys[0, 0]))
+        buffers["seen_most"].copy_(torch.maximum(buffers["seen_most"], keys.amax(0)))
+        buffers["seen_signs"] |= keys[0].view(2, 2) > 0
+        buffers["seen_precisely"].add_(keys.double().sum())
+
+
+class Contrasting(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.encoder = nn.Linear(FEATURES, 4)
+        self.keys = Keys()
+        self.out = nn.Linear(4 + 9, CLASSES)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        keys = functional.normalize(self.encoder(inputs), dim=1)
+        logits: Tensor = self.out(torch.cat([keys, self.keys(keys)], 1))
+        return logits

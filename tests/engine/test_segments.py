@@ -43,6 +43,7 @@ CASES: dict[str, tuple[type[Pipeline], Layout, dict[str, Any]]] = {
     ),
     "in stages": (p.Mlp, Layout(4, "ring", stages=2), {"optimizer": {"name": "adam"}}),
     "loaders": (p.Mlp, Layout(2, "ring"), {"loaders": 1}),
+    "buffers that are joined": (p.KeyQueue, Layout(3, "tree"), {"optimizer": {"name": "adam"}}),
 }
 
 

@@ -29,7 +29,7 @@ Loss = Callable[[int, int], tuple[float, float] | None]
 
 
 def reference(workload: Workload, replica: Replica, *, sparing: bool = False) -> str:
-    """A digest of the gradient of the first micro-batch, none where samples are live; of the first validation batch where
+    """A digest of what the first micro-batch gives, none where samples are live; of the first validation batch where
     shards are pinned to sites, of which a worker reads its own only. sparing: `fingerprint_sparing` takes it. Raises
     Inconsistent; PipelineRaised for what may not be changed or used, and for a fault in the metrics."""
     compiled = _compiled()
@@ -120,6 +120,8 @@ def fingerprint(
     for slot, tensor in zip(replica.layout.slots, tensors, strict=False):
         if tensor is not None:
             update(digest, slot.name, tensor)
+    for name, buffer in replica.joined.items():
+        update(digest, name, buffer)
     replica.begin_shard()
     return digest.hexdigest()
 
@@ -139,6 +141,7 @@ def fingerprint_sparing(
         return None
     slots = replica.layout.slots
     found = {slot.name: digest_of(each) for slot, each in zip(slots, tensors, strict=False) if each is not None}
+    found |= {name: digest_of(buffer) for name, buffer in replica.joined.items()}
     replica.forget()
     replica.begin_shard()
     return hashlib.sha256(repr(sorted((taken.digests | found).items())).encode()).hexdigest()

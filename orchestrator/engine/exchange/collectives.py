@@ -37,6 +37,7 @@ from orchestrator.transports.base import Received, Regions, Tag, Transport, inta
 VOTE, SUM, EVALUATION_VOTE, EVALUATION, END, STATE_TRANSFER, SPRINT, REST, HEIRS, MADE = range(10)
 ANSWERS, LOOK_BACK = 10, 11  # of checks
 LATTICE, LATTICE_KEYS = 12, 13  # of clipped contributions
+BUFFERS = 14  # that are joined
 COMPRESSED = 16  # the first phase of a compression
 _PIECE: Final = 64 * BLOCK  # elements of a sum that travel as one message
 # Where a member waits until the others have come as far, and does not go on with what it did (`CancellableTransport.waits`).

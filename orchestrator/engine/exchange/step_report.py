@@ -149,6 +149,11 @@ class Consensus:
         return math.fsum(self.weights.values())
 
     @property
+    def first(self) -> int:
+        """The first shard that has computed something, which one has."""
+        return min(self.weights)
+
+    @property
     def loss(self) -> float:
         """The weighted mean of the shards' losses, correctly rounded and so free of order (rule A6)."""
         return math.fsum(self.losses[s] * w for s, w in self.weights.items()) / self.total_weight

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 
-from orchestrator.engine.model import begun, initial
+from orchestrator.engine.model import begun, initial, moving_buffers
 from orchestrator.errors import ConfigurationError, PipelineRaised
 from orchestrator.numerics.determinism import left_as_it_was
 from orchestrator.numerics.layout import Layout
@@ -133,7 +133,7 @@ def _rehearse(plan: Plan) -> tuple[weakref.ref[torch.nn.Module], Rehearsal]:
     refuse_unsupported(model)
     if plan.run.initial is not None and plan.run.initial.digest is not None:  # one that a launch has fetched
         initial.begin_with(model, plan.run.initial)
-    refuse_statistics(model, plan)
+    refuse_moving(model, moving_buffers.declared(pipeline, model), plan)
     _refuse_idle_compression(model, plan)
     make_contribution(plan.update.contribution)
     if plan.run.begin is not None:
@@ -202,10 +202,28 @@ def _refuse_idle_compression(model: torch.nn.Module, plan: Plan) -> None:
     )
 
 
-def refuse_statistics(model: torch.nn.Module, plan: Plan) -> None:
-    """Raises PipelineRaised where contributions are clipped and the model would have more of its shards added up."""
-    if plan.data.privacy is None:
-        return
+def refuse_moving(model: torch.nn.Module, rules: Mapping[str, str], plan: Plan) -> None:
+    """Raises PipelineRaised where contributions are clipped and the model would have more of its shards than these, and where
+    replicas run free and have no first shard. rules: that are declared, by the name of a buffer."""
+    moving = moving_buffers.Moving.of(model, rules)
+    joined = {name: rule for rule, buffers in moving.joined.items() for name in buffers}
+    if plan.data.privacy is not None:
+        _refuse_statistics(model)
+        for name in [*rules, *joined]:
+            raise PipelineRaised(
+                f"the buffer {name!r} moves while batches are computed, and no clipping bounds how far",
+                "with privacy.clipping_norm only gradients are added up: leave buffers() and spectral normalisation out",
+            )
+    if not plan.lockstep:
+        for name, rule in joined.items():
+            raise PipelineRaised(
+                f"the buffer {name!r} has the rule {rule!r}, and under sync={plan.sync.name} shards do not end their steps "
+                "together",
+                f'set sync=bsp, or declare another rule: def buffers(self): return {{"{name}": "mean"}} in the pipeline',
+            )
+
+
+def _refuse_statistics(model: torch.nn.Module) -> None:
     for name, module in model.named_modules():
         if isinstance(module, _NormBase) and module.running_mean is not None:
             raise PipelineRaised(

@@ -2,6 +2,7 @@
 
     exchanged   trainable parameters' gradients; running statistics of normalisation layers (their exact mean over shards)
     counters    small integer buffers: every shard must leave the same value (num_batches_tracked)
+    joined      buffers of which all take what the first shard leaves, or the largest (`moving_buffers.py`)
     fixed       every other buffer, and while a shard computes all parameters: a change is an error that names it (rule A8)
 
 A change through `.data` raises no version, and reading every parameter for each shard would cost too much. So all of them are
@@ -13,19 +14,18 @@ Each shard starts from the step's buffers, so what a shard computes does not dep
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
 import torch
-from torch.nn.modules.batchnorm import _NormBase
 
 from orchestrator.engine.model.construction import refuse_unsupported
+from orchestrator.engine.model.moving_buffers import MEAN, Left, Moving, bytes_of, fits
 from orchestrator.errors import PipelineRaised
 from orchestrator.numerics.layout import Layout
 from orchestrator.numerics.staging import Direct, Staging
 
-COUNTER_ELEMENTS = 16  # an integer buffer with more elements than this is data, not a counter
 _PIECE = 2**12  # elements
 _PIECES = 2  # of trainable parameters, and as many of frozen ones, that are compared in a step
 _IN_PLACE = "change it in place instead"
@@ -46,18 +46,23 @@ class Replica:
         layout: Layout | None = None,
         *,
         watches_all: bool = True,
+        rules: Mapping[str, str] | None = None,
     ) -> None:
         """layout: where the exchanged tensors lie, if that does not follow from them alone: of a part of a model. watches_all:
-        until the first step; not so where a part of this model makes a replica of its own before that."""
+        until the first step; not so where a part of this model makes a replica of its own before that. rules: those that are
+        declared, by the name of a buffer."""
         staging = staging or Direct()
         refuse_unsupported(model)
         self.model = model
         trainable = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
         self.parameters = [parameter for _, parameter in trainable]
         self._parameters = dict(model.named_parameters())
-        statistics = dict(_norm_statistics(model))
-        self.statistics = list(statistics.values())
-        self.layout = layout or Layout.of([*trainable, *statistics.items()])
+        self.rules = dict(rules or {})
+        moving = Moving.of(model, self.rules)
+        self.statistics, self.counters = list(moving.means.values()), moving.counters
+        self.joined, self._joined = moving.in_joined, moving.joined
+        self._moving = [*self.statistics, *self.counters.values(), *self.joined.values()]
+        self.layout = layout or Layout.of([*trainable, *moving.means.items()])
         self._frozen = {name: p for name, p in self._parameters.items() if not p.requires_grad}
         staging.move([*self._frozen.values(), *model.buffers()])
         self._move_into_flat_buffer(staging.device)
@@ -68,10 +73,7 @@ class Replica:
             for name, module in model.named_modules()
             for kind, held in _holdings(module).items()
         ]
-        exchanged = {id(statistic) for statistic in self.statistics}
-        others = {name: buffer for name, buffer in self._buffers.items() if id(buffer) not in exchanged}
-        self.counters = {name: b for name, b in others.items() if _is_counter(b)}
-        self._fixed_start = {name: b.clone() for name, b in others.items() if name not in self.counters}
+        self._fixed_start = {name: buffer.clone() for name, buffer in moving.fixed.items()}
         self._given: list[torch.Tensor | None] = []
         self._given_versions: list[int] = []
         flat = [("", self._flat)]
@@ -88,13 +90,13 @@ class Replica:
         return self._flat
 
     def buffers(self) -> list[torch.Tensor]:
-        """Copies of the statistics, then of the counters."""
-        return [buffer.clone() for buffer in [*self.statistics, *self.counters.values()]]
+        """Copies of the statistics, then of the counters, then of those that are joined."""
+        return [buffer.clone() for buffer in self._moving]
 
     def set_buffers(self, values: Sequence[torch.Tensor]) -> None:
-        """Statistics, then counters, as `buffers` gave them. `begin_step` makes every shard start from them."""
+        """As `buffers` gave them. `begin_step` makes every shard start from them."""
         if values:
-            torch._foreach_copy_([*self.statistics, *self.counters.values()], list(values))
+            torch._foreach_copy_(self._moving, list(values))
 
     def begin_step(self) -> None:
         """Remember the present buffers: every shard of the step to come starts from them, and so does its repetition when the
@@ -113,8 +115,7 @@ class Replica:
         """Go on with a shard that left the buffers like this, while others are under way: no version is raised that their
         backward passes would miss."""
         if buffers:
-            own = [buffer.data for buffer in (*self.statistics, *self.counters.values())]
-            torch._foreach_copy_(own, list(buffers))
+            torch._foreach_copy_([buffer.data for buffer in self._moving], list(buffers))
 
     def give_up_shard(self) -> None:
         """Reset the buffers to those of the step after whatever happened. A GPU that has failed copies nothing any
@@ -165,8 +166,20 @@ class Replica:
         """For each value of `counter_values`, the buffer it belongs to."""
         return [name for name, counter in self.counters.items() for _ in range(counter.numel())]
 
-    def adopt(self, statistics: Sequence[torch.Tensor | None], counters: Sequence[int]) -> None:
-        """Set the buffers to the agreed values of the step; None: no shard changed it. The next step starts from them."""
+    def left(self) -> Left:
+        """For what shards leave in the buffers that are joined; of none yet."""
+        return Left(self._joined)
+
+    def adopt(
+        self,
+        statistics: Sequence[torch.Tensor | None],
+        counters: Sequence[int],
+        joined: Sequence[torch.Tensor] = (),
+    ) -> None:
+        """Set the buffers to the agreed values of the step; None: no shard changed it. joined: of the buffers that are; where
+        there are any. The next step starts from them."""
+        for buffer, value in zip(self.joined.values(), joined, strict=True):
+            buffer.copy_(value)
         for buffer, agreed, start in zip(self.statistics, statistics, self._start, strict=False):
             buffer.copy_(start if agreed is None else agreed)
         position = 0
@@ -213,8 +226,8 @@ class Replica:
             if not _same(self._buffers[name], start):
                 raise PipelineRaised(
                     f"the buffer {name!r} of the model changed while a batch was computed",
-                    "only running statistics of normalisation layers and small integer counters may change; keep other state "
-                    "out of the model, or make it a parameter",
+                    "say by which rule shards share it, in the pipeline: "
+                    f'def buffers(self): return {{"{name}": "{"mean" if fits(MEAN, start) else "first"}"}}',
                 )
 
     def check_step(self) -> None:
@@ -287,27 +300,6 @@ def _versions(tensors: Sequence[torch.Tensor | None]) -> list[int]:
     return [-1 if tensor is None else tensor._version for tensor in tensors]
 
 
-def _norm_statistics(model: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
-    """Floating buffers of normalisation layers, tied layers once; of a part of a model those that it has."""
-    own = {id(buffer) for buffer in model.buffers()}
-    for prefix, module in model.named_modules():
-        if not isinstance(module, _NormBase):
-            continue
-        for name, buffer in module.named_buffers(recurse=False):
-            if id(buffer) in own and buffer.dtype == torch.float32:
-                own.remove(id(buffer))
-                yield (f"{prefix}.{name}" if prefix else name), buffer
-
-
-def _is_counter(buffer: torch.Tensor) -> bool:
-    integral = not buffer.dtype.is_floating_point and not buffer.dtype.is_complex and buffer.dtype != torch.bool
-    return integral and buffer.numel() <= COUNTER_ELEMENTS
-
-
 def _same(left: torch.Tensor, right: torch.Tensor) -> bool:
     """Equal to the bit. (A tensor's version does not tell: batch normalisation writes its statistics without raising it.)"""
-    return left.shape == right.shape and torch.equal(_bytes(left), _bytes(right))
-
-
-def _bytes(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.contiguous().reshape(-1).view(torch.uint8)
+    return left.shape == right.shape and torch.equal(bytes_of(left), bytes_of(right))

@@ -92,10 +92,11 @@ class Updater:
         reductions: int,
         agreed: Sequence[torch.Tensor | None],
         counters: Sequence[int],
+        joined: Sequence[torch.Tensor],
         result: torch.Tensor,
     ) -> None:
-        """agreed: views of `result`, in the order of the layout, None where no shard had anything (rule A7); counters: the
-        values of the integer buffers; reductions: how often the plateau schedule has lowered the rate."""
+        """agreed: views of `result`, in the order of the layout, None where no shard had anything (rule A7); counters, joined:
+        the values of these buffers; reductions: how often the plateau schedule has lowered the rate."""
         count = len(self._replica.parameters)
         if self._made is None:
             self.move(step, reductions, agreed[:count], result)
@@ -103,7 +104,7 @@ class Updater:
             assert self.divided is not None
             self.divided.commit()
             self.state, self._made = self._made, None
-        self._replica.adopt(agreed[count:], counters)
+        self._replica.adopt(agreed[count:], counters, joined)
 
     def move(self, step: int, reductions: int, gradients: Sequence[torch.Tensor | None], result: torch.Tensor) -> None:
         """The parameters alone: the optimizer's step, with gradients that are views of `result`."""

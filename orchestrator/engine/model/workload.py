@@ -27,7 +27,7 @@ from orchestrator.data.order import Epochs, EvaluationBatches
 from orchestrator.data.poisson import PoissonSampler
 from orchestrator.data.positions import Positions, positions
 from orchestrator.data.sites import Attendance
-from orchestrator.engine.model import construction
+from orchestrator.engine.model import construction, moving_buffers
 from orchestrator.engine.model.foresight import Account, Ahead, Foresight
 from orchestrator.engine.model.sample_names import listed, strange
 from orchestrator.engine.model.stream_readers import StreamReaders
@@ -106,6 +106,7 @@ class Workload:
             self._train = mixture.whole(train)
         mixture.check(self._train, data.mixture)
         self.model = construction.first_model(self.pipeline, run)
+        self.buffer_rules = moving_buffers.declared(self.pipeline, self.model)
         self.subset: Whole | None = None
         self.division: Division | None = None
         self.streams: StreamReaders | None = None

@@ -238,6 +238,9 @@ def _on_shapes(func: Callable[..., Any], name: str, leaves: list[Any], spec: Any
     """The operation on shapes alone."""
     if writes(name) and isinstance(leaves[0], torch.Tensor) and type(leaves[0]) is not FakeTensor:
         raise ValueNeeded(f"{name} writes {first} into a tensor that does not depend on parameters")
+    out = tree_unflatten(leaves, spec)[1].get("out")
+    if isinstance(out, torch.Tensor) and not _is_foreign(out):
+        raise ValueNeeded(f"{name}(out=...) writes {first} into a tensor that is there already")
     key = _signature(func, name, leaves, spec)
     recipe = _KNOWN.get(key) if key is not None else None
     if recipe is None:
@@ -251,6 +254,11 @@ def _on_shapes(func: Callable[..., Any], name: str, leaves: list[Any], spec: Any
     return tree_unflatten(made, recipe.spec)
 
 
+def _is_foreign(tensor: torch.Tensor) -> bool:
+    """Whether it stands for a buffer that another stage has, into which that one writes."""
+    return type(tensor) is FakeTensor and isinstance(tensor.key, str)
+
+
 class _Recipe(NamedTuple):
     """What an operation gives on shapes. leaves: of its result: which leaf of the arguments it is, or None; whether it is a new
     tensor; that on the meta device, or a value."""
@@ -262,8 +270,6 @@ class _Recipe(NamedTuple):
 def _computed(func: Callable[..., Any], name: str, leaves: list[Any], spec: Any, first: FakeTensor) -> _Recipe:
     moved = [_moved(leaf) for leaf in leaves]
     args, kwargs = tree_unflatten(moved, spec)
-    if isinstance(kwargs.get("out"), torch.Tensor):
-        raise ValueNeeded(f"{name}(out=...) writes {first} into a tensor that is there already")
     try:
         with torch._C.DisableTorchFunctionSubclass(), torch.no_grad():
             out = func(*args, **kwargs)

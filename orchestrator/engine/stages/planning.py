@@ -105,12 +105,13 @@ def _refuse(model: torch.nn.Module, replica: Replica, cuts: Cuts) -> None:
     for stage in range(cuts.stages):
         if not cuts.owned(stage) & trained:
             raise PipelineRaised(f"stage {stage} would hold no parameter that is trained", _REMEDY)
-    changing = {slot.name for slot in replica.layout.slots[len(replica.parameters) :]} | replica.counters.keys()
+    changing = {slot.name for slot in replica.layout.slots[len(replica.parameters) :]}
+    changing |= replica.counters.keys() | replica.joined.keys()
     for name in cuts.tied:
         if name in changing:
             raise PipelineRaised(
                 f"the buffer {name!r} changes with each batch, and several stages use it",
-                f"keep the calls of a shared normalisation layer within a stage: {_REMEDY}",
+                f"keep all that reads or changes it within one stage: {_REMEDY}",
             )
         parameter = parameters.get(name)
         if parameter is not None and (parameter._backward_hooks or parameter._post_accumulate_grad_hooks):

@@ -34,7 +34,7 @@ def prepared(plan: Plan) -> Iterator[tuple[Workload, Replica]]:
         source = plan.run.pipeline
         run = replace(plan.run, initial=None)  # whose values take no other memory, and move no border
         workload = Workload(find(source.target, source.args), run, plan.data)
-        yield workload, Replica(workload.model, None, watches_all=False)
+        yield workload, Replica(workload.model, None, watches_all=False, rules=workload.buffer_rules)
 
 
 def rehearse_cuts(plan: Plan) -> dict[str, Any] | None:

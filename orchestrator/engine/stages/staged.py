@@ -6,7 +6,7 @@ first generation it hosts a stage, and keeps that stage's parameters, gradients 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -44,14 +44,16 @@ from orchestrator.updates.clipping import Clipping, Norm
 
 @dataclass(frozen=True)
 class WholeNames:
-    """Of the whole model. counters: for each value of all counters the buffer that it belongs to."""
+    """Of the whole model. counters: for each value of all counters the buffer that it belongs to; rules: declared ones, by the
+    name of a buffer."""
 
     layout: Layout
     counters: tuple[str, ...]
+    rules: Mapping[str, str]
 
     @classmethod
     def of(cls, replica: Replica) -> WholeNames:
-        return cls(replica.layout, tuple(replica.counter_names()))
+        return cls(replica.layout, tuple(replica.counter_names()), replica.rules)
 
 
 class Waiting:
@@ -106,7 +108,7 @@ class HostedStage:
         for tensor in self._stage.held.values():  # they lie in memory that all parameters share, which is to go
             tensor.data = tensor.data.clone()
         layout = PartLayout.of(whole.layout, cuts.owned(stage))
-        replica = Replica(Part(model, cuts.owned(stage)), None, layout.layout)
+        replica = Replica(Part(model, cuts.owned(stage)), None, layout.layout, rules=whole.rules)
         variant, norm = plan.update.optimizer, None if plan.update.clip is None else Norm()
         assert variant is not None, "the settings refuse an optimizer of the pipeline's own"
         optimizer = optimizers.build(variant.name, variant.options, replica.model)

@@ -25,6 +25,7 @@ from orchestrator.engine.between_steps.run_state import RunState, SecondVote
 from orchestrator.engine.exchange.collectives import Exchange
 from orchestrator.engine.exchange.step_report import EMPTY, Consensus, StepReport, to_slots
 from orchestrator.engine.member.generation import ProcessServices
+from orchestrator.engine.model.moving_buffers import Left
 from orchestrator.engine.model.replica import Replica
 from orchestrator.engine.model.updater import Updater
 from orchestrator.engine.model.workload import Workload
@@ -38,7 +39,7 @@ from orchestrator.engine.stages.second_vote import Ballot, HeldSum
 from orchestrator.engine.stages.stage_state import StageState
 from orchestrator.engine.stages.whole import take_gradients
 from orchestrator.engine.step.summation import DirectSum
-from orchestrator.engine.step.trainer_checks import SentBytes, check_counters, not_finite
+from orchestrator.engine.step.trainer_checks import SentBytes, check_counters, joined, not_finite
 from orchestrator.errors import OrchestratorError, PipelineRaised
 from orchestrator.numerics.grid import ABSENT, INFINITE, Grid
 from orchestrator.pipeline_orders import Task
@@ -66,8 +67,9 @@ class StageParts:
 
 @dataclass
 class _Tally:
-    """What the hosted shards of one attempt report."""
+    """What the hosted shards of one attempt report, and what they leave."""
 
+    left: Left
     weights: dict[int, float] = field(default_factory=dict)
     losses: dict[int, float] = field(default_factory=dict)
     present: list[Sequence[bool]] = field(default_factory=list)
@@ -88,6 +90,8 @@ class StageTrainer:
         self.second_vote: SecondVote = ()
         self._sent = SentBytes(services)
         self._faults: dict[int, OrchestratorError] = {}
+        self._left = parts.replica.left()
+        self._joined: list[torch.Tensor] = []
 
     def take_on(self, links: Links, group: Exchange, whole: tuple[int, int]) -> None:
         """links: to the other members; group: those that host this stage; whole: how many tensors and counters the model
@@ -107,7 +111,7 @@ class StageTrainer:
         self._parts.workload.plan([step], links.shards)
         options = self._updater.options()
         local = Grid(tuple(grid.exponents[place] for place in self._parts.layout.places), grid.shards)
-        tally, flights = _Tally(), dict[int, Flight]()
+        tally, flights = _Tally(self._parts.replica.left()), dict[int, Flight]()
         for task in links.program:
             self._services.heartbeat.beat("compute", step, task.shard)
             self._services.writer.copied(0)
@@ -116,7 +120,7 @@ class StageTrainer:
                 walk(task, (step, attempt), tally, flights, local)
         self._complete(step, tally)
         self._check(tally, options)
-        self._faults = tally.faults
+        self._faults, self._left = tally.faults, tally.left
         if self._faults:
             return StepReport(failing_shard=min(self._faults))
         return self._report(tally)
@@ -126,6 +130,7 @@ class StageTrainer:
 
     def total(self, exchange: Exchange, step: int, attempt: int, consensus: Consensus) -> int:
         before = self._group.sent_bytes
+        self._joined = joined(self._left, self._group, step, attempt, consensus)
         self._summation.total(self._group, step, attempt, consensus)
         exchange.sent_bytes += self._group.sent_bytes - before + self._links.taken_bytes()
         own = self._parts.layout.fingerprint(self._summation.result)
@@ -149,7 +154,7 @@ class StageTrainer:
         views = zip(layout.places, layout.layout.views(result), strict=True)
         agreed = [view if consensus.present[place] else None for place, view in views]
         counters = [consensus.counters[place] for place in self._parts.counters]
-        self._updater.apply(state.steps, state.reductions, agreed, counters, result)
+        self._updater.apply(state.steps, state.reductions, agreed, counters, self._joined, result)
         self._summation.commit()
         self._parts.held.sum = None
 
@@ -231,6 +236,7 @@ class StageTrainer:
         self._summation.add(shard, contribution, weight, grid)
         tally.weights[shard] = weight
         tally.present.append(replica.present(contribution))
+        tally.left.add(shard)
         counters = replica.counter_values()
         check_counters(replica, tally.counters, counters)
         tally.counters = counters

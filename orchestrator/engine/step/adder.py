@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import torch
+
 from orchestrator.engine.between_steps.run_state import RunState
-from orchestrator.engine.exchange.collectives import Exchange
+from orchestrator.engine.exchange.collectives import BUFFERS, Exchange
 from orchestrator.engine.exchange.step_report import Consensus, StepReport
 from orchestrator.engine.step.carriers import Carriers
 from orchestrator.engine.step.lattice_carrier import LatticeCarrier
@@ -12,11 +14,15 @@ from orchestrator.records import trace
 
 
 class Adder:
-    """carriers: of a compression; lattice: of clipped contributions; None where there is none."""
+    """carriers: of a compression; lattice: of clipped contributions; None where there is none. joins: whether the workers
+    exchange buffers, which it hands on."""
 
-    def __init__(self, carriers: Carriers | None = None, lattice: LatticeCarrier | None = None) -> None:
+    def __init__(
+        self, carriers: Carriers | None = None, lattice: LatticeCarrier | None = None, *, joins: bool = False
+    ) -> None:
         self._carriers = carriers
         self._lattice = lattice
+        self._joins = joins
 
     def contribute(self, step: int, attempt: int, grid: Grid) -> StepReport:  # noqa: ARG002
         return StepReport()
@@ -29,6 +35,8 @@ class Adder:
         if self._lattice is not None:
             self._lattice.relay(exchange, step, attempt)
             return 0
+        if self._joins:
+            exchange.gather(step, attempt, BUFFERS, torch.empty(0, dtype=torch.uint8))
         if self._carriers is None:
             return exchange.total(step, attempt, consensus.total_weight)
         self._carriers.relay(exchange, step, consensus.total_weight)

@@ -24,6 +24,7 @@ from orchestrator.control.checking import Verdict, chosen, judge
 from orchestrator.engine.exchange.collectives import ANSWERS, LOOK_BACK, Exchange
 from orchestrator.engine.exchange.step_report import EMPTY
 from orchestrator.engine.member.generation import Distrusted
+from orchestrator.engine.model.replica import Replica
 from orchestrator.engine.step.shard_gradients import Contribution
 from orchestrator.numerics.digests import update
 from orchestrator.numerics.streams import seed_of
@@ -113,11 +114,14 @@ def checks_of(plan: Plan) -> Checks:
     return Checks(plan.run.seed, plan.cadence.check_every)
 
 
-def answer_of(computed: Contribution | None, counters: Sequence[int]) -> int:
-    """Of all that a shard contributes, bit by bit, before it is rounded. counters: as it left them."""
+def answer_of(computed: Contribution | None, replica: Replica) -> int:
+    """Of all that a shard contributes, bit by bit, before it is rounded. replica: with the buffers as it left them."""
     if computed is None:
         return EMPTY_SHARD
-    digest = hashlib.sha256(f"{computed.loss.hex()} {computed.weight.hex()} {list(counters)}".encode())
+    counters = replica.counter_values()
+    digest = hashlib.sha256(f"{computed.loss.hex()} {computed.weight.hex()} {counters}".encode())
+    for name, buffer in replica.joined.items():
+        update(digest, name, buffer)
     for nth, tensor in enumerate(computed.tensors):
         if tensor is not None:
             update(digest, str(nth), tensor)

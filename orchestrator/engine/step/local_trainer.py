@@ -21,7 +21,7 @@ from orchestrator.engine.model.updater import Updater
 from orchestrator.engine.step.checking import EMPTY_SHARD, FAILED, NEVER, Checks, answer_of
 from orchestrator.engine.step.shard_gradients import Contributing, Contribution
 from orchestrator.engine.step.summation import Summation
-from orchestrator.engine.step.trainer_checks import SentBytes, check_counters, not_finite
+from orchestrator.engine.step.trainer_checks import SentBytes, check_counters, joined, not_finite
 from orchestrator.errors import NonFinite, OrchestratorError, PipelineRaised
 from orchestrator.numerics import exact
 from orchestrator.numerics.grid import ABSENT, INFINITE, Grid
@@ -55,6 +55,8 @@ class LocalTrainer:
         self._services = services
         self._repeated = False
         self._sent = SentBytes(services)
+        self._left = replica.left()
+        self._joined: list[torch.Tensor] = []
         self.take_on(())
 
     def take_on(
@@ -93,6 +95,7 @@ class LocalTrainer:
         self._gradients.plan(step, self._shards if attempt else self._dealt[self._rank])
         self._options = self._updater.options()
         tally = _Tally(self._replica, counters_agree=self._gradients.counters_agree)
+        self._left = tally.left
         fault: tuple[int, OrchestratorError] | None = None
         last: tuple[Gradients, float] | None = None
         for shard in self._turns(step, attempt):
@@ -130,6 +133,7 @@ class LocalTrainer:
         if self._claims is not None:
             count = sum(len(shards) for shards in self._assigned)
             claims.check(step, self._rank, self._shards, consensus.claimants, count)
+        self._joined = joined(self._left, exchange, step, attempt, consensus)
         return self._summation.total(exchange, step, attempt, consensus)
 
     def line(self, step: int, consensus: Consensus, fingerprint: int) -> trace.Line:
@@ -149,7 +153,8 @@ class LocalTrainer:
         self._services.await_copied()
         self._host_transfer.back()
         agreed = self._agreed(consensus)
-        self._updater.apply(state.steps, state.reductions, agreed, consensus.counters, self._summation.result)
+        result = self._summation.result
+        self._updater.apply(state.steps, state.reductions, agreed, consensus.counters, self._joined, result)
         self._summation.commit()
         self._gradients.states.commit()
         if self._claims is not None:
@@ -189,7 +194,7 @@ class LocalTrainer:
         self._services.heartbeat.beat("compute", step, shard)
         self._gradients.plan(step, (shard,))
         try:
-            return answer_of(self._gradients.compute(step, shard), self._replica.counter_values())
+            return answer_of(self._gradients.compute(step, shard), self._replica)
         except OrchestratorError:
             return FAILED
         finally:
@@ -208,7 +213,7 @@ class LocalTrainer:
         """Compute one shard and take its contribution in; returns that and its weight, or None of an empty one."""
         computed = self._compute(step, shard, len(tally.shards) % self._summation.most_waiting)
         if self._answers is not None:
-            self._answers[shard] = [answer_of(computed, self._replica.counter_values())]
+            self._answers[shard] = [answer_of(computed, self._replica)]
         if computed is None:
             return None
         loss, weight, gradients = computed
@@ -262,6 +267,7 @@ class _Tally:
         self._weights: dict[int, float] = {}
         self._losses: dict[int, float] = {}
         self._counters: list[int] | None = None
+        self.left = replica.left()
 
     @property
     def shards(self) -> list[int]:
@@ -276,6 +282,7 @@ class _Tally:
         self._present.append(present)
         self._weights[shard] = weight
         self._losses[shard] = loss
+        self.left.add(shard)
         counters = self._replica.counter_values()
         if self._counters_agree:
             check_counters(self._replica, self._counters, counters)

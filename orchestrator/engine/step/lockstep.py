@@ -22,6 +22,7 @@ from orchestrator.engine.exchange.collectives import MADE, VOTE, Exchange
 from orchestrator.engine.exchange.step_report import UNKNOWN, Consensus, Requests, Shape, StepReport
 from orchestrator.engine.member import claims
 from orchestrator.engine.member.generation import Withdrawn
+from orchestrator.engine.model.moving_buffers import DIFFERING
 from orchestrator.engine.step.checking import NEVER, Checked, Checks, checks_of
 from orchestrator.engine.step.executor import Outcome
 from orchestrator.errors import Inconsistent, NonFinite, PipelineRaised
@@ -156,7 +157,9 @@ class Lockstep:
             )
         for i in consensus.disagreeing_counters if self._contents.counters_agree else ():
             name = self._contents.names[self._contents.shape.tensors + i]
-            raise PipelineRaised(f"step {step}: the shards left different values in the integer buffer {name!r}")
+            raise PipelineRaised(
+                f"step {step}: the shards left different values in the integer buffer {name!r}", DIFFERING
+            )
         return consensus
 
     def _fail(self, step: int, attempt: int, shard: int) -> NoReturn:

@@ -1,11 +1,15 @@
-"""What every trainer of a lockstep step checks and tells alike, whether it computes a whole model or a stage of one."""
+"""What every trainer of a lockstep step checks, tells and asks alike, whether it computes a whole model or a stage of one."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from orchestrator.engine.exchange.step_report import UNKNOWN
+import torch
+
+from orchestrator.engine.exchange.collectives import BUFFERS, Exchange
+from orchestrator.engine.exchange.step_report import UNKNOWN, Consensus
 from orchestrator.engine.member.generation import ProcessServices
+from orchestrator.engine.model.moving_buffers import DIFFERING, Left
 from orchestrator.engine.model.replica import Replica
 from orchestrator.engine.model.workload import NON_FINITE_REMEDY
 from orchestrator.errors import NonFinite, PipelineRaised
@@ -25,12 +29,20 @@ class SentBytes:
             self._services.emit({"event": "sent", "step": step, "bytes": sent_bytes})
 
 
+def joined(left: Left, exchange: Exchange, step: int, attempt: int, consensus: Consensus) -> list[torch.Tensor]:
+    """The buffers that are joined, as all shards leave them: the same at every member, whatever it has computed. Raises what
+    the transport raises."""
+    if not left:
+        return []
+    return left.joined(exchange.gather(step, attempt, BUFFERS, left.payload(consensus.first)))
+
+
 def check_counters(replica: Replica, before: Sequence[int] | None, now: Sequence[int]) -> None:
     """Raises PipelineRaised where the shard before, if there was one, left other values in the integer buffers."""
     if before is not None and now != before:
         names = zip(replica.counter_names(), now, before, strict=True)
         name = next(name for name, value, earlier in names if value != earlier)
-        raise PipelineRaised(f"the shards left different values in the integer buffer {name!r}")
+        raise PipelineRaised(f"the shards left different values in the integer buffer {name!r}", DIFFERING)
 
 
 def not_finite(replica: Replica, i: int, step: int, shard: int, samples: str) -> NonFinite:

@@ -29,6 +29,7 @@ MESHES = [Layout(2, stages=2), Layout(3, "tree", stages=2), Layout(4, "peer_to_p
 KINDS = [
     *(pipelines.Mlp, pipelines.Batchnorm, pipelines.CumulativeBatchnorm, pipelines.ChannelsLast, pipelines.Lstm),
     *(pipelines.Attention, pipelines.LayerDrop, pipelines.Annealed, pipelines.AwkwardBuffers),
+    *(pipelines.Spectral, pipelines.Codebook, pipelines.KeyQueue),
 ]
 
 

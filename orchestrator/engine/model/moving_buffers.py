@@ -1,0 +1,256 @@
+"""Buffers that move while a batch is computed, and by which rule they are one again at the end of a step (rule A8).
+
+    mean      the exact mean over the shards, weighted as their gradients are: it lies in the layout, and rides on the sum
+    equal     every shard has to leave the same; the largest after local steps: it rides on the vote
+    first     what the first shard of the step leaves, of those that have rows
+    largest   by element, the largest that a shard leaves
+
+All shards begin a step with the same buffers. `mean`, `first` and `largest` may be declared, by `buffers()` of the pipeline;
+without that running statistics have `mean`, small integers `equal`, and the vectors of spectral normalisation `first`.
+
+A new rule of the kind of the last two is a function and a line in `RULES`. It depends on shards alone, never on workers.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from typing import Any, Final
+
+import torch
+from torch.nn.modules.batchnorm import _NormBase
+from torch.nn.utils.parametrizations import _SpectralNorm
+from torch.nn.utils.spectral_norm import SpectralNorm
+
+from orchestrator.errors import PipelineRaised
+from orchestrator.pipeline import Pipeline, naming
+
+MEAN, EQUAL = "mean", "equal"
+COUNTER_ELEMENTS = 16  # an integer buffer with more elements than this is data, not a counter
+_CONTRACT = 'return a mapping of names to rules, as {"codebook": "mean", "queue*": "first"}'
+_INTEGERS = {torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64}
+_AS_INTEGERS = {
+    torch.float16: torch.int16,
+    torch.bfloat16: torch.int16,
+    torch.float32: torch.int32,
+    torch.float64: torch.int64,
+}
+
+DIFFERING = 'say by which rule shards share it, by buffers() of the pipeline: "first", or "largest" where it only grows'
+
+Join = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+Buffers = dict[str, torch.Tensor]
+
+
+@dataclass(frozen=True)
+class Rule:
+    """needs, fits: in words, and whether it may be declared for a buffer of this dtype. join: of what two sets of shards leave,
+    that of the lower first shard first, what both leave; None: it is added up with the gradients. alone: only the first
+    shard of all counts; others' do in any order."""
+
+    needs: str
+    fits: Callable[[torch.dtype], bool]
+    join: Join | None = None
+    alone: bool = False
+
+
+def _first(lower: torch.Tensor, higher: torch.Tensor) -> torch.Tensor:  # noqa: ARG001
+    return lower
+
+
+def _largest(one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+    """A value that is not a number is larger than any, with the bits of torch's own; zero is larger than minus zero."""
+    if not one.is_floating_point():
+        return torch.maximum(one, other)
+    one, other = (each.masked_fill(each.isnan(), math.nan) for each in (one, other))
+    return torch.where(_order(one) >= _order(other), one, other)
+
+
+def _order(values: torch.Tensor) -> torch.Tensor:
+    """Integers in the order of these floats."""
+    kind = _AS_INTEGERS[values.dtype]
+    bits = values.contiguous().view(kind)
+    return torch.where(bits < 0, bits ^ torch.iinfo(kind).max, bits)
+
+
+RULES: Final[Mapping[str, Rule]] = {
+    MEAN: Rule("torch.float32", lambda dtype: dtype == torch.float32),
+    "first": Rule("any dtype", lambda _: True, _first, alone=True),
+    "largest": Rule("ordinary numbers", lambda dtype: dtype in _INTEGERS or dtype in _AS_INTEGERS, _largest),
+}
+
+
+@dataclass(frozen=True)
+class Moving:
+    """By name, the buffers of a model, or of a part of one, that may move. joined: of the rules that join, by rule; fixed:
+    those that may not."""
+
+    means: Buffers
+    counters: Buffers
+    joined: Mapping[str, Buffers]
+    fixed: Buffers
+
+    @classmethod
+    def of(cls, model: torch.nn.Module, declared: Mapping[str, str]) -> Moving:
+        """declared: the rules of buffers, by name; others have that of their kind."""
+        buffers = dict(model.named_buffers())
+        rules = {name: declared[name] for name in buffers if name in declared}
+        taken = {id(buffers[name]) for name in rules}
+        own = {id(buffer): buffer for buffer in buffers.values() if id(buffer) not in taken}
+        found: dict[str, Buffers] = {rule: {} for rule in RULES}
+        for name, rule, buffer in _by_layers(model):
+            if own.pop(id(buffer), None) is not None:
+                found[rule][name] = buffer
+        for name, rule in rules.items():
+            found[rule][name] = buffers[name]
+        rest = {name: buffer for name, buffer in buffers.items() if id(buffer) in own}
+        counters = {name: buffer for name, buffer in rest.items() if _is_counter(buffer)}
+        fixed = {name: buffer for name, buffer in rest.items() if name not in counters}
+        joined = {rule: found[rule] for rule, how in RULES.items() if how.join is not None}
+        return cls(found[MEAN], counters, joined, fixed)
+
+    @property
+    def in_joined(self) -> Buffers:
+        """All that are joined, in the order of the rules."""
+        return {name: buffer for buffers in self.joined.values() for name, buffer in buffers.items()}
+
+
+class Left:
+    """What the shards that one worker has computed leave in the buffers that are joined."""
+
+    def __init__(self, joined: Mapping[str, Buffers]) -> None:
+        self._rules = [(RULES[rule], list(buffers.values())) for rule, buffers in joined.items() if buffers]
+        self._lowest: int | None = None
+        self._kept: list[list[torch.Tensor]] = []
+
+    def __bool__(self) -> bool:
+        """Whether there is anything to join."""
+        return bool(self._rules)
+
+    def add(self, shard: int) -> None:
+        """What this shard has just left."""
+        lowest = self._lowest
+        self._lowest = shard if lowest is None else min(lowest, shard)
+        if lowest is None:
+            self._kept = [[buffer.detach().to("cpu", copy=True) for buffer in buffers] for _, buffers in self._rules]
+            return
+        for kept, (rule, buffers) in zip(self._kept, self._rules, strict=True):
+            assert rule.join is not None
+            if rule.alone and shard > lowest:
+                continue
+            for i, buffer in enumerate(buffers):
+                new = buffer.detach().to("cpu", copy=True)
+                kept[i] = rule.join(new, kept[i]) if shard < lowest else rule.join(kept[i], new)
+
+    def payload(self, first: int) -> torch.Tensor:
+        """What others have to know, as bytes; first: the first shard of all. First come the rules that want it of all."""
+        told = [
+            kept
+            for alone in (False, True)
+            for kept, (rule, _) in zip(self._kept, self._rules, strict=False)
+            if rule.alone is alone and not (alone and self._lowest != first)
+        ]
+        return torch.cat([torch.empty(0, dtype=torch.uint8), *map(bytes_of, itertools.chain.from_iterable(told))])
+
+    def joined(self, payloads: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """What all shards leave, in the order of the buffers. payloads: of all workers."""
+        found: list[list[torch.Tensor] | None] = [None] * len(self._rules)
+        for payload in payloads:
+            rest = payload
+            for alone in (False, True):
+                for place, (rule, buffers) in enumerate(self._rules):
+                    if rule.alone is not alone or not rest.numel():
+                        continue
+                    values, rest = _read(rest, buffers)
+                    found[place] = values if (known := found[place]) is None else _all(rule, known, values)
+        assert all(values is not None for values in found), "a step has a first shard"
+        return [value for values in found if values is not None for value in values]
+
+
+def fits(rule: str, buffer: torch.Tensor) -> bool:
+    return RULES[rule].fits(buffer.dtype)
+
+
+def declared(pipeline: Pipeline, model: torch.nn.Module) -> dict[str, str]:
+    """The rules that `buffers()` of the pipeline gives, by the name of a buffer. Raises PipelineRaised."""
+    with naming("buffers()"):
+        given: Any = pipeline.buffers()
+    if not isinstance(given, Mapping) or not all(isinstance(name, str) for name in given):
+        raise PipelineRaised(f"buffers() returned {given!r:.200}", _CONTRACT)
+    strange = next((rule for rule in given.values() if not isinstance(rule, str) or rule not in RULES), None)
+    if strange is not None:
+        raise PipelineRaised(
+            f"buffers() names the rule {strange!r}, of which there is none", f"one of {', '.join(RULES)}"
+        )
+    names = {id(buffer): name for name, buffer in model.named_buffers()}
+    found: dict[str, str] = {}
+    for pattern, rule in given.items():
+        of_pattern = [
+            (names.get(id(buffer), name), buffer)
+            for name, buffer in model.named_buffers(remove_duplicate=False)
+            if name == pattern or fnmatchcase(name, pattern)
+        ]
+        if not of_pattern:
+            has = ", ".join(sorted(names.values())[:5]) or "none"
+            raise PipelineRaised(f"buffers() names {pattern!r}, and the model has no such buffer", f"it has {has}")
+        for name, buffer in of_pattern:
+            _refuse_unfit(name, buffer, rule)
+            found.setdefault(name, rule)
+    return found
+
+
+def _refuse_unfit(name: str, buffer: torch.Tensor, rule: str) -> None:
+    if not fits(rule, buffer):
+        raise PipelineRaised(
+            f"the buffer {name!r} is {buffer.dtype}, and the rule {rule!r} is for {RULES[rule].needs}",
+            'give it another type in model(), or declare another rule in buffers(), as "first"',
+        )
+    if not torch.ops.aten.is_non_overlapping_and_dense(buffer):
+        raise PipelineRaised(
+            f"the buffer {name!r}, for which buffers() has a rule, has gaps in memory or elements that share it",
+            "register a copy: register_buffer(name, tensor.contiguous())",
+        )
+
+
+def _by_layers(model: torch.nn.Module) -> Iterator[tuple[str, str, torch.Tensor]]:
+    """Name, rule and buffer of what layers of torch move by themselves; of a part of a model also those of others."""
+    for prefix, module in model.named_modules():
+        own = dict(module.named_buffers(recurse=False))
+        for name, rule in _kinds(module, own).items():
+            yield f"{prefix}.{name}" if prefix else name, rule, own[name]
+
+
+def _kinds(module: torch.nn.Module, own: Buffers) -> dict[str, str]:
+    """By the names of those of a layer's own buffers that it moves, their rules."""
+    if isinstance(module, _NormBase):
+        return {name: MEAN for name, buffer in own.items() if buffer.dtype == torch.float32}
+    if isinstance(module, _SpectralNorm):
+        return dict.fromkeys(own, "first")
+    hooks = [hook for hook in module._forward_pre_hooks.values() if isinstance(hook, SpectralNorm)]
+    return {name: "first" for hook in hooks for name in (f"{hook.name}_u", f"{hook.name}_v") if name in own}
+
+
+def _is_counter(buffer: torch.Tensor) -> bool:
+    integral = not buffer.dtype.is_floating_point and not buffer.dtype.is_complex and buffer.dtype != torch.bool
+    return integral and buffer.numel() <= COUNTER_ELEMENTS
+
+
+def bytes_of(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.contiguous().reshape(-1).view(torch.uint8)
+
+
+def _read(payload: torch.Tensor, buffers: Sequence[torch.Tensor]) -> tuple[list[torch.Tensor], torch.Tensor]:
+    """Values like these buffers, and what comes after them."""
+    values = []
+    for buffer in buffers:
+        raw, payload = payload[: buffer.nbytes], payload[buffer.nbytes :]
+        values.append(raw.clone().view(buffer.dtype).view(buffer.shape))
+    return values, payload
+
+
+def _all(rule: Rule, known: Sequence[torch.Tensor], values: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    assert rule.join is not None
+    return list(map(rule.join, known, values))
