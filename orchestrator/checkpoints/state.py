@@ -2,6 +2,7 @@
 
     None, bool, int, str   themselves
     float                  {"float": "0x1.8p+0"}: JSON has no infinities, and a reader must not round
+    numpy.float32 ...      {"numpy": "float32", "value": ...}: numbers of numpy of at most 64 bits, as those of Python
     list                   a list
     tuple                  {"tuple": [...]}
     dict                   {"dict": [[key, value], ...]}: order is kept and keys may be numbers
@@ -9,7 +10,7 @@
                            walks through state and parameter by address, so channels-last state has to come back as such;
                            with "device" where it is not in host memory: of one optimizer's state a part may be there
 
-Types are compared exactly: a subclass (numpy.float64, torch.Size, a named tuple) would come back as something else and is
+Types are compared exactly: a subclass (torch.Size, a named tuple) would come back as something else and is
 refused, by its place in the tree. No pickle.
 """
 
@@ -22,12 +23,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import numpy
 import torch
 
 from orchestrator.errors import RunFailed
 from orchestrator.numerics import digests
 
 _SCALARS = (type(None), bool, int, str)
+_OF_NUMPY = frozenset(numpy.dtype(code).type for code in "?bhilqBHILQefd")
 
 
 @dataclass(frozen=True)
@@ -54,6 +57,8 @@ def pack(tree: Any, tensors: dict[str, torch.Tensor], path: str) -> Any:
         return tree
     if kind is float:
         return {"float": tree.hex()}
+    if kind in _OF_NUMPY:
+        return {"numpy": kind.__name__, "value": pack(tree.item(), tensors, path)}
     if kind is list:
         return [pack(item, tensors, f"{path}/{i}") for i, item in enumerate(tree)]
     if kind is tuple:
@@ -67,7 +72,7 @@ def pack(tree: Any, tensors: dict[str, torch.Tensor], path: str) -> Any:
         }
     raise RunFailed(
         f"{path} is a {kind.__module__}.{kind.__qualname__}, which a checkpoint cannot hold",
-        "use None, bool, int, float, str, list, tuple, dict or a tensor, or keep it out of the state",
+        "use None, bool, int, float, str, a number of numpy, list, tuple, dict or a tensor, or keep it out of the state",
     )
 
 
@@ -79,6 +84,8 @@ def unpack(packed: Any, tensors: Mapping[str, torch.Tensor]) -> Any:
         return packed
     if "float" in packed:
         return float.fromhex(packed["float"])
+    if "numpy" in packed:
+        return numpy.dtype(packed["numpy"]).type(unpack(packed["value"], tensors))
     if "tuple" in packed:
         return tuple(unpack(item, tensors) for item in packed["tuple"])
     if "dict" in packed:

@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
 from typing import Any
 
+import numpy
 import torch
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
@@ -140,6 +141,22 @@ def build(name: str, options: Mapping[str, Any], model: torch.nn.Module) -> torc
     """The optimizer over the model's trainable parameters."""
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     return OPTIMIZERS[name](parameters, **_arguments(options))
+
+
+def with_plain_numbers(optimizer: object) -> None:
+    """Give the groups of an optimizer numbers of Python for those of numpy, of the same values. Arithmetic on a numpy.float32
+    would be done in float32, and so give other bits than the same rate from a schedule."""
+    if isinstance(optimizer, torch.optim.Optimizer):
+        for group in (*optimizer.param_groups, optimizer.defaults):
+            group.update({key: _plain(value) for key, value in group.items() if key != "params"})
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, numpy.generic):
+        return value.item()
+    if type(value) in (list, tuple):
+        return type(value)(map(_plain, value))
+    return {key: _plain(item) for key, item in value.items()} if type(value) is dict else value
 
 
 def check(optimizer: object, model: torch.nn.Module) -> None:

@@ -16,7 +16,12 @@ from orchestrator.checkpoints.state import digest, pack, unpack
 from orchestrator.errors import RunFailed
 from tests.checkpoints.stores import raw
 
-scalars = st.none() | st.booleans() | st.integers() | st.floats() | st.text()
+of_numpy = st.builds(
+    lambda dtype, value: numpy.dtype(dtype).type(value),
+    st.sampled_from(["bool", "int8", "int64", "uint64", "float16", "float32", "float64"]),
+    st.integers(0, 100),
+)
+scalars = st.none() | st.booleans() | st.integers() | st.floats() | st.text() | of_numpy
 shapes = st.lists(st.integers(0, 3), max_size=3)
 dtypes = st.sampled_from([torch.float64, torch.float32, torch.bfloat16, torch.int64, torch.bool, torch.complex128])
 tensors = st.builds(lambda shape, dtype: torch.ones(shape, dtype=dtype), shapes, dtypes)
@@ -109,7 +114,8 @@ def test_dense_tensors_keep_their_order_in_memory(tensor: torch.Tensor, stride: 
     ("tree", "words"),
     [
         ({"a": [0, {"b": {1, 2}}]}, "tree/a/1/b is a builtins.set"),
-        ({"a": (numpy.float64(1.0),)}, "tree/a/0 is a numpy.float64"),
+        ({"a": (numpy.longdouble(1.0),)}, "tree/a/0 is a numpy.longdouble"),
+        ({"a": numpy.datetime64("2020")}, "tree/a is a numpy.datetime64"),
         ({"size": torch.Size([1])}, "tree/size is a torch.Size"),
         ({"a": {(1, 2): 3}}, r"tree/a has the key \(1, 2\)"),
     ],

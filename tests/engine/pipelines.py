@@ -346,6 +346,31 @@ class OwnOptimizer(Mlp):
         return torch.optim.SGD(groups, lr=0.2)
 
 
+class NumbersOfNumpy(Mlp):
+    """Rates from numpy.linspace, as are averages; the class keeps another one in its state."""
+
+    def optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
+        rates = numpy.linspace(0.01, 0.3, 2, dtype=numpy.float32)
+        groups: list[dict[str, Any]] = [
+            {"params": list(model.get_submodule(name).parameters()), "lr": rate, "decay": numpy.float16(0.9)}
+            for name, rate in zip("03", rates, strict=True)
+        ]
+        return Decaying(groups, {"lr": numpy.float64(0.1), "factors": (numpy.float32(0.1), [numpy.int64(2)])})
+
+
+class Decaying(torch.optim.Optimizer):
+    """Its arithmetic shows of which type numbers are: 0.1 as a float32 to any power is another number than as a float64."""
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]  # noqa: ARG002
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                state = self.state[parameter]
+                state["kept"] = state.get("kept", numpy.float32(1)) * numpy.float32(group["decay"])
+                factor = group["factors"][0] ** group["factors"][1][0] / 3
+                parameter.add_(parameter.grad, alpha=-group["lr"] * (1 - factor) * float(state["kept"] / 3))
+
+
 class Langevin(Small):
     """An optimizer that draws numbers of its own."""
 

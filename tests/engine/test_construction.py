@@ -48,6 +48,18 @@ def test_what_every_worker_would_refuse_is_refused(pipeline: type[p.Small], word
     assert caught.value.remedy
 
 
+def test_numbers_of_numpy_in_an_optimizers_groups_are_those_of_python() -> None:
+    """Of the same values, however deep they lie; also where a rate would be refused as no number."""
+    plan = resolve(settings_for(p.NumbersOfNumpy, optimizer=None))
+    pipeline = p.NumbersOfNumpy()
+    optimizer = construction.make_optimizer(pipeline, pipeline.model(), plan)
+    for group, rate in zip(optimizer.param_groups, numpy.linspace(0.01, 0.3, 2, dtype=numpy.float32), strict=True):
+        assert (type(group["lr"]), group["lr"]) == (float, float(rate))
+        assert (type(group["decay"]), group["decay"]) == (float, float(numpy.float16(0.9)))
+        assert group["factors"] == (float(numpy.float32(0.1)), [2])
+        assert (type(group["factors"][0]), type(group["factors"][1][0])) == (float, int)
+
+
 IDLE = [{"rank": 4}, {"rank": 1, "saving": 100.0}]
 
 

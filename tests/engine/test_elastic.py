@@ -230,6 +230,7 @@ def test_loaders_live_through_generations() -> None:
         p.AwkwardBuffers,
         p.LayerDrop,
         p.OwnOptimizer,
+        p.NumbersOfNumpy,
         p.OfNoClassOfTorchs,
         p.ChannelsLast,
         p.CumulativeBatchnorm,

@@ -74,6 +74,7 @@ def make_optimizer(pipeline: Pipeline, model: torch.nn.Module, plan: Plan) -> to
     with naming("optimizer()"), seeded(plan.run.seed, "optimizer"), optimizers.without_schedulers():
         optimizer = pipeline.optimizer(model)
     with naming("reading the param_groups of the optimizer"):
+        optimizers.with_plain_numbers(optimizer)
         optimizers.check(optimizer, model)
     assert optimizer is not None
     return optimizer
