@@ -8,6 +8,7 @@ from typing import Any
 
 from orchestrator.commands.answer import Answer, reported
 from orchestrator.commands.arguments import Arguments
+from orchestrator.commands.rerun.changed_files import changed_files
 from orchestrator.data import drift
 from orchestrator.data.drift import Drift
 from orchestrator.driver.folders import project_folder
@@ -15,7 +16,7 @@ from orchestrator.driver.recording.recorded import Recorded
 from orchestrator.driver.report import pictures
 from orchestrator.errors import UsageError
 from orchestrator.provenance.code.ancestry import Ancestry, ancestry
-from orchestrator.provenance.code.changes import Change, changes
+from orchestrator.provenance.code.changes import Change
 from orchestrator.records import comparison
 from orchestrator.records.comparison import Comparison
 from orchestrator.records.verdict import divergence_text
@@ -112,10 +113,3 @@ def _drift(folder: Path, a: Recorded, b: Recorded) -> tuple[Drift | None, Path |
 def _ancestry(project: Path, a: Recorded, b: Recorded) -> Ancestry | str:
     origins = a.code.get("origin"), b.code.get("origin")
     return ancestry(project, origins, (a.files.bundle, b.files.bundle))
-
-
-def changed_files(a: Recorded, b: Recorded) -> list[Change]:
-    """The files of the code that differ between two recorded runs, as far as their bundles are here."""
-    bundles = a.files.bundle, b.files.bundle
-    same = a.code.get("tree") == b.code.get("tree")
-    return [] if same or not all(bundle.exists() for bundle in bundles) else changes(*bundles)

@@ -12,7 +12,7 @@ from typing import Any
 
 from orchestrator.commands.answer import Answer, reported
 from orchestrator.commands.arguments import Arguments
-from orchestrator.driver.report.pictures import simulated
+from orchestrator.driver.sweep.pictures import simulated
 from orchestrator.engine.model import construction
 from orchestrator.errors import UsageError
 from orchestrator.plan.resolve import resolve

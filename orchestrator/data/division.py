@@ -12,13 +12,14 @@ from typing import Any
 import numpy
 
 from orchestrator.data.labels import Labels
+from orchestrator.data.plan import Data
 from orchestrator.errors import ConfigurationError, OrchestratorError
-from orchestrator.plan import Data, Variant
 from orchestrator.references import raised
 from orchestrator.sampling.orders import COMPUTED
 from orchestrator.sampling.partitions import PARTITIONS
 from orchestrator.sampling.population import Population, Real, Whole
 from orchestrator.sampling.samplings import SAMPLINGS, misfit
+from orchestrator.table import Variant
 
 _MOST_LABELS, _MOST_CLIENTS = 20, 1000
 

@@ -1,7 +1,7 @@
 """Batches fetched ahead by processes of their own, with the bits they have when fetched in the compute thread (rule B2).
 
 Random generators belong to a process, so a thread that fetches ahead would disturb the computation's; and a process that was
-forked from its worker would inherit Ray. So a loader is a process that has seen neither (`forkserver.children`). It builds the
+forked from its worker would inherit Ray. So a loader is a process that has seen neither (`start`). It builds the
 pipeline and its datasets under the run's seed as the worker does, and seeds each fetch by (step, shard).
 
 The protocol is plain: a loader reads requests from its standard input and writes answers to its standard output, each a length
@@ -31,14 +31,14 @@ from typing import IO, Any, NamedTuple
 import torch
 
 from orchestrator.data import mixture, watching
+from orchestrator.data.child import Start, Started
 from orchestrator.data.fetching import fetch
+from orchestrator.data.plan import Declared
 from orchestrator.errors import Inconsistent, OrchestratorError, PipelineRaised, RunFailed, from_dict
 from orchestrator.files import cache, waiting
 from orchestrator.files.waiting import Taken
-from orchestrator.forkserver.children import child
 from orchestrator.numerics import determinism, digests, streams
 from orchestrator.pipeline import Pipeline, find, naming
-from orchestrator.plan import Declared
 from orchestrator.records.reads import Reads
 from orchestrator.records.reads import from_dict as from_reads
 
@@ -84,9 +84,9 @@ class Loaders:
     """A few loader processes. Raises what fetching raises: PipelineRaised; RunFailed for a micro-batch that costs loader after
     loader. reads: what was read in them up to their proof."""
 
-    def __init__(self, recipe: Recipe, processes: int, lost: Lost = _ignore) -> None:
+    def __init__(self, recipe: Recipe, processes: int, lost: Lost = _ignore, start: Start = Started) -> None:
         self.reads = Reads()
-        self._loaders = [_Loader(recipe, lost) for _ in range(processes)]
+        self._loaders = [_Loader(recipe, lost, start) for _ in range(processes)]
 
     def batch(self, key: Key, upcoming: Iterator[Key], is_over: Callable[[Key], bool] = _never) -> Any:
         """The batch of `key`; afterwards every loader that has nothing to do is given one of the `upcoming` keys. is_over: of a
@@ -142,9 +142,10 @@ class Loaders:
 class _Loader:
     """The worker's end of one loader process after the other. asked: the request that is not answered yet."""
 
-    def __init__(self, recipe: Recipe, lost: Lost) -> None:
+    def __init__(self, recipe: Recipe, lost: Lost, start: Start) -> None:
         self._recipe = recipe
         self._lost = lost
+        self._start_process = start
         self.asked: Key | None = None
         self._start()
 
@@ -186,7 +187,7 @@ class _Loader:
         return self._process.close()
 
     def _start(self) -> None:
-        self._process = child(__name__)
+        self._process = self._start_process(__name__)
         self._write(asdict(self._recipe))
 
     def _replace(self, when: str) -> int | None:

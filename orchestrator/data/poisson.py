@@ -22,8 +22,8 @@ import numpy
 from orchestrator.data.clients import ClientSampler
 from orchestrator.data.division import Part
 from orchestrator.data.drawn import Drawn
+from orchestrator.data.plan import Data
 from orchestrator.errors import ConfigurationError, Inconsistent
-from orchestrator.plan import Data
 from orchestrator.privacy.keys import Keys
 from orchestrator.values import Span, Steps
 

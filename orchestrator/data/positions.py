@@ -9,7 +9,7 @@ from orchestrator.data.drawn import Drawn
 from orchestrator.errors import ConfigurationError
 
 if TYPE_CHECKING:
-    from orchestrator.plan import Data
+    from orchestrator.data.plan import Data
 
 
 @dataclass(frozen=True)

@@ -12,8 +12,8 @@ from typing import Any
 import numpy
 
 from orchestrator.data.division import Division
+from orchestrator.data.plan import Data
 from orchestrator.errors import ConfigurationError, Inconsistent
-from orchestrator.plan import Data
 from orchestrator.sampling.population import Whole
 
 

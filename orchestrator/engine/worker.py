@@ -325,7 +325,7 @@ class Worker:
             variables=self._plan.declared.variables,
         )
         lost = lambda why: self._services.emit({"event": "loader_lost", "why": why})  # noqa: E731
-        return Loaders(recipe, data.loaders, lost)
+        return Loaders(recipe, data.loaders, lost, self._services.start)
 
     def _proved_loaders(self) -> Reads:
         """What they have read up to their proof. A worker is ready when they are: whoever takes part in a generation while they

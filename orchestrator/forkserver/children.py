@@ -1,5 +1,4 @@
-"""A process that runs a module of this package for its parent, with a pipe to it and one back: forked where the parent itself
-was forked and the server is still there, else started as Python starts it, which takes a second or two to import torch."""
+"""A child of a worker (`data.child`): forked where the worker itself was forked and the server is still there, else started."""
 
 from __future__ import annotations
 
@@ -7,59 +6,22 @@ import contextlib
 import os
 import signal
 import socket
-import subprocess
 import sys
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import IO, Protocol
+from typing import IO
 
+from orchestrator.data.child import Child, Started
 from orchestrator.forkserver import client
-
-
-class Child(Protocol):
-    """input: what it reads from its standard input; output: what it writes to its standard output."""
-
-    input: IO[bytes]
-    output: IO[bytes]
-
-    @property
-    def pid(self) -> int: ...
-
-    def kill(self) -> None: ...
-
-    def close(self) -> int | None:
-        """Close both pipes and wait for its end. The exit code, a signal's number below zero; None where nobody knows it."""
 
 
 def child(module: str) -> Child:
     """The module's `main`, told when it was asked for, in seconds of the epoch."""
-    return _forked(module) or _Started(module)
+    return _forked(module) or Started(module)
 
 
-class _Started:
-    def __init__(self, module: str) -> None:
-        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", module], stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment
-        )
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        self.input, self.output = self._process.stdin, self._process.stdout
-
-    @property
-    def pid(self) -> int:
-        return self._process.pid
-
-    def kill(self) -> None:
-        self._process.kill()
-
-    def close(self) -> int:
-        self._process.communicate()
-        return self._process.returncode
-
-
-class _Forked:
+class Forked:
     """It ends with this process, since it ends with the connection over which it was asked for."""
 
     def __init__(self, pid: int, connection: socket.socket, streams: tuple[IO[bytes], IO[bytes]]) -> None:
@@ -89,7 +51,7 @@ class _Forked:
         return None  # the server has ended before it
 
 
-def _forked(module: str) -> _Forked | None:
+def _forked(module: str) -> Forked | None:
     if client.came_from is None:
         return None
     place, own = client.came_from
@@ -113,7 +75,7 @@ def _forked(module: str) -> _Forked | None:
         os.close(theirs_in)
         os.close(theirs_out)
     if answer is not None and "forked" in answer:
-        return _Forked(answer["forked"], connection, streams)
+        return Forked(answer["forked"], connection, streams)
     for each in (*streams, connection):
         each.close()
     return None

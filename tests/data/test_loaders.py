@@ -17,6 +17,7 @@ from orchestrator.data.loaders import Key, Loaders, Recipe, upcoming
 from orchestrator.data.order import Epochs
 from orchestrator.errors import Inconsistent, PipelineRaised, RunFailed
 from orchestrator.forkserver import client, places
+from orchestrator.forkserver.children import child
 from orchestrator.sampling.orders import shuffled
 from orchestrator.values import Steps
 from tests.engine import faulty
@@ -75,8 +76,8 @@ def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
 
 @pytest.fixture
 def loaders(way: str) -> Iterator[Loaders]:
-    started = Loaders(RECIPE, 2)
-    assert all(type(each._process).__name__ == f"_{way.title()}" for each in started._loaders)
+    started = Loaders(RECIPE, 2, start=child)
+    assert all(type(each._process).__name__ == way.title() for each in started._loaders)
     yield started
     started.close()
 
@@ -106,7 +107,7 @@ def test_what_loaders_read_up_to_their_proof_is_known(tmp_path: Path, monkeypatc
 @pytest.mark.usefixtures("way")
 def test_loaders_that_die_are_replaced_and_no_bit_changes() -> None:
     lost: list[str] = []
-    loaders = Loaders(RECIPE, 1, lost.append)
+    loaders = Loaders(RECIPE, 1, lost.append, child)
     undisturbed = [loaders.batch(key, iter(())) for key in KEYS]
     for moment in range(3):  # while it rests; while it reads what was foreseen; while it reads what is not wanted then
         asked = iter(()) if moment == 0 else iter(KEYS[1:])
@@ -128,7 +129,7 @@ def test_loaders_that_die_are_replaced_and_no_bit_changes() -> None:
 @pytest.mark.ray
 @pytest.mark.usefixtures("way")
 def test_a_micro_batch_that_ends_every_loader_is_named() -> None:
-    loaders = Loaders(Recipe("tests.engine.faulty:EndsItsReader", {}, seed=3, threads=1), 1)
+    loaders = Loaders(Recipe("tests.engine.faulty:EndsItsReader", {}, seed=3, threads=1), 1, start=child)
     loaders.batch(KEYS[0], iter(()))
     with pytest.raises(RunFailed, match=r"step 0, shard 1: 3 loader .* with code 7"):
         loaders.batch(KEYS[1], iter(()))

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from orchestrator.commands.rerun.sweep import parting
-from orchestrator.driver.report import pictures
+from orchestrator.driver.sweep import pictures
 from orchestrator.driver.sweep.board import Board, Row, Seen, TrialDisplay, ranked, show_point, summary, table
 from orchestrator.driver.sweep.record import Known, of_runs, parameters
 from orchestrator.driver.sweep.report import SweepReport, summary_of_whole

@@ -11,7 +11,8 @@ from orchestrator.engine import modes as executions
 from orchestrator.engine.asynchronous import footprint as free_footprint
 from orchestrator.engine.exchange import footprint
 from orchestrator.engine.exchange.collectives import Memory
-from orchestrator.engine.exchange.footprint import partial_places, region_bytes, sentence
+from orchestrator.engine.exchange.footprint import region_bytes, sentence
+from orchestrator.engine.exchange.partial_sums import partial_places
 from orchestrator.numerics.exact import FAST_MEANS, INTEGERS, MEANS, Sums
 from orchestrator.numerics.layout import BLOCK, Layout
 from orchestrator.plan.resolve import resolve

@@ -209,6 +209,7 @@ class MemberActor:
             from orchestrator.cluster.actors.checkpoint_client import CheckpointClient
             from orchestrator.engine.member.claims import Ground
             from orchestrator.engine.worker import ProcessServices, Server, Worker
+            from orchestrator.forkserver.children import child
             from orchestrator.transports.shared_memory import SharedRegions
             from orchestrator.transports.sockets import Listener
 
@@ -232,6 +233,7 @@ class MemberActor:
             self._checkpoint_client,
             self._open_slots,
             sites := _sites(self._plan.data.sites),
+            child,
         )
         self._member = (Worker if self._role == "worker" else Server)(self._plan, self._regions, services)
         run_manifest = self._member.prepare()

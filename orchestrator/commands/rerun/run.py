@@ -25,8 +25,8 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
-from orchestrator.commands.compare import changed_files
 from orchestrator.commands.rerun import audit, preparation, rebuild
+from orchestrator.commands.rerun.changed_files import changed_files
 from orchestrator.commands.rerun.repeater import Repeater, failure
 from orchestrator.driver.before_start import begin, initial, others, private
 from orchestrator.driver.folders import RunFolder, project_folder

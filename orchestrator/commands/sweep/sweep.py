@@ -26,8 +26,8 @@ from orchestrator.driver.before_start import begin, initial, preflight
 from orchestrator.driver.folders import project_folder
 from orchestrator.driver.recording import trust
 from orchestrator.driver.recording.recorded import Recorded
-from orchestrator.driver.report import pictures
 from orchestrator.driver.report.summary import last_words, not_recorded
+from orchestrator.driver.sweep import pictures
 from orchestrator.driver.sweep.board import Board, Seen, ranked, show_point
 from orchestrator.driver.sweep.record import (
     Known,

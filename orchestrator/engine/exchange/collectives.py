@@ -26,7 +26,7 @@ from typing import Final, NamedTuple
 
 import torch
 
-from orchestrator.engine.exchange.footprint import completes, filled, partial_places
+from orchestrator.engine.exchange.partial_sums import completes, filled, partial_places
 from orchestrator.numerics import exact
 from orchestrator.numerics.layout import BLOCK, Layout
 from orchestrator.topologies.gathering import gathering, spreading

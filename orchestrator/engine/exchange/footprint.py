@@ -12,29 +12,17 @@ from typing import Any, Final
 
 import torch
 
+from orchestrator.engine.exchange.partial_sums import partial_places
 from orchestrator.numerics import exact
 from orchestrator.numerics.layout import Layout, most_waiting
 from orchestrator.plan import Plan
 from orchestrator.topologies import build_schedule
-from orchestrator.topologies.schedule import Action, Add, Finish, Schedule, program
+from orchestrator.topologies.schedule import Schedule
 from orchestrator.transports.available_memory import available_bytes
 from orchestrator.updates import optimizers
 from orchestrator.values import megabytes
 
 _FLOAT32: Final = int(torch.float32.itemsize)
-
-
-def partial_places(layout: Layout, schedule: Schedule, rank: int) -> dict[int, slice]:
-    """Where in `partial` this member keeps its sum of each chunk that it has to keep one of."""
-    borders = layout.borders(schedule.chunks)
-    actions = program(schedule, rank, only=filled(borders))
-    places: dict[int, slice] = {}
-    end = 0
-    for action, following in zip(actions, [*actions[1:], None], strict=False):
-        if isinstance(action, Add) and not completes(action, following) and action.chunk not in places:
-            start, end = end, end + borders[action.chunk + 1] - borders[action.chunk]
-            places[action.chunk] = slice(start, end)
-    return places
 
 
 def region_bytes(layout: Layout, schedule: Schedule, rank: int, sums: exact.Sums) -> int:
@@ -145,14 +133,3 @@ def sums_of(plan: Plan) -> exact.Sums:
     if not plan.lockstep:
         return exact.INTEGERS
     return exact.MEANS if plan.exchange.exact else exact.FAST_MEANS
-
-
-def completes(action: Add, following: Action | None) -> bool:
-    """Whether this is the last addition to a chunk that is finished at once, so that both are done in one pass."""
-    finishes = isinstance(following, Finish) and (following.chunk, following.base) == (action.chunk, "partial")
-    return finishes and action.base != "nothing"
-
-
-def filled(borders: tuple[int, ...]) -> frozenset[int]:
-    """The chunks that are not empty; a small model leaves some empty."""
-    return frozenset(chunk for chunk in range(len(borders) - 1) if borders[chunk] < borders[chunk + 1])

@@ -15,6 +15,7 @@ from orchestrator.control.checking import Verdict
 from orchestrator.control.events import Inheritance, Move
 from orchestrator.control.rendezvous.schedules import Group
 from orchestrator.control.shard_assignment import hosts_of
+from orchestrator.data.child import Start, Started
 from orchestrator.engine.member.claims import Place
 from orchestrator.engine.member.heartbeat import Heartbeat
 from orchestrator.engine.member.shard_slots import Row, ShardSlots
@@ -193,7 +194,7 @@ class ProcessServices:
     emit: takes `{"trace": line}` and events for the driver. unacknowledged: the entries that the driver may not have
     received yet; they are sent with the state when this member gives it to others. load: the state in a checkpoint, of it
     those tensors that are wanted. slots: where what so many shards keep outlives this process, given one row; None where
-    that is nowhere. sites: whose bytes its node holds.
+    that is nowhere. sites: whose bytes its node holds. start: how a loader process begins.
     """
 
     heartbeat: Heartbeat = field(default_factory=Heartbeat)
@@ -203,6 +204,7 @@ class ProcessServices:
     writer: Writer = field(default_factory=NoWriter)
     slots: Callable[[int, Row], ShardSlots | None] = _nowhere
     sites: tuple[str, ...] = ()
+    start: Start = Started
 
     def await_copied(self) -> None:
         """Wait until no checkpoint is being copied: before that the state may not change. Raises CalledOff."""

@@ -3,10 +3,9 @@ the members of a pipeline do in a step.
 
     places.py     where members stand: pure, no drawing
     series.py     what of a long trace can be seen: pure, no drawing
-    drawing.py    both, with matplotlib, which only this module and the next import, and only when they draw
+    drawing.py    both, with matplotlib, which only this module and the next two import, and only when they draw
     drifts.py     how the data of two runs differ
     time.py       where the time of a run went: of a step along the run, and of each worker
-    sweeps.py     a sweep: its history, how much each key matters, its trials across the space
 
 A run is complete without its pictures: `draw` never raises, and returns a sentence that says what it could not do.
 """
@@ -17,14 +16,12 @@ import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from orchestrator.data.drift import Drift, Profile
 from orchestrator.plan import Variant
 from orchestrator.records.lines import read
 from orchestrator.records.rests import Staleness
-from orchestrator.search.asking import Result, Trial
-from orchestrator.search.space import Space
 from orchestrator.topologies import Schedule
 
 
@@ -80,51 +77,4 @@ def draw_drift(path: Path, found: Drift, profiles: tuple[Profile, Profile], name
         drifts.draw(path, found, profiles, names)
     except Exception as error:  # as above
         return f"the drift could not be drawn: {type(error).__name__}: {error}"
-    return None
-
-
-@dataclass(frozen=True)
-class SweepSeen:
-    """What there is to show of a sweep. trials: as its report has them."""
-
-    title: str
-    metric: str
-    direction: Literal["minimize", "maximize"]
-    space: Space
-    trials: Sequence[Mapping[str, Any]]
-
-
-def draw_sweep(folder: Path, seen: SweepSeen) -> str | None:
-    """Write `history.png`, `parallel.png` and, where there are enough trials, `importance.png` into `folder`; None, or what
-    went wrong. Nothing is drawn where no trial has a value."""
-    whole = [each for each in seen.trials if each["status"] == "finished"]
-    if not whole:
-        return None
-    try:
-        logging.getLogger("matplotlib").setLevel(logging.ERROR)
-        from orchestrator.driver.report.pictures import sweeps
-        from orchestrator.search.optuna_study import importances
-
-        folder.mkdir(exist_ok=True)
-        sweeps.history(seen.trials, seen.metric, seen.direction, seen.title, folder / "history.png")
-        sweeps.parallel(seen.space, whole, seen.metric, seen.direction, seen.title, folder / "parallel.png")
-        results = [Result(Trial(each["number"], dict(each["settings"])), each["value"]) for each in whole]
-        shares = importances(seen.space, results, seen.direction)
-        if shares:
-            sweeps.importance(shares, seen.title, folder / "importance.png")
-    except Exception as error:  # as above
-        return f"the pictures could not be drawn: {type(error).__name__}: {error}"
-    return None
-
-
-def draw_ensemble(folder: Path, whole: Mapping[str, Any], title: str) -> str | None:
-    """Write `members.png` into `folder`: members beside the whole; None, or what went wrong. whole: as the report has it."""
-    try:
-        logging.getLogger("matplotlib").setLevel(logging.ERROR)
-        from orchestrator.driver.report.pictures import sweeps
-
-        folder.mkdir(exist_ok=True)
-        sweeps.members(whole, title, folder / "members.png")
-    except Exception as error:  # as above
-        return f"the pictures could not be drawn: {type(error).__name__}: {error}"
     return None
