@@ -26,15 +26,15 @@ from torch.nn import functional
 from torch.utils.data import TensorDataset
 
 from orchestrator import Pipeline
-from orchestrator.engine.model.replica import Replica
-from orchestrator.engine.model.workload import Workload
-from orchestrator.engine.stages.cuts import Cuts, choose, cut
-from orchestrator.engine.stages.survey import survey
-from orchestrator.engine.stages.whole import WholeModel
+from orchestrator.config.resolve import resolve
+from orchestrator.config.settings import load
 from orchestrator.numerics import determinism
 from orchestrator.pipeline import find
-from orchestrator.plan.resolve import resolve
-from orchestrator.settings import load
+from orchestrator.worker.model.replica import Replica
+from orchestrator.worker.model.workload import Workload
+from orchestrator.worker.pipeline_parallel.cuts import Cuts, choose, cut
+from orchestrator.worker.pipeline_parallel.survey import survey
+from orchestrator.worker.pipeline_parallel.whole import WholeModel
 
 
 class Gpt2(Pipeline):

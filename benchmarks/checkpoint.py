@@ -34,10 +34,10 @@ from typing import Any
 import torch
 from torch import nn
 
-from orchestrator.checkpoints.catalog import Catalog
-from orchestrator.checkpoints.storage import LocalFolder
-from orchestrator.checkpoints.writer import Writer
-from orchestrator.engine.model.snapshot import capture
+from orchestrator.checkpoint.catalog import Catalog
+from orchestrator.checkpoint.storage import LocalFolder
+from orchestrator.checkpoint.writer import Writer
+from orchestrator.worker.model.snapshot import capture
 
 LAYERS = 24
 WIDTHS = {"0.4": 128, "25": 1024, "100": 2048}  # millions of parameters -> width of each layer

@@ -25,14 +25,14 @@ import torch
 import torch.distributed as dist
 from torch.multiprocessing.spawn import spawn
 
-from orchestrator.engine.exchange.collectives import Exchange, Memory
+from orchestrator.comm.collectives import Exchange, Memory
+from orchestrator.comm.topologies import build_schedule
+from orchestrator.comm.transports.shared_memory import SharedRegions
+from orchestrator.comm.transports.sockets import Listener, connect
+from orchestrator.comm.transports.tls import make_credentials
 from orchestrator.numerics.allocator import keep_freed_memory
 from orchestrator.numerics.exact import FAST_MEANS, MEANS
 from orchestrator.numerics.layout import Layout
-from orchestrator.topologies import build_schedule
-from orchestrator.transports.shared_memory import SharedRegions
-from orchestrator.transports.sockets import Listener, connect
-from orchestrator.transports.tls import make_credentials
 
 SIZES = {"4 kB": 4 << 10, "1 MB": 1 << 20, "25 MB": 25 << 20}
 CALLS = {"4 kB": 50, "1 MB": 10, "25 MB": 1}  # of a turn: one alone is less than waking up after the barrier

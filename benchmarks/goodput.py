@@ -1,4 +1,5 @@
-"""Goodput of a run whose workers are killed, beside what `simulate failures=` plays for such losses (`simulation.losses`).
+"""Goodput of a run whose workers are killed, beside what `simulate failures=` plays for such losses
+(`experiments.simulation.losses`).
 
     python -m benchmarks.goodput [--steps 4000] [--conf digits]
 
@@ -30,9 +31,9 @@ prepare_environment()
 
 import orchestrator  # noqa: E402
 from benchmarks.simulation import project  # noqa: E402
-from orchestrator.control.membership import Requirements  # noqa: E402
-from orchestrator.simulation.conditions import Conditions  # noqa: E402
-from orchestrator.simulation.losses import Scenario, simulate  # noqa: E402
+from orchestrator.controller.membership import Requirements  # noqa: E402
+from orchestrator.experiments.simulation.conditions import Conditions  # noqa: E402
+from orchestrator.experiments.simulation.losses import Scenario, simulate  # noqa: E402
 
 WORKERS = 4
 SHARDS = 8

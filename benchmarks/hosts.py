@@ -39,7 +39,7 @@ from typing import Any, NamedTuple
 from benchmarks import pages
 from benchmarks.namespaces import Network, address_of, interface, wired
 from benchmarks.wired import WARM_UP, marks_of, spans_of
-from orchestrator.topologies import TOPOLOGIES
+from orchestrator.comm.topologies import TOPOLOGIES
 from tests.cluster.conftest import new_access, wait_for_line
 
 REPOSITORY = Path(__file__).resolve().parent.parent

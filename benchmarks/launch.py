@@ -1,4 +1,4 @@
-"""What a launch costs: processor time of every process that it starts, and of the verbs that start none.
+"""What a launch costs: processor time of every process that it starts, and of the commands that start none.
 
     python -m benchmarks.launch [--repeats 5] [--steps 20] [--workers 2]
 
@@ -127,7 +127,7 @@ class Watch:
 
 def _kind(name: str) -> str:
     program = name.split(" ")[0].rpartition("/")[2]
-    if "orchestrator.forkserver.server" in name:
+    if "orchestrator.cluster.forkserver.server" in name:
         return "fork server"
     begins = next((kind for start, kind in KINDS.items() if name.startswith(start) or program == start), None)
     return begins or (f"other: {name[:60]}" if "default_worker" not in name else "idle worker")
@@ -241,7 +241,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             print(f"  {kind:<42}{count:>10}{seconds:>9.2f}")
         print(f"  {'together':<42}{'':>10}{min(each.total for each in spent):>9.2f}")
         print(f"  {'wall':<42}{'':>10}{min(each.wall for each in spent):>9.2f}\n")
-    print(f"{'a verb that starts nothing':<44}{'processor':>10}{'wall':>9}")
+    print(f"{'a command that starts nothing':<44}{'processor':>10}{'wall':>9}")
     for name, spent in verbs.items():
         print(f"  {name:<42}{min(e.total for e in spent):>10.2f}{min(e.wall for e in spent):>9.2f}")
 

@@ -2,7 +2,7 @@
 
     python -m benchmarks.loop [--steps 40] [--profile]
 
-engine   `engine.worker.Worker`, all of a member's life but Ray: on its own thread here, with the memory and the votes of a
+engine   `worker.worker.Worker`, all of a member's life but Ray: on its own thread here, with the memory and the votes of a
          real run of one worker. After each step it hands its line of the trace over, and there the plain loop takes its turn.
 plain    what one would write by hand: model.train(), for each micro-batch loss and backward, clip, optimizer.step().
          It reads the same samples in the same order through the same two lines, so loading is no part of the difference.
@@ -26,18 +26,18 @@ from orchestrator.numerics.determinism import prepare_environment
 
 prepare_environment()
 
-from orchestrator.control.shard_assignment import assign_shards  # noqa: E402
+from orchestrator.comm.topologies import build_schedule  # noqa: E402
+from orchestrator.config.resolve import resolve  # noqa: E402
+from orchestrator.config.settings import Settings, load  # noqa: E402
+from orchestrator.controller.shard_assignment import assign_shards  # noqa: E402
 from orchestrator.data.fetching import fetch  # noqa: E402
 from orchestrator.data.order import Epochs  # noqa: E402
-from orchestrator.engine.worker import Generation, ProcessServices, Worker  # noqa: E402
+from orchestrator.data.sampling.orders import shuffled  # noqa: E402
 from orchestrator.numerics.streams import seeded  # noqa: E402
+from orchestrator.optim import optimizers  # noqa: E402
 from orchestrator.pipeline import find  # noqa: E402
-from orchestrator.plan.resolve import resolve  # noqa: E402
-from orchestrator.sampling.orders import shuffled  # noqa: E402
-from orchestrator.settings import Settings, load  # noqa: E402
-from orchestrator.topologies import build_schedule  # noqa: E402
-from orchestrator.updates import optimizers  # noqa: E402
-from tests.transports.memory import Hub, LocalRegions  # noqa: E402
+from orchestrator.worker.worker import Generation, ProcessServices, Worker  # noqa: E402
+from tests.comm.transports.memory import Hub, LocalRegions  # noqa: E402
 
 PIPELINES = ("characters", "digits")
 REDUCTIONS = ("exact", "fast")

@@ -24,15 +24,15 @@ from typing import Any
 import torch
 
 from benchmarks.namespaces import address_of, wired
-from orchestrator.engine.exchange.collectives import Exchange, Memory
-from orchestrator.engine.step.carriers import Carriers
+from orchestrator.comm.collectives import Exchange, Memory
+from orchestrator.comm.topologies import build_schedule
+from orchestrator.comm.transports.shared_memory import SharedRegions
+from orchestrator.comm.transports.sockets import Listener, connect
 from orchestrator.numerics.exact import MEANS
 from orchestrator.numerics.layout import Layout
-from orchestrator.topologies import build_schedule
-from orchestrator.transports.shared_memory import SharedRegions
-from orchestrator.transports.sockets import Listener, connect
-from orchestrator.updates.compressions import COMPRESSIONS
-from orchestrator.updates.compressions.codec import Agreement, Held, Model, Result
+from orchestrator.optim.compressions import COMPRESSIONS
+from orchestrator.optim.compressions.codec import Agreement, Held, Model, Result
+from orchestrator.worker.step.carriers import Carriers
 
 WIDTH, MEMBERS = 5000, 2
 METHODS: dict[str, tuple[str, dict[str, Any]]] = {

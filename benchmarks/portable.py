@@ -63,7 +63,7 @@ class Turns:
 def serve(name: str, arithmetic: determinism.Arithmetic, steps: int) -> None:
     """Take a step for each line of stdin, and tell what it took."""
     from benchmarks.loop import run_engine
-    from orchestrator.settings import load
+    from orchestrator.config.settings import load
 
     overrides = [f"run.arithmetic={arithmetic}", f"run.steps={steps}", "cluster.workers=1", "topology=ring"]
     settings = load([PIPELINES[name]], [*overrides, "trace.digest_every=0", "evaluation.every=null"])

@@ -30,8 +30,8 @@ from typing import Any
 import torch
 
 from benchmarks.loop import PIPELINES, run_engine, settings_of
+from orchestrator.config.settings import Settings, load
 from orchestrator.driver.before_start import preflight
-from orchestrator.engine import worker_hooks
 from orchestrator.numerics import exact
 from orchestrator.numerics.layout import Layout
 from orchestrator.pipeline import find
@@ -39,7 +39,7 @@ from orchestrator.provenance.code import imported, snapshot, worktree
 from orchestrator.provenance.data import hashing, versions
 from orchestrator.provenance.environment import node
 from orchestrator.records import trace
-from orchestrator.settings import Settings, load
+from orchestrator.worker import hooks
 
 REF = "benchmark"
 DIGEST_EVERY = 100
@@ -119,7 +119,7 @@ def in_a_step(name: str, steps: int) -> tuple[float, dict[str, float]]:
 
     with (
         metered(trace, "line") as line,
-        metered(worker_hooks, "model_digest") as digest,
+        metered(hooks, "model_digest") as digest,
     ):
         run_engine(settings, emit)
     step = statistics.median(later - earlier for earlier, later in itertools.pairwise(started))

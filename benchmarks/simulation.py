@@ -2,11 +2,11 @@
 
     python -m benchmarks.simulation [--rounds 6] [--seconds 3] [--conf digits]
 
-The figures of the model come from runs of one, two and four workers in a ring (`simulation.calibration`); all other layouts, of
-1 to 8 workers, are predictions. Pieces of the run are measured on one Ray, each layout once in every round, in an order that
-is drawn anew for each, and again where other programs took more of the cores than `--quiet`; of each figure of a layout the
-median of its pieces counts. What the same work costs differs by half from minute to minute on a virtual machine: the spread of
-a layout's pieces says by how much, and many rounds are what evens it out.
+The figures of the model come from runs of one, two and four workers in a ring (`experiments.simulation.calibration`); all other
+layouts, of 1 to 8 workers, are predictions. Pieces of the run are measured on one Ray, each layout once in every round, in an
+order that is drawn anew for each, and again where other programs took more of the cores than `--quiet`; of each figure of a
+layout the median of its pieces counts. What the same work costs differs by half from minute to minute on a virtual machine: the
+spread of a layout's pieces says by how much, and many rounds are what evens it out.
 `benchmarks/goodput.py` is about losses of workers.
 """
 
@@ -26,8 +26,8 @@ from orchestrator.numerics.determinism import prepare_environment
 prepare_environment()
 
 from orchestrator.cluster.sessions import environment  # noqa: E402
-from orchestrator.settings import Settings, load  # noqa: E402
-from orchestrator.simulation.calibration import (  # noqa: E402
+from orchestrator.config.settings import Settings, load  # noqa: E402
+from orchestrator.experiments.simulation.calibration import (  # noqa: E402
     Layout,
     Measured,
     Model,
@@ -57,9 +57,9 @@ Pieces = dict[Layout, list[Measured]]
 
 def measure(settings: Settings, rounds: int, others: list[Layout], quiet: float) -> tuple[Pieces, Model, float]:
     """The pieces of every layout, the fitted ones first, with the model and what adding a byte costs."""
-    from orchestrator.commands.tune.probing import added_s, probing
-    from orchestrator.commands.tune.tune import model_of
     from orchestrator.driver.terminal.progress import for_stream
+    from orchestrator.experiments.tuning.choosing import model_of
+    from orchestrator.experiments.tuning.probing import added_s, probing
 
     display, layouts = for_stream(), [*FITTED, *others]
     found: Pieces = {layout: [] for layout in layouts}

@@ -39,17 +39,17 @@ from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 from torch.nn import functional
 
 from benchmarks import deep
-from orchestrator.control.events import Begin
-from orchestrator.control.rendezvous.schedules import groups_of
-from orchestrator.control.shard_assignment import assign_shards, assign_stages, deal
-from orchestrator.engine.worker import Generation, ProcessServices, Worker
+from orchestrator.comm.topologies import build_schedule
+from orchestrator.comm.transports.shared_memory import SharedRegions
+from orchestrator.comm.transports.sockets import Listener, connect
+from orchestrator.config.plan import Plan
+from orchestrator.config.resolve import resolve
+from orchestrator.config.settings import load
+from orchestrator.controller.events import Begin
+from orchestrator.controller.rendezvous.schedules import groups_of
+from orchestrator.controller.shard_assignment import assign_shards, assign_stages, deal
 from orchestrator.numerics import allocator, determinism
-from orchestrator.plan import Plan
-from orchestrator.plan.resolve import resolve
-from orchestrator.settings import load
-from orchestrator.topologies import build_schedule
-from orchestrator.transports.shared_memory import SharedRegions
-from orchestrator.transports.sockets import Listener, connect
+from orchestrator.worker.worker import Generation, ProcessServices, Worker
 
 SHARDS = 8
 SECRET = b"between the processes of one benchmark"

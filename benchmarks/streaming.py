@@ -272,10 +272,10 @@ def _throughput(steps: int, rounds: int) -> Iterator[str]:
 def _first_batch(place: Path) -> Iterator[str]:
     for name, where in (("folder", "data/stream"), *_s3(place)):
         code = (
-            "import sys, time; from orchestrator.files import cache; import torch\n"
+            "import sys, time; from orchestrator.data.files import cache; import torch\n"
             f"cache.use(10**9, {str(place / 'cache')!r}); begin = time.perf_counter()\n"
-            "from orchestrator.data.order import Epochs; from orchestrator.sampling.orders import ORDERS\n"
-            "from orchestrator.values import Steps\n"
+            "from orchestrator.data.order import Epochs; from orchestrator.data.sampling.orders import ORDERS\n"
+            "from orchestrator.common.values import Steps\n"
             f"from pipelines.stream import Stream; train, _ = Stream({where!r}).datasets()\n"
             "epochs = Epochs(1, len(train), Steps.constant(64), 8, train.file_lengths)\n"
             "found = ORDERS.build('blocks', {'files': 4})(epochs).indices(1000, 3)\n"
@@ -294,9 +294,9 @@ def _s3(place: Path) -> list[tuple[str, str]]:
 def _order() -> Iterator[str]:
     import numpy
 
+    from orchestrator.common.values import Steps
     from orchestrator.data.order import Epochs
-    from orchestrator.sampling.orders import ORDERS
-    from orchestrator.values import Steps
+    from orchestrator.data.sampling.orders import ORDERS
 
     files = numpy.full(100_000, 10_000)
     tracemalloc.start()
@@ -315,9 +315,9 @@ def _order() -> Iterator[str]:
 def _bytes() -> Iterator[str]:
     import numpy
 
+    from orchestrator.common.values import Steps
     from orchestrator.data.order import Epochs
-    from orchestrator.sampling.orders import ORDERS
-    from orchestrator.values import Steps
+    from orchestrator.data.sampling.orders import ORDERS
 
     lengths = numpy.random.RandomState(0).randint(50, 150, 400)
     ends = numpy.cumsum(lengths)

@@ -23,16 +23,16 @@ from orchestrator.numerics.determinism import prepare_environment
 
 prepare_environment()
 
-from orchestrator.control.shard_assignment import assign_shards  # noqa: E402
-from orchestrator.engine.member.heartbeat import Heartbeat  # noqa: E402
-from orchestrator.engine.member.time_account import TimeAccount  # noqa: E402
-from orchestrator.engine.worker import Generation, ProcessServices, Server, Worker  # noqa: E402
-from orchestrator.plan.resolve import resolve  # noqa: E402
+from orchestrator.comm.topologies import build_schedule  # noqa: E402
+from orchestrator.config.resolve import resolve  # noqa: E402
+from orchestrator.config.settings import load  # noqa: E402
+from orchestrator.controller.shard_assignment import assign_shards  # noqa: E402
 from orchestrator.records import times  # noqa: E402
 from orchestrator.records.progress import Activity  # noqa: E402
-from orchestrator.settings import load  # noqa: E402
-from orchestrator.topologies import build_schedule  # noqa: E402
-from tests.transports.memory import Hub, LocalRegions  # noqa: E402
+from orchestrator.worker.member.heartbeat import Heartbeat  # noqa: E402
+from orchestrator.worker.member.time_account import TimeAccount  # noqa: E402
+from orchestrator.worker.worker import Generation, ProcessServices, Server, Worker  # noqa: E402
+from tests.comm.transports.memory import Hub, LocalRegions  # noqa: E402
 
 LAYOUTS = [
     ("digits", 1, "ring"),

@@ -10,7 +10,7 @@ from typing import Any
 
 from campaign.kinds import storage
 
-_NOT_USED = "is not used"  # of a checkpoint (`checkpoints.catalog`)
+_NOT_USED = "is not used"  # of a checkpoint (`checkpoint.catalog`)
 
 
 def findings(fault: Mapping[str, Any], code: int | None) -> Iterator[str]:

@@ -7,7 +7,7 @@ from typing import Any
 
 from campaign import modes
 from campaign.kinds import memory
-from orchestrator.engine.step.checking import Checks
+from orchestrator.worker.step.checking import Checks
 
 
 def outcome(

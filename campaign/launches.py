@@ -50,7 +50,7 @@ _END_S: Final = 240.0
 _RECOVER_S: Final = 2 * modes.STEP_TIMEOUT_S  # twice the stated timeout, beside how long a fault holds
 _ASKED_S: Final = 3.0  # after which who was asked to end is killed
 _OPEN: Final = 1 << 40
-_MOST_FAILED_STARTS: Final = 1  # in a row: with the third no more are tried (`control.rendezvous.scaling`)
+_MOST_FAILED_STARTS: Final = 1  # in a row: with the third no more are tried (`controller.rendezvous.scaling`)
 
 
 @dataclass

@@ -3,7 +3,7 @@
     python -m campaign --lives 10000 --first 0       of each kind of run so many, from this seed on
 
 A life is one run from its first member to its end, in which members die, stall, lag, lose contact, find no room and are told to
-stop, in any order (`tests.control.simulated` says what is checked at each command). It takes some milliseconds.
+stop, in any order (`tests.controller.simulated` says what is checked at each command). It takes some milliseconds.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from functools import partial
 from random import Random
 from typing import Any, Final
 
-from orchestrator.control.controller import LISTEN_S
-from orchestrator.control.fault_attribution import LOSSES
+from orchestrator.controller.controller import LISTEN_S
+from orchestrator.controller.fault_attribution import LOSSES
 from orchestrator.errors import WorkerLost
-from tests.control.test_elastic import STEP_TIMEOUT_S, Run
+from tests.controller.test_elastic import STEP_TIMEOUT_S, Run
 
 KINDS: Final[dict[str, dict[str, bool]]] = {
     "whole replicas": {},

@@ -19,24 +19,24 @@ from typing import Any, Final
 from unittest.mock import patch
 
 from campaign import lives
-from orchestrator.checkpoints import catalog
-from orchestrator.control import fault_attribution, hand_over, membership
+from orchestrator.checkpoint import catalog
+from orchestrator.controller import fault_attribution, hand_over, membership
 from orchestrator.driver.run.checkpointing import Saving
-from orchestrator.engine import worker_hooks
-from orchestrator.engine.asynchronous.free_replica import FreeReplica
-from orchestrator.engine.between_steps.run_state import RunState
-from orchestrator.engine.member.claims import Board
-from orchestrator.engine.member.heartbeat import CalledOff, Heartbeat
-from orchestrator.engine.model import snapshot
-from orchestrator.engine.model.shard_states import ShardStates
-from orchestrator.privacy.keys import Keys
-from orchestrator.privacy.masks import Masks
+from orchestrator.optim.privacy.keys import Keys
+from orchestrator.optim.privacy.masks import Masks
 from orchestrator.records import lines
-from tests.control.simulated import World
-from tests.engine import pipelines
-from tests.engine.runs import Layout, train
+from orchestrator.worker import hooks
+from orchestrator.worker.asynchronous.free_replica import FreeReplica
+from orchestrator.worker.between_steps.run_state import RunState
+from orchestrator.worker.member.claims import Board
+from orchestrator.worker.member.heartbeat import CalledOff, Heartbeat
+from orchestrator.worker.model import snapshot
+from orchestrator.worker.model.shard_states import ShardStates
+from tests.controller.simulated import World
 from tests.virtual_cluster import plans as virtual_plans
 from tests.virtual_cluster import runs
+from tests.worker import pipelines
+from tests.worker.runs import Layout, train
 
 Hunt = Callable[[int], Any]  # the hunt by one seed; raises where something is found
 _MOST_S: Final = 240.0
@@ -180,7 +180,7 @@ def _commits_with_the_first_part(whole: Any, saving: Saving, entry: dict[str, An
 
 
 def _part_of(step: int, parts: Any) -> Any:
-    from orchestrator.checkpoints.manifest import Blob, Manifest
+    from orchestrator.checkpoint.manifest import Blob, Manifest
 
     values = next((dict(part["values"]) for part in parts if "values" in part), {})
     return Manifest(step, values, tuple(Blob.from_dict(part["blob"]) for part in parts))
@@ -315,7 +315,7 @@ MUTANTS: Final = (
     _virtual("the grid is not handed over", _around(RunState, "resumed", _with_a_new_grid)),
     _virtual(
         "what a dead worker had told its peers is not told by them",
-        _in_place_of(worker_hooks, "_is_of_the_run", lambda _: False),
+        _in_place_of(hooks, "_is_of_the_run", lambda _: False),
     ),
     _virtual("who comes begins one step too early", _around(RunState, "resumed", _one_step_earlier)),
     _virtual(

@@ -25,11 +25,11 @@ from typing import Any, Final, Protocol
 from campaign import hosts, leftovers
 from campaign.plans import Launch
 from campaign.proxies import Proxy
-from orchestrator.checkpoints.catalog import Catalog
-from orchestrator.checkpoints.storage import LocalFolder
+from orchestrator.checkpoint.catalog import Catalog
+from orchestrator.checkpoint.storage import LocalFolder
 from tests.cluster.conftest import wait_for_line
 from tests.projects import REPOSITORY
-from tests.tracking.server import Server
+from tests.provenance.tracking.server import Server
 
 MLFLOW: Final = "MLflow away"
 S3: Final = "S3 hangs"

@@ -22,7 +22,7 @@ from campaign.moments import NAMES, VARIABLE, Words
 _LOOK_S = (0.002, 0.01)  # between the first two looks at the gate, and between later ones at most
 _ALIVE_S = 0.05  # between two beats of one who waits at the gate
 _HOUR_S = 3600
-_SUMS = (1, *range(12, 64))  # SUM, LATTICE, LATTICE_KEYS and what compressions send (`engine.exchange.collectives`)
+_SUMS = (1, *range(12, 64))  # SUM, LATTICE, LATTICE_KEYS and what compressions send (`comm.collectives`)
 _OF_PHASE = {
     **dict.fromkeys(_SUMS, "sum"),
     0: "vote",
@@ -194,11 +194,11 @@ def _after(owner: Any, name: str, act: Callable[..., None]) -> None:
 
 
 def _wrap_member(traps: Traps) -> None:
-    from orchestrator.checkpoints import writer
-    from orchestrator.engine.loop import Loop
-    from orchestrator.engine.member.cancellation import CancellableTransport
-    from orchestrator.engine.member.heartbeat import Heartbeat
-    from orchestrator.engine.worker_hooks import WorkerHooks
+    from orchestrator.checkpoint import writer
+    from orchestrator.worker.hooks import WorkerHooks
+    from orchestrator.worker.loop import Loop
+    from orchestrator.worker.member.cancellation import CancellableTransport
+    from orchestrator.worker.member.heartbeat import Heartbeat
 
     _wrap_memory(traps)
     _wrap_clock(traps)
@@ -232,16 +232,16 @@ def _wrap_clock(traps: Traps) -> None:
 
 def _wrap_manifest(traps: Traps) -> None:
     """Of a worker of another build the model begins with other bits, so that it has prepared another run."""
-    from orchestrator.engine import worker
+    from orchestrator.worker import worker
 
     digest = worker.model_digest  # type: ignore[attr-defined]
     worker.model_digest = lambda model: "0" * 64 if traps.is_of_another_build else digest(model)  # type: ignore[attr-defined]
 
 
 def _wrap_memory(traps: Traps) -> None:
-    from orchestrator.engine.model.updater import Updater
-    from orchestrator.engine.step.local_steps import LocalSteps
-    from orchestrator.engine.step.shard_gradients import ShardGradients
+    from orchestrator.worker.model.updater import Updater
+    from orchestrator.worker.step.local_steps import LocalSteps
+    from orchestrator.worker.step.shard_gradients import ShardGradients
 
     for owner in (ShardGradients, LocalSteps):
         _flip_contributions(traps, owner)
@@ -269,7 +269,7 @@ def _flip_contributions(traps: Traps, owner: Any) -> None:
 
 
 def _wrap_driver(traps: Traps) -> None:
-    from orchestrator.checkpoints.catalog import Catalog
+    from orchestrator.checkpoint.catalog import Catalog
     from orchestrator.driver.run.event_sink import EventSink
     from orchestrator.driver.run.session import Session
 

@@ -3,11 +3,12 @@
 The names of `__all__` are public: CHANGELOG.md says what may change of them between versions.
 """
 
+from orchestrator import moved
 from orchestrator.api import Run, Staleness, launch, load_ensemble, look, staleness
+from orchestrator.data.files.dataset import Files
+from orchestrator.data.files.packed import Packed
+from orchestrator.data.files.stream import Stream
 from orchestrator.errors import OrchestratorError
-from orchestrator.files.dataset import Files
-from orchestrator.files.packed import Packed
-from orchestrator.files.stream import Stream
 from orchestrator.pipeline import Pipeline
 
 __all__ = [
@@ -23,4 +24,5 @@ __all__ = [
     "look",
     "staleness",
 ]
+moved.install()
 __version__ = "0.1.0"

@@ -1,4 +1,4 @@
-"""The command line, in a process of the warm pool where there is one (`orchestrator.forkserver`), else in this one."""
+"""The command line, in a process of the warm pool where there is one (`orchestrator.cluster.forkserver`), else in this one."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ import sys
 
 def main() -> int:
     """The exit code of the command."""
-    from orchestrator.commands import surroundings
+    from orchestrator.cli import surroundings
 
     surroundings.prepare()
-    from orchestrator.forkserver import handing_over
+    from orchestrator.cluster.forkserver import handing_over
 
-    code = handing_over.handed_over(sys.argv, "orchestrator.commands.line")
+    code = handing_over.handed_over(sys.argv, "orchestrator.cli.line")
     if code is not None:
         return code
-    from orchestrator.commands import line
+    from orchestrator.cli import line
 
     return line.main()
 

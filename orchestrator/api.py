@@ -11,8 +11,8 @@ from orchestrator.records import rests
 from orchestrator.records.rests import Staleness
 
 if TYPE_CHECKING:
-    from orchestrator.commands.look import Look
-    from orchestrator.engine.ensemble.model import EnsembleModel
+    from orchestrator.experiments.look import Look
+    from orchestrator.worker.ensemble.model import EnsembleModel
 
 _TRUST = "trust=true"
 __all__ = ["Run", "Staleness", "launch", "load_ensemble", "look", "staleness"]
@@ -42,18 +42,18 @@ def launch(
     is refused or fails.
     """
     from orchestrator.cluster.sessions.environment import prepare_environment
+    from orchestrator.config.settings import load, origins
     from orchestrator.numerics import determinism
-    from orchestrator.settings import load, origins
 
     determinism.prepare_environment()
     given = [_named(conf) if isinstance(conf, Mapping) else str(conf)]
     trusted, overrides = _TRUST in overrides, tuple(each for each in overrides if each != _TRUST)
     settings = load(given, overrides)
     prepare_environment(settings.cluster.address)
-    from orchestrator.commands.launch import launch as story  # imports ray, which reads the environment
-    from orchestrator.commands.tune import tune
+    from orchestrator.driver.launch import launch as story  # imports ray, which reads the environment
+    from orchestrator.experiments.tuning import choosing
 
-    settings, where, tuning = tune.decided(settings, origins(given, overrides), trusted=trusted)
+    settings, where, tuning = choosing.decided(settings, origins(given, overrides), trusted=trusted)
     run_id, outcome = story.launch(settings, where, on_event=on_event, tuning=tuning, trusted=trusted)
     if outcome.error is not None:
         raise outcome.error
@@ -72,7 +72,7 @@ def look(
     name, None to see which there are; first, count: of its elements, in the order of memory. uri: of the MLflow store, None for
     the project's. The project is the working directory of the run. Raises OrchestratorError where there is nothing to see.
     """
-    from orchestrator.commands import look as story
+    from orchestrator.experiments import look as story
 
     return story.look(run_id, parameter, first=first, count=count, uri=uri)
 
@@ -85,7 +85,7 @@ def load_ensemble(folder: str | Path, *, combine: str | None = None) -> Ensemble
     combination that the folder names, required where that is `package.module:name`: it would be called, whoever wrote the
     folder. Raises OrchestratorError where there is no ensemble, or its files are damaged.
     """
-    from orchestrator.engine.ensemble.saved import load
+    from orchestrator.worker.ensemble.saved import load
 
     return load(Path(folder), combine)
 
@@ -98,7 +98,7 @@ def staleness(run_id: str, *, uri: str | None = None) -> list[Staleness]:
     """
     from orchestrator.driver.folders import project_folder
     from orchestrator.driver.recording.recorded import Recorded
-    from orchestrator.tracking import Store
+    from orchestrator.provenance.tracking import Store
 
     folder = project_folder(Path.cwd())
     return rests.staleness(Recorded.find(Store.with_run(uri, folder, run_id), folder, run_id).rests() or [])

@@ -21,7 +21,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from orchestrator import references
+from orchestrator.common import import_string
 from orchestrator.errors import ConfigurationError, OrchestratorError, PipelineRaised, StopsWaiting
 
 if TYPE_CHECKING:
@@ -192,7 +192,7 @@ def find(target: str, args: Mapping[str, Any]) -> type[Pipeline]:
 
     Raises ConfigurationError: no such module or class, not a pipeline, a method missing, arguments that do not fit.
     """
-    found = references.find("pipeline.target", target, "class")
+    found = import_string.find("pipeline.target", target, "class")
     if not (inspect.isclass(found) and issubclass(found, Pipeline)):
         raise ConfigurationError([f"pipeline.target: {target} is not a subclass of orchestrator.Pipeline"])
     missing = [name for name in ("model", "datasets", "loss") if not defines(found, name)]

@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 import orchestrator
-from orchestrator.settings import Settings, load
+from orchestrator.config.settings import Settings, load
 from tests import house
 from tests.test_architecture import FLOORS
 
@@ -75,7 +75,7 @@ def test_the_picture_of_the_house_is_what_the_imports_give() -> None:
 
 
 def test_a_picture_leaves_out_what_others_imply() -> None:
-    assert {"commands"} == house.unimplied("__main__")
+    assert {"cli"} == house.unimplied("__main__")
     for floor in FLOORS:
         reached = set(house.unimplied(floor))
         reached |= {below for each in reached for below in house.below(each)}

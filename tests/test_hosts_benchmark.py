@@ -9,7 +9,7 @@ import pytest
 
 from benchmarks import namespaces
 from benchmarks.hosts import DDP, Case, Course, course_of, draw, main, parsed, table
-from orchestrator.topologies import TOPOLOGIES
+from orchestrator.comm.topologies import TOPOLOGIES
 
 CASE = Case(2, 1, "mlp", "even")
 

@@ -16,11 +16,11 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator import locks
+from orchestrator.common import locks
+from orchestrator.data.files.cache import Cache
 from orchestrator.driver.folders import RunFolder
 from orchestrator.driver.terminal import signals
 from orchestrator.errors import Interrupted, UsageError
-from orchestrator.files.cache import Cache
 from orchestrator.provenance.code import checkout
 
 PACKAGE = Path(locks.__file__).parent

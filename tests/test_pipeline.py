@@ -12,9 +12,9 @@ import pytest
 import torch
 
 from orchestrator import Pipeline
-from orchestrator.engine.member.heartbeat import CalledOff
 from orchestrator.errors import ConfigurationError, PipelineRaised
 from orchestrator.pipeline import defines, find, naming
+from orchestrator.worker.member.heartbeat import CalledOff
 
 Write = Callable[[str], str]
 

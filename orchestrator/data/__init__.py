@@ -1,5 +1,5 @@
-"""Which samples a micro-batch holds, fetching them, and describing them. The tables of `orchestrator.sampling` say what a shard
-may draw from and how likely each sample is; here they are asked, and their answers become rows of micro-batches.
+"""Which samples a micro-batch holds, fetching them, and describing them. The tables of `orchestrator.data.sampling` say what a
+shard may draw from and how likely each sample is; here they are asked, and their answers become rows of micro-batches.
 
     labels.py                      what the pipeline says of its samples, which the tables ask for
     division.py                    what each client owns, by the tables

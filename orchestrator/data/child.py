@@ -1,7 +1,7 @@
 """A process that runs a module of this package for its parent, with a pipe to it and one back.
 
 It is started as Python starts it, which takes a second or two to import torch. Another way of starting it is given by the
-process of a worker (`forkserver.children`).
+process of a worker (`cluster.forkserver.children`).
 """
 
 from __future__ import annotations

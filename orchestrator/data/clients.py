@@ -25,11 +25,11 @@ from collections.abc import Sequence
 import numpy
 import torch
 
+from orchestrator.common.values import Span
 from orchestrator.data.division import Part
 from orchestrator.data.drawn import Drawn
 from orchestrator.errors import ConfigurationError
 from orchestrator.numerics import streams
-from orchestrator.values import Span
 
 _PASSES_KEPT = 16  # the present ones, and those that are fetched ahead
 _ROUNDS_KEPT = 4

@@ -11,15 +11,15 @@ from typing import Any
 
 import numpy
 
+from orchestrator.common.import_string import raised
+from orchestrator.common.registry import Variant
 from orchestrator.data.labels import Labels
 from orchestrator.data.plan import Data
+from orchestrator.data.sampling.orders import COMPUTED
+from orchestrator.data.sampling.partitions import PARTITIONS
+from orchestrator.data.sampling.population import Population, Real, Whole
+from orchestrator.data.sampling.samplings import SAMPLINGS, misfit
 from orchestrator.errors import ConfigurationError, OrchestratorError
-from orchestrator.references import raised
-from orchestrator.sampling.orders import COMPUTED
-from orchestrator.sampling.partitions import PARTITIONS
-from orchestrator.sampling.population import Population, Real, Whole
-from orchestrator.sampling.samplings import SAMPLINGS, misfit
-from orchestrator.table import Variant
 
 _MOST_LABELS, _MOST_CLIENTS = 20, 1000
 

@@ -20,9 +20,9 @@ from dataclasses import dataclass
 import numpy
 import torch
 
+from orchestrator.common.values import Steps
 from orchestrator.data.division import Part
 from orchestrator.numerics import streams
-from orchestrator.values import Steps
 
 
 @dataclass(frozen=True)

@@ -12,10 +12,10 @@ from typing import Any
 import numpy
 import torch
 
+from orchestrator.data.sampling.population import Population, Real, Whole
 from orchestrator.errors import ConfigurationError, PipelineRaised
 from orchestrator.numerics import streams
 from orchestrator.pipeline import Pipeline, naming
-from orchestrator.sampling.population import Population, Real, Whole
 
 _LABELS = "return one whole number, text, true or false for each training sample, as a tensor, a list or an array"
 _WEIGHTS = "return one number for each training sample, 0 or more, as a tensor, a list or an array"

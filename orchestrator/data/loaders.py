@@ -33,10 +33,10 @@ import torch
 from orchestrator.data import mixture, watching
 from orchestrator.data.child import Start, Started
 from orchestrator.data.fetching import fetch
+from orchestrator.data.files import cache, waiting
+from orchestrator.data.files.waiting import Taken
 from orchestrator.data.plan import Declared
 from orchestrator.errors import Inconsistent, OrchestratorError, PipelineRaised, RunFailed, from_dict
-from orchestrator.files import cache, waiting
-from orchestrator.files.waiting import Taken
 from orchestrator.numerics import determinism, digests, streams
 from orchestrator.pipeline import Pipeline, find, naming
 from orchestrator.records.reads import Reads
@@ -64,7 +64,7 @@ class Recipe:
     threads: int
     arithmetic: determinism.Arithmetic = "native"
     data_seed: int | None = None  # of datasets(), where it is not that of the run
-    cache: tuple[int, str | None, float] | None = None  # of files from elsewhere, as `files.cache.use` takes it
+    cache: tuple[int, str | None, float] | None = None  # of files from elsewhere, as `data.files.cache.use` takes it
     inputs: tuple[str, ...] = ()  # those that the settings declare
     variables: tuple[str, ...] = ()  # likewise
 

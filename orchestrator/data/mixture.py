@@ -1,7 +1,7 @@
 """A training set of several sources, `data.mixture: {a: 0.7, b: 0.3}`: what `datasets()` returns as {"a": ..., "b": ...}.
 
-Which source a row comes from is `sampling/mixtures.py`. Each source is gone through in epochs of its own, in the order that
-`data.order` names: of each epoch a shard has a run of its own (`Turns.run`), so that in an epoch of all shards every
+Which source a row comes from is `data/sampling/mixtures.py`. Each source is gone through in epochs of its own, in the order
+that `data.order` names: of each epoch a shard has a run of its own (`Turns.run`), so that in an epoch of all shards every
 sample comes once.
 """
 
@@ -16,12 +16,12 @@ from typing import Any, Protocol
 import numpy
 import torch
 
+from orchestrator.data.files.ahead import Several
+from orchestrator.data.files.dataset import spread
+from orchestrator.data.sampling.mixtures import Pattern, counts_of
+from orchestrator.data.sampling.orders import Epochs, Order
 from orchestrator.errors import PipelineRaised
-from orchestrator.files.ahead import Several
-from orchestrator.files.dataset import spread
 from orchestrator.numerics import streams
-from orchestrator.sampling.mixtures import Pattern, counts_of
-from orchestrator.sampling.orders import Epochs, Order
 
 _MOST_ROWS = 1 << 32  # of a micro-batch
 

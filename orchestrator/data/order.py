@@ -4,8 +4,8 @@ An epoch visits every sample once. Step t takes the next rows, as many as its ba
 left. A step's rows are dealt to its shards in contiguous runs whose lengths differ by at most one, so a last batch that is not
 full is uneven, and shards are empty when it has fewer rows than there are shards.
 
-How many rows a step has is a function of the step (`values.Steps`). In which order an epoch visits the samples is a table
-(`sampling/orders.py`), which asks here for positions.
+How many rows a step has is a function of the step (`common.values.Steps`). In which order an epoch visits the samples is a
+table (`data/sampling/orders.py`), which asks here for positions.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from typing import Any
 
 import torch
 
+from orchestrator.common.values import Steps
 from orchestrator.numerics import streams
-from orchestrator.values import Steps
 
 
 @dataclass(frozen=True)

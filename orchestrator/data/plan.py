@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from orchestrator.table import Variant
-from orchestrator.values import Span, Steps
+from orchestrator.common.registry import Variant
+from orchestrator.common.values import Span, Steps
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class Data:
 
     @property
     def cache(self) -> tuple[int, str | None, float]:
-        """As `files.cache.use` takes it."""
+        """As `data.files.cache.use` takes it."""
         return self.cache_bytes, self.cache_folder, self.store_timeout_s
 
 

@@ -19,13 +19,13 @@ from collections.abc import Sequence
 
 import numpy
 
+from orchestrator.common.values import Span, Steps
 from orchestrator.data.clients import ClientSampler
 from orchestrator.data.division import Part
 from orchestrator.data.drawn import Drawn
 from orchestrator.data.plan import Data
 from orchestrator.errors import ConfigurationError, Inconsistent
-from orchestrator.privacy.keys import Keys
-from orchestrator.values import Span, Steps
+from orchestrator.optim.privacy.keys import Keys
 
 _STRIDE = 1 << 20
 _ROUNDS_KEPT = 4

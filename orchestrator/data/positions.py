@@ -1,4 +1,4 @@
-"""Which samples of its stream a shard takes (`files.stream.Stream`): a function of step and shard, as everywhere."""
+"""Which samples of its stream a shard takes (`data.files.stream.Stream`): a function of step and shard, as everywhere."""
 
 from __future__ import annotations
 

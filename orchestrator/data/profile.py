@@ -17,8 +17,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
+from orchestrator.data.files.stream import Stream
 from orchestrator.data.sketch import Floats, Places, Sketches, spaced
-from orchestrator.files.stream import Stream
 
 LIMIT, ELEMENTS = 64, 1 << 16
 _MOST_ITEMS, _ALL_ELEMENTS = 512, 1 << 18  # of small items more are read, while all together have so many elements

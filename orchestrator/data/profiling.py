@@ -16,9 +16,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from orchestrator.data import mixture
+from orchestrator.data.files import cache
 from orchestrator.data.profile import profile
 from orchestrator.errors import OrchestratorError
-from orchestrator.files import cache
 from orchestrator.numerics import determinism, streams
 from orchestrator.pipeline import find, naming
 
@@ -26,7 +26,7 @@ _NICENESS = 10  # training goes first
 
 
 class Profiling:
-    """A profile under way. files: the cache of files from elsewhere, as `files.cache.use` takes it."""
+    """A profile under way. files: the cache of files from elsewhere, as `data.files.cache.use` takes it."""
 
     def __init__(
         self, target: str, args: Mapping[str, Any], seed: int, files: tuple[int, str | None, float] | None = None

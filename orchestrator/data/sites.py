@@ -13,8 +13,8 @@ import numpy
 
 from orchestrator.data.division import Division
 from orchestrator.data.plan import Data
+from orchestrator.data.sampling.population import Whole
 from orchestrator.errors import ConfigurationError, Inconsistent
-from orchestrator.sampling.population import Whole
 
 
 class Attendance:

@@ -28,10 +28,10 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+from orchestrator.data.files import waiting
+from orchestrator.data.files.cache import folder as cache_folder
+from orchestrator.data.files.dataset import CHECKED
 from orchestrator.data.plan import Declared
-from orchestrator.files import waiting
-from orchestrator.files.cache import folder as cache_folder
-from orchestrator.files.dataset import CHECKED
 from orchestrator.records.reads import File, Reads, Value, holds, is_below, recorded
 
 _MOST_FILES = 10_000

@@ -11,8 +11,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from orchestrator import locks
-from orchestrator.checkpoints.storage import sync_folder
+from orchestrator.checkpoint.storage import sync_folder
+from orchestrator.common import locks
 from orchestrator.errors import ConfigurationError, UsageError
 
 NAME = ".orchestrator"

@@ -19,7 +19,7 @@ from typing import Any, Final
 
 import llvmlite.binding as llvm
 
-from orchestrator import caches
+from orchestrator.common import file_cache
 
 _LONG, _DOUBLE, _BOOL, _AT = ctypes.c_int64, ctypes.c_double, ctypes.c_bool, ctypes.c_void_p
 _KINDS: Final[Mapping[str, Any]] = {"float64": ctypes.c_double, "float32": ctypes.c_float}  # of the total: exact, fast
@@ -143,11 +143,11 @@ def load() -> Loops:
     llvm.initialize_native_target()
     llvm.initialize_native_asmprinter()
     name = f"loops-{_version()}.o"
-    kept = caches.read(_folders(), name)
+    kept = file_cache.read(_folders(), name)
     if kept is not None:
         return Loops(_unpacked(kept))
     objects = _made()
-    caches.keep(_folders(), name, _packed(objects))
+    file_cache.keep(_folders(), name, _packed(objects))
     return Loops(objects)
 
 
@@ -165,7 +165,7 @@ def _version() -> str:
 
 
 def _folders() -> Iterator[Path]:
-    return caches.folders(__file__)
+    return file_cache.folders(__file__)
 
 
 def _packed(objects: Mapping[str, bytes]) -> bytes:

@@ -80,7 +80,7 @@ def parse(values: Sequence[int] | None) -> Progress | None:
 
 
 def in_words(progress: Progress | None) -> str:
-    """To follow a verb."""
+    """To follow a command."""
     if progress is None:
         return "with the initial state"
     steps = f"after {progress.steps} step{'s' * (progress.steps != 1)}"

@@ -12,7 +12,7 @@ _FRAME: Final = re.compile(r'  File "(.*)", line (\d+) in (.*)')
 _SPIED_FRAME: Final = re.compile(r"    (.*) \((.*):(\d+)\)")
 _SPIED_THREAD: Final = re.compile(r"Thread .*\(.*\).*")
 _THREAD: Final = re.compile(r"(?:Current t|T)hread 0x[0-9a-f]+(?: \[.*\])? \(most recent call first\):")
-_ENGINE: Final = "/orchestrator/engine/"
+_ENGINE: Final = "/orchestrator/worker/"
 _INSTALLED: Final = ("/site-packages/", "/dist-packages/")
 
 

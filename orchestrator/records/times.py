@@ -1,6 +1,6 @@
 """Where the time of a run goes: what members report of it, added up, as shares, and as a timeline to be looked at. Pure.
 
-A member reports windows of time, each of some steps (`engine.member.time_account`). What it does at any moment is one of:
+A member reports windows of time, each of some steps (`worker.member.time_account`). What it does at any moment is one of:
 
     compute      the micro-batches of its shards: their data, forward, backward, rounding onto the grid
     wait         until slower members have come as far: blocked in a vote, at a rest, at the border of a stage

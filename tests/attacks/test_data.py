@@ -18,12 +18,12 @@ import pytest
 import yaml
 
 from orchestrator import Files, load_ensemble
+from orchestrator.data.files import cache, manifest
+from orchestrator.data.files.index import Kept, index
+from orchestrator.data.files.manifest import File, Manifest
+from orchestrator.data.files.places import place_of
+from orchestrator.data.files.readers.litdata import litdata
 from orchestrator.errors import ConfigurationError, DataDamaged, OrchestratorError, UsageError
-from orchestrator.files import cache, manifest
-from orchestrator.files.index import Kept, index
-from orchestrator.files.manifest import File, Manifest
-from orchestrator.files.places import place_of
-from orchestrator.files.readers.litdata import litdata
 from orchestrator.provenance.data import dvc_files, restoring
 from orchestrator.provenance.data.dvc_files import Out, Storage
 from orchestrator.provenance.data.listing import stored
@@ -99,7 +99,7 @@ def test_a_list_that_names_another_reader_than_the_pipeline_is_refused(tmp_path:
 def test_a_reader_that_the_pipeline_names_reads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "own").mkdir()
     (tmp_path / "own" / "own_reader.py").write_text(
-        "from orchestrator.files.readers.jsonl import jsonl\n\ndef rows(path, name):\n    return jsonl(path, name)\n"
+        "from orchestrator.data.files.readers.jsonl import jsonl\n\ndef rows(path, name):\n    return jsonl(path, name)\n"
     )
     monkeypatch.syspath_prepend(str(tmp_path / "own"))
     (tmp_path / "mine").mkdir()

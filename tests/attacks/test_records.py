@@ -16,14 +16,14 @@ from typing import Any
 
 import pytest
 
+from orchestrator.config.settings import load, to_yaml
 from orchestrator.driver.folders import RunFolder
 from orchestrator.driver.recording import trust
 from orchestrator.driver.recording.recorded import Recorded
 from orchestrator.errors import ConfigurationError, NotRerunnable, OrchestratorError, UsageError
 from orchestrator.provenance.crates import crate, statement
 from orchestrator.provenance.environment import packages
-from orchestrator.settings import load, to_yaml
-from orchestrator.tracking import Past
+from orchestrator.provenance.tracking import Past
 from tests.attacks import strangers
 from tests.attacks.strangers import NODE, SETTINGS
 
@@ -119,7 +119,7 @@ def test_settings_that_grow_when_they_are_read_are_refused(tmp_path: Path, bomb:
     code = (
         "import resource; resource.setrlimit(resource.RLIMIT_CPU, (30, 30))\n"
         "resource.setrlimit(resource.RLIMIT_DATA, (1 << 30, 1 << 30))\n"
-        "from orchestrator.settings import load\nfrom orchestrator.errors import ConfigurationError\n"
+        "from orchestrator.config.settings import load\nfrom orchestrator.errors import ConfigurationError\n"
         "try:\n    load(['settings.yaml'], [])\nexcept ConfigurationError as error:\n    print(str(error)[:300])"
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False)

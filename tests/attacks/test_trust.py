@@ -14,26 +14,26 @@ from typing import Any
 import pytest
 
 from orchestrator import staleness
-from orchestrator.commands.compare import compare
-from orchestrator.commands.export import Wanted, export
-from orchestrator.commands.jobs.once import once
-from orchestrator.commands.launch.dry_run import dry_run
-from orchestrator.commands.launch.launch import launch
-from orchestrator.commands.launch.resume import resume
-from orchestrator.commands.rerun import run as rerun
-from orchestrator.commands.rerun.sweep import rerun_sweep
-from orchestrator.commands.runs import runs
-from orchestrator.commands.sweep.sweep import resume_sweep
-from orchestrator.commands.tune.tune import tune
-from orchestrator.commands.watch import watch
+from orchestrator.cli.compare import compare
+from orchestrator.cli.export import Wanted, export
+from orchestrator.cli.jobs.once import once
+from orchestrator.cli.runs import runs
+from orchestrator.cli.watch import watch
+from orchestrator.config.settings import load
+from orchestrator.config.settings.schema import TABLES, path_of
 from orchestrator.driver.before_start import begin
 from orchestrator.driver.before_start.others import Untrusted, is_own
 from orchestrator.driver.folders import project_folder
+from orchestrator.driver.launch.dry_run import dry_run
+from orchestrator.driver.launch.launch import launch
+from orchestrator.driver.launch.resume import resume
 from orchestrator.errors import ConfigurationError, NotRerunnable, UsageError
-from orchestrator.settings import load
-from orchestrator.settings.schema import TABLES, path_of
-from orchestrator.tracking import KIND, PARENT, Past, Store
-from orchestrator.tracking.store import HOST, USER
+from orchestrator.experiments.rerun import run as rerun
+from orchestrator.experiments.rerun.sweep import rerun_sweep
+from orchestrator.experiments.sweep.sweep import resume_sweep
+from orchestrator.experiments.tuning.choosing import tune
+from orchestrator.provenance.tracking import KIND, PARENT, Past, Store
+from orchestrator.provenance.tracking.store import HOST, USER
 from tests.attacks import strangers
 from tests.attacks.strangers import EXECUTED, NODE, SETTINGS, TARGET
 from tests.attacks.test_bundles import bundle_of
@@ -158,18 +158,20 @@ def test_what_others_launched_in_a_shared_store_asks_whatever_the_verb(here: Pat
     shared = Shared(here)
     finished, killed = shared.launched("FINISHED"), shared.launched("KILLED")
     swept, left = shared.sweep("FINISHED"), shared.sweep("KILLED")
-    verbs: dict[str, Callable[[], object]] = {
+    commands: dict[str, Callable[[], object]] = {
         "rerun=RUN": lambda: rerun.rerun(finished.run_id, [], None, rerun.Wanted()),
         "resume=RUN": lambda: resume(killed.run_id, [], None),
         "rerun=SWEEP": lambda: rerun_sweep(swept, [], None, check_environment=True),
         "resume=SWEEP": lambda: resume_sweep(left, [], None),
     }
-    for verb, call in verbs.items():
+    for command, call in commands.items():
         with pytest.raises(Untrusted) as error:
             call()
-        assert f"was launched by mallory, and a {verb.partition('=')[0]} executes its code" in error.value.message, verb
+        assert f"was launched by mallory, and a {command.partition('=')[0]} executes its code" in error.value.message, (
+            command
+        )
         assert f"pipeline: {TARGET}" in error.value.message
-        if "SWEEP" in verb:
+        if "SWEEP" in command:
             assert "stranger_module:Ring" in error.value.message
             assert "stranger_module:few" in error.value.message
     with pytest.raises(UsageError, match="of job nightly was launched by mallory"):

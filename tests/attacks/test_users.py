@@ -26,13 +26,13 @@ from typing import Any
 
 import pytest
 
-from orchestrator import locks
 from orchestrator.cluster.sessions import folders
+from orchestrator.common import locks
+from orchestrator.data.files.cache import Cache
 from orchestrator.driver.folders import RunFolder
-from orchestrator.files.cache import Cache
 from orchestrator.provenance.code import checkout
-from tests.commands.alone import Alone, alone, assert_as_alone
-from tests.commands.watching import WatchedRun
+from tests.cli.alone import Alone, alone, assert_as_alone
+from tests.cli.watching import WatchedRun
 from tests.projects import MARK, Project, make_digits
 
 RUN = ("conf=digits", "run.steps=1500", "evaluation.every=100", "cluster.workers=2", "output=json")

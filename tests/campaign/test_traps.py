@@ -148,8 +148,8 @@ def test_only_processes_under_test_have_traps(monkeypatch: pytest.MonkeyPatch) -
 
 def test_phases_are_those_of_the_engine() -> None:
     """The numbers that messages carry, by the names that the engine has for them."""
-    from orchestrator.engine.exchange import collectives
-    from orchestrator.engine.stages import messages
+    from orchestrator.comm import collectives
+    from orchestrator.worker.pipeline_parallel import messages
 
     of = traps._OF_PHASE
     assert of[collectives.VOTE] == "vote"

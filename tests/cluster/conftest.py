@@ -21,7 +21,7 @@ from typing import Literal
 
 import pytest
 
-from tests.commands.alone import Alone, alone
+from tests.cli.alone import Alone, alone
 from tests.projects import PATIENCE_S, REPOSITORY, Project, make_digits
 
 SHORT = ("conf=digits", "run.steps=12", "evaluation.every=5", "output=json")

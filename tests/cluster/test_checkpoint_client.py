@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.checkpoints.catalog import Catalog
-from orchestrator.checkpoints.storage import open_storage
+from orchestrator.checkpoint.catalog import Catalog
+from orchestrator.checkpoint.storage import open_storage
 from orchestrator.cluster.actors.checkpoint_client import CheckpointClient
 from orchestrator.errors import CheckpointDamaged
-from tests.checkpoints.stores import events, example, same
+from tests.checkpoint.stores import events, example, same
 
 
 @pytest.mark.parametrize("how", ["gone", "cut", "not a file"])

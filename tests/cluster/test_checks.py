@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.cli.test_checks import EVERY, FIRST, HANGS, WRONG, assert_alike, journal_of, with_pipeline
 from tests.cluster.conftest import Joined
-from tests.commands.test_checks import EVERY, FIRST, HANGS, WRONG, assert_alike, journal_of, with_pipeline
 
 pytestmark = [pytest.mark.long, pytest.mark.ray]
 

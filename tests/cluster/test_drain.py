@@ -13,10 +13,10 @@ from dataclasses import replace
 
 import pytest
 
+from tests.cli.alone import Alone, alone, assert_as_alone
+from tests.cli.test_checks import SLOW, with_pipeline
+from tests.cli.watching import WatchedRun
 from tests.cluster.conftest import Joined, raylets, wait_for_line
-from tests.commands.alone import Alone, alone, assert_as_alone
-from tests.commands.test_checks import SLOW, with_pipeline
-from tests.commands.watching import WatchedRun
 from tests.projects import REPOSITORY, Project
 
 pytestmark = [pytest.mark.long, pytest.mark.ray]

@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
+from tests.cli.alone import Alone, alone, assert_as_alone
+from tests.cli.watching import WatchedRun
 from tests.cluster.conftest import SHORT, some_hosts
-from tests.commands.alone import Alone, alone, assert_as_alone
-from tests.commands.watching import WatchedRun
 from tests.projects import Project
 
 

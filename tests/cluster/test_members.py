@@ -12,10 +12,10 @@ from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError
 
 from orchestrator.cluster.actors import members
 from orchestrator.cluster.actors.members import ActorPlacement, Members
-from orchestrator.engine.member.crash_record import CrashRecord
+from orchestrator.config.resolve import resolve
+from orchestrator.config.settings import load
 from orchestrator.errors import RunFailed, WorkerLost
-from orchestrator.plan.resolve import resolve
-from orchestrator.settings import load
+from orchestrator.worker.member.crash_record import CrashRecord
 
 
 class SlowRay:

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.cli.alone import Alone, alone, assert_as_alone, trace_of
+from tests.cli.watching import WatchedRun
 from tests.cluster.conftest import SHORT, Joined, raylets
-from tests.commands.alone import Alone, alone, assert_as_alone, trace_of
-from tests.commands.watching import WatchedRun
 from tests.projects import PATIENCE_S, Project
 
 pytestmark = pytest.mark.ray

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.cli.watching import WatchedRun
 from tests.cluster.clinics import WATCHED
 from tests.cluster.conftest import raylets
-from tests.commands.watching import WatchedRun
 from tests.projects import Project
 
 pytestmark = [pytest.mark.long, pytest.mark.ray]

@@ -16,10 +16,10 @@ import pytest
 
 from orchestrator.cluster.actors.standby import is_lost
 from orchestrator.records.lines import read
+from tests.cli.test_rerun import points, shell, write
 from tests.cluster.conftest import Hosts, some_hosts
-from tests.commands.test_rerun import points, shell, write
 from tests.projects import PATIENCE_S, Project
-from tests.tracking.server import Server
+from tests.provenance.tracking.server import Server
 
 T = TypeVar("T")
 
@@ -44,7 +44,7 @@ def test_only_a_node_that_ray_holds_for_dead_is_lost() -> None:
 def study(place: Path, conf: str) -> Project:
     """Whose data only DVC's remote has, beside its own folder."""
     project = Project(place / "project")
-    text = (Path(__file__).parents[1] / "commands" / "study.py").read_text()
+    text = (Path(__file__).parents[1] / "cli" / "study.py").read_text()
     write(project, {"study.py": text, "helper.py": "SCALE = 3.0\n", "conf/study.yaml": conf})
     write(project, {"data/points.csv": points(1)})
     shell(

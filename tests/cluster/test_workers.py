@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from ray._private import services
 
-from orchestrator import tried
+from orchestrator.cluster.forkserver import client, places
 from orchestrator.cluster.sessions import workers
-from orchestrator.forkserver import client, places
+from orchestrator.common import tested_versions
 
 
 @pytest.fixture(autouse=True)
@@ -37,7 +37,7 @@ def test_who_does_not_want_it_and_another_ray_do_without(monkeypatch: pytest.Mon
     monkeypatch.setattr(places, "OfLaunch", lambda: pytest.fail("a server was begun"))
     usual = services.start_ray_process
     with monkeypatch.context() as other:
-        other.setattr(tried, "RAY", tried.Tried("ray", ("1.0",)))
+        other.setattr(tested_versions, "RAY", tested_versions.Tried("ray", ("1.0",)))
         with workers.forked(1.0) as server:
             assert (server, services.start_ray_process) == (None, usual)
     monkeypatch.setenv(workers.OFF, "0")

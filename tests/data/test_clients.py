@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from orchestrator.common.values import Span, Steps
 from orchestrator.data.clients import ClientSampler
 from orchestrator.data.division import Part
 from orchestrator.data.drawn import Drawn
 from orchestrator.errors import ConfigurationError
-from orchestrator.values import Span, Steps
 
 SIZES = st.lists(st.integers(0, 12), min_size=3, max_size=12).filter(lambda sizes: sum(map(bool, sizes)) >= 3)
 LOCALS = st.one_of(

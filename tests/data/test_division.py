@@ -9,14 +9,14 @@ import pytest
 import torch
 from torch.utils.data import Dataset, TensorDataset
 
+from orchestrator.common.values import Steps
+from orchestrator.config.plan import Data, Variant
 from orchestrator.data.division import divide
 from orchestrator.data.labels import Labels
+from orchestrator.data.sampling import samplings
+from orchestrator.data.sampling.partitions import laws
 from orchestrator.errors import ConfigurationError, OrchestratorError, PipelineRaised
 from orchestrator.pipeline import Pipeline
-from orchestrator.plan import Data, Variant
-from orchestrator.sampling import samplings
-from orchestrator.sampling.partitions import laws
-from orchestrator.values import Steps
 
 LABELS = [3, 1, 1, 3, 7, 1]
 

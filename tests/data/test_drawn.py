@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from orchestrator.common.values import Steps
 from orchestrator.data.division import Part
 from orchestrator.data.drawn import Drawn, PassSampler, WeightedSampler
-from orchestrator.values import Steps
 from tests.data.test_order import changing
 
 

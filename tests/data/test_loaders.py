@@ -13,19 +13,19 @@ from pathlib import Path
 import pytest
 import torch
 
+from orchestrator.cluster.forkserver import client, places
+from orchestrator.cluster.forkserver.children import child
+from orchestrator.common.values import Steps
 from orchestrator.data.loaders import Key, Loaders, Recipe, upcoming
 from orchestrator.data.order import Epochs
+from orchestrator.data.sampling.orders import shuffled
 from orchestrator.errors import Inconsistent, PipelineRaised, RunFailed
-from orchestrator.forkserver import client, places
-from orchestrator.forkserver.children import child
-from orchestrator.sampling.orders import shuffled
-from orchestrator.values import Steps
-from tests.engine import faulty
-from tests.engine import pipelines as p
-from tests.engine.runs import ONE, Layout, train
 from tests.products import thinned
+from tests.worker import faulty
+from tests.worker import pipelines as p
+from tests.worker.runs import ONE, Layout, train
 
-RECIPE = Recipe("tests.engine.pipelines:Augmented", {}, seed=3, threads=1)
+RECIPE = Recipe("tests.worker.pipelines:Augmented", {}, seed=3, threads=1)
 KEYS = [Key(step, shard, tuple(range(shard, shard + 3))) for step in range(2) for shard in range(2)]
 
 
@@ -129,7 +129,7 @@ def test_loaders_that_die_are_replaced_and_no_bit_changes() -> None:
 @pytest.mark.ray
 @pytest.mark.usefixtures("way")
 def test_a_micro_batch_that_ends_every_loader_is_named() -> None:
-    loaders = Loaders(Recipe("tests.engine.faulty:EndsItsReader", {}, seed=3, threads=1), 1, start=child)
+    loaders = Loaders(Recipe("tests.worker.faulty:EndsItsReader", {}, seed=3, threads=1), 1, start=child)
     loaders.batch(KEYS[0], iter(()))
     with pytest.raises(RunFailed, match=r"step 0, shard 1: 3 loader .* with code 7"):
         loaders.batch(KEYS[1], iter(()))

@@ -10,10 +10,10 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from orchestrator.common.values import Steps
 from orchestrator.data.fetching import fetch
 from orchestrator.data.order import Epochs, EvaluationBatches
-from orchestrator.sampling.orders import shuffled
-from orchestrator.values import Steps
+from orchestrator.data.sampling.orders import shuffled
 
 orders = st.builds(
     Epochs,

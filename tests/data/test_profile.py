@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 from torch.utils.data import TensorDataset
 
 from orchestrator import Files, Stream
+from orchestrator.data.files.index import index
 from orchestrator.data.profile import LIMIT, profile
-from orchestrator.files.index import index
 
 
 def test_pairs_of_images_and_classes() -> None:

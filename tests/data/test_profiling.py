@@ -11,12 +11,12 @@ import pytest
 import torch
 from torch.utils.data import TensorDataset
 
+from orchestrator.config.plan import Compute, Run, Source
 from orchestrator.data.drift import compare
 from orchestrator.data.profile import profile
 from orchestrator.data.profiling import Profiling
 from orchestrator.driver.recording.predecessor import Predecessor
 from orchestrator.driver.run.drift_watch import DriftWatch
-from orchestrator.plan import Compute, Run, Source
 
 pytestmark = pytest.mark.slow
 MODULE = """

@@ -13,12 +13,12 @@ import torch
 from torch import nn
 
 from orchestrator import Files, Pipeline
+from orchestrator.common.values import Steps
+from orchestrator.config.plan import Compute, Data, Declared, Run, Source, Variant
 from orchestrator.data import watching
-from orchestrator.engine.model.workload import Workload
+from orchestrator.data.files.index import index
 from orchestrator.errors import ConfigurationError, Inconsistent
-from orchestrator.files.index import index
-from orchestrator.plan import Compute, Data, Declared, Run, Source, Variant
-from orchestrator.values import Steps
+from orchestrator.worker.model.workload import Workload
 
 CLINICS = ("a", "b", "c")
 SITES = {"here": (0, 1), "there": (2,)}

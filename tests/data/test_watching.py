@@ -14,8 +14,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from orchestrator.config.plan import Declared
 from orchestrator.data import watching
-from orchestrator.plan import Declared
 from orchestrator.records.reads import Reads
 
 

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 import torch
 
-from orchestrator.checkpoints.catalog import Catalog
-from orchestrator.checkpoints.state import TrainingState
-from orchestrator.checkpoints.storage import open_storage
-from orchestrator.checkpoints.writer import Writer
+from orchestrator.checkpoint.catalog import Catalog
+from orchestrator.checkpoint.state import TrainingState
+from orchestrator.checkpoint.storage import open_storage
+from orchestrator.checkpoint.writer import Writer
 from orchestrator.driver.run.checkpointing import Saving
 
 

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from orchestrator.comm.topologies import TOPOLOGIES
 from orchestrator.driver.report import few, summary
 from orchestrator.driver.report.outcome import Outcome
 from orchestrator.driver.report.pictures import Seen, draw
-from orchestrator.topologies import TOPOLOGIES
 
 MANY = {"validation/loss": 0.5} | {f"validation/class_{number:04}/iou": 0.1 for number in range(3000)}
 MANY["validation/mean_iou"] = 0.25

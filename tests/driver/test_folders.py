@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.checkpoints.storage import LocalFolder
+from orchestrator.checkpoint.storage import LocalFolder
 from orchestrator.driver.folders import RunFolder, project_folder, write_json
 
 

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 import torch
 
-from orchestrator.checkpoints.catalog import Catalog
-from orchestrator.checkpoints.state import TrainingState
-from orchestrator.checkpoints.storage import LocalFolder
-from orchestrator.checkpoints.writer import Writer
+from orchestrator.checkpoint.catalog import Catalog
+from orchestrator.checkpoint.state import TrainingState
+from orchestrator.checkpoint.storage import LocalFolder
+from orchestrator.checkpoint.writer import Writer
 from orchestrator.cluster.actors.orphaned import PREFIX, written
 from orchestrator.driver.folders import RunFolder
 from orchestrator.driver.recording.handed_over import HandedOver, take

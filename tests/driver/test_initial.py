@@ -10,13 +10,13 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from orchestrator.config.settings import InitialSettings
 from orchestrator.driver.before_start import initial
 from orchestrator.driver.before_start.others import Untrusted
-from orchestrator.engine.model import initial as weights
 from orchestrator.errors import ConfigurationError, NotRerunnable
-from orchestrator.settings import InitialSettings
-from orchestrator.tracking import models
-from orchestrator.tracking.store import user
+from orchestrator.provenance.tracking import models
+from orchestrator.provenance.tracking.store import user
+from orchestrator.worker.model import initial as weights
 
 
 class Shelf:

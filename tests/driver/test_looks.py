@@ -11,15 +11,15 @@ from typing import Any
 
 import pytest
 
+from orchestrator.config.plan import Plan
+from orchestrator.config.resolve import resolve
 from orchestrator.driver.run import mailbox
 from orchestrator.driver.run.looks import Looks, refusal
 from orchestrator.driver.run.mailbox import Mailbox
-from orchestrator.engine.asynchronous.held_slice import Answer
 from orchestrator.errors import UsageError
-from orchestrator.plan import Plan
-from orchestrator.plan.resolve import resolve
-from tests.engine import pipelines as p
-from tests.engine.runs import Layout, settings_for
+from orchestrator.worker.asynchronous.held_slice import Answer
+from tests.worker import pipelines as p
+from tests.worker.runs import Layout, settings_for
 
 REQUEST = {"name": "w", "first": 0, "count": None}
 ON_SERVERS = Layout(2, "parameter_server", servers=2)

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from orchestrator.control.events import Begin
+from orchestrator.config.resolve import resolve
+from orchestrator.config.settings import load
+from orchestrator.controller.events import Begin
 from orchestrator.driver.run.member_directory import MemberDirectory
-from orchestrator.engine.member.generation import INITIAL
-from orchestrator.plan.resolve import resolve
-from orchestrator.settings import load
+from orchestrator.worker.member.generation import INITIAL
 
 
 def directory(*overrides: str, storage: str | None = "/checkpoints", everywhere: bool = False) -> MemberDirectory:

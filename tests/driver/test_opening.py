@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from orchestrator.config.settings import load, origins
 from orchestrator.driver.recording.opening import another_name
-from orchestrator.settings import load, origins
 
 CONF = {"run": {"name": "digits", "steps": 4}, "pipeline": {"target": "a:B"}, "optimizer": {"name": "sgd", "lr": 0.1}}
 

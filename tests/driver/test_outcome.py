@@ -7,8 +7,8 @@ import math
 
 import pytest
 
-from orchestrator.commands.answer import ended_run
-from orchestrator.commands.arguments import Arguments
+from orchestrator.cli.answer import ended_run
+from orchestrator.cli.arguments import Arguments
 from orchestrator.driver.report.outcome import Outcome
 from orchestrator.errors import Interrupted, NonFinite, OrchestratorError, PipelineRaised, WorkerLost
 

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from orchestrator.config.settings import load
 from orchestrator.driver.before_start import preflight
 from orchestrator.errors import ConfigurationError, NotRerunnable
 from orchestrator.provenance.data import versions
-from orchestrator.settings import load
 from tests.provenance.code.repositories import create, write
 
 PIPELINE = """
@@ -149,9 +149,9 @@ def test_what_a_client_dropped_is_not_added_by_another(project: Path) -> None:
 STAGED = """
 import torch
 from orchestrator import Pipeline
-from orchestrator.pipeline_orders import Order
-from orchestrator.synchrony import build_mode
-from orchestrator.topologies import parameter_server
+from orchestrator.comm.pipeline_schedules import Order
+from orchestrator.comm.synchronization import build_mode
+from orchestrator.comm.topologies import parameter_server
 class Empty(Pipeline):
     def model(self): ...
     def datasets(self): ...

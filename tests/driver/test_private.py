@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
+from orchestrator.config.resolve import resolve
+from orchestrator.config.settings import Settings, load
 from orchestrator.driver.before_start import preflight, private
 from orchestrator.driver.before_start.private import Private
 from orchestrator.driver.folders import RunFolder
 from orchestrator.errors import ConfigurationError, NotRerunnable
-from orchestrator.plan.resolve import resolve
-from orchestrator.privacy.secret import Secret
-from orchestrator.settings import Settings, load
+from orchestrator.optim.privacy.secret import Secret
 from tests.driver.test_preflight import RUN
 from tests.driver.test_preflight import project as project
 

@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
+from orchestrator.config.settings import load
 from orchestrator.driver.folders import RunFolder
 from orchestrator.driver.recording.record import Contents, Record
 from orchestrator.driver.report.outcome import Outcome
 from orchestrator.errors import RunFailed
 from orchestrator.records.lines import read
-from orchestrator.settings import load
 
 ENVIRONMENT = {"packages": {}, "bits": {"packages_sha256": "p"}}
 

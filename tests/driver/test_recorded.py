@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
+from orchestrator.config.settings import load, to_yaml
 from orchestrator.driver.folders import RunFolder
 from orchestrator.driver.recording.recorded import Recorded
 from orchestrator.errors import ConfigurationError, NotRerunnable
-from orchestrator.privacy import secret
-from orchestrator.settings import load, to_yaml
-from orchestrator.tracking import Past
+from orchestrator.optim.privacy import secret
+from orchestrator.provenance.tracking import Past
 
 PAST = Past("0123abcd", "a run", "default", "FINISHED", 0, 3, {}, "4a4d")
 RUN = {

@@ -19,12 +19,14 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from orchestrator.checkpoints.weights import Weights
+from orchestrator.checkpoint.weights import Weights
 from orchestrator.cluster.actors.members import ActorPlacement, Heard
 from orchestrator.cluster.placement.actor_slots import ActorSlots
 from orchestrator.cluster.placement.reservation import Node
-from orchestrator.control.checking import Verdict
-from orchestrator.control.rendezvous import balancing
+from orchestrator.config.resolve import resolve
+from orchestrator.config.settings import load
+from orchestrator.controller.checking import Verdict
+from orchestrator.controller.rendezvous import balancing
 from orchestrator.driver.report import summary
 from orchestrator.driver.report.outcome import Outcome
 from orchestrator.driver.run import session as sessions
@@ -35,7 +37,6 @@ from orchestrator.driver.run.job import refuse_unknown, requirements
 from orchestrator.driver.run.member_directory import MemberDirectory
 from orchestrator.driver.run.session import RunStart, Session, Startup
 from orchestrator.driver.terminal.signals import PendingSignal
-from orchestrator.engine.member.stack_dump import Seen
 from orchestrator.errors import (
     CheckpointDamaged,
     ClusterUnavailable,
@@ -47,12 +48,11 @@ from orchestrator.errors import (
     RunFailed,
     WorkerLost,
 )
-from orchestrator.plan.resolve import resolve
 from orchestrator.records import reads
 from orchestrator.records.lines import LineFile, read
 from orchestrator.records.reads import Reads
 from orchestrator.records.stacks import Home
-from orchestrator.settings import load
+from orchestrator.worker.member.stack_dump import Seen
 
 FACTS = {"steps": 2, "shard_state": False}
 LINES = [{"step": step, "loss": "0x1.8p+0", "gradient": "00"} for step in range(2)]
@@ -755,7 +755,7 @@ def test_where_members_of_a_step_that_stalls_stand_is_written_down_before_one_is
 ) -> None:
     clock = iter(range(0, 10**6, 2))
     monkeypatch.setattr(sessions, "time", SimpleNamespace(monotonic=lambda: float(next(clock))))
-    users = 'File "/p/net.py", line 7 in forward\n  File "/o/orchestrator/engine/model/workload.py", line 3 in loss'
+    users = 'File "/p/net.py", line 7 in forward\n  File "/o/orchestrator/worker/model/workload.py", line 3 in loss'
     seen = {0: Seen("", "T"), 1: Seen(f"Thread 0x1 (most recent call first):\n  {users}\n", "S")}
     waits = Heard(1, "entries", heartbeat={**PULSE, "activity": "exchange"})
     said = [*BEGIN, DESCRIBED, *[entries(0), waits] * 9, left(1, "peer", 0), finished(1, 1)]
@@ -767,4 +767,4 @@ def test_where_members_of_a_step_that_stalls_stand_is_written_down_before_one_is
     assert events[0]["at"] is None
     assert "its process is stopped (SIGSTOP) and answers nothing; kill -CONT 100 lets it go on" in events[2]["why"]
     assert events[1]["at"] == "net.py:7 in forward"
-    assert events[1]["stacks"] == [["/p/net.py:7 in forward", "/o/orchestrator/engine/model/workload.py:3 in loss"]]
+    assert events[1]["stacks"] == [["/p/net.py:7 in forward", "/o/orchestrator/worker/model/workload.py:3 in loss"]]

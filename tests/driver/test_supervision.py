@@ -13,10 +13,10 @@ from pathlib import Path
 
 import pytest
 
+from orchestrator.config.settings import Settings, load
 from orchestrator.driver.supervision import supervised, supervisor, taken_over
 from orchestrator.driver.terminal.signals import PendingSignal
 from orchestrator.errors import UsageError
-from orchestrator.settings import Settings, load
 
 PATIENCE_S = 30
 CONF = {"run": {"steps": 1}, "pipeline": {"target": "a:B"}}

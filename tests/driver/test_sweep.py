@@ -11,17 +11,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orchestrator.commands.rerun.sweep import parting
-from orchestrator.driver.sweep import pictures
-from orchestrator.driver.sweep.board import Board, Row, Seen, TrialDisplay, ranked, show_point, summary, table
-from orchestrator.driver.sweep.record import Known, of_runs, parameters
-from orchestrator.driver.sweep.report import SweepReport, summary_of_whole
+from orchestrator.config.settings import kept
 from orchestrator.errors import ConfigurationError, UsageError
-from orchestrator.search.asking import Trial
-from orchestrator.search.outlook import Cut, Ended
-from orchestrator.search.space import Choice, Range, Space
-from orchestrator.search.sweeps import load_sweep
-from orchestrator.settings import kept
+from orchestrator.experiments import pictures
+from orchestrator.experiments.rerun.sweep import parting
+from orchestrator.experiments.search.asking import Trial
+from orchestrator.experiments.search.outlook import Cut, Ended
+from orchestrator.experiments.search.space import Choice, Range, Space
+from orchestrator.experiments.search.sweeps import load_sweep
+from orchestrator.experiments.sweep.board import Board, Row, Seen, TrialDisplay, ranked, show_point, summary, table
+from orchestrator.experiments.sweep.record import Known, of_runs, parameters
+from orchestrator.experiments.sweep.report import SweepReport, summary_of_whole
 
 EVENTS = [
     {

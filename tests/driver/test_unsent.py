@@ -9,8 +9,8 @@ from typing import Any
 from orchestrator.driver.folders import RunFolder
 from orchestrator.driver.recording import unsent
 from orchestrator.driver.recording.unsent import Sent
-from orchestrator.tracking import default_uri, outbox
-from orchestrator.tracking.outbox import Outbox
+from orchestrator.provenance.tracking import default_uri, outbox
+from orchestrator.provenance.tracking.outbox import Outbox
 
 
 class Client:

@@ -16,8 +16,8 @@ from orchestrator.cluster.actors import standby
 from orchestrator.driver.supervision import alone, holding, watcher
 from orchestrator.driver.supervision.alone import Workers
 from orchestrator.driver.supervision.watcher import SILENT_S, UNHEARD_S, Silence, Task
-from orchestrator.tracking import Driving, Store, Tracker
-from tests.tracking.server import Server
+from orchestrator.provenance.tracking import Driving, Store, Tracker
+from tests.provenance.tracking.server import Server
 
 ME, OTHER = ("1", "10", "here", "b"), ("2", "20", "there", "c")
 TASK = Task(
@@ -144,7 +144,7 @@ _DRIVER = """
 import sys, threading
 from pathlib import Path
 from orchestrator.driver.supervision import holding
-from orchestrator.tracking import Store, Tracker
+from orchestrator.provenance.tracking import Store, Tracker
 holding.EVERY_S = 0.05
 store = Store(sys.argv[1], Path.cwd())
 run_id = Tracker.create(store, store.experiment("e"), None, every_s=1.0).run_id

@@ -11,7 +11,7 @@ import numpy
 import pytest
 import torch
 
-from orchestrator import caches
+from orchestrator.common import file_cache
 from orchestrator.numerics import compiled, exact, loops
 from orchestrator.numerics.exact import Accumulator
 from orchestrator.numerics.grid import Grid
@@ -66,7 +66,7 @@ def folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Path]:
 def construction(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Grows by a word for each time that loops are made; what is made is taken from the cache of these tests."""
     made: list[str] = []
-    kept = caches.read(compiled._folders(), f"loops-{compiled._version()}.o")
+    kept = file_cache.read(compiled._folders(), f"loops-{compiled._version()}.o")
     assert kept is not None
     objects = compiled._unpacked(kept)
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from orchestrator.numerics.exact import FEW_LEVELS
 from orchestrator.numerics.grid import ABSENT, INFINITE, magnitude_bits, magnitude_of
 from orchestrator.numerics.levels import add_levels, levels_of, magnitudes, mean_of_levels, spacing_of
-from orchestrator.updates.compressions.quantize import BITS, most_shards
+from orchestrator.optim.compressions.quantize import BITS, most_shards
 
 FLOATS = st.floats(width=32, allow_nan=False, allow_infinity=False)
 WEIGHTS = st.floats(min_value=1e-100, max_value=1e100)

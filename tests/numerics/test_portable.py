@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from orchestrator.commands import doctor
+from orchestrator.cli import doctor
 from orchestrator.errors import ConfigurationError
 from orchestrator.numerics import determinism
 from orchestrator.numerics.portable import checking, mended, used

@@ -14,8 +14,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from orchestrator.config.settings import load
 from orchestrator.numerics import determinism
-from orchestrator.settings import load
 
 ROOT = Path(__file__).resolve().parents[2]
 GOLDEN: dict[str, dict[str, str]] = json.loads(Path(__file__).with_name("golden.json").read_text())
@@ -39,8 +39,8 @@ def environment() -> dict[str, str]:
 
 
 def digest(name: str, steps: int) -> str:
-    from tests.engine.elastic import Elastic
-    from tests.engine.runs import Layout
+    from tests.worker.elastic import Elastic
+    from tests.worker.runs import Layout
 
     told = Elastic(load([RUNS[name]], [f"run.steps={steps}", "run.arithmetic=portable"]), Layout(1)).run()
     assert told.digest is not None

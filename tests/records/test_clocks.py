@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from orchestrator.comm.synchronization import View, build_mode
 from orchestrator.records.clocks import Sprint, Update
-from orchestrator.synchrony import View, build_mode
 
 Choose = Callable[[int], int]  # a number from 0 to below this one
 

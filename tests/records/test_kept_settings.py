@@ -17,12 +17,12 @@ from hypothesis import HealthCheck, given
 from hypothesis import settings as tried
 from hypothesis import strategies as st
 
+from orchestrator.common.values import Given, MismatchError, is_text, read, unwrap, without_none
+from orchestrator.config.settings import Settings, from_yaml, identifying, kept, load, shown, to_dict, to_yaml
+from orchestrator.config.settings.schema import KEYS, Key
+from orchestrator.config.settings.sections import KeyPath
 from orchestrator.errors import ConfigurationError
 from orchestrator.records import masking
-from orchestrator.settings import Settings, from_yaml, identifying, kept, load, shown, to_dict, to_yaml
-from orchestrator.settings.schema import KEYS, Key
-from orchestrator.settings.sections import KeyPath
-from orchestrator.values import Given, MismatchError, is_text, read, unwrap, without_none
 from tests.records.test_masking import ADDRESSES, SHAPES
 from tests.records.test_masking import KEYS as TELLING
 

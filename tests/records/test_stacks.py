@@ -17,8 +17,8 @@ Current thread 0x00007f2 (most recent call first):
   File "/venv/lib/python3.11/site-packages/torch/nn/modules/linear.py", line 125 in forward
   File "/home/u/project/pipelines/net.py", line 42 in forward
   File "/home/u/project/pipelines/digits.py", line 17 in loss
-  File "/home/u/project/orchestrator/engine/model/workload.py", line 310 in _gradients
-  File "/home/u/project/orchestrator/engine/step/local_trainer.py", line 99 in contribute
+  File "/home/u/project/orchestrator/worker/model/workload.py", line 310 in _gradients
+  File "/home/u/project/orchestrator/worker/step/local_trainer.py", line 99 in contribute
 """
 SPIED = """\
 Process 12: ray::Member.run
@@ -26,7 +26,7 @@ Python v3.11.2 (/usr/bin/python3.11)
 
 Thread 12 (active): "MainThread"
     loss (/home/u/project/pipelines/digits.py:17)
-    _gradients (/home/u/project/orchestrator/engine/model/workload.py:310)
+    _gradients (/home/u/project/orchestrator/worker/model/workload.py:310)
 Thread 14 (idle): "poll"
     wait (/usr/lib/python3.11/threading.py:331)
 """
@@ -48,7 +48,7 @@ def test_where_the_users_code_is_not_on_the_stack_the_innermost_line_is_told_as_
 
 def test_what_is_installed_within_the_project_is_not_the_users() -> None:
     assert not HOME.is_users(Frame("/home/u/project/.venv/lib/python3.11/site-packages/x.py", 1, "f"))
-    assert not HOME.is_users(Frame("/home/u/project/orchestrator/values.py", 1, "f"))
+    assert not HOME.is_users(Frame("/home/u/project/orchestrator/common/values.py", 1, "f"))
     assert not HOME.is_users(Frame("/home/u/project2/x.py", 1, "f"))
     assert HOME.is_users(Frame("/home/u/project/x.py", 1, "f"))
 

@@ -23,30 +23,30 @@ from unittest.mock import patch
 import torch
 from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError
 
-from orchestrator.checkpoints import catalog, writer
-from orchestrator.checkpoints.storage import Buffer
+from orchestrator.checkpoint import catalog, writer
+from orchestrator.checkpoint.storage import Buffer
 from orchestrator.cluster.actors import checkpoint_client, event_queue, member_actor, members
+from orchestrator.comm.transports import shared_memory, sockets
+from orchestrator.comm.transports.base import PeerLost, Received, Tag
+from orchestrator.config.plan import Plan, Variant
+from orchestrator.config.resolve import resolve
+from orchestrator.config.settings import Settings
 from orchestrator.driver.run import event_sink, session
-from orchestrator.engine import worker_hooks
-from orchestrator.engine.between_steps import timing
-from orchestrator.engine.member import cancellation, crash_record, heartbeat, stack_dump, time_account
-from orchestrator.engine.member.generation import Generation
 from orchestrator.errors import RunFailed
 from orchestrator.numerics import allocator
-from orchestrator.plan import Plan, Variant
-from orchestrator.plan.resolve import resolve
 from orchestrator.records.progress import Activity, Progress, in_words
-from orchestrator.settings import Settings
-from orchestrator.transports import shared_memory, sockets
-from orchestrator.transports.base import PeerLost, Received, Tag
-from tests.checkpoints.stores import InMemory
-from tests.transports import memory
-from tests.transports.memory import Hub, LocalRegions, MemoryTransport
+from orchestrator.worker import hooks
+from orchestrator.worker.between_steps import timing
+from orchestrator.worker.member import cancellation, crash_record, heartbeat, stack_dump, time_account
+from orchestrator.worker.member.generation import Generation
+from tests.checkpoint.stores import InMemory
+from tests.comm.transports import memory
+from tests.comm.transports.memory import Hub, LocalRegions, MemoryTransport
 from tests.virtual_cluster.scheduling import Condition, Process, Schedule
 
 HERE, THERE = "here", "there"  # nodes; the driver lives on the first
 _FIRST_PID = 10_000_000  # above any pid of Linux
-_TIMED = (session, event_sink, catalog, writer, cancellation, timing, time_account, worker_hooks, memory)
+_TIMED = (session, event_sink, catalog, writer, cancellation, timing, time_account, hooks, memory)
 
 
 class Misfortune:

@@ -11,15 +11,15 @@ from dataclasses import dataclass, field, replace
 from random import Random
 from typing import Any
 
+from orchestrator.comm.transports.base import Tag
+from orchestrator.config.settings import CheckpointSettings, ClusterSettings, Every, Settings, Workers
 from orchestrator.driver.terminal.signals import PendingSignal
-from orchestrator.engine.stages import messages
 from orchestrator.records.progress import steps_of
-from orchestrator.settings import CheckpointSettings, ClusterSettings, Every, Settings, Workers
-from orchestrator.transports.base import Tag
-from tests.engine import pipelines
-from tests.engine.elastic import EVERYTHING
-from tests.engine.runs import Layout, settings_for
+from orchestrator.worker.pipeline_parallel import messages
 from tests.virtual_cluster.cluster import Cluster, Member, Misfortune
+from tests.worker import pipelines
+from tests.worker.elastic import EVERYTHING
+from tests.worker.runs import Layout, settings_for
 
 STEP_TIMEOUT_S = 8.0
 START_TIMEOUT_S = 120.0

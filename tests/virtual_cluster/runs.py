@@ -30,30 +30,30 @@ from unittest.mock import patch
 
 from safetensors.torch import load_file
 
-from orchestrator.checkpoints.catalog import Catalog
+from orchestrator.checkpoint.catalog import Catalog
 from orchestrator.cluster.actors.members import ActorPlacement
 from orchestrator.cluster.placement.actor_slots import ActorSlots
-from orchestrator.commands.launch import resume
-from orchestrator.control.events import Timed
-from orchestrator.control.rendezvous import balancing
+from orchestrator.config.plan import Plan as ResolvedPlan
+from orchestrator.config.settings import Settings
+from orchestrator.controller.events import Timed
+from orchestrator.controller.rendezvous import balancing
 from orchestrator.driver.folders import RunFolder
+from orchestrator.driver.launch import resume
 from orchestrator.driver.report.outcome import Outcome
 from orchestrator.driver.run.checkpointing import Saving
 from orchestrator.driver.run.event_sink import Audience, EventSink
 from orchestrator.driver.run.job import requirements
 from orchestrator.driver.run.member_directory import MemberDirectory
 from orchestrator.driver.run.session import RunStart, Session, Startup
-from orchestrator.engine.model.initial import digest_of
 from orchestrator.errors import CheckpointDamaged, ClusterUnavailable, Interrupted, Stalled, WorkerLost
-from orchestrator.plan import Plan as ResolvedPlan
 from orchestrator.records.lines import LineFile, read
-from orchestrator.settings import Settings
-from tests.commands.chaos import check_journal
-from tests.engine.runs import Layout
-from tests.engine.toys import ERROR_FEEDBACK
+from orchestrator.worker.model.initial import digest_of
+from tests.cli.chaos import check_journal
 from tests.virtual_cluster.cluster import HERE, THERE, Cluster, Member, Members, Store, simulated
 from tests.virtual_cluster.plans import ASYNCHRONOUS, MOST_LIVES, Chance, Crash, Plan, calm, plan
 from tests.virtual_cluster.scheduling import Schedule
+from tests.worker.runs import Layout
+from tests.worker.toys import ERROR_FEEDBACK
 
 _RIGHTLY = (WorkerLost, Stalled, ClusterUnavailable)  # how a wild run may end
 _TORN = b'{"step": 3, "lo'

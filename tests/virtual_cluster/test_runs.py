@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import pytest
 
-from orchestrator.topologies import TOPOLOGIES
+from orchestrator.comm.topologies import TOPOLOGIES
 from tests.products import thinned
 from tests.virtual_cluster import runs
 from tests.virtual_cluster.plans import plan

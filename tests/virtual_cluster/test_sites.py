@@ -11,14 +11,14 @@ import pytest
 
 from orchestrator.cluster.actors.members import ActorPlacement
 from orchestrator.cluster.placement.actor_slots import ActorSlots
+from orchestrator.common.values import Sites
+from orchestrator.config.settings import Settings
 from orchestrator.records import trace
-from orchestrator.settings import Settings
-from orchestrator.values import Sites
-from tests.engine import pipelines
-from tests.engine.runs import ONE, Layout, settings_for
 from tests.virtual_cluster.cluster import HERE, THERE, Member
 from tests.virtual_cluster.plans import START_TIMEOUT_S, STEP_TIMEOUT_S, Chance, Plan, plan
 from tests.virtual_cluster.runs import Run, Told
+from tests.worker import pipelines
+from tests.worker.runs import ONE, Layout, settings_for
 
 STEPS = 12
 SGD = {"name": "sgd", "lr": 0.05}

@@ -9,15 +9,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from orchestrator.checkpoints.catalog import load, read
-from orchestrator.checkpoints.state import TrainingState
-from orchestrator.checkpoints.storage import Storage, open_storage
-from orchestrator.checkpoints.writer import Writer
+from orchestrator.checkpoint.catalog import load, read
+from orchestrator.checkpoint.state import TrainingState
+from orchestrator.checkpoint.storage import Storage, open_storage
+from orchestrator.checkpoint.writer import Writer
 from orchestrator.errors import CheckpointDamaged
 
 
 class CheckpointClient:
-    """Reads and writes the checkpoints of one member; implements `engine.member.generation.Writer`, and `load` of its
+    """Reads and writes the checkpoints of one member; implements `worker.member.generation.Writer`, and `load` of its
     ProcessServices. emit: receives the events about written parts."""
 
     def __init__(self, emit: Callable[[dict[str, Any]], None]) -> None:

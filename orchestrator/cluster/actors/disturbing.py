@@ -7,7 +7,7 @@ import signal
 import subprocess
 from contextlib import suppress
 
-from orchestrator.control.rehearsal import Kind
+from orchestrator.controller.rehearsal import Kind
 
 _paused: list[subprocess.Popen[bytes]] = []
 

@@ -22,19 +22,19 @@ from orchestrator.cluster.actors.disturbing import disturb
 from orchestrator.cluster.actors.event_queue import Entry, EventQueue, capture_prints
 from orchestrator.cluster.actors.lease import Lease
 from orchestrator.cluster.actors.orphaned import PREFIX, DriverWatch, Overseen, written
-from orchestrator.control.rehearsal import Kind
+from orchestrator.controller.rehearsal import Kind
 from orchestrator.records import phases
 
 if TYPE_CHECKING:
     import torch
 
-    from orchestrator.checkpoints.weights import Weights
+    from orchestrator.checkpoint.weights import Weights
     from orchestrator.cluster.actors.checkpoint_client import CheckpointClient
-    from orchestrator.engine.member.generation import Generation
-    from orchestrator.engine.member.shard_slots import ShardSlots
-    from orchestrator.plan import Plan
-    from orchestrator.transports.base import Transport
-    from orchestrator.transports.tls import Credentials
+    from orchestrator.comm.transports.base import Transport
+    from orchestrator.comm.transports.tls import Credentials
+    from orchestrator.config.plan import Plan
+    from orchestrator.worker.member.generation import Generation
+    from orchestrator.worker.member.shard_slots import ShardSlots
 
 Role = Literal["worker", "server"]
 Answer = dict[str, Any]
@@ -93,10 +93,10 @@ class MemberActor:
     ) -> None:
         phases.began("process of Ray", role)
         _hide_gpus()
-        from orchestrator.engine.member.crash_record import CrashRecord
-        from orchestrator.engine.member.heartbeat import Heartbeat
-        from orchestrator.engine.member.stack_dump import StackDump
-        from orchestrator.engine.member.time_account import TimeAccount
+        from orchestrator.worker.member.crash_record import CrashRecord
+        from orchestrator.worker.member.heartbeat import Heartbeat
+        from orchestrator.worker.member.stack_dump import StackDump
+        from orchestrator.worker.member.time_account import TimeAccount
 
         self._lease = Lease(plan.cluster.timeouts.lease_s)
         self._event_queue = EventQueue()
@@ -134,7 +134,7 @@ class MemberActor:
         run_manifest: dict[str, Any],
         slots: tuple[int, int] | None,
     ) -> Answer:
-        """Take part in a generation; returns how it ended (`engine.member.generation.Ended`). slots: the driver's process and
+        """Take part in a generation; returns how it ended (`worker.member.generation.Ended`). slots: the driver's process and
         its descriptor of the memory in which what shards keep outlives this process; None on another node than the driver's."""
         self._slots = slots
         answer = self._answer(lambda: self._run(generation, rank, peers, run_manifest))
@@ -167,7 +167,7 @@ class MemberActor:
 
     @ray.method(concurrency_group="control")
     def look(self, token: str, name: str | None, first: int, count: int | None) -> Answer:
-        """What a server holds of a parameter (`engine.server.Server.look`), with the token by which it was asked."""
+        """What a server holds of a parameter (`worker.server.Server.look`), with the token by which it was asked."""
         return {**self._answer(lambda: dict(self._member.look(name, first, count))), "token": token}
 
     @ray.method(concurrency_group="control")
@@ -182,7 +182,7 @@ class MemberActor:
         return self._answer(self._profile)
 
     def answers(self) -> Answer:
-        """How the trained model may be asked when it is served (`engine.between_steps.answering`). As `profile`."""
+        """How the trained model may be asked when it is served (`worker.between_steps.answering`). As `profile`."""
         return self._answer(self._member.answers)
 
     def stand_by(self) -> None:
@@ -207,11 +207,11 @@ class MemberActor:
 
         with phases.of("imports", self._role), allocator.without_collections():
             from orchestrator.cluster.actors.checkpoint_client import CheckpointClient
-            from orchestrator.engine.member.claims import Ground
-            from orchestrator.engine.worker import ProcessServices, Server, Worker
-            from orchestrator.forkserver.children import child
-            from orchestrator.transports.shared_memory import SharedRegions
-            from orchestrator.transports.sockets import Listener
+            from orchestrator.cluster.forkserver.children import child
+            from orchestrator.comm.transports.shared_memory import SharedRegions
+            from orchestrator.comm.transports.sockets import Listener
+            from orchestrator.worker.member.claims import Ground
+            from orchestrator.worker.worker import ProcessServices, Server, Worker
 
         # Only who may need it is reachable by TCP: a private Ray opens no port.
         by_tcp = self._plan.exchange.between_nodes
@@ -253,8 +253,8 @@ class MemberActor:
 
     def _open_slots(self, shards: int, row: Mapping[str, torch.Tensor]) -> ShardSlots | None:
         """Where what shards keep outlives this process; None where that is out of reach."""
-        from orchestrator.engine.member import lasting_memory
-        from orchestrator.engine.member.shard_slots import ShardSlots
+        from orchestrator.worker.member import lasting_memory
+        from orchestrator.worker.member.shard_slots import ShardSlots
 
         if self._slots is None:
             return None
@@ -289,7 +289,7 @@ class MemberActor:
         }
 
     def _run(self, generation: Generation, rank: int, peers: dict[int, Any], run_manifest: dict[str, Any]) -> Answer:
-        from orchestrator.transports.sockets import connect
+        from orchestrator.comm.transports.sockets import connect
 
         assert self._checkpoint_client is not None
         if generation.storage is not None:

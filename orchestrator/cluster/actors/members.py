@@ -20,14 +20,14 @@ from orchestrator.cluster.actors.disturbing import disturb
 from orchestrator.cluster.actors.member_actor import Answer, MemberActor, Role
 from orchestrator.cluster.actors.orphaned import Overseen
 from orchestrator.cluster.ray_calls import unless_gone
-from orchestrator.control.rehearsal import Disturbance
-from orchestrator.engine.member import lasting_memory, stack_dump
-from orchestrator.engine.member.crash_record import CrashRecordReader
-from orchestrator.engine.member.generation import Generation
+from orchestrator.comm.transports.tls import Credentials
+from orchestrator.config.plan import Plan
+from orchestrator.controller.rehearsal import Disturbance
 from orchestrator.errors import RunFailed, WorkerLost
-from orchestrator.plan import Plan
 from orchestrator.records.stacks import Home
-from orchestrator.transports.tls import Credentials
+from orchestrator.worker.member import lasting_memory, stack_dump
+from orchestrator.worker.member.crash_record import CrashRecordReader
+from orchestrator.worker.member.generation import Generation
 
 _POLL_S = 2.0  # how long an idle actor holds a poll, at most
 _HEARTBEAT_SHARE = 0.25  # of the time after which a member counts as stuck

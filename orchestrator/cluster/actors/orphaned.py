@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from orchestrator import locks
+from orchestrator.common import locks
 
 PREFIX = "handed-over-"  # of the files beside the checkpoints
 

@@ -14,7 +14,7 @@ from dataclasses import replace
 from typing import Final
 
 from orchestrator.cluster.actors.members import ActorPlacement
-from orchestrator.control.events import Role
+from orchestrator.controller.events import Role
 
 _NODE_ID: Final = "ray.io/node-id"  # a label that Ray gives to each node
 

@@ -5,7 +5,8 @@
 Ray's raylet starts an agent for metrics and one for runtime environments, waits until they have noted in its folder which ports
 they listen to, and ends with them. This one notes -1 for each PORT, with which Ray's own agents say that they listen to none,
 and ends with the raylet, its parent, or with the process DRIVER: a raylet may be gone before this program has begun. It is run
-by its path and imports nothing of orchestrator. Of what versions of Ray that is true: `tried.RAY`; with others Ray's own run.
+by its path and imports nothing of orchestrator. Of what versions of Ray that is true: `common.tested_versions.RAY`; with others
+Ray's own run.
 """
 
 from __future__ import annotations

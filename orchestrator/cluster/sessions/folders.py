@@ -15,7 +15,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from orchestrator import locks
+from orchestrator.common import locks
 
 _PREFIX = "orc-"
 MEMBERS_LOCK = "members.lock"  # on which members that may outlive their driver hold a lock (`actors.orphaned`)

@@ -21,9 +21,9 @@ from types import TracebackType
 from typing import Any, Self
 
 from orchestrator.cluster.sessions.environment import enter, prepare_environment
+from orchestrator.comm.transports.links import open_pidfd
+from orchestrator.common.tested_versions import RAY
 from orchestrator.errors import ClusterUnavailable
-from orchestrator.transports.links import open_pidfd
-from orchestrator.tried import RAY
 
 _CONNECT_S = 3.0
 _CALL_S = 1.0  # between two calls

@@ -18,11 +18,11 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from orchestrator import tried
+from orchestrator.cluster.forkserver.places import OfLaunch
 from orchestrator.cluster.sessions import agent, folders, metrics, workers
 from orchestrator.cluster.sessions.environment import enter, outliving, patient, prepare_environment, replaced
+from orchestrator.common import tested_versions
 from orchestrator.errors import ClusterUnavailable, OrchestratorError
-from orchestrator.forkserver.places import OfLaunch
 
 _new_folder, _remove_abandoned = folders.new, folders.remove_abandoned
 _VITAL = {"raylet": "the raylet of the private Ray", "gcs_server": "the head (gcs_server) of the private Ray"}
@@ -209,7 +209,7 @@ def _is_registered(node: Any) -> bool:
     up half of the start of a Ray. Raises what Ray raises."""
     from ray._private import services, state
 
-    if not tried.RAY.is_here:
+    if not tested_versions.RAY.is_here:
         services.get_node(node.gcs_address, node._node_id)  # type: ignore[no-untyped-call]
         return True
     known: Any = state.GlobalState()  # type: ignore[no-untyped-call]
@@ -231,8 +231,8 @@ def _fewer_processes(*, agent: bool = False) -> Iterator[None]:
     """Within this a Ray starts without the autoscaler's monitor, the monitor of logs and the dashboard's server, and takes the
     dashboard for not installed, without trying to import it: it has one node, logs that nobody follows and no dashboard, and
     these cost seconds of a processor at the start of each run. Ray has no public way to leave them out; one of another version
-    than `tried.RAY` starts them. agent: whether there is to be an agent with all it can do, which does not start without the
-    packages of a dashboard."""
+    than `common.tested_versions.RAY` starts them. agent: whether there is to be an agent with all it can do, which does not
+    start without the packages of a dashboard."""
     from ray._private import node, services, utils
 
     helpers: list[tuple[Any, str, object]] = [
@@ -242,7 +242,7 @@ def _fewer_processes(*, agent: bool = False) -> Iterator[None]:
     ]
     if not agent:
         helpers.append((utils, "get_dashboard_dependency_error", ImportError("no dashboard is wanted")))
-    if not tried.RAY.is_here:
+    if not tested_versions.RAY.is_here:
         helpers.clear()
     with contextlib.ExitStack() as stack:
         for place, name, answer in helpers:
@@ -258,7 +258,7 @@ def _smaller_agents(runtime_envs: bool, *, metrics: bool = False) -> contextlib.
 
     usual = getattr(services, _AGENT_COMMAND, None)
     wanted = {"runtime_env_agent": runtime_envs, "dashboard_agent": metrics}
-    ports = {kind: names for kind, names in _AGENT_PORTS.items() if tried.RAY.is_here and not wanted[kind]}
+    ports = {kind: names for kind, names in _AGENT_PORTS.items() if tested_versions.RAY.is_here and not wanted[kind]}
 
     def command(kind: str, *arguments: Any, **options: Any) -> list[str]:
         assert usual is not None

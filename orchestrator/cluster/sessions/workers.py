@@ -1,11 +1,11 @@
 """The workers of a private Ray are forked from a process that has imported torch and this package already.
 
 Each worker imports them otherwise: 1.2 s of a processor for each, and again for each that replaces a lost one and for each
-trial of a sweep. The raylet starts `forkserver/client.py` in place of a worker's program, which asks for a process or becomes
-the worker itself. Begun as soon as it is known that there will be a private Ray, so that it imports beside the driver.
+trial of a sweep. The raylet starts `cluster/forkserver/client.py` in place of a worker's program, which asks for a process or
+becomes the worker itself. Begun as soon as it is known that there will be a private Ray, so that it imports beside the driver.
 
-Left out with other versions of Ray than `tried.RAY`: that a raylet takes workers which it has not started itself is promised
-nowhere; and where nothing is forked at all (`places.untried`). ORCHESTRATOR_FORK=0 leaves it out, too.
+Left out with other versions of Ray than `common.tested_versions.RAY`: that a raylet takes workers which it has not started
+itself is promised nowhere; and where nothing is forked at all (`places.untried`). ORCHESTRATOR_FORK=0 leaves it out, too.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ import sys
 from collections.abc import Iterator
 from typing import Any
 
-from orchestrator import tried
+from orchestrator.cluster.forkserver import client, places
 from orchestrator.cluster.sessions.environment import replaced
-from orchestrator.forkserver import client, places
+from orchestrator.common import tested_versions
 
 OFF = "ORCHESTRATOR_FORK"  # set to 0, it keeps every process of this program from being forked
 _COMMAND = "--python_worker_command="
@@ -72,4 +72,4 @@ def _asking(argument: str, place: str) -> str:
 def _can_be_forked(cpus: float) -> bool:
     """Ray has numpy's library start a thread for each CPU of a worker while it is loaded, and a server runs a single one."""
     threads = os.environ.get("OMP_NUM_THREADS") or str(max(1, math.floor(cpus)))
-    return tried.RAY.is_here and threads == "1" and os.environ.get(OFF) != "0" and places.untried() is None
+    return tested_versions.RAY.is_here and threads == "1" and os.environ.get(OFF) != "0" and places.untried() is None

@@ -13,16 +13,16 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from orchestrator.checkpoints import catalog
-from orchestrator.checkpoints.manifest import Manifest, steps_among
-from orchestrator.checkpoints.storage import Storage, open_storage
+from orchestrator.checkpoint import catalog
+from orchestrator.checkpoint.manifest import Manifest, steps_among
+from orchestrator.checkpoint.storage import Storage, open_storage
+from orchestrator.comm.synchronization import SYNCHRONY, build_mode
+from orchestrator.config.plan import Begin
+from orchestrator.config.settings import BeginSettings, Settings, flat, kept
 from orchestrator.driver.before_start import initial, others
 from orchestrator.driver.folders import RunFolder, project_folder
 from orchestrator.errors import CheckpointDamaged, ConfigurationError, NotRerunnable, UsageError
-from orchestrator.plan import Begin
-from orchestrator.settings import BeginSettings, Settings, flat, kept
-from orchestrator.synchrony import SYNCHRONY, build_mode
-from orchestrator.tracking import Past, Store
+from orchestrator.provenance.tracking import Past, Store
 
 _FOLDER = "begin"
 _SHAPING = ("optimizer.name", "contribution.", "compression.")  # settings that decide what a state consists of

@@ -13,12 +13,12 @@ import shutil
 import tempfile
 from pathlib import Path
 
+from orchestrator.config.settings import InitialSettings, Settings
 from orchestrator.driver.before_start import others
 from orchestrator.driver.folders import project_folder
-from orchestrator.engine.model import initial
 from orchestrator.errors import ConfigurationError, NotRerunnable
-from orchestrator.settings import InitialSettings, Settings
-from orchestrator.tracking import Store, models
+from orchestrator.provenance.tracking import Store, models
+from orchestrator.worker.model import initial
 
 _FOLDER = "initial"
 

@@ -13,8 +13,8 @@ from typing import Any, ClassVar, Protocol
 
 from orchestrator.driver.terminal.console import plain
 from orchestrator.errors import UsageError
-from orchestrator.tracking import Past
-from orchestrator.tracking.store import accounts
+from orchestrator.provenance.tracking import Past
+from orchestrator.provenance.tracking.store import accounts
 
 
 class Found(Protocol):

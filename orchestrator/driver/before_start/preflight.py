@@ -8,38 +8,38 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-from orchestrator import pipeline, writers
-from orchestrator.checkpoints.storage import try_out
+from orchestrator import pipeline
+from orchestrator.checkpoint.storage import try_out
 from orchestrator.cluster.sessions import metrics
-from orchestrator.control.shard_assignment import assign_stages, deal, hosts_of
+from orchestrator.comm.pipeline_schedules import PIPELINING, Hosts
+from orchestrator.comm.pipeline_schedules import laws as pipelining_laws
+from orchestrator.comm.synchronization import SYNCHRONY, build_mode
+from orchestrator.comm.synchronization import laws as synchrony_laws
+from orchestrator.comm.topologies import TOPOLOGIES, asks_for_nodes
+from orchestrator.comm.topologies import laws as topology_laws
+from orchestrator.common.registry import is_reference
+from orchestrator.common.values import Steps
+from orchestrator.config.settings import ScheduleSettings, Settings, Workers, flat, masker
+from orchestrator.controller.shard_assignment import assign_stages, deal, hosts_of
 from orchestrator.data.order import Epochs
+from orchestrator.data.sampling import orders, samplings, subsets
+from orchestrator.data.sampling.partitions import PARTITIONS
+from orchestrator.data.sampling.partitions import laws as partition_laws
 from orchestrator.driver.before_start import private
 from orchestrator.errors import ConfigurationError, NotRerunnable
 from orchestrator.numerics import cuda
-from orchestrator.pipeline_orders import PIPELINING, Hosts
-from orchestrator.pipeline_orders import laws as pipelining_laws
-from orchestrator.privacy import accounting
+from orchestrator.optim import contribution_laws, optimizers
+from orchestrator.optim.compressions import COMPRESSIONS
+from orchestrator.optim.compressions import laws as compression_laws
+from orchestrator.optim.contributions import CONTRIBUTIONS
+from orchestrator.optim.privacy import accounting
+from orchestrator.optim.schedules import SCHEDULES
+from orchestrator.optim.schedules import laws as schedule_laws
 from orchestrator.provenance.code import git, imported, pushed, secrets, worktree
 from orchestrator.provenance.data import dvc_files, remote_state, versions
 from orchestrator.provenance.data.hashing import Scan, scan_input
-from orchestrator.records import masking, reads
-from orchestrator.sampling import orders, samplings, subsets
-from orchestrator.sampling.partitions import PARTITIONS
-from orchestrator.sampling.partitions import laws as partition_laws
-from orchestrator.settings import ScheduleSettings, Settings, Workers, flat, masker
-from orchestrator.synchrony import SYNCHRONY, build_mode
-from orchestrator.synchrony import laws as synchrony_laws
-from orchestrator.table import is_reference
-from orchestrator.topologies import TOPOLOGIES, asks_for_nodes
-from orchestrator.topologies import laws as topology_laws
-from orchestrator.tracking.store import absolute, database_of
-from orchestrator.updates import contribution_laws, optimizers
-from orchestrator.updates.compressions import COMPRESSIONS
-from orchestrator.updates.compressions import laws as compression_laws
-from orchestrator.updates.contributions import CONTRIBUTIONS
-from orchestrator.updates.schedules import SCHEDULES
-from orchestrator.updates.schedules import laws as schedule_laws
-from orchestrator.values import Steps
+from orchestrator.provenance.tracking.store import absolute, database_of
+from orchestrator.records import loggers, masking, reads
 
 ORCHESTRATOR = ("orchestrator",)  # this package is part of the environment, by the hash of its source
 _FEW_WORKERS, _SOME_WORKERS, _MANY_WORKERS = 5, 8, 64  # to look at all moves of more takes seconds
@@ -106,7 +106,7 @@ def check(settings: Settings, project: Path) -> Provenance:
         *_input_problems(settings, project),
         *_checkpoint_problems(settings),
         *_device_problems(settings),
-        *writers.problems(settings.tracking.also),
+        *loggers.problems(settings.tracking.also),
         *_metrics_problems(settings),
     ]
     if problems:

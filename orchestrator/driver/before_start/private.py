@@ -12,16 +12,16 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
+from orchestrator.config.plan import Privacy
+from orchestrator.config.settings import Settings
 from orchestrator.driver.folders import RunFolder
 from orchestrator.errors import ConfigurationError, NotRerunnable, OrchestratorError
-from orchestrator.plan import Privacy
-from orchestrator.privacy import secret
-from orchestrator.privacy.accounting import Accountant
-from orchestrator.privacy.keys import Keys
-from orchestrator.privacy.secret import Secret
+from orchestrator.optim.privacy import secret
+from orchestrator.optim.privacy.accounting import Accountant
+from orchestrator.optim.privacy.keys import Keys
+from orchestrator.optim.privacy.secret import Secret
 from orchestrator.provenance.environment import node
 from orchestrator.records.identity import canonical
-from orchestrator.settings import Settings
 
 COMMITMENT: Final = "privacy.commitment"  # among the settings that determine the result
 _OF_WORKERS: Final = (

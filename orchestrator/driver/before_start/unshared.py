@@ -9,8 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from orchestrator.driver.before_start.preflight import Provenance
+from orchestrator.provenance.tracking import Store, Tracker, is_of_this_machine, models
 from orchestrator.records import masking
-from orchestrator.tracking import Store, Tracker, is_of_this_machine, models
 
 _SERVES = "start the server with --artifacts-destination, which has it keep them itself"
 

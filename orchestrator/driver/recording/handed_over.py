@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from orchestrator.checkpoints.catalog import Catalog
-from orchestrator.checkpoints.storage import Storage
+from orchestrator.checkpoint.catalog import Catalog
+from orchestrator.checkpoint.storage import Storage
 from orchestrator.cluster.actors.orphaned import PREFIX
 from orchestrator.driver.folders import RunFolder
 from orchestrator.errors import CheckpointDamaged

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from orchestrator.settings import BeginSettings
-from orchestrator.tracking import Store
+from orchestrator.config.settings import BeginSettings
+from orchestrator.provenance.tracking import Store
 
 _MOST = 100  # of a record that somebody has made go round
 

@@ -8,7 +8,7 @@
       training_state.json          its other values, as a checkpoint's manifest has them
       requirements.txt, python_env.yaml
 
-`tracking.models` adds the MLmodel file. What it does not do: compute anything.
+`provenance.tracking.models` adds the MLmodel file. What it does not do: compute anything.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from contextlib import suppress
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from orchestrator.checkpoints import catalog
-from orchestrator.checkpoints.state import TrainingState
-from orchestrator.checkpoints.storage import open_storage
+from orchestrator.checkpoint import catalog
+from orchestrator.checkpoint.state import TrainingState
+from orchestrator.checkpoint.storage import open_storage
 from orchestrator.errors import CheckpointDamaged
 from orchestrator.provenance.code import git
-from orchestrator.serving.names import ARCHITECTURE, WEIGHTS
+from orchestrator.worker.serving.names import ARCHITECTURE, WEIGHTS
 
 CODE = "code"
 _STATE = "training_state"

@@ -8,6 +8,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
 
+from orchestrator.config.settings import Settings, determining, masker, shown, to_yaml
+from orchestrator.config.settings.sources import COMMAND_LINE
 from orchestrator.driver.before_start import unshared
 from orchestrator.driver.before_start.preflight import Provenance
 from orchestrator.driver.folders import RunFolder, write_json
@@ -15,11 +17,9 @@ from orchestrator.driver.recording import telling, unsent
 from orchestrator.driver.recording.record import Contents, Record
 from orchestrator.errors import ConfigurationError
 from orchestrator.provenance.code import checkout, git, snapshot, worktree
+from orchestrator.provenance.tracking import Store, Tracker, is_server, orphaned
+from orchestrator.provenance.tracking.store import USER, user
 from orchestrator.records import phases
-from orchestrator.settings import Settings, determining, masker, shown, to_yaml
-from orchestrator.settings.sources import COMMAND_LINE
-from orchestrator.tracking import Store, Tracker, is_server, orphaned
-from orchestrator.tracking.store import USER, user
 
 _IN_NAME = 3  # so many changed keys
 

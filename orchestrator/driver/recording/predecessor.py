@@ -12,7 +12,7 @@ from typing import Any
 
 from orchestrator.data import drift
 from orchestrator.data.drift import Drift, Profile
-from orchestrator.tracking import Store, Tracker, predecessors
+from orchestrator.provenance.tracking import Store, Tracker, predecessors
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,9 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Literal
 
-from orchestrator.checkpoints import stream_log
+from orchestrator.checkpoint import stream_log
+from orchestrator.config.resolve import resolve
+from orchestrator.config.settings import Settings, determining, identifying, masker, shown
 from orchestrator.data import drift
 from orchestrator.data.drift import Drift
 from orchestrator.driver.before_start.preflight import ORCHESTRATOR, code_in
@@ -29,20 +31,18 @@ from orchestrator.driver.report.description import Layout
 from orchestrator.driver.report.layout import layout
 from orchestrator.driver.report.outcome import Outcome
 from orchestrator.driver.report.page import as_html, cleaned, markdown
-from orchestrator.engine import modes as executions
 from orchestrator.errors import NotRerunnable, RunFailed, Status
-from orchestrator.plan.resolve import resolve
 from orchestrator.provenance.code import imported, worktree
 from orchestrator.provenance.data.versions import Input
 from orchestrator.provenance.environment import container, lock
+from orchestrator.provenance.tracking import DIGEST_OF_BEST, TRACE, Store, Tracker
 from orchestrator.records import files_read, identity, lines, merkle, reads, rests, times, trace
 from orchestrator.records.comparison import LISTING
 from orchestrator.records.lines import LineFile
+from orchestrator.records.loggers.feed import Feed
 from orchestrator.records.reads import Reads
 from orchestrator.records.sealing import Seal, of_rests, of_trace
-from orchestrator.settings import Settings, determining, identifying, masker, shown
-from orchestrator.tracking import DIGEST_OF_BEST, TRACE, Store, Tracker
-from orchestrator.writers.feed import Feed
+from orchestrator.worker import strategies as executions
 
 _MLFLOW: dict[Status, Literal["FINISHED", "FAILED", "KILLED"]] = {
     "finished": "FINISHED",

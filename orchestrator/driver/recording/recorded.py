@@ -9,19 +9,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from orchestrator.comm.synchronization import build_mode
+from orchestrator.common.registry import is_reference
+from orchestrator.config.settings import InitialSettings, Settings, determining, flat, kept
 from orchestrator.driver.before_start.private import COMMITMENT, commitment_in, of_record
 from orchestrator.driver.folders import RunFolder
 from orchestrator.errors import ConfigurationError, NotRerunnable, UsageError
-from orchestrator.privacy.secret import Secret
+from orchestrator.optim.privacy.secret import Secret
 from orchestrator.provenance.data.versions import Input, from_dict
+from orchestrator.provenance.tracking import Past, Store
 from orchestrator.records import lines, rests
 from orchestrator.records.comparison import LISTING, Run
 from orchestrator.records.reads import Reads
 from orchestrator.records.reads import from_dict as from_reads
-from orchestrator.settings import InitialSettings, Settings, determining, flat, kept
-from orchestrator.synchrony import build_mode
-from orchestrator.table import is_reference
-from orchestrator.tracking import Past, Store
 
 _RESULTS = ("train/", "validation/")  # metrics of the execution differ from run to run
 

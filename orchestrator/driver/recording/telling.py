@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+from orchestrator.common.values import labels_of
+from orchestrator.config.settings import Settings, masker, shown
 from orchestrator.driver.folders import RunFolder
 from orchestrator.driver.report import description
-from orchestrator.settings import Settings, masker, shown
-from orchestrator.tracking import LABEL, Tracker
-from orchestrator.values import labels_of
-from orchestrator.writers import Told
-from orchestrator.writers.feed import Feed
+from orchestrator.provenance.tracking import LABEL, Tracker
+from orchestrator.records.loggers import Told
+from orchestrator.records.loggers.feed import Feed
 
 
 def begin(settings: Settings, tracker: Tracker, files: RunFolder, since: int | None = None) -> Feed:

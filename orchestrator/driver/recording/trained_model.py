@@ -10,16 +10,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from orchestrator.config.settings import Settings
 from orchestrator.driver.folders import RunFolder
 from orchestrator.driver.recording import model_folder
 from orchestrator.driver.report import card
 from orchestrator.driver.report.outcome import Outcome
 from orchestrator.provenance.code import worktree
+from orchestrator.provenance.tracking import Tracker, models
 from orchestrator.records.masking import Masker
-from orchestrator.settings import Settings
-from orchestrator.tracking import Tracker, models
 
-# Of a model that no worker could try, as `engine.between_steps.answering` tells it.
+# Of a model that no worker could try, as `worker.between_steps.answering` tells it.
 UNTRIED: Mapping[str, Any] = {"rows": None, "why": "no worker could try it", "detail": None}
 
 

@@ -17,14 +17,14 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
+from orchestrator.common.registry import is_reference
+from orchestrator.config.settings import kept, shown, sources
 from orchestrator.driver.before_start.others import Untrusted, is_own, whose
 from orchestrator.driver.recording.recorded import Recorded
 from orchestrator.driver.terminal.console import plain
 from orchestrator.provenance.environment import packages
+from orchestrator.provenance.tracking import Past
 from orchestrator.records.reads import settable
-from orchestrator.settings import kept, shown, sources
-from orchestrator.table import is_reference
-from orchestrator.tracking import Past
 
 _SHOWN = 12
 _PLACES = ("initial.name", "tracking.uri", "checkpoint.uri", "cluster.address")  # with a colon too, and no code

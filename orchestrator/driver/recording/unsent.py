@@ -1,6 +1,6 @@
 """What MLflow has not got of earlier runs, such as one whose server was gone at its end, is sent by whoever comes next.
 
-Each run's folder holds what is missing (`tracking.outbox`); the lease of the folder keeps two processes from sending
+Each run's folder holds what is missing (`provenance.tracking.outbox`); the lease of the folder keeps two processes from sending
 it at once.
 """
 
@@ -12,8 +12,8 @@ from pathlib import Path
 
 from orchestrator.driver.folders import RunFolder
 from orchestrator.errors import OrchestratorError, UsageError
-from orchestrator.tracking import Store, Tracker, default_uri, outbox
-from orchestrator.tracking.store import database_of, reason
+from orchestrator.provenance.tracking import Store, Tracker, default_uri, outbox
+from orchestrator.provenance.tracking.store import database_of, reason
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from orchestrator.common.values import megabytes
 from orchestrator.data.drift import Drift
 from orchestrator.driver.folders import NAME
 from orchestrator.driver.report.page import (
@@ -32,7 +33,6 @@ from orchestrator.driver.report.page import (
     markdown,
 )
 from orchestrator.records import files_read
-from orchestrator.values import megabytes
 
 _STORE = f"sqlite:///{NAME}/mlflow.db"  # the project's own, seen from its folder
 _LISTED = 20

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from orchestrator.plan import Plan
+from orchestrator.config.plan import Plan
 
 
 def layout(plan: Plan) -> str:

@@ -9,11 +9,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from orchestrator.comm.topologies.schedule import Schedule
+from orchestrator.common.values import megabytes
 from orchestrator.driver.terminal.progress import duration
 from orchestrator.errors import NonFinite, OrchestratorError, Status, ending, status_of
 from orchestrator.records.files_read import FilesRead
-from orchestrator.topologies.schedule import Schedule
-from orchestrator.values import megabytes
 
 
 @dataclass(frozen=True)

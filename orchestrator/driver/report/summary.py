@@ -6,8 +6,8 @@ import shlex
 
 from orchestrator.driver.report import few, rehearsed
 from orchestrator.driver.report.outcome import Outcome
+from orchestrator.provenance.tracking import is_server, run_page
 from orchestrator.records import times
-from orchestrator.tracking import is_server, run_page
 
 
 def text(outcome: Outcome, title: str, layout: str, run_id: str, look: str) -> str:

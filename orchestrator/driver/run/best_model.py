@@ -6,14 +6,14 @@ from pathlib import Path
 
 import safetensors
 
-from orchestrator.checkpoints import catalog
-from orchestrator.checkpoints.manifest import steps_among
-from orchestrator.checkpoints.storage import open_storage
-from orchestrator.checkpoints.weights import Weights
+from orchestrator.checkpoint import catalog
+from orchestrator.checkpoint.manifest import steps_among
+from orchestrator.checkpoint.storage import open_storage
+from orchestrator.checkpoint.weights import Weights
 from orchestrator.driver.report.outcome import BestModel
-from orchestrator.engine.model import initial
 from orchestrator.errors import CheckpointDamaged, RunFailed
 from orchestrator.records import lines
+from orchestrator.worker.model import initial
 
 _MODEL = "model/"
 

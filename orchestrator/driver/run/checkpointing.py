@@ -13,8 +13,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from orchestrator.checkpoints.catalog import Catalog
-from orchestrator.checkpoints.manifest import Manifest
+from orchestrator.checkpoint.catalog import Catalog
+from orchestrator.checkpoint.manifest import Manifest
 from orchestrator.errors import CheckpointDamaged
 
 _Key = tuple[int, int]  # generation, step

@@ -10,10 +10,10 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from orchestrator.config.plan import Run
 from orchestrator.data.drift import Drift
 from orchestrator.data.profiling import Profiling
 from orchestrator.driver.recording.predecessor import Predecessor
-from orchestrator.plan import Run
 
 
 @dataclass(frozen=True)

@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from orchestrator.control import events
-from orchestrator.control.rehearsal import Disturbance
+from orchestrator.controller import events
+from orchestrator.controller.rehearsal import Disturbance
 from orchestrator.driver.recording.record import Record
 from orchestrator.driver.report import few
 from orchestrator.driver.report.outcome import Outcome, recovery_in_words
@@ -23,13 +23,13 @@ from orchestrator.driver.run.standstill import Stand
 from orchestrator.driver.run.time_log import TimeLog
 from orchestrator.driver.supervision import TakenOver
 from orchestrator.driver.terminal.progress import ProgressDisplay, say_obstacles
-from orchestrator.engine.member.generation import Generation
 from orchestrator.errors import NotRerunnable, RunFailed
+from orchestrator.provenance.tracking import EXECUTION
 from orchestrator.records import phases, reads, trace
 from orchestrator.records.files_read import FilesRead
 from orchestrator.records.lines import LineFile
 from orchestrator.records.merging import Change
-from orchestrator.tracking import EXECUTION
+from orchestrator.worker.member.generation import Generation
 
 Callback = Callable[[Mapping[str, Any]], object]
 

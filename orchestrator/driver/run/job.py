@@ -19,9 +19,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from orchestrator.checkpoints import stream_log
-from orchestrator.checkpoints.catalog import Catalog
-from orchestrator.checkpoints.storage import open_storage
+from orchestrator.checkpoint import stream_log
+from orchestrator.checkpoint.catalog import Catalog
+from orchestrator.checkpoint.storage import open_storage
 from orchestrator.cluster.actors import standby
 from orchestrator.cluster.actors.members import ActorPlacement, Members, this_node
 from orchestrator.cluster.actors.orphaned import Overseen
@@ -32,8 +32,12 @@ from orchestrator.cluster.sessions import RaySession, environment
 from orchestrator.cluster.sessions.joined import JoinedRay
 from orchestrator.cluster.sessions.local import LocalRay
 from orchestrator.cluster.sessions.metrics import Gauges
-from orchestrator.control.membership import Requirements
-from orchestrator.control.sites import workers_at
+from orchestrator.comm.topologies import Schedule, build_schedule
+from orchestrator.comm.transports.tls import make_credentials
+from orchestrator.config.plan import Plan
+from orchestrator.config.settings import Settings
+from orchestrator.controller.membership import Requirements
+from orchestrator.controller.sites import workers_at
 from orchestrator.driver.before_start import begin
 from orchestrator.driver.before_start.preflight import Provenance
 from orchestrator.driver.before_start.private import Private
@@ -67,13 +71,9 @@ from orchestrator.errors import (
     WorkerLost,
 )
 from orchestrator.numerics import determinism
-from orchestrator.plan import Plan
-from orchestrator.privacy.secret import Secret
+from orchestrator.optim.privacy.secret import Secret
+from orchestrator.provenance.tracking import default_uri, identity_of_process, is_server
 from orchestrator.records import lines, phases, rests, times
-from orchestrator.settings import Settings
-from orchestrator.topologies import Schedule, build_schedule
-from orchestrator.tracking import default_uri, identity_of_process, is_server
-from orchestrator.transports.tls import make_credentials
 
 _drawing = threading.Lock()  # matplotlib's settings are those of the whole process
 _TRUSTED = "trust=true"  # of a run whose own driver has said so

@@ -1,6 +1,6 @@
 """Who looks at a running model asks the driver, which asks the servers and puts their answers together.
 
-A server answers beside its work, from what it holds (`engine.asynchronous.held_slice`); members wait for nothing, and what a
+A server answers beside its work, from what it holds (`worker.asynchronous.held_slice`); members wait for nothing, and what a
 run comes to does not depend on who looks.
 """
 
@@ -10,9 +10,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from orchestrator.config.plan import Plan
 from orchestrator.driver.run.mailbox import Mailbox, Request
 from orchestrator.errors import OrchestratorError, RunFailed, UsageError
-from orchestrator.plan import Plan
 
 _SERVE = "launch one with topology=parameter_server and sync=ssp, asp or bap"
 

@@ -6,11 +6,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from orchestrator.control.events import Begin
-from orchestrator.control.rendezvous.schedules import groups_of, schedule_of
-from orchestrator.engine.member.claims import Place
-from orchestrator.engine.member.generation import INITIAL, Generation
-from orchestrator.plan import Exchange
+from orchestrator.config.plan import Exchange
+from orchestrator.controller.events import Begin
+from orchestrator.controller.rendezvous.schedules import groups_of, schedule_of
+from orchestrator.worker.member.claims import Place
+from orchestrator.worker.member.generation import INITIAL, Generation
 
 
 class MemberDirectory:

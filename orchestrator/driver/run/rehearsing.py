@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from orchestrator.control.membership import ControllerState, Member
-from orchestrator.control.rehearsal import Disturbance, disturbance, victim
-from orchestrator.plan import Chaos
+from orchestrator.config.plan import Chaos
+from orchestrator.controller.membership import ControllerState, Member
+from orchestrator.controller.rehearsal import Disturbance, disturbance, victim
 
 
 class Rehearsing:

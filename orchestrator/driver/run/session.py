@@ -1,7 +1,7 @@
 """The driver's loop: passes reports of members to the controller and the event sink, and carries out the controller's
 commands.
 
-All decisions are made by `control.controller.decide`, and all numbers come from the members.
+All decisions are made by `controller.controller.decide`, and all numbers come from the members.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any, Protocol, Self
 
 from orchestrator.cluster.actors.members import ActorPlacement, Heard, Members
-from orchestrator.control import controller, events, fault_attribution
-from orchestrator.control.checking import Verdict
-from orchestrator.control.membership import ControllerState, Requirements, waiting
+from orchestrator.controller import controller, events, fault_attribution
+from orchestrator.controller.checking import Verdict
+from orchestrator.controller.membership import ControllerState, Requirements, waiting
 from orchestrator.driver.run import trained_weights
 from orchestrator.driver.run.checkpointing import Saving
 from orchestrator.driver.run.event_sink import EventSink
@@ -36,7 +36,7 @@ from orchestrator.errors import (
     Stalled,
     from_dict,
 )
-from orchestrator.privacy.keys import Keys
+from orchestrator.optim.privacy.keys import Keys
 from orchestrator.records.merging import Disagreement, History
 from orchestrator.records.progress import parse
 from orchestrator.records.trace import Line

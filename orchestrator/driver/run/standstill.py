@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from orchestrator.engine.member.stack_dump import Seen
 from orchestrator.records import stacks
 from orchestrator.records.stacks import Frame, Home
+from orchestrator.worker.member.stack_dump import Seen
 
 _SOURCE = 80  # characters of a line
 _STATES = {

@@ -1,6 +1,6 @@
 """Where the time of a run goes, as its members report it: kept in a file, told to MLflow, drawn up at the end.
 
-What it does not do: measure (`engine.member.time_account`), or draw.
+What it does not do: measure (`worker.member.time_account`), or draw.
 """
 
 from __future__ import annotations
@@ -10,9 +10,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from orchestrator.driver.folders import RunFolder
+from orchestrator.provenance.tracking import EXECUTION, Tracker
 from orchestrator.records import lines, times
 from orchestrator.records.lines import LineFile
-from orchestrator.tracking import EXECUTION, Tracker
 
 _TIME = f"{EXECUTION}time/"
 _MOST_WORKERS = 64  # of more, MLflow is told the mean only

@@ -10,7 +10,7 @@ import contextlib
 from collections.abc import Sequence
 from pathlib import Path
 
-from orchestrator.checkpoints.weights import merge
+from orchestrator.checkpoint.weights import merge
 from orchestrator.cluster.actors.members import Members, unwritten
 from orchestrator.errors import WorkerLost
 

@@ -15,11 +15,11 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from orchestrator.config.settings import Settings
 from orchestrator.driver.supervision import supervisor
 from orchestrator.driver.terminal.signals import PendingSignal
 from orchestrator.errors import UsageError
-from orchestrator.settings import Settings
-from orchestrator.tracking import is_server
+from orchestrator.provenance.tracking import is_server
 
 
 class TakenOver(NamedTuple):

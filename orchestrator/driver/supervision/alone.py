@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, NoReturn
 
 if TYPE_CHECKING:
-    from orchestrator.plan import Plan
+    from orchestrator.config.plan import Plan
 
 _OF_THE_RAY = ("cluster.address", "cluster.workers", "cluster.speeds", "cluster.spares")
 

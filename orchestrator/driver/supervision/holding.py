@@ -14,7 +14,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from orchestrator.tracking import Driving, Store, identity_of_process
+from orchestrator.provenance.tracking import Driving, Store, identity_of_process
 
 EVERY_S = 5.0
 

@@ -27,7 +27,7 @@ from typing import Literal
 from orchestrator.driver.supervision import alone, supervisor
 from orchestrator.driver.supervision.alone import Workers
 from orchestrator.driver.supervision.supervisor import Lines
-from orchestrator.tracking import Driving, Store
+from orchestrator.provenance.tracking import Driving, Store
 
 UNHEARD_S = 15.0  # three beats
 SILENT_S = 30.0

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from types import FrameType
 
-from orchestrator import locks
+from orchestrator.common import locks
 
 WATCHED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 

@@ -18,7 +18,7 @@ from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from orchestrator import locks
+from orchestrator.common import locks
 from orchestrator.errors import NotRerunnable
 from orchestrator.provenance.code import git, objects, snapshot, worktree
 

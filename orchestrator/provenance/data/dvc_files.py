@@ -18,8 +18,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from orchestrator.data.files.manifest import leads_out
 from orchestrator.errors import ConfigurationError
-from orchestrator.files.manifest import leads_out
 from orchestrator.records import masking
 
 MD5, LEGACY = "md5", "md5-dos2unix"  # DVC 2 hashed text files with their line ends made those of Unix

@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 
 import yaml
 
+from orchestrator.data.files.places import place_of
 from orchestrator.errors import ConfigurationError
-from orchestrator.files.places import place_of
 from orchestrator.provenance.data import dvc_files
 from orchestrator.provenance.data.dvc_files import MD5
 

@@ -11,8 +11,8 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
+from orchestrator.data.files import manifest
 from orchestrator.errors import DataDamaged
-from orchestrator.files import manifest
 from orchestrator.provenance.code.git import known_files
 from orchestrator.provenance.data import dvc_files
 from orchestrator.provenance.data.dvc_files import LEGACY, Out, Storage

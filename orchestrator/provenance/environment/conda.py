@@ -2,7 +2,7 @@
 
 conda keeps a file for each installed package in `conda-meta/`, which is read here; conda itself is not called. An environment
 is made anew from a list of such packages by micromamba, or by mamba or conda, which read the same list
-(docs.conda.io, "Creating an environment from an explicit specification"); `commands/rerun/rebuild.py` calls it.
+(docs.conda.io, "Creating an environment from an explicit specification"); `experiments/rerun/rebuild.py` calls it.
 """
 
 from __future__ import annotations

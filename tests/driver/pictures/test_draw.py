@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
+from orchestrator.comm.pipeline_schedules import nominal, programs, timeline
+from orchestrator.comm.topologies import build_schedule
+from orchestrator.config.plan import Variant
 from orchestrator.driver.report.pictures import Seen, draw
 from orchestrator.driver.report.pictures.series import clocks, flow, staleness
-from orchestrator.pipeline_orders import nominal, programs, timeline
-from orchestrator.plan import Variant
 from orchestrator.records.lines import LineFile
 from orchestrator.records.rests import Staleness
-from orchestrator.topologies import build_schedule
 
 pytestmark = pytest.mark.slow
 

@@ -7,9 +7,9 @@ import math
 
 import pytest
 
+from orchestrator.comm.topologies import TOPOLOGIES, Move, Schedule, build_schedule
+from orchestrator.comm.topologies.listed import listed
 from orchestrator.driver.report.pictures.places import APART, place_members
-from orchestrator.topologies import TOPOLOGIES, Move, Schedule, build_schedule
-from orchestrator.topologies.listed import listed
 
 SCHEDULES = [
     *(build_schedule(name, workers) for name in TOPOLOGIES for workers in (1, 2, 3, 4, 7, 64)),

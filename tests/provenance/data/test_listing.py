@@ -11,8 +11,8 @@ import pytest
 import yaml
 
 from orchestrator import Files
+from orchestrator.data.files.index import Kept, index
 from orchestrator.errors import ConfigurationError
-from orchestrator.files.index import Kept, index
 from orchestrator.provenance.data.listing import stored
 
 CONTENTS = {"a.jsonl": b'{"n": 1}\n', "b/c.jsonl": b'{"n": 2}\n{"n": 3}\n'}

@@ -18,11 +18,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from orchestrator.comm.topologies import Schedule
+from orchestrator.config.plan import Variant
 from orchestrator.data.drift import Drift, Profile
-from orchestrator.plan import Variant
 from orchestrator.records.lines import read
 from orchestrator.records.rests import Staleness
-from orchestrator.topologies import Schedule
 
 
 @dataclass(frozen=True)

@@ -16,11 +16,11 @@ from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.patches import Circle, FancyBboxPatch, Patch
 from matplotlib.ticker import MaxNLocator
 
+from orchestrator.comm.pipeline_schedules import Span, bubble
+from orchestrator.comm.topologies import Schedule
 from orchestrator.driver.report.few import IN_A_PICTURE, few
 from orchestrator.driver.report.pictures.places import Point, place_members
 from orchestrator.driver.report.pictures.series import Series, columns, is_loss, wants_logarithm
-from orchestrator.pipeline_orders import Span, bubble
-from orchestrator.topologies import Schedule
 
 _INK, _FAINT, _GRID = "#1f2933", "#7b8794", "#e4e7eb"
 _TRAINING, _VALIDATION = "#2f6fb2", "#d9622b"

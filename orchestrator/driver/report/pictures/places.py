@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
-from orchestrator.topologies import Schedule
+from orchestrator.comm.topologies import Schedule
 
 Point = tuple[float, float]
 

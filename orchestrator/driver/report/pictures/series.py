@@ -11,9 +11,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from orchestrator.control.shard_assignment import hosts_of
-from orchestrator.pipeline_orders import Hosts, Span, nominal, programs, timeline
-from orchestrator.pipeline_orders.timeline import Costs
+from orchestrator.comm.pipeline_schedules import Hosts, Span, nominal, programs, timeline
+from orchestrator.comm.pipeline_schedules.timeline import Costs
+from orchestrator.controller.shard_assignment import hosts_of
 from orchestrator.records.lines import read
 from orchestrator.records.rests import Staleness
 from orchestrator.records.trace import loss_of

@@ -1,0 +1,201 @@
+"""The checkpoints of a run, as its driver sees them: commit one, prune, find the newest good one; and load one.
+
+The order of writes is the whole trick: blobs, then the manifest; to delete: the manifest, then blobs. So a crash between any
+two leaves files that nothing refers to, never a manifest that refers to nothing (`tests/checkpoint/test_crashes.py`).
+
+A blob that no manifest refers to may be part of a checkpoint that is being written this moment, or whose news the driver has
+not heard yet: a driver that is behind commits several checkpoints at once, while newer ones lie there already. So it is
+deleted only if it was there at an earlier pruning, too, long enough ago for any news to have come.
+
+What this does not do: run twice at a time on one folder (rule D7); the lease on a run sees to that.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+
+from orchestrator.checkpoint.manifest import Blob, Manifest, is_blob, manifest_name, steps_among
+from orchestrator.checkpoint.parts import read_part, read_some
+from orchestrator.checkpoint.state import TrainingState
+from orchestrator.checkpoint.storage import Storage, bring
+from orchestrator.errors import CheckpointDamaged
+
+ABANDONED_AFTER_S = 60.0
+
+
+class Found(NamedTuple):
+    """The newest good checkpoint, or None; and a sentence for each newer one that is not good."""
+
+    manifest: Manifest | None
+    reasons: list[str]
+
+
+@dataclass(frozen=True)
+class Saved:
+    """trouble: why old checkpoints could not be removed, or ""; the new one stands in any case."""
+
+    manifest: Manifest
+    trouble: str
+
+
+class Catalog:
+    """keep: how many good checkpoints stay, beside the best and the archived ones; abandoned_after_s: how long a blob stays
+    that belongs to none. Used by one thread of the driver."""
+
+    def __init__(self, storage: Storage, keep: int, *, abandoned_after_s: float = ABANDONED_AFTER_S) -> None:
+        if keep < 1:
+            raise ValueError(f"keep={keep}: at least one checkpoint has to stay")
+        self._storage = storage
+        self._keep = keep
+        self._pinned: set[str] = set()
+        self._abandoned_after_s = abandoned_after_s
+        self._unreferenced: dict[str, float] = {}  # since which pruning, on the monotonic clock
+        self._rejected: set[int] = set()  # steps whose files are there but not good
+
+    def pin(self, names: Iterable[str]) -> None:
+        """Blobs of a checkpoint that is not complete yet: pruning leaves them alone."""
+        self._pinned.update(names)
+
+    def unpin(self, names: Iterable[str]) -> None:
+        """Of a checkpoint that was given up. (A commit unpins its own.)"""
+        self._pinned.difference_update(names)
+
+    def commit(self, step: int, parts: Sequence[Mapping[str, Any]]) -> Saved:
+        """Make a checkpoint of the `part_written` events of all its parts, and remove what is too old.
+
+        An older checkpoint of the same step is replaced. Raises CheckpointDamaged when the parts are no whole, OSError when
+        the storage fails; the checkpoints before are untouched then.
+        """
+        manifest = _manifest(step, parts)
+        _check_presence(manifest, self._storage.sizes())
+        self._storage.put(manifest.name, [manifest.to_json()])
+        self._rejected.discard(step)
+        self.unpin(blob.name for blob in manifest.blobs)
+        try:
+            self._prune(manifest)
+        except OSError as error:
+            return Saved(manifest, f"old checkpoints could not be removed: {error}")
+        return Saved(manifest, "")
+
+    def latest(self, until: int | None = None) -> Found:
+        """Reads and verifies whole checkpoints, newest first, until one is good. until: a step; what was saved after it is
+        forgotten. Raises CheckpointDamaged if nothing can be listed."""
+        reasons = []
+        try:
+            sizes = self._storage.sizes()
+        except OSError as error:
+            raise CheckpointDamaged(f"the checkpoints cannot be listed: {_say(error)}", "see to their place") from error
+        for step in steps_among(sizes):
+            if until is not None and step > until:
+                self._storage.delete(manifest_name(step))
+                continue
+            try:
+                manifest = read(self._storage, step)
+                for blob in manifest.blobs:
+                    read_part(self._storage, blob)
+            except (CheckpointDamaged, OSError) as error:
+                reasons.append(f"checkpoint {step} is not used: {_say(error)}")
+                self._rejected.add(step)
+            else:
+                return Found(manifest, reasons)
+        return Found(None, reasons)
+
+    def _prune(self, just_saved: Manifest) -> None:
+        """Of the best ones those stay that were so when the newest was saved."""
+        sizes = self._storage.sizes()
+        manifests = {step: self._readable(step) for step in steps_among(sizes)}
+        good = [step for step, manifest in manifests.items() if manifest and self._is_good(manifest, sizes)]
+        oldest_kept = good[self._keep - 1] if len(good) >= self._keep else 0
+        archived = [step for step, manifest in manifests.items() if manifest and manifest.is_archived]
+        staying = {just_saved.step, *just_saved.best, *archived}
+        doomed = [step for step in manifests if step < oldest_kept and step not in staying]
+        for step in reversed(doomed):
+            self._storage.delete(manifest_name(step))
+        referenced = _blobs(manifests[step] for step in manifests if step not in doomed) | self._pinned
+        unreferenced = {name for name in sizes if is_blob(name)} - referenced
+        now = time.monotonic()
+        abandoned = {name for name, since in self._unreferenced.items() if now - since >= self._abandoned_after_s}
+        garbage = unreferenced & (_blobs(manifests[step] for step in doomed) | abandoned)
+        for name in sorted(garbage):
+            self._storage.delete(name)
+        self._unreferenced = {name: self._unreferenced.get(name, now) for name in unreferenced - garbage}
+
+    def _readable(self, step: int) -> Manifest | None:
+        try:
+            return read(self._storage, step)
+        except CheckpointDamaged:
+            return None
+
+    def _is_good(self, manifest: Manifest, sizes: Mapping[str, int]) -> bool:
+        """As far as a look at the listing tells, and a verification before."""
+        present = all(sizes.get(blob.name) == blob.size_bytes for blob in manifest.blobs)
+        return present and manifest.step not in self._rejected
+
+
+def read(storage: Storage, step: int) -> Manifest:
+    """The manifest of a step. Raises CheckpointDamaged, or OSError when the storage fails."""
+    try:
+        data = storage.get(manifest_name(step))
+    except FileNotFoundError as error:
+        raise CheckpointDamaged("its manifest is missing") from error
+    manifest = Manifest.from_json(data)
+    if manifest.step != step:
+        raise CheckpointDamaged(f"its manifest is the one of step {manifest.step}")
+    return manifest
+
+
+def load(storage: Storage, manifest: Manifest, wanted: Callable[[str], bool] | None = None) -> TrainingState:
+    """The state, every file and every tensor verified. wanted: which tensors, by their names; the others are neither read nor
+    verified. Raises CheckpointDamaged, or OSError when the storage fails."""
+    tensors: dict[str, torch.Tensor] = {}
+    for blob in manifest.blobs:
+        tensors.update(read_part(storage, blob) if wanted is None else read_some(storage, blob, wanted))
+    return TrainingState(manifest.values, tensors)
+
+
+def carry(source: Storage, target: Storage, step: int) -> Manifest:
+    """Have the checkpoint of a step at another place, too, every byte verified. Raises CheckpointDamaged, or OSError when a
+    storage fails."""
+    manifest = read(source, step)
+    for blob in manifest.blobs:
+        read_part(source, blob)
+        bring(source, target, blob.name)
+    target.put(manifest.name, [manifest.to_json()])
+    return manifest
+
+
+def _manifest(step: int, parts: Sequence[Mapping[str, Any]]) -> Manifest:
+    ordered = sorted(parts, key=lambda part: part["part"])
+    wholes = {(part["step"], part["generation"], part["parts"]) for part in parts}
+    if len(wholes) != 1 or [part["part"] for part in ordered] != list(range(ordered[0]["parts"])):
+        raise CheckpointDamaged(f"the parts of checkpoint {step} do not belong together: {sorted(wholes)}")
+    if ordered[0]["step"] != step:
+        raise CheckpointDamaged(f"the parts of checkpoint {step} are of step {ordered[0]['step']}")
+    blobs = tuple(Blob.from_dict(part["blob"]) for part in ordered)
+    names = [name for blob in blobs for name in blob.tensors]
+    if len(names) != len(set(names)):
+        raise CheckpointDamaged(f"two parts of checkpoint {step} hold the same tensor")
+    return Manifest(step, dict(ordered[0]["values"]), blobs)
+
+
+def _check_presence(manifest: Manifest, sizes: Mapping[str, int]) -> None:
+    for blob in manifest.blobs:
+        if sizes.get(blob.name) != blob.size_bytes:
+            raise CheckpointDamaged(
+                f"a part of checkpoint {manifest.step} was reported but is not there: {blob.name} "
+                f"has {sizes.get(blob.name, 'no')} bytes instead of {blob.size_bytes}",
+                "workers and driver have to see the same folder: set checkpoint.uri to a place that they share",
+            )
+
+
+def _blobs(manifests: Iterable[Manifest | None]) -> set[str]:
+    return {blob.name for manifest in manifests if manifest for blob in manifest.blobs}
+
+
+def _say(error: Exception) -> str:
+    return getattr(error, "message", None) or str(error)

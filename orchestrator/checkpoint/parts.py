@@ -1,0 +1,207 @@
+"""A state divided among writers, and one part as a file: divide, copy, write, read.
+
+The copy is laid out as the body of the file that is to be written, so that nothing is serialised afterwards and no second copy
+is made; and its memory is used again for the next checkpoint, because the first touch of fresh memory costs several times the
+copy.
+
+The file is in the safetensors format: 8 bytes of length, a JSON header, the values. Its header carries the SHA-256 of every
+tensor, and the file is named by the SHA-256 of the header, so the name stands for every bit and yet each bit is hashed only
+once: where all cores compute, hashing is most of what a checkpoint costs. A dtype that the format does not have travels as
+bytes; the manifest knows what it is.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import json
+import struct
+from collections.abc import Callable, Mapping, Sequence, Set
+from dataclasses import dataclass
+from typing import Any
+
+import safetensors
+import torch
+
+from orchestrator.checkpoint.manifest import Blob, TensorEntry, blob_name, readable
+from orchestrator.checkpoint.state import digest
+from orchestrator.checkpoint.storage import Storage
+from orchestrator.errors import CheckpointDamaged
+
+_DTYPES = {
+    torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16",
+    torch.int64: "I64", torch.int32: "I32", torch.int16: "I16", torch.int8: "I8", torch.uint8: "U8", torch.bool: "BOOL",
+}  # fmt: skip
+_LENGTH_BYTES = 8
+_HEADER_ALIGNMENT = 8
+
+
+def divide(sizes: Mapping[str, int], writers: int) -> list[list[str]]:
+    """The names for each writer, balanced by bytes, no tensor cut: the largest first, each to who has least so far.
+
+    A pure function of names and sizes, so every member finds the same. A writer may get nothing.
+    """
+    shares: list[list[str]] = [[] for _ in range(writers)]
+    loads = [0] * writers
+    for name, size in sorted(sizes.items(), key=lambda item: (-item[1], item[0])):
+        least = loads.index(min(loads))
+        shares[least].append(name)
+        loads[least] += size
+    return [sorted(share) for share in shares]
+
+
+def share_of(
+    tensors: Mapping[str, torch.Tensor], part: int, parts: int, own: Set[str] = frozenset()
+) -> dict[str, torch.Tensor]:
+    """The tensors that writer `part` of `parts` writes. own: names of those that no other writer has."""
+    if parts == 1:
+        return dict(tensors)
+    names = divide({name: tensor.nbytes for name, tensor in tensors.items() if name not in own}, parts)[part]
+    return {name: tensors[name] for name in [*names, *sorted(own)]}
+
+
+@dataclass(frozen=True)
+class Part:
+    """tensors: views of body, row-major, one after the other without gaps."""
+
+    tensors: dict[str, torch.Tensor]
+    body: torch.Tensor  # uint8
+
+    def fill(self, tensors: Mapping[str, torch.Tensor]) -> None:
+        """Copy these, which are some of the part's, into their places."""
+        if tensors:
+            with torch.no_grad():
+                torch._foreach_copy_([self.tensors[name] for name in tensors], list(tensors.values()))
+
+
+class Copier:
+    """Owns the memory of one copy. The copy before is overwritten by the next one."""
+
+    def __init__(self) -> None:
+        self._memory = torch.empty(0, dtype=torch.uint8)
+        self._plan: list[tuple[str, torch.dtype, torch.Size]] = []
+        self._part = Part({}, self._memory)
+
+    def copy(self, tensors: Mapping[str, torch.Tensor], later: Set[str] = frozenset()) -> Part:
+        """later: names of tensors that only get a place, for the caller to fill. Raises MemoryError."""
+        plan = [(name, tensor.dtype, tensor.shape) for name, tensor in tensors.items()]
+        if plan != self._plan:
+            self._part = self._lay_out(sorted(plan, key=lambda place: (-place[1].itemsize, place[0])))
+            self._plan = plan
+        self._part.fill({name: tensor for name, tensor in tensors.items() if name not in later})
+        return self._part
+
+    def _lay_out(self, plan: Sequence[tuple[str, torch.dtype, torch.Size]]) -> Part:
+        """plan: wide dtypes first, so that each tensor lies at a multiple of its element's size."""
+        ends = list(itertools.accumulate(dtype.itemsize * shape.numel() for _, dtype, shape in plan))
+        self._reserve(ends[-1] if ends else 0)
+        views = {
+            name: self._memory[start:end].view(dtype).view(shape)
+            for (name, dtype, shape), (start, end) in zip(plan, itertools.pairwise([0, *ends]), strict=True)
+        }
+        return Part(views, self._memory[: ends[-1] if ends else 0])
+
+    def _reserve(self, size_bytes: int) -> None:
+        if len(self._memory) < size_bytes:
+            self._memory = torch.empty(0, dtype=torch.uint8)
+            self._plan, self._part = [], Part({}, self._memory)  # the old memory goes before the new comes
+            self._memory = _allocate(size_bytes)
+
+
+def write_part(storage: Storage, part: Part) -> Blob:
+    """Write one blob. Raises OSError."""
+    entries = {
+        name: TensorEntry(str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape), digest(tensor))
+        for name, tensor in part.tensors.items()
+    }
+    header, body = _header(part.tensors, entries), part.body.numpy().data
+    blob = Blob(_name(header), len(header) + len(body), entries)
+    storage.put(blob.name, [header, body])
+    return blob
+
+
+def read_part(storage: Storage, blob: Blob) -> dict[str, torch.Tensor]:
+    """The tensors of a blob, every bit verified. Raises CheckpointDamaged, or OSError when the storage fails."""
+    try:
+        data = storage.get(blob.name)
+    except FileNotFoundError as error:
+        raise CheckpointDamaged(f"its file {blob.name} is missing") from error
+    if len(data) != blob.size_bytes:
+        raise CheckpointDamaged(f"its file {blob.name} has {len(data)} bytes instead of {blob.size_bytes}")
+    length = int.from_bytes(data[:_LENGTH_BYTES], "little")
+    if _name(data[: _LENGTH_BYTES + length]) != blob.name:
+        raise CheckpointDamaged(f"its file {blob.name} was altered: the digest of its header is another one")
+    try:
+        read = dict(safetensors.deserialize(data))  # type: ignore[no-untyped-call]
+    except safetensors.SafetensorError as error:
+        raise CheckpointDamaged(f"its file {blob.name} is no safetensors file: {error}") from error
+    if read.keys() != blob.tensors.keys():
+        raise CheckpointDamaged(f"its file {blob.name} holds other tensors than the manifest says")
+    return {name: _tensor(name, read[name]["data"], entry) for name, entry in blob.tensors.items()}
+
+
+def read_some(storage: Storage, blob: Blob, wanted: Callable[[str], bool]) -> dict[str, torch.Tensor]:
+    """These tensors of a blob, every bit of them verified, one after the other; the others are not read. Raises as
+    `read_part`."""
+    found: dict[str, torch.Tensor] = {}
+    names = [name for name in blob.tensors if wanted(name)]
+    if not names:
+        return found
+    try:
+        header = storage.get(blob.name, 0, _LENGTH_BYTES)
+        begin = _LENGTH_BYTES + min(int.from_bytes(header, "little"), blob.size_bytes)
+        header = storage.get(blob.name, 0, begin)
+        if _name(header) != blob.name:
+            raise CheckpointDamaged(f"its file {blob.name} was altered: the digest of its header is another one")
+        with readable(f"the header of {blob.name}"):
+            fields = json.loads(header[_LENGTH_BYTES:])
+        for name in names:
+            if name not in fields:
+                raise CheckpointDamaged(f"its file {blob.name} holds other tensors than the manifest says")
+            with readable(f"the header of {blob.name}"):
+                start, stop = map(int, fields[name]["data_offsets"])
+            data = bytearray(storage.get(blob.name, begin + start, begin + stop))
+            found[name] = _tensor(name, data, blob.tensors[name])
+    except FileNotFoundError as error:
+        raise CheckpointDamaged(f"its file {blob.name} is missing") from error
+    return found
+
+
+def _tensor(name: str, data: bytearray, entry: TensorEntry) -> torch.Tensor:
+    raw = torch.frombuffer(data, dtype=torch.uint8) if data else torch.empty(0, dtype=torch.uint8)
+    dtype = vars(torch).get(entry.dtype)
+    try:
+        assert isinstance(dtype, torch.dtype)
+        tensor = raw.view(dtype).view(entry.shape)
+    except (AssertionError, RuntimeError, TypeError, OverflowError) as error:
+        raise CheckpointDamaged(f"the tensor {name!r} is no {entry.dtype} of shape {entry.shape}") from error
+    if digest(tensor) != entry.sha256:
+        raise CheckpointDamaged(f"the tensor {name!r} was altered: its digest is another one")
+    return tensor
+
+
+def _name(header: bytes) -> str:
+    return blob_name(hashlib.sha256(header).hexdigest())
+
+
+def _header(tensors: Mapping[str, torch.Tensor], entries: Mapping[str, TensorEntry]) -> bytes:
+    fields: dict[str, Any] = {"__metadata__": {name: entry.sha256 for name, entry in entries.items()}}
+    end = 0
+    for name, tensor in tensors.items():
+        start, end = end, end + tensor.nbytes
+        known = tensor.dtype in _DTYPES
+        fields[name] = {
+            "dtype": _DTYPES.get(tensor.dtype, "U8"),
+            "shape": list(tensor.shape) if known else [tensor.nbytes],
+            "data_offsets": [start, end],
+        }
+    text = json.dumps(fields, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % _HEADER_ALIGNMENT)
+    return struct.pack("<Q", len(text)) + text
+
+
+def _allocate(size_bytes: int) -> torch.Tensor:
+    try:
+        return torch.empty(size_bytes, dtype=torch.uint8)
+    except RuntimeError as error:  # what torch raises when there is no memory
+        raise MemoryError(f"no memory for a copy of {size_bytes} bytes") from error

@@ -1,0 +1,57 @@
+"""What comes of a command: an exit code, and what is written to stdout."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from orchestrator.cli.arguments import Arguments
+from orchestrator.driver.report.outcome import Outcome
+from orchestrator.driver.terminal import console
+from orchestrator.errors import OrchestratorError, ending
+
+
+@dataclass(frozen=True)
+class Answer:
+    """code: of the exit; stdout: what is written there, None for nothing."""
+
+    code: int = 0
+    stdout: str | None = None
+
+
+class Report(Protocol):
+    """What a command has found."""
+
+    def as_dict(self) -> dict[str, Any]: ...
+
+    def as_text(self) -> str: ...
+
+
+def reported(found: Report, given: Arguments, code: int = 0) -> Answer:
+    """As output= asks for it."""
+    return Answer(code, json.dumps(found.as_dict()) if given.as_json else found.as_text())
+
+
+def ended(code: int, report: Mapping[str, Any], given: Arguments) -> Answer:
+    """Of a run that said on stderr how it ended: stdout is for programs alone."""
+    return Answer(code, json.dumps(report) if given.as_json else None)
+
+
+def ended_run(run_id: str, outcome: Outcome, given: Arguments) -> Answer:
+    """Say how a run ended that was launched or gone on with."""
+    if outcome.error is not None:
+        console.tell(f"error: {outcome.error}\n  run {run_id}, its files in .orchestrator/{run_id}/")
+        if outcome.checkpoint is not None and not outcome.recurs:
+            console.tell(f"  go on from step {outcome.checkpoint}: python -m orchestrator resume={run_id}")
+    return ended(code_of(outcome.error), outcome.as_dict(run_id, given.started), given)
+
+
+def code_of(error: OrchestratorError | None) -> int:
+    return 0 if error is None else error.exit_code
+
+
+def refused(error: OrchestratorError, report: Mapping[str, Any]) -> str:
+    """The JSON object of a command that came to nothing."""
+    return json.dumps({**report, **error.more, **ending(error)})

@@ -1,0 +1,81 @@
+"""`doctor`: what this processor computes otherwise than those on which the page of operators was made (docs/portable.md).
+
+The whole page is computed in this process, which therefore must not have loaded torch before.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from orchestrator.cli.answer import Answer, reported
+from orchestrator.cli.arguments import Arguments
+from orchestrator.numerics import determinism
+from orchestrator.numerics.portable import checking
+from orchestrator.optim import optimizers
+from orchestrator.optim.eager import leave_the_compiler_out
+
+DIFFERS = 3  # the exit code
+
+
+@dataclass(frozen=True)
+class Findings:
+    """hashes: what came out, by case; differing, unportable: names of cases."""
+
+    hashes: dict[str, str]
+    differing: list[str]
+    unportable: list[str]
+
+    @property
+    def exit_code(self) -> int:
+        return DIFFERS if self.differing else 0
+
+    def as_dict(self) -> dict[str, Any]:
+        known = checking.known()
+        return {
+            "processor": determinism.cpu_model(),
+            "torch": torch.__version__,
+            "known_torch": checking.known_torch(),
+            "operators": len(self.hashes),
+            "differing": [
+                {
+                    "operator": name,
+                    "uses": sorted(known[name].operators),
+                    "expected": known[name].hash,
+                    "got": self.hashes[name],
+                }
+                for name in self.differing
+            ],
+            "unportable": self.unportable,
+        }
+
+    def as_text(self) -> str:
+        lines = [f"{determinism.cpu_model()}, torch {torch.__version__}: {len(self.hashes)} operators"]
+        if torch.__version__ != checking.known_torch():
+            lines.append(
+                f"note: what is known is of torch {checking.known_torch()}, and another one may compute otherwise"
+            )
+        if self.unportable:
+            lines.append(
+                f"  {len(self.unportable)} have other bits on other processors, and are refused under portable"
+            )
+        if not self.differing:
+            lines.append("  nothing differs: run.arithmetic=portable gives the bits here that it gives elsewhere")
+        for name in self.differing:
+            lines.append(f"  {name} differs ({', '.join(sorted(checking.known()[name].operators))})")
+        return "\n".join(lines)
+
+
+def run(given: Arguments) -> Answer:
+    found = doctor()
+    return reported(found, given, found.exit_code)
+
+
+def doctor() -> Findings:
+    """Raises ConfigurationError where this process cannot compute portably."""
+    determinism.prepare_thread(1, arithmetic="portable")
+    leave_the_compiler_out(optimizers.CLASSES)
+    found = checking.check(checking.known())
+    return Findings(found.hashes, found.differing, checking.unportable())

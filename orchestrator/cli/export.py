@@ -1,0 +1,354 @@
+"""`export=RUN_ID to=FOLDER|ZIP [data|checkpoints=true] [wheels=FOLDER] [key=PATH] [license=URL]`: a record as one crate; with
+`steps=A-B to=FILE` instead some lines of its trace, with their Merkle path.
+
+Everything comes from the record, the data and the weights that the run began with from where a rerun takes them, hashed; the
+project is only read. The same record makes the same bytes, so two exports can be compared.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import tempfile
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from orchestrator.checkpoint import catalog
+from orchestrator.checkpoint.manifest import steps_among
+from orchestrator.checkpoint.storage import open_storage
+from orchestrator.cli.answer import Answer, reported
+from orchestrator.cli.arguments import Arguments
+from orchestrator.driver.before_start import initial, others
+from orchestrator.driver.folders import project_folder
+from orchestrator.driver.recording.recorded import Recorded
+from orchestrator.driver.terminal.progress import for_stream
+from orchestrator.errors import CheckpointDamaged, ConfigurationError, NotRerunnable, UsageError
+from orchestrator.experiments.rerun import rebuild
+from orchestrator.provenance.code import checkout
+from orchestrator.provenance.crates import archive, crate, statement
+from orchestrator.provenance.crates.archive import Content
+from orchestrator.provenance.data import hashing, restoring
+from orchestrator.provenance.data.versions import Input
+from orchestrator.provenance.environment import container, own_wheel, packages
+from orchestrator.provenance.tracking import Past, Store
+from orchestrator.records import excerpt, lines
+
+_STEPS = re.compile(r"(\d{1,15})-(\d{1,15})")
+
+
+@dataclass(frozen=True)
+class Exported:
+    """size: of the zip, or of the folder's files, in bytes; data: path of an input -> "included", "code" (the snapshot holds
+    it) or "referenced" (its md5 and DVC's remotes are named); initial: "included" or "missing", of the weights that the run
+    began with, None where it began with none; trace: the head of the Merkle tree of its trace; checkpoints: how many came
+    along."""
+
+    run_id: str
+    to: str
+    files: int
+    size: int
+    data: dict[str, str]
+    initial: str | None
+    statement_sha256: str
+    signed_by: str | None
+    trace: str | None
+    checkpoints: int
+    notes: list[str]
+
+    def as_dict(self) -> dict[str, Any]:
+        told = {"size_bytes" if key == "size" else key: value for key, value in asdict(self).items()}
+        return {**told, "status": "finished"}
+
+    def as_text(self) -> str:
+        signed = f"signed by {self.signed_by}" if self.signed_by else "not signed"
+        return (
+            f"run {self.run_id} is exported to {self.to}: {self.files} files, {self.size / 1e6:.1f} MB\n"
+            f"  its statement has sha256 {self.statement_sha256}, {signed}\n"
+            f"  its trace has the root {self.trace}\n"
+            f"  python -m orchestrator rerun={self.to} trust=true repeats it"
+        )
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What is asked for. with_data: the data themselves, too; key: the private key that signs; license: a URL; wheels: a
+    folder, of which the wheels of recorded packages travel along; with_checkpoints: those that the run has kept, too; trusted:
+    places that a record of somebody else names may be opened."""
+
+    to: Path
+    with_data: bool
+    key: Path | None
+    license: str | None
+    wheels: Path | None = None
+    with_checkpoints: bool = False
+    trusted: bool = False
+
+
+def run(given: Arguments) -> Answer:
+    to, with_data, steps = given.path("to"), given.flag("data"), given.get("steps")
+    if to is None:
+        raise UsageError("export needs a place: to=FOLDER or to=FILE.zip")
+    if steps is not None:
+        if others := given.without("to", "steps", "output", "tracking.uri"):
+            raise UsageError(f"steps= writes lines of the trace alone, without {' '.join(others)}", "leave that out")
+        return reported(_excerpt(given.value, steps, to, given.uri), given)
+    wanted = Wanted(
+        *(to, with_data, given.path("key"), given.get("license"), given.path("wheels"), given.flag("checkpoints")),
+        trusted=given.flag("trust"),
+    )
+    return reported(export(given.value, wanted, given.uri), given)
+
+
+@dataclass(frozen=True)
+class Excerpt:
+    """Lines of a trace that were written into a file. begin, last: of the steps, inclusive."""
+
+    run_id: str
+    to: str
+    begin: int
+    last: int
+    root: str
+
+    def as_dict(self) -> dict[str, Any]:
+        return {**asdict(self), "status": "finished"}
+
+    def as_text(self) -> str:
+        return (
+            f"the steps {self.begin} to {self.last} of run {self.run_id} are in {self.to}, with their Merkle path\n"
+            f"  python -m orchestrator verify={self.to} root={self.root}"
+        )
+
+
+def _excerpt(name: str, steps: str, to: Path, uri: str | None) -> Excerpt:
+    """Raises UsageError, ConfigurationError and NotRerunnable."""
+    found = _STEPS.fullmatch(steps)
+    if found is None:
+        raise UsageError(f"steps={steps}: expected the first and the last step, such as steps=100-199")
+    begin, last = int(found[1]), int(found[2])
+    _require_free(to)
+    folder = project_folder(Path.cwd())
+    original = Recorded.find(Store.with_run(uri, folder, name), folder, name)
+    trace, first = lines.raw(original.files.trace) if original.files.trace.exists() else [], original.held.begin.step
+    try:
+        told = excerpt.made(original.past.run_id, trace, first, begin, last + 1)
+    except ValueError:
+        has = f"its trace has the steps {first} to {first + len(trace) - 1}" if trace else "it has no trace"
+        raise UsageError(f"steps={steps}: {has}") from None
+    _put(to, json.dumps(told, indent=1, ensure_ascii=False) + "\n")
+    return Excerpt(original.past.run_id, str(to), begin, last, told["root"])
+
+
+def _put(to: Path, text: str) -> None:
+    try:
+        to.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise ConfigurationError([f"to={to}: it cannot be written: {error.strerror}"], "name another place") from error
+
+
+def _require_free(to: Path) -> None:
+    """Raises UsageError."""
+    if to.exists():
+        raise UsageError(f"to={to}: it exists", "name another place, or remove it")
+    if not to.absolute().parent.is_dir():
+        raise UsageError(f"to={to}: there is no folder {to.absolute().parent}", "make it, or name another place")
+
+
+def export(name: str, wanted: Wanted, uri: str | None) -> Exported:
+    """Raises UsageError, ConfigurationError and NotRerunnable; then there is no crate."""
+    _require_free(wanted.to)
+    given = rebuild.wheels_in(wanted.wheels)
+    signer = None if wanted.key is None else statement.signer(wanted.key)
+    project = Path.cwd()
+    folder = project_folder(project)
+    store = Store.with_run(uri, folder, name)
+    original = Recorded.find(store, folder, name)
+    if original.past.status == "RUNNING":
+        raise UsageError(f"run {original.past.run_id} is not at its end", "wait for it, or end it")
+    original.require()
+    with original.readable():
+        places = _places(original, wanted, folder)
+    others.require_own_places(original.past, wanted.trusted, "export=", places)
+    display = for_stream()
+    with ExitStack() as held:
+        files = _of_record(original, store, held)
+        carried, told, notes = _data(original, project, folder, wanted, held)
+        wheel, without = _own_wheel(original)
+        files |= {**wheel, **_wheels(original, given)}
+        notes += without
+        weights, begins, without = _weights(original, store, folder, trusted=wanted.trusted)
+        files |= weights
+        notes += without
+        kept = _checkpoints(original, folder, held) if wanted.with_checkpoints else {}
+        files |= kept
+        names: dict[str, str] = {}
+        for path, (place, entries) in carried.items():
+            names[path] = _name_of(path, len(names))
+            files |= {f"{names[path]}/{entry}" if entry else names[path]: place / entry for entry in entries}
+        made = crate.make(files, {**_run(original.past), **begins}, names, wanted.license, signer)
+        size = _write(made, wanted.to)
+    for note in notes:
+        display.say(f"note: {note}")
+    came = None if original.initial.name is None else "included" if begins else "missing"
+    sealed = made.statement_sha256, made.signed_by, made.trace, len(steps_among(Path(name).name for name in kept))
+    return Exported(original.past.run_id, str(wanted.to), len(made.files), size, told, came, *sealed, notes)
+
+
+def _places(original: Recorded, wanted: Wanted, folder: Path) -> dict[str, str]:
+    """Outside of the record, that are opened for the crate."""
+    held, found = original.held, {}
+    if held.initial.name is not None and not initial.held(folder, held.initial.digest):
+        found["the weights that it began with"] = held.initial.name
+    if wanted.with_checkpoints:
+        found["its checkpoints"] = original.files.checkpoints_at(held.checkpoint.uri)
+    if wanted.with_data:
+        found |= {f"its data {item.path}": _from(item) for item in original.inputs if item.keeper != "code"}
+    return found
+
+
+def _of_record(original: Recorded, store: Store, held: ExitStack) -> dict[str, Content]:
+    """The files of the run's folder, the verdicts of its reruns, the list of packages."""
+    files: dict[str, Content] = {f"{crate.RECORD}/{file.name}": file for file in original.files.artifacts()}
+    place = Path(held.enter_context(tempfile.TemporaryDirectory(prefix="orchestrator-")))
+    run_id = original.past.run_id
+    for again in store.folders(run_id, "reruns"):
+        (place / again).mkdir()
+        store.fetch(run_id, f"reruns/{again}", place / again)
+        files |= {f"reruns/{again}/{file.name}": file for file in (place / again).iterdir()}
+    files[crate.LOCK] = crate.lock(original.environments)
+    return files
+
+
+def _own_wheel(original: Recorded) -> tuple[dict[str, Content], list[str]]:
+    """This package as a wheel, where it is the one of the run: an image that is built from the crate has no other place to take
+    it from. Otherwise a note."""
+    node = original.environments[0]
+    version, recorded = node.get("packages", {}).get("orchestrator"), node.get("bits", {}).get("orchestrator")
+    name = own_wheel.name_of(version)
+    if recorded == packages.own_sha256():
+        return {f"{container.WHEELS}/{name}": own_wheel.content(version)}, []
+    return {}, [
+        f"the run was made by another orchestrator than this one, so no wheel of it is in the crate: its {container.FILE} "
+        f"takes {name} from an index"
+    ]
+
+
+def _wheels(original: Recorded, folders: Sequence[Path]) -> dict[str, Content]:
+    """Those of the folders that are of recorded packages in their recorded versions, for who has no index with them."""
+    recorded = {name: version for node in original.environments for name, version in node.get("packages", {}).items()}
+    found = {}
+    for file in (file for folder in folders for file in sorted(folder.glob("*.whl"))):
+        name, version = f"{file.stem}--".split("-")[:2]
+        if recorded.get(packages.normalized(name)) == version:
+            found[f"{container.WHEELS}/{file.name}"] = file
+    return dict(found)
+
+
+def _weights(
+    original: Recorded, store: Store, folder: Path, *, trusted: bool
+) -> tuple[dict[str, Content], dict[str, Any], list[str]]:
+    """Those that the run began with, which nobody makes again without the run that made them; what the crate says of them; a
+    note where they cannot be had any more. Raises Untrusted."""
+    wanted = original.initial
+    if wanted.name is None:
+        return {}, {}, []
+    try:
+        initial.brought(wanted, store, folder, trusted=trusted)
+    except NotRerunnable as error:
+        lacking = f"the crate lacks the weights that the run began with, so nobody can repeat it: {error.message}"
+        return {}, {}, [lacking]
+    name = f"{crate.INITIAL}/{wanted.digest}.safetensors"
+    begins = {"name": wanted.name, "digest": wanted.digest, "file": name}
+    return {name: initial.place_of(folder, wanted.digest)}, {crate.INITIAL: begins}, []
+
+
+def _checkpoints(original: Recorded, folder: Path, held: ExitStack) -> dict[str, Content]:
+    """Those that the run has kept, every byte verified: with them somebody else can audit it. Raises UsageError."""
+    place = original.files.checkpoints_at(original.held.checkpoint.uri)
+    new = held.enter_context(checkout.disposable_folder(folder / "worktrees")) / crate.CHECKPOINTS
+    try:
+        storage, target = open_storage(place), open_storage(new)
+        steps = [step for step in steps_among(storage.sizes()) if step > 0]
+        for step in steps:
+            catalog.carry(storage, target, step)
+    except (CheckpointDamaged, OSError) as error:
+        raise UsageError(
+            f"checkpoints=true: those in {place} cannot be used: {error}", "see to them, or leave it out"
+        ) from error
+    if not steps:
+        raise UsageError(f"checkpoints=true: there are none in {place}", "leave it out")
+    return {f"{crate.CHECKPOINTS}/{file.name}": file for file in new.iterdir()}
+
+
+Carried = dict[str, tuple[Path, list[str]]]
+
+
+def _data(
+    original: Recorded, project: Path, folder: Path, wanted: Wanted, held: ExitStack
+) -> tuple[Carried, dict[str, str], list[str]]:
+    """The inputs that travel along, with their place and their files; what becomes of each; notes. Restored as for a rerun, so
+    that they are the recorded bytes."""
+    told = {item.path: "code" if item.keeper == "code" else "referenced" for item in original.inputs}
+    referenced = [item for item in original.inputs if told[item.path] == "referenced"]
+    if not wanted.with_data:
+        return {}, told, [_where(item) for item in referenced]
+    if not referenced:
+        return {}, told, []
+    restored = held.enter_context(
+        checkout.disposable(original.files.bundle, folder / "worktrees", original.code.get("tree"))
+    )
+    restoring.restore(restored.project, original.inputs, project, top=restored.root)
+    carried: Carried = {}
+    notes = []
+    for item in referenced:
+        place = restored.project / item.path
+        if not place.resolve().is_relative_to(restored.root.resolve()):
+            notes.append(f"{item.path} lies outside of the repository, where no rerun writes: it is not in the crate")
+            continue
+        carried[item.path] = (place, list(hashing.scan_input(restored.project, item.path).entries))
+        told[item.path] = "included"
+    return carried, told, notes
+
+
+def _from(item: Input) -> str:
+    """Where the bytes of an input may be taken from."""
+    imported = [f"{out.imported['url']} ({out.imported['path']})" for out in item.outs if out.imported is not None]
+    return ", ".join([_remotes(item) or "where it was", *imported])
+
+
+def _remotes(item: Input) -> str:
+    return ", ".join(f"{name} ({url})" for name, url in (item.remotes or {}).items())
+
+
+def _where(item: Input) -> str:
+    """Where a rerun takes an input from that does not travel along."""
+    remotes = _remotes(item)
+    kept = f"in DVC's remote {remotes}" if remotes else "only where it was, since there is no DVC remote"
+    return f"{item.path} is named and not included: its bytes are kept {kept}; data=true includes them"
+
+
+def _name_of(path: str, number: int) -> str:
+    """The name of an input in the crate: its own path, where that is one."""
+    name = f"{crate.DATA}/{path.removesuffix('/')}"
+    return name if archive.problem_of([name]) is None else f"{crate.DATA}/input-{number}"
+
+
+def _run(past: Past) -> dict[str, Any]:
+    metrics = {name: value if math.isfinite(value) else str(value) for name, value in sorted(past.metrics.items())}
+    return {**asdict(past), "metrics": metrics}
+
+
+def _write(made: crate.Made, to: Path) -> int:
+    names = sorted(made.files)
+    problem = archive.problem_of(names)
+    assert problem is None, problem
+    try:
+        archive.write(made.files, to)
+        return to.stat().st_size if to.is_file() else sum((to / name).stat().st_size for name in names)
+    except OSError as error:
+        raise ConfigurationError(
+            [f"to={to}: it cannot be written: {error.strerror}"], "make room, or name another place"
+        ) from error

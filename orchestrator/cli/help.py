@@ -1,0 +1,47 @@
+"""`help=KEY`: what a setting is, or all settings of a section; what is typed with a command."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from orchestrator.cli import command_table
+from orchestrator.cli.answer import Answer
+from orchestrator.cli.arguments import Arguments
+from orchestrator.common.registry import Option
+from orchestrator.common.values import plain, show
+from orchestrator.config.settings import described, names
+
+_OPTIMIZERS = ("optimizer", "optimizer.name")
+
+
+def run(given: Arguments) -> Answer:
+    name = given.value
+    if name in _PAGES:
+        return Answer(stdout=_PAGES[name]())
+    is_section = any(f"{key}.".startswith(f"{name}.") for key in names())
+    parts = [command_table.of(name)] if name in command_table.COMMANDS else []
+    parts += [described(name)] if is_section or not parts else []
+    parts += [optimizers()] if name in _OPTIMIZERS else []
+    return Answer(stdout="\n\n".join(parts))
+
+
+def optimizers() -> str:
+    """Those on offer, each with its options and their defaults."""
+    from orchestrator.optim.optimizers import OPTIMIZERS  # torch takes a second to import
+
+    lines = ["optimizer.name is one of these, with the keys below optimizer that it takes and their defaults:"]
+    for name in OPTIMIZERS:
+        lines.append(f"  {name}: " + ", ".join(map(_option, OPTIMIZERS.options(name).values())))
+    return "\n".join([*lines, "  or your own as package.module:name"])
+
+
+def _option(option: Option) -> str:
+    value = plain(option.default)
+    return f"{option.name} ({'required' if option.is_required else f'{value:g}' if isinstance(value, float) else show(value)})"
+
+
+_PAGES: dict[str, Callable[[], str]] = {
+    "": command_table.usage,
+    "commands": command_table.commands,
+    "settings": lambda: described(""),
+}

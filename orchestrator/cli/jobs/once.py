@@ -1,0 +1,70 @@
+"""`once=ID conf=NAME ...`: launch a run under an id, or go on with the run that has it. A job runs this, however often."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from orchestrator.cli.answer import Answer, ended, ended_run
+from orchestrator.cli.arguments import Arguments
+from orchestrator.config.settings import Settings, kept
+from orchestrator.driver.before_start import others
+from orchestrator.driver.folders import project_folder
+from orchestrator.driver.launch.launch import launch
+from orchestrator.driver.launch.resume import resume
+from orchestrator.driver.recording.recorded import Recorded
+from orchestrator.driver.report.outcome import Outcome
+from orchestrator.driver.terminal.progress import for_stream
+from orchestrator.errors import UsageError
+from orchestrator.provenance.tracking import Past, Store
+
+KEY = "run.submission"
+# Over from a job to a run that it goes on with.
+_PLACES_TAKEN = ("cluster.", "output=", "tracking.uri=", "privacy.secret=")
+
+
+def run(given: Arguments) -> Answer:
+    kept = [each for each in given.overrides if each.startswith(_PLACES_TAKEN)]
+    run_id, came = once(given.value, given.settings, given.origins, kept, trusted=given.flag("trust"))
+    return ended(0, as_dict(came), given) if isinstance(came, Past) else ended_run(run_id, came, given)
+
+
+def find(store: Store, name: str) -> Past | None:
+    """The newest run that was launched under this id."""
+    return next((past for past in store.past() if past.settings.get(KEY) == name), None)
+
+
+def once(
+    name: str, settings: Settings, origins: Mapping[str, str], execution: Sequence[str], *, trusted: bool = False
+) -> tuple[str, Outcome | Past]:
+    """The run's id and what it came to; of one that had finished before, what is known of it. execution: the overrides that a
+    resume takes; it is told credentials that the record does not hold, too; trusted: as `launch` takes it. Raises as `launch`
+    and `resume` do."""
+    folder = project_folder(Path.cwd())
+    store = Store(settings.tracking.uri, folder)
+    past = find(store, name)
+    if past is None:
+        return launch(settings, origins, trusted=trusted)
+    if past.status == "FINISHED":
+        for_stream().say(f"run {past.run_id} of job {name} has finished already")
+        return past.run_id, past
+    if not others.is_own(past):
+        raise UsageError(
+            f"run {past.run_id} of job {name} was launched by {past.user or 'somebody unknown'}",
+            f"take another id, or go on with it if you trust who made it: resume={past.run_id} trust=true",
+        )
+    for_stream().say(f"going on with run {past.run_id} of job {name}")
+    again = kept.restored(Recorded.of(store, folder, past).files.settings, settings)
+    return resume(past.run_id, [*again, *execution], settings.tracking.uri, trusted=trusted)
+
+
+def as_dict(past: Past) -> dict[str, Any]:
+    """Of a run that had finished, as far as it is known."""
+    return {
+        "run_id": past.run_id,
+        "status": "finished",
+        "steps": past.steps,
+        "digest": past.digest,
+        "metrics": past.metrics,
+    }

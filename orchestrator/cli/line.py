@@ -1,0 +1,71 @@
+"""The command line: one command (`orchestrator.cli.command_table`), then settings as key=value. Progress goes to stderr; stdout
+is for programs."""
+
+from __future__ import annotations
+
+import gc
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext, redirect_stdout
+
+from orchestrator.cli import surroundings
+from orchestrator.cli.answer import Answer, refused
+from orchestrator.cli.arguments import Arguments
+from orchestrator.cli.command_table import COMMANDS, Command, the_command, usage
+from orchestrator.driver.terminal import console, signals
+from orchestrator.errors import Interrupted, OrchestratorError
+from orchestrator.numerics import determinism
+from orchestrator.provenance.tracking import lean
+from orchestrator.records import phases
+
+# New objects until the next search for garbage: among the million of them that imports make, there is none to be found.
+_COLLECTED_AFTER = 100_000
+
+
+def main(began: float | None = None) -> int:
+    """The exit code of the command. began: when it was typed, in seconds of the epoch, where that was in another process."""
+    began = phases.process_began() if began is None else began
+    phases.note(phases.COMMAND, began, time.time())
+    started = time.monotonic() - (time.time() - began)
+    gc.set_threshold(_COLLECTED_AFTER)
+    lean.prefer()
+    console.prepare()
+    surroundings.prepare()
+    arguments = sys.argv[1:]
+    if {"--help", "-h"} & set(arguments):
+        return console.answer(usage(), 0)
+    signals.interrupt()
+    determinism.prepare_environment()
+    if "" not in sys.path:
+        sys.path.insert(0, "")  # the console script starts without the working directory, `python -m` with it
+    command, given = COMMANDS["conf"], Arguments("", tuple(arguments), started)
+    try:
+        command, typed = the_command(arguments)
+        rest = list(arguments)
+        rest.remove(typed)
+        given = Arguments(typed.partition("=")[2], tuple(rest), started)
+        answer = _run(command, given)
+    except OrchestratorError as error:
+        console.tell(f"error: {error}")
+        answer = Answer(error.exit_code, refused(error, command.refused(given)) if given.as_json else None)
+    return answer.code if answer.stdout is None else console.answer(answer.stdout, answer.code)
+
+
+def _run(command: Command, given: Arguments) -> Answer:
+    """What a pipeline prints while it is imported goes to stderr."""
+    with _interruptible(), nullcontext() if command.speaks else redirect_stdout(sys.stderr):
+        return command.run(given)
+
+
+@contextmanager
+def _interruptible() -> Iterator[None]:
+    """A signal that comes before the driver of a run listens to them is an error like others. Raises Interrupted."""
+    try:
+        yield
+    except KeyboardInterrupt as interrupt:
+        raise Interrupted(f"interrupted by {interrupt}") from None
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,11 @@
+"""`tune conf=...`: measure, predict and choose what of the layout is left open."""
+
+from __future__ import annotations
+
+from orchestrator.cli.answer import Answer, reported
+from orchestrator.cli.arguments import Arguments
+from orchestrator.experiments.tuning.choosing import tune
+
+
+def run(given: Arguments) -> Answer:
+    return reported(tune(given.settings, trusted=given.flag("trust")), given)

@@ -1,0 +1,61 @@
+"""`verify=FILE root=LINES:ROOT`: whether lines of a trace, which `export=RUN_ID steps=A-B` wrote, are those of its root."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from orchestrator.cli.answer import Answer, reported
+from orchestrator.cli.arguments import Arguments
+from orchestrator.errors import NotRerunnable, UsageError
+from orchestrator.records import excerpt
+
+_WHERE = "it is on the run's card, in its tag trace.root, and in the statement of its crate: root=LINES:ROOT"
+
+
+@dataclass(frozen=True)
+class Verified:
+    """last: of the steps, inclusive."""
+
+    run_id: str
+    begin: int
+    last: int
+    root: str
+
+    def as_dict(self) -> dict[str, Any]:
+        return {"run_id": self.run_id, "begin": self.begin, "last": self.last, "root": self.root, "status": "finished"}
+
+    def as_text(self) -> str:
+        return (
+            f"these are the steps {self.begin} to {self.last} of the trace with the root {self.root}, run {self.run_id}"
+        )
+
+
+def run(given: Arguments) -> Answer:
+    root = given.get("root")
+    if root is None:
+        raise UsageError("verify needs the root of the trace", _WHERE)
+    return reported(verify(Path(given.value), root), given)
+
+
+def verify(file: Path, root: str) -> Verified:
+    """Raises UsageError, and NotRerunnable for lines that are not those of the trace."""
+    try:
+        told = json.loads(file.read_text(encoding="utf-8"))
+        problem = excerpt.problem(told, root)
+    except OSError as error:
+        raise UsageError(f"verify={file}: it cannot be read: {error.strerror}") from None
+    except RecursionError:
+        raise NotRerunnable(f"{file} is refused: it is nested too deeply", "ask for it again") from None
+    except json.JSONDecodeError as error:
+        raise NotRerunnable(f"{file} is refused: it is no JSON: {error}", "ask for it again") from None
+    except ValueError as error:
+        raise UsageError(f"root={root}: {error}", _WHERE) from None
+    if problem is not None:
+        raise NotRerunnable(
+            f"{file} is refused: {problem}", "ask for it again: export=RUN_ID steps=A-B to=FILE writes it"
+        )
+    begin = int(told["begin"])
+    return Verified(str(told.get("run")), begin, begin + len(told["lines"]) - 1, root)

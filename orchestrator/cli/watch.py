@@ -1,0 +1,123 @@
+"""`watch=RUN_ID`: the progress of a run that a driver elsewhere on this machine goes on with, read from the run's files.
+
+It changes nothing and locks nothing: however it ends, the run goes on.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from orchestrator.cli.answer import Answer, ended
+from orchestrator.cli.arguments import Arguments
+from orchestrator.driver.folders import RunFolder, project_folder
+from orchestrator.driver.report.outcome import recovery_in_words
+from orchestrator.driver.terminal.progress import ProgressDisplay, for_stream
+from orchestrator.errors import UsageError
+from orchestrator.provenance.tracking import Store
+
+_LOOK_S = 0.25
+
+
+@dataclass
+class Watched:
+    """What was seen of a run. status: as `runs` has it."""
+
+    run_id: str
+    status: str = "running"
+    steps: int = 0
+    loss: float | None = None
+    metrics: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def exit_code(self) -> int:
+        return 0 if self.status == "finished" else 1
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+class Tail:
+    """The lines of a file that grows, is cut and grows again."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._read = 0
+
+    def new(self) -> Iterator[dict[str, Any]]:
+        """Whole lines that were not seen yet; all again, where the file has become shorter."""
+        try:
+            with self._path.open("rb") as file:
+                self._read = 0 if file.seek(0, 2) < self._read else self._read
+                file.seek(self._read)
+                text = file.read()
+        except FileNotFoundError:
+            return
+        whole = text[: text.rfind(b"\n") + 1]
+        self._read += len(whole)
+        for line in whole.splitlines():
+            yield json.loads(line)
+
+
+def run(given: Arguments) -> Answer:
+    found = watch(Path.cwd(), given.value, given.uri)
+    return ended(found.exit_code, found.as_dict(), given)
+
+
+def watch(project: Path, name: str, uri: str | None) -> Watched:
+    """Show the run's progress until it ends. Raises UsageError."""
+    folder = project_folder(project)
+    store = Store.with_run(uri, folder, name)
+    past = store.find(name)
+    if not (folder / past.run_id).exists():
+        raise UsageError(
+            f"run {past.run_id} was not launched in {project}",
+            "watch it there; MLflow's pages show it from anywhere: python -m orchestrator ui",
+        )
+    files, display = RunFolder(folder, past.run_id), for_stream()
+    watched = Watched(past.run_id)
+    journal, trace = Tail(files.journal), Tail(files.trace)
+    try:
+        while True:
+            ended = not files.is_driven  # looked at first: what the driver wrote before its end is read after it
+            _show(watched, display, journal, trace)
+            if ended:
+                break
+            time.sleep(_LOOK_S)
+    finally:
+        display.close()
+    watched.status = store.find(past.run_id).status.lower()
+    display.say(f"run {past.run_id} {_ENDS.get(watched.status, 'has ended')} after step {watched.steps}")
+    return watched
+
+
+_ENDS = {"finished": "finished", "failed": "failed", "killed": "was interrupted", "running": "was left by its driver"}
+
+
+def _show(watched: Watched, display: ProgressDisplay, journal: Tail, trace: Tail) -> None:
+    for entry in journal.new():
+        event = entry.get("event")
+        if event == "generation_started":
+            display.close()
+            display.start(entry["steps"])
+        elif event == "recovered":
+            display.say(recovery_in_words(entry))
+        elif event == "evaluated":
+            watched.metrics = {name: float(value) for name, value in entry["metrics"].items()}
+            display.say(
+                f"after step {entry['step'] + 1}: " + ", ".join(f"{k} {v:.4g}" for k, v in watched.metrics.items())
+            )
+        elif event in ("worker_lost", "server_lost"):
+            role = event.removesuffix("_lost")
+            display.say(f"{role} {entry[role]} was lost after step {entry['step']}: {entry['why']}")
+        elif event in ("worker_left", "server_left"):
+            role = event.removesuffix("_left")
+            display.say(f"{role} {entry[role]} left after step {entry['step']}, since its node goes away")
+    for line in trace.new():
+        watched.steps, watched.loss = line["step"] + 1, float.fromhex(line["loss"])
+    if watched.loss is not None:
+        display.step(watched.steps, watched.loss)

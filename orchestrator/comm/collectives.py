@@ -1,0 +1,350 @@
+"""Collective operations: every member runs its program of the schedule (`comm.topologies.schedule.program`) over a
+transport.
+
+`maximum` combines small int64 vectors by their elementwise maximum: votes, magnitudes, scalars in slots. `total` sums
+the flat float64 contributions chunk by chunk; the owner of a chunk divides, casts to float32 and fingerprints it once,
+and only float32 travels back. `add_up` does that for any memory, also for one of integers, whose sums stay what they
+are. `gather` brings every worker's payload, of any length, to every worker. No result depends on the order of messages,
+so any schedule gives the same bits.
+
+Between hosts a chunk of a sum travels in pieces, each a message of its own that is added, finished and handed on when it has
+come, while the next is on the wire. For a piece that is the program of its chunk, in the same order (`schedule.turns`).
+
+Memory, per member (rule C1): `contribution` is written by the compute phase, `partial` only by this module and only by
+members that add before they hand on, and `result` once: whoever writes the next one has heard from everybody that the
+last one was read (`tests/comm/topologies/test_happens_before.py`).
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Final, NamedTuple
+
+import torch
+
+from orchestrator.comm.partial_sums import completes, filled, partial_places
+from orchestrator.comm.topologies.gathering import gathering, spreading
+from orchestrator.comm.topologies.schedule import (
+    Action,
+    Add,
+    Base,
+    Copy,
+    Finish,
+    Region,
+    Schedule,
+    Send,
+    program,
+    turns,
+)
+from orchestrator.comm.transports.base import Received, Regions, Tag, Transport, intact
+from orchestrator.numerics import exact
+from orchestrator.numerics.layout import BLOCK, Layout
+
+# Phases, part of every message's tag.
+VOTE, SUM, EVALUATION_VOTE, EVALUATION, END, STATE_TRANSFER, SPRINT, REST, HEIRS, MADE = range(10)
+ANSWERS, LOOK_BACK = 10, 11  # of checks
+LATTICE, LATTICE_KEYS = 12, 13  # of clipped contributions
+BUFFERS = 14  # that are joined
+COMPRESSED = 16  # the first phase of a compression
+_PIECE: Final = 64 * BLOCK  # elements of a sum that travel as one message
+# Where a member waits until the others have come as far, and does not go on with what it did (`CancellableTransport.waits`).
+VOTES = dict.fromkeys((VOTE, EVALUATION_VOTE, END, MADE, ANSWERS, LOOK_BACK), False)
+
+
+class Memory:
+    """The memory regions of one member, which outlive generations.
+
+    sums: what kind of sums they hold. contribution: of the dtype of the sums and of the layout's size, empty for a
+    server; result: of the dtype of their results, of the layout's size; partial: of the dtype of the sums, as large as
+    the generations so far have needed. finished: the fingerprint of the present step's result where a worker that is
+    alone has written it already; else None.
+    """
+
+    def __init__(self, layout: Layout, regions: Regions, *, sums: exact.Sums, contributes: bool = True) -> None:
+        self.layout = layout
+        self.sums = sums
+        self.contribution = regions.allocate(layout.size if contributes else 0, sums.dtype)
+        self.result = regions.allocate(layout.size, sums.result)
+        self.partial = torch.empty(0, dtype=sums.dtype)
+        self.finished: int | None = None
+        self._regions = regions
+
+    def suit(self, schedule: Schedule, rank: int) -> None:
+        """Allocate what this member needs in a generation. Called before its peers connect, since they map the regions
+        that exist then; those of the last generation are not connected any more."""
+        needed = sum(place.stop - place.start for place in partial_places(self.layout, schedule, rank).values())
+        if needed > self.partial.numel():
+            self._regions.free(self.partial)
+            self.partial = self._regions.allocate(needed, self.partial.dtype)
+
+
+@dataclass(frozen=True)
+class Moment:
+    """When a collective call happens: the part of a tag that all its messages share."""
+
+    generation: int
+    step: int
+    attempt: int
+    phase: int
+
+    def tag(self, chunk: int, piece: int = 0) -> Tag:
+        return Tag(self.generation, self.step, self.attempt, self.phase, chunk, piece)
+
+
+class Part(NamedTuple):
+    """An action on a piece of its chunk, or on the whole of it: the elements of the vector from start to stop."""
+
+    action: Action
+    piece: int
+    whole: bool
+    start: int
+    stop: int
+
+
+class Way(NamedTuple):
+    """How one member adds up vectors of one size: the borders of chunks, what it does, and where its partial sums lie."""
+
+    borders: tuple[int, ...]
+    parts: tuple[Part, ...]
+    partial_places: dict[int, slice]
+
+    def place(self, memory: Memory, region: Region | Base, part: Part) -> torch.Tensor:
+        """The memory of this part in that region."""
+        if region == "partial":
+            moved = self.partial_places[part.action.chunk].start - self.borders[part.action.chunk]
+            return memory.partial[part.start + moved : part.stop + moved]
+        whole = memory.contribution if region == "contribution" else memory.result
+        return whole[part.start : part.stop]
+
+
+class Exchange:
+    """One member's collective operations in one generation. They raise what the transport raises: PeerLost,
+    DeadlineExceeded.
+
+    generation: its number. rank: this member's; workers: so many, who have the first ranks. sent_bytes: of the payloads of its
+    calls so far, as the transport counts them.
+    """
+
+    def __init__(
+        self, schedule: Schedule, rank: int, generation: int, transport: Transport, memory: Memory, timeout_s: float
+    ) -> None:
+        self._schedule = schedule
+        self._rank = rank
+        self.rank, self.workers = rank, schedule.workers
+        self.generation = generation
+        self._transport = transport
+        self._memory = memory
+        self._timeout_s = timeout_s
+        self.sent_bytes = 0
+        self._ways: dict[int, Way] = {}
+        self._way(memory.layout)
+        # A vote is short, so it travels whole, as one chunk. A server sees only the chunks that it owns and has to know the
+        # vote too, so with servers it travels as every chunk: a maximum may be taken any number of times.
+        voting = range(schedule.chunks) if schedule.servers else [0]
+        self._vote_program = program(schedule, rank, only=voting)
+
+    def maximum(self, step: int, attempt: int, phase: int, vector: torch.Tensor) -> torch.Tensor:
+        """The elementwise maximum of all members' int64 vectors, which have the same length; every member gets it."""
+        moment = Moment(self.generation, step, attempt, phase)
+        current = vector.clone()
+        with self._counted():
+            for action in self._vote_program:
+                if isinstance(action, Send):
+                    self._transport.send(action.peer, moment.tag(action.chunk), current)
+                elif not isinstance(action, Finish):
+                    received = self._transport.receive(action.peer, moment.tag(action.chunk), self._timeout_s).payload
+                    torch.maximum(current, received, out=current)
+        return current
+
+    def total(self, step: int, attempt: int, divisor: float) -> int:
+        """`add_up` of the memory that this exchange was made with."""
+        return self.add_up(self._memory, step, attempt, SUM, divisor)
+
+    def add_up(self, memory: Memory, step: int, attempt: int, phase: int, divisor: float = 1.0) -> int:
+        """Sum all contributions into `memory.result`, divided by `divisor`; returns the result's fingerprint. All members bring
+        memories of one size and one kind of sums, which suit this generation."""
+        if memory.finished is not None:
+            return exact.wrap(memory.finished)
+        moment = Moment(self.generation, step, attempt, phase)
+        with self._counted():
+            return self._add_up(memory, moment, self._way(memory.layout), divisor)
+
+    def _add_up(self, memory: Memory, moment: Moment, way: Way, divisor: float) -> int:
+        prints: defaultdict[int, dict[int, int]] = defaultdict(dict)  # by chunk and piece
+        last: tuple[Add, Received] | None = None  # what is still to be added to the part that is finished next
+        for part, following in zip(way.parts, [*way.parts[1:], None], strict=False):
+            action = part.action
+            chunk, tag = action.chunk, moment.tag(action.chunk, part.piece)
+            if isinstance(action, Send):
+                self._transport.send(action.peer, tag, way.place(memory, action.region, part), _note(part, prints))
+            elif isinstance(action, Finish):
+                base = way.place(memory, last[0].base if last else action.base, part)
+                more = last[1] if last else None
+                result = way.place(memory, "result", part)
+                prints[chunk][part.piece] = _finish(memory.sums, base, divisor, result, part.start // BLOCK, more)
+                last = None
+            else:
+                received = self._transport.receive(action.peer, tag, self._timeout_s)
+                if isinstance(action, Copy):
+                    way.place(memory, "result", part).copy_(received.payload)
+                    prints[chunk][part.piece] = received.note
+                elif completes(action, following.action if following else None):
+                    last = (action, received)
+                else:
+                    _add(way, memory, part, action.base, received)
+        return exact.wrap(sum(sum(of_pieces.values()) for of_pieces in prints.values()))
+
+    def gather(self, step: int, attempt: int, phase: int, payload: torch.Tensor) -> list[torch.Tensor]:
+        """Every worker's payload, by rank; nothing for a server, which only forwards and whose own payload is not sent.
+
+        payload: uint8, 1-D, contiguous, as long as each worker likes; not in a region, for nothing tells when peers have read
+        it there. Who may write: nobody, into the own payload and what comes back, until all of it was used.
+        """
+        moment = Moment(self.generation, step, attempt, phase)
+        held: dict[int, torch.Tensor] = {}
+        with self._counted():
+            for action in self._gather_program:
+                if isinstance(action, Send):
+                    self._transport.send(action.peer, moment.tag(action.chunk), held[action.chunk])
+                elif isinstance(action, Finish):
+                    held[action.chunk] = payload
+                else:
+                    tag = moment.tag(action.chunk)
+                    held[action.chunk] = self._transport.receive(action.peer, tag, self._timeout_s).payload
+        workers = self._schedule.workers
+        return [held[worker] for worker in range(workers)] if self._rank < workers else []
+
+    def ways(self, owned: Sequence[Collection[int]], needed: Mapping[int, Collection[int]]) -> tuple[Action, ...]:
+        """This member's program of a `spreading`."""
+        return program(spreading(self._schedule, owned, needed), self._rank)
+
+    def spread(
+        self, step: int, attempt: int, phase: int, own: Mapping[int, torch.Tensor], actions: Sequence[Action]
+    ) -> dict[int, torch.Tensor]:
+        """The payloads that this member needs or hands on, with its own. actions: its `ways`; own: by number, each as `gather`
+        wants them."""
+        moment = Moment(self.generation, step, attempt, phase)
+        held = dict(own)
+        with self._counted():
+            for action in actions:
+                if isinstance(action, Send):
+                    self._transport.send(action.peer, moment.tag(action.chunk), held[action.chunk])
+                elif not isinstance(action, Finish):
+                    tag = moment.tag(action.chunk)
+                    held[action.chunk] = self._transport.receive(action.peer, tag, self._timeout_s).payload
+        return held
+
+    @cached_property
+    def _gather_program(self) -> tuple[Action, ...]:
+        return program(gathering(self._schedule), self._rank)
+
+    def _way(self, layout: Layout) -> Way:
+        if layout.size not in self._ways:
+            borders = layout.borders(self._schedule.chunks)
+            ordered = turns(self._schedule, self._rank, only=filled(borders))
+            parts = tuple(part for turn in ordered for part in _parts(turn, borders, self._transport.travels))
+            self._ways[layout.size] = Way(borders, parts, partial_places(layout, self._schedule, self._rank))
+        return self._ways[layout.size]
+
+    @contextmanager
+    def _counted(self) -> Iterator[None]:
+        """One call: what it has sent goes on its way before it returns, and is counted."""
+        before = self._transport.sent_bytes
+        yield
+        self._transport.flush(self._timeout_s)
+        self.sent_bytes += self._transport.sent_bytes - before
+
+    def close(self) -> None:
+        self._transport.close()
+
+    def abort(self) -> None:
+        self._transport.abort()
+
+
+class _Placed(NamedTuple):
+    """An action of a turn: it goes in so many pieces, of which one is done in each beat from `first` on."""
+
+    action: Action
+    whole: bool
+    first: int
+    pieces: int
+
+    @property
+    def last(self) -> int:
+        return self.first + self.pieces - 1
+
+
+def _parts(turn: Sequence[Action], borders: Sequence[int], travels: Callable[[int], bool]) -> Iterator[Part]:
+    """A turn piece by piece, beat by beat. Payloads that do not travel go whole."""
+    placed: list[_Placed] = []
+    for action in turn:
+        if isinstance(action, Finish):  # with the addition before it, which is of its chunk
+            before = placed[-1] if placed and placed[-1].action.chunk == action.chunk else None
+            placed.append(before._replace(action=action) if before else _Placed(action, True, 0, 1))
+        else:
+            count = _pieces(borders, action.chunk) if travels(action.peer) else 1
+            whole = count == 1
+            placed.append(_Placed(action, whole, _first_beat(action, whole, placed), count))
+    for beat in range(max((each.last + 1 for each in placed), default=0)):
+        for action, whole, first, pieces in placed:
+            if first <= beat < first + pieces:
+                yield _part(action, beat - first, whole, borders)
+
+
+def _first_beat(action: Send | Add | Copy, whole: bool, placed: Sequence[_Placed]) -> int:
+    """After what was done with its chunk before, piece by piece where both go in pieces; and between two members one message
+    after the other, in the order that both know."""
+    first = 0
+    for each in placed:
+        other = each.action
+        if other.chunk == action.chunk:
+            first = max(first, each.last if whole else each.first)
+        alike = isinstance(other, Send) == isinstance(action, Send)
+        if alike and not isinstance(other, Finish) and other.peer == action.peer:
+            first = max(first, each.last)
+    return first
+
+
+def _part(action: Action, piece: int, whole: bool, borders: Sequence[int]) -> Part:
+    start, end = borders[action.chunk], borders[action.chunk + 1]
+    if whole:
+        return Part(action, piece, whole, start, end)
+    start += piece * _PIECE
+    return Part(action, piece, whole, start, min(start + _PIECE, end))
+
+
+def _pieces(borders: Sequence[int], chunk: int) -> int:
+    return -(-(borders[chunk + 1] - borders[chunk]) // _PIECE)
+
+
+def _note(part: Part, prints: Mapping[int, Mapping[int, int]]) -> int:
+    """What is said of a part beside it: its fingerprint, once it is finished."""
+    of_pieces = prints.get(part.action.chunk, {})
+    return exact.wrap(sum(of_pieces.values())) if part.whole else of_pieces.get(part.piece, 0)
+
+
+def _finish(
+    sums: exact.Sums, base: torch.Tensor, divisor: float, result: torch.Tensor, first_block: int, last: Received | None
+) -> int:
+    if last is not None and last.narrow is not None and sums is exact.MEANS:
+        with intact():
+            return last.narrow.finish(base, divisor, result, first_block)
+    return sums.finish(base, divisor, result, first_block, None if last is None else last.payload)
+
+
+def _add(way: Way, memory: Memory, part: Part, base: Base, received: Received) -> None:
+    partial = way.place(memory, "partial", part)
+    if base != "nothing" and received.narrow is not None and memory.sums is exact.MEANS:
+        with intact():
+            received.narrow.added(way.place(memory, base, part), partial)
+    elif base != "nothing":
+        torch.add(way.place(memory, base, part), received.payload, out=partial)
+    elif received.narrow is not None:
+        with intact():
+            received.narrow.widened(partial)
+    else:
+        partial.copy_(received.payload)

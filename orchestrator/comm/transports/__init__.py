@@ -1,0 +1,1 @@
+"""Messages between members: shared memory with Unix sockets, and TCP, behind one interface (`base`)."""

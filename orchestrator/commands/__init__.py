@@ -1,4 +1,0 @@
-"""The verbs of the command line: each is a line of `table.py`, and the file or the folder of its name.
-
-A start of the program reads the table alone; the verb that was typed is imported then.
-"""

@@ -1,1 +1,0 @@
-"""`rerun=`: a run, a crate or a sweep repeated exactly, and compared."""

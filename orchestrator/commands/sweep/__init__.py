@@ -1,1 +1,0 @@
-"""`sweep=` and `ensemble=`: many runs, chosen by a search."""

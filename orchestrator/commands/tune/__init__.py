@@ -1,1 +1,0 @@
-"""`tune`, and what a launch chooses where a key is `auto`."""

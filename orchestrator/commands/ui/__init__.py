@@ -1,1 +1,0 @@
-"""`ui`, and the server of MLflow that it shows."""

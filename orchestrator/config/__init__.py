@@ -1,0 +1,1 @@
+"""Keys of the configuration, and the plan that follows from them."""

@@ -1,0 +1,74 @@
+"""What goes with a model that is cut into stages (`cluster.stages` above 1), and what does not: each refusal with its remedy.
+
+What it does not do: look at the model, at the pipeline, or at variants of the user's own (`driver.before_start.preflight`).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from orchestrator.comm.synchronization import SYNCHRONY
+from orchestrator.comm.topologies import TOPOLOGIES
+from orchestrator.common.registry import is_reference
+from orchestrator.common.values import Workers
+from orchestrator.config.settings.rules.rule import Case, Rule
+
+_STAGES = Case(("cluster.stages",), lambda stages: stages > 1)
+
+
+def _requires(key: str, fit: Any, because: str, instead: str, shown: str = "{0}") -> Rule:
+    sentence = f"with cluster.stages {because}, so {shown} is not on offer; set {instead}, or cluster.stages=1"
+    return _STAGES.requires(key, fit, f"{key.removesuffix('.name')}: {sentence}")
+
+
+def _too_few_workers(workers: Workers, stages: int) -> str:
+    return (
+        f"cluster.workers: {workers.start} worker{'s' * (workers.start > 1)} for {stages} stages; a worker hosts one stage: "
+        f"raise it to {stages} or more, or lower cluster.stages"
+    )
+
+
+RULES: tuple[Rule, ...] = (
+    Rule(
+        ("cluster.workers", "tuning.auto", "cluster.stages"),
+        lambda workers, auto, stages: (
+            workers.start < stages and "cluster.workers" not in auto
+        ),  # refused as no number yet
+        lambda workers, _, stages: _too_few_workers(workers, stages),
+    ),
+    _requires(
+        "topology.name",
+        lambda name: name not in TOPOLOGIES or "servers" not in TOPOLOGIES.options(name),
+        "a stage is added up by the workers that host it, without servers",
+        "topology=ring",
+    ),
+    _requires(
+        "sync.name",
+        lambda name: name not in SYNCHRONY or name == "bsp",
+        "all stages of a model take a step together",
+        "sync=bsp",
+    ),
+    Rule(
+        ("local.steps", "local.epochs", "cluster.stages"),
+        lambda steps, epochs, stages: stages > 1 and (steps or epochs),
+        "local: with cluster.stages no worker has a whole model to train by itself; leave local out, or set cluster.stages=1",
+    ),
+    _requires("compression.name", "none", "a worker has a gradient of its stage only", "compression=none"),
+    _requires("contribution.name", "gradient", "a worker has a gradient of its stage only", "contribution=gradient"),
+    _requires(
+        "privacy.clipping_norm",
+        None,
+        "no worker has a whole contribution to clip",
+        "privacy.clipping_norm=null",
+        shown="{0:g}",
+    ),
+    _requires("reduction", "exact", "a stage's gradient is added up exactly", "reduction=exact"),
+    _requires("run.device", "cpu", "activations travel between CPUs", "run.device=cpu"),
+    _requires("cluster.gpus_per_worker", 0, "stages are computed on CPUs", "cluster.gpus_per_worker=0", shown="{0:g}"),
+    _requires(
+        "optimizer.name",
+        lambda name: name is None or not is_reference(name),
+        "an optimizer of your own may look at all parameters",
+        "one of torch's, as optimizer=adamw",
+    ),
+)

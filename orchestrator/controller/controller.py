@@ -1,0 +1,508 @@
+"""What a run does next: events in, commands and a reason out, the time as an argument (law 6). No I/O, Ray or torch.
+
+    preparing --enough are ready and alike--> running --all living workers finished alike--> ended
+    running   --a member died or left-->      regrouping  (the others are called off, or leave by a vote)
+    regrouping --all reported or are gone-->  running | paused (too few are ready) | saving (a stop) | ended (no remedy)
+    paused    --enough are ready-->           running
+    any       --an error that another try would repeat, or an interruption--> ended
+
+Source: rules C2, C5 and D. This module handles each kind of event; who belongs to a generation is in `membership`, who
+is at fault in `fault_attribution`, what is decided when a generation is over in `rendezvous.conclusion`, and
+what comes after it in `rendezvous.formation`. `decide` is pure: a `Decision` collects the changes of one call and is
+dropped. Events are taken to be true, in any order; those of a member that is gone and those of an earlier generation
+change nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from orchestrator.controller import fault_attribution
+from orchestrator.controller.decision import Decision
+from orchestrator.controller.events import (
+    Begin,
+    CallOff,
+    CheckpointSaved,
+    Command,
+    Died,
+    Drained,
+    Event,
+    Failed,
+    Finished,
+    Heartbeat,
+    Inspect,
+    Interrupt,
+    Left,
+    NoRoom,
+    Ready,
+    StartFailed,
+    Stepped,
+    Tick,
+    Timed,
+)
+from orchestrator.controller.membership import (
+    ControllerState,
+    LostMember,
+    Member,
+    Recovery,
+    Requirements,
+    compose,
+    disagreement,
+    living,
+    present,
+    progressed,
+    room,
+    waiting,
+)
+from orchestrator.controller.rendezvous.balancing import REMEMBERED, balance
+from orchestrator.controller.rendezvous.conclusion import awaits_cause, conclude, emit_recoveries
+from orchestrator.controller.rendezvous.distrust import distrusted
+from orchestrator.controller.rendezvous.formation import ask, begin, end_interrupted, form, stand_by, worth_saving
+from orchestrator.controller.rendezvous.leaving import drained, watch
+from orchestrator.controller.rendezvous.scaling import RETRY_S, start_failed, start_missing
+from orchestrator.errors import ClusterUnavailable, RunFailed, WorkerLost
+from orchestrator.records.progress import Progress, in_words, just_committed, passed
+
+GRACE_S = 10.0  # how long a withdrawal waits for the failure that caused it
+SAVE_S = 20.0  # how long an interrupted run waits for its checkpoint
+LISTEN_S = 2.0  # a longer pause between ticks is the driver's own, and is not counted as silence of a member
+START_DEATHS = 2  # deaths before the first generation that are replaced
+_KILLER = "unless somebody killed it, look for the kernel's out-of-memory killer (dmesg)"
+
+
+def initial(requirements: Requirements, now: float) -> tuple[ControllerState, tuple[Command, ...]]:
+    """The state before anything has happened, and the commands that start the first workers, spares and servers."""
+    done = requirements.checkpoint or 0
+    state = ControllerState(
+        requirements=requirements,
+        started=now,
+        since=now,
+        listened=now,
+        next_member=requirements.member,
+        checkpoint=requirements.checkpoint,
+        seen=done,
+        best=done,
+        mark=Progress(done) if done else None,
+    )
+    decision = Decision(state, now)
+    for role in ["worker"] * (requirements.start + requirements.spares) + ["server"] * requirements.servers:
+        decision.start("server" if role == "server" else "worker")
+    return decision.state, tuple(decision.commands)
+
+
+def decide(state: ControllerState, event: Event, now: float) -> tuple[ControllerState, tuple[Command, ...], str]:
+    """The next state, what to do in this order, and why (empty when nothing changes)."""
+    decision = Decision(state, now)
+    if state.phase != "ended":
+        _HANDLERS[type(event)](decision, event)
+    return decision.state, tuple(decision.commands), "; ".join(decision.reasons)
+
+
+# ---- becoming ready, and failing to start
+
+
+def _ready(decision: Decision, event: Ready) -> None:
+    member = decision.state.members.get(event.member)
+    if member is None or member.ready is not None:
+        return
+    if decision.state.run_manifest is not None and member.role == "worker":
+        error = disagreement("the run", decision.state.run_manifest, member.name, event.run_manifest)
+        if error is not None:
+            decision.kill(member, error.message)
+            start_failed(decision, member.id, f"{member.name} is refused: {error.message}")
+            return
+    now = decision.now
+    if event.node in decision.state.distrusted:
+        decision.kill(member, "another worker of its machine has computed wrongly")
+        decision.set(retry=now + RETRY_S, trouble="there is room on a machine only that has computed wrongly")
+        return
+    told: dict[str, Any] = {"run_manifest": event.run_manifest, "can_restore": event.can_restore, "node": event.node}
+    decision.update(member.id, ready=now, speed=event.speed, sites=event.sites, **told, heard=now, moved=now)
+    decision.set(retry=None)
+    if decision.state.phase == "preparing":
+        _begin_first(decision)
+    elif decision.state.phase == "paused":
+        decision.set(since=now)
+        form(decision)
+    elif _is_missing(decision.state, member):
+        decision.update(member.id, joins=True)
+        ask(decision, "regroup", f"{member.name} is ready to join after {now - member.asked:.1f} s")
+    else:
+        decision.say(f"{member.name} is ready as a spare")
+        stand_by(decision, member)
+
+
+def _is_missing(state: ControllerState, member: Member) -> bool:
+    if member.role == "worker":
+        return room(state) > sum(other.joins and other.role == "worker" for other in state.members.values())
+    return True  # servers are never started in excess
+
+
+def _begin_first(decision: Decision) -> None:
+    ready = [member for member in living(decision.state, "worker") if member.ready is not None]
+    if len(ready) < decision.state.requirements.start:
+        return
+    for other in ready[1:]:
+        error = disagreement(ready[0].name, ready[0].run_manifest, other.name, other.run_manifest)
+        if error is not None:
+            decision.end(error, "the workers disagree")
+            return
+    plan = compose(decision.state)
+    if isinstance(plan, Begin):
+        begin(decision, plan)
+
+
+def _failed(decision: Decision, event: Failed) -> None:
+    member = None if event.member is None else decision.state.members.get(event.member)
+    if member is None and event.member is not None:
+        return
+    takes_part = member is None or decision.state.phase == "preparing" or member in present(decision.state)
+    if member is None or takes_part:
+        decision.end(event.error, f"{'the run' if member is None else member.name} failed: {event.error.kind}")
+        return
+    decision.kill(member, event.error.message)
+    start_failed(decision, member.id, f"{member.name} could not join: {event.error.message}")
+
+
+def _start_failed(decision: Decision, event: StartFailed) -> None:
+    member = decision.state.members.get(event.member)
+    if member is None or member.ready is not None:
+        return
+    if decision.state.phase == "preparing":
+        _lost_at_start(decision, member, f"could not be started: {event.why}", "")
+    else:
+        decision.remove(member)
+        start_failed(decision, member.id, f"{member.name} could not be started: {event.why}")
+
+
+def _no_room(decision: Decision, event: NoRoom) -> None:
+    member = decision.state.members.get(event.member)
+    if member is None or member.ready is not None:
+        return
+    decision.remove(member)
+    if decision.state.phase == "preparing":
+        decision.end(ClusterUnavailable(f"there is no room for {member.name}: {event.why}", "ask for less"), "no room")
+        return
+    trouble = f"there is no room for {member.name}: {event.why}"
+    decision.set(retry=decision.now + RETRY_S, trouble=trouble)
+    decision.say(f"{trouble}; the next try is in {RETRY_S:g} s")
+
+
+# ---- losing members
+
+
+def _died(decision: Decision, event: Died) -> None:
+    member = decision.state.members.get(event.member)
+    if member is None:
+        return
+    if decision.state.phase == "preparing":
+        _lost_at_start(decision, member, f"died: {event.why}", event.details)
+    else:
+        decision.remove(member)
+        certain = event.last is not None
+        lost_member = LostMember(
+            member=replace(member, heartbeat=event.last) if certain else member, how="died", certain=certain
+        )
+        _lost(decision, [(lost_member, f"died: {event.why}")])
+
+
+def _lost_at_start(decision: Decision, member: Member, why: str, details: str) -> None:
+    deaths = decision.state.deaths + 1
+    decision.remove(member)
+    decision.set(deaths=deaths)
+    if deaths > START_DEATHS:
+        error = WorkerLost(f"{member.name} {why}; it is loss {deaths} before the first step", _KILLER, details)
+        decision.end(error, f"{deaths} members were lost before the first step")
+    else:
+        decision.start(member.role)
+        decision.say(f"{member.name} {why}; loss {deaths} of {START_DEATHS} that are replaced before the first step")
+
+
+def _lost(decision: Decision, losses: list[tuple[LostMember, str]]) -> None:
+    """Handle losses, after the first generation began, of members that are removed already; several at once are handled
+    together."""
+    for lost_member, why in losses:
+        decision.say(f"{lost_member.member.name} {why}")
+        decision.set(trouble=f"{lost_member.member.name} {why}")
+        if not _took_part(decision.state, lost_member.member):
+            if lost_member.member.ready is None:
+                start_failed(decision, lost_member.member.id, f"{lost_member.member.name} was lost before it was ready")
+        elif decision.state.phase in ("running", "regrouping"):
+            _note_loss(decision, lost_member)
+    if decision.state.phase == "saving" and not any(member.role == "worker" for member in present(decision.state)):
+        end_interrupted(decision, "all workers are lost")
+    elif decision.state.phase in ("running", "regrouping"):
+        conclude(decision)
+    start_missing(decision)
+
+
+def _took_part(state: ControllerState, member: Member) -> bool:
+    return state.generation is not None and member.id in state.generation.begin.members
+
+
+def _note_loss(decision: Decision, lost_member: LostMember) -> None:
+    """Call off the generation, which has lost a member, unless that member and another one of its stage had done all steps."""
+    member, generation = lost_member.member, decision.generation()
+    others_finished = any(
+        isinstance(other.report, Finished) and other.stage == member.stage
+        for other in present(decision.state)
+        if other.role == "worker"
+    )
+    if isinstance(member.report, Finished) and others_finished:
+        decision.say("it had finished, and so has another one")
+        return
+    told = generation.lost_members if member.report is not None else (*generation.lost_members, lost_member)
+    decision.set_generation(lost=generation.lost + 1, lost_members=told)
+    decision.enter("regrouping")
+    _open_loss(decision)
+    _call_off(decision)
+
+
+def _open_loss(decision: Decision) -> None:
+    """Begin a recovery; several losses before the next step are one recovery."""
+    if all(recovery.kind == "joined" for recovery in decision.state.recoveries):
+        decision.set(recoveries=(*decision.state.recoveries, Recovery(kind="lost", since=decision.now)))
+
+
+def _call_off(decision: Decision) -> None:
+    generation = decision.generation()
+    members = tuple(member.id for member in waiting(decision.state))
+    if members and not generation.called_off:
+        decision.set_generation(called_off=True)
+        decision.do(CallOff(generation.number, members))
+        decision.say(f"generation {generation.number} is called off for {len(members)} members")
+
+
+# ---- leaving and finishing
+
+
+def _left(decision: Decision, event: Left) -> None:
+    member = _reporter(decision, event)
+    if member is None:
+        return
+    _note_report(decision, member, event)
+    decision.enter("regrouping")
+    decision.say(
+        f"{member.name} left ({event.why}) {in_words(event.progress)}{': ' + event.text if event.text else ''}"
+    )
+    if event.why == "withdrew" and decision.generation().withdrawn is None:
+        decision.set_generation(withdrawn=(decision.now, f"{member.name}: {event.text}"))
+    if event.why == "peer":
+        _open_loss(decision)
+        _call_off(decision)
+    if event.verdict is not None and not decision.generation().judged:
+        decision.set_generation(judged=True)
+        _lost(decision, distrusted(decision, event.verdict))
+    if decision.state.phase != "ended":
+        conclude(decision)
+
+
+def _finished(decision: Decision, event: Finished) -> None:
+    member = _reporter(decision, event)
+    if member is None:
+        return
+    _note_report(decision, member, event)
+    decision.say(f"{member.name} finished")
+    conclude(decision)
+
+
+def _note_report(decision: Decision, member: Member, event: Left | Finished) -> None:
+    decision.update(
+        member.id,
+        report=event,
+        progress=event.progress,
+        held=event.held,
+        staged=event.staged,
+        holds_sum=isinstance(event, Left) and event.holds_sum,
+        heard=decision.now,
+        moved=decision.now,
+    )
+
+
+def _reporter(decision: Decision, event: Left | Finished) -> Member | None:
+    """The member that reports; None when the report is of another generation, or of a member that has reported or is
+    gone."""
+    generation = decision.state.generation
+    if generation is None or event.generation != generation.number:
+        return None
+    return next((member for member in waiting(decision.state) if member.id == event.member), None)
+
+
+# ---- progress
+
+
+def _stepped(decision: Decision, event: Stepped) -> None:
+    state, done = decision.state, event.step + 1
+    decision.set(seen=max(state.seen, done), clocks=event.clocks or state.clocks)
+    if done > state.best:
+        decision.set(best=done, restarts=0)
+    if passed(just_committed(done), state.mark):
+        decision.set(mark=just_committed(done), without_progress=(0, 0))
+    generation = state.generation
+    if state.phase == "running" and generation is not None:
+        late = event.step < generation.steps and generation.begin.restore is None  # what is restored may be older
+        if not late:
+            emit_recoveries(decision)
+            if state.failures and None in generation.before.values():  # who came has taken part in a step
+                decision.set(failures=0, later=None)
+
+
+def _timed(decision: Decision, event: Timed) -> None:
+    member = decision.state.members.get(event.member)
+    if member is not None and event.seconds > 0:
+        decision.update(member.id, lately=(*member.lately, event.seconds)[-REMEMBERED:])
+        balance(decision, member)
+
+
+def _heartbeat(decision: Decision, event: Heartbeat) -> None:
+    member = decision.state.members.get(event.member)
+    if member is None:
+        return
+    old = member.heartbeat
+    same = old is not None and (old.activity, old.beats) == (event.activity, event.beats)
+    decision.update(member.id, heartbeat=event, heard=decision.now, moved=member.moved if same else decision.now)
+
+
+# ---- stopping
+
+
+def _interrupt(decision: Decision, event: Interrupt) -> None:
+    state = decision.state
+    if event.urgent:
+        decision.set(interrupted=(decision.now, event.signal))
+        end_interrupted(decision, "at once, as asked")
+        return
+    if state.interrupted is not None:
+        return
+    decision.set(interrupted=(decision.now, event.signal))
+    if state.phase == "preparing":
+        end_interrupted(decision, "the run had not begun")
+    elif state.phase == "paused":
+        form(decision)
+    else:
+        ask(decision, "stop", f"{event.signal}: the members are to stop after their step")
+
+
+def _saved(decision: Decision, event: CheckpointSaved) -> None:
+    decision.set(checkpoint=event.step)
+    if decision.state.phase == "saving" and not worth_saving(decision.state):
+        end_interrupted(decision, f"the checkpoint of step {event.step} is saved")
+
+
+# ---- time
+
+
+def _tick(decision: Decision, _: Tick) -> None:
+    _forgive_own_pause(decision)
+    for look in (_watch_start, _watch_joiners, _watch_members, _watch_withdrawal, _watch_stop, _watch_pause, watch):
+        if decision.state.phase != "ended":
+            look(decision)
+    state = decision.state
+    if (state.retry is not None or state.later is not None) and state.phase != "ended":
+        start_missing(decision)
+
+
+def _forgive_own_pause(decision: Decision) -> None:
+    """Do not count the driver's own pause as silence of members: a long time between two ticks counts as `LISTEN_S`."""
+    pause = decision.now - decision.state.listened - LISTEN_S
+    decision.set(listened=decision.now)
+    if pause > 0:
+        for member in decision.state.members.values():
+            decision.update(
+                member.id, heard=min(decision.now, member.heard + pause), moved=min(decision.now, member.moved + pause)
+            )
+
+
+def _watch_start(decision: Decision) -> None:
+    state = decision.state
+    limit = state.requirements.start_timeout_s
+    last = max((progressed(member) for member in state.members.values()), default=state.started)
+    if state.phase != "preparing" or decision.now - last <= limit:
+        return
+    late = [f"{member.name} ({_how_far(member)})" for member in state.members.values() if member.ready is None]
+    plan = compose(state)
+    what = f"{', '.join(late)} not ready" if late else str(plan)
+    error = ClusterUnavailable(
+        f"{what}, and nothing has progressed for {limit:g} s",
+        "if the machine is busy (uptime), end what else runs there; raise cluster.start_timeout_s, or ask for less",
+    )
+    decision.end(error, "the start has stalled")
+
+
+def _how_far(member: Member) -> str:
+    return "its process has not started" if member.heartbeat is None else "it is preparing"
+
+
+def _watch_joiners(decision: Decision) -> None:
+    if decision.state.phase == "preparing":
+        return
+    limit = decision.state.requirements.start_timeout_s
+    for member in list(decision.state.members.values()):
+        if member.ready is None and decision.now - progressed(member) > limit:
+            decision.kill(member, f"its start has not progressed for {limit:g} s: {_how_far(member)}")
+            if member.heartbeat is None:  # no room, which may last: a node or a site is away
+                decision.set(retry=decision.now)
+                continue
+            start_failed(decision, member.id, f"the start of {member.name} has not progressed for {limit:g} s")
+
+
+def _watch_members(decision: Decision) -> None:
+    if decision.state.phase not in ("running", "regrouping"):
+        return
+    found = fault_attribution.stuck(decision.state, decision.now)
+    if found:
+        stuck = tuple(lost_member.member.id for lost_member, _ in found)
+        decision.do(Inspect(tuple(member.id for member in present(decision.state)), stuck))
+    if decision.state.phase == "regrouping":
+        known = {lost_member.member.id for lost_member, _ in found}
+        found += [
+            (lost_member, why)
+            for lost_member, why in fault_attribution.silent(decision.state, decision.now)
+            if lost_member.member.id not in known
+        ]
+    for lost_member, why in found:
+        decision.kill(lost_member.member, why)
+    if found:
+        _lost(decision, found)
+
+
+def _watch_withdrawal(decision: Decision) -> None:
+    generation = decision.state.generation
+    if generation is None or generation.withdrawn is None or not awaits_cause(decision.state):
+        return
+    since, text = generation.withdrawn
+    if decision.now - since > GRACE_S:
+        decision.end(RunFailed(text), f"no member named the cause within {GRACE_S:g} s")
+
+
+def _watch_stop(decision: Decision) -> None:
+    state = decision.state
+    if state.interrupted is None or state.phase not in ("regrouping", "saving"):
+        return
+    if decision.now - max(state.since, state.interrupted[0]) > SAVE_S:
+        end_interrupted(decision, f"{SAVE_S:g} s have passed in phase {state.phase}")
+
+
+def _watch_pause(decision: Decision) -> None:
+    if decision.state.phase == "paused":
+        form(decision)
+
+
+_HANDLERS: dict[type[Event], Callable[[Decision, Any], None]] = {
+    Ready: _ready,
+    Left: _left,
+    Finished: _finished,
+    Failed: _failed,
+    Died: _died,
+    Heartbeat: _heartbeat,
+    Stepped: _stepped,
+    Timed: _timed,
+    CheckpointSaved: _saved,
+    NoRoom: _no_room,
+    Drained: drained,
+    StartFailed: _start_failed,
+    Interrupt: _interrupt,
+    Tick: _tick,
+}

@@ -1,0 +1,333 @@
+"""The events that the controller receives and the commands that it returns: plain values.
+
+The driver turns reports of Ray, of the members and of the user into events, and carries out the commands; it decides
+nothing. A member is named by its id, which is never reused and grows with every start, so the order of ids is the order
+of age. A member that was never given a state has the progress None: it has the initial state, which it has built itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from orchestrator.controller.checking import Verdict
+from orchestrator.errors import OrchestratorError
+from orchestrator.records.progress import Activity, Progress
+
+Move = tuple[int, int, tuple[int, ...]]  # donor, recipient, shards
+Inheritance = tuple[int, int]  # a shard whose state is lost, and the one whose state it goes on with
+Role = Literal["worker", "server"]
+
+
+@dataclass(frozen=True)
+class Ready:
+    """A member is prepared.
+
+    run_manifest: what it found out about the run (a server: nothing); can_restore: it reaches the checkpoints. node: a number
+    that it has in common with whom it shares memory, and with nobody else; 0 for all where there is one node. speed: declared,
+    in proportion to others'. sites: whose bytes its node holds.
+    """
+
+    member: int
+    run_manifest: Mapping[str, Any]
+    can_restore: bool = False
+    node: int = 0
+    speed: float = 1.0
+    sites: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Left:
+    """A member has left the generation and waits for the next one.
+
+    accuses: the rank it lost contact with; None where that one had said farewell, and for every other reason. held, staged: the
+    shards whose state it has, as of its last committed step and as of the one after it. holds_sum: with stages, it has the sum
+    of its stage for the step after its last committed one, and has not applied it. verdict: of a check, the same at all.
+    """
+
+    member: int
+    generation: int
+    why: Literal["peer", "called off", "regroup", "stop", "withdrew", "distrust"]
+    progress: Progress | None
+    accuses: int | None = None
+    text: str = ""
+    held: tuple[int, ...] = ()
+    staged: tuple[int, ...] = ()
+    holds_sum: bool = False
+    verdict: Verdict | None = None
+
+
+@dataclass(frozen=True)
+class Finished:
+    """A member has done all steps. digest: of its parameters; None for a server. held, staged: as of one that left."""
+
+    member: int
+    generation: int
+    progress: Progress | None
+    digest: str | None
+    held: tuple[int, ...] = ()
+    staged: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class Failed:
+    """An error that another try would repeat: the pipeline raised, a number is not finite, replicas disagree.
+
+    member: whose; None where the driver found it.
+    """
+
+    member: int | None
+    error: OrchestratorError
+
+
+@dataclass(frozen=True)
+class Heartbeat:
+    """A member's control thread answered just now.
+
+    beats: how often its compute thread has moved since it was started.
+    """
+
+    member: int
+    activity: Activity
+    step: int | None
+    shard: int | None
+    beats: int
+
+
+@dataclass(frozen=True)
+class Died:
+    """A member's process has ended. why: for the message; details: all that is known, for the run's folder; last: what
+    it was doing, if that is certain."""
+
+    member: int
+    why: str
+    details: str = ""
+    last: Heartbeat | None = None
+
+
+@dataclass(frozen=True)
+class Stepped:
+    """The driver saw the first trace line of this step (after a restart: the first since the restart). clocks: where shards run
+    free, how many updates each of them had made at the last rest, as far as that is known."""
+
+    step: int
+    clocks: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class Timed:
+    """A worker has told how long a micro-batch has taken it lately, in the median; it tells so again and again."""
+
+    member: int
+    seconds: float
+
+
+@dataclass(frozen=True)
+class CheckpointSaved:
+    """The newest good checkpoint holds this many updates: it was committed now, or a later one was found damaged."""
+
+    step: int
+
+
+@dataclass(frozen=True)
+class NoRoom:
+    """The cluster has no resources for the process now. It is no error; it is tried again later."""
+
+    member: int
+    why: str
+
+
+@dataclass(frozen=True)
+class Drained:
+    """The nodes of these members go away. seconds: until then; None where no time is set."""
+
+    members: tuple[int, ...]
+    seconds: float | None
+
+
+@dataclass(frozen=True)
+class StartFailed:
+    """The process could not be started or could not prepare, and is gone."""
+
+    member: int
+    why: str
+
+
+@dataclass(frozen=True)
+class Interrupt:
+    """A signal asks the run to stop. urgent: without waiting for a checkpoint (a second signal)."""
+
+    signal: str
+    urgent: bool = False
+
+
+@dataclass(frozen=True)
+class Tick:
+    """Time has passed, and all reports up to now have been passed on."""
+
+
+Event = (
+    Ready
+    | Left
+    | Finished
+    | Failed
+    | Died
+    | Heartbeat
+    | Stepped
+    | Timed
+    | CheckpointSaved
+    | NoRoom
+    | Drained
+    | StartFailed
+    | Interrupt
+    | Tick
+)
+
+
+@dataclass(frozen=True)
+class Start:
+    """Start a process for this new member and let it prepare."""
+
+    member: int
+    role: Role
+
+
+@dataclass(frozen=True, kw_only=True)
+class Begin:
+    """Begin a generation: its members by rank, workers (node by node, the oldest first) before servers, all idle.
+
+    shards: by worker rank; stages: by worker rank, the stage that it hosts, of which these are the shards; none where every
+    worker has the whole model. state_transfers: (donor rank, recipient rank), within a stage. With stages two things come
+    before these: run_states: (donor rank, recipient rank) of the state of the run, without parameters, also between stages;
+    applies: the ranks that with it apply the sum they hold. restore: the rank that first loads the newest checkpoint; it is the
+    donor then, and with stages the first of `restorers`, one of each, which all load it. without_servers: the topology wants
+    servers and none lives, so the workers use another exact topology. moves: (donor rank, recipient rank, shards): what these
+    shards keep, where they keep anything.
+    heirs: (lost, heir): what this shard keeps is lost with its only holder, and it goes on with what that one keeps. inherited:
+    all such pairs since the replicas were equal last, in order, which the record of a run has to tell.
+    forgets: all go back to what the donor restores, also those who are farther; where there is no checkpoint, to the state
+    in which the run began.
+    nodes: by rank, servers too; two that have the same number share memory.
+    absent: the shards of sites that are away, which sit out: whoever hosts them computes nothing of them.
+    """
+
+    generation: int
+    members: tuple[int, ...]
+    workers: int
+    servers: int
+    shards: tuple[tuple[int, ...], ...]
+    state_transfers: tuple[tuple[int, int], ...]
+    restore: int | None
+    without_servers: bool
+    run_manifest: Mapping[str, Any]
+    nodes: tuple[int, ...] = field(kw_only=True)
+    moves: tuple[Move, ...] = ()
+    heirs: tuple[Inheritance, ...] = ()
+    inherited: tuple[Inheritance, ...] = ()
+    forgets: bool = False
+    stages: tuple[int, ...] = ()
+    restorers: tuple[int, ...] = ()
+    applies: tuple[int, ...] = ()
+    run_states: tuple[tuple[int, int], ...] = ()
+    absent: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class StandBy:
+    """This worker has no place now. Of a model in stages it lets go of the parameters by which it has proved itself."""
+
+    member: int
+
+
+@dataclass(frozen=True)
+class CallOff:
+    """These members are to leave this generation, wherever they are in it, and to report."""
+
+    generation: int
+    members: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Ask:
+    """Have one member request this at the next vote, which is enough for all."""
+
+    member: int
+    what: Literal["regroup", "stop", "save"]
+
+
+@dataclass(frozen=True)
+class Inspect:
+    """Write down where each of these members stands, before those that are stuck are killed."""
+
+    members: tuple[int, ...]
+    stuck: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Kill:
+    """End this process for certain and at once; for the controller it is gone, and its death is not reported again."""
+
+    member: int
+    why: str
+
+
+@dataclass(frozen=True)
+class Retire:
+    """End this process, which has no part in the run any more; for the controller it is gone. Nothing is lost with it."""
+
+    member: int
+
+
+@dataclass(frozen=True)
+class Distrust:
+    """A check has found this. wrong: the workers that computed wrongly, and are left out; between: those whose answers
+    differed; machines: nobody is started any more where the former are."""
+
+    verdict: Verdict
+    wrong: tuple[int, ...]
+    between: tuple[int, ...]
+    machines: bool
+
+
+@dataclass(frozen=True)
+class Recovered:
+    """A recovery is complete. seconds: from the detection of a loss (or the readiness of a joiner) to the next
+    completed step; why: steps are lost, where that has a cause to be told. driver: it was told by another process."""
+
+    kind: Literal["lost", "joined", "restarted", "driver"]
+    seconds: float
+    steps_lost: int
+    why: str = ""
+
+
+@dataclass(frozen=True)
+class Redeal:
+    """The next generation begins at the next boundary, with shards dealt by speed. micro_batch_s: by member; step_s,
+    expected_s: of a step's computing, as it is and as it will be; moving: so many shards."""
+
+    micro_batch_s: Mapping[int, float]
+    step_s: float
+    expected_s: float
+    moving: int
+
+
+@dataclass(frozen=True)
+class Slow:
+    """This worker is far slower than the others, and has been for so long. micro_batch_s: of a micro-batch of its; others_s: in
+    the median of the others. Told once of each."""
+
+    member: int
+    micro_batch_s: float
+    others_s: float
+    seconds: float
+
+
+@dataclass(frozen=True)
+class End:
+    """The run is over; error: None when it finished."""
+
+    error: OrchestratorError | None
+
+
+Command = Start | Begin | StandBy | CallOff | Ask | Inspect | Kill | Retire | Distrust | Recovered | Redeal | Slow | End

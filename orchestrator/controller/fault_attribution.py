@@ -1,0 +1,201 @@
+"""Who or what is at fault: which member is stuck, which pairs have lost contact, which micro-batch costs workers (rules
+C5 and D3). Pure.
+
+A member that waits for others is never to blame; the stuck one is. Of a worker that died on the driver's machine it is
+certain what it was doing; of any other the last heartbeat is known, which may be older than its death. So a micro-batch is
+named in one of two ways: *seen*, when it is certain that the worker was computing it, or when that heartbeat tells so
+of the step in which the generation stood, or of a later one; or *inferred*, when the heartbeat tells nothing of that
+step: then every shard it hosted there is as likely. Losses while a worker waited, updated, evaluated, saved or took
+over a state count against no micro-batch.
+
+A generation has one host for each shard, so several workers killed at once count once for each; with stages it has one for
+each shard of each stage, and a micro-batch is at fault within a stage. Repeated kills from
+outside within one step can look like a faulty micro-batch only through what is inferred. Therefore the limits of rule
+D3, three losses or two time-outs, hold for what was seen, and one more is needed as soon as any was inferred. The
+micro-batches of a committed step are not at fault.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+
+from orchestrator.controller.events import Heartbeat, Left
+from orchestrator.controller.membership import ControllerState, GenerationStatus, LostMember, Member, present, waiting
+from orchestrator.errors import RunFailed, Stalled, WorkerLost
+
+LOSSES = 3
+STALLS = 2
+_WAITS = ("exchange", "state_transfer", "idle", "prepare")
+_PAST_COMPUTING = ("exchange", "update", "evaluate", "checkpoint")
+
+Pair = frozenset[int]
+Suspicions = Mapping[tuple[int, int, int], tuple[bool, ...]]  # (step, shard, stage): of each loss, whether it was seen
+
+
+def stuck(state: ControllerState, now: float) -> list[tuple[LostMember, str]]:
+    """Members of the present generation that stand still, each with the reason; those that wait for others do not."""
+    limit = state.requirements.step_timeout_s
+    found = []
+    for member in waiting(state):
+        still, silent = now - member.moved, now - member.heard
+        if silent > limit:
+            found.append(
+                (
+                    LostMember(member=member, how="silent"),
+                    f"did not answer for {silent:.1f} s, the limit is {limit:g} s",
+                )
+            )
+        elif still > limit and member.heartbeat is not None and member.heartbeat.activity not in _WAITS:
+            why = f"stood still for {still:.1f} s {where(member.heartbeat)}, the limit is {limit:g} s"
+            found.append((LostMember(member=member, how="stalled"), why))
+    return found
+
+
+def where(heartbeat: Heartbeat) -> str:
+    """What the heartbeat says, in words, to follow a verb."""
+    step = "" if heartbeat.step is None else f" of step {heartbeat.step}"
+    shard = "" if heartbeat.shard is None else f", shard {heartbeat.shard}"
+    return f"in the {heartbeat.activity} phase{step}{shard}"
+
+
+def accusations(state: ControllerState) -> list[tuple[Member, int]]:
+    """Each accuser of the present generation with the id of whom it lost contact with."""
+    assert state.generation is not None
+    return [
+        (member, state.generation.begin.members[member.report.accuses])
+        for member in present(state)
+        if isinstance(member.report, Left) and member.report.accuses is not None
+    ]
+
+
+def silent(state: ControllerState, now: float) -> list[tuple[LostMember, str]]:
+    """Members that somebody accuses and that nobody hears."""
+    accusers = {accused: member.name for member, accused in accusations(state)}
+    return [
+        (
+            LostMember(member=member, how="died"),
+            f"was accused by {accusers[member.id]} and did not answer for {now - member.heard:.1f} s",
+        )
+        for member in waiting(state)
+        if member.id in accusers and now - member.heard > state.requirements.unreachable_s
+    ]
+
+
+def judge_link_failures(state: ControllerState) -> tuple[list[int], frozenset[Pair]]:
+    """Whom to put out of the run, and the pairs of the living that have now lost each other once.
+
+    The same pair twice: one has to go. Who alone has what its stage has learned stays, if the other has not; whoever is in most
+    such pairs goes first, and the younger when it is the same.
+
+    Who leaves says farewell, but a farewell can be missed, and then a member accuses one that has only left. So an
+    accusation counts where nothing else explains why anybody left: then some broken connection was the first cause. Two
+    that accuse each other always count, for each was there until it lost the other.
+    """
+    told = {(member.id, accused) for member, accused in accusations(state) if accused in state.members}
+    if _has_another_cause(state):
+        told = {(accuser, accused) for accuser, accused in told if (accused, accuser) in told}
+    new = {frozenset(pair) for pair in told}
+    repeated = {pair for pair in new if pair in state.link_failures}
+    out: list[int] = []
+    while repeated:
+        ids = [member for pair in repeated for member in pair]
+        spare = [member for member in ids if not _is_last(state, member, out)] or ids
+        worst = max(spare, key=lambda member: (ids.count(member), member))
+        out.append(worst)
+        repeated = {pair for pair in repeated if worst not in pair}
+    known = state.link_failures | new
+    return out, frozenset(pair for pair in known if not pair & set(out) and pair <= state.members.keys())
+
+
+def _is_last(state: ControllerState, member: int, out: Collection[int]) -> bool:
+    """Whether nobody else of its stage has its parameters. out: who is about to go."""
+    stage = state.members[member].stage
+    others = [each for each in state.members.values() if each.id != member and each.id not in out]
+    return stage is not None and not any(each.stage == stage and each.progress is not None for each in others)
+
+
+def _has_another_cause(state: ControllerState) -> bool:
+    """Whether the generation would have ended without any accusation: by a loss, a vote, a fault or its last step."""
+    assert state.generation is not None
+    reports = [member.report for member in present(state)]
+    return state.generation.lost > 0 or any(
+        not isinstance(report, Left) or report.why not in ("peer", "called off") for report in reports
+    )
+
+
+def suspect(state: ControllerState, step: int) -> tuple[Suspicions, Suspicions]:
+    """The losses and the time-outs with those of the present generation; step: the one in which it stood."""
+    generation = state.generation
+    assert generation is not None
+    losses = {micro_batch: hits for micro_batch, hits in state.losses.items() if micro_batch[0] >= step}
+    stalls = {micro_batch: hits for micro_batch, hits in state.stalls.items() if micro_batch[0] >= step}
+    for lost_member in generation.lost_members:
+        if lost_member.how == "wrong":
+            continue
+        counted = losses if lost_member.how == "died" else stalls
+        micro_batches, seen = _suspects(generation, lost_member, step)
+        for at, shard in micro_batches:
+            place = (at, shard, lost_member.member.stage or 0)
+            counted[place] = (*counted.get(place, ()), seen)
+    return losses, stalls
+
+
+def computing(lost_member: LostMember) -> tuple[int, int] | None:
+    """The micro-batch that this member was computing when it died; None where it did something else, or that is not certain."""
+    heartbeat = lost_member.member.heartbeat
+    if (
+        not lost_member.certain
+        or heartbeat is None
+        or heartbeat.activity != "compute"
+        or heartbeat.step is None
+        or heartbeat.shard is None
+    ):
+        return None
+    return heartbeat.step, heartbeat.shard
+
+
+def _suspects(generation: GenerationStatus, lost_member: LostMember, step: int) -> tuple[list[tuple[int, int]], bool]:
+    """The micro-batches that may have cost this member, and whether it was seen computing one."""
+    rank, heartbeat = generation.rank(lost_member.member.id), lost_member.member.heartbeat
+    if lost_member.member.role == "server":
+        return [], True
+    if lost_member.certain:
+        computed = computing(lost_member)
+        return [] if computed is None else [computed], True
+    if heartbeat is not None:
+        at = heartbeat.step if heartbeat.step is not None else -1
+        fresh = lost_member.how == "stalled" or at >= step
+        if fresh and heartbeat.activity == "compute" and heartbeat.shard is not None:
+            return [(at, heartbeat.shard)], True
+        if heartbeat.activity == "state_transfer" or (fresh and heartbeat.activity in _PAST_COMPUTING):
+            return [], True
+    return [(step, shard) for shard in generation.begin.shards[rank]], False
+
+
+def faulty_micro_batch(losses: Suspicions, stalls: Suspicions, *, staged: bool = False) -> RunFailed | None:
+    """The error of a run that cannot go on because of one micro-batch; None while there is none. staged: the model is cut into
+    stages, and the one is named."""
+    for suspicions, limit, kind in ((losses, LOSSES, WorkerLost), (stalls, STALLS, Stalled)):
+        at_fault = sorted(micro_batch for micro_batch, hits in suspicions.items() if _is_at_fault(hits, limit))
+        if at_fault:
+            step, stage = at_fault[0][0], at_fault[0][2]
+            shards = [shard for at, shard, of in at_fault if (at, of) == (step, stage)]
+            count = max(len(suspicions[step, shard, stage]) for shard in shards)
+            which = f"{_shards(shards)}{f' of stage {stage}' * staged}"
+            return kind(
+                f"step {step}, {which}: {count} workers in a row "
+                f"{'were lost' if kind is WorkerLost else 'stood still'} while they computed it",
+                "look at the samples of this micro-batch, and at what the pipeline does with them",
+            )
+    return None
+
+
+def _is_at_fault(hits: Iterable[bool], limit: int) -> bool:
+    hits = list(hits)
+    return sum(hits) >= limit or len(hits) > limit
+
+
+def _shards(shards: list[int]) -> str:
+    if len(shards) == 1:
+        return f"shard {shards[0]}"
+    return f"one of the shards {', '.join(map(str, shards))}"

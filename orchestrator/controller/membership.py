@@ -1,0 +1,641 @@
+"""Who belongs to a run: its members, the present generation, and how the next one is made of the living. Pure.
+
+A generation is made when every member of the one before has reported or is gone, so that no member of it can still use
+a memory region or commit a step (rule C2). A member that is farthest gives its state to all that are behind
+(rule D1). A worker of the last generation is preferred to one that has no state yet. Ranks go node by node, so that a ring of
+them crosses each wire between nodes once in each direction.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from orchestrator.controller.dealing import Host, Pace, deal_by_speed, expected_seconds
+from orchestrator.controller.events import Begin, Finished, Heartbeat, Inheritance, Left, Move, Role
+from orchestrator.controller.hand_over import HandOver, Standing, hand_over
+from orchestrator.controller.shard_assignment import assign_shards, assign_stages
+from orchestrator.controller.sites import away, deal_at_sites, hosts, shards_of
+from orchestrator.errors import Inconsistent
+from orchestrator.records.progress import Progress, advances_of, behind, latest, steps_of
+
+Phase = Literal["preparing", "running", "regrouping", "paused", "saving", "ended"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Requirements:
+    """What a run requires.
+
+    start: workers that must be ready to begin; least: it pauses below; most: it grows to. servers: 0 where the
+    topology has none. stages: into so many the model is cut; above 1 each worker hosts one of them, and a step is committed by
+    a second vote, so that a loss costs no step while every stage keeps a worker. checkpoint: the newest committed one when the
+    run begins, so None unless it is a resume. whole: no generation begins without all of them, because the layout determines
+    the result. stores: checkpoints can be written. inherits: what a lost shard kept is replaced by what another one keeps;
+    otherwise all go back. watches: micro-batches are alike, so that a worker that is far slower than others is worth a word;
+    by_speed: shards are dealt by how fast their workers are seen to be, as no result depends on who hosts them; claims: workers
+    of one node share their shards in a step, unless shards keep something; leaps: members go from the end of a segment of the
+    run to the beginning of the next one, so some may be many steps ahead. sites: the shards of each, which only a worker may
+    host whose node holds its bytes; sits_out: the run goes on without a site that is away, once it has begun, and otherwise
+    waits.
+    start_timeout_s: how long a start may go without progress. unreachable_s: after so long an accused member that is not heard
+    of is taken for dead. generation, member: the first numbers to give, above all that
+    an earlier part of the run has used.
+    """
+
+    shards: int
+    start: int
+    least: int
+    most: int
+    spares: int = 0
+    servers: int = 0
+    stages: int = 1
+    start_timeout_s: float
+    step_timeout_s: float
+    unreachable_s: float = 5.0
+    checkpoint: int | None = None
+    whole: bool = False
+    stores: bool = True
+    inherits: bool = False
+    watches: bool = False
+    by_speed: bool = False
+    claims: bool = False
+    leaps: bool = False
+    sites: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    sits_out: bool = False
+    generation: int = 0
+    member: int = 0
+
+    @property
+    def supersedes(self) -> bool:
+        """Whether what is done again after a loss may come out otherwise, and counts in the place of what was."""
+        return self.inherits or self.sits_out
+
+    def __post_init__(self) -> None:
+        most = self.shards * self.stages
+        if not 1 <= self.stages <= self.least <= self.start <= self.most <= most:
+            raise ValueError(
+                f"1 <= stages {self.stages} <= least {self.least} <= start {self.start} <= most {self.most} <= shards {most} "
+                "must hold"
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Member:
+    """A living member.
+
+    asked: when its start was ordered; ready: since when it is prepared; joins: it got ready while there was room for it
+    in a generation (a spare did not). stage: which one it hosts, from its first generation on; None before, and where
+    every worker has the whole model. held, staged: the shards whose state it has, as of its last committed step and as of
+    the one after it. holds_sum: as of its report. heard, moved: when it last answered, and when its compute thread last moved.
+    node, speed, sites: as of `Ready`, from then on. lately: its last reports of how long a micro-batch takes it, which outlive
+    a generation. leaves: its node goes away, and so long others are waited for.
+    """
+
+    id: int
+    role: Role
+    asked: float
+    ready: float | None = None
+    run_manifest: Mapping[str, Any] = field(default_factory=dict)
+    can_restore: bool = False
+    joins: bool = False
+    node: int = 0
+    speed: float = 1.0
+    sites: tuple[str, ...] = ()
+    leaves: float | None = None
+    lately: tuple[float, ...] = ()
+    stage: int | None = None
+    progress: Progress | None = None
+    report: Left | Finished | None = None
+    held: tuple[int, ...] = ()
+    staged: tuple[int, ...] = ()
+    holds_sum: bool = False
+    heard: float = 0.0
+    moved: float = 0.0
+    heartbeat: Heartbeat | None = None
+
+    @property
+    def name(self) -> str:
+        return f"{self.role} {self.id}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class LostMember:
+    """A member that was lost in the present generation before it reported.
+
+    how: it died; it was killed because its compute thread stood still, because it was not heard of (silent), or because it or
+    its machine computed wrongly. certain: its heartbeat is from the moment of its death, and not from some time before.
+    """
+
+    member: Member
+    how: Literal["died", "stalled", "silent", "wrong"]
+    certain: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class GenerationStatus:
+    """The present (or last) generation.
+
+    steps: how many were committed when it began; before: the progress of each member then; asked: what its
+    members were asked to request; withdrawn: when the first one withdrew, and why; lost_members: those
+    lost before they reported; lost: how many of its members are gone, reported or not; judged: the verdict of a check has been
+    carried out.
+    """
+
+    begin: Begin
+    steps: int
+    before: Mapping[int, Progress | None]
+    called_off: bool = False
+    asked: frozenset[str] = frozenset()
+    withdrawn: tuple[float, str] | None = None
+    lost_members: tuple[LostMember, ...] = ()
+    lost: int = 0
+    judged: bool = False
+
+    @property
+    def number(self) -> int:
+        return self.begin.generation
+
+    def rank(self, member: int) -> int:
+        return self.begin.members.index(member)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recovery:
+    """A loss, a join or a restart that ends with the next completed step. why: as of `Recovered`."""
+
+    kind: Literal["lost", "joined", "restarted"]
+    since: float
+    steps_lost: int = 0
+    why: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Balance:
+    """What the controller remembers to judge whether shards should be dealt anew. A round is over when every worker of the
+    generation has told its time again.
+
+    told: who has in this round; better: so many rounds in a row another deal was much better; moved: so often shards were dealt
+    anew by speed; slow: of whom is far slower than the others, since when and for how many rounds; said: of whom that was told.
+    """
+
+    told: frozenset[int] = frozenset()
+    better: int = 0
+    moved: int = 0
+    slow: Mapping[int, tuple[float, int]] = field(default_factory=dict)
+    said: frozenset[int] = frozenset()
+
+
+@dataclass(frozen=True, kw_only=True)
+class ControllerState:
+    """All that the controller remembers.
+
+    members: the living. next_member: the next id to give; lower ones are living or gone. run_manifest: what the first
+    generation agreed on. checkpoint: the newest committed one. seen: steps that the driver has seen completed; clocks: as
+    of `events.Stepped`; best: the most steps that it has ever seen. mark: what has to be passed to count as progress;
+    without_progress: generations since then that ended without and with a loss; restarts: losses of all state in a row.
+    failures: failed starts in a row; failed: members below this id were ordered before the last of them was known. deaths: in
+    preparation. retry: when a start is tried again after there was no room; later: after too many in a row have failed.
+    link_failures: pairs of living members that have lost each other once. losses, stalls: by micro-batch (step, shard, stage),
+    whether each was seen or inferred. recoveries: open ones. inherited: which shards went on with others' state, each with the
+    advances of all replicas that had been made then. distrusted: nodes where nobody is started any more, since one there has
+    computed wrongly. interrupted: the signal and when. since: when the present phase began. listened: the last tick.
+    """
+
+    requirements: Requirements
+    started: float
+    phase: Phase = "preparing"
+    since: float = 0.0
+    listened: float = 0.0
+    members: Mapping[int, Member] = field(default_factory=dict)
+    next_member: int = 0
+    run_manifest: Mapping[str, Any] | None = None
+    generation: GenerationStatus | None = None
+    checkpoint: int | None = None
+    seen: int = 0
+    clocks: tuple[int, ...] = ()
+    best: int = 0
+    mark: Progress | None = None
+    without_progress: tuple[int, int] = (0, 0)
+    restarts: int = 0
+    failures: int = 0
+    failed: int = 0
+    deaths: int = 0
+    trouble: str = ""
+    retry: float | None = None
+    later: float | None = None
+    link_failures: frozenset[frozenset[int]] = frozenset()
+    losses: Mapping[tuple[int, int, int], tuple[bool, ...]] = field(default_factory=dict)
+    stalls: Mapping[tuple[int, int, int], tuple[bool, ...]] = field(default_factory=dict)
+    recoveries: tuple[Recovery, ...] = ()
+    inherited: tuple[tuple[int, Inheritance], ...] = ()
+    distrusted: frozenset[int] = frozenset()
+    interrupted: tuple[float, str] | None = None
+    balance: Balance = Balance()
+
+    def name(self, member: int) -> str:
+        known = self.members.get(member)
+        return known.name if known is not None else f"member {member}"
+
+
+def living(state: ControllerState, role: Role) -> list[Member]:
+    """The oldest first."""
+    return sorted((member for member in state.members.values() if member.role == role), key=lambda member: member.id)
+
+
+def remaining(state: ControllerState, role: Role) -> list[Member]:
+    """Those of the living whose nodes stay."""
+    return [member for member in living(state, role) if member.leaves is None]
+
+
+def staying(state: ControllerState, role: Role) -> list[Member]:
+    """And of these those who are ready."""
+    return [member for member in remaining(state, role) if member.ready is not None]
+
+
+def present(state: ControllerState) -> list[Member]:
+    """The living members of the present generation, by rank."""
+    if state.generation is None:
+        return []
+    return [state.members[member] for member in state.generation.begin.members if member in state.members]
+
+
+def waiting(state: ControllerState) -> list[Member]:
+    """The members of the present generation that have not reported."""
+    return [member for member in present(state) if member.report is None]
+
+
+def progressed(member: Member) -> float:
+    """When its start last made progress: ordered, process answered, module imported, part built, ready."""
+    return member.moved if member.ready is None else member.ready
+
+
+def room(state: ControllerState) -> int:
+    """How many workers more the present generation could take."""
+    stays = [member for member in present(state) if member.role == "worker" and member.leaves is None]
+    return state.requirements.most - len(stays)
+
+
+def top(members: Iterable[Member]) -> Progress | None:
+    """The progress of the farthest among them; None where all of them have the initial state."""
+    return latest(member.progress for member in members)
+
+
+def quorum(state: ControllerState) -> int:
+    """How many workers the next generation needs. One of each stage is enough to save the state, unless the layout determines
+    the result."""
+    if state.interrupted is not None and not state.requirements.whole:
+        return state.requirements.stages
+    return state.requirements.start if state.generation is None else state.requirements.least
+
+
+def compose(state: ControllerState) -> Begin | str:
+    """The next generation of those who are ready; or why there can be none yet."""
+    ready = [member for member in living(state, "worker") if member.ready is not None]
+    before = () if state.generation is None else state.generation.begin.members
+    holders_first = sorted(ready, key=lambda member: (member.progress is None, member.id not in before, member.id))
+    workers = by_node(_seated(state, _candidates(state, holders_first)))
+    all_servers = state.generation is None or state.requirements.whole
+    servers = staying(state, "server")
+    if all_servers and len(servers) < state.requirements.servers:
+        servers = [member for member in living(state, "server") if member.ready is not None]
+    if len(workers) < quorum(state):
+        return f"{len(workers)} workers are ready, {quorum(state)} are needed"
+    if all_servers and len(servers) < state.requirements.servers:
+        return f"{len(servers)} servers are ready, {state.requirements.servers} are needed"
+    if (missing := away(state.requirements.sites, [member.sites for member in workers])) and not _may_sit_out(state):
+        return f"no worker is ready at site{'s' * (len(missing) > 1)} {', '.join(missing)}"
+    if state.requirements.stages > 1:
+        return _compose_stages(state, workers)
+    heirs = inherited(state, workers)
+    lost = [] if heirs else lost_shards(state, workers)
+    restore = None
+    if lost and state.checkpoint is None:
+        restore = 0
+    elif lost or to_restore(state, workers):
+        restore = next((rank for rank, member in enumerate(workers) if member.can_restore), None)
+        if restore is None:
+            return f"none of the {len(workers)} ready workers reaches the checkpoint of step {state.checkpoint}"
+    shards = deal_shards(state, workers)
+    return Begin(
+        generation=state.requirements.generation if state.generation is None else state.generation.number + 1,
+        members=tuple(member.id for member in [*workers, *servers]),
+        nodes=tuple(member.node for member in [*workers, *servers]),
+        workers=len(workers),
+        servers=len(servers),
+        shards=shards,
+        state_transfers=_state_transfers(workers, len(servers), restore),
+        restore=restore,
+        without_servers=state.requirements.servers > 0 and not servers,
+        run_manifest=agreed(state, workers),
+        moves=moves(state, workers, shards, restore),
+        heirs=() if restore is not None else heirs,
+        inherited=() if restore is not None else (*_inherited_before(state, workers), *heirs),
+        forgets=_keeps_shard_state(state, workers) and restore is not None,
+        absent=shards_of(state.requirements.sites, missing),
+    )
+
+
+def _candidates(state: ControllerState, ready: Sequence[Member]) -> Sequence[Member]:
+    """As many as there may be; without those whose nodes go away, as soon as the others can go on without them. Until then one
+    that has the state stays, and others get a place before the rest of those that leave. ready: holders of the state first."""
+    most, stages = state.requirements.most, state.requirements.stages
+    stay = [member for member in ready if member.leaves is None]
+    if len(stay) == len(ready) or _can_go_on(state, ready, stay):
+        return stay[:most]
+    if stages > 1:  # beside those who give it to them
+        return ready[: min(most + len(ready) - len(stay), stages * state.requirements.shards)]
+    if _keeps_shard_state(state, ready):
+        return ready[:most]
+    return [ready[0], *(member for member in stay if member is not ready[0]), *_leaving(ready[1:])][:most]
+
+
+def _leaving(members: Iterable[Member]) -> list[Member]:
+    return [member for member in members if member.leaves is not None]
+
+
+def _can_go_on(state: ControllerState, ready: Sequence[Member], stay: Sequence[Member]) -> bool:
+    """Whether those who stay are enough, and have all that those who are ready have."""
+    highest = top(ready)
+    if len(stay) < quorum(state) or top(stay) != highest or lost_shards(state, stay):
+        return False
+    if away(state.requirements.sites, [member.sites for member in stay]) and not _may_sit_out(state):
+        return False
+    hosted = {member.stage for member in stay if member.progress == highest}
+    return state.requirements.stages == 1 or highest is None or hosted >= {*range(state.requirements.stages)}
+
+
+def may_leave(state: ControllerState) -> bool:
+    """Whether after the step under way those who stay can go on without those whose nodes go away: who is in the generation
+    has the state then."""
+    workers = staying(state, "worker")
+    begin = None if state.generation is None else state.generation.begin
+    if begin is None or len(workers) < quorum(state):
+        return False
+    here = [member for member in workers if member.id in begin.members]
+    gone = [state.members[id_] for id_ in begin.members[: begin.workers] if id_ in state.members]
+    if _leaving(gone) and _keeps_shard_state(state, workers):
+        return False
+    if away(state.requirements.sites, [member.sites for member in workers]) and not _may_sit_out(state):
+        return False
+    return bool(here) and {member.stage for member in here} >= {*begin.stages}
+
+
+def _may_sit_out(state: ControllerState) -> bool:
+    return state.requirements.sits_out and state.generation is not None
+
+
+def _seated(state: ControllerState, workers: Sequence[Member]) -> Sequence[Member]:
+    """Of these those for whom there is a shard."""
+    if not state.requirements.sites:
+        return workers
+    return [worker for worker, dealt in zip(workers, _deal_at_sites(state, workers), strict=True) if dealt]
+
+
+def _deal_at_sites(state: ControllerState, workers: Sequence[Member]) -> tuple[tuple[int, ...], ...]:
+    begin = None if state.generation is None else state.generation.begin
+    held = {} if begin is None else dict(zip(begin.members, begin.shards, strict=False))
+    absent = () if begin is None else begin.absent
+    own = [frozenset(held.get(worker.id, ())).difference(absent) for worker in workers]
+    may = hosts(state.requirements.shards, state.requirements.sites, [worker.sites for worker in workers])
+    return deal_at_sites(may, own)
+
+
+def by_node(members: Sequence[Member]) -> list[Member]:
+    """The order of ranks: all of a node one after the other, the oldest first; nodes in the order of their oldest member."""
+    first: dict[int, int] = {}
+    for member in sorted(members, key=lambda member: member.id):
+        first.setdefault(member.node, member.id)
+    return sorted(members, key=lambda member: (first[member.node], member.id))
+
+
+def _compose_stages(state: ControllerState, workers: Sequence[Member]) -> Begin | str:
+    """As `compose`, of a model that is cut into stages."""
+    requirements = state.requirements
+    stages = assign_stages([member.stage for member in workers], requirements.stages)
+    if empty := sorted(set(range(requirements.stages)) - set(stages)):
+        return f"no worker is ready for stage{'s' * (len(empty) > 1)} {', '.join(map(str, empty))}"
+    planned = _stage_hand_over(state, workers, stages)
+    back = _goes_back(state, workers, stages)
+    restorers: list[int] = []
+    if back is not None or to_restore(state, workers):
+        for stage in range(requirements.stages):
+            ranks = [rank for rank, other in enumerate(stages) if other == stage]
+            able = [rank for rank in ranks if workers[rank].can_restore or state.checkpoint is None]
+            if not able:
+                return f"no worker of stage {stage} reaches the checkpoint of step {state.checkpoint}"
+            restorers.append(able[0])
+    return Begin(
+        generation=requirements.generation if state.generation is None else state.generation.number + 1,
+        members=tuple(member.id for member in workers),
+        nodes=tuple(member.node for member in workers),
+        workers=len(workers),
+        servers=0,
+        shards=deal_shards(state, workers, stages),
+        state_transfers=tuple((restorers[stage], rank) for rank, stage in enumerate(stages) if rank not in restorers)
+        if restorers
+        else planned.transfers,
+        restore=restorers[0] if restorers else None,
+        without_servers=False,
+        run_manifest=agreed(state, workers),
+        forgets=back is not None,
+        stages=stages,
+        restorers=tuple(restorers),
+        applies=() if restorers else planned.applies,
+        run_states=() if restorers else planned.run_states,
+    )
+
+
+def deal_shards(
+    state: ControllerState, workers: Sequence[Member], stages: Sequence[int] = ()
+) -> tuple[tuple[int, ...], ...]:
+    """By rank the shards that it hosts, of its stage if there are stages: by speed where that is known and asked for. Where
+    shards are pinned to sites, those of sites that are away are the first one's, which computes nothing of them."""
+    if state.requirements.sites:
+        first, *others = _deal_at_sites(state, workers)
+        left = set(range(state.requirements.shards)).difference(first, *others)
+        return tuple(sorted({*first, *left})), *others
+    of_stage: dict[int, tuple[tuple[int, ...], ...]] = {}
+    for stage, places in stage_mates(len(workers), stages).items():
+        hosts = hosts_in(state, [workers[place] for place in places])
+        shards = state.requirements.shards
+        of_stage[stage] = assign_shards(shards, len(places)) if hosts is None else deal_by_speed(shards, hosts)
+    following = {stage: iter(dealt) for stage, dealt in of_stage.items()}
+    return tuple(next(following[stage]) for stage in stages or (0,) * len(workers))
+
+
+def stage_mates(workers: int, stages: Sequence[int]) -> dict[int, list[int]]:
+    """By stage the ranks that host it; all host stage 0 where every worker has the whole model."""
+    found: dict[int, list[int]] = {}
+    for rank in range(workers):
+        found.setdefault(stages[rank] if stages else 0, []).append(rank)
+    return found
+
+
+def hosts_in(state: ControllerState, workers: Sequence[Member]) -> list[Host] | None:
+    """Those who share the shards of a stage, for a deal by speed; None where shards are dealt equally."""
+    requirements = state.requirements
+    if not requirements.by_speed:
+        return None
+    seconds = expected_seconds([Pace(each.lately, each.speed, each.node) for each in workers])
+    if seconds is None:
+        return None
+    begin = None if state.generation is None else state.generation.begin
+    held = {} if begin is None else dict(zip(begin.members, begin.shards, strict=False))
+    shared = requirements.claims and requirements.stages == 1 and not _keeps_shard_state(state, workers)
+    return [
+        Host(each, worker.node if shared else place, frozenset(held.get(worker.id, ())))
+        for place, (each, worker) in enumerate(zip(seconds, workers, strict=True))
+    ]
+
+
+def _stage_hand_over(state: ControllerState, workers: Sequence[Member], stages: Sequence[int]) -> HandOver:
+    return hand_over(
+        [Standing(stage, each.progress, each.holds_sum) for stage, each in zip(stages, workers, strict=True)],
+        state.requirements.stages,
+    )
+
+
+def _goes_back(state: ControllerState, workers: Sequence[Member], stages: Sequence[int]) -> str | None:
+    """Why all workers go back to the last checkpoint, as the end of a sentence; None where they can go on."""
+    if top(workers) is None:
+        return None
+    if lost := _stage_hand_over(state, workers, stages).lost:
+        which = f"stage{'s' * (len(lost) > 1)} {', '.join(map(str, lost))}"
+        return f"what {which} had learned is lost with {'their' if lost[1:] else 'its'} last worker"
+    return None
+
+
+def why_back(state: ControllerState, plan: Begin) -> str:
+    """Why the workers of this plan go back to the last checkpoint; empty where they do not, or have no stages."""
+    if not plan.stages or not plan.forgets:
+        return ""
+    return _goes_back(state, [state.members[member] for member in plan.members], plan.stages) or ""
+
+
+def agreed(state: ControllerState, workers: Sequence[Member]) -> Mapping[str, Any]:
+    """The run manifest; before the first generation, of which these are the workers, that of each of them."""
+    return state.run_manifest if state.run_manifest is not None else workers[0].run_manifest
+
+
+def _keeps_shard_state(state: ControllerState, workers: Sequence[Member]) -> bool:
+    """Whether shards keep something from step to step, which their host alone has."""
+    return bool(agreed(state, workers)["shard_state"])
+
+
+def to_restore(state: ControllerState, workers: Sequence[Member]) -> bool:
+    """Whether the newest checkpoint is ahead of every one of them."""
+    highest = top(workers)
+    return state.checkpoint is not None and (highest is None or highest.steps < state.checkpoint)
+
+
+def lost_shards(state: ControllerState, workers: Sequence[Member]) -> list[int]:
+    """The shards whose state at the top nobody has: their only host is gone. Without it no step can be exact."""
+    if not _keeps_shard_state(state, workers):
+        return []
+    holders = _holders(workers)
+    return [shard for shard in range(state.requirements.shards) if holders is not None and shard not in holders]
+
+
+def _inherited_before(state: ControllerState, workers: Sequence[Member]) -> tuple[Inheritance, ...]:
+    """The pairs of earlier generations that began where the farthest of these are now."""
+    advances = advances_of(top(workers))
+    return tuple(pair for base, pair in state.inherited if base == advances)
+
+
+def inherited(state: ControllerState, workers: Sequence[Member]) -> tuple[Inheritance, ...]:
+    """(lost, heir) pairs, where a run goes on without what a shard kept: a lost shard goes on with what the lowest living one
+    keeps. None where nobody keeps anything any more."""
+    holders = _holders(workers)
+    if not state.requirements.inherits or not holders:
+        return ()
+    return tuple((shard, min(holders)) for shard in lost_shards(state, workers))
+
+
+def _holders(workers: Sequence[Member]) -> dict[int, list[int]] | None:
+    """By shard, the ranks of those who have its state at the top; None where all have the initial one.
+
+    Who is a step behind has contributed to the step that others have committed: what it has staged is of the top.
+    """
+    highest = top(workers)
+    if advances_of(highest) == 0:
+        return None
+    found: dict[int, list[int]] = {}
+    for rank, member in enumerate(workers):
+        for shard in {0: member.held, 1: member.staged}.get(behind(member.progress, highest), ()):
+            found.setdefault(shard, []).append(rank)
+    return found
+
+
+def moves(
+    state: ControllerState, workers: Sequence[Member], shards: tuple[tuple[int, ...], ...], restore: int | None
+) -> tuple[Move, ...]:
+    """What shards keep goes from who has it, or restores it, to who hosts them now."""
+    holders = _holders(workers)
+    if not _keeps_shard_state(state, workers) or (restore is None and holders is None):
+        return ()
+    for lost, heir in inherited(state, workers) if restore is None else ():
+        (holders or {})[lost] = (holders or {})[heir]
+    moved: dict[tuple[int, int], tuple[int, ...]] = {}
+    for recipient, hosted in enumerate(shards):
+        for shard in hosted:
+            ranks = [restore] if restore is not None else (holders or {})[shard]
+            if recipient not in ranks:
+                moved[ranks[0], recipient] = (*moved.get((ranks[0], recipient), ()), shard)
+    return tuple((donor, recipient, moving) for (donor, recipient), moving in sorted(moved.items()))
+
+
+def _state_transfers(workers: Sequence[Member], servers: int, restore: int | None) -> tuple[tuple[int, int], ...]:
+    """The farthest members give to all others, in turn; a server always takes, since it keeps nothing
+    between generations."""
+    highest = top(workers)
+    if restore is not None:
+        donors = [restore]
+    elif highest is None:
+        return ()
+    else:
+        donors = [rank for rank, member in enumerate(workers) if member.progress == highest]
+    recipients = [rank for rank in range(len(workers) + servers) if rank not in donors]
+    return tuple((donors[i % len(donors)], recipient) for i, recipient in enumerate(recipients))
+
+
+def skew(state: ControllerState) -> str:
+    """The members that are too far apart, in words; empty where they differ by one step at most (rule D1).
+
+    Who was to take a state or to load one, and is where it was, has not; the others cannot have gone on without it.
+    """
+    if state.requirements.leaps:
+        return ""
+    generation = state.generation
+    assert generation is not None
+    begin = generation.begin
+    ranks = {*begin.restorers, *(recipient for _, recipient in begin.state_transfers)}
+    recipients = {begin.members[rank] for rank in ranks}
+    moved = [
+        member
+        for member in present(state)
+        if member.role == "worker" and not (member.id in recipients and member.progress == generation.before[member.id])
+    ]
+    if all(behind(member.progress, top(moved)) <= 1 for member in moved):
+        return ""
+    return ", ".join(f"{member.name} at step {steps_of(member.progress)}" for member in moved)
+
+
+def disagreement(
+    one: str, run_manifest: Mapping[str, Any], other: str, others: Mapping[str, Any]
+) -> Inconsistent | None:
+    """Admission by proof (rule B4): every fact has to be equal but the machine, which explains why others are not."""
+    different = sorted(key for key in run_manifest if key != "machine" and run_manifest[key] != others.get(key))
+    if not different:
+        return None
+    if different == ["reference"]:
+        here, there = run_manifest.get("machine", {}), others.get("machine", {})
+        why = [f"{key} {here[key]} and {there.get(key)}" for key in here if here[key] != there.get(key)]
+        return Inconsistent(
+            f"{one} and {other} compute different bits from the same micro-batch ({'; '.join(why) or 'like machines'})",
+            "run on machines of one kind, or make them alike: ATEN_CPU_CAPABILITY, ONEDNN_MAX_CPU_ISA and MKL_CBWR",
+        )
+    return Inconsistent(
+        f"{one} and {other} prepared different runs: {', '.join(different)} differ",
+        "model() and datasets() must depend on nothing but their arguments, their files and the seeded generators",
+    )

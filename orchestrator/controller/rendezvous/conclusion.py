@@ -1,0 +1,156 @@
+"""The end of a generation: when it is over, what is judged then, and whether the run is over with it.
+
+It is over when every member has reported or is gone (rule C2). Then come, in this order: the assertion that no two
+replicas are more than a step apart (rule D1), faulty micro-batches (rule D3), the limits on generations without a
+step, and pairs that lost each other (rule C5). What remains is done by `formation`.
+"""
+
+from __future__ import annotations
+
+from orchestrator.controller import fault_attribution
+from orchestrator.controller.decision import Decision
+from orchestrator.controller.events import Finished, Left, Recovered
+from orchestrator.controller.membership import ControllerState, GenerationStatus, Member, present, skew, top, waiting
+from orchestrator.controller.rendezvous.formation import end_interrupted, form, worth_saving
+from orchestrator.controller.rendezvous.scaling import start_failed
+from orchestrator.errors import Inconsistent, RunFailed, WorkerLost
+from orchestrator.records.progress import passed, steps_of
+
+WITHOUT_PROGRESS = (10, 25)  # generations without a committed step: such that lost nobody, and such that lost a member
+
+
+def conclude(decision: Decision) -> None:
+    """After a report or a loss: the generation may be over, and with it the run."""
+    here = present(decision.state)
+    workers = [member for member in here if member.role == "worker"]
+    if workers and all(isinstance(member.report, Finished) for member in workers) and _is_whole(decision, workers):
+        _finish(decision, workers)
+    elif not waiting(decision.state) and not awaits_cause(decision.state):
+        decision.enter("regrouping")
+        _regroup(decision)
+
+
+def _is_whole(decision: Decision, workers: list[Member]) -> bool:
+    """Whether every stage of the model has a worker among these."""
+    return set(decision.generation().begin.stages) <= {member.stage for member in workers}
+
+
+def awaits_cause(state: ControllerState) -> bool:
+    """Whether a member withdrew because of an error that no member has reported yet; a loss would explain it."""
+    generation = state.generation
+    return generation is not None and generation.withdrawn is not None and not generation.lost
+
+
+def _finish(decision: Decision, workers: list[Member]) -> None:
+    digests = {str(member.report.digest) for member in workers if isinstance(member.report, Finished)}
+    if len(digests) > 1:
+        decision.end(
+            Inconsistent(f"the workers ended with different parameters: {sorted(digests)}"), "the digests differ"
+        )
+        return
+    emit_recoveries(decision)
+    decision.end(None, f"all steps are done by all {len(workers)} living workers")
+
+
+def emit_recoveries(decision: Decision) -> None:
+    for recovery in decision.state.recoveries:
+        seconds = decision.now - recovery.since
+        decision.do(Recovered(recovery.kind, seconds, recovery.steps_lost, recovery.why))
+        because = f", because {recovery.why}" if recovery.why else ""
+        decision.say(f"{recovery.kind}: {seconds:.2f} s to the next step, {recovery.steps_lost} steps lost{because}")
+    decision.set(recoveries=())
+
+
+def _regroup(decision: Decision) -> None:
+    """Every member of the generation has reported or is gone: judge what happened, then form the next one."""
+    apart = skew(decision.state)
+    if apart:
+        error = Inconsistent(f"replicas are more than one step apart: {apart}", "this is a fault of orchestrator")
+        decision.end(error, "the skew is more than one step")
+        return
+    generation = decision.generation()
+    _learn_of_older_checkpoint(decision, generation)
+    step = _standing(decision.state, generation)
+    losses, stalls = fault_attribution.suspect(decision.state, step)
+    decision.set(losses=losses, stalls=stalls)
+    staged = decision.state.requirements.stages > 1
+    error_or_none = fault_attribution.faulty_micro_batch(losses, stalls, staged=staged) or _without_progress(decision)
+    if error_or_none is not None:
+        decision.end(
+            error_or_none, f"generation {generation.number} ended at step {step} and another would not get further"
+        )
+        return
+    _put_out(decision)
+    if not _may_save(decision):
+        form(decision)
+
+
+def _learn_of_older_checkpoint(decision: Decision, generation: GenerationStatus) -> None:
+    """A damaged checkpoint is replaced by the one before it; then the members stand at less than was promised.
+
+    One that was saved since is good, even when all who got so far are lost.
+    """
+    state = decision.state
+    if generation.begin.restore is None or state.checkpoint != generation.steps:
+        return
+    moved = top(member for member in present(state) if passed(member.progress, generation.before[member.id]))
+    if moved is not None and moved.steps < generation.steps:
+        decision.say(f"an older checkpoint than that of step {generation.steps} was restored")
+        decision.set(checkpoint=moved.steps, seen=min(state.seen, moved.steps))
+
+
+def _standing(state: ControllerState, generation: GenerationStatus) -> int:
+    """The step that the generation was in: the one that its living members have to do next, or where its dead were."""
+    highest = top(present(state))
+    committed = state.seen if highest is None else highest.steps
+    computed = [
+        micro_batch[0]
+        for micro_batch in map(fault_attribution.computing, generation.lost_members)
+        if micro_batch is not None
+    ]
+    return max([committed, generation.steps, *computed])
+
+
+def _without_progress(decision: Decision) -> RunFailed | None:
+    """Counts the generations without progress; an error when there are too many."""
+    state, generation = decision.state, decision.generation()
+    highest = top(present(state))
+    if passed(highest, state.mark):
+        decision.set(mark=highest, without_progress=(0, 0))
+    quiet, deadly = decision.state.without_progress
+    quiet, deadly = (quiet, deadly + 1) if generation.lost else (quiet + 1, deadly)
+    decision.set(without_progress=(quiet, deadly))
+    if quiet <= WITHOUT_PROGRESS[0] and deadly <= WITHOUT_PROGRESS[1]:
+        return None
+    return WorkerLost(
+        f"{quiet + deadly} generations in a row got no further than step {steps_of(decision.state.mark)}; "
+        f"{deadly} of them lost a member",
+        "look at why members lose contact or die: the journal of the run names each",
+    )
+
+
+def _put_out(decision: Decision) -> None:
+    """End the younger of two living members that have lost contact a second time. One that came, and whom another has never
+    reached, counts as a failed start: others would come to the same place, and each costs the time of waiting for it."""
+    out, link_failures = fault_attribution.judge_link_failures(decision.state)
+    for member in [decision.state.members[id_] for id_ in out]:
+        decision.kill(member, "it lost contact with the same living member twice")
+        decision.set_generation(lost=decision.generation().lost + 1)
+        why = f"{member.name} is put out of the run: it and an older member lost contact twice"
+        if decision.generation().before[member.id] is None and decision.state.seen:
+            start_failed(decision, member.id, why)
+        else:
+            decision.say(why)
+    decision.set(link_failures=link_failures)
+
+
+def _may_save(decision: Decision) -> bool:
+    """Whether an interrupted run only waits for its checkpoint: after a voted stop no generation begins any more."""
+    state = decision.state
+    stopped = all(isinstance(member.report, Left) and member.report.why == "stop" for member in present(state))
+    if state.interrupted is None or not stopped or not present(state) or decision.generation().lost:
+        return False
+    decision.enter("saving")
+    if not worth_saving(state):
+        end_interrupted(decision, "all that was to be saved is saved")
+    return True

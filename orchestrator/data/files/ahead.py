@@ -1,0 +1,198 @@
+"""Fetching the files of the samples that will be asked for, in the order in which they will be (fetcher.py does it)."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+import threading
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Sequence
+from itertools import islice
+from typing import Any
+
+from orchestrator.data.files import cache
+from orchestrator.data.files.manifest import File
+from orchestrator.data.files.places import Place
+
+_AT_ONCE = 4
+_PAUSE_S = 1.0
+
+
+class Ahead:
+    """place: of these files; file_of: the number of the file that holds a sample; share: the bytes of the cache that may be
+    expected at a time; keep_only: closes all files but these."""
+
+    def __init__(
+        self,
+        place: Place,
+        files: Sequence[File],
+        file_of: Callable[[int], int],
+        share: int,
+        keep_only: Callable[[Iterable[int]], None],
+    ) -> None:
+        self._place, self._files, self._file_of, self._keep_only = place, files, file_of, keep_only
+        self.share = share
+        self._expected: deque[tuple[int, ...]] = deque()  # of each micro-batch its files, the next one first
+        self._uses: Counter[int] = Counter()  # in the order in which they were expected first
+        self._bytes = 0
+        self._told: list[int] = []
+        self._fetcher: _Fetcher | None = None
+
+    @property
+    def is_full(self) -> bool:
+        return self._bytes >= self.share
+
+    def expect(self, indices: Iterable[int]) -> None:
+        """The samples of one more micro-batch."""
+        numbers = tuple(dict.fromkeys(map(self._file_of, indices)))
+        self._expected.append(numbers)
+        for number in numbers:
+            self._bytes += 0 if self._uses[number] else self._files[number].size
+            self._uses[number] += 1
+
+    def passed(self) -> None:
+        """The first of those that are expected has been read."""
+        gone = []
+        for number in self._expected.popleft():
+            self._uses[number] -= 1
+            if not self._uses[number]:
+                del self._uses[number]
+                self._bytes -= self._files[number].size
+                gone.append(number)
+        if gone:
+            self._keep_only(self._uses)
+
+    def forget(self) -> None:
+        """Others will be asked for."""
+        self._expected.clear()
+        self._uses.clear()
+        self._bytes = 0
+
+    def tell(self, at_least: int) -> None:
+        """Have those fetched that are expected, as far as the share goes; none, where that is not as far as so many
+        micro-batches: what one fetches ahead would take the place of what another reads."""
+        wanted = self._within_share()
+        if not set(wanted).issuperset(number for each in islice(self._expected, at_least) for number in each):
+            wanted = []
+        if wanted != self._told:
+            if self._fetcher is None:
+                self._fetcher = _Fetcher(self._place.describe(""))
+            self._fetcher.send([list(self._files[number]) for number in wanted])
+            self._told = wanted
+
+    def fetched(self) -> int:
+        """Bytes since it was asked last."""
+        return 0 if self._fetcher is None else self._fetcher.fetched()
+
+    def close(self) -> None:
+        """Safe to call twice."""
+        if self._fetcher is not None:
+            self._fetcher.close()
+        self._fetcher, self._told = None, []
+
+    def _within_share(self) -> list[int]:
+        found, left = [], self.share
+        for number in self._uses:
+            left -= self._files[number].size
+            if left < 0:
+                break
+            found.append(number)
+        return found
+
+
+class _Fetcher:
+    """The process, and the thread that reads what it says. One that dies is not replaced: nothing but time depends on it."""
+
+    def __init__(self, place: str) -> None:
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "orchestrator.data.files.fetcher"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env=environment,
+            start_new_session=True,  # an interrupt of the run is for its driver
+        )
+        self._lock = threading.Lock()
+        self._bytes = 0
+        self._write({"place": place, "cache": cache.used()})
+        threading.Thread(target=self._read, daemon=True, name="fetched").start()
+
+    def send(self, files: list[list[Any]]) -> None:
+        self._write(files)
+
+    def fetched(self) -> int:
+        with self._lock:
+            found, self._bytes = self._bytes, 0
+        return found
+
+    def close(self) -> None:
+        self._process.kill()
+        self._process.wait()
+        assert self._process.stdin is not None
+        with contextlib.suppress(OSError):
+            self._process.stdin.close()
+
+    def _write(self, message: object) -> None:
+        assert self._process.stdin is not None
+        with contextlib.suppress(OSError):  # it has died
+            self._process.stdin.write(f"{json.dumps(message)}\n")
+            self._process.stdin.flush()
+
+    def _read(self) -> None:
+        assert self._process.stdout is not None
+        with self._process.stdout as answers:
+            for line in answers:
+                with self._lock:
+                    self._bytes += int(line)
+
+
+class Several:
+    """Of a data set that is made of others: each fetches its own files. parts: of each its `Ahead`, and which of its samples
+    those of the whole need."""
+
+    def __init__(
+        self, parts: Sequence[tuple[Ahead | Several, Callable[[Sequence[int]], list[int]]]], share: int
+    ) -> None:
+        self._parts = parts
+        self.share = share
+
+    @property
+    def share(self) -> int:
+        return self._share
+
+    @share.setter
+    def share(self, share: int) -> None:
+        self._share = share
+        for ahead, _ in self._parts:
+            ahead.share = share // len(self._parts)
+
+    @property
+    def is_full(self) -> bool:
+        return any(ahead.is_full for ahead, _ in self._parts)
+
+    def expect(self, indices: Sequence[int]) -> None:
+        for ahead, own in self._parts:
+            ahead.expect(own(indices))
+
+    def passed(self) -> None:
+        for ahead, _ in self._parts:
+            ahead.passed()
+
+    def forget(self) -> None:
+        for ahead, _ in self._parts:
+            ahead.forget()
+
+    def tell(self, at_least: int) -> None:
+        for ahead, _ in self._parts:
+            ahead.tell(at_least)
+
+    def fetched(self) -> int:
+        return sum(ahead.fetched() for ahead, _ in self._parts)
+
+    def close(self) -> None:
+        for ahead, _ in self._parts:
+            ahead.close()

@@ -1,0 +1,369 @@
+"""Files from elsewhere on the disk of a node: by content, checked when they arrive, never more bytes than the limit.
+
+All processes of a node share the folder; locks of the kernel (`flock`), which end with their process, say what each is doing:
+
+    MD5          a whole file; who reads it holds a shared lock, who removes it needs the exclusive one
+    MD5.part     room that is taken for a file; who fetches it holds the exclusive lock, and without one it is left over
+    room         held while it is decided who has room
+    wanted       touched by a process that finds no room: whoever keeps files open gives up those that it does not read now
+    wished       the same for files that are fetched ahead: it gives up those that it has not read for a while
+
+The least recently used file that nobody keeps open makes room for another. Who needs room has given up what it held itself, and
+waits for the others; so somebody always goes on. Whoever waits, for room, for another process or for a store, does so in
+`waiting.py`, where it is told and shows that it lives.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import hashlib
+import os
+import time
+from collections.abc import Iterator
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from orchestrator.common import locks
+from orchestrator.common.values import megabytes
+from orchestrator.data.files import waiting
+from orchestrator.data.files.manifest import File, is_md5
+from orchestrator.data.files.places import Place
+from orchestrator.data.files.waiting import Attempt, Wait
+from orchestrator.errors import ConfigurationError, DataDamaged, unusable
+
+_PART = ".part"
+_CHUNK = 1 << 20
+ROOM, WANTED, WISHED = "room", "wanted", "wished"
+_SIGNS = (ROOM, WANTED, WISHED)
+_LONG_AGO = 10 * 365 * 86400 * 10**9  # in nanoseconds: a file that nobody expects is older than any that is
+STORE_TIMEOUT_S = 600.0
+
+
+class NoRoom(Exception):
+    """The cache is full of what is being read."""
+
+
+@dataclass(frozen=True)
+class Held:
+    """A file that nobody removes until it is closed."""
+
+    path: Path
+    descriptor: int
+
+    def close(self) -> None:
+        os.close(self.descriptor)
+
+
+class Cache:
+    """limit: in bytes; patience_s: for how long a place that does not answer is asked again. Raises ConfigurationError for a
+    folder that cannot be one."""
+
+    def __init__(self, folder: Path, limit: int, patience_s: float = STORE_TIMEOUT_S) -> None:
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise unusable(f"data.cache_folder: {folder}", error, error.strerror or str(error)) from error
+        self.folder = folder
+        self.limit = limit
+        self._patience_s = patience_s
+
+    def hold(self, file: File, place: Place, *, wait: bool = True) -> Held:
+        """The file of this content, fetched where it is not there. Raises DataDamaged for one that is not what the manifest
+        says, or cannot be had; NoRoom, without `wait`, where all room is in use."""
+        fetched = False
+        while True:
+            with contextlib.suppress(FileNotFoundError):
+                held = self._held(self._at(file))
+                waiting.count(file.size, fetched=fetched)
+                return held
+            with waiting.undisturbed():
+                fetched = self._fetch(file, place, _Reader(self, file, place, wait))
+
+    def bring(self, file: File, place: Place) -> bool:
+        """Fetch a file that will be read later, unless it is there, or on its way, or there is no room; returns whether this
+        process has fetched it. Raises OSError, where the place does not answer, at once."""
+        return not self.has(file) and self._fetch(file, place, _Ahead(self, file, place))
+
+    def has(self, file: File) -> bool:
+        return self._at(file).exists()
+
+    def expects(self, file: File) -> None:
+        """It goes after all that nobody expects."""
+        self._date(file, time.time_ns())
+
+    def forgets(self, file: File) -> None:
+        """It goes before all that is expected."""
+        self._date(file, time.time_ns() - _LONG_AGO)
+
+    def sign(self, name: str) -> int:
+        """When a process was last seen to want room, or to wish for it; 0: never."""
+        try:
+            return (self.folder / name).stat().st_mtime_ns
+        except FileNotFoundError:
+            return 0
+
+    def call(self, name: str) -> None:
+        (self.folder / name).touch()
+        _date(self.folder / name, time.time_ns())
+
+    def _at(self, file: File, suffix: str = "") -> Path:
+        if not is_md5(file.md5):
+            raise DataDamaged(f"{file.path}: {file.md5!r} is no MD5, which has 32 hexadecimal digits", REMEDY)
+        return self.folder / f"{file.md5}{suffix}"
+
+    def _date(self, file: File, at: int) -> None:
+        with contextlib.suppress(FileNotFoundError):
+            _date(self._at(file), at)
+
+    def _held(self, path: Path) -> Held:
+        """Raises FileNotFoundError."""
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            with contextlib.suppress(OSError):
+                locks.narrow(descriptor, self.folder)  # of an older version, which everybody could lock
+            locks.lock(descriptor, shared=True, look=_wait_for(path).look)
+            if not os.fstat(descriptor).st_nlink:
+                raise FileNotFoundError(path)
+            _date(descriptor, time.time_ns())
+        except BaseException:
+            os.close(descriptor)
+            raise
+        return Held(path, descriptor)
+
+    def _fetch(self, file: File, place: Place, caller: _Caller) -> bool:
+        """Whether it was fetched by this process, and not by another one that has been waited for."""
+        path = self._at(file, _PART)
+        try:  # what is behind a link would be emptied
+            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        except OSError as error:
+            if error.errno != errno.ELOOP:
+                raise
+            raise unusable(f"data.cache_folder: {path}", error, "it is a link, which only others put there") from error
+        try:
+            with contextlib.suppress(OSError):
+                locks.narrow(descriptor, self.folder)
+            if not caller.locks(path, descriptor) or not locks.is_at(path, descriptor):
+                return False  # another process has it, or had it, and has finished or given up
+            if self.has(file):  # or had finished before this one began
+                path.unlink()
+                return False
+            try:
+                if caller.takes_room(descriptor):
+                    _check(file, place, caller.copies(descriptor))
+                    with self._deciding():  # who counts files meets it under one of its names
+                        path.replace(self._at(file))
+                    return True
+                path.unlink()
+                return False
+            except BaseException:
+                os.ftruncate(descriptor, 0)
+                path.unlink(missing_ok=True)
+                raise
+        finally:
+            os.close(descriptor)
+
+    def _has_taken(self, descriptor: int, size: int) -> bool:
+        """Whether there was room for so many bytes, which they have now."""
+        with self._deciding():
+            if not self._made_room(size):
+                return False
+            os.ftruncate(descriptor, 0)
+            if size:
+                os.posix_fallocate(descriptor, 0, size)
+            return True
+
+    def _deciding(self) -> AbstractContextManager[None]:
+        room = self.folder / ROOM
+        return locks.held(room, _wait_for(room).look, signed=False)  # its size would count
+
+    def _made_room(self, size: int) -> bool:
+        files = self._files()
+        for path in list(files):
+            if sum(files.values()) + size <= self.limit:
+                break
+            if _removed(path):
+                del files[path]
+        return sum(files.values()) + size <= self.limit
+
+    def _files(self) -> dict[Path, int]:
+        """With their bytes, the least recently used first."""
+        found = []
+        with os.scandir(self.folder) as entries:
+            for entry in entries:
+                with contextlib.suppress(FileNotFoundError):
+                    if entry.name not in _SIGNS:
+                        status = entry.stat()
+                        found.append((status.st_mtime_ns, entry.path, status.st_size))
+        return {Path(path): size for _, path, size in sorted(found)}
+
+
+@dataclass(frozen=True)
+class _Caller:
+    """Who wants a file: what it does where it cannot have it at once."""
+
+    cache: Cache
+    file: File
+    place: Place
+
+    def locks(self, path: Path, descriptor: int) -> bool:
+        """Whether it is for this process to fetch the file."""
+        raise NotImplementedError
+
+    def takes_room(self, descriptor: int) -> bool:
+        raise NotImplementedError
+
+    def copies(self, descriptor: int) -> tuple[int, str]:
+        """(bytes, MD5) of what has arrived. Raises OSError, DataDamaged."""
+        raise NotImplementedError
+
+
+class _Ahead(_Caller):
+    """It goes without."""
+
+    def locks(self, path: Path, descriptor: int) -> bool:  # noqa: ARG002
+        return locks.try_lock(descriptor)
+
+    def takes_room(self, descriptor: int) -> bool:
+        if self.cache._has_taken(descriptor, self.file.size):
+            return True
+        self.cache.call(WISHED)
+        return False
+
+    def copies(self, descriptor: int) -> tuple[int, str]:
+        return _written(descriptor, self.place.chunks(self.file.where), Attempt())
+
+
+@dataclass(frozen=True)
+class _Reader(_Caller):
+    """It waits, and somebody is told. waits: for room, too."""
+
+    waits: bool
+
+    def locks(self, path: Path, descriptor: int) -> bool:
+        """Raises NoRoom, unless it `waits`, where somebody wants room: that may be who fetches this file."""
+        wait = Wait(lambda: f"{self._where}, which {locks.holder(path)} fetches")
+        wanted = self.cache.sign(WANTED)
+        while locks.is_at(path, descriptor):  # else it has come, and may be locked by who reads it
+            if locks.try_lock(descriptor):
+                return True
+            if not self.waits and self.cache.sign(WANTED) != wanted:
+                raise NoRoom(self.file.path)
+            wait.look()
+        return False
+
+    def takes_room(self, descriptor: int) -> bool:
+        """Raises ConfigurationError, NoRoom."""
+        file, limit = self.file, self.cache.limit
+        if file.size > limit:
+            raise ConfigurationError(
+                [f"data.cache_gb: {megabytes(limit)} do not hold {file.path}, which has {megabytes(file.size)}"],
+                "raise it",
+            )
+        wait = Wait(f"room in the cache of {megabytes(limit)} for {self._where}")
+        while not self.cache._has_taken(descriptor, file.size):
+            if not self.waits:
+                raise NoRoom(file.path)
+            self.cache.call(WANTED)
+            wait.look()
+        return True
+
+    def copies(self, descriptor: int) -> tuple[int, str]:
+        def once(attempt: Attempt) -> tuple[int, str]:
+            own = os.dup(descriptor)  # whoever waits may give up, and close its own, while this writes
+            try:
+                return _written(own, self.place.chunks(self.file.where), attempt)
+            finally:
+                os.close(own)
+
+        try:
+            return waiting.until(self._where, once, self.cache._patience_s)
+        except (FileNotFoundError, PermissionError) as error:
+            raise DataDamaged(f"{self._where} cannot be read: {error}", REMEDY) from error
+
+    @property
+    def _where(self) -> str:
+        return self.place.describe(self.file.path)
+
+
+def _check(file: File, place: Place, found: tuple[int, str]) -> None:
+    """Raises DataDamaged."""
+    if found != (file.size, file.md5):
+        raise DataDamaged(
+            f"{place.describe(file.path)} has {found[0]} bytes with the MD5 {found[1]}; its manifest says {file.size} "
+            f"bytes with {file.md5}",
+            REMEDY,
+        )
+
+
+REMEDY = "put back what was there, or write the manifest anew (python -m orchestrator index=FOLDER)"
+
+
+def _written(descriptor: int, chunks: Iterator[bytes], attempt: Attempt) -> tuple[int, str]:
+    """(bytes, MD5) of what was written to the beginning of a file, which ends there."""
+    digest = hashlib.md5(usedforsecurity=False)
+    size = 0
+    os.lseek(descriptor, 0, os.SEEK_SET)
+    for chunk in chunks:
+        if attempt.over:
+            break
+        attempt.moves()
+        digest.update(chunk)
+        size += len(chunk)
+        view = memoryview(chunk)
+        while view:
+            view = view[os.write(descriptor, view[:_CHUNK]) :]
+    return size, digest.hexdigest()
+
+
+def _date(path: Path | int, at: int) -> None:
+    os.utime(path, ns=(at, at))  # the kernel's own times come in steps of milliseconds
+
+
+def _wait_for(path: Path) -> Wait:
+    return Wait(lambda: f"{path}, which {locks.holder(path)} holds")
+
+
+def _removed(path: Path) -> bool:
+    """Whether it is, since nobody had a lock on it."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return True
+    try:
+        had = locks.try_lock(descriptor)
+        if had:
+            path.unlink(missing_ok=True)
+        return had
+    finally:
+        os.close(descriptor)
+
+
+_DEFAULT_BYTES = 10**10
+_used: dict[str, Any] = {"limit": _DEFAULT_BYTES, "folder": None, "patience_s": STORE_TIMEOUT_S}
+
+
+def use(limit: int, folder: str | None, patience_s: float = STORE_TIMEOUT_S) -> None:
+    """From now on files from elsewhere go through such a cache in this process. folder: None for the user's own."""
+    _used.update(limit=limit, folder=folder, patience_s=patience_s)
+
+
+def used() -> tuple[int, str | None, float]:
+    """As `use` takes it."""
+    return _used["limit"], _used["folder"], _used["patience_s"]
+
+
+def patience_s() -> float:
+    return float(_used["patience_s"])
+
+
+def current() -> Cache:
+    """Raises ConfigurationError."""
+    return Cache(folder(), _used["limit"], _used["patience_s"])
+
+
+def folder() -> Path:
+    home = os.environ.get("XDG_CACHE_HOME")
+    return Path(_used["folder"] or (Path(home) if home else Path.home() / ".cache") / "orchestrator" / "files")

@@ -1,0 +1,103 @@
+"""A process that fetches files into the cache of its node before they are read.
+
+Its bytes, its hashing and the random numbers of its libraries disturb nobody here. It reads which files are expected
+from its standard input and writes the bytes of each that it has fetched to its standard output, in lines; it ends with its
+input. It fetches several at once, and gives up at the first difficulty: who needs the file meets it too, waits and says so.
+
+What is fetched is held by nobody: with each message what is expected is dated anew in the cache, so that it goes last.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import sys
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from typing import IO
+
+from orchestrator.data.files import cache
+from orchestrator.data.files.manifest import File
+from orchestrator.data.files.places import place_of
+from orchestrator.errors import OrchestratorError
+
+_AT_ONCE = 4
+_PAUSE_S = 1.0
+
+
+class Expected:
+    """What the process knows of the worker's wishes: the newest, in order. Threads take from it."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._files: list[File] = []
+        self._taken: set[str] = set()  # by MD5: under way, or done since the last message
+        self._over = False
+
+    def replace(self, files: list[File]) -> list[File]:
+        """Returns those that are not expected any more."""
+        with self._changed:
+            kept = {file.md5 for file in files}
+            gone = [file for file in self._files if file.md5 not in kept]
+            self._files, self._taken = files, self._taken & kept
+            self._changed.notify_all()
+        return gone
+
+    def take(self) -> File | None:
+        """The first that nobody has taken; None at the end."""
+        with self._changed:
+            while not self._over:
+                found = next((file for file in self._files if file.md5 not in self._taken), None)
+                if found is not None:
+                    self._taken.add(found.md5)
+                    return found
+                self._changed.wait()
+        return None
+
+    def put_back(self, file: File) -> None:
+        with self._changed:
+            self._taken.discard(file.md5)
+            self._changed.notify_all()
+
+    def end(self) -> None:
+        with self._changed:
+            self._over = True
+            self._changed.notify_all()
+
+
+def serve(requests: IO[str], answers: IO[str]) -> None:
+    first = json.loads(requests.readline())
+    cache.use(*first["cache"])
+    held, place, expected = cache.current(), place_of(first["place"]), Expected()
+    lock = threading.Lock()
+
+    def fetch() -> None:
+        while (file := expected.take()) is not None:
+            try:
+                came = held.bring(file, place)
+            except (OSError, OrchestratorError):  # who reads it will say so
+                came = False
+            if came:
+                with lock:
+                    print(file.size, file=answers, flush=True)
+            elif not held.has(file):
+                time.sleep(_PAUSE_S)
+                expected.put_back(file)
+
+    with ThreadPoolExecutor(_AT_ONCE) as threads:
+        for _ in range(_AT_ONCE):
+            threads.submit(fetch)
+        for line in requests:
+            files = [File(*each) for each in json.loads(line)]
+            for file in expected.replace(files):
+                held.forgets(file)
+            for file in reversed(files):
+                held.expects(file)
+        os._exit(0)  # what is under way is left over, and found so by its lock
+
+
+if __name__ == "__main__":
+    with contextlib.suppress(BrokenPipeError, KeyboardInterrupt):
+        serve(sys.stdin, sys.stdout)

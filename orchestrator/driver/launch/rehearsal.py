@@ -1,0 +1,49 @@
+"""What a launch and a plan look at before anything starts: code and data, and the pipeline built once, watched as it reads."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from orchestrator.config.plan import Declared, Plan
+from orchestrator.config.resolve import resolve
+from orchestrator.config.settings import Settings
+from orchestrator.data import watching
+from orchestrator.driver.before_start import preflight
+from orchestrator.driver.before_start.preflight import Provenance
+from orchestrator.records import phases, reads
+from orchestrator.records.reads import Reads
+from orchestrator.worker.model import construction
+from orchestrator.worker.model.construction import Rehearsal
+from orchestrator.worker.pipeline_parallel.rehearsal import rehearse_cuts
+
+_rehearsing = threading.Lock()  # it changes things of the whole process for a moment
+
+
+@dataclass(frozen=True)
+class Rehearsed:
+    """cut: where the model is cut into stages; read: what the pipeline read here that nobody declared."""
+
+    plan: Plan
+    provenance: Provenance
+    built: Rehearsal
+    cut: dict[str, Any] | None
+    read: Reads
+
+
+def rehearse(settings: Settings, project: Path) -> Rehearsed:
+    """Raises ConfigurationError, PipelineRaised, and NotRerunnable under `strict`."""
+    declared = Declared(tuple(settings.data.inputs), tuple(settings.environment.variables))
+    with watching.window(declared) as whole:  # the pipeline's module is imported by the first of these
+        with phases.of("code and data"):
+            provenance = preflight.check(settings, project)
+        plan = resolve(settings)
+        with _rehearsing, phases.of("pipeline and model"), watching.window(declared) as building:
+            built, cut = construction.rehearse(plan), rehearse_cuts(plan)
+    seen = replace(building.reads, variables=whole.reads.variables)
+    read = reads.undeclared(reads.elsewhere(seen, provenance.is_code), settings.environment.variables)
+    if settings.strict and (refusal := reads.refusal(read)) is not None:
+        raise refusal
+    return Rehearsed(plan, provenance, built, cut, read)

@@ -1,0 +1,327 @@
+"""`resume=RUN_ID [key=value ...]`: go on with a run from its last good checkpoint, in the same MLflow run.
+
+What determines the result stays as it was; how the run is executed, such as the number of workers, may change. Steps that
+were done after the checkpoint are computed again and compared with what the trace says of them: a free check.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from orchestrator.checkpoint.catalog import Catalog
+from orchestrator.checkpoint.manifest import Manifest
+from orchestrator.checkpoint.state import TrainingState
+from orchestrator.checkpoint.storage import open_storage
+from orchestrator.config.plan import Plan
+from orchestrator.config.resolve import resolve
+from orchestrator.config.settings import Settings
+from orchestrator.driver.before_start import begin, initial, preflight, private
+from orchestrator.driver.folders import RunFolder, project_folder
+from orchestrator.driver.recording import handed_over, trust, unsent
+from orchestrator.driver.recording.opening import reopen_record
+from orchestrator.driver.recording.recorded import Recorded
+from orchestrator.driver.report.outcome import Outcome
+from orchestrator.driver.run.event_sink import Audience
+from orchestrator.driver.run.job import Beside, Job, Sharing, requirements, storage_of
+from orchestrator.driver.run.session import RunStart
+from orchestrator.driver.supervision import Supervision, alone, supervised, supervisor, taken_over
+from orchestrator.driver.terminal import signals
+from orchestrator.driver.terminal.progress import ProgressDisplay, for_stream
+from orchestrator.errors import CheckpointDamaged, ConfigurationError, NotRerunnable, UsageError
+from orchestrator.provenance.code import changes, checkout, worktree
+from orchestrator.provenance.data import dvc_files, hashing, restoring
+from orchestrator.provenance.tracking import Past, Store
+from orchestrator.records import lines, sealing, trace
+from orchestrator.worker.model import snapshot
+
+_NAMED = 5  # changed files in a message
+_ANEW = "or launch the run again"
+
+
+def resume(
+    name: str,
+    overrides: Sequence[str],
+    uri: str | None,
+    ray: Sharing | None = None,
+    beside: Beside | None = None,
+    typed: Sequence[str] | None = None,
+    *,
+    trusted: bool = False,
+) -> tuple[str, Outcome]:
+    """The whole story; returns the run's id and what it came to. name: of the run, see `Store.find`; uri: of the MLflow store;
+    ray, beside, typed: as `launch` takes them; trusted: whether it may be somebody else's.
+
+    Raises UsageError, ConfigurationError and NotRerunnable before anything is started; an error of the run itself is in the
+    outcome.
+    """
+    project = Path.cwd()
+    folder = project_folder(project) if beside is None else beside.folder
+    store = Store(uri, folder)
+    display = for_stream() if beside is None else beside.display
+    sent = unsent.send(store)
+    for each in sent:
+        display.say(f"note: {each.sentence}")
+    past = store.find(name)
+    if past.kind == "audit":
+        raise UsageError(f"{past.run_id} is an audit, and is not gone on with", "type rerun=RUN_ID audit=N once more")
+    if past.status == "FINISHED" and any(each.run_id == past.run_id and each.trouble is None for each in sent):
+        return past.run_id, _finished(past)
+    if past.status == "FINISHED":
+        raise UsageError(
+            f"run {past.run_id} has finished",
+            f"a new run trains on from its end: conf=NAME begin={past.run_id} run.steps=MORE",
+        )
+    recorded = Recorded.of(store, folder, past)
+    trust.require_own(past, trusted, "a resume", lambda: trust.examine(recorded, overrides))
+    recorded.files.lease()
+    settings = recorded.settings(overrides)
+    _check_filed(recorded.held, settings)
+    secret = private.of_record(settings, recorded.files, past.run_id)
+    with recorded_project(recorded, project, folder, display) as place:
+        settings = begin.all_pinned(settings, place, trusted=trusted)
+        provenance = preflight.check(settings, place)  # its notes are on what a launch is about to record
+        plan = resolve(settings)
+        run_start = beginning_of(plan, recorded.files, display.say)
+        posted = signals.posted() if beside is None else contextlib.nullcontext(beside.pending_signal)
+        with (
+            posted as pending_signal,
+            supervised(settings, typed, pending_signal) as supervision,
+            ThreadPoolExecutor(1) as pool,
+        ):
+            opening = pool.submit(reopen_record, settings, store, recorded.files, provenance, run_start.written)
+            job = Job(settings, plan, place, Audience(display), pending_signal, ray, secret, supervision)
+            run_id, outcome = job.complete(opening, run_start)
+    without_ray(run_id, outcome, plan, supervision)
+    return with_weights(run_id, outcome, uri, typed) if beside is None and ray is None else (run_id, outcome)
+
+
+def without_ray(run_id: str, outcome: Outcome, plan: Plan, supervision: Supervision | None) -> None:
+    """Go on with a run whose Ray is gone with its head, on this machine alone: then this does not return."""
+    if supervision is None or not outcome.is_headless or outcome.error is None or alone.refusal(plan) is not None:
+        return
+    workers = alone.workers(plan)
+    for_stream().say(
+        f"{outcome.error.message}; run {run_id} goes on without it, on this machine alone, with "
+        f"{workers.on(alone.cores())} of its {plan.cluster.members.most} workers"
+    )
+    os.environ.pop(supervisor.TAKEN_OVER, None)  # by this process it is gone on with, whomever that has followed
+    alone.become(alone.words(supervision.words(run_id), workers, alone.cores()))
+
+
+def with_weights(run_id: str, outcome: Outcome, uri: str | None, typed: Sequence[str] | None) -> tuple[str, Outcome]:
+    """As `resume`, of a run that has come to its end: where the trained weights were lost with the last workers, as when this
+    process stood still for longer than they live without it, the steps after the last checkpoint are done again, and what comes
+    of it is returned."""
+    if not outcome.weights_lost or not outcome.checkpoint:
+        return run_id, outcome
+    for_stream().say(f"{outcome.error}; what follows the checkpoint of step {outcome.checkpoint} is done again")
+    return resume(run_id, (), uri, typed=typed)
+
+
+def _finished(past: Past) -> Outcome:
+    """Of a run that had finished, and MLflow lacked that."""
+    metrics = {key: value for key, value in past.metrics.items() if key.startswith("validation/")}
+    loss = past.metrics.get("train/loss")
+    return Outcome(steps=past.steps or 0, loss=loss, digest=past.digest, metrics=metrics)
+
+
+def _check_filed(before: Settings, after: Settings) -> None:
+    """It is the same run in MLflow. Raises ConfigurationError."""
+    others = [name for name in ("name", "experiment") if getattr(before.run, name) != getattr(after.run, name)]
+    if others:
+        raise ConfigurationError(
+            [f"run.{name}: a run keeps the one that it began with" for name in others],
+            "leave it out; another name can be given in MLflow",
+        )
+
+
+@contextmanager
+def recorded_project(recorded: Recorded, project: Path, folder: Path, display: ProgressDisplay) -> Iterator[Path]:
+    """The project with the code and the data that the run began with (rule D6): the one that is here where it still has them,
+    else a clean checkout, which is gone afterwards. Raises NotRerunnable when they cannot be had."""
+    changed = _changed(recorded, project)
+    if not changed:
+        yield project
+        return
+    display.say(f"note: {', '.join(changed[:_NAMED])} changed since the run began; it goes on with what it began with")
+    if not recorded.files.bundle.exists():
+        raise NotRerunnable(
+            f"the code of run {recorded.past.run_id} was not recorded, and the project has changed since",
+            "undo the changes, or launch a new run with conf=",
+        )
+    with checkout.disposable(recorded.files.bundle, folder / "worktrees", recorded.code.get("tree")) as restored:
+        # On another machine the command may be typed where there is no project; its code says where the data are.
+        there = dvc_files.root(project) is not None or any((project / item.path).exists() for item in recorded.inputs)
+        source = project if there else restored.project
+        restoring.restore(restored.project, recorded.inputs, source, top=restored.root)
+        restoring.lend_storage(restored.project, project, restored.root)
+        initial.lend(recorded.initial.digest, folder, restored.project)
+        begin.lend(recorded.held.begin, folder, restored.project)
+        with contextlib.chdir(restored.project):
+            yield restored.project
+
+
+def _changed(recorded: Recorded, project: Path) -> list[str]:
+    """The files of the code and the inputs that are not what the run began with; a run without a snapshot is trusted."""
+    inputs = {item.path: item.md5 for item in recorded.inputs}
+    now = {path: hashing.scan_input(project, path).md5 if (project / path).exists() else None for path in inputs}
+    found = [path for path in inputs if now[path] != inputs[path]]
+    if recorded.code.get("tree") is None:
+        return found
+    try:
+        work = worktree.examine(project)
+    except worktree.Unrecorded:
+        return [*found, "the repository"]
+    if work.tree == recorded.code["tree"]:
+        return found
+    return [*(changes.since(recorded.files.bundle, work) if recorded.files.bundle.exists() else ["the code"]), *found]
+
+
+def beginning_of(plan: Plan, files: RunFolder, say: Callable[[str], None]) -> RunStart:
+    """Where the run goes on, by what it has left; its trace is cut there. Raises CheckpointDamaged."""
+    for file, is_whole in ((files.trace, _is_line), (files.rests, _is_rest), (files.journal, _is_event)):
+        _check(file, is_whole)
+    storage = open_storage(storage_of(plan, files))
+    checkpoints, first = Catalog(storage, plan.checkpoints.keep), plan.run.first_step
+    handed = handed_over.take(storage, checkpoints, files, first, supersedes=not plan.lockstep)
+    if handed.sentence is not None:
+        say(f"note: {handed.sentence}")
+    found = checkpoints.latest()
+    if found.manifest is None and plan.run.begin is not None:
+        begin.put(plan.run.begin, storage_of(plan, files))
+        found = found._replace(manifest=checkpoints.latest().manifest)
+    journal = list(lines.read(files.journal)) if files.journal.exists() else []
+    saved = max((event["step"] for event in journal if event["event"] == "checkpoint_saved"), default=first)
+    if found.manifest is not None and found.manifest.step > saved and not _reaches(files, found.manifest, plan):
+        say(
+            f"note: what the store has of the run ends before the checkpoint of step {found.manifest.step}, which is made again"
+        )
+        found = checkpoints.latest(until=saved)
+    for reason in found.reasons:
+        say(f"warning: {reason}")
+    step = None if found.manifest is None else found.manifest.step
+    _check_seals(files, journal, step)
+    if saved > (step or first) and not found.reasons:
+        say(f"warning: the checkpoint of step {saved}, of which the journal tells, is gone from its place")
+    say("no checkpoint: from the beginning" if step is None else f"going on from the checkpoint of step {step}")
+    rested = 0 if plan.lockstep or found.manifest is None else _rests_until(found.manifest, files)
+    if not plan.lockstep and files.rests.exists():
+        lines.cut(files.rests, rested)
+    cut = lines.cut(files.trace, (step or 0) - first) if files.trace.exists() else []
+    written = list(lines.read(files.trace)) if files.trace.exists() else []
+    reached = first + len(written)
+    if reached < (step or 0):
+        raise CheckpointDamaged(
+            f"the trace ends at step {reached}, before the checkpoint of step {step}",
+            f"restore {files.trace} from the artifacts of the run, or launch it again",
+        )
+    evaluated = {event["step"]: event["metrics"] for event in journal if event["event"] == "evaluated"}
+    metrics = evaluated[max(told)] if (told := [step for step in evaluated if step < reached]) else {}
+    generations = [event["number"] for event in journal if event["event"] == "generation_started"]
+    # Spares and whoever was lost while it prepared belong to no generation, and an id is never given again (rule F9).
+    members = [event[role] for event in journal for role in ("worker", "server") if role in event]
+    return RunStart(
+        requirements(
+            plan, checkpoint=step, generation=max(generations, default=-1) + 1, member=max(members, default=-1) + 1
+        ),
+        reached,
+        trace.loss_of(written[-1]) if written else None,
+        {name: float(value) for name, value in metrics.items()},  # one that is no number is a text in the journal
+        cut if plan.lockstep else (),  # otherwise they are done again in another order
+        rested,
+        first,
+        untold=(*handed.lines, *handed.evaluations),
+        taken_over=taken_over(),
+    )
+
+
+def _reaches(files: RunFolder, manifest: Manifest, plan: Plan) -> bool:
+    """Whether trace and rests lead to this checkpoint. Where the run's folder came from the store, they may be older."""
+    steps = manifest.step - plan.run.first_step
+    if steps > (sum(1 for _ in lines.read(files.trace)) if files.trace.exists() else 0):
+        return False
+    if plan.lockstep:
+        return True
+    rests = sum(1 for _ in lines.read(files.rests)) if files.rests.exists() else 0
+    return rests >= int(snapshot.run_state_of(TrainingState(manifest.values, {}))["free"]["rests"])
+
+
+def _check(file: Path, is_whole: Callable[[Any], bool]) -> None:
+    """Raises CheckpointDamaged where a line that a driver has left is not what it wrote, before anything is changed."""
+    try:
+        found = enumerate(lines.read(file) if file.exists() else (), 1)
+        damaged = next((number for number, line in found if not _holds(is_whole, line)), None)
+    except ValueError as error:
+        raise _damaged(file, str(error)) from None
+    if damaged is not None:
+        raise _damaged(file, f"line {damaged} is not what was written")
+
+
+def _check_seals(files: RunFolder, journal: Sequence[Mapping[str, Any]], step: int | None) -> None:
+    """Raises CheckpointDamaged where trace or rests are not what they were when the checkpoint of this step was saved."""
+    told = [event for event in journal if event["event"] == "checkpoint_saved" and event["step"] == step]
+    for name, file in (("trace", files.trace), ("rests", files.rests)):
+        if told and name in told[-1] and file.exists() and sealing.is_broken(file, told[-1][name]):
+            why = f"it is not what it was when the checkpoint of step {step} was saved, as {files.journal} tells"
+            raise CheckpointDamaged(f"{file} is damaged: {why}", f"restore both from the artifacts of the run, {_ANEW}")
+
+
+def _holds(is_whole: Callable[[Any], bool], line: Any) -> bool:
+    try:
+        return is_whole(line)
+    except (AttributeError, KeyError, TypeError, ValueError):
+        return False
+
+
+def _is_line(line: Any) -> bool:
+    trace.loss_of(line)
+    return isinstance(line["step"], int)
+
+
+def _is_rest(rest: Any) -> bool:
+    return isinstance(rest["steps"], int) and isinstance(rest["clocks"], list)
+
+
+def _is_event(event: Any) -> bool:
+    """As far as it is asked here."""
+    match event["event"]:
+        case "checkpoint_saved":
+            return isinstance(event["step"], int) and all(
+                sealing.is_seal(event[name]) for name in ("trace", "rests") if name in event
+            )
+        case "evaluated":
+            return isinstance(event["step"], int) and isinstance(
+                sum(map(float, event["metrics"].values())), float | int
+            )
+        case "generation_started":
+            return isinstance(event["number"], int)
+    return all(isinstance(event.get(role, 0), int) for role in ("worker", "server"))
+
+
+def _damaged(file: Path, why: str) -> CheckpointDamaged:
+    return CheckpointDamaged(f"{file} is damaged: {why}", f"restore it from the artifacts of the run, {_ANEW}")
+
+
+def _rests_until(manifest: Manifest, files: RunFolder) -> int:
+    """How many rests of an asynchronous run stand before the checkpoint. Raises CheckpointDamaged where the file of rests does
+    not lead to it."""
+    reached = snapshot.run_state_of(TrainingState(manifest.values, {}))["free"]
+    rests = list(lines.read(files.rests)) if files.rests.exists() else []
+    remedy = f"restore {files.rests} from the artifacts of the run, or launch it again"
+    if len(rests) < reached["rests"]:
+        raise CheckpointDamaged(
+            f"the checkpoint of step {manifest.step} follows {reached['rests']} rests, and {files.rests.name} has {len(rests)}",
+            remedy,
+        )
+    if reached["rests"] and rests[reached["rests"] - 1]["clocks"] != reached["clocks"]:
+        raise CheckpointDamaged(
+            f"{files.rests.name} and the checkpoint of step {manifest.step} are of different runs: their clocks differ",
+            remedy,
+        )
+    return int(reached["rests"])

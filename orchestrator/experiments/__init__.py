@@ -1,0 +1,1 @@
+"""What is done with runs: rerun, sweep, tuning, simulation."""

@@ -1,0 +1,1 @@
+"""Repeat a run from its record, and say whether the repetition is equal."""

@@ -1,0 +1,208 @@
+"""`rerun=SWEEP_ID`: repeat a whole sweep in a clean checkout, and prove that every trial came out as before.
+
+The repetition is the public command line, `sweep=` with the recorded file, so the search itself runs again too: it asks for
+the same trials and keeps the same ones, or the verdict says where it did not. Each run of it is then compared with that of
+the original, step by step, as `rerun=RUN_ID` does.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from orchestrator.config.settings import kept
+from orchestrator.driver.folders import RunFolder, project_folder
+from orchestrator.driver.recording import trust
+from orchestrator.driver.recording.recorded import Recorded
+from orchestrator.driver.terminal.progress import for_stream
+from orchestrator.errors import ConfigurationError, NotRerunnable, OrchestratorError, ending
+from orchestrator.experiments.rerun.repeater import Repeater
+from orchestrator.experiments.rerun.run import exit_code, judged, why_not
+from orchestrator.experiments.search.outlook import Place
+from orchestrator.experiments.search.sweeps import load_sweep
+from orchestrator.experiments.sweep.record import (
+    ENSEMBLE,
+    Known,
+    SweepFolder,
+    by_whom,
+    examine_sweep,
+    folder_of,
+    require_secret,
+)
+from orchestrator.provenance.tracking import Past, Store
+
+_WORST = ("diverged", "inputs-differ", "exact")
+
+
+@dataclass(frozen=True)
+class SweepRerun:
+    """sweep_id: of the repetition; verdict: the worst of all trials; trials: of each run, its two ids and its verdict; parted:
+    what differs first, in a sentence."""
+
+    sweep_id: str | None
+    rerun_of: str
+    verdict: str | None
+    trials: list[dict[str, Any]] = field(default_factory=list)
+    parted: str | None = None
+    error: OrchestratorError | None = None
+    kind: str = "sweep"
+
+    @property
+    def exit_code(self) -> int:
+        return exit_code(self.error, self.verdict)
+
+    @property
+    def text(self) -> str:
+        if self.verdict is None:
+            return ""
+        if self.verdict == "exact":
+            runs = len(self.trials)
+            more = "what they were made into" if self.kind == "ensemble" else "the trials that were asked for and kept"
+            return f"exact: all {runs} runs agree to the last bit, and so do{'es' * (self.kind == 'ensemble')} {more}"
+        return f"{self.verdict}: {self.parted}"
+
+    def as_dict(self) -> dict[str, Any]:
+        report: dict[str, Any] = {
+            "sweep_id": self.sweep_id,
+            "rerun_of": self.rerun_of,
+            **ending(self.error),
+            "verdict": self.verdict,
+            "first_divergence": self.parted,
+            "trials": self.trials,
+        }
+        return report
+
+
+def rerun_sweep(
+    past: Past, overrides: Sequence[str], uri: str | None, *, check_environment: bool, trusted: bool = False
+) -> SweepRerun:
+    """The whole story. trusted: whether it may be somebody else's. Raises UsageError, ConfigurationError and NotRerunnable
+    before anything is started."""
+    project = Path.cwd()
+    folder = project_folder(project)
+    store = Store(uri, folder)
+    files = folder_of(store, folder, past)
+    known = Known.read(files.journal)
+    if past.status != "FINISHED":
+        raise NotRerunnable(
+            f"{past.kind} {past.run_id} ({past.status}) has not finished", f"go on with it first: resume={past.run_id}"
+        )
+    recorded = {place: _recorded(store, folder, run_id) for place, run_id in sorted(known.begun.items())}
+    if not recorded:
+        raise NotRerunnable(f"{past.kind} {past.run_id} has no trial that began", "launch it again")
+    # One that failed may have ended before its record was whole.
+    original = next(
+        (each for each in recorded.values() if each.past.status == "FINISHED"), next(iter(recorded.values()))
+    )
+    original.require()
+    trust.require_own(
+        by_whom(past, original), trusted, "a rerun", lambda: examine_sweep(past.kind, files, original, overrides)
+    )
+    overrides = [*kept.from_variables(files.settings, overrides), *overrides]
+    _refuse_changes(files, overrides)
+    require_secret(recorded.values(), overrides)
+    more = ["ensemble.register=null"] if past.kind == ENSEMBLE else []  # a repetition is no new version
+    repeater = Repeater(project, folder, store, original, [*overrides, *more], for_stream())
+    report = repeater.repeat_sweep(past.kind, files.settings, {"rerun_of": past.run_id})
+    sweep_id = report["sweep_id"]
+    if report["status"] != "finished":
+        return SweepRerun(
+            sweep_id, past.run_id, None, error=why_not(original, {**report, "run_id": sweep_id}), kind=past.kind
+        )
+    again = SweepFolder(folder, sweep_id)
+    done = replace(
+        _compared(store, folder, past.run_id, (known, recorded), again, check_environment=check_environment),
+        kind=past.kind,
+    )
+    again.verdict.write_text(json.dumps({**done.as_dict(), "text": done.text}, indent=1) + "\n")
+    word = str(done.verdict)
+    repeater.tag({sweep_id: {"verdict": word}, past.run_id: {"verdict": word, "verdict_by": sweep_id}})
+    repeater.keep({sweep_id: "sweep", past.run_id: f"reruns/{sweep_id}"}, again.verdict)
+    return done
+
+
+def _refuse_changes(files: SweepFolder, overrides: Sequence[str]) -> None:
+    """Raises ConfigurationError."""
+    again = kept.given_again(files.settings, overrides)
+    before, after = (load_sweep(str(files.settings), each).determining() for each in (again, overrides))
+    changed = sorted(key for key in before if before[key] != after[key])
+    if changed:
+        raise ConfigurationError(
+            [f"{key}: it determines the trials, and here it has to stay as it was" for key in changed],
+            "leave it out, or launch a new sweep with sweep=",
+        )
+
+
+def _recorded(store: Store, folder: Path, run_id: str) -> Recorded:
+    return Recorded.of(store, folder, store.find(run_id))
+
+
+def _compared(
+    store: Store,
+    folder: Path,
+    rerun_of: str,
+    original: tuple[Known, Mapping[Place, Recorded]],
+    again: SweepFolder,
+    *,
+    check_environment: bool,
+) -> SweepRerun:
+    known, recorded = original
+    repeated = Known.read(again.journal)
+    parted = parting(known, repeated)
+    trials: list[dict[str, Any]] = []
+    words = ["exact" if parted is None else "diverged"]
+    for place, before in recorded.items():
+        run_id = repeated.begun.get(place)
+        told: dict[str, Any] = {"number": place[0], "rung": place[1], "run_id": run_id, "rerun_of": before.past.run_id}
+        if run_id is None:
+            trials.append({**told, "verdict": None})
+            continue
+        after = Recorded(store.find(run_id), RunFolder(folder, run_id))
+        word, text = _judged(before, after, check_environment=check_environment)
+        if word != "exact" and parted is None:
+            parted = f"trial {place[0]}: {text}"
+        words.append(word)
+        trials.append({**told, "verdict": word, "digest": after.past.digest})
+    return SweepRerun(again.path.name, rerun_of, min(words, key=_WORST.index), trials, parted)
+
+
+def _judged(before: Recorded, after: Recorded, *, check_environment: bool) -> tuple[str, str]:
+    """The verdict on a run and its repetition: the word, and a sentence."""
+    if (
+        before.past.digest is None and not before.trace()
+    ):  # it failed before its first step: there are no bits to compare
+        steps = len(after.trace())
+        return ("exact", "neither made a step") if not steps else ("diverged", f"it made no step, and {steps} now")
+    done = judged(before, after, check_environment=check_environment)
+    assert done.verdict is not None
+    return done.verdict.word, done.verdict.text
+
+
+def parting(before: Known, after: Known) -> str | None:
+    """Where two sweeps first asked for, saw or kept something else; None where they never did."""
+    if before.asked != after.asked:
+        pairs = zip(before.asked, after.asked, strict=False)
+        batch = next(
+            (number for number, (a, b) in enumerate(pairs) if a != b), min(len(before.asked), len(after.asked))
+        )
+        return f"batch {batch} has other trials"
+    for place in sorted({*before.ended, *after.ended}):
+        a, b = before.ended.get(place), after.ended.get(place)
+        if a is None or b is None:
+            return f"trial {place[0]} {'was' if b is None else 'was not'} trained at rung {place[1]}"
+        if (a.value, a.digest) != (b.value, b.digest):
+            return (
+                f"trial {place[0]} came to {b.value} ({str(b.digest)[:12]}) instead of {a.value} ({str(a.digest)[:12]})"
+            )
+    if before.cuts != after.cuts:
+        return "other trials were kept"
+    return _parting_of_wholes(before.combined or {}, after.combined or {})
+
+
+def _parting_of_wholes(before: Mapping[str, Any], after: Mapping[str, Any]) -> str | None:
+    """Of ensembles."""
+    different = [key for key in sorted({*before, *after}) if before.get(key) != after.get(key)]
+    return f"the whole of the same members came to another {' and '.join(different)}" if different else None

@@ -1,0 +1,123 @@
+"""What of a sweep is due, from what has ended: a pure function of both, so that every slot count, every order of completion and
+every resume goes the same way.
+
+A batch is asked for when all results before it are known. Its trials are trained for the steps of the first rung, those that
+are kept for the steps of the next, up to the last one. A rung is a run of its own from the first step, with its own length: it
+has an identity, a digest and a rerun as any other run, and a learning-rate schedule that ends with the run ends there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+from orchestrator.errors import Inconsistent
+from orchestrator.experiments.search.asking import OTHERWISE, Result, Search, Trial, next_batch
+from orchestrator.experiments.search.halving import Rung, prune
+from orchestrator.experiments.search.space import Space
+
+Place = tuple[int, int]  # (trial, rung): one run
+
+
+@dataclass(frozen=True)
+class Ended:
+    """What a run of a trial came to. value: None where it failed; why: it did."""
+
+    run_id: str | None
+    value: float | None
+    digest: str | None = None
+    why: str | None = None
+
+
+@dataclass(frozen=True)
+class Course:
+    """What determines the trials of a sweep. cuts: the rungs before the last; steps: of the last one, 0 where its length is
+    given in epochs."""
+
+    space: Space
+    search: Search
+    seed: int
+    cuts: Sequence[Rung] = ()
+    steps: int = 0
+
+    @property
+    def last(self) -> int:
+        """The number of the last rung."""
+        return len(self.cuts)
+
+    def steps_of(self, rung: int) -> int:
+        return self.cuts[rung].steps if rung < self.last else self.steps
+
+
+@dataclass(frozen=True)
+class Cut:
+    """A decision: of the trials of a batch at a rung, which ones went on."""
+
+    batch: int
+    rung: int
+    kept: tuple[int, ...]
+
+
+State = Literal["waiting", "finished", "failed", "pruned"]
+
+
+@dataclass
+class Outlook:
+    """trials: all that were asked for; due: what is to be run now, in order, nothing when the sweep is complete; results: of
+    the batches that are complete; batches: the trials of each."""
+
+    trials: list[Trial] = field(default_factory=list)
+    due: list[Place] = field(default_factory=list)
+    results: list[Result] = field(default_factory=list)
+    cuts: list[Cut] = field(default_factory=list)
+    batches: list[list[Trial]] = field(default_factory=list)
+
+
+def look(course: Course, ended: Mapping[Place, Ended], asked: Sequence[Sequence[Trial]] = ()) -> Outlook:
+    """asked: the trials of batches that are known already, which need not be asked for again."""
+    found = Outlook()
+    while True:
+        number = len(found.batches)
+        batch = (
+            list(asked[number])
+            if number < len(asked)
+            else next_batch(course.space, course.search, course.seed, found.results)
+        )
+        if not batch:
+            return found
+        found.batches.append(batch)
+        found.trials += batch
+        _follow(course, batch, ended, found)
+        if found.due:
+            return found
+
+
+def verify(course: Course, outlook: Outlook) -> None:
+    """The batches of the outlook, asked for again, come out as they did. Raises Inconsistent."""
+    known = 0
+    for number, batch in enumerate(outlook.batches):
+        again = next_batch(course.space, course.search, course.seed, outlook.results[:known])
+        if again != batch:
+            raise Inconsistent(f"the trials of batch {number}, asked for again, come out otherwise", OTHERWISE)
+        known += len(batch)
+
+
+def _follow(course: Course, batch: Sequence[Trial], ended: Mapping[Place, Ended], found: Outlook) -> None:
+    """Put what is due of a batch into `found`, or its results when nothing is."""
+    alive, reached = list(batch), dict.fromkeys((trial.number for trial in batch), 0)
+    for rung in range(course.last + 1):
+        reached.update((trial.number, rung) for trial in alive)
+        found.due = [(trial.number, rung) for trial in alive if (trial.number, rung) not in ended]
+        if found.due:
+            return
+        if rung < course.last:
+            kept = prune(course.cuts[rung], {trial.number: ended[trial.number, rung].value for trial in alive})
+            found.cuts.append(Cut(len(found.batches) - 1, rung, tuple(kept)))
+            alive = [trial for trial in alive if trial.number in kept]
+    for trial in batch:
+        rung = reached[trial.number]
+        value = ended[trial.number, rung].value
+        found.results.append(
+            Result(trial, value, course.steps_of(rung), pruned=value is not None and rung < course.last)
+        )

@@ -1,0 +1,280 @@
+"""A run under imagined conditions, for every topology and mode asked for: what a step takes, sends and waits."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from itertools import product
+from typing import Any
+
+import numpy as np
+
+from orchestrator.comm.synchronization import Mode, build_mode
+from orchestrator.comm.topologies import TOPOLOGIES, Schedule, build_schedule
+from orchestrator.comm.topologies.routes import Routes
+from orchestrator.common.values import aligned
+from orchestrator.controller.membership import Requirements
+from orchestrator.controller.shard_assignment import assign_shards
+from orchestrator.errors import UsageError
+from orchestrator.experiments.simulation import cores, steps
+from orchestrator.experiments.simulation.balance import dealt, with_claims
+from orchestrator.experiments.simulation.conditions import Conditions, Network
+from orchestrator.experiments.simulation.exchange import Exchanged, exchange, play
+from orchestrator.experiments.simulation.losses import MOST_WORKERS, Outcome, Scenario, simulate
+
+_SUM_BYTES, _RESULT_BYTES = 8, 4  # of an element: exact sums are float64, results float32
+_UPDATE_BYTES = 8  # of an asynchronous update, int64
+_LOSSES = 40  # in the mean, of a scenario that is looked at
+_TRACED_STEPS = 3
+_TRACED_MEMBERS = 64
+_MOST_ROUTES = 128
+
+
+@dataclass(frozen=True)
+class Question:
+    """elements: of the model; sum_bytes: of an element of a sum, 8 where it is exact; topologies, modes: (name, options). In
+    lockstep: by_speed: shards are dealt by the workers' speeds; claims: workers of a host claim from each other."""
+
+    workers: int
+    shards: int
+    elements: int
+    steps: int
+    topologies: Sequence[tuple[str, Mapping[str, Any]]]
+    modes: Sequence[tuple[str, Mapping[str, Any]]]
+    conditions: Conditions
+    sum_bytes: int = _SUM_BYTES
+    checkpoint: int = 0
+    by_speed: bool = False
+    claims: bool = False
+
+
+@dataclass(frozen=True)
+class Row:
+    """Of one topology under one mode. Seconds and bytes are of a step.
+
+    waiting: share of the workers' time in which they wait for slower ones; goodput: share of the time not lost to losses of
+    workers; losses: of workers, in the scenario that was looked at; played: whether all moves of the schedule were; driven:
+    whether the controller itself decided; wire_bytes: out of the host that sends most to others.
+    """
+
+    topology: str
+    mode: str
+    step_s: float
+    median_s: float
+    worst_s: float
+    compute_s: float
+    exchange_s: float
+    waiting: float
+    link_bytes: float
+    sent_bytes: float
+    goodput: float
+    losses: int
+    played: bool
+    driven: bool
+    wire_bytes: float = 0.0
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def answer(question: Question) -> list[Row]:
+    hosted = np.array([len(each) for each in assign_shards(question.shards, question.workers)])
+    free = steps.paces(question.conditions, question.workers, question.steps).of(hosted)
+    times = _balanced(question, question.steps)
+    rows = []
+    for name, options in question.topologies:
+        schedule = _schedule(question, name, options)
+        up, down = question.elements * question.sum_bytes, question.elements * _RESULT_BYTES
+        exchanged = exchange(schedule, up, down, question.conditions.network)
+        for mode_name, mode_options in question.modes:
+            mode = build_mode(mode_name, mode_options)
+            lockstep = mode.execution == "lockstep"
+            stepped = _stepped(question, times if lockstep else free, hosted, exchanged, mode, schedule)
+            outcome, driven = _outcome(question, stepped.seconds)
+            row = _row(question, name, mode_name, mode, stepped, exchanged, outcome, driven)
+            rows.append(replace(row, wire_bytes=_wire_bytes(question, mode, exchanged, schedule)))
+    return rows
+
+
+def _balanced(question: Question, number: int) -> steps.Times:
+    """[steps, workers] seconds that each worker computes in each of so many steps in lockstep."""
+    workers = question.workers
+    paces = steps.paces(question.conditions, workers, number)
+    hosts = question.conditions.network.nodes(workers, 0)
+    always = [float(each) for each in paces.always]
+    hosted = np.array(dealt(question.shards, always, hosts, by_speed=question.by_speed, claims=question.claims))
+    return with_claims(hosted, paces.each, paces.late, hosts) if question.claims else paces.of(hosted)
+
+
+def _schedule(question: Question, name: str, options: Mapping[str, Any]) -> Schedule:
+    nodes = question.conditions.network.nodes(question.workers, TOPOLOGIES.resolve(name, options).get("servers", 0))
+    return build_schedule(name, question.workers, nodes=nodes, **options)
+
+
+def _stepped(
+    question: Question, times: steps.Times, hosted: Any, exchanged: Exchanged, mode: Mode, schedule: Schedule
+) -> steps.Stepped:
+    if mode.execution == "lockstep":
+        return steps.lockstep(question.conditions, times, exchanged, _on_cores(question, times, hosted, schedule))
+    received = received_s(question.conditions.network, question.elements, question.workers)
+    network = question.conditions.network
+    wire = (question.workers - 1) * question.elements * _UPDATE_BYTES / network.bandwidth
+    between = crossings(schedule, network) * question.elements * _UPDATE_BYTES / network.wire_bandwidth
+    each = np.maximum(times + hosted * received, hosted * max(wire, between))
+    return steps.sprints(question.conditions, each, hosted, exchanged, mode)
+
+
+def _on_cores(question: Question, times: steps.Times, hosted: Any, schedule: Schedule) -> Any:
+    """Seconds of each step where few members share cores, task by task; None elsewhere."""
+    if not question.conditions.cores or schedule.members > cores.MOST_MEMBERS:
+        return None
+    sizes = question.elements * question.sum_bytes, question.elements * _RESULT_BYTES
+    shards = int(max(hosted))
+    if (times == times[0]).all():  # without chance all steps are alike
+        one = cores.play_step(schedule, times[0].tolist(), sizes, question.conditions, shards=shards)
+        return np.full(len(times), one.seconds)
+    return np.array(cores.play_steps(schedule, times.tolist(), sizes, question.conditions, shards=shards))
+
+
+def received_s(network: Network, elements: int, workers: int) -> float:
+    """Processor time in which a worker takes an update from each of the others."""
+    return (workers - 1) * (network.message_s + elements * _UPDATE_BYTES * network.byte_s)
+
+
+def crossings(schedule: Schedule, network: Network) -> int:
+    """How often an update of a worker comes to the host that most come to, of one update of each. Raises UsageError."""
+    if network.hosts == 1:
+        return 0
+    if schedule.workers > _MOST_ROUTES:
+        raise UsageError(
+            f"hosts={network.hosts}: the ways of updates are looked at for {_MOST_ROUTES} workers at most",
+            "give sync=bsp, or simulate fewer workers",
+        )
+    nodes = network.nodes(schedule.workers, schedule.servers)
+    routes, found = Routes(schedule, nodes), Counter[int]()
+    for origin, member in product(range(schedule.workers), range(schedule.members)):
+        for part in range(routes.slices):
+            found.update(nodes[peer] for peer in routes.onward(member, origin, part) if nodes[peer] != nodes[member])
+    return -(-max(found.values(), default=0) // routes.slices)
+
+
+def _outcome(question: Question, step_s: float) -> tuple[Outcome | None, bool]:
+    """Driven through the controller; with very many workers as it would be: each loss costs its detection and half a step."""
+    conditions, workers = question.conditions, question.workers
+    if not conditions.failure_s:
+        return None, True
+    if workers <= MOST_WORKERS:
+        requirements = Requirements(
+            shards=question.shards, start=workers, least=1, most=workers, start_timeout_s=1e9, step_timeout_s=1e9
+        )
+        alone = step_s * workers  # of one worker with all shards
+        length = max(question.steps, math.ceil(_LOSSES * conditions.failure_s / workers / step_s))
+        scenario = Scenario(
+            requirements, conditions, length, lambda living: max(step_s, alone / living), question.checkpoint
+        )
+        return simulate(scenario), True
+    each = conditions.detect_s + conditions.regroup_s + step_s / 2
+    whole = _LOSSES * conditions.failure_s / workers
+    losses = whole * workers / conditions.failure_s
+    return Outcome(whole + losses * each, question.steps, 0, round(losses), round(losses), losses * each), False
+
+
+def _row(
+    question: Question,
+    topology: str,
+    name: str,
+    mode: Mode,
+    stepped: steps.Stepped,
+    exchanged: Exchanged,
+    outcome: Outcome | None,
+    driven: bool,
+) -> Row:
+    link, sent = exchanged.link, exchanged.sent
+    if mode.execution != "lockstep":  # a worker's updates come over every link of its way, and a rest once in a while
+        update = question.elements * _UPDATE_BYTES * question.shards / question.workers
+        link, sent = link / mode.rest_every + update, sent / mode.rest_every + update
+    return Row(
+        topology=topology,
+        mode=name,
+        step_s=stepped.seconds,
+        median_s=stepped.median_s,
+        worst_s=stepped.worst_s,
+        compute_s=stepped.compute_s,
+        exchange_s=stepped.exchange_s,
+        waiting=stepped.waiting,
+        link_bytes=link,
+        sent_bytes=sent,
+        goodput=1.0 if outcome is None else outcome.goodput,
+        losses=0 if outcome is None else outcome.losses,
+        played=exchanged.played,
+        driven=driven,
+    )
+
+
+def _wire_bytes(question: Question, mode: Mode, exchanged: Exchanged, schedule: Schedule) -> float:
+    if mode.execution == "lockstep":
+        return exchanged.wire
+    update = question.elements * _UPDATE_BYTES * question.shards / question.workers
+    return exchanged.wire / mode.rest_every + update * crossings(schedule, question.conditions.network)
+
+
+def table(rows: Sequence[Row]) -> str:
+    """Aligned text; times in ms, bytes in MB. What wires between hosts carry is told where there are any."""
+    wires = any(row.wire_bytes for row in rows)
+    head = (
+        "topology",
+        "sync",
+        "step ms",
+        "worst",
+        "compute",
+        "exchange",
+        "waiting",
+        "MB per link",
+        "MB sent",
+        *(["MB per wire"] if wires else []),
+        "goodput",
+    )
+    cells: list[tuple[str, ...]] = [head]
+    for row in rows:
+        times = (row.step_s, row.worst_s, row.compute_s, row.exchange_s)
+        cells.append(
+            (
+                row.topology,
+                row.mode,
+                *(f"{1e3 * each:.4g}" for each in times),
+                f"{row.waiting:.1%}",
+                *(f"{each / 1e6:.4g}" for each in (row.link_bytes, row.sent_bytes, *[row.wire_bytes] * wires)),
+                f"{row.goodput:.2%}" + ("" if row.driven else " *"),
+            )
+        )
+    return aligned(cells, left=2)
+
+
+def chrome_trace(question: Question, topology: tuple[str, Mapping[str, Any]]) -> list[dict[str, Any]] | None:
+    """The first steps in lockstep as events of the Chrome trace format, in microseconds; None with too many members."""
+    schedule = _schedule(question, *topology)
+    if schedule.members > _TRACED_MEMBERS:
+        return None
+    times = _balanced(question, _TRACED_STEPS)
+    up, down = question.elements * question.sum_bytes, question.elements * _RESULT_BYTES
+    exchanged, flights = play(schedule, up, down, question.conditions.network)
+    events: list[dict[str, Any]] = []
+    now = 0.0
+
+    def slice_of(what: str, member: int, start: float, seconds: float) -> dict[str, Any]:
+        name = f"worker {member}" if member < question.workers else f"server {member - question.workers}"
+        return {"name": what, "ph": "X", "pid": name, "tid": what, "ts": 1e6 * start, "dur": 1e6 * seconds}
+
+    for computing in times:
+        events += [slice_of("compute", rank, now, float(seconds)) for rank, seconds in enumerate(computing)]
+        now += float(computing.max())
+        for flight in flights:
+            chunk = f"send {flight.move.kind} {flight.move.chunk} to {flight.move.target}"
+            events.append(slice_of(chunk, flight.move.source, now + flight.left, flight.came - flight.left))
+        now += exchanged.seconds
+        update = steps.rest_of_a_step(question.conditions, question.workers)
+        events += [slice_of("update", rank, now, update) for rank in range(question.workers)]
+        now += update
+    return events

@@ -1,0 +1,225 @@
+"""The progress of a sweep on stderr: a table that stays in its place on a terminal, a line for each trial that has ended
+elsewhere. Trials report from threads of their own."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TextIO, cast
+
+from orchestrator.driver.terminal.console import Lasting
+from orchestrator.experiments.search.outlook import Place
+
+_DRAWN_EVERY_S = 0.2
+_WARNINGS = ("warning:", "ALARM")
+
+
+@dataclass
+class Row:
+    """A run of a trial. state: "running", "failed", or the value's text."""
+
+    number: int
+    rung: int
+    point: Mapping[str, Any]
+    done: int = 0
+    steps: int = 0
+    loss: float | None = None
+    value: float | None = None
+    state: str = "running"
+
+
+@dataclass
+class Seen:
+    """What there is to show. trials: how many there will be; ended: how many have; noun: what one of them is called."""
+
+    metric: str
+    trials: int
+    parallel: int
+    direction: str = "minimize"
+    noun: str = "trial"
+    running: dict[Place, Row] = field(default_factory=dict)
+    ended: int = 0
+    failed: int = 0
+    best: Row | None = None
+
+    def better(self, row: Row) -> bool:
+        if row.value is None:
+            return False
+        if self.best is None or self.best.value is None:
+            return True
+        order = (row.value, row.number), (self.best.value, self.best.number)
+        if self.direction == "maximize":
+            order = (-row.value, row.number), (-self.best.value, self.best.number)
+        return order[0] < order[1]
+
+
+def show_point(point: Mapping[str, Any]) -> str:
+    """By the last part of its keys where these differ: "lr=0.0012, hidden=64"."""
+    short = [key.rpartition(".")[2] for key in point]
+    names = short if len(set(short)) == len(short) else list(point)
+    return ", ".join(f"{name}={_short(value)}" for name, value in zip(names, point.values(), strict=True))
+
+
+def table(seen: Seen, width: int) -> list[str]:
+    """The lines of the table, none longer than the width."""
+    rows: list[tuple[str, ...]] = [(seen.noun, "step", "loss", "settings")]
+    for place in sorted(seen.running):
+        row = seen.running[place]
+        loss = "" if row.loss is None else f"{row.loss:.4g}"
+        rows.append(
+            (str(row.number), f"{row.done}/{row.steps}" if row.steps else "starting", loss, show_point(row.point))
+        )
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    lines = ["  ".join(cell.ljust(wide) for cell, wide in zip(row, widths, strict=True)).rstrip() for row in rows]
+    return [line[:width] for line in [*(lines if seen.running else []), summary(seen)]]
+
+
+def summary(seen: Seen) -> str:
+    failed = f", {seen.failed} failed" if seen.failed else ""
+    best = ""
+    if seen.best is not None and seen.best.value is not None:
+        best = f"; best: {seen.noun} {seen.best.number}, {seen.metric} {seen.best.value:.4g}, {show_point(seen.best.point)}"
+    return f"{seen.ended} of {seen.trials} {seen.noun}s{failed}{best}"
+
+
+class Board:
+    """Shows what trials report. stream: stderr if none is given."""
+
+    def __init__(self, seen: Seen, stream: TextIO | None = None) -> None:
+        self._stream = cast(TextIO, Lasting(stream or sys.stderr))
+        self._live = self._stream.isatty()
+        self._seen = seen
+        self._lock = threading.Lock()
+        self._drawn = 0  # lines that stand below
+        self._drawn_at = 0.0
+        self._said: set[str] = set()
+
+    def say(self, text: str) -> None:
+        with self._lock:
+            self._print(text)
+
+    def said_by(self, place: Place, text: str) -> None:
+        """Of what a trial says only warnings are for people: what it came to stands in the table."""
+        with self._lock:
+            if text.startswith(_WARNINGS) and text not in self._said:
+                self._said.add(text)
+                self._print(f"{self._seen.noun} {place[0]}: {text}")
+
+    def begins(self, place: Place, point: Mapping[str, Any], steps: int) -> None:
+        with self._lock:
+            self._seen.running[place] = Row(*place, point, steps=steps)
+            self._draw(now=True)
+
+    def step(self, place: Place, done: int, loss: float | None) -> None:
+        with self._lock:
+            row = self._seen.running.get(place)
+            if row is not None:
+                row.done, row.loss = done, loss
+                self._draw()
+
+    def ends(self, place: Place, value: float | None, why: str | None, *, last: bool) -> None:
+        """last: whether it was the run of the trial's last rung, with which it can be the best."""
+        with self._lock:
+            row = self._seen.running.pop(place)
+            row.value = value
+            self._seen.failed += value is None
+            news = ""
+            self._seen.ended += last or value is None
+            if last and self._seen.better(row):
+                self._seen.best, news = row, ", the best so far"
+            came = (
+                f"failed: {(why or '').splitlines()[0]}" if value is None else f"{self._seen.metric} {value:.4g}{news}"
+            )
+            steps = f", {row.done} steps" if row.done else ""
+            self._print(f"{self._seen.noun} {row.number}{steps}: {came} ({show_point(row.point)})")
+
+    def leaves(self, place: Place) -> None:
+        """The run of a trial was ended from outside."""
+        with self._lock:
+            self._seen.running.pop(place, None)
+
+    def knows(self, place: Place, value: float | None, point: Mapping[str, Any], *, last: bool) -> None:
+        """Of a run that had ended before this process began."""
+        row = Row(*place, point, value=value)
+        self._seen.failed += value is None
+        if last and self._seen.better(row):
+            self._seen.best = row
+
+    def counts(self, ended: int) -> None:
+        """How many trials have come to their end."""
+        with self._lock:
+            self._seen.ended = ended
+            self._draw(now=True)
+
+    def close(self) -> None:
+        with self._lock:
+            self._erase()
+            self._live = False
+
+    def _print(self, text: str) -> None:
+        self._erase()
+        print(text, file=self._stream, flush=True)
+        self._draw(now=True)
+
+    def _draw(self, *, now: bool = False) -> None:
+        if not self._live or (not now and time.monotonic() - self._drawn_at < _DRAWN_EVERY_S):
+            return
+        self._erase()
+        lines = table(self._seen, max(20, shutil.get_terminal_size().columns - 1))
+        self._stream.write("".join(f"{line}\n" for line in lines))
+        self._stream.flush()
+        self._drawn, self._drawn_at = len(lines), time.monotonic()
+
+    def _erase(self) -> None:
+        """Up to where the table begins, and clear from there (ECMA-48, CUU and ED)."""
+        if self._drawn:
+            self._stream.write(f"\x1b[{self._drawn}A\x1b[J")
+            self._drawn = 0
+
+
+@dataclass
+class TrialDisplay:
+    """What one run of a trial shows; a `ProgressDisplay`."""
+
+    board: Board
+    place: Place
+
+    def start(self, steps: int) -> None:
+        pass
+
+    def step(self, done: int, loss: float | None, epsilon: float | None = None) -> None:  # noqa: ARG002
+        self.board.step(self.place, done, loss)
+
+    def say(self, text: str) -> None:
+        self.board.said_by(self.place, text)
+
+    def close(self) -> None:
+        pass
+
+
+def ranked(trials: Sequence[Mapping[str, Any]], direction: str, most: int = 10) -> list[str]:
+    """The best trials of a report as lines of a table."""
+    whole = [each for each in trials if each["value"] is not None and each["status"] == "finished"]
+    sign = 1 if direction == "minimize" else -1
+    whole.sort(key=lambda each: (sign * each["value"], each["number"]))
+    rows = [("trial", "value", "run", "digest", "settings")]
+    rows += [
+        (
+            str(each["number"]),
+            f"{each['value']:.6g}",
+            str(each["run_id"])[:8],
+            str(each["digest"])[:12],
+            show_point(each["settings"]),
+        )
+        for each in whole[:most]
+    ]
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    return ["  ".join(cell.ljust(wide) for cell, wide in zip(row, widths, strict=True)).rstrip() for row in rows]
+
+
+def _short(value: Any) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else str(value)

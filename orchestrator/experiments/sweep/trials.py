@@ -1,0 +1,236 @@
+"""The trials of a sweep, side by side on one Ray: each an ordinary run, launched or gone on with in a thread of its own.
+
+Threads, because what a single run has stays whole: one process takes the signals and all runs see them, each run holds its own
+lease, and when the process is killed its Ray and all members end with it, as those of a single run do.
+
+A trial that fails counts as failed, and the search goes on: its code raised, its loss is no number, its settings are refused,
+or its workers died or hung. What is no fault of a trial (Ray, a disk, an interrupt, code that changed meanwhile) ends the
+sweep, which can be resumed.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections.abc import Mapping
+from concurrent.futures import Future, ThreadPoolExecutor, as_completed
+from contextlib import nullcontext
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from orchestrator.cluster.sessions import RaySession
+from orchestrator.config.settings import Settings
+from orchestrator.driver.before_start.preflight import Provenance
+from orchestrator.driver.folders import RunFolder
+from orchestrator.driver.launch.launch import launch
+from orchestrator.driver.launch.resume import resume
+from orchestrator.driver.report.outcome import Outcome
+from orchestrator.driver.run.job import Beside
+from orchestrator.driver.terminal.signals import PendingSignal
+from orchestrator.errors import (
+    ConfigurationError,
+    Inconsistent,
+    Interrupted,
+    NonFinite,
+    OrchestratorError,
+    PipelineRaised,
+    RunFailed,
+    Stalled,
+    WorkerLost,
+)
+from orchestrator.experiments.search.described import Sweep
+from orchestrator.experiments.search.outlook import Ended, Outlook, Place, look
+from orchestrator.experiments.sweep.board import Board, TrialDisplay
+from orchestrator.experiments.sweep.record import SweepRecord
+from orchestrator.provenance.tracking import PARENT
+
+_OF_THE_TRIAL = (PipelineRaised, NonFinite, Inconsistent, WorkerLost, Stalled, ConfigurationError)
+
+
+class WrongMetricError(RunFailed):
+    """The objective names a metric that runs do not have, so no trial can have a value."""
+
+
+@dataclass
+class Trials:
+    """Runs what is due until nothing is; `ray`: serves all; `overrides`: of the execution, where a sweep goes on."""
+
+    sweep: Sweep
+    record: SweepRecord
+    ray: RaySession
+    board: Board
+    pending_signal: PendingSignal
+    folder: Path
+    overrides: list[str] = field(default_factory=list)
+    tree: str | None = None  # of the code that all trials have
+    trusted: bool = False  # as `launch` takes it
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def complete(self) -> Outlook:
+        """Raises Interrupted, and what ends a sweep."""
+        points = {trial.number: trial.point for batch in self.record.known.asked for trial in batch}
+        for place, ended in sorted(self.record.known.ended.items()):
+            self.board.knows(place, ended.value, points[place[0]], last=place[1] == self.sweep.course.last)
+        with ThreadPoolExecutor(self.sweep.parallel, thread_name_prefix="trial") as pool:
+            while True:
+                outlook = self.outlook()
+                self._note(outlook)
+                if not outlook.due:
+                    return outlook
+                points |= {trial.number: trial.point for trial in outlook.trials}
+                runs = [pool.submit(self._run, place, points[place[0]]) for place in outlook.due]
+                self._await(runs)
+
+    def outlook(self) -> Outlook:
+        known = self.record.known
+        return look(self.sweep.course, known.ended, known.asked)
+
+    def _note(self, outlook: Outlook) -> None:
+        """Write down what was decided, before anything follows from it."""
+        known = self.record.known
+        for number in range(len(known.asked), len(outlook.batches)):
+            self.record.asked(number, outlook.batches[number])
+        for cut in outlook.cuts[len(known.cuts) :]:
+            self.record.cut(cut)
+            dropped = len(outlook.batches[cut.batch]) - len(cut.kept)
+            steps = self.sweep.course.steps_of(cut.rung)
+            self.board.say(f"batch {cut.batch} after {steps} steps: {len(cut.kept)} go on, {dropped} do not")
+        self.board.counts(len(outlook.results))
+
+    def _await(self, runs: list[Future[None]]) -> None:
+        """Until all have ended. After an error nothing else is begun. Raises the first."""
+        first: BaseException | None = None
+        for run in as_completed(runs):
+            error = None if run.cancelled() else run.exception()
+            if error is not None and (first is None or isinstance(first, Interrupted)):
+                first = error
+                for other in runs:
+                    other.cancel()
+        if first is not None:
+            raise first
+
+    def _run(self, place: Place, point: Mapping[str, Any]) -> None:
+        if self.pending_signal.signal is not None:
+            raise Interrupted(f"interrupted by {self.pending_signal.signal}")
+        self.board.begins(place, point, self.sweep.course.steps_of(place[1]))
+        try:
+            ended = self._come_to_an_end(place, point)
+        except BaseException:
+            self.board.leaves(place)
+            raise
+        if ended.value is None and self.sweep.ensemble is not None:  # it needs every member: none counts as failed
+            self.board.leaves(place)
+            raise RunFailed(
+                f"member {place[0]}, run {ended.run_id}, failed: {ended.why}",
+                f"go on with it where that has another cause than its code: resume={self.record.sweep_id}",
+            )
+        self.record.ended(place, ended)
+        self.board.ends(place, ended.value, ended.why, last=place[1] == self.sweep.course.last)
+
+    def _come_to_an_end(self, place: Place, point: Mapping[str, Any]) -> Ended:
+        earlier = self.record.known.begun.get(place)
+        try:
+            done = None if earlier is None else self._finished(earlier)
+            if done is not None:
+                return done
+            if earlier is not None and self._can_go_on(earlier):
+                run_id, outcome = resume(
+                    earlier,
+                    self.overrides,
+                    self.sweep.settings.tracking.uri,
+                    self._sharing,
+                    self._beside(place),
+                    trusted=True,  # as the sweep is
+                )
+            else:
+                settings = self._settings(place, point)
+                origins = dict.fromkeys(
+                    point, f"{self.sweep.noun} {place[0]} of {self.sweep.kind} {self.record.sweep_id}"
+                )
+                beside = self._beside(place)
+                run_id, outcome = launch(settings, origins, self._sharing, beside=beside, trusted=self.trusted)
+        except _OF_THE_TRIAL as error:
+            return Ended(self.record.known.begun.get(place), None, None, f"{error.kind}: {error.message}")
+        return self._judged(run_id, outcome)
+
+    def _judged(self, run_id: str, outcome: Outcome) -> Ended:
+        """Raises what ends a sweep."""
+        if outcome.error is not None:
+            if not isinstance(outcome.error, _OF_THE_TRIAL):
+                raise outcome.error
+            return Ended(run_id, None, None, f"{outcome.error.kind}: {outcome.error.message}")
+        return self._valued(run_id, {**outcome.metrics, "train/loss": outcome.loss}, outcome.digest)
+
+    def _valued(self, run_id: str, metrics: Mapping[str, float | None], digest: str | None) -> Ended:
+        """Raises WrongMetricError."""
+        metric = self.sweep.metric
+        value = metrics.get(metric)
+        if value is None:
+            if self.sweep.ensemble is not None:
+                raise WrongMetricError(
+                    "an ensemble is judged by validation samples, and datasets() of the pipeline returns none",
+                    "return (train, validation) there",
+                )
+            there = ", ".join(sorted(name for name, found in metrics.items() if found is not None))
+            raise WrongMetricError(
+                f"objective.metric: runs have no {metric} at their end; there are {there}",
+                "launch the sweep again with one of these",
+            )
+        if not math.isfinite(value):
+            return Ended(run_id, None, digest, f"{metric} is {value}")
+        return Ended(run_id, value, digest)
+
+    def _finished(self, run_id: str) -> Ended | None:
+        """What a run came to that ended just before the driver did, and whose end is not in the journal."""
+        past = self.record.store.find(run_id)
+        return self._valued(run_id, past.metrics, past.digest) if past.status == "FINISHED" else None
+
+    def _can_go_on(self, run_id: str) -> bool:
+        """Whether its record was written before the driver died; otherwise the trial is begun anew."""
+        files = RunFolder(self.folder, run_id)
+        return all(file.exists() for file in (files.settings, files.data, files.trace))
+
+    def _settings(self, place: Place, point: Mapping[str, Any]) -> Settings:
+        """Raises ConfigurationError."""
+        number, rung = place
+        settings = self.sweep.settings_of(dict(point), rung)
+        suffix = f"-{rung}" if self.sweep.course.last else ""
+        name = f"{settings.run.name or self.sweep.kind}-{number:03d}{suffix}"
+        return replace(settings, run=replace(settings.run, name=name))
+
+    def _beside(self, place: Place) -> Beside:
+        sweep = self.sweep
+        tags = {PARENT: self.record.sweep_id, sweep.kind: self.record.sweep_id, sweep.noun: str(place[0])}
+        if self.sweep.course.last:
+            tags["rung"] = str(place[1])
+        return Beside(
+            self.folder,
+            TrialDisplay(self.board, place),
+            self.pending_signal,
+            tags,
+            self._check_code,
+            lambda run_id: self.record.begun(place, run_id),
+        )
+
+    def _check_code(self, provenance: Provenance) -> None:
+        """All trials of a sweep have the same code. Raises RunFailed."""
+        tree = None if provenance.work is None else provenance.work.tree
+        with self._lock:
+            self.tree = self.tree or tree
+            if tree != self.tree:
+                raise RunFailed(
+                    f"the code of the project has changed since the {self.sweep.kind} began",
+                    f"it goes on with the code it began with: python -m orchestrator resume={self.record.sweep_id}",
+                )
+
+    def _sharing(self, _plan: Any) -> nullcontext[RaySession]:
+        return nullcontext(self.ray)
+
+
+def failed_all(outlook: Outlook, ended: Mapping[Place, Ended]) -> OrchestratorError | None:
+    """The error of a sweep none of whose trials came to anything."""
+    if any(result.value is not None for result in outlook.results):
+        return None
+    why = next((each.why for each in ended.values() if each.why), "there is none")
+    return RunFailed(f"every trial failed; the first of them: {why}", "mend that, and launch the sweep again")

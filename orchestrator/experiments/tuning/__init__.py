@@ -1,0 +1,1 @@
+"""Choose settings of the layout by measurement."""

@@ -1,0 +1,82 @@
+"""`cluster.stages: auto`: as few stages as leave each worker room in the memory of this machine. No bit depends on it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+from orchestrator.comm.transports.available_memory import available_bytes
+from orchestrator.config.plan import Plan
+from orchestrator.config.resolve import resolve
+from orchestrator.config.settings import Settings
+from orchestrator.config.settings.sections import BY_MEMORY, ClusterSettings
+from orchestrator.driver.before_start import preflight
+from orchestrator.errors import ConfigurationError, PipelineRaised
+from orchestrator.experiments.simulation.stages import Need, StageChoice, choose_stages
+from orchestrator.worker.pipeline_parallel.needs import needs
+
+
+def staged(settings: Settings) -> tuple[Settings, StageChoice | None]:
+    """The settings with a number of stages where that is `auto`, and why; as they are where it is not. Raises
+    ConfigurationError."""
+    if BY_MEMORY not in settings.tuning.auto:
+        return settings, None
+    cluster = settings.cluster
+    if cluster.address is not None:
+        raise ConfigurationError(
+            [
+                "cluster.stages: auto goes by the memory of this machine, and with cluster.address workers may be on others"
+            ],
+            "give the number; a launch says what each stage needs",
+        )
+    preflight.check(_with(settings, 1, ()), Path.cwd())
+    workers = cluster.workers.most + cluster.spares
+    chosen = choose_stages(_needs(settings), available_bytes(), workers, _own_bytes())
+    others = tuple(key for key in settings.tuning.auto if key != BY_MEMORY)
+    return _with(settings, chosen.stages, others), chosen
+
+
+def as_dict(choice: StageChoice) -> dict[str, Any]:
+    """For tuning.json."""
+    return {
+        "keys": [BY_MEMORY],
+        "chosen": {BY_MEMORY: choice.stages},
+        "reason": choice.reason,
+        "room_bytes": choice.room_bytes,
+        "needs": [asdict(each) for each in choice.needs],
+    }
+
+
+def _needs(settings: Settings) -> Iterator[Need]:
+    """As far as there are workers for, and as the model can be cut."""
+
+    def plan(stages: int) -> Plan:
+        return resolve(_with(settings, stages, ()))
+
+    most = settings.cluster.workers.start
+    with closing(needs(plan, most)) as found:
+        try:
+            for stages, size in found:
+                yield Need(stages, size)
+        except PipelineRaised as error:
+            if error.details:  # a traceback: raised by the pipeline, which its workers tell better
+                raise
+            raise ConfigurationError([f"cluster.stages: auto: {error.message}"], error.remedy) from None
+
+
+def _with(settings: Settings, stages: int, auto: tuple[str, ...]) -> Settings:
+    """What counts for stages only is left out where there is one."""
+    run, cluster = settings.run, replace(settings.cluster, stages=stages)
+    if stages == 1:
+        run, cluster = replace(run, recompute=False), replace(cluster, pipeline=ClusterSettings().pipeline)
+    return replace(settings, run=run, cluster=cluster, tuning=replace(settings.tuning, auto=auto))
+
+
+def _own_bytes() -> int:
+    """What this process has, which has imported what a worker imports."""
+    pages = int(Path("/proc/self/statm").read_text(encoding="utf-8").split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE")

@@ -1,0 +1,364 @@
+"""The table of optimizers: those of torch.optim on offer and two for large batches, checked against the settings before a run
+starts.
+
+An entry is called with the model's parameters and the options, which are those of its signature. A user's own meets the laws
+(`broken`) at launch.
+
+Left out by name: LBFGS calls the model again within a step, SparseAdam wants sparse gradients, and both would need an
+exchange of their own. A pipeline may return any other optimizer, of torch or not, as long as it takes a step without a closure
+and keeps what it remembers where `Optimizer.state_dict` finds it.
+"""
+
+from __future__ import annotations
+
+import functools
+import io
+import json
+import pickle
+import types
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from contextlib import contextmanager
+from typing import Any
+
+import numpy
+import torch
+from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
+
+from orchestrator.common.import_string import raised
+from orchestrator.common.registry import Table, is_reference
+from orchestrator.errors import PipelineRaised
+from orchestrator.optim.eager import leave_the_compiler_out
+from orchestrator.optim.lamb import Lamb
+from orchestrator.optim.lars import Lars
+from orchestrator.pipeline import naming
+
+_ON_OFFER = (
+    "Adadelta", "Adafactor", "Adagrad", "Adam", "AdamW", "Adamax", "ASGD", "NAdam", "RAdam", "RMSprop", "Rprop", "SGD",
+)  # fmt: skip
+OPTIMIZERS: Table[Callable[..., torch.optim.Optimizer]] = Table(
+    "optimizer",
+    {name.lower(): getattr(torch.optim, name) for name in _ON_OFFER} | {"lars": Lars, "lamb": Lamb},
+    hidden=("differentiable", "capturable"),
+)
+CLASSES = tuple(getattr(torch.optim, name) for name in _ON_OFFER)
+leave_the_compiler_out(CLASSES)  # at once: torch wraps the step of a class when its first optimizer is built
+# Attributes that torch's own classes have only with some options, or with a schedule of torch.
+_AT_TIMES = {"step", "_opt_called", "_step_supports_amp_scaling", "_need_device_dtype_check_for_fused"}
+_TRIED = 64  # a tensor of so many rows and columns, large enough that what counts rows does not
+_CLOSURE = "it calls the model again within its step, but workers add up one gradient for a step"
+_UNFIT: dict[type[torch.optim.Optimizer], tuple[str, str]] = {
+    torch.optim.LBFGS: (_CLOSURE, "nothing does the same; train with another one, such as adamw, or outside"),
+    torch.optim.SparseAdam: ("it wants sparse gradients", "give embeddings sparse=False and take adam"),
+}
+_SCHEDULERS = (LRScheduler, ReduceLROnPlateau)  # the second does not call the __init__ of the first, its base
+_OWN_SCHEDULE = "set `schedule` in the configuration, or write the factor as rate(self, step) in the pipeline"
+
+
+def problems(name: str, options: Mapping[str, Any]) -> list[str]:
+    """What is wrong with the `optimizer` section, a sentence each. torch's own checks count: they come before the one that
+    misses the parameters, and nothing expensive is imported up to there."""
+    for kind, (why, remedy) in _UNFIT.items():
+        if kind.__name__.lower() == name:
+            return [f"optimizer.name: {name!r} is not on offer: {why}; {remedy} (there are {', '.join(OPTIMIZERS)})"]
+    if found := OPTIMIZERS.problems(name, options):
+        return found
+    if is_reference(name):
+        problem = broken(lambda model: build(name, options, model))
+        return [] if problem is None else [f"optimizer: {name} {problem}"]
+    texts = [key for key, value in options.items() if isinstance(value, str)]
+    if texts:
+        return [f"optimizer.{key}: {_no_text(OPTIMIZERS.options(name)[key].default, options[key])}" for key in texts]
+    if options.get("nesterov") and options.get("foreach"):
+        return [
+            "optimizer.foreach: with nesterov it overwrites gradients that other workers still read; leave foreach out"
+        ]
+    if options.get("fused") and options.get("foreach"):
+        return [f"optimizer: {name} is either fused or foreach, not both"]
+    try:
+        OPTIMIZERS[name]([], **_arguments(options))
+    except (TypeError, ValueError, RuntimeError) as error:
+        if "empty parameter list" in str(error):
+            return []
+        return [f"optimizer: {name} refuses {dict(options)}: {error}"]
+    raise AssertionError(f"{name} took an empty list of parameters")
+
+
+def _no_text(default: Any, given: str) -> str:
+    """What to give in place of text. default: of the option, which tells what kind it is; few of torch's have annotations."""
+    kinds = {float: "a number", int: "a number", bool: "true or false", types.NoneType: "true, false or null"}
+    expected = kinds.get(type(default), "numbers, such as [0.9, 0.999]")
+    quoted = given in ("true", "false", "null") or _is_number(given)
+    return f"expected {expected}, got the text {given!r}" + "; leave the quotation marks out" * quoted
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
+
+
+def broken(make: Callable[[torch.nn.Module], torch.optim.Optimizer]) -> str | None:
+    """The law that an optimizer breaks, as a predicate; None where it keeps to all: it has torch's form, steps without a
+    closure, leaves gradients alone, which other workers still read, and remembers nothing where no checkpoint finds it."""
+    try:
+        return _try_out(make)
+    except PipelineRaised as error:
+        return f"is not fit: {error.message.removeprefix('optimizer() ')} ({error.remedy})"
+    except Exception as error:
+        return raised(error)
+
+
+def _try_out(make: Callable[[torch.nn.Module], torch.optim.Optimizer]) -> str | None:
+    """A few steps with a small model, in a random stream of their own."""
+    with torch.random.fork_rng(devices=[]):
+        model = torch.nn.Linear(2, 2)
+        return _stepping(make(model), model)
+
+
+def _stepping(optimizer: torch.optim.Optimizer, model: torch.nn.Module) -> str | None:
+    check(optimizer, model)
+    for step in range(3):
+        aside = kept_aside(optimizer, model)
+        gradients = [torch.full_like(parameter, 0.25 * (step - 1)) for parameter in model.parameters()]
+        before = [(gradient._version, gradient.clone()) for gradient in gradients]
+        for parameter, gradient in zip(model.parameters(), gradients, strict=True):
+            parameter.grad = gradient
+        optimizer.step()
+        for gradient, (version, old) in zip(gradients, before, strict=True):
+            if gradient._version != version or not torch.equal(gradient, old):
+                return "changes gradients, which other workers still read: let step() only read parameter.grad"
+        if changed := sorted(key for key, value in kept_aside(optimizer, model).items() if aside.get(key) != value):
+            return (
+                f"remembers something in its attribute {changed[0]}, where no checkpoint finds it: keep it in state or "
+                "param_groups"
+            )
+    return None
+
+
+def build(name: str, options: Mapping[str, Any], model: torch.nn.Module) -> torch.optim.Optimizer:
+    """The optimizer over the model's trainable parameters."""
+    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    return OPTIMIZERS[name](parameters, **_arguments(options))
+
+
+def with_plain_numbers(optimizer: object) -> None:
+    """Give the groups of an optimizer numbers of Python for those of numpy, of the same values. Arithmetic on a numpy.float32
+    would be done in float32, and so give other bits than the same rate from a schedule."""
+    if isinstance(optimizer, torch.optim.Optimizer):
+        for group in (*optimizer.param_groups, optimizer.defaults):
+            group.update({key: _plain(value) for key, value in group.items() if key != "params"})
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, numpy.generic):
+        return value.item()
+    if type(value) in (list, tuple):
+        return type(value)(map(_plain, value))
+    return {key: _plain(item) for key, item in value.items()} if type(value) is dict else value
+
+
+def check(optimizer: object, model: torch.nn.Module) -> None:
+    """Raises PipelineRaised for what a pipeline's own `optimizer(model)` may not return."""
+    if not isinstance(optimizer, torch.optim.Optimizer):
+        raise PipelineRaised(
+            f"optimizer() returned a {type(optimizer).__name__}",
+            "return one torch.optim.Optimizer; networks that are trained at once or in turn are parameter groups of one "
+            "(docs/porting.md shows both)",
+        )
+    for kind, (why, remedy) in _UNFIT.items():
+        if isinstance(optimizer, kind):
+            raise PipelineRaised(f"optimizer() returned a {type(optimizer).__name__}: {why}", remedy)
+    if any("initial_lr" in group for group in optimizer.param_groups):
+        raise PipelineRaised(
+            "a scheduler has been built over the optimizer that optimizer() returned: its param_groups have 'initial_lr'",
+            f"nobody would step it, and its first rate would stay: return the optimizer alone; {_OWN_SCHEDULE}",
+        )
+    known = {id(parameter) for parameter in model.parameters()}
+    strangers = [p for group in optimizer.param_groups for p in group["params"] if id(p) not in known]
+    if strangers:
+        raise PipelineRaised(
+            f"optimizer() updates a tensor of shape {tuple(strangers[0].shape)} that is no parameter of the model",
+            "make it a parameter of what model() returns: only those are summed over the shards",
+        )
+    strange = [key for key in optimizer.state if id(key) not in known]
+    if strange:
+        raise PipelineRaised(
+            f"optimizer() keeps state for {_said(strange[0])}, which is no parameter of the model",
+            "a checkpoint holds what is in optimizer.state[parameter] and in param_groups: keep it there",
+        )
+    if any(not _is_rate(group.get("lr")) for group in optimizer.param_groups):
+        raise PipelineRaised(
+            f"optimizer() returned a {type(optimizer).__name__} without a learning rate",
+            "give each of its param_groups a number as lr: `schedule` multiplies it",
+        )
+
+
+def _is_rate(value: Any) -> bool:
+    return value.numel() == 1 if isinstance(value, torch.Tensor) else isinstance(value, (int, float))
+
+
+def _said(key: Any) -> str:
+    return f"a tensor of shape {tuple(key.shape)}" if isinstance(key, torch.Tensor) else repr(key)
+
+
+@contextmanager
+def without_schedulers() -> Iterator[None]:
+    """Inside the block none of torch can be built. Afterwards it is too late to name one: it may be gone, with the learning
+    rates that it has set left behind, or, for a plateau, nothing at all."""
+    usual = [(kind, kind.__init__) for kind in _SCHEDULERS]
+
+    def refuse(scheduler: object, *_: Any, **__: Any) -> None:
+        raise PipelineRaised(
+            f"optimizer() builds a scheduler, {type(scheduler).__name__}, which nobody would step",
+            f"return the optimizer alone; {_OWN_SCHEDULE}",
+        )
+
+    try:
+        for kind in _SCHEDULERS:
+            kind.__init__ = refuse  # type: ignore[assignment, method-assign]
+        yield
+    finally:
+        for kind, initialize in usual:
+            kind.__init__ = initialize  # type: ignore[method-assign]
+
+
+def options(optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
+    """Of each group, all but its parameters; comparable, tensors by their versions."""
+    return [
+        {key: (id(v), v._version) if isinstance(v, torch.Tensor) else v for key, v in group.items() if key != "params"}
+        for group in optimizer.param_groups
+    ]
+
+
+def given(optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
+    """Of each group, the options that settings or the pipeline have given. A class that is neither torch's nor of the table may
+    count there, too, so of it nothing is told."""
+    if type(optimizer) not in OPTIMIZERS.values():
+        return [{} for _ in optimizer.param_groups]
+    return [{key: value for key, value in group.items() if key != "params"} for group in optimizer.param_groups]
+
+
+def differing(before: Sequence[dict[str, Any]], after: Sequence[dict[str, Any]]) -> str | None:
+    """The first name of an option that is not the same in both; a name of groups, where there are more in one."""
+    if len(before) != len(after):
+        return "params"
+    groups = zip(before, after, strict=True)
+    names = {
+        name
+        for old, new in groups
+        for name in old | new
+        if name not in old or name not in new or old[name] != new[name]
+    }
+    return min(names, default=None)
+
+
+def check_unchanged(optimizer: torch.optim.Optimizer, before: Sequence[dict[str, Any]]) -> None:
+    """Raises PipelineRaised where its options are not those of before."""
+    with naming("comparing the param_groups of the optimizer"):  # their values are of any class
+        name = differing(before, options(optimizer))
+    if name is not None:
+        raise PipelineRaised(
+            f"{name!r} in the optimizer's param_groups was changed while a batch was computed",
+            "let `schedule` change learning rates, and the optimizer's own step() what else has to change",
+        )
+
+
+def kept_aside(optimizer: torch.optim.Optimizer, model: torch.nn.Module) -> dict[str, bytes]:
+    """What a class that is not torch's keeps in attributes of its own, where no checkpoint finds it: name -> bytes that change
+    when it does. Left out is what cannot be pickled, and the model, which is saved as a whole."""
+    if type(optimizer) in OPTIMIZERS.values():
+        return {}
+    base: Any = next((kind for kind in CLASSES if isinstance(optimizer, kind)), None)
+    torchs = _attributes_of(base)
+    own = {name: value for name, value in vars(optimizer).items() if name not in torchs}
+    groups = optimizer.param_groups
+    known = {id(each) for each in (optimizer, optimizer.state, groups, *groups)}
+    known.update(id(each) for each in (*model.modules(), *model.parameters(), *model.buffers()))
+    strange = [key for key in optimizer.state if id(key) not in known]
+    aside = {"state": repr(strange).encode()} if strange else {}
+    return aside | {name: found for name, value in own.items() if (found := _bytes_of(value, known)) is not None}
+
+
+@functools.cache
+def _remembered(name: str, options: str) -> float:
+    module = torch.nn.Module()
+    weight = module.weight = torch.nn.Parameter(torch.zeros(_TRIED, _TRIED))
+    optimizer = build(name, json.loads(options), module)
+    weight.grad = torch.zeros_like(weight)
+    optimizer.step()
+    tensors = [value for value in optimizer.state[weight].values() if isinstance(value, torch.Tensor)]
+    return round(sum(tensor.numel() for tensor in tensors) / weight.numel(), 1)
+
+
+def remembered(name: str, options: Mapping[str, Any]) -> float:
+    """How many elements the optimizer of this name keeps for each one that it trains; found by a step with a small tensor."""
+    return _remembered(name, json.dumps(dict(options), sort_keys=True))
+
+
+def keep_own(optimizer: torch.optim.Optimizer, shared: torch.Tensor) -> None:
+    """Give what the optimizer keeps of `shared`, which the next step overwrites, memory of its own: with gradients that are new
+    in each step, a state may hold the last one itself. Those of the table hold none."""
+    if type(optimizer) in OPTIMIZERS.values():
+        return
+    place = shared.untyped_storage().data_ptr()
+    for state in optimizer.state.values():
+        _own(state, place)
+
+
+def _own(value: Any, place: int) -> Any:
+    """The same, changed in place, with copies of what lies there."""
+    if isinstance(value, torch.Tensor):
+        return value.clone() if _is_at(value, place) else value
+    if isinstance(value, (dict, list)):
+        for key, item in list(value.items() if isinstance(value, dict) else enumerate(value)):
+            own = _own(item, place)
+            if own is not item:
+                value[key] = own
+    elif type(value) is tuple:
+        items = tuple(_own(item, place) for item in value)
+        return items if any(own is not item for own, item in zip(items, value, strict=True)) else value
+    return value
+
+
+def _is_at(tensor: torch.Tensor, place: int) -> bool:
+    return tensor.layout == torch.strided and tensor.untyped_storage().data_ptr() == place
+
+
+@functools.cache
+def _attributes_of(kind: Any) -> frozenset[str]:
+    """Of a class of torch, None: of the base of all; asked twice in each step."""
+    parameters = [torch.zeros(1)]
+    plain = torch.optim.Optimizer(parameters, {}) if kind is None else kind(parameters)
+    return frozenset(vars(plain).keys() | _AT_TIMES)
+
+
+class _Changes(pickle.Pickler):
+    """Tensors by their versions, and without what is kept where it belongs."""
+
+    def __init__(self, stream: io.BytesIO, known: Set[int]) -> None:
+        super().__init__(stream, pickle.HIGHEST_PROTOCOL)
+        self._known = known
+
+    def persistent_id(self, value: Any) -> Any:
+        local = (
+            isinstance(value, (type, types.FunctionType)) and "<" in value.__qualname__
+        )  # pickle finds neither by name
+        if local or id(value) in self._known:
+            return id(value)
+        return (id(value), value._version) if isinstance(value, torch.Tensor) else None
+
+
+def _bytes_of(value: Any, known: Set[int]) -> bytes | None:
+    stream = io.BytesIO()
+    try:
+        _Changes(stream, known).dump(value)
+    except Exception:  # pickle's, or of the class that says how it is pickled
+        return None
+    return stream.getvalue()
+
+
+def _arguments(options: Mapping[str, Any]) -> dict[str, Any]:
+    """YAML has lists where torch wants tuples (betas)."""
+    return {key: tuple(value) if isinstance(value, list) else value for key, value in options.items()}

@@ -1,0 +1,43 @@
+"""MLflow, and nothing else imports mlflow: one client, in the driver, buffered."""
+
+from orchestrator.provenance.tracking.store import (
+    DIGEST_OF_BEST,
+    EXECUTION,
+    KIND,
+    LABEL,
+    PARENT,
+    TRACE,
+    Driving,
+    Past,
+    Store,
+    default_uri,
+    experiment_page,
+    identity_of_process,
+    is_of_this_machine,
+    is_server,
+    orphaned,
+    run_page,
+    server_command,
+)
+from orchestrator.provenance.tracking.tracker import Tracker
+
+__all__ = [
+    "DIGEST_OF_BEST",
+    "EXECUTION",
+    "KIND",
+    "LABEL",
+    "PARENT",
+    "TRACE",
+    "Driving",
+    "Past",
+    "Store",
+    "Tracker",
+    "default_uri",
+    "experiment_page",
+    "identity_of_process",
+    "is_of_this_machine",
+    "is_server",
+    "orphaned",
+    "run_page",
+    "server_command",
+]

@@ -1,0 +1,57 @@
+"""The tables of a new database, which MLflow makes by repeating all changes of its history: 1.5 s of processor time.
+
+The first new store on a machine is made so. What it is before anything is recorded in it is kept for the next ones, under a
+name that changes with the versions of MLflow, SQLAlchemy and Alembic; with versions of MLflow that this was not tried with
+(`common.tested_versions.MLFLOW`) each is made anew. MLflow opens one that was kept like any other database: it looks whether
+the tables are those of its version, and makes its default experiment.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import sqlite3
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+from orchestrator.common import file_cache, tested_versions
+
+_MAKERS = ("mlflow", "sqlalchemy", "alembic")
+
+
+def place(database: Path) -> bool:
+    """Put what is kept where a new database shall be; whether there was something to put. To be called under the store's
+    lock. Raises OSError."""
+    tables = file_cache.read(_folders(), _name()) if tested_versions.MLFLOW.is_here else None
+    if tables is None:
+        return False
+    unfinished = database.with_name(f"{database.name}.unfinished")
+    unfinished.write_bytes(tables)
+    unfinished.replace(database)
+    return True
+
+
+def keep(database: Path) -> None:
+    """Keep what MLflow has just made, without its default experiment, whose place is that of this store. Where no folder takes
+    it, nothing is kept."""
+    if not tested_versions.MLFLOW.is_here:
+        return
+    try:
+        with closing(sqlite3.connect(":memory:")) as copy:
+            with closing(sqlite3.connect(database, timeout=30)) as connection:
+                connection.backup(copy)
+            with copy:
+                copy.execute("delete from experiments")
+            copy.execute("vacuum")
+            tables = copy.serialize()
+    except sqlite3.Error:  # the store itself is made
+        return
+    file_cache.keep(_folders(), _name(), tables)
+
+
+def _folders() -> Iterator[Path]:
+    return file_cache.folders(__file__)
+
+
+def _name() -> str:
+    return "-".join(["mlflow", *(importlib.metadata.version(name) for name in _MAKERS)]) + ".db"

@@ -1,0 +1,271 @@
+"""Models in MLflow: a run's as one of MLflow's logged models, registered where that is asked for; and weights from one.
+
+A logged model is a folder with an `MLmodel` file, which says how MLflow loads it: as a python_function whose loader is
+`orchestrator.worker.serving`. MLflow's own flavour for PyTorch pickles the module, or needs an example input for torch.export,
+which nothing of a run tells. Sources: https://mlflow.org/docs/latest/ml/model/ (logged models), .../ml/model-registry/.
+
+What it does not do: read or write weights.
+"""
+
+from __future__ import annotations
+
+import platform
+import shutil
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from orchestrator.errors import ConfigurationError, UsageError
+from orchestrator.provenance.tracking.store import DIGEST_OF_BEST, USER, Store, is_server, reason
+
+if TYPE_CHECKING:
+    from mlflow import MlflowClient
+    from mlflow.entities import LoggedModel, Run
+
+LOADER = "orchestrator.worker.serving"
+# Of the logged model of a run: runs:/RUN_ID/trained. Not the name of a folder of its artifacts, which MLflow's clients could
+# not list any more where the process has another store.
+NAME = "trained"
+_FOLDER = "model"  # of the run's artifacts, where its weights lie too
+WEIGHTS = "model.safetensors"
+ALIAS = "newest"  # of a registered model that is given none
+MLMODEL = "MLmodel"
+_MODELS, _RUNS = "models:/", "runs:/"
+DIGEST = "digest"  # a tag of runs, logged models and versions
+
+
+@dataclass(frozen=True)
+class Registration:
+    """A name in the registry, and the alias that is to stand for the newest version."""
+
+    name: str
+    alias: str
+
+    @classmethod
+    def parse(cls, text: str) -> Registration:
+        """Of `NAME` or `NAME@ALIAS`."""
+        name, _, alias = text.partition("@")
+        return cls(name, alias or ALIAS)
+
+    @property
+    def uri(self) -> str:
+        return f"{_MODELS}{self.name}@{self.alias}"
+
+
+@dataclass(frozen=True)
+class ModelFolder:
+    """What is to be logged. path: the folder, which gets its MLmodel file here; step: after which the weights are; params,
+    tags, name: of the logged model; loader: a module with `_load_pyfunc(path)`; code: the folder in `path` from which Python
+    imports the pipeline; tag: of the run, which gets the model's URI."""
+
+    path: Path
+    step: int
+    params: Mapping[str, str]
+    tags: Mapping[str, str] = field(default_factory=dict)
+    name: str = NAME
+    loader: str = LOADER
+    code: str | None = None
+    tag: str | None = None
+
+
+class ModelLog:
+    """Logs the model of a run when it is called, step by step; called again after a failure, in another process too, it goes
+    on where that was. Two at once may log it twice."""
+
+    def __init__(
+        self, client: MlflowClient, run_id: str, folder: ModelFolder, registration: Registration | None
+    ) -> None:
+        self._client = client
+        self._run_id = run_id
+        self._folder = folder
+        self._registration = registration
+
+    def __call__(self) -> None:
+        """Raises what MLflow raises."""
+        model_id = self._logged()
+        if self._registration is not None:
+            self._register(self._registration, model_id)
+        if self._folder.tag is not None:
+            self._client.set_tag(self._run_id, self._folder.tag, f"{_MODELS}{model_id}")
+
+    def _logged(self) -> str:
+        """The id of the model, complete."""
+        from mlflow.entities import LoggedModelOutput, LoggedModelStatus
+
+        run = self._client.get_run(self._run_id)
+        if run.outputs is not None and run.outputs.model_outputs:  # of an earlier call, as the next
+            return str(run.outputs.model_outputs[0].model_id)
+        begun = self._client.search_logged_models([run.info.experiment_id], f"source_run_id = '{self._run_id}'")
+        model = next((each for each in begun if each.name == self._folder.name), None) or self._created(run)
+        if model.status != LoggedModelStatus.READY:
+            self._upload(model.model_id)
+        self._client.log_outputs(self._run_id, [LoggedModelOutput(model.model_id, self._folder.step)])
+        return str(model.model_id)
+
+    def _created(self, run: Run) -> LoggedModel:
+        folder = self._folder
+        return self._client.create_logged_model(
+            run.info.experiment_id, folder.name, self._run_id, tags=dict(folder.tags), params=dict(folder.params)
+        )
+
+    def _upload(self, model_id: str) -> None:
+        from mlflow.models.model import Model
+
+        described = Model(artifact_path=f"{_MODELS}{model_id}", run_id=self._run_id, model_id=model_id)
+        code = (
+            {} if self._folder.code is None else {"code": self._folder.code, "env": {"virtualenv": "python_env.yaml"}}
+        )
+        described.add_flavor(
+            "python_function",
+            loader_module=self._folder.loader,
+            python_version=platform.python_version(),
+            **code,
+        )
+        (self._folder.path / MLMODEL).write_text(described.to_yaml(), encoding="utf-8")
+        self._client.log_model_artifacts(model_id, str(self._folder.path))
+        self._client.finalize_logged_model(model_id, "READY")
+
+    def _register(self, wanted: Registration, model_id: str) -> None:
+        from mlflow.exceptions import MlflowException
+
+        try:
+            self._client.create_registered_model(wanted.name)
+        except MlflowException as error:
+            if error.error_code != "RESOURCE_ALREADY_EXISTS":
+                raise
+        versions = self._client.search_model_versions(f"name='{wanted.name}'")
+        mine = [version.version for version in versions if version.run_id == self._run_id]
+        version = str(mine[0]) if mine else self._made_version(wanted.name, model_id)
+        self._client.set_registered_model_alias(wanted.name, wanted.alias, version)
+        self._client.set_tag(self._run_id, "registered_model", f"{_MODELS}{wanted.name}/{version}")
+
+    def _made_version(self, name: str, model_id: str) -> str:
+        made = self._client.create_model_version(
+            name,
+            self._source(model_id),
+            self._run_id,
+            tags=dict(self._folder.tags),
+            model_id=model_id,
+            await_creation_for=0,
+        )
+        return str(made.version)
+
+    def _source(self, model_id: str) -> str:
+        """MLflow looks `models:/` up in the store of the whole process, which is a server's own only."""
+        if is_server(self._client.tracking_uri):
+            return f"{_MODELS}{model_id}"
+        return str(self._client.get_logged_model(model_id).artifact_location)
+
+
+def pin(store: Store, name: str) -> str:
+    """The same model by a name that will always mean it: an alias becomes its version, the beginning of a run's id the whole.
+    Raises ConfigurationError where there is no such model."""
+    from mlflow.exceptions import MlflowException
+
+    if name.startswith(_RUNS):
+        run, _, path = name.removeprefix(_RUNS).partition("/")
+        try:
+            return f"{_RUNS}{store.find(run).run_id}/{path or NAME}"
+        except UsageError as error:
+            raise ConfigurationError([f"initial: {name}: {error.message}"], error.remedy) from None
+    wanted, _, alias = name.removeprefix(_MODELS).partition("@")
+    try:
+        if alias:
+            return f"{_MODELS}{wanted}/{store.client.get_model_version_by_alias(wanted, alias).version}"
+        if "/" in wanted:
+            store.client.get_model_version(*wanted.split("/", 1))
+        else:
+            store.client.get_logged_model(wanted)
+    except MlflowException as error:
+        raise ConfigurationError(
+            [f"initial: there is no {name} in {store.uri}: {reason(error)}"], _known(store, wanted.partition("/")[0])
+        ) from error
+    return name
+
+
+def fetch_weights(store: Store, pinned: str, target: Path) -> None:
+    """Bring the weights of a model into a file. Raises ConfigurationError where it has none that can be read without running
+    code of others."""
+    from mlflow.artifacts import download_artifacts
+    from mlflow.exceptions import MlflowException
+
+    with tempfile.TemporaryDirectory(dir=target.parent, prefix=".fetching-") as place:
+        try:
+            found = download_artifacts(
+                artifact_uri=f"{_location(store, pinned)}/{WEIGHTS}",
+                dst_path=place,
+                tracking_uri=store.client.tracking_uri,
+            )
+        except (MlflowException, OSError) as error:
+            raise ConfigurationError(
+                [f"initial: {pinned} has no {WEIGHTS} that can be had from {store.uri}: {reason(error)}"],
+                "name a model that a finished run of orchestrator has logged",
+            ) from error
+        shutil.move(found, target)
+
+
+def digest_of(store: Store, pinned: str) -> str | None:
+    """The digest of a model's weights as its run has reported it; None where none did, as of models of other makes. Raises what
+    MLflow raises."""
+    scheme, name, rest = _parts(pinned)
+    client = store.client
+    if scheme == _RUNS:
+        tags = client.get_run(name).data.tags if rest == NAME else {}
+    else:
+        tags = client.get_model_version(name, rest).tags if rest else client.get_logged_model(name).tags
+    return dict(tags).get(DIGEST_OF_BEST) or dict(tags).get(DIGEST)
+
+
+def user_of(store: Store, pinned: str) -> str | None:
+    """The user who launched the run that has made a model, by their own account; None where no run is known. Raises what MLflow
+    raises."""
+    scheme, name, rest = _parts(pinned)
+    client = store.client
+    run: str | None = name
+    if scheme != _RUNS:
+        run = client.get_model_version(name, rest).run_id if rest else client.get_logged_model(name).source_run_id
+    return client.get_run(run).data.tags.get(USER) if run else None
+
+
+def location(store: Store, pinned: str) -> str | None:
+    """Where the files of a model lie; None where there is no such model that can be had."""
+    from mlflow.exceptions import MlflowException
+
+    try:
+        return _location(store, pinned)
+    except (MlflowException, OSError):
+        return None
+
+
+def _location(store: Store, pinned: str) -> str:
+    """MLflow would look `models:/` and `runs:/` up in the store of the whole process. Raises what MLflow raises."""
+    scheme, name, rest = _parts(pinned)
+    if scheme == _RUNS:
+        info = store.client.get_run(name).info
+        logged = store.client.search_logged_models([info.experiment_id], f"name = '{rest}'")
+        own = [model.artifact_location for model in logged if model.source_run_id == name]
+        return str(own[0] if own else f"{info.artifact_uri}/{_FOLDER if rest == NAME else rest}")
+    if rest:
+        found = str(store.client.get_model_version_download_uri(name, rest))
+        return _location(store, found) if found.startswith(_MODELS) else found
+    return str(store.client.get_logged_model(name).artifact_location)
+
+
+def _parts(pinned: str) -> tuple[str, str, str]:
+    """`models:/` or `runs:/`, the name or id, and the version or path, empty where there is none."""
+    scheme = _RUNS if pinned.startswith(_RUNS) else _MODELS
+    name, _, rest = pinned.removeprefix(scheme).partition("/")
+    return scheme, name, rest
+
+
+def _known(store: Store, name: str) -> str:
+    """A remedy: the names, or the versions and aliases, that there are."""
+    registered = {model.name: model for model in store.client.search_registered_models()}
+    if name not in registered:
+        names = f"; registered are: {', '.join(sorted(registered))}" if registered else "; none is registered"
+        return f"tracking.register=NAME registers the model of a run, and runs:/RUN_ID is the one of any{names}"
+    versions = sorted(int(each.version) for each in store.client.search_model_versions(f"name = '{name}'"))
+    aliases = ", ".join(f"{alias} (version {version})" for alias, version in registered[name].aliases.items())
+    return f"{name} has the versions {', '.join(map(str, versions)) or 'none'} and the aliases {aliases or 'none'}"

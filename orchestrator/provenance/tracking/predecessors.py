@@ -1,0 +1,38 @@
+"""The run before a run: the newest one of its experiment that trained the same pipeline, repeats no other and has finished."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from orchestrator.provenance.tracking.store import KIND, Store
+from orchestrator.provenance.tracking.tracker import Tracker
+
+_LOOKED_AT = 20  # runs; the others of these are parts of something else, or repeat a run with the data that it had
+_NO_LAUNCH = {KIND, "rerun_of", "explains"}  # tags of those
+
+
+def predecessor(store: Store, tracker: Tracker, target: str) -> str | None:
+    """Its id, of the run that `tracker` follows; target: of the pipeline. Raises what MLflow raises."""
+    wanted = (
+        f"attributes.status = 'FINISHED' and attributes.start_time < {tracker.started_ms} "
+        f"and params.`pipeline.target` = '{target}'"
+    )
+    found = store.client.search_runs(
+        [tracker.experiment_id], wanted, order_by=["attributes.start_time DESC"], max_results=_LOOKED_AT
+    )
+    ids = [run.info.run_id for run in found if not _NO_LAUNCH & set(run.data.tags)]
+    return next((run_id for run_id in ids if run_id != tracker.run_id), None)
+
+
+def data_of(store: Store, run_id: str, folder: Path) -> dict[str, Any]:
+    """The `data.json` of a run, from its folder here or from its artifacts. folder: the project's `.orchestrator`. Raises what
+    MLflow raises, OSError, ValueError."""
+    own = folder / run_id / "data.json"
+    if own.exists():
+        return dict(json.loads(own.read_text(encoding="utf-8")))
+    with tempfile.TemporaryDirectory() as place:
+        fetched = store.client.download_artifacts(run_id, "run/data.json", place)
+        return dict(json.loads(Path(fetched).read_text(encoding="utf-8")))

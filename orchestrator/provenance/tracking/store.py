@@ -1,0 +1,575 @@
+"""Opening the MLflow store of a project: quietly, safely for several launches at once, and with orphans marked.
+
+MLflow's fluent API is not used: it keeps a global run, and marks an interrupted one FINISHED at exit. Creating the database is
+a race that leaves it unusable (four processes at once all crashed), so it is opened under a file lock. A driver that was
+killed with SIGKILL leaves its run RUNNING for ever; the next start on the same machine marks it KILLED.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+import pwd
+import re
+import shutil
+import socket
+import sqlite3
+import sys
+import tempfile
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from dataclasses import dataclass, field
+from functools import cache, cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple, Self
+from urllib.parse import quote, unquote
+
+from orchestrator.common import locks
+from orchestrator.errors import ConfigurationError, UsageError
+from orchestrator.provenance.tracking import empty, lean, names, tables
+from orchestrator.provenance.tracking.rebase import adopt, rebase
+from orchestrator.records import masking
+
+if TYPE_CHECKING:
+    from mlflow import MlflowClient
+    from mlflow.entities import Experiment, Run
+
+_REQUEST_S = 10  # how long one request to a server may take; MLflow's own default, with its retries, is minutes
+_SQLITE = "sqlite:///"
+_KIND = ("mlflow.experimentKind", "custom_model_development")  # else MLflow's pages open it among GenAI evaluations
+_VIEW = "?workflowType=machine_learning"  # of MLflow's pages; the other one is about GenAI
+_FROM_SYSTEM = re.compile(r"\[Errno -?\d+\] ([^\"')]+)")  # what the operating system said of a connection
+_MLFLOWS_OWN = "Default"  # the experiment that it makes in each new store
+_OF_ANY_STAGE = 3  # ViewType.ALL
+USER = "mlflow.user"
+PARENT = "mlflow.parentRunId"  # MLflow's own pages show a run below this one
+KIND = "orchestrator.kind"
+TRACE = "trace.root"  # the head of the Merkle tree of its trace
+LABEL = "tag."  # begins a label of the user's, `run.tags`, so that none takes the place of one of the record's own
+DIGEST_OF_BEST = "best_digest"  # of a run whose model is not that of its last step, whose digest is the other one
+EXECUTION = "system/"  # begins a metric that says how a run was executed: MLflow's pages have those apart from results
+PID, STARTED, HOST, BOOT = (f"orchestrator.{name}" for name in ("pid", "pid_started", "host", "boot_id"))
+_BEAT = "orchestrator.beat"  # grows while a driver lives, of a run with which another machine may go on
+
+
+def is_server(uri: str | None) -> bool:
+    """Whether the store is behind an MLflow server, which keeps the artifacts too."""
+    return uri is not None and uri.startswith(("http://", "https://"))
+
+
+def is_of_this_machine(place: str) -> bool:
+    """Whether a store or artifacts at this address lie in a file or a folder, which other machines do not have."""
+    return place.startswith(("sqlite:", "file:")) or (":" not in place and not place.startswith("databricks"))
+
+
+def default_uri(folder: Path) -> str:
+    """The store inside the project's `.orchestrator` folder."""
+    return uri_of(folder.resolve() / "mlflow.db")
+
+
+@dataclass(frozen=True)
+class Past:
+    """A run that the store knows. steps: completed ones; None when it ended before its first; rerun_of: the run that it
+    repeats; verdict: of itself as a rerun, or else of the last rerun of it; user: who launched it, by their own account;
+    settings: as text, by dotted key; labels: of `run.tags`, by name; kind: "run", or what it is the record of; parent: of which
+    it is a part; best: the digest of its model, where that is not the last one; trace: the head of the Merkle tree of its
+    trace."""
+
+    run_id: str
+    name: str
+    experiment: str
+    status: str
+    started_ms: int
+    steps: int | None
+    metrics: dict[str, float]
+    digest: str | None
+    rerun_of: str | None = None
+    verdict: str | None = None
+    user: str | None = None
+    ended_ms: int | None = None
+    settings: dict[str, str] = field(default_factory=dict)
+    kind: str = "run"
+    parent: str | None = None
+    labels: dict[str, str] = field(default_factory=dict)
+    best: str | None = None
+    trace: str | None = None
+    is_orphan: bool = False
+
+
+class Driving(NamedTuple):
+    """process: the tags of the one that drives the run, see `identity_of_process`; beat: another one each time that it
+    told that it lives."""
+
+    is_running: bool
+    process: tuple[str, ...]
+    beat: str | None
+
+    @property
+    def is_driven(self) -> bool:
+        """Whether it is known by whom."""
+        return all(self.process)
+
+    @property
+    def named(self) -> str:
+        pid, _, host, _ = self.process
+        return f"process {pid} on {host}"
+
+
+def user() -> str:
+    """Who this process says it runs for: `USER`, or else the name of the account, or its number where it has none."""
+    return os.environ.get("USER") or _account()
+
+
+def accounts() -> set[str]:
+    """The names under which this user may have launched a run: `user` is another one where the variable is not set, and was the
+    number in older versions."""
+    return {user(), _account(), str(os.getuid())}
+
+
+def _account() -> str:
+    number = os.getuid()
+    with suppress(KeyError):  # an account without a name
+        return pwd.getpwuid(number).pw_name
+    return str(number)
+
+
+def identity_of_process() -> dict[str, str]:
+    """Tags by which a later start can tell whether this process is still alive."""
+    pid = os.getpid()
+    return {PID: str(pid), STARTED: _started(pid) or "", HOST: socket.gethostname(), BOOT: _boot_id()}
+
+
+class Store:
+    """An open store: `client`, the URI, and the project's `.orchestrator`, where runs have their folders. There, too, artifacts
+    of new experiments and the lock lie, unless the store is another project's.
+
+    Raises ConfigurationError when the store cannot be opened.
+    """
+
+    def __init__(self, uri: str | None, folder: Path) -> None:
+        self.folder = folder
+        self.uri = absolute(uri) if uri else default_uri(folder)
+        database = database_of(self.uri)
+        home = (database.parent if database else folder).resolve()
+        self._artifacts = (home / "artifacts").as_uri()
+        self._lock = None if is_server(self.uri) else home / "mlflow.lock"
+        self._database: Path | None = None  # one that was there
+        _silence()
+        with self.usable(), self._locked():
+            if database is not None and database.exists():
+                self._database = database
+                rebase(database, home / "artifacts")
+            elif database is None:
+                self.client = _open(self.uri)
+            else:
+                placed = empty.place(database)
+                _make_tables(self.uri, self._artifacts)
+                self.client = _open(self.uri)
+                if not placed:
+                    empty.keep(database)
+                adopt(database, home / "artifacts")
+
+    @classmethod
+    def with_run(cls, uri: str | None, folder: Path, name: str) -> Self:
+        """The store in which a run of this name is to be found. Raises UsageError where there is none yet: to make an empty one
+        takes long, and it is in the way afterwards."""
+        database = database_of(absolute(uri) if uri else default_uri(folder))
+        if database is not None and not str(database).startswith(":") and not database.exists():
+            raise UsageError(
+                f"there is no run {'yet' if name == 'last' else name}: nothing was recorded in {database}",
+                "type it in the folder where the run was launched, or name the store that has it with tracking.uri=URI",
+            )
+        return cls(uri, folder)
+
+    @cached_property
+    def client(self) -> MlflowClient:
+        """MLflow's. Of a database that was there it is opened when it is asked for. Raises ConfigurationError."""
+        with self.usable(), self._locked():
+            return _open(self.uri)
+
+    def _locked(self) -> AbstractContextManager[None]:
+        return nullcontext() if self._lock is None else locks.held(self._lock)
+
+    @property
+    def name(self) -> str | None:
+        """As records may hold it: without credentials, and None for the project's own, which moves with the project."""
+        return None if self.uri == default_uri(self.folder) else masking.text(self.uri)
+
+    def usable(self) -> AbstractContextManager[None]:
+        """Inside the block, a store that refuses what it is asked for is a ConfigurationError."""
+        return _usable(self.uri)
+
+    def experiment(self, name: str) -> str:
+        """The id of the experiment, created when it is new, with artifacts in the project's folder. Raises ConfigurationError
+        for one that was deleted."""
+        from mlflow.exceptions import MlflowException
+
+        found = self.client.get_experiment_by_name(name)
+        local = self.uri.startswith("sqlite:")
+        if found is None and local and name.lower() == _MLFLOWS_OWN.lower():
+            found = self._renamed(name)
+        if found is None:
+            try:
+                place = self._artifacts if local else None
+                return str(self.client.create_experiment(name, artifact_location=place, tags=dict([_KIND])))
+            except MlflowException:  # another launch made it in the meantime
+                found = self.client.get_experiment_by_name(name)
+                if found is None:
+                    raise
+        if found.lifecycle_stage == "deleted":
+            raise ConfigurationError(
+                [f"run.experiment: {name} is deleted in {self.uri}"],
+                f"take another name, or bring it back: mlflow experiments restore --experiment-id {found.experiment_id}",
+            )
+        if _KIND[0] not in found.tags:  # of an older version, or made by hand; a kind that somebody chose stays
+            self.client.set_experiment_tag(found.experiment_id, *_KIND)
+        return str(found.experiment_id)
+
+    def _renamed(self, name: str) -> Experiment | None:
+        """The experiment that MLflow itself has made in a store of ours, under this name while nothing is in it: two of nearly
+        the same would be one too many. None where there is no such experiment."""
+        own = self.client.get_experiment_by_name(_MLFLOWS_OWN)
+        if own is None or own.lifecycle_stage == "deleted" or own.artifact_location != self._artifacts:
+            return None
+        if self.client.search_runs([own.experiment_id], run_view_type=_OF_ANY_STAGE, max_results=1):
+            return None
+        self.client.rename_experiment(own.experiment_id, name)
+        return self.client.get_experiment(own.experiment_id)
+
+    def past(self) -> list[Past]:
+        """All runs that this program recorded, of all experiments, newest first."""
+        return self._search(HOST)
+
+    def newest_experiment(self) -> str:
+        """Of the newest run; MLflow's own, which is empty, where there is none."""
+        experiments = [experiment.experiment_id for experiment in self.client.search_experiments()]
+        newest = self.client.search_runs(experiments, order_by=["attributes.start_time DESC"], max_results=1)
+        return str(newest[0].info.experiment_id if newest else experiments[0])
+
+    def of_identity(self, identity: str) -> list[Past]:
+        """The runs of this identity; none where the store cannot be asked."""
+        try:
+            return self._search("identity", identity)
+        except Exception:  # MLflow's, requests': a comparison is a comfort
+            return []
+
+    def _search(self, tag: str, value: str | None = None) -> list[Past]:
+        """Those that have this tag, with this value if one is given, newest first."""
+        if self._database is not None and (rows := tables.runs(self._database, tag, value)) is not None:
+            return [_past(row) for row in rows]
+        return [_past(row) for row in self._asked(f"tags.`{tag}` " + ("LIKE '%'" if value is None else f"= '{value}'"))]
+
+    def _asked(self, wanted: str) -> list[tables.Row]:
+        experiments = {experiment.experiment_id: experiment.name for experiment in self.client.search_experiments()}
+        found: list[tables.Row] = []
+        token: str | None = None
+        while True:
+            page = self.client.search_runs(
+                list(experiments), wanted, order_by=["attributes.start_time DESC"], page_token=token
+            )
+            found += [_row(run, experiments[run.info.experiment_id]) for run in page]
+            token = page.token
+            if not token:
+                return found
+
+    def find(self, name: str) -> Past:
+        """The run of this id, of the only id that begins so, or for `last` the newest one that is no part of another. Raises
+        UsageError."""
+        runs = self.past()
+        found = (
+            [past for past in runs if past.parent is None][:1]
+            if name == "last"
+            else [past for past in runs if past.run_id.startswith(name)]
+        )
+        exact = [past for past in found if past.run_id == name]
+        if len(exact or found) == 1:
+            return (exact or found)[0]
+        if not found:
+            self._refuse_by_name(name)
+            raise UsageError(
+                f"there is no run {'yet' if name == 'last' else name} in {self.uri}",
+                "list them with: python -m orchestrator runs; `last` is the newest; those at a server need tracking.uri=URI",
+            )
+        ids = ", ".join(past.run_id for past in found[:3])
+        raise UsageError(f"{len(found)} runs begin with {name!r}: {ids}", "give more of the id")
+
+    def _refuse_by_name(self, run_id: str) -> None:
+        """Raises UsageError for a run that MLflow knows and `past` does not tell of."""
+        from mlflow.exceptions import MlflowException
+
+        try:
+            run = self.client.get_run(run_id)
+        except MlflowException:
+            return
+        if run.info.lifecycle_stage == "deleted":
+            raise UsageError(
+                f"run {run_id} is deleted in {self.uri}", f"bring it back: mlflow runs restore --run-id {run_id}"
+            )
+        raise UsageError(
+            f"run {run_id} in {self.uri} was not recorded by orchestrator", "list those that were with: runs"
+        )
+
+    def fetch(self, run_id: str, folder: str, target: Path) -> None:
+        """Bring the run's artifacts under `folder` into `target`, those that are not there. Raises ConfigurationError when they
+        cannot be had."""
+        with self.usable(), tempfile.TemporaryDirectory() as place:
+            for artifact in self.client.list_artifacts(run_id, folder):
+                if not artifact.is_dir and not (target / Path(artifact.path).name).exists():
+                    shutil.move(self.client.download_artifacts(run_id, artifact.path, place), target)
+
+    def folders(self, run_id: str, folder: str) -> list[str]:
+        """The names of the folders among the run's artifacts under `folder`. Raises ConfigurationError."""
+        with self.usable():
+            return [Path(each.path).name for each in self.client.list_artifacts(run_id, folder) if each.is_dir]
+
+    def tag(self, run_id: str, tags: Mapping[str, str]) -> None:
+        """Set tags of a run that has ended. Raises what MLflow raises."""
+        for key, value in tags.items():
+            self.client.set_tag(run_id, key, value)
+
+    def driving(self, run_id: str) -> Driving:
+        """Who drives the run. Raises what MLflow raises."""
+        run = self.client.get_run(run_id)
+        process = tuple(run.data.tags.get(name, "") for name in (PID, STARTED, HOST, BOOT))
+        return Driving(run.info.status == "RUNNING", process, run.data.tags.get(_BEAT))
+
+    def beat(self, run_id: str, count: int) -> None:
+        """Its driver lives. count: another one than before. Raises what MLflow raises."""
+        self.client.set_tag(run_id, _BEAT, str(count))
+
+    def mark_orphans(self, experiment_id: str) -> list[str]:
+        """Mark runs that say RUNNING but whose driver, on this machine, is gone; returns their ids."""
+        filters = f"attributes.status = 'RUNNING' and tags.`{HOST}` = '{socket.gethostname()}'"
+        orphans = [
+            run.info.run_id for run in self.client.search_runs([experiment_id], filters) if _is_orphan(run.data.tags)
+        ]
+        for run_id in orphans:
+            self.client.set_terminated(run_id, "KILLED")
+        return orphans
+
+    def mark(self, orphans: Iterable[Past]) -> None:
+        """Mark these as KILLED, whatever their experiment, unless somebody goes on with them by now. Raises what MLflow
+        raises."""
+        for past in orphans:
+            run = self.client.get_run(past.run_id)
+            if run.info.status == "RUNNING" and _is_orphan(run.data.tags):
+                self.client.set_terminated(past.run_id, "KILLED")
+
+
+def _row(run: Run, experiment: str) -> tables.Row:
+    info, data = run.info, run.data
+    return tables.Row(
+        *(info.run_id, info.run_name or "", experiment, info.status, info.start_time, info.end_time),
+        *(dict(data.params), data.tags, dict(data.metrics)),
+    )
+
+
+def _past(row: tables.Row) -> Past:
+    tags = row.tags
+    return Past(
+        run_id=row.run_id,
+        name=row.name,
+        experiment=row.experiment,
+        status=row.status,
+        started_ms=row.started_ms,
+        steps=int(tags["steps"]) if "steps" in tags else None,
+        metrics={names.original(key): infinite(value) for key, value in row.metrics.items()},
+        digest=tags.get("digest"),
+        best=tags.get(DIGEST_OF_BEST),
+        trace=tags.get(TRACE),
+        is_orphan=row.status == "RUNNING" and _is_orphan(tags),
+        rerun_of=tags.get("rerun_of"),
+        verdict=tags.get("verdict"),
+        user=tags.get(USER),
+        ended_ms=row.ended_ms,
+        settings={names.original(key): value for key, value in row.settings.items()},
+        kind=tags.get(KIND, "run"),
+        parent=tags.get(PARENT),
+        labels={names.original(key.removeprefix(LABEL)): value for key, value in tags.items() if key.startswith(LABEL)},
+    )
+
+
+def orphaned(run_id: str) -> str:
+    """What is said of a run that was marked."""
+    return f"run {run_id} was left RUNNING by a driver that is gone; it is marked KILLED now"
+
+
+def database_of(uri: str) -> Path | None:
+    """The file of a store in SQLite, beside which its artifacts lie; it may be another project's."""
+    return Path(unquote(uri.removeprefix(_SQLITE).partition("?")[0])) if uri.startswith(_SQLITE) else None
+
+
+def uri_of(database: Path) -> str:
+    """The address of a store in this file. Only what would mean something else in an address is written as its number."""
+    return f"{_SQLITE}{str(database).replace('%', '%25').replace('?', '%3F')}"
+
+
+def as_opened(uri: str) -> str:
+    """The address that MLflow is to open. It makes the folder that it reads in an address without its numbers, which is another
+    one beside the store's where there are some; by way of this process there are none. Good as long as this process lives."""
+    database = database_of(uri)
+    place, mark, query = uri.removeprefix(_SQLITE).partition("?")
+    if database is None or str(database) == place:
+        return uri
+    found = database.parent.stat()
+    held = _held(database.parent, found.st_dev, found.st_ino)
+    return f"{_SQLITE}/proc/{os.getpid()}/fd/{held}/{quote(database.name)}{mark}{query}"
+
+
+@cache
+def _held(folder: Path, *_place: int) -> int:
+    """A descriptor of the folder, which stays open."""
+    return os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+
+
+def absolute(uri: str) -> str:
+    """The same place from any folder: a rerun is launched in another one than the command was typed in."""
+    place = uri.removeprefix(_SQLITE)
+    if uri.startswith(_SQLITE):
+        return uri if place.startswith((":", "?", "/")) else f"{uri_of(Path.cwd())}/{place}"
+    return uri if ":" in uri or uri.startswith("databricks") else str(Path(uri).absolute())
+
+
+def _silence() -> None:
+    """No telemetry, no git calls, no banner, no progress bars, no addresses; before MLflow is imported."""
+    os.environ["MLFLOW_DISABLE_TELEMETRY"] = "true"
+    os.environ["DO_NOT_TRACK"] = "true"
+    os.environ["GIT_PYTHON_REFRESH"] = "quiet"
+    os.environ["MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR"] = "false"
+    os.environ["MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT"] = "true"
+    # A server that is gone must not hold up the driver; what could not be sent is sent later (tracker.py).
+    os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
+    os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", str(_REQUEST_S))
+    logging.getLogger("alembic").setLevel(logging.WARNING)
+    logging.getLogger("mlflow.store.db.utils").setLevel(
+        logging.CRITICAL
+    )  # it tells of what it raises, with a traceback
+
+
+def run_page(address: str, experiment_id: str, run_id: str) -> str:
+    """The charts of a run at a server. A browser that was never told what this server is used for shows GenAI otherwise,
+    whatever the experiment's kind."""
+    return f"{address.rstrip('/')}/#/experiments/{experiment_id}/runs/{run_id}/model-metrics{_VIEW}"
+
+
+def experiment_page(address: str, experiment_id: str) -> str:
+    """The list of an experiment's runs."""
+    return f"{address.rstrip('/')}/#/experiments/{experiment_id}/runs{_VIEW}"
+
+
+def server_command(uri: str, port: int) -> tuple[list[str], dict[str, str]]:
+    """What shows a store in a browser, on this machine alone, and the environment that it needs. As it comes it takes 11 s and
+    2.5 GB; with one worker and no job runner it is 6 s and 0.5 GB."""
+    options = ["--backend-store-uri", as_opened(uri), "--host", "127.0.0.1", "--port", str(port), "--workers", "1"]
+    light = {"MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false", "MLFLOW_DISABLE_TELEMETRY": "true", "DO_NOT_TRACK": "true"}
+    return [sys.executable, "-m", "mlflow", "ui", *options], light
+
+
+def load() -> None:
+    """Import what a store in a file needs, ahead of any."""
+    with lean.importing():
+        import mlflow.store.tracking.sqlalchemy_store
+        import mlflow.tracking  # noqa: F401
+
+
+def _open(uri: str) -> MlflowClient:
+    with lean.importing(), _usable(uri):
+        import mlflow
+
+        opened = as_opened(uri)
+        client = mlflow.MlflowClient(opened, opened)
+        client.search_experiments(max_results=1)
+    return client
+
+
+def _make_tables(uri: str, artifacts: str) -> None:
+    """And MLflow's default experiment, whose artifacts lie there. Left to itself MLflow writes the working directory into a
+    statement, in which some of its characters end a text."""
+    with lean.importing(), _usable(uri):
+        from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore
+
+        SqlAlchemyStore(as_opened(uri), artifacts)  # type: ignore[no-untyped-call]
+
+
+@contextmanager
+def _usable(uri: str) -> Iterator[None]:
+    """Turns what MLflow raises inside the block into a ConfigurationError that names the store and the remedy."""
+    try:
+        yield
+    except Exception as error:
+        if not isinstance(error, (sqlite3.Error, OSError, ValueError)) and not _is_of_mlflow(error):
+            raise
+        if is_server(uri):
+            what, remedy = f"the MLflow server {uri} cannot be used", "start it, mend its address, or"
+        else:
+            what, remedy = f"the MLflow store {uri} cannot be used", "see to its place, or"
+        raise ConfigurationError(
+            [f"tracking.uri: {what}: {reason(error)}"], f"{remedy} leave tracking.uri out for the project's own store"
+        ) from error
+
+
+def _is_of_mlflow(error: Exception) -> bool:
+    if "mlflow" not in sys.modules:
+        return False
+    from mlflow.exceptions import MlflowException
+
+    return isinstance(error, MlflowException)
+
+
+def is_refusal(error: Exception) -> bool:
+    """Whether the store takes this never, whenever it is told."""
+    if isinstance(error, OSError):
+        return False
+    return isinstance(error, ValueError | TypeError) or _code(error) == "INVALID_PARAMETER_VALUE"
+
+
+def has_answered(error: Exception) -> bool:
+    """Whether there is a store that may take something else."""
+    if isinstance(error, OSError):  # of a file; those of requests have no number
+        return error.errno is not None and not isinstance(error, ConnectionError | TimeoutError)
+    return is_refusal(error) or _code(error) == "BAD_REQUEST" or type(error).__name__ == "RestException"
+
+
+def _code(error: Exception) -> str | None:
+    return str(getattr(error, "error_code", None)) if _is_of_mlflow(error) else None
+
+
+def infinite(value: float) -> float:
+    """A metric as it was: MLflow keeps the largest number in the place of what is infinite."""
+    return math.copysign(math.inf, value) if abs(value) >= sys.float_info.max else value
+
+
+def reason(error: BaseException) -> str:
+    """On one line. SQLAlchemy begins some of its messages with an advice to programmers; urllib3 tells of its objects."""
+    lines = [line.strip() for line in str(error).splitlines() if not line.startswith("(raised as a result of")]
+    if not lines:
+        return type(error).__name__
+    if "Max retries exceeded with url" not in lines[0]:
+        return lines[0]
+    found = _FROM_SYSTEM.search(lines[0])
+    why = found[1] if found else "not in time" if "timed out" in lines[0] else lines[0]
+    return f"no answer from the server: {why}"
+
+
+def _is_orphan(tags: Mapping[str, str]) -> bool:
+    """Whether its driver, on this machine, is gone."""
+    if PID not in tags or tags.get(HOST) != socket.gethostname():
+        return False
+    return tags.get(BOOT) != _boot_id() or _started(int(tags[PID])) != tags.get(STARTED)
+
+
+def _started(pid: int) -> str | None:
+    """When the process started, in clock ticks since boot: with the pid it names a process for good."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return None
+    return stat.rpartition(")")[2].split()[19]
+
+
+def _boot_id() -> str:
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="utf-8").strip()
+    except OSError:
+        return ""

@@ -1,0 +1,347 @@
+"""One MLflow run, from its creation to its end. Metrics are collected and sent in batches: a single one costs 4 to 90 ms.
+
+Once the run exists, a store that fails, such as a server that goes away, ends nothing: what it did not take is kept and tried
+again, and `trouble` says why. It is kept in a file too (`outbox`), from which another process sends it when this one has ended.
+What the store refuses for good is left out and told (`notes`), and holds nothing else back.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from orchestrator.provenance.tracking import names, outbox
+from orchestrator.provenance.tracking.models import ModelFolder, ModelLog, Registration
+from orchestrator.provenance.tracking.outbox import Item, Outbox
+from orchestrator.provenance.tracking.store import (
+    Store,
+    has_answered,
+    identity_of_process,
+    infinite,
+    is_refusal,
+    reason,
+)
+
+if TYPE_CHECKING:
+    from mlflow.entities import Run
+
+Status = Literal["FINISHED", "FAILED", "KILLED"]
+Listener = Callable[[int, Mapping[str, float]], object]
+Point = tuple[str, int, float | None]  # key, step, value; None where it is no number
+_BATCH = 1000  # MLflow's limit for one request
+_PATIENCE_S = 30.0
+_MOST_FAILURES = 3  # in a row, of a store that answers
+_SHOWN = 3
+
+
+class Tracker:
+    """Made by `create`, `reopen` or `catch_up`. every_s: how long metrics may wait. gone: files that were to be sent, and are
+    not there any more; refused: what the store did not take and never will."""
+
+    def __init__(self, store: Store, run: Run, *, every_s: float) -> None:
+        from mlflow.entities import Metric
+
+        self._metric = Metric
+        self._client = store.client
+        self.run_id: str = run.info.run_id
+        self.name: str = run.info.run_name
+        self.experiment_id: str = run.info.experiment_id
+        self.started_ms: int = run.info.start_time
+        self.artifacts: str = run.info.artifact_uri
+        self._every_s = every_s
+        self._outbox = Outbox(store.folder / self.run_id, store.name)
+        self._known: frozenset[Point] = frozenset()
+        self._pending: list[Any] = []
+        self._later: list[Item] = []  # after the metrics, in order
+        self.gone: list[str] = []
+        self.refused: list[str] = []
+        self._renamed: dict[str, str] = {}
+        self._told = 0, 0  # of those that are refused, and renamed
+        self.listeners: list[Listener] = []  # told of metrics as they are remembered
+        self.trouble: str | None = None
+        self._sent_at = time.monotonic()
+
+    @classmethod
+    def create(cls, store: Store, experiment_id: str, name: str | None, *, every_s: float) -> Tracker:
+        """A new run."""
+        run = store.client.create_run(experiment_id, tags=identity_of_process(), run_name=name and names.text(name))
+        return cls(store, run, every_s=every_s)
+
+    @classmethod
+    def reopen(cls, store: Store, run_id: str, *, every_s: float, since: int = 0) -> Tracker:
+        """A run that has ended, which goes on in this process. since: the step from which on it computes again, and the store
+        may know of that already."""
+        for key, value in identity_of_process().items():  # first: whoever looks for orphans takes it for one otherwise
+            store.client.set_tag(run_id, key, value)
+        store.client.update_run(run_id, status="RUNNING")
+        tracker = cls(store, store.client.get_run(run_id), every_s=every_s)
+        unsent = outbox.read(store.folder / run_id / outbox.FILE)
+        tracker._take([item for item in unsent if "end" not in item])
+        tracker.flush()
+        tracker._known = tracker._points(since)
+        return tracker
+
+    @classmethod
+    def catch_up(cls, store: Store, run_id: str) -> Tracker:
+        """Send what a run lacks that nobody drives any more; `trouble` is None when the store has everything. To be called
+        under the lease of the run's folder. Raises what MLflow raises when the run cannot be had, ValueError for a damaged
+        file."""
+        items = outbox.read(store.folder / run_id / outbox.FILE)
+        tracker = cls(store, store.client.get_run(run_id), every_s=math.inf)
+        tracker._take(items)
+        tracker.flush()
+        tracker._rest()
+        return tracker
+
+    def describe(self, parameters: Mapping[str, Any], tags: Mapping[str, str]) -> None:
+        """Parameters are written once; None and empty texts are shown as such, since MLflow wants text."""
+        from mlflow.entities import Param, RunTag
+
+        params = [Param(self._key(key), _text(value)) for key, value in parameters.items()]
+        labels = [RunTag(self._key(key), names.text(value)) for key, value in tags.items()]
+        for start in range(0, max(len(params), len(labels)), 100):
+            part = slice(start, start + 100)
+            self._log("params", params[part])
+            self._log("tags", labels[part])
+
+    def inputs(self, data: Iterable[tuple[str, str, str]]) -> None:
+        """Data that the run reads, as MLflow's dataset inputs: (name, digest, source). Remembered, like metrics."""
+        found = [list(each) for each in data]
+        if found:
+            self._add({"inputs": found})
+
+    def metrics(self, step: int, values: Mapping[str, float]) -> None:
+        """Remember metrics; they are sent by `flush`, `tick` or `end`. A resumed run computes some steps again, and what the
+        store knows of them it is not told twice; listeners are, who may have lost it."""
+        told = {self._key(key): float(value) for key, value in values.items()}
+        for listener in self.listeners:
+            listener(step, told)
+        if self._known:
+            told = {key: value for key, value in told.items() if _point(key, step, value) not in self._known}
+        if told:
+            self._add({"metrics": told, "step": step, "ms": _now_ms()})
+
+    def tick(self) -> None:
+        """Send what has waited long enough; after a failure not before `_PATIENCE_S`."""
+        now = time.monotonic()
+        if self.trouble is not None:
+            due = now - self._sent_at >= _PATIENCE_S
+        else:
+            due = now - self._sent_at >= self._every_s or len(self._pending) >= _BATCH
+        if due:
+            self.flush()
+
+    def flush(self) -> None:
+        """Send everything, or as much as the store takes: `trouble` says what went wrong, the rest is kept."""
+        first: Exception | None = None
+        for send in (self._send_metrics, self._send_later):
+            try:
+                send()
+            except Exception as error:  # MLflow's, sqlite's, requests': the run does not depend on them
+                first = first or error
+                if not has_answered(error):
+                    break
+        self.trouble = None if first is None else reason(first)
+        if first is None:
+            self._outbox.clear()
+        self._sent_at = time.monotonic()
+
+    def _send_metrics(self) -> None:
+        """Raises what MLflow raises."""
+        while self._pending:
+            self._log("metrics", self._pending[:_BATCH])
+            del self._pending[:_BATCH]
+
+    def _send_later(self) -> None:
+        """What the store does not take holds back nothing that it takes. Raises what MLflow raises."""
+        failed: list[tuple[Item, Exception]] = []
+        try:
+            while self._later:
+                try:
+                    self._unless_refused(lambda: self._send(self._later[0]), _named(self._later[0]))
+                except Exception as error:
+                    if not has_answered(error) or len(failed) == _MOST_FAILURES:
+                        raise
+                    failed.append((self._later[0], error))
+                del self._later[0]
+        finally:
+            self._later[:0] = [item for item, _ in failed]
+        if failed:
+            raise failed[0][1]
+
+    def _log(self, kind: Literal["metrics", "params", "tags"], items: list[Any]) -> None:
+        """Of a request that is refused each half by itself. Raises what MLflow raises."""
+        request: dict[str, Any] = {kind: items}
+        if len(items) == 1:
+            what = f"{kind.removesuffix('s')} {items[0].key}"
+            self._unless_refused(lambda: self._client.log_batch(self.run_id, **request), what)
+        elif items:
+            try:
+                self._client.log_batch(self.run_id, **request)
+            except Exception as error:
+                if not is_refusal(error):
+                    raise
+                self._log(kind, items[: len(items) // 2])
+                self._log(kind, items[len(items) // 2 :])
+
+    def _unless_refused(self, send: Callable[[], object], what: str) -> None:
+        """Send something by itself, and note where it is refused. Raises what else MLflow raises."""
+        try:
+            send()
+        except Exception as error:
+            is_alive = is_refusal(error) and self._client.get_run(self.run_id).info.lifecycle_stage == "active"
+            if not is_alive:  # of a run that was deleted everything is refused, until it is brought back
+                raise
+            refused = f"{what} ({reason(error)})"
+            if refused not in self.refused:
+                self.refused.append(refused)
+
+    def notes(self) -> list[str]:
+        """What is new of names that are others in MLflow, and of what it refused."""
+        renamed = [f"{name!r} is {key}" for name, key in list(self._renamed.items())[self._told[1] :]]
+        refused = self.refused[self._told[0] :]
+        self._told = len(self.refused), len(self._renamed)
+        found = [f"MLflow takes other names: there {_listed(renamed)}"] if renamed else []
+        return [*found, *([f"MLflow refuses {_listed(refused)}; all else is there"] if refused else [])]
+
+    def _key(self, name: str) -> str:
+        """The name in MLflow. Of one that is too long the whole stands in a tag."""
+        key = names.valid(name)
+        if key != name and name not in self._renamed:
+            self._renamed[name] = key
+            if names.is_cut(key):
+                self._add({"tag": [self.run_id, f"name.{key[-names.DIGITS :]}", names.text(name)]})
+        return key
+
+    def sync(self) -> None:
+        """Have all that was told either at the store or on the disk. Raises OSError."""
+        if self.trouble is None:
+            self.flush()
+        self._outbox.sync()
+
+    def tag(self, key: str, value: str) -> None:
+        """Remembered, like metrics."""
+        self.tag_other(self.run_id, key, value)
+
+    def tag_other(self, run_id: str, key: str, value: str) -> None:
+        """A tag on another run. Remembered, like metrics."""
+        self._add({"tag": [run_id, self._key(key), names.text(value)]})
+
+    def artifact(self, path: Path, folder: str) -> None:
+        """Remembered, like metrics: the file is read when it is sent."""
+        item = {"artifact": [self._relative(path), folder]}
+        if item not in self._later:
+            self._add(item)
+
+    def model(self, folder: ModelFolder, registration: Registration | None) -> None:
+        """The trained model, as a logged model of MLflow. Remembered, like metrics: the folder is read when it is sent."""
+        told = {**asdict(folder), "path": self._relative(folder.path)}
+        self._add(
+            {"model": told, "register": None if registration is None else [registration.name, registration.alias]}
+        )
+
+    def end(self, status: Status) -> None:
+        """Send all there is, the status last. `trouble` is None exactly when the store has everything."""
+        self._add({"end": status, "ms": _now_ms()})
+        self.flush()
+        self._rest()
+
+    def _rest(self) -> None:
+        """What was not sent is left to others."""
+        if self.trouble is None:
+            self._outbox.remove()
+        else:
+            self._outbox.close()
+
+    def _add(self, item: Item) -> None:
+        self._outbox.add(item)
+        self._take([item])
+
+    def _take(self, items: Iterable[Item]) -> None:
+        for item in items:
+            if "metrics" in item:
+                step, ms = item["step"], item["ms"]
+                self._pending += [self._metric(key, value, ms, step) for key, value in item["metrics"].items()]
+            else:
+                self._later.append(item)
+
+    def _send(self, item: Item) -> None:
+        """Raises what MLflow raises."""
+        match item:
+            case {"tag": [run_id, key, value]}:
+                self._client.set_tag(run_id, key, value)
+            case {"inputs": found}:
+                self._send_inputs(found)
+            case {"artifact": [name, folder]}:
+                if self._is_here(name):
+                    self._client.log_artifact(self.run_id, str(self._outbox.folder / name), folder)
+            case {"model": told, "register": registered}:
+                if self._is_here(told["path"]):
+                    folder = ModelFolder(**{**told, "path": self._outbox.folder / told["path"]})
+                    registration = None if registered is None else Registration(*registered)
+                    ModelLog(self._client, self.run_id, folder, registration)()
+            case {"end": status, "ms": ms}:
+                self._client.set_terminated(self.run_id, status, ms)
+
+    def _send_inputs(self, found: Iterable[tuple[str, str, str]]) -> None:
+        from mlflow.entities import Dataset, DatasetInput, InputTag
+
+        tags = [InputTag("mlflow.data.context", "training")]
+        datasets = [
+            DatasetInput(Dataset(name, digest[:36], "dvc", json.dumps({"path": source, "md5": digest})), tags)
+            for name, digest, source in found
+        ]
+        try:
+            self._client.log_inputs(self.run_id, datasets=datasets)
+        except Exception:  # MLflow's own store, when two runs at once are the first to name these data
+            self._client.log_inputs(self.run_id, datasets=datasets)
+
+    def _is_here(self, name: str) -> bool:
+        found = (self._outbox.folder / name).exists()
+        if not found:
+            self.gone.append(name)
+        return found
+
+    def _relative(self, path: Path) -> str:
+        return os.path.relpath(path, self._outbox.folder)
+
+    def _points(self, since: int) -> frozenset[Point]:
+        """What the store knows of these steps. Raises what MLflow raises."""
+        keys = self._client.get_run(self.run_id).data.metrics
+        histories = (self._client.get_metric_history(self.run_id, key) for key in keys)
+        return frozenset(
+            _point(each.key, each.step, each.value) for history in histories for each in history if each.step >= since
+        )
+
+
+def _point(key: str, step: int, value: float) -> Point:
+    return key, step, None if math.isnan(value) else infinite(value)
+
+
+def _now_ms() -> int:
+    return int(time.time() * 1000)
+
+
+def _text(value: Any) -> str:
+    return "null" if value is None else names.text(str(value))
+
+
+def _named(item: Item) -> str:
+    """In words."""
+    match item:
+        case {"tag": [_, key, _]}:
+            return f"tag {key}"
+        case {"artifact": [name, _]}:
+            return f"artifact {name}"
+    return next(iter(item))
+
+
+def _listed(found: list[str]) -> str:
+    more = f" and {len(found) - _SHOWN} more" if found[_SHOWN:] else ""
+    return ", ".join(found[:_SHOWN]) + more

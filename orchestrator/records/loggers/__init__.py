@@ -1,0 +1,41 @@
+"""The table of writers: who is told of a run beside MLflow, each by its own package (`tracking.also`).
+
+A writer is a class: `name(run: Told)` begins, in a thread of its own (`feed.py`), and its instances have
+
+    metrics(step, values)    of a step, an evaluation, a recovery; in the order of the driver, after a resume some again
+    flush()                  where a class has it: there is nothing more to tell for a moment; who is killed then loses nothing
+    end(status, results)     "finished", "failed" or "killed", with what the run came to
+
+so adding one is a file and a line in `WRITERS`. A writer has no part in the result: what it raises ends what it is told, with a
+warning, and not the run. `problem()`, where a class has it, says before the start what keeps it from writing on this machine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from orchestrator.common.registry import Table
+from orchestrator.errors import ConfigurationError
+from orchestrator.records.loggers.tensorboard import TensorBoard
+from orchestrator.records.loggers.told import Told, Writer
+from orchestrator.records.loggers.wandb import WeightsAndBiases
+
+__all__ = ["WRITERS", "Told", "Writer", "problems"]
+
+WRITERS: Table[Callable[[Told], Writer]] = Table(
+    "tracking.also", {"tensorboard": TensorBoard, "wandb": WeightsAndBiases}
+)
+
+
+def problems(names: Sequence[str]) -> list[str]:
+    """What keeps these from being written to on this machine, a sentence each."""
+    found: list[str] = []
+    for name in names:
+        try:
+            asked = getattr(WRITERS[name], "problem", None)
+            problem = None if asked is None else asked()
+        except ConfigurationError as error:
+            found += [f"{sentence} ({error.remedy})" if error.remedy else sentence for sentence in error.problems]
+        else:
+            found += [] if problem is None else [f"tracking.also: {problem}"]
+    return found

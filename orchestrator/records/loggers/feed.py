@@ -1,0 +1,87 @@
+"""Tells writers of a run, each in a thread of its own: the driver waits for none of them, and none for another."""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from orchestrator.records.loggers import WRITERS
+from orchestrator.records.loggers.told import Status, Told, Writer
+
+_LAST_S = 60.0  # for what they have not taken when the run ends
+_Call = Callable[[Writer], object]
+
+
+class Feed:
+    """names: of writers; none is a feed too. What is told is what MLflow is told, in the same order."""
+
+    def __init__(self, names: Sequence[str], run: Told, last_s: float = _LAST_S) -> None:
+        self._streams = [_Stream(name, run) for name in dict.fromkeys(names)]
+        self._last_s = last_s
+
+    def metrics(self, step: int, values: Mapping[str, float]) -> None:
+        told = dict(values)
+        for stream in self._streams:
+            stream.tell(lambda writer: writer.metrics(step, told))
+
+    def troubles(self) -> list[str]:
+        """What went wrong since this was asked last: a sentence for each writer that is told nothing any more."""
+        found = [stream.take_trouble() for stream in self._streams]
+        return [each for each in found if each is not None]
+
+    def end(self, status: Status, results: Mapping[str, Any]) -> list[str]:
+        """The run is over; wait until all writers know. Returns the last troubles."""
+        told = dict(results)
+        for stream in self._streams:
+            stream.end(lambda writer: writer.end(status, told))
+        deadline = time.monotonic() + self._last_s
+        for stream in self._streams:
+            stream.join(deadline)
+        return self.troubles()
+
+
+class _Stream:
+    """One writer with what it is to be told. The thread does not keep the process alive."""
+
+    def __init__(self, name: str, run: Told) -> None:
+        self._name = name
+        self._calls: queue.SimpleQueue[_Call | None] = queue.SimpleQueue()
+        self._trouble: str | None = None
+        self._failed = False
+        self._thread = threading.Thread(target=self._write, args=(run,), name=f"writer {name}", daemon=True)
+        self._thread.start()
+
+    def tell(self, call: _Call) -> None:
+        if not self._failed:  # nobody would take it from the queue
+            self._calls.put(call)
+
+    def end(self, call: _Call) -> None:
+        self.tell(call)
+        self._calls.put(None)
+
+    def join(self, deadline: float) -> None:
+        self._thread.join(max(0.0, deadline - time.monotonic()))
+        if self._thread.is_alive():
+            self._fail(f"{self._name} has not taken all that it was told when the run had ended")
+
+    def take_trouble(self) -> str | None:
+        told, self._trouble = self._trouble, None
+        return told
+
+    def _write(self, run: Told) -> None:
+        try:
+            writer = WRITERS[self._name](run)
+            flush = getattr(writer, "flush", lambda: None)
+            while (call := self._calls.get()) is not None:
+                call(writer)
+                if self._calls.empty():
+                    flush()
+        except Exception as error:  # of a package or of the user's code: the run does not depend on it
+            first = (str(error).splitlines() or [""])[0]
+            self._fail(f"{self._name} is told nothing any more: {type(error).__name__}: {first}")
+
+    def _fail(self, why: str) -> None:
+        self._failed, self._trouble = True, f"tracking.also: {why}"

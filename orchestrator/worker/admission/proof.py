@@ -1,0 +1,216 @@
+"""Admission by proof (rule B4): a worker shows that it computes the bits of the others before it may take part.
+
+Micro-batch 0 is computed, then micro-batch 1, then 0 again, which exposes a pipeline that keeps state: by other bits,
+or by what has changed in its objects. The same is done with validation batches, since decisions may follow from
+metrics; so an error in metrics() is reported before the training and not after it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import struct
+import sys
+from collections.abc import Callable, Collection, Iterator, Sequence
+
+import torch
+
+from orchestrator.checkpoint.state import digest as digest_of
+from orchestrator.errors import Inconsistent, OrchestratorError, PipelineRaised
+from orchestrator.numerics.digests import update
+from orchestrator.numerics.portable import used
+from orchestrator.pipeline import naming
+from orchestrator.worker.admission import state_detection
+from orchestrator.worker.between_steps import evaluation
+from orchestrator.worker.model.replica import Replica
+from orchestrator.worker.model.workload import Workload
+
+Loss = Callable[[int, int], tuple[float, float] | None]
+
+
+def reference(workload: Workload, replica: Replica, *, sparing: bool = False) -> str:
+    """A digest of what the first micro-batch gives, none where samples are live; of the first validation batch where
+    shards are pinned to sites, of which a worker reads its own only. sparing: `fingerprint_sparing` takes it. Raises
+    Inconsistent; PipelineRaised for what may not be changed or used, and for a fault in the metrics."""
+    compiled = _compiled()
+    own, pinned = workload.attendance.own, workload.attendance.is_pinned
+    take = fingerprint_sparing if sparing else fingerprint
+    first: str | None = ""
+    if not workload.is_live:
+        what = f"micro-batch (step 0, shard {next(iter(own), 0)})"
+        first = _prove(workload, what, own[:2], lambda shard: take(workload, replica, shard)) or (
+            "" if not own else None
+        )
+    if pinned and first is not None:
+        common = range(min(1, len(workload.evaluation_batches)))
+        of = lambda batch: fingerprint(workload, replica, batch, workload.loss_of_validation)  # noqa: E731
+        first = _prove(workload, "the gradient of validation batch 0", common, of) if common else ""
+    if first is not None:  # else the words of the step come first
+        batches = range(min(2, len(workload.evaluation_batches)))
+        _prove(workload, "validation batch 0", batches, lambda batch: _evaluated(workload, replica, batch))
+    if workload.has_rate:
+        _prove(workload, "rate(0)", range(1), lambda step: workload.rate(step).hex())
+    if _compiled() != compiled:
+        raise PipelineRaised(
+            "a part of the pipeline was compiled while a batch was computed",
+            "leave torch.compile out: its kernels are not checked for exactness",
+        )
+    return first or ""
+
+
+def operators(workload: Workload, replica: Replica) -> set[str]:
+    """The operators of torch that the first micro-batch and the first validation batch use; none of a batch that fails, as its
+    step will."""
+    with used.recorded() as found:
+        for shard in workload.attendance.own[:1]:
+            fingerprint(workload, replica, shard)
+        if workload.evaluation_batches:
+            with contextlib.suppress(OrchestratorError):
+                _evaluated(workload, replica, 0)
+    return found
+
+
+def _prove(workload: Workload, what: str, batches: Sequence[int], compute: Callable[[int], str | None]) -> str | None:
+    """What `compute` returns for batch 0, which has to be the same each time; None where it returns None for one of the
+    batches. Raises Inconsistent."""
+    if not batches:
+        return None
+    results = [compute(batches[0])]
+    before = _look(workload)
+    results += [compute(batch) for batch in (*batches[1:], batches[0])]
+    after = _look(workload)
+    grown: dict[str, bool] = {}
+    if after != before:
+        compute(batches[0])
+        grown = state_detection.grown(before, after, _look(workload))
+    found = ", ".join(sorted(grown, key=lambda place: not grown[place])[:3])
+    remedy = (
+        "a pipeline must keep no state between batches and draw randomness only from torch, numpy or random; metrics are means "
+        "over their own batch, put together here"
+    )
+    if results[-1] != results[0]:
+        why = f"; what had changed: {found}" if found else ""
+        raise Inconsistent(f"{what} came out differently when it was computed again behind another one{why}", remedy)
+    if any(grown.values()):
+        raise Inconsistent(
+            f"{found} changed each time that {what} was computed",
+            f"{remedy}; a number that nothing follows from may have a name that begins with _",
+        )
+    return None if None in results else results[0]
+
+
+def _look(workload: Workload) -> state_detection.Observations:
+    with naming("looking at what the pipeline, its model and its data sets keep"):  # it meets objects of any class
+        return state_detection.look(workload.held(), workload.model)
+
+
+def fingerprint(
+    workload: Workload,
+    replica: Replica,
+    number: int,
+    loss: Callable[[int], tuple[float, float] | None] | None = None,
+) -> str | None:
+    """Of all that micro-batch (step 0, number) would put into the sum, or what `loss` of that number would; None where it
+    fails, as its step will. Raises PipelineRaised where it changes what has to stay, and where the GPU failed of it: nothing is
+    computed there any more."""
+    digest = hashlib.sha256()
+    tensors = _contributed(replica, lambda: workload.loss(0, number) if loss is None else loss(number))
+    if tensors is None:
+        return None
+    for slot, tensor in zip(replica.layout.slots, tensors, strict=False):
+        if tensor is not None:
+            update(digest, slot.name, tensor)
+    for name, buffer in replica.joined.items():
+        update(digest, name, buffer)
+    replica.begin_shard()
+    return digest.hexdigest()
+
+
+def fingerprint_sparing(
+    workload: Workload, replica: Replica, shard: int, loss: Loss | None = None, kept: Collection[str] = ()
+) -> str | None:
+    """As `fingerprint`, another one: of the digests of all tensors. Each gradient is let go of as soon as it is whole, since a
+    worker that is to host a stage has not the memory for all. loss: as `Workload.loss`, which it is unless another one is
+    given; kept: the parameters whose gradients `loss` needs."""
+    parameters = dict(zip((slot.name for slot in replica.layout.slots), replica.parameters, strict=False))
+    compute = lambda: (loss or workload.loss)(0, shard)  # noqa: E731
+    taken, tensors = _spared(replica, compute, {name: parameters[name] for name in parameters.keys() - set(kept)})
+    if taken.twice:
+        taken, tensors = _spared(replica, compute, {})
+    if tensors is None:
+        return None
+    slots = replica.layout.slots
+    found = {slot.name: digest_of(each) for slot, each in zip(slots, tensors, strict=False) if each is not None}
+    found |= {name: digest_of(buffer) for name, buffer in replica.joined.items()}
+    replica.forget()
+    replica.begin_shard()
+    return hashlib.sha256(repr(sorted((taken.digests | found).items())).encode()).hexdigest()
+
+
+def _spared(
+    replica: Replica, compute: Callable[[], object], parameters: dict[str, torch.nn.Parameter]
+) -> tuple[_Taken, list[torch.Tensor | None] | None]:
+    """What was taken of these parameters' gradients, and `_contributed` of the rest."""
+    with _taking(parameters) as taken:
+        return taken, _contributed(replica, compute)
+
+
+class _Taken:
+    """Digests of gradients that were let go of. twice: one came in two parts, as from two activation checkpoints."""
+
+    def __init__(self) -> None:
+        self.digests: dict[str, str] = {}
+        self.twice = False
+
+    def take(self, name: str) -> Callable[[torch.Tensor], None]:
+        def hook(parameter: torch.Tensor) -> None:
+            self.twice = self.twice or name in self.digests
+            if parameter.grad is not None and parameter.grad.layout == torch.strided:
+                self.digests[name] = digest_of(parameter.grad)
+                parameter.grad = None
+
+        return hook
+
+
+@contextlib.contextmanager
+def _taking(parameters: dict[str, torch.nn.Parameter]) -> Iterator[_Taken]:
+    taken = _Taken()
+    handles = [
+        each.register_post_accumulate_grad_hook(taken.take(name))  # type: ignore[no-untyped-call]
+        for name, each in parameters.items()
+    ]
+    try:
+        yield taken
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def _contributed(replica: Replica, compute: Callable[[], object]) -> list[torch.Tensor | None] | None:
+    """What a micro-batch puts into the sum, nothing where it weighs nothing; None where it fails."""
+    replica.begin_shard()
+    try:
+        tensors = replica.contribution() if compute() is not None else []
+    except OrchestratorError as error:
+        if isinstance(error.__context__, torch.AcceleratorError):
+            raise
+        replica.begin_shard()
+        return None
+    replica.check_shard()
+    replica.check_step()
+    return tensors
+
+
+def _evaluated(workload: Workload, replica: Replica, batch: int) -> str:
+    """The numbers of a validation batch, bit for bit."""
+    results = evaluation.compute(workload, replica, [batch], len(workload.evaluation_batches), -1, lambda: None)
+    if results.fault is not None:
+        raise results.fault[1]
+    values = results.rows[batch]
+    return f"{results.names} {struct.pack(f'<{len(values)}d', *values).hex()}"
+
+
+def _compiled() -> int:
+    """How many pieces of code torch has compiled in this process. To import its compiler takes seconds, so it is not."""
+    compiler = sys.modules.get("torch._dynamo.utils")
+    return 0 if compiler is None else compiler.counters["frames"]["total"]

@@ -1,0 +1,71 @@
+"""How much memory a worker needs for a model whose replicas run free. Pure.
+
+Bytes for each element of the layout, where a worker hosts s shards, an optimizer remembers m elements of each, and w is the
+window of deltas:
+
+    regions         16 + partial sums, 8 w, 8 w for each other worker's delta that it hands on
+    replica         8 parameters as integers, 8 as of the last rest, 4 of that in float32, 8 not sent yet
+    an update       4 before, 4 gradient, 8 the update; with a significance filter 8 read, and 8 s held back
+    optimizers      4 m s three times: in use, as of the last rest, and while the next one is staged
+    a model each    of gossip, instead of replica and deltas: 8 s four times so, with the updates of a step, and 8 of each
+                    foreign neighbour
+
+What it does not know: see `exchange/footprint.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+from orchestrator.comm.topologies.routes import Routes
+from orchestrator.comm.topologies.schedule import Schedule
+from orchestrator.config.plan import Plan
+from orchestrator.controller.shard_assignment import assign_shards
+from orchestrator.numerics.layout import Layout
+from orchestrator.worker.asynchronous.deltas import window_of
+from orchestrator.worker.asynchronous.gossip import Mixing
+from orchestrator.worker.voting.footprint import region_bytes, sums_of
+
+_FLOAT: Final = 4
+_INTEGER: Final = 8
+
+
+def delta_bytes(layout: Layout, schedule: Schedule, rank: int) -> int:
+    """The size of this worker's regions for deltas in a generation, if it is its first."""
+    window, routes = window_of(layout.size), Routes(schedule)
+    borders = layout.borders(routes.slices)
+    relayed = sum(borders[part + 1] - borders[part] for _, part in routes.relays(rank))
+    return _INTEGER * window * (layout.size + relayed)
+
+
+def worker_bytes(
+    layout: Layout,
+    schedule: Schedule,
+    plan: Plan,
+    *,
+    parameters: int,
+    state: float | None = None,
+    feedback: bool = False,
+) -> int:
+    """As `exchange.footprint.worker_bytes`, for sprints and gossip."""
+    del feedback  # of a compression, which is for lockstep
+    hosted = assign_shards(plan.data.shards, schedule.workers)
+    trained = sum(slot.elements for slot in layout.slots)
+    optimizers = 3 * _FLOAT * max(map(len, hosted)) * trained * (state or 0)
+    most = max(_rank_bytes(layout, schedule, plan, hosted, rank) for rank in range(schedule.workers))
+    return most + round(optimizers + _FLOAT * parameters)
+
+
+def _rank_bytes(layout: Layout, schedule: Schedule, plan: Plan, hosted: Sequence[Sequence[int]], rank: int) -> int:
+    """But for parameters and optimizers."""
+    shards, size = len(hosted[rank]), layout.size
+    found = region_bytes(layout, schedule, rank, sums_of(plan)) + (_FLOAT * 3 + _INTEGER) * size  # update, last rest
+    if plan.mode.graph is not None:
+        needed = Mixing.of(plan.mode.graph, plan.data.shards).needed(hosted)
+        foreign = sum(rank in workers for shard, workers in needed.items() if shard not in hosted[rank])
+        return found + _INTEGER * size * (4 * shards + foreign)
+    if plan.replay:  # a reader for each shard, and no deltas on their way
+        return found + delta_bytes(layout, schedule, rank) + _INTEGER * size * (3 + shards)
+    filtered = 1 + shards if plan.mode.threshold else 0
+    return found + delta_bytes(layout, schedule, rank) + _INTEGER * size * (3 + filtered)

@@ -1,0 +1,143 @@
+"""One worker's replica between two rests: parameters as integers, to which its own and others' updates are added in any order.
+
+    begin      after a rest, which left parameters in float32, equal everywhere
+    own        an update of a hosted shard
+    other      a delta of another worker
+    ledger     the fingerprint of all that was added is that of what came out of it
+    adopt      the sum of everybody's updates, at the rest
+    give_up    back to the last rest, to the bit: the sprint has failed
+
+Parameters in float32 are the whole state at a rest, as in lockstep, so checkpoints and state transfers are the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+
+import torch
+
+from orchestrator.comm.collectives import Memory
+from orchestrator.errors import Inconsistent, NonFinite
+from orchestrator.numerics import exact
+from orchestrator.numerics.exact import wrap
+from orchestrator.numerics.fixed_point import FixedPoint, name_of, overflows
+from orchestrator.optim.transforms import State
+from orchestrator.worker.asynchronous.last_rest import LastRest
+from orchestrator.worker.asynchronous.shard_updates import Reading, ShardUpdates
+from orchestrator.worker.asynchronous.statistics import Statistics
+from orchestrator.worker.member.generation import ProcessServices
+from orchestrator.worker.model.replica import Replica
+from orchestrator.worker.model.shard_states import ShardStates
+
+
+class FreeReplica:
+    """A replica that runs free between rests, and the states of its shards. shards: those that are hosted."""
+
+    def __init__(
+        self, replica: Replica, updates: ShardUpdates, states: ShardStates, memory: Memory, services: ProcessServices
+    ) -> None:
+        self.replica = replica
+        self.shards: tuple[int, ...] = ()
+        self._updates = updates
+        self._states = states
+        self._memory = memory
+        self._services = services
+        self._statistics = Statistics(replica)
+        size = replica.layout.size
+        self._x, self._base = torch.zeros(size, dtype=torch.int64), torch.zeros(size, dtype=torch.int64)
+        self._last_rest = LastRest(replica)
+        self._fixed = FixedPoint(())
+        self._ledger = 0
+
+    def begin(self, inherited: Mapping[int, State] = MappingProxyType({})) -> None:
+        """Replicas run free from here. inherited: what these hosted shards go on with, in place of what they keep. Raises
+        CalledOff."""
+        self._services.await_copied()
+        self._states.discard()
+        replica = self.replica
+        self._last_rest.keep()
+        start = self._last_rest.parameters
+        self._fixed = FixedPoint.fitting(replica.layout, start, len(replica.parameters))
+        self._fixed.integers(start, self._base)
+        self._x.copy_(self._base)
+        self._memory.contribution.zero_()
+        self._ledger = exact.fingerprint_of_integers(self._base)
+        self._updates.begin(self._fixed, {**self.rows(), **inherited})
+
+    def compute(self, shard: int, reading: Reading, x: torch.Tensor | None = None) -> tuple[float | None, torch.Tensor]:
+        """Loss and update of the shard's next micro-batch, read from `x` or, without one, from this replica."""
+        self._services.heartbeat.beat("compute", reading.clock, shard)
+        return self._updates.compute(shard, self._x if x is None else x, reading)
+
+    def own(self, update: torch.Tensor, *unsent: torch.Tensor) -> int:
+        """Add an update of a hosted shard, also to what is unsent; returns its fingerprint."""
+        printed = exact.absorb(update, self._x, self._memory.contribution, *unsent)
+        self._ledger = wrap(self._ledger + printed)
+        return printed
+
+    def other(self, delta: torch.Tensor, printed: int, at: slice = slice(None)) -> None:
+        """Add what another worker has sent; `printed` with its first slice, and 0 with the others."""
+        self._x[at] += delta
+        self._ledger = wrap(self._ledger + printed)
+
+    @property
+    def size(self) -> int:
+        """Elements of an update."""
+        return self._x.numel()
+
+    def rows(self) -> dict[int, State]:
+        """What the hosted shards keep."""
+        return {shard: self._states.of(shard) for shard in self.shards}
+
+    def start(self) -> torch.Tensor:
+        """A copy of the parameters at the last rest, as integers."""
+        return self._base.clone()
+
+    def shown(self) -> tuple[FixedPoint, torch.Tensor]:
+        """The parameters at the last rest, for peers to read until the next one: in the memory of its sum, which is free until
+        then."""
+        return self._fixed, self._memory.result.copy_(self._base)
+
+    def check_ledger(self) -> None:
+        """Raises Inconsistent unless this replica is the sum of what was added to it: at the rest all replicas are made equal,
+        which would repair a lost or doubled update in silence."""
+        if exact.fingerprint_of_integers(self._x) != self._ledger:
+            raise Inconsistent(
+                "a replica is not the sum of the updates that it has applied", "this is a fault of orchestrator"
+            )
+
+    def magnitudes(self) -> list[int]:
+        """Of the hosted shards' statistics. Raises NonFinite."""
+        return self._statistics.magnitudes(self._updates.buffers())
+
+    def counters(self) -> list[int]:
+        return self._statistics.counters(self._updates.buffers())
+
+    def contribute(self, magnitudes: Sequence[int]) -> None:
+        """Complete what this worker puts into the sum of the rest: what the filter held back, and the statistics. From here on
+        others may complete the rest without this worker, so what its shards keep is staged."""
+        for shard in self.shards:
+            self._states.stage(shard, self._updates.optimizers.row(shard))
+        contribution, residual = self._memory.contribution, self._updates.residual()
+        if residual is not None:
+            contribution += residual
+        self._statistics.contribute(self._updates.buffers(), magnitudes, contribution)
+
+    def adopt(self, shards: int, magnitudes: Sequence[int], counters: Sequence[int]) -> int:
+        """Take the sum over; returns the fingerprint of the parameters. shards: of the run. Raises NonFinite."""
+        replica, summed = self.replica, self._memory.result
+        end = self._statistics.start
+        self._x.copy_(self._base)
+        self._x[:end] += summed[:end]
+        if overflows(self._x):
+            name = name_of(replica.layout, int(self._x.abs().argmax()))
+            raise NonFinite(f"the parameter {name} has left the range of its numbers", "lower optimizer.lr")
+        self._fixed.values(self._x, replica.flat)
+        replica.adopt(self._statistics.means(magnitudes, summed, shards), counters)
+        self._states.commit()
+        return exact.fingerprint_of_integers(self._x)
+
+    def give_up(self) -> None:
+        """Back to the last rest."""
+        self._last_rest.bring_back()

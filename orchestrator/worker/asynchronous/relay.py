@@ -1,0 +1,55 @@
+"""A server's part where replicas run free: it hands deltas on until the sprint ends, and adds at the rest.
+
+Where the topology lets it know of all updates, it also holds a slice of the parameters (`held_slice.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final
+
+from orchestrator.comm.collectives import Exchange, Memory
+from orchestrator.worker.asynchronous.held_slice import HeldSlice
+from orchestrator.worker.asynchronous.rest import Nothing, Terms, rest
+from orchestrator.worker.asynchronous.traffic import Traffic
+from orchestrator.worker.between_steps.run_state import RunState
+from orchestrator.worker.between_steps.timing import Patience
+from orchestrator.worker.step.executor import Outcome
+
+_WAIT_S: Final = 0.05
+
+
+class Relay:
+    """An Executor of a member that hosts no shards. held: the slice that it holds, if it does; memory: of the sum;
+    deadline_s: of the wait for the end of a sprint."""
+
+    def __init__(
+        self,
+        exchange: Exchange,
+        make: Callable[[int], Traffic],
+        terms: Terms,
+        held: HeldSlice | None,
+        memory: Memory,
+        deadline_s: float,
+    ) -> None:
+        self._exchange = exchange
+        self._make = make
+        self._terms = terms
+        self._held = held
+        self._memory = memory
+        self._deadline_s = deadline_s
+
+    def advance(self, state: RunState) -> Outcome:
+        """Raises Withdrawn, and what the transport raises."""
+        assert state.free is not None
+        traffic, shards = self._make(state.free.rests), self._terms.shape.shards
+        if self._held is not None:
+            self._held.begin(state.free.clocks)
+        while not traffic.rung:
+            traffic.take(shards, self._held, _WAIT_S)
+        traffic.end(shards, Patience(self._deadline_s), _WAIT_S, self._held)
+        outcome = rest(self._exchange, Nothing(), state, self._terms)
+        assert outcome.free is not None
+        if self._held is not None:
+            self._held.rest(self._memory.result, outcome.free.clocks)
+        return outcome

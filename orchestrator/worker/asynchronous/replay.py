@@ -1,0 +1,195 @@
+"""A sprint that is repeated from its record: every update reads exactly what it read then, whoever computes it now.
+
+Each hosted shard has a reader of its own, a copy of the parameters that takes in others' updates up to the clocks that the
+shard's next update has read. The updates are computed in waves: all whose readings are done, among the first in canonical
+order, so a wave can always be found, and what has to be kept is bounded. After a wave everybody gets its updates. So a replay
+needs no windows and no polling, and depends neither on the number of workers nor on timing.
+
+Source: the design of asynchronous modes, section 3.
+"""
+
+from __future__ import annotations
+
+import base64
+import operator
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Final
+
+import torch
+
+from orchestrator.comm.collectives import SPRINT, Exchange
+from orchestrator.errors import OrchestratorError
+from orchestrator.records.clocks import Sprint, Update
+from orchestrator.worker.asynchronous import rows as shard_rows
+from orchestrator.worker.asynchronous.free_replica import FreeReplica
+from orchestrator.worker.asynchronous.reports import Done
+from orchestrator.worker.asynchronous.rest import Nothing, Terms, rest
+from orchestrator.worker.asynchronous.resting import Resting
+from orchestrator.worker.asynchronous.shard_updates import Reading
+from orchestrator.worker.between_steps.run_state import RunState
+from orchestrator.worker.member.generation import Withdrawn
+from orchestrator.worker.step.executor import Outcome
+from orchestrator.worker.voting.step_report import Requests
+
+_AHEAD: Final = 4  # waves reach so many updates per shard beyond the first that is not done
+_FAILED: Final = -1
+
+Key = tuple[int, int]  # a shard and its clock
+
+
+class Replays:
+    """An Executor whose `advance` repeats a sprint and its rest. records: of the rests of the run that is repeated."""
+
+    def __init__(
+        self,
+        replica: FreeReplica,
+        exchange: Exchange,
+        terms: Terms,
+        records: Sequence[Mapping[str, Any]],
+        requests: Callable[[], Requests],
+    ) -> None:
+        self._replica = replica
+        self._exchange = exchange
+        self._terms = terms
+        self._records = records
+        self._requests = requests
+
+    def advance(self, state: RunState) -> Outcome:
+        """Raises PipelineRaised, NonFinite, Inconsistent, Withdrawn, and what the transport raises."""
+        assert state.free is not None
+        record, sprint = recorded(self._records, state)
+        number, own = state.free.rests, self._replica.rows()
+        self._replica.begin(shard_rows.inherited(self._exchange, number, record["heirs"], own))
+        try:
+            repeated = _Repeated(self._replica, self._exchange, sprint, self._terms, state)
+            repeated.run()
+            resting = Resting(self._replica, repeated, self._requests)
+            return rest(self._exchange, resting, state, self._terms, (record, sprint))
+        except BaseException:
+            self._replica.give_up()
+            raise
+
+
+class ReplayRelay:
+    """An Executor of a member that hosts no shards: it hands on what the workers of a replay tell each other, and adds."""
+
+    def __init__(self, exchange: Exchange, terms: Terms, records: Sequence[Mapping[str, Any]]) -> None:
+        self._exchange = exchange
+        self._terms = terms
+        self._records = records
+
+    def advance(self, state: RunState) -> Outcome:
+        """Raises Withdrawn, and what the transport raises."""
+        assert state.free is not None
+        record, sprint = recorded(self._records, state)
+        shard_rows.inherited(self._exchange, state.free.rests, record["heirs"], {})
+        for wave, _ in enumerate(waves(sprint)):
+            self._exchange.gather(state.free.rests, wave, SPRINT, torch.empty(0, dtype=torch.uint8))
+        return rest(self._exchange, Nothing(), state, self._terms, (record, sprint))
+
+
+def recorded(records: Sequence[Mapping[str, Any]], state: RunState) -> tuple[Mapping[str, Any], Sprint]:
+    """The record of the rest that comes next, and the sprint before it. Raises ValueError for a damaged one."""
+    assert state.free is not None
+    record = records[state.free.rests]
+    return record, Sprint.decode(base64.b64decode(record["updates"]), state.free.clocks)
+
+
+def waves(sprint: Sprint) -> Iterator[list[Key]]:
+    """The updates of a sprint, some at a time: those whose readings are in earlier waves, among the first in canonical
+    order."""
+    wants, order, clocks = sprint.wants(), sprint.order(), list(sprint.start)
+    first = 0
+    while first < len(order):
+        near = order[first : first + _AHEAD * len(clocks)]
+        ready = [
+            (shard, clock)
+            for shard, clock in near
+            if clocks[shard] == clock and all(map(operator.ge, clocks, wants[shard, clock]))
+        ]
+        for shard, _ in ready:
+            clocks[shard] += 1
+        while first < len(order) and clocks[order[first][0]] > order[first][1]:
+            first += 1
+        yield ready
+
+
+class _Repeated:
+    """One sprint, repeated by one worker together with the others."""
+
+    def __init__(self, replica: FreeReplica, exchange: Exchange, sprint: Sprint, terms: Terms, state: RunState) -> None:
+        assert state.free is not None
+        self._replica = replica
+        self._exchange = exchange
+        self._state = state
+        self._number = state.free.rests
+        self._steps = terms.steps
+        self._waves = waves(sprint)
+        self._wants = sprint.wants()
+        self._end = sprint.end
+        self.clocks = list(sprint.start)
+        self.made: list[Done] = []
+        self.fault: tuple[int, OrchestratorError] | None = None
+        self._readers = {shard: replica.start() for shard in replica.shards}
+        self._seen = {shard: list(sprint.start) for shard in replica.shards}
+        self._kept: dict[Key, torch.Tensor] = {}
+
+    def run(self) -> None:
+        """Raises Withdrawn where another member's shard failed."""
+        for wave, ready in enumerate(self._waves):
+            self._exchange_wave(wave, self._computed(ready))
+            for shard, _ in ready:
+                self.clocks[shard] += 1
+            self._catch_up()
+        self._replica.check_ledger()
+
+    def _computed(self, ready: Sequence[Key]) -> torch.Tensor:
+        """The hosted ones of these updates, as they travel; a fault travels as a mark."""
+        told: list[torch.Tensor] = []
+        for shard, clock in ready:
+            if shard not in self._readers:
+                continue
+            try:
+                told.append(self._update(shard, clock))
+            except OrchestratorError as error:
+                self.fault = (shard, error)
+                return torch.tensor([_FAILED, shard], dtype=torch.int64).view(torch.uint8)
+        return torch.cat(told).view(torch.uint8) if told else torch.empty(0, dtype=torch.uint8)
+
+    def _update(self, shard: int, clock: int) -> torch.Tensor:
+        """shard, clock, fingerprint, then the update."""
+        wanted = self._wants[shard, clock]
+        assert tuple(self._seen[shard]) == wanted, f"the reader of shard {shard} stands elsewhere"
+        reading = Reading(clock, sum(wanted), self._steps, self._state.reductions)
+        loss, update = self._replica.compute(shard, reading, self._readers[shard])
+        printed = self._replica.own(update)
+        self.made.append(Done(Update(shard, ()), loss, printed))
+        return torch.cat([torch.tensor([shard, clock, printed], dtype=torch.int64), update])
+
+    def _exchange_wave(self, wave: int, own: torch.Tensor) -> None:
+        size = self._replica.size + 3
+        for payload in self._exchange.gather(self._number, wave, SPRINT, own):
+            numbers = payload.view(torch.int64)
+            if numbers.numel() == 2:
+                shard = int(numbers[1])
+                raise self.fault[1] if self.fault else Withdrawn(f"shard {shard} failed")
+            for start in range(0, numbers.numel(), size):
+                shard, clock, printed = numbers[start : start + 3].tolist()
+                update = numbers[start + 3 : start + size]
+                self._kept[shard, clock] = update
+                if shard not in self._readers:
+                    self._replica.other(update, printed)
+
+    def _catch_up(self) -> None:
+        """Each reader takes in what its shard's next update has read; what no reader needs any more is forgotten."""
+        for shard, reader in self._readers.items():
+            seen = self._seen[shard]
+            wanted = self._wants.get((shard, self.clocks[shard]))
+            for other, end in enumerate(wanted or ()):
+                while seen[other] < min(end, self.clocks[other]):
+                    reader += self._kept[other, seen[other]]
+                    seen[other] += 1
+        reading = [shard for shard in self._readers if self.clocks[shard] < self._end[shard]]
+        for other, clock in list(self._kept):
+            if all(self._seen[shard][other] > clock for shard in reading):
+                del self._kept[other, clock]

@@ -1,0 +1,56 @@
+"""What shards keep, as bytes that can be gathered: the length of a header, the header (JSON), then the tensors."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+
+import torch
+
+from orchestrator.comm.collectives import HEIRS, Exchange
+from orchestrator.optim.transforms import State
+from orchestrator.worker.model import snapshot
+
+_LENGTH_BYTES = 8
+
+
+def encode(rows: Mapping[int, State]) -> torch.Tensor:
+    """uint8, for `Exchange.gather`."""
+    tensors = snapshot.named_rows(rows)
+    header = json.dumps([[n, str(t.dtype).removeprefix("torch."), list(t.shape)] for n, t in tensors.items()]).encode()
+    length = len(header).to_bytes(_LENGTH_BYTES, "little")
+    parts = [torch.frombuffer(bytearray(length + header), dtype=torch.uint8)]
+    parts += [tensor.detach().contiguous().reshape(-1).view(torch.uint8) for tensor in tensors.values()]
+    return torch.cat(parts)
+
+
+def decode(payload: torch.Tensor) -> dict[int, dict[str, torch.Tensor]]:
+    """The rows, in memory of their own."""
+    length = int.from_bytes(payload[:_LENGTH_BYTES].numpy().tobytes(), "little")
+    at = _LENGTH_BYTES + length
+    tensors: dict[str, torch.Tensor] = {}
+    for name, dtype, shape in json.loads(payload[_LENGTH_BYTES:at].numpy().tobytes()):
+        tensor = torch.empty(shape, dtype=getattr(torch, dtype))
+        raw = tensor.reshape(-1).view(torch.uint8)
+        raw.copy_(payload[at : at + raw.numel()])
+        tensors[name] = tensor
+        at += raw.numel()
+    return snapshot.rows_of(tensors)
+
+
+def inherited(
+    exchange: Exchange, number: int, heirs: Sequence[Sequence[int]], own: Mapping[int, State]
+) -> dict[int, State]:
+    """In a replay, where hosts are others: what lost shards go on with, as they did then; nothing for a server. heirs: (lost,
+    heir) pairs in order, of which a later one may have an earlier one's lost shard for an heir; number: of the rest; own: what
+    the shards keep that are hosted here."""
+    if not heirs:
+        return {}
+    concerned = {shard for pair in heirs for shard in pair}
+    told: dict[int, State] = {}
+    for payload in exchange.gather(number, 0, HEIRS, encode({s: row for s, row in own.items() if s in concerned})):
+        told.update(decode(payload))
+    if told:
+        for lost, heir in heirs:
+            told[lost] = told[heir]
+    return {lost: told[lost] for lost, _ in heirs if lost in own}

@@ -1,0 +1,92 @@
+"""One optimizer for each hosted shard, over the same parameters: replicas that run free have no common gradient.
+
+There is one object of torch's and as many states as shards, which take turns in it. As a row (`compute/shard_states.py`) a
+state travels with its shard, stands in checkpoints, and is put back when a sprint is given up.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from orchestrator.checkpoint.state import pack, unpack
+from orchestrator.errors import Inconsistent
+from orchestrator.optim.transforms import State
+
+_TREE = "tree"
+_FIXED = (bool, int, float, str)
+
+
+@dataclass
+class _Turn:
+    """The state of one shard's optimizer: what `Optimizer.state` and its groups hold, without the parameters themselves."""
+
+    state: defaultdict[torch.Tensor, Any]
+    groups: list[dict[str, Any]]
+
+
+class ShardOptimizers:
+    """The states of the hosted shards' optimizers."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer, parameters: Sequence[torch.nn.Parameter]) -> None:
+        self.optimizer = optimizer
+        self._parameters = list(parameters)
+        self._numbers: dict[torch.Tensor, int] = {parameter: i for i, parameter in enumerate(parameters)}
+        self._start = _groups(optimizer)
+        self._turns: dict[int, _Turn] = {}
+
+    def load(self, rows: Mapping[int, State]) -> None:
+        """These shards are hosted from now on, with these states; an empty one is that of a fresh optimizer."""
+        self._turns = {shard: self._loaded(shard, row) for shard, row in rows.items()}
+
+    def begin(self, shard: int) -> None:
+        """From now on the optimizer is this shard's."""
+        turn = self._turns[shard]
+        self.optimizer.state = turn.state
+        for group, values in zip(self.optimizer.param_groups, turn.groups, strict=True):
+            group.update(values)
+
+    def end(self, shard: int) -> None:
+        """Its step is done. The optimizer is as it was made again, whoever looks at it."""
+        self._turns[shard].groups = _groups(self.optimizer)
+        self.optimizer.state = defaultdict(dict)
+        for group, values in zip(self.optimizer.param_groups, self._start, strict=True):
+            group.update({key: _own(value) for key, value in values.items()})
+
+    def row(self, shard: int) -> State:
+        """A copy of the shard's state. Raises RunFailed for what a checkpoint cannot hold."""
+        turn = self._turns[shard]
+        state = [[self._numbers[parameter], dict(entry)] for parameter, entry in turn.state.items()]
+        tensors: dict[str, torch.Tensor] = {}
+        packed = pack({"groups": turn.groups, "state": state}, tensors, "optimizer")
+        row = {name: tensor.clone() for name, tensor in tensors.items()}
+        row[_TREE] = torch.frombuffer(bytearray(json.dumps(packed).encode()), dtype=torch.uint8)
+        return row
+
+    def _loaded(self, shard: int, row: State) -> _Turn:
+        state: defaultdict[torch.Tensor, Any] = defaultdict(dict)
+        if not row:
+            return _Turn(state, copy.deepcopy(self._start))
+        try:
+            tree = unpack(json.loads(row[_TREE].numpy().tobytes()), row)
+            for number, entry in tree["state"]:
+                state[self._parameters[number]] = entry
+        except (KeyError, IndexError, TypeError, ValueError) as error:
+            raise Inconsistent(f"the optimizer's state of shard {shard} is not whole: {error}") from error
+        return _Turn(state, tree["groups"])
+
+
+def _groups(optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
+    """The groups without their parameters."""
+    return [{key: _own(v) for key, v in group.items() if key != "params"} for group in optimizer.param_groups]
+
+
+def _own(value: Any) -> Any:
+    """The value, and a copy of one that may be changed in place."""
+    return value if isinstance(value, _FIXED) or value is None else copy.deepcopy(value)

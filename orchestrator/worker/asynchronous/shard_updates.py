@@ -1,0 +1,155 @@
+"""One shard's update: its own optimizer takes a step from what its host has read; the step, as integers, is the update.
+
+    p  = float32(X + residual)                   X: the replica as it has been read, residual: of the significance filter
+    p' = the shard's optimizer after the gradient of micro-batch (clock, shard)
+    u  = rint((p' - p) / V / lsb)                so that V shards move as far as one optimizer would
+
+Running statistics and counters are those of the shard while replicas run free; at a rest everybody takes their exact mean. The
+learning rate is that of the step (sum of the clocks read) // V: a slow shard's own clock would leave it in the middle of the
+schedule. Clipping is of each shard's gradient. A micro-batch that is empty, or whose weight is zero, is an update of zero.
+
+Source: workers that step by themselves, as in Ho et al. (NIPS 2013) and Hsieh et al., "Gaia" (NSDI 2017), there by plain SGD.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import torch
+
+from orchestrator.errors import NonFinite
+from orchestrator.numerics.fixed_point import FixedPoint, name_of
+from orchestrator.optim.transforms import State
+from orchestrator.worker.asynchronous.shard_optimizers import ShardOptimizers
+from orchestrator.worker.model.replica import Replica
+from orchestrator.worker.model.updater import Updater
+from orchestrator.worker.model.workload import NON_FINITE_REMEDY, Workload
+
+_FLOOR = 1e-2  # magnitudes below it count as this much when a change is called significant
+
+
+class Reading(NamedTuple):
+    """What a micro-batch is computed from. clock: of its shard; total: the sum of the clocks that were read; steps: of the run;
+    reductions: how often the plateau schedule has lowered the rate."""
+
+    clock: int
+    total: int
+    steps: int
+    reductions: int
+
+
+class ShardUpdates:
+    """Computes the updates of the hosted shards, one after the other. threshold: of the significance filter, 0 for none."""
+
+    def __init__(self, workload: Workload, replica: Replica, updater: Updater, shards: int, threshold: float) -> None:
+        self._workload = workload
+        self._replica = replica
+        self._updater = updater
+        self._shards = shards
+        self._threshold = threshold
+        self.optimizers = ShardOptimizers(updater.optimizer, replica.parameters)
+        size = replica.layout.size
+        self._before = torch.zeros(size, dtype=torch.float32)
+        self._gradient = torch.zeros(size, dtype=torch.float32)
+        self._views = [slot.view(self._gradient) for slot in replica.layout.slots[: len(replica.parameters)]]
+        self._read = torch.zeros(size if threshold else 0, dtype=torch.int64)
+        self._update = torch.zeros(size, dtype=torch.int64)
+        self._buffers: dict[int, list[torch.Tensor]] = {}
+        self._residuals: dict[int, torch.Tensor] = {}
+        self._fixed = FixedPoint(())
+
+    def begin(
+        self, fixed: FixedPoint, rows: Mapping[int, State], buffers: Mapping[int, list[torch.Tensor]] | None = None
+    ) -> None:
+        """Replicas run free from here: the shards of these rows are hosted. buffers: statistics, then counters, of each; all
+        have the replica's where there are none."""
+        self._fixed = fixed
+        self.optimizers.load(rows)
+        self._buffers = dict(buffers) if buffers else {shard: self._replica.buffers() for shard in rows}
+        self._residuals = {}
+
+    def compute(self, shard: int, x: torch.Tensor, reading: Reading) -> tuple[float | None, torch.Tensor]:
+        """Loss and update of the shard's next micro-batch, computed from `x`; None for one that is empty. The update may be
+        used until the next call. Raises PipelineRaised, NonFinite."""
+        residual = self._residuals.get(shard)
+        if residual is not None:
+            x = torch.add(x, residual, out=self._read)
+        flat = self._replica.flat
+        self._fixed.values(x, flat)
+        self._before.copy_(flat)
+        self._replica.set_buffers(self._buffers[shard])
+        self._replica.begin_step()
+        self._replica.begin_shard()
+        computed = self._workload.loss(reading.clock, shard)
+        self._replica.check_shard()
+        self._replica.check_step()
+        if computed is None:
+            return None, self._filtered(shard, reading.clock, x, self._update.zero_())
+        self._step(shard, reading)
+        self._replica.check_frozen()
+        self._buffers[shard] = self._replica.buffers()
+        if not self._fixed.updates(flat, self._before, self._shards, self._update):
+            self._refuse(shard, reading.clock, flat)
+        return computed[0], self._filtered(shard, reading.clock, x, self._update)
+
+    def residual(self) -> torch.Tensor | None:
+        """What the filter has held back of all hosted shards together, and forgets now; None where there is none."""
+        held, self._residuals = list(self._residuals.values()), {}
+        return torch.stack(held).sum(0) if held else None
+
+    def buffers(self) -> Sequence[Sequence[torch.Tensor]]:
+        """Statistics, then counters, of each hosted shard."""
+        return [self._buffers[shard] for shard in sorted(self._buffers)]
+
+    def buffers_of(self, shard: int) -> Sequence[torch.Tensor]:
+        """The same of one."""
+        return self._buffers[shard]
+
+    def _step(self, shard: int, reading: Reading) -> None:
+        """The shard's optimizer takes a step, with gradients that are views of one buffer, as in lockstep."""
+        where = f"micro-batch {reading.clock} of shard {shard}"
+        gradients = self._replica.contribution()[: len(self._replica.parameters)]
+        views = [
+            None if gradient is None else view.copy_(gradient)
+            for view, gradient in zip(self._views, gradients, strict=True)
+        ]
+        if not bool(torch.isfinite(self._gradient).all()):
+            element = int((~torch.isfinite(self._gradient)).nonzero()[0])
+            self._gradient.zero_()
+            name = name_of(self._replica.layout, element)
+            named = self._workload.named(reading.clock, shard)
+            raise NonFinite(f"the gradient of {name} is not finite in {where}{named}", NON_FINITE_REMEDY)
+        step = min(reading.total // self._shards, reading.steps - 1)
+        self.optimizers.begin(shard)
+        try:
+            self._updater.move(step, reading.reductions, views, self._gradient)
+        finally:
+            self.optimizers.end(shard)
+
+    def _filtered(self, shard: int, clock: int, x: torch.Tensor, update: torch.Tensor) -> torch.Tensor:
+        """The significant part of the update and of what was held back; the rest is held back (Gaia, section 3.2)."""
+        if not self._threshold:
+            return update
+        residual = self._residuals.get(shard)
+        known = x if residual is None else x - residual
+        waiting = update.clone() if residual is None else update + residual
+        threshold = self._threshold / math.sqrt(clock + 1)
+        significant = torch.empty_like(waiting, dtype=torch.bool)
+        for start, end, lsb in self._fixed.pieces:
+            part = slice(start, end)
+            least = known[part].abs().double().mul_(lsb).clamp_(min=_FLOOR).mul_(threshold / lsb)
+            torch.gt(waiting[part].abs().double(), least, out=significant[part])
+        sent = torch.where(significant, waiting, 0)
+        self._residuals[shard] = waiting.sub_(sent)
+        return sent
+
+    def _refuse(self, shard: int, clock: int, flat: torch.Tensor) -> None:
+        strange = (~torch.isfinite(flat)).nonzero()
+        element = int(strange[0]) if len(strange) else int((flat - self._before).abs().argmax())
+        name = name_of(self._replica.layout, element)
+        raise NonFinite(
+            f"the step of the optimizer takes {name} out of range in micro-batch {clock} of shard {shard}",
+            NON_FINITE_REMEDY,
+        )

@@ -1,0 +1,287 @@
+"""Calls of the pipeline's `on_evaluation`, in a process of its own beside the worker of rank 0.
+
+What the user does there can change no bit of the training: that process has its own copy of the model, its own generators and
+its own settings of torch, and nothing that it computes comes back but numbers to be recorded. It builds the pipeline under the
+run's seed as a loader does, and ends when its worker does.
+
+Training waits for it only at the end of the run. While a call lasts, later evaluations wait behind it, each with its copy of
+the model; where these copies become too large the oldest is left out, which is told. An exception, a wrong answer or the death
+of the process is told too; the next evaluation is called again.
+
+What it does not do: give the model in stages, which is whole nowhere (`driver.before_start.preflight` refuses that).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import pickle
+import queue
+import subprocess
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from types import MappingProxyType
+from typing import IO, Any, NamedTuple
+
+import torch
+
+from orchestrator.config.plan import Plan
+from orchestrator.errors import OrchestratorError, PipelineRaised
+from orchestrator.numerics import determinism, streams
+from orchestrator.pipeline import Pipeline, find, naming
+from orchestrator.worker.model import construction
+
+_LOOK_S = 0.2
+_WAITING_BYTES = 256 * 2**20  # of the copies that wait; one may always
+_CONTRACT = "return None, or a mapping of names to numbers"
+Emit = Callable[[dict[str, Any]], None]
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """What the process needs to build the pipeline and its model."""
+
+    target: str
+    args: dict[str, Any]
+    seed: int
+    threads: int
+    arithmetic: determinism.Arithmetic
+
+
+class _Call(NamedTuple):
+    """state: the model's, as torch saves it."""
+
+    step: int
+    metrics: dict[str, float]
+    state: bytes
+
+
+class Callbacks:
+    """Of one worker. emit: hears `{"event": "called_back", "step", "metrics"}` of each call, with `failed` where it failed."""
+
+    def __init__(self, plan: Plan, emit: Emit) -> None:
+        run, compute = plan.run, plan.run.compute
+        self._recipe = Recipe(
+            run.pipeline.target, dict(run.pipeline.args), run.seed, compute.threads, compute.arithmetic
+        )
+        self._emit = emit
+        self._process: subprocess.Popen[bytes] | None = None
+        self._waiting: deque[_Call] = deque()
+        self._returned = 0
+        self._calling: int | None = None
+        self._closed = False
+        self._changed = threading.Condition()
+        self._thread: threading.Thread | None = None
+
+    def call(self, step: int, metrics: Mapping[str, float], state: Mapping[str, torch.Tensor]) -> None:
+        """Have it called with a copy of this state, and go on."""
+        call = _Call(step, dict(metrics), _saved(state))
+        with self._changed:
+            self._waiting.append(call)
+            left_out = self._surplus()
+            self._changed.notify_all()
+        for each in left_out:
+            self._tell(each.step, failed=f"it was left out: an earlier call had not returned by step {step + 1}")
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._serve, name="callbacks", daemon=True)
+            self._thread.start()
+
+    def finish(self, beat: Callable[[], None], patience_s: float) -> None:
+        """Wait until all calls have returned, for each at most so long. beat: called meanwhile, may raise."""
+        returned, since = self._returned, time.monotonic()
+        with self._changed:
+            while (steps := self._pending) and time.monotonic() < since + patience_s:
+                self._changed.wait(_LOOK_S)
+                beat()
+                if self._returned > returned:
+                    returned, since = self._returned, time.monotonic()
+        for step in steps:
+            self._tell(step, failed=f"it had not returned after {patience_s:g} s (cluster.step_timeout_s)")
+
+    def close(self) -> None:
+        """End the process. Safe to call twice."""
+        with self._changed:
+            self._closed = True
+            self._waiting.clear()
+            self._changed.notify_all()
+            process = self._process
+        if process is not None:
+            process.kill()
+        if self._thread is not None:
+            self._thread.join()
+        if process is not None:
+            process.communicate()
+
+    @property
+    def _pending(self) -> list[int]:
+        """The steps of calls that have not returned."""
+        return [*([] if self._calling is None else [self._calling]), *(call.step for call in self._waiting)]
+
+    def _surplus(self) -> list[_Call]:
+        """The oldest of those that wait, as many as are too much."""
+        found = []
+        while len(self._waiting) > 1 and sum(len(call.state) for call in self._waiting) > _WAITING_BYTES:
+            found.append(self._waiting.popleft())
+        return found
+
+    def _serve(self) -> None:
+        while (call := self._next()) is not None:
+            began = time.monotonic()
+            answer = self._answer(call)
+            if not self._closed:
+                for line in answer.pop("said", ()):
+                    self._emit({"printed": line})
+                self._tell(call.step, seconds=round(time.monotonic() - began, 3), **answer)
+            with self._changed:
+                self._calling = None
+                self._returned += 1
+                self._changed.notify_all()
+
+    def _next(self) -> _Call | None:
+        """Waits for it; None once this is closed."""
+        with self._changed:
+            self._changed.wait_for(lambda: bool(self._waiting) or self._closed)
+            call = None if self._closed else self._waiting.popleft()
+            self._calling = None if call is None else call.step
+            self._changed.notify_all()
+            return call
+
+    def _answer(self, call: _Call) -> dict[str, Any]:
+        process = self._started()
+        assert process.stdin is not None
+        assert process.stdout is not None
+        try:
+            pickle.dump(tuple(call), process.stdin)
+            process.stdin.flush()
+            answer: dict[str, Any] = pickle.load(process.stdout)
+            return answer
+        except (OSError, EOFError, pickle.UnpicklingError):
+            process.kill()
+            process.communicate()
+            self._process = None
+            return {"failed": f"its process ended with code {process.returncode}"}
+
+    def _started(self) -> subprocess.Popen[bytes]:
+        with self._changed:
+            if self._process is None:
+                environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+                command = [sys.executable, "-m", __name__]
+                self._process = subprocess.Popen(
+                    command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment
+                )
+                if self._closed:
+                    self._process.kill()
+                assert self._process.stdin is not None
+                with contextlib.suppress(OSError):  # it died: whoever reads its answer finds that out
+                    pickle.dump(asdict(self._recipe), self._process.stdin)
+            return self._process
+
+    def _tell(self, step: int, **told: Any) -> None:
+        self._emit({"event": "called_back", "step": step, **told})
+
+
+def _saved(state: Mapping[str, torch.Tensor]) -> bytes:
+    stream = io.BytesIO()
+    torch.save({name: tensor.detach().cpu() for name, tensor in state.items()}, stream)
+    return stream.getvalue()
+
+
+class _Caller:
+    """The pipeline and its model in the process of the calls."""
+
+    def __init__(self, recipe: Recipe) -> None:
+        self._seed = recipe.seed
+        kind = find(recipe.target, recipe.args)
+        self._pipeline: Pipeline = construction.make_pipeline(kind, recipe.args, recipe.seed)
+        self._model: torch.nn.Module | None = None
+
+    def __call__(self, call: _Call) -> dict[str, float]:
+        """Raises PipelineRaised."""
+        model = self._filled(call)
+        with naming("on_evaluation()"), streams.seeded(self._seed, "on_evaluation", call.step):
+            returned: Any = self._pipeline.on_evaluation(call.step, MappingProxyType(call.metrics), model)
+        return _numbers(returned)
+
+    def _filled(self, call: _Call) -> torch.nn.Module:
+        """The model as it was after that step, whatever an earlier call has made of it."""
+        if self._model is None:
+            self._model = self._built()
+        state = torch.load(io.BytesIO(call.state), weights_only=True)
+        with naming("giving the model of on_evaluation() its weights"):
+            self._model.load_state_dict(state, strict=False)  # tied tensors are there once
+            self._model.requires_grad_(False)
+            return self._model.eval()
+
+    def _built(self) -> torch.nn.Module:
+        """A model() that needs what datasets() finds gets it."""
+        try:
+            return construction.make_model(self._pipeline, self._seed)
+        except PipelineRaised as without_data:
+            try:
+                with naming("datasets()"), streams.seeded(self._seed, "datasets"):
+                    self._pipeline.datasets()
+                return construction.make_model(self._pipeline, self._seed)
+            except PipelineRaised:
+                raise without_data from None
+
+
+def _numbers(returned: Any) -> dict[str, float]:
+    """Raises PipelineRaised."""
+    try:
+        return {} if returned is None else {str(name): float(value) for name, value in returned.items()}
+    except (AttributeError, TypeError, ValueError, RuntimeError) as error:
+        raise PipelineRaised(f"on_evaluation() returned {returned!r}: {error}", _CONTRACT) from None
+
+
+class _Said(io.StringIO):
+    """What is printed during a call, line by line."""
+
+    def lines(self) -> list[str]:
+        return self.getvalue().splitlines()
+
+
+def _answered(caller: Callable[[], _Caller], call: _Call) -> dict[str, Any]:
+    said = _Said()
+    with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
+        try:
+            answer: dict[str, Any] = {"metrics": caller()(call)}
+        except OrchestratorError as error:
+            answer = {"failed": error.message}
+    return {**answer, "said": said.lines()}
+
+
+def _main(requests: IO[bytes], answers: IO[bytes]) -> None:
+    """Requests are read beside the calls: when there are no more, whoever wanted this call is gone, and it ends within it."""
+    recipe = Recipe(**pickle.load(requests))
+    determinism.prepare_thread(recipe.threads, arithmetic=recipe.arithmetic)
+    calls: queue.SimpleQueue[_Call] = queue.SimpleQueue()
+
+    def read() -> None:
+        with contextlib.suppress(EOFError):
+            while True:
+                calls.put(_Call(*pickle.load(requests)))
+        os._exit(0)
+
+    threading.Thread(target=read, daemon=True).start()
+    made: list[_Caller] = []
+
+    def caller() -> _Caller:
+        if not made:
+            made.append(_Caller(recipe))
+        return made[0]
+
+    while True:
+        pickle.dump(_answered(caller, calls.get()), answers)
+        answers.flush()
+
+
+if __name__ == "__main__":
+    _requests, _answers = sys.stdin.buffer, os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)  # what is written past Python must not get into the answers
+    with contextlib.suppress(BrokenPipeError, KeyboardInterrupt, EOFError):
+        _main(_requests, _answers)

@@ -1,0 +1,177 @@
+"""Evaluation on the validation set, divided among the workers, with a result that does not depend on their number (rule
+A6).
+
+Validation batch j belongs to shard j modulo the number of shards and so to that shard's host. Each batch fills its own
+row of slots; the rows are combined by maximum and reduced with `math.fsum`. There are two exchanges: the first agrees
+on how many metrics there are, whether all have the same names and whether a batch failed; the second carries the rows,
+and the names for members without a batch.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+
+import torch
+
+from orchestrator.comm.collectives import EVALUATION, EVALUATION_VOTE, Exchange
+from orchestrator.errors import OrchestratorError, PipelineRaised
+from orchestrator.pipeline import naming
+from orchestrator.worker.member.generation import Withdrawn
+from orchestrator.worker.model.replica import Replica
+from orchestrator.worker.model.workload import Workload
+from orchestrator.worker.voting.step_report import EMPTY, from_slots, to_slots
+
+Beat = Callable[[], None]
+
+_LOSS = "validation/loss"
+_FIXED = 3  # loss, its weight, rows; the metrics follow
+
+
+class Results:
+    """What one member computed: the names of the metrics, a row of values per batch, or the error that stopped it."""
+
+    def __init__(self) -> None:
+        self.names: list[str] | None = None
+        self.rows: dict[int, list[float]] = {}
+        self.fault: tuple[int, OrchestratorError] | None = None
+
+    def add(self, batch: int, names: list[str], values: list[float]) -> None:
+        if self.names is not None and names != self.names:
+            raise PipelineRaised(
+                f"metrics() returned {names} for validation batch {batch} and {self.names} before",
+                "return the same names for every batch",
+            )
+        self.names = names
+        self.rows[batch] = values
+
+
+def compute(
+    workload: Workload, replica: Replica, shards: Sequence[int], total_shards: int, step: int, beat: Beat
+) -> Results:
+    """Evaluate the batches that these shards own, each from the same buffers; modes and buffers are left as they were, also
+    when `beat`, which is called before each batch, raises."""
+    results = Results()
+    with in_eval_mode(workload.model), restoring(replica):
+        for batch in workload.evaluation_batches.of(shards, total_shards):
+            beat()
+            replica.begin_shard()
+            try:
+                results.add(batch, *workload.evaluate(step, batch))
+                replica.check_shard()
+                replica.check_step()
+            except OrchestratorError as error:
+                results.fault = (batch, error)
+                break
+    return results
+
+
+@contextmanager
+def restoring(replica: Replica) -> Iterator[None]:
+    try:
+        yield
+    finally:
+        replica.give_up_shard()
+
+
+@contextmanager
+def in_eval_mode(model: torch.nn.Module) -> Iterator[None]:
+    """Within the block the model is in evaluation mode; afterwards every module is in the mode it was in, since a
+    pipeline may keep some of them frozen."""
+    with naming("eval() of the model"):
+        modes = [(module, module.training) for module in model.modules()]
+        model.eval()
+    try:
+        yield
+    finally:
+        with naming("train() of the model"):
+            model.train()
+        for module, training in modes:
+            module.training = training
+
+
+def combine(
+    exchange: Exchange, step: int, batches: int, results: Results, watched: Sequence[str] = ()
+) -> dict[str, float]:
+    """The metrics over the whole validation set, the same at every member, whether it has results of its own or not. watched:
+    names that decisions depend on.
+
+    Raises PipelineRaised (also where there is no metric of a watched name), Withdrawn, and what the transport raises.
+    """
+    words = _to_words(results.names)
+    metrics, length = _agree(exchange, step, batches, results, len(words))
+    width = _FIXED + metrics
+    filled = {batch * width + i: value for batch, row in results.rows.items() for i, value in enumerate(row)}
+    told = torch.tensor([*to_slots(batches * width, filled), *(words or [EMPTY] * length)], dtype=torch.int64)
+    agreed = exchange.maximum(step, 0, EVALUATION, told).tolist()
+    values = from_slots(agreed[: batches * width])
+    rows = [[values[batch * width + i] for i in range(width)] for batch in range(batches)]
+    means = means_of(_from_words(agreed[batches * width :]), rows)
+    for name in watched:
+        if name not in means:
+            raise PipelineRaised(
+                f"there is no metric {name!r} to watch; there are {', '.join(means)}",
+                "see early_stopping.metric, schedule.metric, checkpoint.best.metric",
+            )
+    return means
+
+
+def means_of(names: Sequence[str], rows: Sequence[Sequence[float]]) -> dict[str, float]:
+    """Over all batches. rows: of each batch what `Workload.evaluate` gives with these names; NaN where no batch has weight."""
+    means = {_LOSS: _mean([(row[0], row[1]) for row in rows])}
+    for i, name in enumerate(names):
+        means[f"validation/{name}"] = _mean([(row[_FIXED + i], row[2]) for row in rows])
+    return means
+
+
+def _agree(exchange: Exchange, step: int, batches: int, results: Results, length: int) -> tuple[int, int]:
+    """The number of metrics, and of the words of their names. All members have to give the metrics the same names, and none may
+    have failed."""
+    vote = [EMPTY] * 5
+    if results.names is not None:
+        names = _hash(results.names)
+        vote = [EMPTY, len(results.names), length, names, -names]
+    if results.fault is not None:
+        vote[0] = batches - results.fault[0]
+    agreed = exchange.maximum(step, 0, EVALUATION_VOTE, torch.tensor(vote, dtype=torch.int64))
+    failing, count, words, high, low = agreed.tolist()
+    if failing != EMPTY:
+        batch = batches - failing
+        own = results.fault is not None and results.fault[0] == batch
+        raise results.fault[1] if own and results.fault else Withdrawn(f"validation batch {batch} failed")
+    if high != -low:
+        said = f" ({results.names} here)" if results.names else ""
+        raise PipelineRaised(
+            f"metrics() returned different names for different validation batches{said}",
+            "return the same names for every batch",
+        )
+    return int(count), int(words)
+
+
+def _to_words(names: list[str] | None) -> list[int]:
+    """The names as integers that are never EMPTY; nothing where there are none to tell."""
+    text = b"" if names is None else json.dumps(names).encode()
+    return [int.from_bytes(text[start : start + 7], "little") for start in range(0, len(text), 7)]
+
+
+def _from_words(words: list[int]) -> list[str]:
+    text = b"".join(word.to_bytes(7, "little") for word in words).rstrip(b"\0")
+    names: list[str] = json.loads(text)
+    return names
+
+
+def _hash(names: list[str]) -> int:
+    """A hash of the names, 63 bits."""
+    return int.from_bytes(hashlib.blake2b(repr(names).encode(), digest_size=8).digest(), "little") >> 1
+
+
+def _mean(values: list[tuple[float, float]]) -> float:
+    """The weighted mean, infinite where values are; evaluation reports that and does not judge it."""
+    values = [(value, weight) for value, weight in values if weight > 0]
+    total = math.fsum(weight for _, weight in values)
+    if not all(math.isfinite(value) for value, _ in values):
+        return sum(value for value, _ in values if not math.isfinite(value))  # of both signs, or with NaN: NaN
+    return math.fsum(value * weight for value, weight in values) / total if total else math.nan

@@ -1,0 +1,61 @@
+"""What a worker does at a boundary between steps, with all that it holds: the whole model, or a stage of one.
+
+Digests and evaluations belong to the whole model. A worker that has all of it (`Whole`) computes them by itself; of a model in
+stages all members take part in each (`worker.pipeline_parallel.boundary`), so all call these at the same boundary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import torch
+
+from orchestrator.numerics.digests import distinct_state, model_digest, tensor_digests
+from orchestrator.worker.between_steps import evaluation
+from orchestrator.worker.model.replica import Replica
+from orchestrator.worker.model.workload import Workload
+
+
+class Boundary(Protocol):
+    """Of one worker; raises what the transport raises where all members take part."""
+
+    def digest(self) -> str:
+        """Of the whole model."""
+
+    def tensor_digests(self) -> dict[str, str]:
+        """Of each tensor of the whole model."""
+
+    def evaluate(self, shards: Sequence[int], step: int, beat: evaluation.Beat) -> evaluation.Results:
+        """This worker's part of the evaluation after a step."""
+
+    def begin_save(self, writers: Sequence[int]) -> None:
+        """All members are about to take a checkpoint, which these ranks write."""
+
+    def state(self) -> dict[str, torch.Tensor]:
+        """The model's parameters and persistent buffers as far as this worker has them, themselves; a worker of another stage
+        has others."""
+
+
+class Whole:
+    """Implements `Boundary` for a worker that holds all of the model. total_shards: of the run."""
+
+    def __init__(self, workload: Workload, replica: Replica, total_shards: int) -> None:
+        self._workload = workload
+        self._replica = replica
+        self._total_shards = total_shards
+
+    def digest(self) -> str:
+        return model_digest(self._workload.model)
+
+    def tensor_digests(self) -> dict[str, str]:
+        return tensor_digests(self._workload.model)
+
+    def evaluate(self, shards: Sequence[int], step: int, beat: evaluation.Beat) -> evaluation.Results:
+        return evaluation.compute(self._workload, self._replica, shards, self._total_shards, step, beat)
+
+    def begin_save(self, writers: Sequence[int]) -> None:
+        pass
+
+    def state(self) -> dict[str, torch.Tensor]:
+        return distinct_state(self._workload.model)

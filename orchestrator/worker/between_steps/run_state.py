@@ -1,0 +1,242 @@
+"""How far a run is, apart from its tensors: all that is needed to go on with the next step as if there had been no
+interruption.
+
+It is replaced as a whole, when a step commits and when the evaluation after it is done, and follows from what all
+members agreed on, so it is the same at every member that is equally far, servers too. An interrupted member has the run
+state of one of these two moments. It is sent with the tensors in state transfers and stored with them in checkpoints.
+
+What it does not do: know the time, the members, or the generation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from orchestrator.config.plan import Plan, Watching
+from orchestrator.controller.events import Inheritance
+from orchestrator.numerics.grid import Grid
+from orchestrator.optim.patience import Patience
+from orchestrator.optim.ranking import Ranking
+from orchestrator.records.progress import Progress
+from orchestrator.records.trace import Line
+
+SecondVote = tuple[tuple[int, ...], ...]  # the vectors on which it agreed
+
+
+@dataclass(frozen=True)
+class Clocks:
+    """How far replicas are that run free between rests, as of the last rest.
+
+    clocks: per shard, its updates. rests: how many there have been. carry: loss (hexadecimal; None: an empty micro-batch) and
+    fingerprint of each update that fills no line of the trace yet. heirs: (lost, heir) pairs of shards since that rest: the
+    lost one goes on with what the heir keeps. unpublished: the record of that rest, until its evaluation is done.
+    """
+
+    clocks: tuple[int, ...]
+    rests: int = 0
+    carry: tuple[tuple[str | None, int], ...] = ()
+    heirs: tuple[Inheritance, ...] = ()
+    unpublished: Mapping[str, Any] | None = None
+
+    def as_dict(self) -> dict[str, Any]:
+        return {
+            "clocks": list(self.clocks),
+            "rests": self.rests,
+            "carry": [list(entry) for entry in self.carry],
+            "heirs": [list(pair) for pair in self.heirs],
+            "unpublished": None if self.unpublished is None else dict(self.unpublished),
+        }
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Clocks:
+        return cls(
+            tuple(values["clocks"]),
+            values["rests"],
+            tuple((loss, fingerprint) for loss, fingerprint in values["carry"]),
+            tuple((lost, heir) for lost, heir in values["heirs"]),
+            values["unpublished"],
+        )
+
+
+@dataclass(frozen=True)
+class RunState:
+    """How far a run is.
+
+    grid: for the next step. steps: committed ones. evaluation_due: after the last of them. save_due: a checkpoint, at
+    the next boundary where it can be taken. unpublished: the trace lines since the last boundary, without digest, until
+    its evaluation is done. stopping, plateau: what early stopping and the plateau schedule have seen. free: of replicas that
+    run free; None in lockstep. second_vote: of a model in stages, what it agreed on for the last step: with it a worker that
+    missed its end applies the sum that it holds. It is handed over, and no part of a checkpoint. best: the evaluations whose
+    checkpoints stay; archived: whether that of these steps stays for ever; save_here: it has to be taken at this very boundary.
+    """
+
+    grid: Grid
+    steps: int = 0
+    evaluation_due: bool = False
+    save_due: bool = False
+    unpublished: tuple[Line, ...] = ()
+    stopping: Patience | None = None
+    plateau: Patience | None = None
+    free: Clocks | None = None
+    second_vote: SecondVote = ()
+    best: Ranking | None = None
+    archived: bool = False
+    save_here: bool = False
+
+    @classmethod
+    def start(cls, plan: Plan, tensors: int) -> RunState:
+        """The run state of a run that begins. tensors: how many its layout has."""
+        grid = Grid.unset(tensors, plan.data.shards)
+        free = None if plan.lockstep else Clocks((0,) * plan.data.shards)
+        best = None if plan.checkpoints.best is None else Ranking(plan.checkpoints.best)
+        stopping, plateau = _patience(plan.update.stopping), _patience(plan.update.plateau)
+        return cls(grid, stopping=stopping, plateau=plateau, free=free, best=best)
+
+    @property
+    def progress(self) -> Progress:
+        rests = None if self.free is None else self.free.rests
+        return Progress(self.steps, evaluated=not self.evaluation_due and not self.unpublished, rests=rests)
+
+    @property
+    def advances(self) -> int:
+        """How often all replicas have become equal: once a step in lockstep, otherwise at each rest."""
+        return self.steps if self.free is None else self.free.rests
+
+    @property
+    def reductions(self) -> int:
+        """How often the plateau schedule has lowered the rate by now."""
+        return 0 if self.plateau is None else self.plateau.exhausted
+
+    @property
+    def stopped_early(self) -> bool:
+        return self.stopping is not None and self.stopping.exhausted > 0
+
+    def watched(self) -> list[str]:
+        """The metrics on which early stopping, the schedule or the best checkpoints depend."""
+        patient = [patience.watching.metric for patience in (self.stopping, self.plateau) if patience is not None]
+        return patient if self.best is None else [*patient, self.best.of.metric]
+
+    def committed(
+        self,
+        grid: Grid,
+        steps: int,
+        lines: tuple[Line, ...],
+        free: Clocks | None,
+        *,
+        evaluation_due: bool,
+        save_due: bool,
+        archived: bool = False,
+        second_vote: SecondVote = (),
+    ) -> RunState:
+        """steps: done in all; lines: of those done now (a server has none where replicas run free)."""
+        return replace(
+            self,
+            grid=grid,
+            steps=steps,
+            unpublished=lines,
+            free=free,
+            evaluation_due=evaluation_due,
+            save_due=self.save_due or save_due,
+            archived=archived,
+            save_here=archived,
+            second_vote=second_vote,
+        )
+
+    def evaluated(self, metrics: Mapping[str, float]) -> RunState:
+        best = None if self.best is None else self.best.after(metrics[self.best.of.metric], self.steps)
+        return replace(
+            self,
+            best=best,
+            save_here=self.save_here or (best is not None and best.has(self.steps)),
+            evaluation_due=False,
+            stopping=_after(self.stopping, metrics),
+            plateau=_after(self.plateau, metrics),
+        )
+
+    def begun(self) -> RunState:
+        """As the first run state of another run, which has none of the kept checkpoints of the one before; where that was
+        stopped early, patience begins anew."""
+        best = None if self.best is None else Ranking(self.best.of)
+        ended = self.stopped_early and self.stopping is not None
+        stopping = Patience(self.stopping.watching) if ended and self.stopping is not None else self.stopping
+        return replace(self, best=best, archived=False, save_here=False, stopping=stopping)
+
+    def inherited(self, heirs: tuple[Inheritance, ...]) -> RunState:
+        """Where replicas run free: lost shards have gone on with what their heirs keep since the last rest."""
+        return self if self.free is None else replace(self, free=replace(self.free, heirs=heirs))
+
+    def published(self) -> RunState:
+        free = None if self.free is None else replace(self.free, unpublished=None)
+        return replace(self, unpublished=(), free=free)
+
+    def saved(self) -> RunState:
+        return replace(self, save_due=False, save_here=False)
+
+    def as_dict(self) -> dict[str, Any]:
+        """The run state as values for JSON, without loss."""
+        return {
+            "grid": list(self.grid.exponents),
+            "steps": self.steps,
+            "evaluation_due": self.evaluation_due,
+            "save_due": self.save_due,
+            "unpublished": list(self.unpublished),
+            "stopping": _patience_as_dict(self.stopping),
+            "plateau": _patience_as_dict(self.plateau),
+            **({} if self.free is None else {"free": self.free.as_dict()}),
+            **self._kept(),
+        }
+
+    def _kept(self) -> dict[str, Any]:
+        """Nothing where no checkpoint stays but the newest."""
+        if self.best is None and not self.archived:
+            return {}
+        best = [] if self.best is None else self.best.as_list()
+        return {"kept": {"best": best, "archived": self.archived, "save_here": self.save_here}}
+
+    def handed_over(self) -> dict[str, Any]:
+        """`as_dict`, with what only members of the present time have a use for."""
+        second_vote = {"second_vote": [list(agreed) for agreed in self.second_vote]} if self.second_vote else {}
+        return {**self.as_dict(), **second_vote}
+
+    def resumed(self, values: Mapping[str, Any]) -> RunState:
+        """The run state that `as_dict` or `handed_over` described, in a run of this plan."""
+        kept = values.get("kept", {})
+        return replace(
+            self,
+            grid=Grid(tuple(values["grid"]), self.grid.shards),
+            steps=values["steps"],
+            evaluation_due=values["evaluation_due"],
+            save_due=values["save_due"],
+            unpublished=tuple(values["unpublished"]),
+            stopping=_resumed(self.stopping, values["stopping"]),
+            plateau=_resumed(self.plateau, values["plateau"]),
+            free=None if self.free is None else Clocks.from_dict(values["free"]),
+            second_vote=tuple(tuple(agreed) for agreed in values.get("second_vote", ())),
+            best=None if self.best is None else self.best.resumed(kept.get("best", ())),
+            archived=kept.get("archived", False),
+            save_here=kept.get("save_here", False),
+        )
+
+
+def _after(patience: Patience | None, metrics: Mapping[str, float]) -> Patience | None:
+    return None if patience is None else patience.after(metrics[patience.watching.metric])
+
+
+def _patience_as_dict(patience: Patience | None) -> dict[str, Any] | None:
+    if patience is None:
+        return None
+    best = None if patience.best is None else patience.best.hex()  # JSON has no infinity
+    return {"best": best, "waited": patience.waited, "exhausted": patience.exhausted}
+
+
+def _resumed(patience: Patience | None, values: Mapping[str, Any] | None) -> Patience | None:
+    if patience is None or values is None:
+        return patience
+    best = None if values["best"] is None else float.fromhex(values["best"])
+    return replace(patience, best=best, waited=values["waited"], exhausted=values["exhausted"])
+
+
+def _patience(watching: Watching | None) -> Patience | None:
+    return None if watching is None else Patience(watching)

@@ -1,0 +1,76 @@
+"""When evaluations and checkpoints are due, and what this member requests at the next vote.
+
+By steps that is a function of the step. By seconds the clock of one member decides, and its request is part of the
+vote.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from orchestrator.common.values import Every
+from orchestrator.config.plan import Plan
+from orchestrator.worker.member.heartbeat import Heartbeat
+from orchestrator.worker.voting.step_report import Requests
+
+
+class Timer:
+    """Something that is due every so many steps or seconds."""
+
+    def __init__(self, every: Every | None) -> None:
+        self._steps = every.steps if every is not None else None
+        self._seconds = every.seconds if every is not None else None
+        self._since = time.monotonic()
+
+    def asks(self) -> bool:
+        """Whether its time in seconds has passed."""
+        return self._seconds is not None and time.monotonic() - self._since >= self._seconds
+
+    def due(self, before: int, steps: int) -> bool:
+        """Whether it is due after this number of committed steps, and was not due after any from `before` on."""
+        return self._steps is not None and steps // self._steps > before // self._steps
+
+    def next(self, steps: int) -> int | None:
+        """The step after which it is due next; None where no step decides that."""
+        return None if self._steps is None else (steps // self._steps + 1) * self._steps
+
+    def restart(self) -> None:
+        self._since = time.monotonic()
+
+
+class Patience:
+    """With others, while nothing of theirs comes: for limit_s since the last progress."""
+
+    def __init__(self, limit_s: float) -> None:
+        self.limit_s = limit_s
+        self._since = time.monotonic()
+        self._seen: object = None
+
+    def exhausted(self, seen: object) -> bool:
+        """seen: what progress would change; None for some that was made here."""
+        now = time.monotonic()
+        if seen is None or seen != self._seen:
+            self._since, self._seen = now, seen
+        return now - self._since > self.limit_s
+
+
+class Timing:
+    """One member's timers. keeps_time: its clock is the one that counts; busy: whether its writer of checkpoints works."""
+
+    def __init__(self, plan: Plan, heartbeat: Heartbeat, busy: Callable[[], bool] = lambda: False) -> None:
+        self.evaluation = Timer(plan.cadence.evaluation)
+        self.checkpoint = Timer(plan.checkpoints.every)
+        archive = plan.checkpoints.archive
+        self.archive = Timer(None if archive is None else Every(steps=archive))
+        self.keeps_time = False
+        self._heartbeat = heartbeat
+        self._busy = busy
+
+    def requests(self) -> Requests:
+        return Requests(
+            evaluate=self.keeps_time and self.evaluation.asks(),
+            halt=self._heartbeat.halt(),
+            save=self._heartbeat.wants_save or (self.keeps_time and self.checkpoint.asks()),
+            busy=self._busy(),
+        )

@@ -1,0 +1,46 @@
+"""How MLflow's pyfunc loads a logged ensemble: it imports this module and calls `_load_pyfunc` with the folder of the model.
+
+    mlflow.pyfunc.load_model("models:/digits-ensemble/1").predict(images)
+
+The class of the pipeline has to be importable, so the working directory is that of the project.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy
+import torch
+
+from orchestrator.worker.ensemble.model import EnsembleModel
+from orchestrator.worker.ensemble.saved import load
+
+
+class Predictor:
+    """What pyfunc calls."""
+
+    def __init__(self, model: EnsembleModel) -> None:
+        self._model = model
+
+    def predict(self, model_input: Any, params: Any = None) -> dict[str, Any]:  # noqa: ARG002
+        """`prediction` (rows, ..., classes): probabilities, or values (rows, ...); `disagreement` (rows,). model_input: what a
+        member takes, as an array of numbers; floating-point ones are taken as float32."""
+        array = numpy.asarray(model_input)
+        inputs = torch.from_numpy(
+            numpy.ascontiguousarray(array.astype(numpy.float32) if array.dtype.kind == "f" else array)
+        )
+        with torch.no_grad():
+            outputs = self._model.outputs(inputs)
+            whole = self._model.combined(outputs)
+            prediction = whole if self._model.gives_values else whole.exp()
+            return {
+                "prediction": prediction.numpy(),
+                "disagreement": self._model.disagreement_of(outputs).numpy(),
+            }
+
+
+def _load_pyfunc(path: str) -> Predictor:
+    return Predictor(
+        load(Path(path), trusted=True)
+    )  # MLflow has imported code that was logged with it, and this because of it

@@ -1,0 +1,105 @@
+"""What the process that combines members is asked, and what it answers: two files of JSON.
+
+A process of its own, because it computes as the members' processes did (`run.arithmetic` is chosen before torch is loaded), and
+because data sets are made there, not in the driver.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Self
+
+from orchestrator.errors import OrchestratorError, RunFailed, from_dict
+from orchestrator.worker.ensemble.saved import Blueprint
+
+
+@dataclass(frozen=True)
+class Computing:
+    """How a member's process computes. seed: of the ensemble; data_seed: of `datasets()`; rows: of a batch; steps: how many
+    updates a member has had."""
+
+    seed: int
+    data_seed: int
+    rows: int
+    steps: int
+    threads: int
+    precision: Any
+    arithmetic: Any
+
+
+@dataclass(frozen=True)
+class Request:
+    """weights: the file of each member's trained model; digests: what each has to have; to: the folder that the whole is
+    saved in."""
+
+    blueprint: Blueprint
+    computing: Computing
+    weights: Sequence[str]
+    digests: Sequence[str]
+    to: str
+
+    def write(self, file: Path) -> None:
+        file.write_text(json.dumps(asdict(self)), encoding="utf-8")
+
+    @classmethod
+    def read(cls, file: Path) -> Self:
+        told = json.loads(file.read_text(encoding="utf-8"))
+        return cls(Blueprint(**told.pop("blueprint")), Computing(**told.pop("computing")), **told)
+
+
+Numbers = Mapping[str, float | None]
+
+
+@dataclass(frozen=True)
+class Combined:
+    """What an ensemble came to. metrics: of the whole, `mean_of_members` and `of_members` of the members, over the same
+    `samples` of the validation set; chosen_on: how many further ones the weights were chosen on, 0 where they were not;
+    disagreement: of the members, a mean over the samples, None where the model's output has no row for each; agreed, disagreed:
+    of the whole on the half of the samples on which members disagree least and most."""
+
+    digest: str
+    weights: Sequence[float]
+    samples: int
+    chosen_on: int
+    metrics: Numbers
+    mean_of_members: Numbers
+    of_members: Sequence[Numbers]
+    disagreement: float | None
+    agreed: Numbers
+    disagreed: Numbers
+
+    def as_dict(self) -> dict[str, Any]:
+        """What is no finite number is None there: JSON has none."""
+        told: dict[str, Any] = _finite(asdict(self))
+        return told
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _finite(each) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(each) for each in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def answer(file: Path, found: Combined | OrchestratorError) -> None:
+    told = {"failed": found.as_dict()} if isinstance(found, OrchestratorError) else {"combined": found.as_dict()}
+    file.write_text(json.dumps(told), encoding="utf-8")
+
+
+def answered(file: Path) -> Combined:
+    """Raises the error that was answered, RunFailed where there is no answer."""
+    try:
+        told = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        raise RunFailed(
+            "the process that combines the members ended without an answer",
+            "what it said stands above; look for the kernel's out-of-memory killer (dmesg), and go on with resume=",
+        ) from None
+    if "failed" in told:
+        raise from_dict(told["failed"])
+    return Combined(**told["combined"])

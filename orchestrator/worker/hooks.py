@@ -1,0 +1,245 @@
+"""A worker's part in one generation beside its steps: taking over or giving state, evaluating, reporting, saving.
+
+What it does not do: decide when. The loop decides, equally at every member.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from orchestrator.checkpoint.state import TrainingState
+from orchestrator.comm.collectives import VOTES
+from orchestrator.config.plan import Plan, Segments
+from orchestrator.errors import Inconsistent
+from orchestrator.records import trace
+from orchestrator.records.progress import Progress
+from orchestrator.worker.between_steps import evaluation, state_transfer
+from orchestrator.worker.between_steps.callbacks import Callbacks
+from orchestrator.worker.between_steps.replica_state import ReplicaState
+from orchestrator.worker.between_steps.replicated import Boundary
+from orchestrator.worker.between_steps.run_state import RunState
+from orchestrator.worker.between_steps.segments import kept_state
+from orchestrator.worker.between_steps.timing import Timing
+from orchestrator.worker.loop import Loop
+from orchestrator.worker.member.cancellation import CancellableTransport
+from orchestrator.worker.member.generation import INITIAL, Entry, Generation, ProcessServices
+from orchestrator.worker.model import snapshot
+from orchestrator.worker.model.workload import Workload
+from orchestrator.worker.pipeline_parallel.messages import WAITS
+from orchestrator.worker.pipeline_parallel.stage_state import StageState
+
+
+@dataclass
+class WorkerState:
+    """What a worker keeps between generations. has_state: of the run; a fresh worker has only the initial one. initial: makes
+    that anew, where a loss may send the run back to it; callbacks: None of a pipeline without."""
+
+    plan: Plan
+    services: ProcessServices
+    held: ReplicaState | StageState
+    boundary: Boundary
+    loop: Loop
+    timing: Timing
+    has_state: bool = False
+    initial: Callable[[], TrainingState] | None = None
+    callbacks: Callbacks | None = None
+
+    @property
+    def progress(self) -> Progress | None:
+        return self.loop.run_state.progress if self.has_state else None
+
+    def keep_initial(self) -> None:
+        self.initial = self.held.initial(self.loop.run_state.as_dict())
+
+    def go_back(self) -> None:
+        """To the state in which the run began."""
+        assert self.initial is not None
+        self.services.await_copied()
+        self.take_over(self.initial())
+
+    def take_over(self, state: TrainingState) -> None:
+        """Replace the state by this one. Raises CalledOff; or Inconsistent, where it does not fit; and has changed
+        nothing then."""
+        self.services.await_copied()
+        run_state = self.loop.run_state
+        reached = self.loop.run_state.resumed(snapshot.run_state_of(state))
+        begins = self.plan.run.begin is not None and reached.steps == self.plan.run.first_step
+        self.held.restore(state, (run_state.advances, reached.advances))
+        if begins:  # a state of another run, which may have had other settings
+            self.held.renew_options()
+            reached = reached.begun()
+        self.loop.run_state = reached
+        self.has_state = True
+
+    def follow(self, state: TrainingState) -> None:
+        """Be as far as whoever this state of the run is from, by the sum that is held. Raises as `take_over`."""
+        assert isinstance(self.held, StageState)
+        run_state = self.loop.run_state
+        reached = run_state.resumed(snapshot.run_state_of(state))
+        self.held.follow(run_state, reached.second_vote)
+        self.loop.run_state = reached
+
+
+class WorkerHooks:
+    """What a worker does in one generation beside its steps; implements `worker.loop.Hooks`."""
+
+    def __init__(self, state: WorkerState, workload: Workload, generation: Generation, rank: int) -> None:
+        self._state = state
+        self._services = state.services
+        self._workload = workload
+        self._generation = generation
+        self._rank = rank
+        # A peer may wait for a store that long, which is nobody's fault.
+        self.deadline_s = state.plan.cluster.timeouts.deadline_s + workload.may_wait_s
+
+    def arrive(self, transport: CancellableTransport) -> None:
+        """Load, take and give state, as this generation says."""
+        generation, restore = self._generation, self._generation.restore
+        if restore is not None and self._rank in (generation.restorers or restore[:1]):
+            self._services.heartbeat.beat("prepare")
+            if restore[1] == INITIAL:
+                self._state.go_back()
+            else:
+                self._state.take_over(self._services.load(restore[1], self._state.held.wants))
+        self._tell_run_states(transport)
+        for donor in generation.donors_of(self._rank):
+            state, entries = state_transfer.take(transport, generation.number, donor, self.deadline_s)
+            self._state.take_over(state)
+            for entry in entries:
+                self._services.emit(entry)
+        self._give(transport)
+        self._move_rows(transport)
+        self._state.loop.inherited(self._generation.inherited)
+        self._state.has_state = True
+        transport.activity, transport.waits = "exchange", {**VOTES, **WAITS}
+
+    def running(self) -> None:
+        number, step = self._generation.number, self._state.loop.run_state.steps - 1
+        self._services.emit({"event": "generation_running", "generation": number, "step": step})
+
+    def evaluate(self, step: int) -> evaluation.Results:
+        return self._state.boundary.evaluate(self._generation.shards[self._rank], step, self._evaluating(step))
+
+    def publish(
+        self,
+        lines: Sequence[trace.Line],
+        rest: Mapping[str, Any] | None,
+        metrics: Mapping[str, float] | None,
+        *,
+        digest: bool,
+    ) -> None:
+        # Where replicas run free, or a site sits out, what is done again comes out otherwise: the later generation counts.
+        differs = rest is not None or self._state.plan.data.sits_out
+        again = {"generation": self._generation.number} if differs else {}
+        for line in lines[:-1]:
+            self._services.emit({"trace": line, **again})
+        if lines:
+            line, due, boundary = lines[-1], self._state.plan.cadence, self._state.boundary
+            whole = boundary.digest() if digest or _is_due(line["step"], due.digest_every) else None
+            single = boundary.tensor_digests() if _is_due(line["step"], due.tensors_every) else None
+            self._services.emit({"trace": trace.with_digests(line, whole, single), **again})
+        if rest is not None:
+            self._services.emit({"rest": dict(rest), **again})
+        if metrics is not None:
+            step = self._state.loop.run_state.steps - 1
+            self._services.emit({"event": "evaluated", "step": step, "metrics": dict(metrics), **again})
+            if self._state.callbacks is not None and self._rank == 0:
+                self._state.callbacks.call(step, metrics, self._state.boundary.state())
+        self._services.tell_times()
+
+    def save(self, run_state: RunState) -> None:
+        writers = self._generation.writers
+        self._services.heartbeat.beat("checkpoint", run_state.steps)
+        self._state.boundary.begin_save(writers)
+        if self._rank not in writers:
+            return
+        self.saved()
+        since = time.monotonic()
+        self._services.writer.begin(
+            self._state.held.capture_with_rows(run_state.as_dict()),
+            step=run_state.steps,
+            generation=self._generation.number,
+            part=writers.index(self._rank),
+            parts=len(writers),
+            since=since,
+        )
+
+    def saved(self) -> None:
+        self._services.await_written()
+
+    def begin_segment(self, segments: Segments, first: int) -> Mapping[str, Any]:
+        self._services.heartbeat.beat("prepare")
+        state = kept_state(segments, first, self._wants)
+        self._state.take_over(state)
+        digest = self._state.boundary.digest()
+        if self._rank == 0:
+            self._services.emit({"event": "segment_begun", "step": first, "digest": digest})
+        return snapshot.run_state_of(state)
+
+    def _wants(self, name: str) -> bool:
+        """Of what shards keep, that of those which are hosted here."""
+        return self._state.held.wants(name) and snapshot.shard_of(name) in (None, *self._state.held.shards)
+
+    def _give(self, transport: CancellableTransport) -> None:
+        generation, run_state = self._generation, self._state.loop.run_state
+        recipients = generation.recipients_of(self._rank)
+        workers = [recipient for recipient in recipients if recipient < generation.schedule.workers]
+        servers = [recipient for recipient in recipients if recipient not in workers]
+        if servers:
+            run_alone = TrainingState(run_state.as_dict(), {})
+            state_transfer.give(transport, generation.number, servers, run_alone, [], self.deadline_s)
+        if workers:
+            entries = [entry for entry in self._services.unacknowledged() if _is_of_the_run(entry)]
+            state = self._state.held.capture(run_state.handed_over())
+            state_transfer.give(transport, generation.number, workers, state, entries, self.deadline_s)
+
+    def _tell_run_states(self, transport: CancellableTransport) -> None:
+        """Of a model in stages: who has the parameters, but not all that is known of the run, is told that. Who has only the
+        sum by which they change applies that, with what it is told of the second vote."""
+        number, stream = self._generation.number, state_transfer.RUN
+        for donor, recipient in self._generation.run_states:
+            if donor == self._rank:
+                run_alone = snapshot.of_the_run(self._state.loop.run_state.handed_over())
+                entries = [entry for entry in self._services.unacknowledged() if _is_of_the_run(entry)]
+                state_transfer.give(transport, number, [recipient], run_alone, entries, self.deadline_s, stream)
+            elif recipient == self._rank:
+                state, entries = state_transfer.take(transport, number, donor, self.deadline_s, stream)
+                applies = recipient in self._generation.applies
+                (self._state.follow if applies else self._state.take_over)(state)
+                for entry in entries:
+                    self._services.emit(entry)
+
+    def _move_rows(self, transport: CancellableTransport) -> None:
+        """What shards keep goes to their new hosts: one pair after the other, in an order that all know, so that no two wait
+        for each other."""
+        generation, held, deadline_s = self._generation, self._state.held, self.deadline_s
+        advances = self._state.loop.run_state.advances
+        for lost, heir in generation.heirs:
+            held.inherit(lost, heir)
+        for donor, recipient, shards in generation.moves:
+            if donor == self._rank:
+                rows = TrainingState({"advances": advances}, held.rows_of(shards))
+                state_transfer.give(
+                    transport, generation.number, [recipient], rows, [], deadline_s, state_transfer.ROWS
+                )
+            elif recipient == self._rank:
+                came, _ = state_transfer.take(transport, generation.number, donor, deadline_s, state_transfer.ROWS)
+                if came.values["advances"] != advances:
+                    theirs = f"member {donor} handed over what shards keep after {came.values['advances']} advances"
+                    raise Inconsistent(f"{theirs}, and {advances} are done", "this is a fault of orchestrator")
+                held.adopt_rows(came.tensors)
+
+    def _evaluating(self, step: int) -> evaluation.Beat:
+        return lambda: self._services.heartbeat.beat("evaluate", step)
+
+
+def _is_due(step: int, every: int) -> bool:
+    return every > 0 and (step + 1) % every == 0
+
+
+def _is_of_the_run(entry: Entry) -> bool:
+    """Whether every worker would report the same entry; not so what this worker printed."""
+    return "trace" in entry or "rest" in entry or entry.get("event") == "evaluated"

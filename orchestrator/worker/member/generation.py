@@ -1,0 +1,261 @@
+"""What a member is told at the start of a generation, what its process provides, and how it leaves.
+
+Generation who does what, the same for every member ProcessServices the member's process as the engine sees it:
+heartbeat, events, checkpoints Ended how a generation ended for one member; its own errors are exceptions instead
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Final, Literal, Protocol
+
+from orchestrator.checkpoint.state import TrainingState
+from orchestrator.comm.pipeline_schedules import Hosts
+from orchestrator.comm.topologies.schedule import Schedule
+from orchestrator.comm.transports.base import Transport
+from orchestrator.controller.checking import Verdict
+from orchestrator.controller.events import Inheritance, Move
+from orchestrator.controller.rendezvous.schedules import Group
+from orchestrator.controller.shard_assignment import hosts_of
+from orchestrator.data.child import Start, Started
+from orchestrator.optim.privacy.keys import Keys
+from orchestrator.records.progress import Progress, plain
+from orchestrator.worker.member.claims import Place
+from orchestrator.worker.member.heartbeat import Heartbeat
+from orchestrator.worker.member.shard_slots import Row, ShardSlots
+
+Entry = dict[str, Any]
+Emit = Callable[[Entry], None]
+Connect = Callable[[], Transport]  # called once the memory that peers will read is allocated
+
+INITIAL: Final = "initial"
+_LOOK_S: Final = 0.1  # between two looks at whether the generation still stands, while a checkpoint is awaited
+
+
+@dataclass(frozen=True)
+class Generation:
+    """One membership with its assignment of shards. Ranks 0..workers-1 are workers, then come the servers.
+
+    shards: by worker's rank. state_transfers: (donor, recipient) pairs of ranks, done before the first step. moves: (donor,
+    recipient, shards): who hands over what these shards keep, after that and in this order. heirs: (lost, heir): the lost shard
+    goes on with what the heir keeps; before the moves. inherited: all such pairs since the last rest, in order. restore: (rank,
+    where): that rank loads a checkpoint before anything else; INITIAL: it goes back to the state in which the run began.
+    boards: by worker's rank, where it claims shards; None of one that is alone on its host. updates: likewise, where it shares
+    the update, if that is divided.
+    writers: the ranks that write the parts of checkpoints, in order, and storage: where these lie. keys: of a private run, told
+    to workers only, and to no record. nodes: by rank, servers too; two that have the same number share memory, others do not.
+
+    Where the model is cut into stages: stages: by worker's rank, the one that it hosts; groups: by stage, who add up its
+    gradient and how (`schedule` is that of the vote, in which all take part); restorers: of each stage the rank that loads
+    the checkpoint of `restore`. Before the transfers of state, which are within a stage then, the second of each pair of
+    `run_states` gets the run's state from the first, without parameters; with that a rank of `applies` applies the sum that it
+    holds (Ended.holds_sum). Whoever holds one and is not named drops it.
+    absent: the shards of sites that are away, which sit out.
+    """
+
+    number: int
+    schedule: Schedule
+    shards: tuple[tuple[int, ...], ...]
+    nodes: tuple[int, ...] = field(kw_only=True)
+    state_transfers: tuple[tuple[int, int], ...] = ()
+    restore: tuple[int, str] | None = None
+    writers: tuple[int, ...] = ()
+    storage: str | None = None
+    moves: tuple[Move, ...] = ()
+    heirs: tuple[Inheritance, ...] = ()
+    inherited: tuple[Inheritance, ...] = ()
+    keys: Keys | None = field(default=None, repr=False)
+    stages: tuple[int, ...] = ()
+    groups: tuple[Group, ...] = ()
+    restorers: tuple[int, ...] = ()
+    applies: tuple[int, ...] = ()
+    run_states: tuple[tuple[int, int], ...] = ()
+    boards: tuple[Place | None, ...] = ()
+    absent: tuple[int, ...] = ()
+    updates: tuple[Place | None, ...] = ()
+
+    @property
+    def workers(self) -> int:
+        return self.schedule.workers
+
+    @property
+    def hosts(self) -> Hosts:
+        """hosts[stage][shard] = rank, for the programs of `orchestrator.comm.pipeline_schedules`."""
+        return hosts_of(self.stages or (0,) * len(self.shards), self.shards)
+
+    def as_event(self) -> dict[str, Any]:
+        """The generation for the journal, as values for JSON."""
+        return {
+            "number": self.number,
+            "topology": self.schedule.topology,
+            "workers": self.schedule.workers,
+            "servers": self.schedule.servers,
+            "nodes": self.nodes,
+            "shards": self.shards,
+            "state_transfers": self.state_transfers,
+            "restore": self.restore,
+            "writers": self.writers,
+            "storage": self.storage,
+            **({"moves": self.moves} if self.moves else {}),
+            **({"heirs": self.heirs} if self.heirs else {}),
+            **({"absent": self.absent} if self.absent else {}),
+            **({"stages": self.stages} if self.stages else {}),
+            **({"applies": self.applies} if self.applies else {}),
+            **({"run_states": self.run_states} if self.run_states else {}),
+        }
+
+    def donors_of(self, rank: int) -> list[int]:
+        return [donor for donor, recipient in self.state_transfers if recipient == rank]
+
+    def recipients_of(self, rank: int) -> list[int]:
+        return [recipient for donor, recipient in self.state_transfers if donor == rank]
+
+    def peers_of(self, rank: int) -> frozenset[int]:
+        """The ranks that `rank` talks with and has to be connected with; of a model in stages all, for digests and parameters
+        that several stages use go straight to whoever needs them."""
+        if self.stages:
+            return frozenset(range(self.workers)) - {rank}
+        moving = {
+            peer for donor, recipient, _ in self.moves for peer in (donor, recipient) if rank in (donor, recipient)
+        }
+        return self.schedule.peers_of(rank).union(self.donors_of(rank), self.recipients_of(rank), moving - {rank})
+
+
+Wanted = Callable[[str], bool]  # whether a tensor of this name is
+
+
+class Load(Protocol):
+    def __call__(self, where: str, /, wanted: Wanted | None = None) -> TrainingState: ...
+
+
+class Withdrawn(Exception):
+    """This member leaves because a shard of another member failed; that member reports the error."""
+
+
+class Distrusted(Exception):
+    """All members leave because somebody has computed wrongly."""
+
+    def __init__(self, verdict: Verdict) -> None:
+        super().__init__(f"step {verdict.step}: a check has found different answers")
+        self.verdict = verdict
+
+
+class Writer(Protocol):
+    """Writes one member's parts of checkpoints in the background, one at a time."""
+
+    @property
+    def busy(self) -> bool: ...
+
+    def begin(self, state: TrainingState, *, step: int, generation: int, part: int, parts: int, since: float) -> None:
+        """Copy part `part` of `parts` of this state and write the copy. What is steady in it may not change before `copied`,
+        the rest may as soon as this returns. since: `time.monotonic()` when training stopped for this."""
+
+    def copied(self, timeout_s: float | None = None) -> bool:
+        """Wait until what was begun is copied, and have it written from then on; returns whether that came in time."""
+
+    def wait(self, timeout_s: float | None = None) -> bool:
+        """Wait until what was begun is written, or has failed; returns whether that came in time."""
+
+
+class NoWriter:
+    """The writer of a member that never writes checkpoints."""
+
+    busy = False
+
+    def begin(self, state: TrainingState, *, step: int, generation: int, part: int, parts: int, since: float) -> None:  # noqa: ARG002
+        raise AssertionError(
+            f"this member cannot write part {part} of {parts} of checkpoint {step} (generation {generation})"
+        )
+
+    def copied(self, timeout_s: float | None = None) -> bool:  # noqa: ARG002
+        return True
+
+    def wait(self, timeout_s: float | None = None) -> bool:  # noqa: ARG002
+        return True
+
+
+def _nothing_to_load(where: str, wanted: Wanted | None = None) -> TrainingState:  # noqa: ARG001
+    raise AssertionError(f"this member cannot load {where}")
+
+
+def _ignore(entry: Entry) -> None:
+    pass
+
+
+def _nowhere(shards: int, row: Row) -> ShardSlots | None:  # noqa: ARG001
+    return None
+
+
+@dataclass(frozen=True)
+class ProcessServices:
+    """What the process of a member provides to the engine.
+
+    emit: takes `{"trace": line}` and events for the driver. unacknowledged: the entries that the driver may not have
+    received yet; they are sent with the state when this member gives it to others. load: the state in a checkpoint, of it
+    those tensors that are wanted. slots: where what so many shards keep outlives this process, given one row; None where
+    that is nowhere. sites: whose bytes its node holds. start: how a loader process begins.
+    """
+
+    heartbeat: Heartbeat = field(default_factory=Heartbeat)
+    emit: Emit = _ignore
+    unacknowledged: Callable[[], list[Entry]] = list
+    load: Load = _nothing_to_load
+    writer: Writer = field(default_factory=NoWriter)
+    slots: Callable[[int, Row], ShardSlots | None] = _nowhere
+    sites: tuple[str, ...] = ()
+    start: Start = Started
+
+    def await_copied(self) -> None:
+        """Wait until no checkpoint is being copied: before that the state may not change. Raises CalledOff."""
+        self._await(self.writer.copied)
+
+    def await_written(self) -> None:
+        """Wait until no checkpoint is being written. Raises CalledOff."""
+        self._await(self.writer.wait)  # no beat: a storage that hangs is no progress
+
+    def tell_times(self, *, at_once: bool = False) -> None:
+        """Report where the time went since the last report, if that is long ago. Called from the compute thread."""
+        window = self.heartbeat.times.take(at_once=at_once)
+        if window is not None:
+            self.emit(window)
+
+    def _await(self, done: Callable[[float], bool]) -> None:
+        if done(0):
+            return
+        times = self.heartbeat.times
+        times.hold("checkpoint")
+        while not done(_LOOK_S):
+            self.heartbeat.check()
+        times.release()
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How a generation ended for one member.
+
+    progress: None for one that has no state of the run yet. digest: of a worker that finished. accuses: the rank of a peer
+    that this member itself found dead or silent. held, staged: the shards whose state this worker has, as of its last committed
+    step and as of the one after it; of a run whose shards keep any. holds_sum: with stages, this worker has the sum of its
+    stage for the step after its last committed one, and has not applied it. verdict: of a check, by which all have left.
+    """
+
+    kind: Literal["finished", "peer", "called off", "regroup", "stop", "withdrew", "distrust"]
+    progress: Progress | None
+    digest: str | None = None
+    accuses: int | None = None
+    why: str = ""
+    held: tuple[int, ...] = ()
+    staged: tuple[int, ...] = ()
+    holds_sum: bool = False
+    verdict: Verdict | None = None
+
+    def as_answer(self) -> dict[str, Any]:
+        """The answer to the driver, as values for JSON."""
+        rows = {"held": list(self.held), "staged": list(self.staged)} if self.held or self.staged else {}
+        if self.kind == "finished":
+            return {"finished": self.digest, "progress": plain(self.progress), **rows}
+        more = {**rows, "holds_sum": True} if self.holds_sum else rows
+        if self.verdict is not None:
+            more = {**more, "verdict": self.verdict.as_dict()}
+        return {"left": self.kind, "progress": plain(self.progress), "accuses": self.accuses, "why": self.why, **more}

@@ -1,0 +1,113 @@
+"""What shards keep, in memory that outlives the workers that wrote it: two stamped slots per shard.
+
+The driver holds the memory open (`lasting_memory.py`). All workers on its machine map all of it, and each writes the slots of
+the shards that it hosts. A stamp is the number of steps after which a shard keeps what is in the slot, and says which of the
+two slots that is: even or odd.
+
+    zero the stamp, copy the tensors, write the stamp       so a slot is torn only where its stamp is zero
+
+When a slot is written decides whether it can be relied on. With the vote of step t done, all members have committed the
+steps before it, so nobody needs a state of t - 1 or older any more: its slot is written over with that of t + 1. And whoever
+commits step t has had this worker's part of the sum, which is sent after the slot is stamped. So at every moment the slots of
+a shard hold what it keeps after the steps that the farthest living worker has committed. Written before the vote, a slot that
+a laggard still needs would be lost (`tests/worker/test_shard_slots.py` shows it).
+
+What a shard keeps after so many steps is one value in a run, so a stamp that is left from before a restart is as good.
+
+What it does not do: outlive the machine, or reach workers on another one.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+import torch
+
+from orchestrator.comm.transports.available_memory import available_bytes
+from orchestrator.comm.transports.shared_memory import Mapping as Mapped
+from orchestrator.errors import Inconsistent
+
+_SLOTS: Final = 2
+_ALIGNED_BYTES: Final = 64
+
+Row = Mapping[str, torch.Tensor]
+
+
+class ShardSlots:
+    """The slots of all shards of a run. Only the host of a shard writes its slots, one thread at a time."""
+
+    def __init__(self, fd: int, shards: int, row: Row) -> None:
+        """fd: stays the caller's, who keeps it open; row: what every row is like. Raises Inconsistent where the memory is laid
+        out for other rows."""
+        self._fd = fd
+        self._reserved: set[int] = set()
+        self._kinds = {name: (tensor.dtype, tensor.shape) for name, tensor in row.items()}
+        sizes = [-(-tensor.numel() * tensor.itemsize // _ALIGNED_BYTES) * _ALIGNED_BYTES for tensor in row.values()]
+        self._offsets = dict(zip(row, [sum(sizes[:i]) for i in range(len(sizes))], strict=True))
+        self._slot_bytes = _in_pages(max(1, sum(sizes)))
+        self._header_bytes = _in_pages(8 * _SLOTS * shards)
+        whole = self._header_bytes + shards * _SLOTS * self._slot_bytes
+        if os.fstat(fd).st_size == 0:
+            os.ftruncate(fd, whole)  # to the same size in every worker, so it does not matter who comes first
+        if os.fstat(fd).st_size != whole:
+            raise Inconsistent("what shards keep has another size in another worker", "this is a fault of orchestrator")
+        os.posix_fallocate(fd, 0, self._header_bytes)
+        self._memory = Mapped(fd, whole, writable=True)
+        self._stamps = self._memory.tensor(torch.int64, 0, shards * _SLOTS).view(shards, _SLOTS).numpy()
+
+    def reserve(self, shards: Sequence[int]) -> None:
+        """Take the memory of these shards' slots. Raises MemoryError when it is not there now, rather than in a step."""
+        wanted = [shard for shard in shards if not self._is_reserved(shard)]
+        size_bytes = _SLOTS * self._slot_bytes
+        if wanted and size_bytes * len(wanted) > available_bytes():
+            raise MemoryError(f"what {len(wanted)} shards keep needs {size_bytes * len(wanted)} bytes of memory")
+        try:
+            for shard in wanted:
+                os.posix_fallocate(self._fd, self._start(shard, 0), size_bytes)
+                self._reserved.add(shard)
+        except OSError as error:
+            raise MemoryError(f"what {len(wanted)} shards keep needs memory: {error.strerror}") from error
+
+    def write(self, shard: int, stamp: int, row: Row) -> None:
+        """What the shard keeps after `stamp` steps, at least one. Its memory is reserved."""
+        slot = self._slot_of(stamp)
+        if self._stamps[shard, slot] == stamp:
+            return
+        self._stamps[shard, slot] = 0
+        for name, tensor in self._tensors(shard, slot).items():
+            tensor.copy_(row[name])
+        self._stamps[shard, slot] = stamp
+
+    def stamped(self, stamp: int) -> set[int]:
+        """The shards of which that is here which they keep after `stamp` steps."""
+        return set((self._stamps[:, self._slot_of(stamp)] == stamp).nonzero()[0].tolist()) if stamp else set()
+
+    def read(self, shard: int, stamp: int) -> dict[str, torch.Tensor] | None:
+        """A copy of what the shard keeps after `stamp` steps; None where it is not here."""
+        if shard not in self.stamped(stamp):
+            return None
+        return {name: tensor.clone() for name, tensor in self._tensors(shard, self._slot_of(stamp)).items()}
+
+    def _slot_of(self, stamp: int) -> int:
+        return stamp % _SLOTS
+
+    def _start(self, shard: int, slot: int) -> int:
+        return self._header_bytes + (shard * _SLOTS + slot) * self._slot_bytes
+
+    def _tensors(self, shard: int, slot: int) -> dict[str, torch.Tensor]:
+        start = self._start(shard, slot)
+        return {
+            name: self._memory.tensor(dtype, start + self._offsets[name], shape.numel()).view(shape)
+            for name, (dtype, shape) in self._kinds.items()
+        }
+
+    def _is_reserved(self, shard: int) -> bool:
+        """By whoever has written there, or by this worker."""
+        return shard in self._reserved or bool(self._stamps[shard].any())
+
+
+def _in_pages(size_bytes: int) -> int:
+    return -(-size_bytes // mmap.PAGESIZE) * mmap.PAGESIZE

@@ -1,0 +1,289 @@
+"""Building and checking the pipeline, the model and the optimizer of a run, under its seed. Each worker does so; before
+that the driver does it once (`rehearse`), so that what every worker would refuse is refused before anything is started
+(law 7).
+
+What it does not do: read data, or compute.
+"""
+
+from __future__ import annotations
+
+import gc
+import inspect
+import warnings
+import weakref
+from collections.abc import Mapping
+from contextlib import redirect_stdout
+from dataclasses import dataclass
+from os import devnull
+from typing import Any
+
+import torch
+from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
+
+from orchestrator.config.plan import Plan, Run, Variant
+from orchestrator.errors import ConfigurationError, PipelineRaised
+from orchestrator.numerics.determinism import left_as_it_was
+from orchestrator.numerics.layout import Layout
+from orchestrator.numerics.streams import seed_of, seeded
+from orchestrator.optim import optimizers
+from orchestrator.optim.compressions import COMPRESSIONS
+from orchestrator.optim.compressions.codec import Codec, Means, Model
+from orchestrator.optim.contributions import CONTRIBUTIONS
+from orchestrator.optim.transforms import Chain
+from orchestrator.pipeline import Pipeline, defines, find, naming
+from orchestrator.worker.model import begun, initial, moving_buffers
+
+_FEW_ROWS = 16  # with fewer the mean of a batch is a poor guess at the mean of the data
+# What torch calls of a module, with which arguments; a method of the user's may have the name and mean something else.
+_CALLED: Mapping[str, tuple[tuple[bool, ...], ...]] = {"train": ((), (True,)), "eval": ((),)}
+
+
+def make_pipeline(kind: type[Pipeline], args: Mapping[str, Any], seed: int) -> Pipeline:
+    with naming("the pipeline's __init__"), seeded(seed, "pipeline"):
+        return kind(**args)
+
+
+def make_model(pipeline: Pipeline, seed: int) -> torch.nn.Module:
+    """The pipeline's model, in training mode."""
+    with naming("model()"), seeded(seed, "model"):
+        model: Any = pipeline.model()
+    if not isinstance(model, torch.nn.Module):
+        raise PipelineRaised(f"model() returned {type(model).__name__}", "return a torch.nn.Module")
+    with naming("reading the model's layers"):
+        _refuse_clashes(model)
+    with naming("train() of the model"):
+        model.train()
+    return model
+
+
+def first_model(pipeline: Pipeline, run: Run) -> torch.nn.Module:
+    """The pipeline's model with the values that training begins with. Raises what `make_model` raises, ConfigurationError."""
+    model = make_model(pipeline, run.seed)
+    if run.initial is not None:
+        initial.begin_with(model, run.initial)
+    return model
+
+
+def make_optimizer(pipeline: Pipeline, model: torch.nn.Module, plan: Plan) -> torch.optim.Optimizer:
+    """Raises PipelineRaised, ConfigurationError."""
+    if not defines(type(pipeline), "optimizer"):
+        variant = plan.update.optimizer
+        if variant is None:
+            raise ConfigurationError(["optimizer: required, because the pipeline has no optimizer()"])
+        return optimizers.build(variant.name, variant.options, model)
+    with naming("optimizer()"), seeded(plan.run.seed, "optimizer"), optimizers.without_schedulers():
+        optimizer = pipeline.optimizer(model)
+    with naming("reading the param_groups of the optimizer"):
+        optimizers.with_plain_numbers(optimizer)
+        optimizers.check(optimizer, model)
+    assert optimizer is not None
+    return optimizer
+
+
+def make_contribution(variant: Variant | None) -> Chain:
+    """What a shard makes of its gradient before the sum. Raises PipelineRaised, ConfigurationError."""
+    if variant is None:
+        return Chain()
+    with naming(f"building {variant.name}"):
+        transform = CONTRIBUTIONS.build(variant.name, variant.options)()
+    return Chain() if transform is None else Chain(transform)
+
+
+def make_codec(plan: Plan, layout: Layout, parameters: int) -> Codec | None:
+    """The compression of the first tensors of this layout. Raises PipelineRaised, ConfigurationError."""
+    variant = plan.update.compression
+    if variant is None:
+        return None
+    shapes = tuple(slot.shape_in_memory for slot in layout.slots[:parameters])
+    model = Model(shapes, plan.data.shards, seed_of(plan.run.seed, "compression"))
+    with naming(f"building {variant.name}"):
+        return COMPRESSIONS.build(variant.name, variant.options)(model)
+
+
+@dataclass(frozen=True)
+class Rehearsal:
+    """notes: for a person, a sentence each; parameters: elements of the model, None where it could not be built here."""
+
+    notes: list[str]
+    parameters: int | None
+
+
+def rehearse(plan: Plan) -> Rehearsal:
+    """Build all three, check them as a worker does, and release them.
+
+    The data sets are not made, which may take long. What the pipeline itself raises is left to the workers, since it
+    may depend on what `datasets` finds. Raises ConfigurationError; leaves the process as it was.
+    """
+    try:
+        with left_as_it_was(), warnings.catch_warnings(), open(devnull, "w") as nowhere, redirect_stdout(nowhere):
+            warnings.simplefilter("ignore")  # a worker says all this too
+            model, found = _rehearse(plan)
+        if model() is not None:  # it refers to itself
+            gc.collect()
+        return found
+    except PipelineRaised as error:
+        if error.details:  # a traceback: raised by the pipeline
+            return Rehearsal([], None)
+        raise ConfigurationError([f"pipeline.target: {error.message}"], error.remedy) from None
+
+
+def _rehearse(plan: Plan) -> tuple[weakref.ref[torch.nn.Module], Rehearsal]:
+    kind = find(plan.run.pipeline.target, plan.run.pipeline.args)
+    pipeline = make_pipeline(kind, plan.run.pipeline.args, plan.run.seed)
+    model = make_model(pipeline, plan.run.seed)
+    refuse_unsupported(model)
+    if plan.run.initial is not None and plan.run.initial.digest is not None:  # one that a launch has fetched
+        initial.begin_with(model, plan.run.initial)
+    refuse_moving(model, moving_buffers.declared(pipeline, model), plan)
+    _refuse_idle_compression(model, plan)
+    make_contribution(plan.update.contribution)
+    if plan.run.begin is not None:
+        begun.refuse_unfit(model, make_optimizer(pipeline, model, plan), plan.run.begin, plan.update.optimizer)
+    elif defines(kind, "optimizer"):  # of others the options are checked
+        make_optimizer(pipeline, model, plan)
+    return weakref.ref(model), Rehearsal(_notes(model, plan), sum(each.numel() for each in model.parameters()))
+
+
+def _notes(model: torch.nn.Module, plan: Plan) -> list[str]:
+    rows = plan.data.batch_size.least / plan.data.shards
+    if rows >= _FEW_ROWS or not any(isinstance(each, _BatchNorm) and each.training for each in model.modules()):
+        return []
+    return [
+        f"batch normalisation sees data.batch_size / data.shards = {rows:g} rows at a time, and fewer than {_FEW_ROWS} make "
+        "its means noisy: lower data.shards, raise data.batch_size, or normalise by group or layer"
+    ]
+
+
+def _refuse_clashes(model: torch.nn.Module) -> None:
+    for name, module in model.named_modules():
+        for method, calls in _CALLED.items():
+            own = getattr(module, method)
+            if getattr(own, "__func__", None) is getattr(torch.nn.Module, method):
+                continue
+            if not all(_takes(own, given) for given in calls):
+                where = f"{name}.{method}" if name else method
+                raise PipelineRaised(
+                    f"the model's {where}{_parameters(own)} stands in the place of torch's {method}()",
+                    f"give it another name: {method}() is called to set the mode of a layer; the training itself is done here",
+                )
+
+
+def _takes(method: Any, given: tuple[bool, ...]) -> bool:
+    try:
+        inspect.signature(method).bind(*given)
+    except TypeError:
+        return False
+    except ValueError:  # it has none that Python knows
+        return True
+    return True
+
+
+def _parameters(method: Any) -> str:
+    return (
+        f"({', '.join(inspect.signature(method).parameters)})" if callable(method) else f", a {type(method).__name__},"
+    )
+
+
+def _refuse_idle_compression(model: torch.nn.Module, plan: Plan) -> None:
+    """Raises ConfigurationError where all that a compression does to this model is to sum it exactly."""
+    variant = plan.update.compression
+    if variant is None:
+        return
+    trained = [(name, each.detach()) for name, each in model.named_parameters() if each.requires_grad]
+    codec = make_codec(plan, Layout.of(trained), len(trained))
+    if codec is None or len(codec.phases) > 1 or not isinstance(codec.phases[0], Means):
+        return
+    if sum(codec.phases[0].elements) < sum(each.numel() for _, each in trained):
+        return
+    options = COMPRESSIONS.resolve(variant.name, variant.options).items()
+    given = ", ".join(f"{name}={value}" for name, value in options if not isinstance(value, bool))
+    raise ConfigurationError(
+        [f"compression: {variant.name} with {given} makes no tensor of this model smaller"],
+        "give it other options, such as a lower compression.rank, or leave compression out",
+    )
+
+
+def refuse_moving(model: torch.nn.Module, rules: Mapping[str, str], plan: Plan) -> None:
+    """Raises PipelineRaised where contributions are clipped and the model would have more of its shards than these, and where
+    replicas run free and have no first shard. rules: that are declared, by the name of a buffer."""
+    moving = moving_buffers.Moving.of(model, rules)
+    joined = {name: rule for rule, buffers in moving.joined.items() for name in buffers}
+    if plan.data.privacy is not None:
+        _refuse_statistics(model)
+        for name in [*rules, *joined]:
+            raise PipelineRaised(
+                f"the buffer {name!r} moves while batches are computed, and no clipping bounds how far",
+                "with privacy.clipping_norm only gradients are added up: leave buffers() and spectral normalisation out",
+            )
+    if not plan.lockstep:
+        for name, rule in joined.items():
+            raise PipelineRaised(
+                f"the buffer {name!r} has the rule {rule!r}, and under sync={plan.sync.name} shards do not end their steps "
+                "together",
+                f'set sync=bsp, or declare another rule: def buffers(self): return {{"{name}": "mean"}} in the pipeline',
+            )
+
+
+def _refuse_statistics(model: torch.nn.Module) -> None:
+    for name, module in model.named_modules():
+        if isinstance(module, _NormBase) and module.running_mean is not None:
+            raise PipelineRaised(
+                f"the layer {name or 'model'!r} keeps running statistics of the samples, which no clipping bounds",
+                "with privacy.clipping_norm normalise within a sample (GroupNorm, LayerNorm), or set track_running_stats=False",
+            )
+
+
+def refuse_unsupported(model: torch.nn.Module) -> None:
+    """Raises PipelineRaised for models that cannot be trained exactly, naming the tensor and the remedy."""
+    with naming("reading the model's parameters and buffers"):
+        _refuse_tensors(model)
+        _refuse_shared_memory(model)
+        if not any(parameter.requires_grad and parameter.numel() for parameter in model.parameters()):
+            raise PipelineRaised("the model has no parameter that requires a gradient", "nothing could be trained")
+        for name, module in model.named_modules():
+            if type(module).__name__ == "OptimizedModule" or module._compiled_call_impl is not None:
+                raise PipelineRaised(
+                    f"the module {name or 'model'!r} is compiled",
+                    "leave torch.compile out: its kernels are not checked for exactness",
+                )
+
+
+def _refuse_tensors(model: torch.nn.Module) -> None:
+    for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
+        kind = "parameter" if isinstance(tensor, torch.nn.Parameter) else "buffer"
+        if torch.nn.parameter.is_lazy(tensor):
+            raise PipelineRaised(
+                f"{kind} {name!r} has no shape yet",
+                "give lazy layers their sizes, or run one batch through them in model()",
+            )
+        if kind == "parameter" and tensor.dtype != torch.float32:
+            raise PipelineRaised(f"parameter {name!r} is {tensor.dtype}", "parameters have to be torch.float32")
+        if tensor.layout != torch.strided or tensor.is_quantized or tensor.device.type != "cpu":
+            raise PipelineRaised(
+                f"{kind} {name!r} is not an ordinary dense tensor in memory: {tensor.layout} on {tensor.device}",
+                "keep it dense and on the CPU; run.device says where the run moves it",
+            )
+
+
+def _refuse_shared_memory(model: torch.nn.Module) -> None:
+    """Raises PipelineRaised for parameters that share memory: they are moved, and would be separated. Buffers may share
+    memory among themselves."""
+    owners: dict[int, str] = {}
+    for name, parameter in model.named_parameters():
+        owner = owners.setdefault(_address(parameter), name) if parameter.numel() else name
+        if owner != name:
+            raise _shared(owner, name)
+    for name, buffer in model.named_buffers():
+        if buffer.numel() and _address(buffer) in owners:
+            raise _shared(owners[_address(buffer)], name)
+
+
+def _address(tensor: torch.Tensor) -> int:
+    return tensor.untyped_storage().data_ptr()
+
+
+def _shared(first: str, second: str) -> PipelineRaised:
+    return PipelineRaised(
+        f"{first!r} and {second!r} share memory but are two objects",
+        "tie them by assigning the same Parameter to both places",
+    )

@@ -1,0 +1,78 @@
+"""Weights that training begins with, instead of those that the pipeline's model has drawn: read, checked, put into the model.
+
+They are a safetensors file as a run leaves it (`model.safetensors`): parameters and persistent buffers, tied tensors once.
+Their digest is the one that this run reported, and part of the new run's identity.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from pathlib import Path
+
+import safetensors
+import torch
+from safetensors.torch import load_file
+
+from orchestrator.config.plan import Initial
+from orchestrator.errors import ConfigurationError
+from orchestrator.numerics import digests
+from orchestrator.worker.model import snapshot
+
+_SHOWN = 3
+
+
+def read(file: Path, name: str) -> dict[str, torch.Tensor]:
+    """name: of the model, for the message. Raises ConfigurationError."""
+    try:
+        return load_file(file)
+    except (OSError, safetensors.SafetensorError) as error:
+        raise ConfigurationError(
+            [f"initial: the weights of {name} cannot be read: {error}"],
+            "launch or resume the run once more, which fetches them again",
+        ) from error
+
+
+def digest_of(tensors: Mapping[str, torch.Tensor]) -> str:
+    """Of a model with these parameters and buffers, as `numerics.digests.model_digest` gives it."""
+    whole = hashlib.sha256()
+    for name, tensor in sorted(tensors.items()):
+        digests.update(whole, name, tensor)
+    return whole.hexdigest()
+
+
+def begin_with(model: torch.nn.Module, initial: Initial) -> None:
+    """Put the weights into a model that has just been made, in place. Raises ConfigurationError, naming what does not fit, and
+    has changed nothing then."""
+    given = read(Path(initial.file), initial.name)
+    own = digests.distinct_state(model)
+    unfit = list(_unfit(given, own))
+    if unfit:
+        more = f"; and {len(unfit) - _SHOWN} more" if unfit[_SHOWN:] else ""
+        raise ConfigurationError(
+            [
+                f"initial: the weights of {initial.name} do not fit the pipeline's model: {'; '.join(unfit[:_SHOWN])}{more}"
+            ],
+            "give the pipeline the arguments that the model was trained with, or name another model",
+        )
+    found = digest_of(given)
+    if found != initial.digest:
+        raise ConfigurationError(
+            [f"initial: the weights of {initial.name} have the digest {found} and not {initial.digest}"],
+            f"remove {initial.file}, and they are fetched again",
+        )
+    with torch.no_grad():
+        for name, tensor in own.items():
+            snapshot.write(tensor, given[name])
+
+
+def _unfit(given: Mapping[str, torch.Tensor], own: Mapping[str, torch.Tensor]) -> list[str]:
+    missing = [f"they lack {name}" for name in sorted(own) if name not in given]
+    strange = [f"the model has no {name}" for name in sorted(given) if name not in own]
+    kinds = {name: (_kind(given[name]), _kind(own[name])) for name in own if name in given}
+    other = [f"{name} is {theirs} and not {ours}" for name, (theirs, ours) in kinds.items() if theirs != ours]
+    return [*other, *missing, *strange]
+
+
+def _kind(tensor: torch.Tensor) -> str:
+    return f"{str(tensor.dtype).removeprefix('torch.')} of shape {list(tensor.shape)}"

@@ -1,0 +1,305 @@
+"""One worker's copy of the model, prepared for exact exchange: what is summed, what must agree, what may not change.
+
+    exchanged   trainable parameters' gradients; running statistics of normalisation layers (their exact mean over shards)
+    counters    small integer buffers: every shard must leave the same value (num_batches_tracked)
+    joined      buffers of which all take what the first shard leaves, or the largest (`moving_buffers.py`)
+    fixed       every other buffer, and while a shard computes all parameters: a change is an error that names it (rule A8)
+
+A change through `.data` raises no version, and reading every parameter for each shard would cost too much. So all of them are
+compared until the first step is applied, and from then on a few pieces, others in each step.
+
+Each shard starts from the step's buffers, so what a shard computes does not depend on which shards its worker computed before.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from typing import Any
+
+import torch
+
+from orchestrator.errors import PipelineRaised
+from orchestrator.numerics.layout import Layout
+from orchestrator.numerics.staging import Direct, Staging
+from orchestrator.worker.model.construction import refuse_unsupported
+from orchestrator.worker.model.moving_buffers import MEAN, Left, Moving, bytes_of, fits
+
+_PIECE = 2**12  # elements
+_PIECES = 2  # of trainable parameters, and as many of frozen ones, that are compared in a step
+_IN_PLACE = "change it in place instead"
+_IN_MODEL = "make all layers in model(): what comes later is not trained, and no other worker has it"
+
+
+class Replica:
+    """One worker's copy of the model, prepared for exact exchange. It owns the model and moves it to the device that
+    computes; parameters are moved into one flat buffer there, each at a 64-byte boundary.
+
+    Raises PipelineRaised for models that cannot be trained exactly, naming the tensor and the remedy.
+    """
+
+    def __init__(
+        self,
+        model: torch.nn.Module,
+        staging: Staging | None = None,
+        layout: Layout | None = None,
+        *,
+        watches_all: bool = True,
+        rules: Mapping[str, str] | None = None,
+    ) -> None:
+        """layout: where the exchanged tensors lie, if that does not follow from them alone: of a part of a model. watches_all:
+        until the first step; not so where a part of this model makes a replica of its own before that. rules: those that are
+        declared, by the name of a buffer."""
+        staging = staging or Direct()
+        refuse_unsupported(model)
+        self.model = model
+        trainable = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
+        self.parameters = [parameter for _, parameter in trainable]
+        self._parameters = dict(model.named_parameters())
+        self.rules = dict(rules or {})
+        moving = Moving.of(model, self.rules)
+        self.statistics, self.counters = list(moving.means.values()), moving.counters
+        self.joined, self._joined = moving.in_joined, moving.joined
+        self._moving = [*self.statistics, *self.counters.values(), *self.joined.values()]
+        self.layout = layout or Layout.of([*trainable, *moving.means.items()])
+        self._frozen = {name: p for name, p in self._parameters.items() if not p.requires_grad}
+        staging.move([*self._frozen.values(), *model.buffers()])
+        self._move_into_flat_buffer(staging.device)
+        self._buffers = dict(model.named_buffers())
+        # What each module holds, and what it held when the run began: a walk through the tree for each shard would cost more.
+        self._held = [
+            (kind, name, held, dict(held))
+            for name, module in model.named_modules()
+            for kind, held in _holdings(module).items()
+        ]
+        self._fixed_start = {name: buffer.clone() for name, buffer in moving.fixed.items()}
+        self._given: list[torch.Tensor | None] = []
+        self._given_versions: list[int] = []
+        flat = [("", self._flat)]
+        frozen = [(name, _in_memory(parameter)) for name, parameter in self._frozen.items()]
+        self._turns = [itertools.cycle(_in_pieces(whole)) for whole in (flat, frozen)]
+        self.begin_step()
+        if watches_all:
+            self._watch([*flat, *frozen])
+        self.begin_shard()
+
+    @property
+    def flat(self) -> torch.Tensor:
+        """The trainable parameters, as they lie in the layout. Whoever writes there calls `begin_step` afterwards."""
+        return self._flat
+
+    def buffers(self) -> list[torch.Tensor]:
+        """Copies of the statistics, then of the counters, then of those that are joined."""
+        return [buffer.clone() for buffer in self._moving]
+
+    def set_buffers(self, values: Sequence[torch.Tensor]) -> None:
+        """As `buffers` gave them. `begin_step` makes every shard start from them."""
+        if values:
+            torch._foreach_copy_(self._moving, list(values))
+
+    def begin_step(self) -> None:
+        """Remember the present buffers: every shard of the step to come starts from them, and so does its repetition when the
+        step is given up half-way (which leaves them as the last shard made them)."""
+        self._start = self.buffers()
+        self._statistics_start = [start.cpu() for start in self._start[: len(self.statistics)]]
+        self._watch([piece for turn in self._turns for piece in itertools.islice(turn, _PIECES)])
+
+    def begin_shard(self) -> None:
+        """Reset the buffers to those of the step, and drop all gradients."""
+        self.continue_shard(self._start)
+        for parameter in self._parameters.values():
+            parameter.grad = None
+
+    def continue_shard(self, buffers: Sequence[torch.Tensor]) -> None:
+        """Go on with a shard that left the buffers like this, while others are under way: no version is raised that their
+        backward passes would miss."""
+        if buffers:
+            torch._foreach_copy_([buffer.data for buffer in self._moving], list(buffers))
+
+    def give_up_shard(self) -> None:
+        """Reset the buffers to those of the step after whatever happened. A GPU that has failed copies nothing any
+        more: its error is reported already, or is raised by whatever is done next."""
+        with suppress(torch.AcceleratorError):
+            self.begin_shard()
+
+    def contribution(self) -> list[torch.Tensor | None]:
+        """After a backward pass: what this shard puts into the sum, in the order of the layout; None for a parameter without
+        gradient. The tensors are the caller's: `check_shard` sees to it that the next shard does not touch them. Raises
+        PipelineRaised for a sparse gradient."""
+        self._given = [parameter.grad for parameter in self.parameters]
+        self._given_versions = _versions(self._given)
+        return [*self.gradients(), *(statistic.clone() for statistic in self.statistics)]
+
+    def gradients(self) -> list[torch.Tensor | None]:
+        """After a backward pass: those of the trainable parameters, None where there is none. Raises PipelineRaised for a
+        sparse gradient."""
+        gradients = [parameter.grad for parameter in self.parameters]
+        for slot, gradient in zip(self.layout.slots, gradients, strict=False):
+            if gradient is not None and gradient.layout != torch.strided:
+                raise PipelineRaised(
+                    f"parameter {slot.name!r} has a sparse gradient", "use sparse=False for embeddings"
+                )
+        return [g.detach() if g is not None and g.requires_grad else g for g in gradients]
+
+    def forget(self) -> None:
+        """The last contribution is added up: from now on its tensors may change."""
+        self._given, self._given_versions = [], []
+
+    def present(self, contribution: Sequence[torch.Tensor | None]) -> list[bool]:
+        """For each tensor of a contribution (in host memory): whether its shard has a gradient for it, or has changed it.
+        Statistics that no shard changes keep their bits (a frozen layer's); of others the mean is over all shards, changed or
+        not."""
+        present = [tensor is not None for tensor in contribution]
+        for i, start in enumerate(self._statistics_start, len(self.parameters)):
+            statistic = contribution[i]
+            assert statistic is not None
+            # Versions do not tell: batch normalisation writes its statistics without raising them.
+            present[i] = not torch.equal(statistic.view(torch.int32), start.view(torch.int32))
+        return present
+
+    def counter_values(self) -> list[int]:
+        """The counters' present values, concatenated."""
+        return [value for counter in self.counters.values() for value in counter.reshape(-1).tolist()]
+
+    def counter_names(self) -> list[str]:
+        """For each value of `counter_values`, the buffer it belongs to."""
+        return [name for name, counter in self.counters.items() for _ in range(counter.numel())]
+
+    def left(self) -> Left:
+        """For what shards leave in the buffers that are joined; of none yet."""
+        return Left(self._joined)
+
+    def adopt(
+        self,
+        statistics: Sequence[torch.Tensor | None],
+        counters: Sequence[int],
+        joined: Sequence[torch.Tensor] = (),
+    ) -> None:
+        """Set the buffers to the agreed values of the step; None: no shard changed it. joined: of the buffers that are; where
+        there are any. The next step starts from them."""
+        for buffer, value in zip(self.joined.values(), joined, strict=True):
+            buffer.copy_(value)
+        for buffer, agreed, start in zip(self.statistics, statistics, self._start, strict=False):
+            buffer.copy_(start if agreed is None else agreed)
+        position = 0
+        for counter in self.counters.values():
+            values = torch.tensor(counters[position : position + counter.numel()], dtype=counter.dtype)
+            counter.copy_(values.view(counter.shape))
+            position += counter.numel()
+        self.begin_step()
+
+    def moved(self) -> None:
+        """Whoever may do so has changed the parameters within a step: changes are looked for from here on."""
+        self._marks = _marks(self._parameters.values())
+        self._watched = [(name, bits, bits.clone()) for name, bits in self._views]
+
+    def _watch(self, pieces: Iterable[tuple[str, torch.Tensor]]) -> None:
+        """Remember all parameters' versions, and copies of these pieces, to see whether they change before the step is
+        applied."""
+        self._marks = _marks(self._parameters.values())
+        # A short turn has one piece twice.
+        views = {piece.data_ptr(): (name, piece.view(torch.int32)) for name, piece in pieces}
+        self._views = list(views.values())
+        self._watched = [(name, bits, bits.clone()) for name, bits in self._views]
+
+    def _move_into_flat_buffer(self, device: torch.device) -> None:
+        slots = self.layout.slots[: len(self.parameters)]
+        self._flat = torch.zeros(self.layout.size, dtype=torch.float32, device=device)
+        for slot, parameter in zip(slots, self.parameters, strict=True):
+            place = slot.view(self._flat)
+            place.copy_(parameter.detach())
+            parameter.data = place
+
+    def check_shard(self) -> None:
+        """After each shard: raises PipelineRaised when the user's code touched the contribution before, which still waits, or a
+        buffer that has to be the same for every shard."""
+        now = _versions(self._given)
+        if now != self._given_versions:
+            i = next(i for i, version in enumerate(now) if version != self._given_versions[i])
+            raise PipelineRaised(
+                f"the gradient of {self.layout.slots[i].name!r} was overwritten while the next batch was computed",
+                "gradients of several batches wait until they are added up: have hooks and autograd functions return a "
+                "new tensor each time",
+            )
+        for name, start in self._fixed_start.items():
+            if not _same(self._buffers[name], start):
+                raise PipelineRaised(
+                    f"the buffer {name!r} of the model changed while a batch was computed",
+                    "say by which rule shards share it, in the pipeline: "
+                    f'def buffers(self): return {{"{name}": "{"mean" if fits(MEAN, start) else "first"}"}}',
+                )
+
+    def check_step(self) -> None:
+        """After the last shard of a step, whose first change is seen here still: raises PipelineRaised when the user's code
+        changed parameters, or what the model's layers hold."""
+        now = zip(self._parameters, self._marks, _marks(self._parameters.values()), strict=True)
+        changed = [name for name, before, after in now if before != after]
+        changed += [
+            name or self._at(piece, copy) for name, piece, copy in self._watched if not torch.equal(piece, copy)
+        ]
+        if changed:
+            raise PipelineRaised(
+                f"the parameter {changed[0]!r} was changed in place while a batch was computed",
+                "only the optimizer may change parameters: leave out Embedding(max_norm=...), flatten_parameters(), clamping "
+                "and moving averages, or do the last two in the step() of an optimizer of your own",
+            )
+        for name, parameter in self._frozen.items():
+            if parameter.grad is not None:
+                raise PipelineRaised(
+                    f"the parameter {name!r}, frozen when the run began, has a gradient",
+                    "let it require one in model() if it is ever to be trained: others are not summed over the shards",
+                )
+        for kind, module, held, before in self._held:
+            for name in [*before, *held]:
+                if name not in held or name not in before or held[name] is not before[name]:
+                    raise PipelineRaised(
+                        f"the {kind} {f'{module}.{name}' if module else name!r} was replaced, added or removed while a batch "
+                        "was computed",
+                        _IN_PLACE if kind == "buffer" else _IN_MODEL,
+                    )
+
+    def check_frozen(self) -> None:
+        """After an optimizer's step that only this replica takes: raises PipelineRaised when it changed what no other worker
+        hears of."""
+        for (name, parameter), before in zip(self._parameters.items(), self._marks, strict=True):
+            if name in self._frozen and (parameter._version, parameter.data_ptr()) != before:
+                raise PipelineRaised(
+                    f"the optimizer changed the parameter {name!r}, which is frozen",
+                    "use sync=bsp without local: elsewhere shards contribute changes of trained parameters alone",
+                )
+
+    def _at(self, piece: torch.Tensor, copy: torch.Tensor) -> str:
+        """The trainable parameter that a piece of the flat buffer differs in."""
+        element = piece.storage_offset() + int((piece != copy).nonzero()[0])
+        return next(slot.name for slot in reversed(self.layout.slots) if slot.offset <= element)
+
+
+def _marks(parameters: Iterable[torch.Tensor]) -> list[tuple[int, int]]:
+    return [(parameter._version, parameter.data_ptr()) for parameter in parameters]
+
+
+def _holdings(module: torch.nn.Module) -> dict[str, Mapping[str, Any]]:
+    """By kind, what may not be exchanged for something else; TorchScript allows that for buffers only."""
+    if isinstance(module, torch.jit.ScriptModule):
+        return {"buffer": module._buffers}
+    return {"buffer": module._buffers, "parameter": module._parameters, "module": module._modules}
+
+
+def _in_memory(tensor: torch.Tensor) -> torch.Tensor:
+    """All elements as they lie there, without a copy; none of a tensor that has gaps or was expanded."""
+    dense = torch.ops.aten.is_non_overlapping_and_dense(tensor)
+    return tensor.detach().as_strided((tensor.numel() if dense else 0,), (1,))
+
+
+def _in_pieces(named: Iterable[tuple[str, torch.Tensor]]) -> list[tuple[str, torch.Tensor]]:
+    return [(name, piece) for name, tensor in named for piece in torch.split(tensor, _PIECE)]
+
+
+def _versions(tensors: Sequence[torch.Tensor | None]) -> list[int]:
+    return [-1 if tensor is None else tensor._version for tensor in tensors]
+
+
+def _same(left: torch.Tensor, right: torch.Tensor) -> bool:
+    """Equal to the bit. (A tensor's version does not tell: batch normalisation writes its statistics without raising it.)"""
+    return left.shape == right.shape and torch.equal(bytes_of(left), bytes_of(right))

@@ -1,0 +1,196 @@
+"""A worker's state for checkpoints and state transfers: taken without a copy, put back to the bit.
+
+    model/<name>                       parameters, frozen ones too; buffers, also those that state_dict leaves out; tied once
+    optimizer/state/<parameter>/<key>  the optimizer's tensors; its groups and other values stand in State.values
+    run_state/...                      tensors of the run state, if it has any
+    transforms/<name>                  the state of the transforms after the sum, if they have any
+    shard/<shard>/<name>               what a shard keeps from step to step: its host alone has it
+
+torch's own `Optimizer.load_state_dict` is not used: it casts state to the dtype of the parameter, so float64 state comes back
+rounded, and it hands tensors over without a copy. Here a state has to fit exactly, or nothing is changed.
+
+What this does not keep: gradients, hooks, a module's get_extra_state, attributes of an optimizer outside state and groups (none
+of `optim.optimizers.OPTIMIZERS` has one that matters to its bits).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from types import MappingProxyType
+from typing import Any
+
+import torch
+
+from orchestrator.checkpoint.state import TrainingState, pack, unpack
+from orchestrator.errors import Inconsistent
+from orchestrator.optim.transforms import State
+from orchestrator.pipeline import naming
+
+RunState = dict[str, Any]
+
+_MODEL = "model/"
+_SHARD = "shard/"
+
+
+def capture(
+    model: torch.nn.Module,
+    optimizer: torch.optim.Optimizer,
+    run_state: RunState,
+    transforms: State = MappingProxyType({}),
+    rows: Mapping[int, State] = MappingProxyType({}),
+) -> TrainingState:
+    """The state as views of what is in use: read it before the next step changes it. Its parameters and the tensors of
+    optimizer, transforms and rows are steady; buffers change while a step is computed, and what is on a GPU is copied at once,
+    in the order of its stream.
+
+    transforms: state of those after the sum; rows: by shard, what the shards keep that this worker hosts.
+
+    Raises RunFailed for what a checkpoint cannot hold, naming its place.
+    """
+    with naming("reading the state of the model and the optimizer"):
+        tensors = {_MODEL + name: parameter.detach() for name, parameter in model.named_parameters()}
+        tree = _optimizer_tree(model, optimizer)
+    values = {"optimizer": pack(tree, tensors, "optimizer")}
+    if transforms:
+        values["transforms"] = pack(dict(transforms), tensors, "transforms")
+    own = named_rows(rows)
+    tensors.update(own)
+    steady = frozenset(name for name, tensor in tensors.items() if tensor.is_cpu)
+    tensors.update((_MODEL + name, buffer.detach()) for name, buffer in model.named_buffers())
+    values["run_state"] = pack(run_state, tensors, "run_state")
+    return TrainingState(values, tensors, steady, frozenset(own))
+
+
+def of_the_run(run_state: RunState) -> TrainingState:
+    """The run state alone."""
+    tensors: dict[str, torch.Tensor] = {}
+    return TrainingState({"run_state": pack(run_state, tensors, "run_state")}, tensors)
+
+
+def restore(state: TrainingState, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> RunState:
+    """Put a captured state into a model and an optimizer built the same way; returns the run state.
+
+    The model's tensors are written in place, the optimizer gets tensors of its own. Raises Inconsistent, naming what
+    does not fit; model and optimizer are unchanged then.
+    """
+    targets = {_MODEL + name: tensor for name, tensor in _model_tensors(model)}
+    _check_model(targets, {name: t for name, t in state.tensors.items() if name.startswith(_MODEL)})
+    tree, run_state = _unpacked(state, "optimizer"), _unpacked(state, "run_state")
+    _check_optimizer(tree, _optimizer_tree(model, optimizer))
+    with torch.no_grad():
+        for name, target in targets.items():
+            write(target, state.tensors[name])
+    _put_back(tree, model, optimizer)
+    return dict(run_state)
+
+
+def run_state_of(state: TrainingState) -> RunState:
+    """The run state beside the tensors. Raises Inconsistent."""
+    return dict(_unpacked(state, "run_state"))
+
+
+def transforms_of(state: TrainingState) -> dict[str, torch.Tensor]:
+    """The state of the transforms after the sum, with memory of its own. Raises Inconsistent."""
+    return dict(_unpacked(state, "transforms")) if "transforms" in state.values else {}
+
+
+def named_rows(rows: Mapping[int, State]) -> dict[str, torch.Tensor]:
+    """The tensors of these shards as a state names them."""
+    return {f"{_SHARD}{shard}/{name}": tensor for shard, row in rows.items() for name, tensor in row.items()}
+
+
+def rows_of(tensors: Mapping[str, torch.Tensor]) -> dict[int, dict[str, torch.Tensor]]:
+    """By shard, what `named_rows` put among these tensors."""
+    rows: dict[int, dict[str, torch.Tensor]] = {}
+    for whole, tensor in tensors.items():
+        if whole.startswith(_SHARD):
+            shard, _, name = whole.removeprefix(_SHARD).partition("/")
+            rows.setdefault(int(shard), {})[name] = tensor
+    return rows
+
+
+def shard_of(name: str) -> int | None:
+    """Whose a tensor of this name is, of what shards keep."""
+    return int(name.removeprefix(_SHARD).partition("/")[0]) if name.startswith(_SHARD) else None
+
+
+def _model_tensors(model: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+    yield from model.named_parameters()
+    yield from model.named_buffers()
+
+
+def write(target: torch.Tensor, source: torch.Tensor) -> None:
+    """Copy the source into the target, which may be an expanded buffer: of a dimension with stride 0 there is one
+    element, and torch refuses to write it several times."""
+    for dimension, stride in enumerate(target.stride()):
+        if stride == 0 and target.shape[dimension] > 1:
+            target, source = target.narrow(dimension, 0, 1), source.narrow(dimension, 0, 1)
+    target.copy_(source)
+
+
+def _names(model: torch.nn.Module) -> dict[torch.Tensor, str]:
+    return {parameter: name for name, parameter in model.named_parameters()}
+
+
+def _optimizer_tree(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+    """All values of an optimizer, with parameters by their names."""
+    names = _names(model)
+    return {
+        "name": type(optimizer).__name__,
+        "groups": [{**group, "params": [names[p] for p in group["params"]]} for group in optimizer.param_groups],
+        "state": {names[parameter]: dict(entry) for parameter, entry in optimizer.state.items()},
+    }
+
+
+def _put_back(tree: dict[str, Any], model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    for group, saved in zip(optimizer.param_groups, tree["groups"], strict=True):
+        parameters = group["params"]
+        group.clear()
+        group.update({**saved, "params": parameters})
+    parameters = dict(model.named_parameters())
+    optimizer.state.clear()
+    for name, entry in tree["state"].items():
+        optimizer.state[parameters[name]] = entry
+
+
+def _unpacked(state: TrainingState, key: str) -> Any:
+    try:
+        return unpack(state.values[key], state.tensors)
+    except (KeyError, TypeError, ValueError, RuntimeError) as error:
+        raise Inconsistent(f"the state has no whole {key}: {type(error).__name__}: {error}") from error
+
+
+def _check_model(targets: Mapping[str, torch.Tensor], given: Mapping[str, torch.Tensor]) -> None:
+    for name in sorted(targets.keys() ^ given.keys()):
+        holder, other = ("state", "model") if name in given else ("model", "state")
+        raise Inconsistent(f"the {holder} has a tensor {name.removeprefix(_MODEL)!r} that the {other} does not have")
+    for name, target in targets.items():
+        theirs, ours = _kind(given[name]), _kind(target)
+        if theirs != ours:
+            raise Inconsistent(
+                f"the tensor {name.removeprefix(_MODEL)!r} is {theirs} in the state and {ours} in the model"
+            )
+
+
+def _check_optimizer(given: Any, own: dict[str, Any]) -> None:
+    """The same class over the same parameters in the same groups with the same options; and state for known parameters only."""
+    if given["name"] != own["name"]:
+        raise Inconsistent(f"the state is of the optimizer {given['name']}, not of {own['name']}")
+    if len(given["groups"]) != len(own["groups"]):
+        raise Inconsistent(f"the state has {len(given['groups'])} parameter groups, the optimizer {len(own['groups'])}")
+    for i, (theirs, ours) in enumerate(zip(given["groups"], own["groups"], strict=True)):
+        if theirs["params"] != ours["params"]:
+            raise Inconsistent(
+                f"group {i} of the optimizer holds other parameters: {theirs['params']} in the state, {ours['params']} here"
+            )
+        if options := theirs.keys() ^ ours.keys():
+            raise Inconsistent(
+                f"group {i} of the optimizer has other options in the state: {', '.join(sorted(options))}"
+            )
+    known = {name for group in own["groups"] for name in group["params"]}
+    if strangers := given["state"].keys() - known:
+        raise Inconsistent(f"the state has optimizer state for {min(strangers)!r}, which the optimizer does not update")
+
+
+def _kind(tensor: torch.Tensor) -> str:
+    return f"{str(tensor.dtype).removeprefix('torch.')} of shape {tuple(tensor.shape)}"

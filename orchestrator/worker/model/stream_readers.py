@@ -1,0 +1,306 @@
+"""The streams of a run's shards, read by whoever hosts them (`data.files.stream.Stream`).
+
+    position     samples taken in the run, epoch, samples taken in that epoch
+    generator    the state of the epoch's generator, of a stream that has a state
+    state        what its `state_dict()` gave: its length, then JSON
+
+These three are the row of a shard, which is kept as the residual of a compression is (`shard_states.py`): in checkpoints, in
+memory that outlives the worker, and handed over. So whoever hosts a shard next goes on behind the last committed step. A stream
+without `state_dict` is opened again at its epoch, and its samples are taken up to there.
+
+Before each sample the generators of the process are seeded for it, so a sample is the same whether it is taken in its step or
+passed over.
+
+A live stream gives each sample once, so none is taken anew: its next host opens it, with its state where it has one. What it
+gave is written to a log (`checkpoint.stream_log`) before it counts, and what the log holds behind a place is taken from there.
+
+Where a mode keeps no rows (replicas that run free, a model in stages) samples are passed over from the first one on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from orchestrator.checkpoint.state import from_text, to_text
+from orchestrator.checkpoint.stream_log import Given, StreamLog
+from orchestrator.data.files.stream import Stream
+from orchestrator.data.loaders import fingerprint
+from orchestrator.errors import Inconsistent, PipelineRaised, RunFailed
+from orchestrator.numerics import streams
+from orchestrator.optim.transforms import State
+from orchestrator.pipeline import naming
+
+_POSITION, _GENERATOR, _STATE = "stream/position", "stream/generator", "stream/state"
+_LENGTH_BYTES = 8
+_TRIED = 4  # micro-batches
+
+
+class StreamReaders:
+    """Those of one process. has_state: whether streams have a `state_dict`; live: whether what they give is given once; log: of
+    that, in a generation."""
+
+    def __init__(self, source: Stream, seed: int, shards: int) -> None:
+        self._source = source
+        self._seed = seed
+        self._shards = shards
+        self._readers: dict[int, _Reader] = {}
+        self.live = source.live
+        self.log: StreamLog | None = None
+        self.has_state = _Opened(source, seed, 0, shards, 0).has_state
+
+    def first(self) -> State:
+        """The row of a shard that has taken nothing."""
+        row = {_POSITION: torch.zeros(3, dtype=torch.int64)}
+        if self.has_state:
+            row[_GENERATOR] = torch.zeros_like(torch.Generator().get_state())
+            row[_STATE] = torch.zeros(_LENGTH_BYTES + self._source.state_bytes, dtype=torch.uint8)
+        return row
+
+    def settle(self, shard: int, row: State, step: int) -> None:
+        """The shard is as far as this row says, before this step: what it took before is not asked for again."""
+        reader = self._reader(shard)
+        reader.settle(row)
+        if self.live and reader.is_new:
+            assert self.log is not None
+            reader.catch_up(self.log.before(step, shard))
+
+    def read(self, shard: int, indices: range, where: str) -> list[Any]:
+        """These samples of the shard. where: for messages. Raises PipelineRaised."""
+        return self._reader(shard).read(indices, where)
+
+    def row(self, shard: int) -> State:
+        """Behind the samples that were read last."""
+        return self._reader(shard).row()
+
+    def prove(self, samples: int, most: int) -> None:
+        """Raises Inconsistent where the stream of shard 0, opened with the state of another one, goes on with other samples.
+        samples: before that state is taken; most: that the run takes."""
+        if not self.has_state or self.live:
+            return
+        first, second = (_Reader(self._source, self._seed, 0, self._shards, self.first()) for _ in range(2))
+        where = "trying the state_dict() of shard 0"
+        first.read(range(samples), where)
+        second.settle(first.row())
+        rest = range(samples, min(_TRIED * samples, most))
+        if fingerprint(first.read(rest, where)) != fingerprint(second.read(rest, where)):
+            raise Inconsistent(
+                f"after {samples} samples of shard 0 state_dict() was taken, and a stream that has loaded it goes on with "
+                "others",
+                "have load_state_dict() bring back all that the next samples depend on; or return something without "
+                "state_dict(), such as iter(...) of it: then a new host takes the samples of the epoch anew",
+            )
+
+    def secure(self, step: int, shards: Iterable[int]) -> None:
+        """Of live streams: write what these shards have taken for a step. Raises RunFailed."""
+        if self.live:
+            assert self.log is not None
+            self.log.put(step, {shard: self._reader(shard).given() for shard in shards})
+
+    def host(self, shards: Sequence[int]) -> None:
+        """Close the streams of all others."""
+        self._readers = {shard: reader for shard, reader in self._readers.items() if shard in shards}
+
+    def _reader(self, shard: int) -> _Reader:
+        if shard not in self._readers:
+            self._readers[shard] = _Reader(self._source, self._seed, shard, self._shards, self.first())
+        return self._readers[shard]
+
+
+class _Opened:
+    """A stream in one of its epochs. Raises PipelineRaised."""
+
+    def __init__(self, source: Stream, seed: int, shard: int, shards: int, epoch: int) -> None:
+        self.epoch = epoch
+        self.taken = 0
+        self.seed = seed
+        self.shard = shard
+        self.generator = torch.Generator().manual_seed(streams.seed_of(seed, "stream", epoch, shard))
+        self.what = f"stream() of shard {shard}, epoch {epoch}"
+        with naming(self.what), streams.seeded(seed, "opening a stream", epoch, shard):
+            self._whole: Any = source.stream(shard, shards, epoch, self.generator)
+        self._samples: Iterator[Any] | None = None
+        self.has_state = hasattr(self._whole, "state_dict") and hasattr(self._whole, "load_state_dict")
+
+    def load(self, state: Any, taken: int, generator: torch.Tensor) -> None:
+        with naming(f"load_state_dict() of {self.what}"):
+            self._whole.load_state_dict(state)
+        self.generator.set_state(generator)
+        self.taken = taken
+
+    def state(self) -> Any:
+        with naming(f"state_dict() of {self.what}"):
+            return self._whole.state_dict()
+
+    def next(self) -> Any:
+        """The next sample; `_END` behind the last."""
+        purpose = f"sample of a stream, epoch {self.epoch}"
+        with naming(f"{self.what}, sample {self.taken},"), streams.seeded(self.seed, purpose, self.taken, self.shard):
+            if self._samples is None:
+                self._samples = iter(self._whole)
+            found = next(self._samples, _END)
+        self.taken += found is not _END
+        return found
+
+
+_END = object()
+
+
+class _Reader:
+    """One shard's samples. What was read since the last `settle` is kept, since a step may be repeated."""
+
+    def __init__(self, source: Stream, seed: int, shard: int, shards: int, first: State) -> None:
+        self._source = source
+        self._live = source.live
+        self._open: Callable[[int], _Opened] = lambda epoch: _Opened(source, seed, shard, shards, epoch)
+        self._shard = shard
+        self._first = first
+        self._settled: State | None = None
+        self._begin = self._end = self._last = 0
+        self._kept: list[Any] = []
+        self._texts: list[str] = []  # of live ones
+        self._marks: dict[int, State] = {}
+        self.is_new = True
+        self._restart(first)
+
+    def catch_up(self, given: Mapping[int, Given]) -> None:
+        """Of a live stream: keep what was taken already behind this place, and go on behind that. given: by its first."""
+        self.is_new = False
+        row = None
+        while (each := given.get(self._end)) is not None:
+            self._texts += each.samples
+            self._kept += map(from_text, each.samples)
+            self._end += len(each.samples)
+            self._marks[self._end] = row = self._fitted(from_text(each.row))
+        if row is not None:
+            self._place(row)
+
+    def settle(self, row: State) -> None:
+        taken = _taken(row)
+        self._settled = row
+        if not self._begin <= taken <= self._end:
+            self._restart(row)
+        self._trim(taken)
+
+    def read(self, indices: range, where: str) -> list[Any]:
+        # What begins anew shows whether it gives the same again.
+        if not self._live and (indices.start < self._begin or not indices.start):
+            usable = self._settled is not None and _taken(self._settled) <= indices.start
+            self._restart(self._settled if usable and self._settled is not None else self._first)
+        while self._end < indices.stop:
+            self._keep(self._next(where), where)
+            if self._settled is None and self._end <= indices.start:
+                self._trim(self._end)
+        if self._end == indices.stop:
+            self._marks[self._end] = self._now()
+        self._last = indices.stop
+        found = self._kept[indices.start - self._begin : indices.stop - self._begin]
+        if self._settled is None:
+            self._trim(indices.start)
+        return found
+
+    def row(self) -> State:
+        return self._marks[self._last]
+
+    def given(self) -> Given:
+        """Since it was settled."""
+        return Given(self._begin, self._texts[: self._last - self._begin], to_text(dict(self.row()), "row"))
+
+    def _keep(self, sample: Any, where: str) -> None:
+        if self._live:
+            try:
+                self._texts.append(to_text(sample, "the sample"))
+            except RunFailed as error:
+                what = error.message.replace("a checkpoint", "the record of a live Stream")
+                raise PipelineRaised(
+                    f"{where}: {what}", "give None, bool, int, float, str, list, tuple, dict and tensors"
+                ) from error
+        self._kept.append(sample)
+        self._end += 1
+
+    def _restart(self, row: State) -> None:
+        """With nothing kept, at the place of this row."""
+        self._begin = self._end = self._last = _taken(row)
+        self._kept = []
+        self._texts = []
+        self._marks = {self._end: row}
+        self.is_new = True
+        self._place(row)
+
+    def _place(self, row: State) -> None:
+        _, epoch, within = row[_POSITION].tolist()
+        self._stream = self._open(epoch)
+        if within and self._stream.has_state:
+            self._stream.load(_unpacked(row[_STATE]), within, row[_GENERATOR])
+            return
+        if self._live:  # what it gave is not given again
+            self._stream.taken = within
+            return
+        for _ in range(within):
+            if self._stream.next() is _END:
+                raise Inconsistent(
+                    f"{self._stream.what}, ended after {self._stream.taken} samples, and {within} were taken of it before",
+                    "a Stream gives the same samples each time it is asked for the same shard and epoch",
+                )
+
+    def _next(self, where: str) -> Any:
+        found = self._stream.next()
+        if found is _END:
+            self._stream = self._open(self._stream.epoch + 1)
+            found = self._stream.next()
+        if found is _END:
+            raise PipelineRaised(
+                f"{where}: the stream of shard {self._shard} ended after {self._end} samples: its epoch "
+                f"{self._stream.epoch} has none",
+                "give a run.steps that its samples are enough for, or have stream() begin again in each epoch; the checkpoints "
+                "of the run stay as they are",
+            )
+        return found
+
+    def _now(self) -> State:
+        stream = self._stream
+        row = {_POSITION: torch.tensor([self._end, stream.epoch, stream.taken])}
+        if stream.has_state:
+            row[_GENERATOR] = stream.generator.get_state()
+            row[_STATE] = _packed(stream.state(), self._source.state_bytes, stream.what)
+        return self._fitted(row)
+
+    def _fitted(self, row: State) -> State:
+        stream = self._stream
+        if row.keys() != self._first.keys():
+            raise PipelineRaised(
+                f"{stream.what}, has {'a' if stream.has_state else 'no'} state_dict(), unlike that of shard 0 in epoch 0",
+                "return the same kind of object for each shard and epoch",
+            )
+        return row
+
+    def _trim(self, taken: int) -> None:
+        del self._kept[: taken - self._begin]
+        del self._texts[: taken - self._begin]
+        self._begin = taken
+        self._marks = {at: row for at, row in self._marks.items() if at >= taken}
+
+
+def _taken(row: State) -> int:
+    return int(row[_POSITION][0])
+
+
+def _packed(state: Any, most: int, what: str) -> torch.Tensor:
+    data = to_text(state, f"state_dict() of {what}").encode()
+    if len(data) > most:
+        raise PipelineRaised(
+            f"state_dict() of {what}, takes {len(data)} bytes, and its class reserves {most} for each shard",
+            f"set state_bytes = {1 << len(data).bit_length()} in the class of the Stream",
+        )
+    found = torch.zeros(_LENGTH_BYTES + most, dtype=torch.uint8)
+    whole = len(data).to_bytes(_LENGTH_BYTES, "little") + data
+    found[: len(whole)] = torch.frombuffer(bytearray(whole), dtype=torch.uint8)
+    return found
+
+
+def _unpacked(packed: torch.Tensor) -> Any:
+    data = packed.numpy().tobytes()
+    length = int.from_bytes(data[:_LENGTH_BYTES], "little")
+    return from_text(data[_LENGTH_BYTES : _LENGTH_BYTES + length].decode())

@@ -1,0 +1,116 @@
+"""The update of a worker's replica by a summed gradient: transforms after the sum, learning rate, optimizer, buffers.
+It is the same at every worker."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+
+from orchestrator.config.plan import Update
+from orchestrator.optim import optimizers, schedules
+from orchestrator.optim.clipping import Clipping
+from orchestrator.optim.pieces import Pieces
+from orchestrator.optim.rates import rates_of, set_rates
+from orchestrator.optim.transforms import Chain, State, Transform
+from orchestrator.worker.model.divided_update import DividedUpdate
+from orchestrator.worker.model.replica import Replica
+from orchestrator.worker.model.workload import Workload
+
+
+class Updater:
+    """Applies summed gradients to a replica. Built while the optimizer still has the rates that it was made with;
+    started once the length of the run is known."""
+
+    def __init__(
+        self,
+        workload: Workload,
+        replica: Replica,
+        optimizer: torch.optim.Optimizer,
+        update: Update,
+        clipping: Transform | None = None,
+    ) -> None:
+        """clipping: instead of that of `update`, by the norm of a gradient of which this is a part."""
+        self._workload = workload
+        self._replica = replica
+        self.optimizer = optimizer
+        self._pieces = Pieces(optimizer)
+        self._schedule, self._warmup, self._scaling = update.schedule, update.warmup, update.scaling
+        self._rates = rates_of(optimizer)
+        self._options = optimizers.given(optimizer)
+        if update.clip is not None:
+            clipping = clipping or Clipping(update.clip)
+        self._after = Chain(*([] if clipping is None else [clipping]))
+        self.state = self._after.init(replica.parameters)
+        self.divided = DividedUpdate(optimizer, replica) if update.sharded else None
+        self._made: State | None = None
+        self._rate: Callable[[int, int], float] = lambda _step, _reductions: 1.0
+
+    def start(self, steps: int) -> None:
+        """Set the length of the run."""
+        workload, schedule = self._workload, self._schedule
+        epoch = workload.order.steps_per_epoch
+        if workload.has_rate:
+            self._rate = lambda step, _reductions: workload.rate(step)
+        else:
+            factor, warmup = schedules.build(schedule.name, schedule.options), self._warmup
+            scale = (lambda _step: 1.0) if self._scaling is None else self._scaling.at
+            self._rate = lambda step, reductions: (
+                factor(schedules.Moment(step, steps, warmup, reductions, epoch)) * scale(step)
+            )
+
+    def renew_options(self) -> None:
+        """As they were when the optimizer was built."""
+        for group, own in zip(self.optimizer.param_groups, self._options, strict=True):
+            group.update(own)
+
+    def options(self) -> list[dict[str, object]]:
+        """The optimizer's options, to see whether anything changes them."""
+        return optimizers.options(self.optimizer)
+
+    def make(
+        self,
+        step: int,
+        reductions: int,
+        agreed: Sequence[torch.Tensor | None],
+        result: torch.Tensor,
+    ) -> None:
+        """Where the workers of a host divide the update: make this worker's part of what `apply` is to take, with the same
+        arguments. Until then nothing of a step is changed."""
+        self._made = None
+        if self.divided is None or not self.divided.divides:
+            return
+        self._replica.forget()
+        gradients, following = self._after.update(agreed[: len(self._replica.parameters)], self.state)
+        set_rates(self.optimizer, self._rates, self._rate(step, reductions))
+        self.divided.make(step, gradients, lambda go: self._workload.optimize(step, self.optimizer, result, go))
+        self._made = following
+
+    def apply(
+        self,
+        step: int,
+        reductions: int,
+        agreed: Sequence[torch.Tensor | None],
+        counters: Sequence[int],
+        joined: Sequence[torch.Tensor],
+        result: torch.Tensor,
+    ) -> None:
+        """agreed: views of `result`, in the order of the layout, None where no shard had anything (rule A7); counters, joined:
+        the values of these buffers; reductions: how often the plateau schedule has lowered the rate."""
+        count = len(self._replica.parameters)
+        if self._made is None:
+            self.move(step, reductions, agreed[:count], result)
+        else:
+            assert self.divided is not None
+            self.divided.commit()
+            self.state, self._made = self._made, None
+        self._replica.adopt(agreed[count:], counters, joined)
+
+    def move(self, step: int, reductions: int, gradients: Sequence[torch.Tensor | None], result: torch.Tensor) -> None:
+        """The parameters alone: the optimizer's step, with gradients that are views of `result`."""
+        self._replica.forget()
+        gradients, self.state = self._after.update(gradients, self.state)
+        for parameter, gradient in zip(self._replica.parameters, gradients, strict=True):
+            parameter.grad = gradient
+        set_rates(self.optimizer, self._rates, self._rate(step, reductions))
+        self._workload.optimize(step, self.optimizer, result, self._pieces.step)

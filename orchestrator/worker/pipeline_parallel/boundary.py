@@ -1,0 +1,204 @@
+"""What the members of a model in stages do together between steps: evaluate, take digests, put a checkpoint's values together.
+
+evaluation   a validation batch goes through the stages as a micro-batch does, forward only: its loss, then its metrics
+digest       one member hashes all tensors in the order of their names, whose owners send them piece by piece
+saving       everybody tells everybody what its optimizer keeps beside tensors, so that any layout can resume
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+import torch
+
+from orchestrator.comm.collectives import Exchange
+from orchestrator.comm.transports.base import Tag
+from orchestrator.errors import OrchestratorError
+from orchestrator.numerics import digests
+from orchestrator.pipeline import defines
+from orchestrator.worker.between_steps import evaluation
+from orchestrator.worker.model.workload import Workload
+from orchestrator.worker.pipeline_parallel import messages
+from orchestrator.worker.pipeline_parallel.border_values import Activations, Generators
+from orchestrator.worker.pipeline_parallel.cuts import Way
+from orchestrator.worker.pipeline_parallel.links import Links
+from orchestrator.worker.pipeline_parallel.replay import Stage
+from orchestrator.worker.pipeline_parallel.stage_state import StageState
+
+_PIECE_BYTES: Final = 4 << 20
+_WORD_BYTES: Final = 7  # of a digest, so that no word is negative
+
+
+class Stages:
+    """Implements `worker.between_steps.replicated.Boundary`. `take_on` comes with each generation."""
+
+    def __init__(self, workload: Workload, stage: Stage, held: StageState) -> None:
+        self._workload = workload
+        self._stage = stage
+        self._held = held
+        self._has_metrics = defines(type(workload.pipeline), "metrics")
+        self._tensors: dict[str, torch.Tensor] = digests.distinct_state(workload.model)
+        self._calls = 0
+
+    def take_on(self, links: Links, exchange: Exchange, total_shards: int) -> None:
+        self._links = links
+        self._exchange = exchange
+        self._total_shards = total_shards
+        self._calls = 0
+
+    def digest(self) -> str:
+        links = self._links
+        whole = hashlib.sha256()
+        own = self._held.owned
+        self._calls += 1
+        for number, name in enumerate(sorted(self._tensors)):
+            sender = links.groups[self._held.cuts.owners[name]][0]
+            if sender == 0 == links.rank:
+                digests.update(whole, name, own[name])
+            elif links.rank == 0:
+                digests.update(whole, name, self._received(name, sender, number))
+            elif links.rank == sender:
+                self._send(own[name], number)
+        words = [0] * (-(-whole.digest_size // _WORD_BYTES))
+        if links.rank == 0:
+            content = whole.digest()
+            words = [
+                int.from_bytes(content[start : start + _WORD_BYTES], "little")
+                for start in range(0, len(content), _WORD_BYTES)
+            ]
+        told = torch.tensor(words, dtype=torch.int64)
+        agreed = self._exchange.maximum(self._calls, 0, messages.DIGESTED, told).tolist()
+        return b"".join(word.to_bytes(_WORD_BYTES, "little") for word in agreed)[: whole.digest_size].hex()
+
+    def tensor_digests(self) -> dict[str, str]:
+        found = {}
+        for name, tensor in self._held.owned.items():
+            if name in self._tensors:
+                own = hashlib.sha256()
+                digests.update(own, name, tensor)
+                found[name] = own.hexdigest()[:16]
+        whole: dict[str, str] = {}
+        for each in self._gather(messages.DIGEST, found):
+            whole.update(each)
+        return dict(sorted(whole.items()))
+
+    def evaluate(self, shards: Sequence[int], step: int, beat: evaluation.Beat) -> evaluation.Results:
+        links, results = self._links, evaluation.Results()
+        links.refresh(self._held)
+        with evaluation.in_eval_mode(self._workload.model), evaluation.restoring(self._held.replica):
+            for batch in self._workload.evaluation_batches.of(shards, self._total_shards):
+                beat()
+                self._evaluate(step, batch, results)
+        return results
+
+    def begin_save(self, writers: Sequence[int]) -> None:
+        peers = [rank for rank in writers if self._stage_of(rank) == self._links.stage]
+        part = (peers.index(self._links.rank), len(peers)) if self._links.rank in peers else None
+        self._held.begin_save(self._gather(messages.SAVING, self._held.optimizer_values()), part)
+
+    def state(self) -> dict[str, torch.Tensor]:
+        return {name: self._held.owned[name] for name in self._tensors if name in self._held.owned}
+
+    def _stage_of(self, rank: int) -> int:
+        return next(stage for stage, ranks in enumerate(self._links.groups) if rank in ranks)
+
+    def _evaluate(self, step: int, batch: int, results: evaluation.Results) -> None:
+        """One batch through this stage. After a fault nothing is computed any more, and all behind are told so."""
+        if self._has_metrics and self._held.cuts.draws:
+            self._evaluate_in_turn(step, batch, results)
+            return
+        links = self._links
+        shard = batch % self._total_shards
+        ways: list[Way] = ["evaluation", "metrics"] if self._has_metrics else ["evaluation"]
+        tags = [(step + 1, 2 * batch + number, messages.EVALUATED, shard) for number in range(len(ways))]
+        arrived = [links.take_from_before(tag) for tag in tags]
+        comes = results.fault is None and all(each is None or each[1] for each in arrived)
+        leaving: list[Activations | None] = [None] * len(ways)
+        seeded: Generators | None = None
+        if comes:
+            self._held.replica.begin_shard()
+            try:
+                with self._workload.evaluation(step, batch) as calls:
+                    seeded = Generators.now()
+                    values: list[Any] = []
+                    for number, way in enumerate(ways):
+                        came = None if (each := arrived[number]) is None else messages.activations(*each, seeded)
+                        _, leaving[number], value = self._stage.forward(calls[number].make, way, came)
+                        values.append(value)
+                        if number + 1 < len(ways):
+                            messages.check_undrawn(seeded)
+                    if links.is_last:
+                        loss, metrics = values[0], values[1] if self._has_metrics else {}
+                        results.add(batch, *self._workload.evaluated(calls[0], loss, metrics))
+                self._held.replica.check_shard()
+                self._held.replica.check_step()
+            except OrchestratorError as error:
+                results.fault = batch, error
+                leaving = [None] * len(ways)
+        for tag, leaves in zip(tags, leaving, strict=True):
+            links.give_behind(tag, leaves, seeded)
+
+    def _evaluate_in_turn(self, step: int, batch: int, results: evaluation.Results) -> None:
+        """The same where the loss draws: metrics go on with the generators as it has left them in the last stage."""
+        links, shard, replica = self._links, batch % self._total_shards, self._held.replica
+        tags = [(step + 1, 2 * batch + number, messages.EVALUATED, shard) for number in range(2)]
+        seeded: Generators | None = None
+        drawn: Generators | None = None
+        arrived, leaves = links.take_from_before(tags[0]), None
+        if results.fault is None and (arrived is None or arrived[1]):
+            replica.begin_shard()
+            try:
+                with self._workload.evaluation(step, batch) as calls:
+                    seeded = Generators.now()
+                    came = None if arrived is None else messages.activations(*arrived, seeded)
+                    _, leaves, loss = self._stage.forward(calls[0].make, "evaluation", came)
+                    drawn = Generators.now()
+            except OrchestratorError as error:
+                results.fault = batch, error
+        links.give_behind(tags[0], leaves, seeded)
+        told = links.after_the_last((step + 1, 2 * batch, messages.DRAWN, shard), drawn, seeded)
+        if told is not None:
+            drawn = None if seeded is None or (last := messages.activations(*told, seeded)) is None else last.generators
+        arrived, leaves = links.take_from_before(tags[1]), None
+        if drawn is not None and results.fault is None and (arrived is None or arrived[1]):
+            assert seeded is not None
+            try:
+                with self._workload.evaluation_going_on(step, batch):
+                    drawn.restore()
+                    came = None if arrived is None else messages.activations(*arrived, seeded)
+                    _, leaves, metrics = self._stage.forward(calls[1].make, "metrics", came)
+                    if links.is_last:
+                        results.add(batch, *self._workload.evaluated(calls[0], loss, metrics))
+                replica.check_shard()
+                replica.check_step()
+            except OrchestratorError as error:
+                results.fault = batch, error
+                leaves = None
+        links.give_behind(tags[1], leaves, seeded)
+
+    def _send(self, tensor: torch.Tensor, number: int) -> None:
+        links = self._links
+        raw = tensor.detach().contiguous().reshape(-1).view(torch.uint8)
+        for piece, start in enumerate(range(0, raw.numel(), _PIECE_BYTES)):
+            tag = Tag(links.wire.generation, self._calls, number, messages.DIGEST, piece)
+            links.wire.transport.send(0, tag, raw[start : start + _PIECE_BYTES].clone())
+            links.wire.transport.flush(links.wire.timeout_s)
+
+    def _received(self, name: str, sender: int, number: int) -> torch.Tensor:
+        links, like = self._links, self._tensors[name]
+        with torch._C.DisableTorchFunctionSubclass():
+            tensor = torch.empty(tuple(like.size()), dtype=like.dtype)
+        raw = tensor.reshape(-1).view(torch.uint8)
+        for piece, start in enumerate(range(0, raw.numel(), _PIECE_BYTES)):
+            tag = Tag(links.wire.generation, self._calls, number, messages.DIGEST, piece)
+            raw[start : start + _PIECE_BYTES] = links.wire.transport.receive(sender, tag, links.wire.timeout_s).payload
+        return tensor
+
+    def _gather(self, phase: int, values: Mapping[str, Any]) -> list[Any]:
+        """What each member tells, by rank."""
+        self._calls += 1
+        payload = torch.frombuffer(bytearray(json.dumps(values).encode()), dtype=torch.uint8)
+        return [json.loads(each.numpy().tobytes()) for each in self._exchange.gather(self._calls, 0, phase, payload)]

@@ -1,0 +1,247 @@
+"""How a model is cut into stages: borders, what each stage holds, what crosses each border. Pure: it follows from surveys.
+
+A survey is made of each way in which the model is called: the loss in training, the loss and the metrics in evaluation. Stages
+have the same borders in all of them, and hold what they use in any.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final, Literal
+
+from orchestrator.errors import PipelineRaised
+from orchestrator.worker.pipeline_parallel.fake_tensors import Key
+from orchestrator.worker.pipeline_parallel.survey import Survey
+
+Way = Literal["training", "evaluation", "metrics"]
+_MOST_CANDIDATES: Final = 400
+_MOST_REASONS: Final = 3
+_DIGITS: Final = 2  # of a load of at most 2: what is nearer than that counts as equal
+_REMEDY: Final = "name modules at which stages begin in the pipeline's stages(self, model), or lower cluster.stages"
+
+
+@dataclass(frozen=True)
+class Cuts:
+    """borders: the modules at whose first call stages 1, 2, ... begin. hosted: by stage, the parameters and buffers that it
+    uses; owners: the first stage of each; skips: by way and border, the earlier outputs that cross beside the arguments;
+    shares: by stage, its part of the cost of the loss in training; apart: the ways that use nothing of the model, which the
+    last stage goes alone; draws: whether the loss draws random numbers in evaluation."""
+
+    borders: tuple[str, ...]
+    hosted: tuple[frozenset[str], ...]
+    owners: Mapping[str, int]
+    skips: Mapping[Way, tuple[tuple[Key, ...], ...]]
+    shares: tuple[float, ...]
+    apart: frozenset[Way] = frozenset()
+    draws: bool = False
+
+    @property
+    def stages(self) -> int:
+        return len(self.hosted)
+
+    def owned(self, stage: int) -> frozenset[str]:
+        return frozenset(name for name, owner in self.owners.items() if owner == stage)
+
+    def guests(self, stage: int) -> frozenset[str]:
+        """What this stage uses and another one owns."""
+        return frozenset(name for name in self.hosted[stage] if self.owners[name] != stage)
+
+    @property
+    def tied(self) -> tuple[str, ...]:
+        """What several stages use, sorted."""
+        return tuple(sorted(name for name in self.owners if sum(name in held for held in self.hosted) > 1))
+
+
+def cut(surveys: Mapping[Way, Survey], borders: Sequence[str], names: Sequence[str]) -> Cuts:
+    """names: of all parameters and buffers. Raises PipelineRaised for borders that cannot be, by name."""
+    apart, surveys = _apart(surveys)
+    for way, survey in surveys.items():
+        _check(survey, borders, way)
+    hosted: list[set[str]] = [set() for _ in range(len(borders) + 1)]
+    for survey in surveys.values():
+        for name, positions in survey.uses.items():
+            for position in positions:
+                hosted[_stage_of(survey, borders, position)].add(name)
+    for name in names:
+        if not any(name in held for held in hosted):
+            hosted[0].add(name)
+    owners = {name: next(s for s, held in enumerate(hosted) if name in held) for name in names}
+    skips = {way: _skips(survey, borders) for way, survey in surveys.items()} | dict.fromkeys(apart, ())
+    shares = _shares(surveys["training"], borders)
+    draws = "evaluation" in surveys and surveys["evaluation"].draws
+    return Cuts(tuple(borders), tuple(map(frozenset, hosted)), owners, skips, shares, apart, draws)
+
+
+def choose(surveys: Mapping[Way, Survey], stages: int, sizes: Mapping[str, int]) -> list[str]:
+    """Borders for so many stages, so that the largest sum of a stage's parts of the cost and of the parameters is least; of
+    nearly equal ones those that lie least deep. sizes: the elements of each trained parameter. Raises PipelineRaised where
+    there are too few candidates."""
+    _, surveys = _apart(surveys)
+    chosen = None
+    for glued in (False, True):  # what crosses by a name of its own has every operation looked at
+        candidates = _candidates(surveys, glued=glued)
+        if len(candidates) >= stages - 1 and (chosen := _chosen(surveys["training"], candidates, stages, sizes)):
+            return chosen
+    if len(candidates) < stages - 1:
+        found, reasons = ", ".join(candidates) or "none", _reasons(surveys, candidates)
+        raise PipelineRaised(
+            f"the model cannot be cut into {stages} stages: of its module calls only these can begin one: {found}"
+            + "".join(f"; not {name}: {why}" for name, why in reasons),
+            ("put what stands in the way, with all that uses it, into a module of its own, " if reasons else "")
+            + "lower cluster.stages, or write the model as more modules that are called for every batch",
+        )
+    raise PipelineRaised(f"no {stages} stages of the model would each hold a parameter that is trained", _REMEDY)
+
+
+def _apart(surveys: Mapping[Way, Survey]) -> tuple[frozenset[Way], Mapping[Way, Survey]]:
+    """The ways that use nothing of the model, and the surveys of the others."""
+    apart = frozenset(way for way, survey in surveys.items() if survey.is_apart and way != "training")
+    return apart, {way: survey for way, survey in surveys.items() if way not in apart}
+
+
+def _reasons(surveys: Mapping[Way, Survey], candidates: Sequence[str]) -> list[tuple[str, str]]:
+    """Why no stage can begin at the least deep of the other modules, the first of each reason."""
+    found: dict[str, str] = {}
+    others = [name for name in surveys["training"].calls if name and name not in candidates]
+    for name in sorted(others, key=lambda each: each.count(".")):
+        found.setdefault(_reason(surveys, name), name)
+    return [(name, why) for why, name in found.items() if why][:_MOST_REASONS]
+
+
+def _reason(surveys: Mapping[Way, Survey], name: str) -> str:
+    for way, survey in surveys.items():
+        position = survey.position(name)
+        if position is None:
+            return f"{_during(way)} does not call it"
+        if position in survey.barred:
+            return survey.barred[position] + ("" if way == "training" else f" ({_during(way)})")
+    return ""
+
+
+def _during(way: Way) -> str:
+    return "metrics()" if way == "metrics" else f"loss() in {way}"
+
+
+def _chosen(training: Survey, candidates: Sequence[str], stages: int, sizes: Mapping[str, int]) -> list[str] | None:
+    loads = _loads(training, sizes)
+    positions = [training.position(name) or 0 for name in candidates]
+    depths = [name.count(".") for name in candidates]
+    held = [0] * len(loads)
+    for name in sizes.keys() & training.uses.keys():
+        held[training.uses[name][0]] += sizes[name]
+    chosen = _balance([0, *positions, len(loads)], depths, loads, held, stages)
+    return None if chosen is None else [candidates[i] for i in chosen]
+
+
+def _balance(
+    points: Sequence[int], depths: Sequence[int], loads: Sequence[float], held: Sequence[int], stages: int
+) -> list[int] | None:
+    """Indices (from 0) of the inner points at which to cut: the largest load of a stage is least, or nearly so; of equals the
+    least deep, then the first."""
+
+    def goodness(option: tuple[float, list[int]]) -> tuple[float, int]:
+        return round(option[0], _DIGITS), sum(depths[i] for i in option[1])
+
+    total, sizes = [0.0, *itertools.accumulate(loads)], [0, *itertools.accumulate(held)]
+    inner = len(points) - 2
+    best: dict[int, tuple[float, list[int]]] = {0: (0.0, [])}  # by the point where the next stage begins
+    for _ in range(stages - 1):
+        following: dict[int, tuple[float, list[int]]] = {}
+        for point in range(1, inner + 1):
+            options = [
+                (max(worst, total[points[point]] - total[points[before]]), cuts)
+                for before, (worst, cuts) in best.items()
+                if before < point and sizes[points[before]] < sizes[points[point]]
+            ]
+            if options:
+                worst, cuts = min(options, key=goodness)
+                following[point] = worst, [*cuts, point - 1]
+        best = following
+    ends = [
+        (max(worst, total[-1] - total[points[point]]), cuts)
+        for point, (worst, cuts) in best.items()
+        if sizes[points[point]] < sizes[-1]
+    ]
+    return min(ends, key=goodness)[1] if ends else None
+
+
+def _candidates(surveys: Mapping[Way, Survey], *, glued: bool) -> list[str]:
+    """The modules at which a stage can begin in every way, in the order of their calls. glued: also where glue crosses."""
+    training = surveys["training"]
+    found: list[str] = []
+    last = dict.fromkeys(surveys, 0)
+    for name in training.calls:
+        at = {way: survey.position(name) for way, survey in surveys.items()}
+        fits = all(
+            position is not None
+            and position > last[way]
+            and position not in surveys[way].barred
+            and (glued or position not in surveys[way].glued)
+            for way, position in at.items()
+        )
+        if fits:
+            found.append(name)
+            last = {way: position or 0 for way, position in at.items()}
+    if len(found) > _MOST_CANDIDATES:  # deep within blocks there is no need to cut
+        depth = sorted(name.count(".") for name in found)[_MOST_CANDIDATES - 1]
+        found = [name for name in found if name.count(".") <= depth][:_MOST_CANDIDATES]
+    return found
+
+
+def _loads(survey: Survey, sizes: Mapping[str, int]) -> list[float]:
+    """By position, its part of the cost and of the parameters that are first used there, together."""
+    cost, size = sum(survey.costs) or 1.0, sum(sizes.values()) or 1
+    loads = [each / cost for each in survey.costs]
+    for name, positions in survey.uses.items():
+        loads[positions[0]] += sizes.get(name, 0) / size
+    return loads
+
+
+def _shares(survey: Survey, borders: Sequence[str]) -> tuple[float, ...]:
+    shares = [0.0] * (len(borders) + 1)
+    for position, cost in enumerate(survey.costs):
+        shares[_stage_of(survey, borders, position)] += cost
+    return tuple(share / (sum(survey.costs) or 1.0) for share in shares)
+
+
+def _stage_of(survey: Survey, borders: Sequence[str], position: int) -> int:
+    return sum((survey.position(border) or 0) <= position for border in borders)
+
+
+def _skips(survey: Survey, borders: Sequence[str]) -> tuple[tuple[Key, ...], ...]:
+    """By border. A tensor has one name at all of them: that of an output, unless it crosses one before it is returned."""
+    positions = [survey.position(border) or 0 for border in borders]
+    found: list[set[Key]] = [set() for _ in borders]
+    for crossing in survey.crossings:
+        crossed = [n for n, at in enumerate(positions) if crossing.crosses(at)]
+        returned = all(crossing.is_returned(positions[n]) for n in crossed)
+        for n in crossed:
+            found[n].add(crossing.key if returned and crossing.key is not None else crossing.trailed)
+    return tuple(tuple(sorted(keys)) for keys in found)
+
+
+def _check(survey: Survey, borders: Sequence[str], way: Way) -> None:
+    during = _during(way)
+    before = 0
+    for border in borders:
+        position = survey.position(border)
+        if position is None:
+            known = ", ".join(name for name in survey.calls if name and name.count(".") < 2)
+            raise PipelineRaised(
+                f"a stage cannot begin at {border!r}: {during} calls no module of that name",
+                f"{_REMEDY}; it calls {known}",
+            )
+        if position <= before:
+            earlier = borders[list(borders).index(border) - 1]
+            raise PipelineRaised(
+                f"a stage cannot begin at {border!r} after one that begins at {earlier!r}: {during} calls it before",
+                "name each module once, in the order in which they are called",
+            )
+        if position in survey.barred:
+            raise PipelineRaised(
+                f"a stage cannot begin at {border!r} ({during}): {survey.barred[position]}",
+                f"begin at the block that contains it, or at another module; {_REMEDY}",
+            )
+        before = position

@@ -1,0 +1,57 @@
+"""A shard between its forward and its backward pass through a stage: what is kept of it, or what it is computed anew from.
+
+A stage is a pure function of its message, the batch and the states of the generators. So a forward pass that is computed once
+more just before its backward pass leaves the same bits, and its activations are not kept in between (Chen et al., "Training
+Deep Nets with Sublinear Memory Cost", 2016)."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+
+from orchestrator.comm.pipeline_schedules import Task
+from orchestrator.worker.model.replica import Replica
+from orchestrator.worker.model.workload import Call, Workload
+from orchestrator.worker.pipeline_parallel.border_values import Activations, Generators
+from orchestrator.worker.pipeline_parallel.replay import Record, Stage
+
+
+@dataclass(frozen=True)
+class Flight:
+    """record: None where it is computed anew, from `call` and what came; generators, buffers: as the forward pass left them;
+    seeded: as it found the generators; loss: of the last stage, with its weight."""
+
+    record: Record | None
+    call: Call
+    came: Activations | None
+    generators: Generators
+    seeded: Generators
+    buffers: list[torch.Tensor]
+    weight: float = 0.0
+    loss: torch.Tensor | None = None
+
+    def light(self) -> Flight:
+        """Without its activations."""
+        return replace(self, record=None, loss=None if self.loss is None else self.loss.detach())
+
+    def whole(self, stage: Stage, replica: Replica, workload: Workload) -> Flight:
+        """With its activations, which are computed anew where they were not kept. Raises as a forward pass does."""
+        if self.record is not None:
+            return self
+        replica.begin_shard()
+        self.seeded.restore()
+        record, _, value = stage.forward(self.call.make, "training", self.came)
+        judged = None if self.loss is None else workload.judge(value, self.call)
+        return replace(self, record=record, loss=None if judged is None else judged[0])
+
+
+def begins_at_once(program: Sequence[Task]) -> frozenset[int]:
+    """The shards whose backward pass follows their forward pass at once."""
+    return frozenset(
+        task.shard
+        for task, following in itertools.pairwise(program)
+        if (task.kind, following.kind) == ("forward", "backward") and task.shard == following.shard
+    )

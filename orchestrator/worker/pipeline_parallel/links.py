@@ -1,0 +1,130 @@
+"""What a member of a stage exchanges with the members of other stages in one generation: border messages of its program, and
+the values of what several stages use."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final, Protocol
+
+import torch
+
+from orchestrator.comm.pipeline_schedules import Hosts, Task, groups_of
+from orchestrator.comm.transports.base import Tag, Transport
+from orchestrator.worker.pipeline_parallel import messages
+from orchestrator.worker.pipeline_parallel.border_values import Activations, Generators, Gradients
+from orchestrator.worker.pipeline_parallel.cuts import Cuts
+from orchestrator.worker.pipeline_parallel.messages import Border
+
+Arrived = tuple[torch.Tensor, int]
+_NOBODY: Final = Generators(torch.empty(0, dtype=torch.uint8), None, None)
+
+
+class Held(Protocol):
+    """owned, guests: by name, the tensors of this stage, and those of others that it uses too."""
+
+    @property
+    def owned(self) -> Mapping[str, torch.Tensor]: ...
+
+    @property
+    def guests(self) -> Mapping[str, torch.Tensor]: ...
+
+
+@dataclass(frozen=True)
+class Wire:
+    """A transport, the number of its generation, and how long to wait for a peer."""
+
+    transport: Transport
+    generation: int
+    timeout_s: float
+
+
+class Links:
+    """Of the member `rank`. program: its tasks of a step; shards: those of its stage that it hosts; alone: nobody else hosts
+    it. tied: the trained parameters that several stages use."""
+
+    def __init__(
+        self, hosts: Hosts, rank: int, program: Sequence[Task], cuts: Cuts, tied: Sequence[str], wire: Wire
+    ) -> None:
+        self.hosts = hosts
+        self.rank = rank
+        self.program = tuple(program)
+        self.groups = groups_of(hosts)
+        self.stage = next(stage for stage, ranks in enumerate(self.groups) if rank in ranks)
+        self.shards = tuple(shard for shard, host in enumerate(hosts[self.stage]) if host == rank)
+        self.alone = len(self.groups[self.stage]) == 1
+        self.is_last = self.stage == len(hosts) - 1
+        self.wire = wire
+        self._cuts = cuts
+        self._tied = tuple(tied)
+        self._border = Border(wire.transport, wire.generation, wire.timeout_s)
+        self._refreshed = 0
+
+    def from_before(self, task: Task, when: tuple[int, int]) -> Arrived | None:
+        """What the stage before has sent of this shard; None where there is no such stage."""
+        return self.take_from_before((*when, messages.ACTIVATIONS, task.shard))
+
+    def take_from_before(self, tag: messages.BorderTag) -> Arrived | None:
+        return None if self.stage == 0 else self._border.receive(self.hosts[self.stage - 1][tag[3]], tag)
+
+    def from_behind(self, task: Task, when: tuple[int, int]) -> Arrived | None:
+        """What the stage behind has sent of this shard; None where there is no such stage."""
+        tag = (*when, messages.GRADIENTS, task.shard)
+        return None if self.is_last else self._border.receive(self.hosts[self.stage + 1][task.shard], tag)
+
+    def onward(self, task: Task, when: tuple[int, int], what: Activations | None, seeded: Generators | None) -> None:
+        """Tell the stage behind; None: that nothing comes."""
+        self.give_behind((*when, messages.ACTIVATIONS, task.shard), what, seeded)
+
+    def give_behind(self, tag: messages.BorderTag, what: Activations | None, seeded: Generators | None) -> None:
+        if not self.is_last:
+            self._border.send(self.hosts[self.stage + 1][tag[3]], tag, what, seeded or _NOBODY)
+
+    def after_the_last(
+        self, tag: messages.BorderTag, drawn: Generators | None, seeded: Generators | None
+    ) -> Arrived | None:
+        """What the last stage tells all others of a shard: the generators as it has left them, None for nothing. Returns
+        what it has told; None there."""
+        *before, last = [stage[tag[3]] for stage in self.hosts]
+        if not self.is_last:
+            return self._border.receive(last, tag)
+        told = None if drawn is None else Activations([], [], [], [], drawn)
+        for rank in before:
+            self._border.send(rank, tag, told, seeded or _NOBODY)
+        return None
+
+    def back(self, task: Task, when: tuple[int, int], what: Gradients | None, seeded: Generators | None) -> None:
+        """Tell the stage before; None: that nothing comes."""
+        if self.stage:
+            tag = (*when, messages.GRADIENTS, task.shard)
+            self._border.send(self.hosts[self.stage - 1][task.shard], tag, what, seeded or _NOBODY)
+
+    def refresh(self, held: Held) -> None:
+        """Give the other stages that use them the present values of what is owned here, and take those of guests. All
+        members do this at the same moments: before each step and each evaluation."""
+        self._refreshed += 1
+        transport, generation, timeout_s = self.wire.transport, self.wire.generation, self.wire.timeout_s
+        for number, name in enumerate(self._tied):
+            owner = self._cuts.owners[name]
+            giver, tag = self.groups[owner][0], Tag(generation, self._refreshed, 0, messages.TIED, number)
+            users = [stage for stage in range(len(self.groups)) if stage != owner and name in self._cuts.hosted[stage]]
+            takers = [rank for stage in users for rank in self.groups[stage]]
+            if self.rank == giver:
+                payload = _raw(held.owned[name])
+                for taker in takers:
+                    transport.send(taker, tag, payload)
+                transport.flush(timeout_s)
+            elif self.rank in takers:
+                came = transport.receive(giver, tag, timeout_s).payload.clone()
+                guest = held.guests[name]
+                guest.data.copy_(came.view(guest.dtype).view(guest.shape))
+
+    def taken_bytes(self) -> int:
+        """How many bytes of border messages have been sent since this was asked last."""
+        sent, self._border.sent_bytes = self._border.sent_bytes, 0
+        return sent
+
+
+def _raw(tensor: torch.Tensor) -> torch.Tensor:
+    """The bytes of a copy, row-major."""
+    return tensor.detach().clone(memory_format=torch.contiguous_format).reshape(-1).view(torch.uint8)

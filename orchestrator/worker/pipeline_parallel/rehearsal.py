@@ -1,0 +1,94 @@
+"""Where the model of a run would be cut, found on this machine before anything is started: model and data are made as a worker
+makes them, and one micro-batch and one validation batch are computed."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import subprocess
+import sys
+import threading
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager, redirect_stdout, suppress
+from dataclasses import replace
+from os import devnull
+from typing import Any
+
+from orchestrator.config.plan import Plan
+from orchestrator.errors import ConfigurationError, OrchestratorError, PipelineRaised
+from orchestrator.numerics import determinism
+from orchestrator.numerics.determinism import left_as_it_was
+from orchestrator.pipeline import find
+from orchestrator.worker.model.replica import Replica
+from orchestrator.worker.model.workload import Workload
+from orchestrator.worker.pipeline_parallel.planning import plan_stages, summary
+
+
+@contextmanager
+def prepared(plan: Plan) -> Iterator[tuple[Workload, Replica]]:
+    """In silence: a worker says all this too. Leaves the process as it was."""
+    with left_as_it_was(), warnings.catch_warnings(), open(devnull, "w") as nowhere, redirect_stdout(nowhere):
+        warnings.simplefilter("ignore")
+        source = plan.run.pipeline
+        run = replace(plan.run, initial=None)  # whose values take no other memory, and move no border
+        workload = Workload(find(source.target, source.args), run, plan.data)
+        yield workload, Replica(workload.model, None, watches_all=False, rules=workload.buffer_rules)
+
+
+def rehearse_cuts(plan: Plan) -> dict[str, Any] | None:
+    """As `planning.summary`, by a process of its own: what data and a micro-batch take and change is gone with it. None for a
+    model that is not cut, and where the pipeline itself raises, which its workers tell better. Raises ConfigurationError
+    where the model cannot be cut so."""
+    if plan.cluster.members.stages == 1:
+        return None
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+    with subprocess.Popen(
+        [sys.executable, "-m", __name__],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        env=environment,
+    ) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        with suppress(OSError):  # it died: there is no answer
+            pickle.dump(plan, process.stdin)
+            process.stdin.flush()
+        text = process.stdout.read()
+    found = json.loads(text) if text else {}
+    if "refused" in found:
+        raise ConfigurationError([f"cluster.stages: {found['refused']}"], found["remedy"])
+    return found.get("cut")
+
+
+def _answer(plan: Plan) -> dict[str, Any]:
+    """Empty where the pipeline raises."""
+    try:
+        with prepared(plan) as (workload, replica):
+            return {"cut": summary(plan_stages(workload, replica, plan.cluster.members.stages), workload.model)}
+    except PipelineRaised as error:
+        return {} if error.details else {"refused": error.message, "remedy": error.remedy}  # details: a traceback
+    except OrchestratorError:
+        return {}
+
+
+def _end_with_input() -> None:
+    sys.stdin.buffer.read()
+    os._exit(1)
+
+
+def _serve() -> None:
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # what the pipeline prints must not get into the answer
+    plan: Plan = pickle.load(sys.stdin.buffer)
+    threading.Thread(target=_end_with_input, daemon=True).start()
+    determinism.prepare_thread(1)
+    with answers:
+        json.dump(_answer(plan), answers)
+
+
+if __name__ == "__main__":
+    _serve()
+    os._exit(0)  # whatever threads the pipeline has left

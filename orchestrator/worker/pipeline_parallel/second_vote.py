@@ -1,0 +1,86 @@
+"""The second vote of a step, which commits it where the model is cut into stages (docs/architecture.md).
+
+A worker applies the sum of its stage only when every worker of every stage has told that it has its own. With that travel
+what no stage has of the others: the parts of the gradient's fingerprint, and norms for clipping. Whoever missed the end of
+the vote gets what was agreed on from one who heard it (`RunState.second_vote`), and applies the sum that it holds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from orchestrator.comm.collectives import Exchange
+from orchestrator.errors import Inconsistent
+from orchestrator.numerics import exact
+from orchestrator.optim.clipping import Norm
+from orchestrator.worker.between_steps.run_state import RunState, SecondVote
+from orchestrator.worker.pipeline_parallel import messages
+from orchestrator.worker.voting.step_report import EMPTY, from_slots
+
+_HIGH = 2**32
+_WORDS = 4  # that tell a fingerprint
+
+
+@dataclass(frozen=True)
+class HeldSum:
+    """The sum of a stage's gradient that its worker has not applied. step: whose; apply: given the state before that step and
+    what the second vote agreed on."""
+
+    step: int
+    apply: Callable[[RunState, SecondVote], None]
+
+
+class Ballot:
+    """The part of a worker of `stage` in second votes. norm: of the whole gradient, where it is clipped."""
+
+    def __init__(self, stage: int, stages: int, norm: Norm | None) -> None:
+        self._stage = stage
+        self._stages = stages
+        self._norm = norm
+
+    def vote(
+        self, exchange: Exchange, step: int, attempt: int, own: int, norms: Callable[[torch.dtype], Sequence[int]]
+    ) -> SecondVote:
+        """own: the stage's part of the fingerprint; norms: of its gradients, as slots among those of all tensors. Raises what
+        the transport raises."""
+        told = torch.tensor([*_told(self._stages, self._stage, own), *norms(torch.float32)], dtype=torch.int64)
+        first = tuple(exchange.maximum(step, attempt, messages.DONE, told).tolist())
+        if self._norm is None:
+            return (first,)
+        self._norm.of_tensors(_values(first[_WORDS * self._stages :], torch.float32))
+        if self._norm.is_finite:
+            return (first,)
+        wide = torch.tensor(norms(torch.float64), dtype=torch.int64)  # squares overflow: once more, as unsplit
+        return first, tuple(exchange.maximum(step, attempt, messages.NORMS, wide).tolist())
+
+    def learn(self, step: int, own: int, agreed: SecondVote) -> int:
+        """Returns the fingerprint of the whole gradient; from now on the norm is that of this step. Raises Inconsistent where
+        workers of a stage have different sums."""
+        first, *wide = agreed
+        prints = []
+        for stage in range(self._stages):
+            high, not_high, low, not_low = first[_WORDS * stage : _WORDS * (stage + 1)]
+            prints.append(exact.wrap(high * _HIGH + low))
+            if (high, low) != (~not_high, ~not_low) or (stage == self._stage and prints[-1] != exact.wrap(own)):
+                raise Inconsistent(
+                    f"step {step}: the members that host stage {stage} have different sums of its gradients"
+                )
+        if self._norm is not None:
+            norms = _values(wide[0], torch.float64) if wide else _values(first[_WORDS * self._stages :], torch.float32)
+            self._norm.of_tensors(norms)
+        return exact.wrap(sum(prints))
+
+
+def _told(stages: int, stage: int, fingerprint: int) -> list[int]:
+    """For each stage the halves of its fingerprint, each with its complement, by which differing ones show."""
+    told = [EMPTY] * (_WORDS * stages)
+    high, low = fingerprint >> 32, fingerprint & (_HIGH - 1)
+    told[_WORDS * stage : _WORDS * (stage + 1)] = [high, ~high, low, ~low]
+    return told
+
+
+def _values(slots: Sequence[int], dtype: torch.dtype) -> list[torch.Tensor]:
+    return [torch.tensor(value, dtype=dtype) for _, value in sorted(from_slots(slots).items())]

@@ -1,0 +1,201 @@
+"""Calls of modules before a stage's border, remembered by what they were given: on shapes alone a call gives the same again.
+
+A prefix runs on fake tensors, and each of its operations takes a hundred times as long in Python as on values of a few
+elements. So a module that was called before with arguments of these shapes is not run once more: its result is made from what
+is known.
+Not remembered are calls in which the border lies, which draw random numbers, or whose results are more than shapes; such a
+module runs, and the modules within it are remembered.
+
+What it does not do: see what a module leaves in attributes. What is found there behind the border is of an earlier micro-batch,
+and has no value (`Stage.value_of`).
+"""
+
+from __future__ import annotations
+
+import functools
+from collections import Counter
+from collections.abc import Callable, Mapping
+from typing import Any, Final, NamedTuple, Protocol
+
+import torch
+from torch.utils._pytree import tree_flatten, tree_unflatten
+
+from orchestrator.worker.pipeline_parallel.border_values import Generators, same_generators
+from orchestrator.worker.pipeline_parallel.fake_tensors import FakeTensor, Key, Watcher
+from orchestrator.worker.pipeline_parallel.trail import Looking, Trail
+
+_PLAIN: Final = (type(None), bool, int, float, complex, str, torch.dtype, torch.device, torch.Size, torch.layout)
+_MOST_BYTES: Final = 1 << 16  # of a tensor with values, such as a mask, which are compared then
+_MOST_KINDS: Final = 16  # of arguments; a module that has been given more is not remembered any more
+
+
+class Prefix(Protocol):
+    """counts: how often modules have been called so far; own: whether the border has been reached; trail: which calls are open;
+    looking: at each operation, None where that is not needed."""
+
+    counts: Counter[str]
+    own: bool
+    trail: Trail
+    looking: Looking | None
+
+
+class _Leaf(NamedTuple):
+    """Of a result. given: which leaf of the arguments it is; first: which leaf of the result it is once more; like: the shape
+    of a fake tensor, with its key, whose count is from where the call began; value: of what is neither."""
+
+    given: int | None = None
+    first: int | None = None
+    like: torch.Tensor | None = None
+    home: str = "cpu"
+    key: Key | None = None
+    value: Any = None
+
+
+class _Recipe(NamedTuple):
+    """calls: of the modules within, how often."""
+
+    leaves: tuple[_Leaf, ...]
+    spec: Any
+    calls: Mapping[str, int]
+
+
+class Stubs:
+    """For the modules of one model. prefix: of the forward pass that is under way, None where there is none."""
+
+    def __init__(self, model: torch.nn.Module, watcher: Watcher, prefix: Callable[[], Prefix | None]) -> None:
+        self._watcher = watcher
+        self._prefix = prefix
+        self._kinds: Counter[str] = Counter()
+        self._known: dict[Any, _Recipe | None] = {}
+        self._wrapped: list[tuple[torch.nn.Module, Any]] = []
+        for name, module in model.named_modules():
+            if name:
+                self._wrapped.append((module, vars(module).get("forward")))
+                module.forward = _Stub(self, name, module)
+
+    def close(self) -> None:
+        """Of several, the last one first."""
+        for module, forward in self._wrapped:
+            if forward is None:
+                del vars(module)["forward"]
+            else:
+                module.forward = forward
+        self._wrapped = []
+
+    def call(self, name: str, stub: _Stub, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """The module of this name is called with these."""
+        prefix = self._prefix()
+        if prefix is None or prefix.own or self._kinds[name] > _MOST_KINDS:
+            return stub.forward(*args, **kwargs)
+        if prefix.looking is None:
+            return self._remembered(prefix, name, stub, args, kwargs, stub.forward)
+        if prefix.trail.inner[0] != name:  # called past its hooks: its operations count among those of the caller
+            return stub.forward(*args, **kwargs)
+        looking = prefix.looking
+
+        def forward(*args: Any, **kwargs: Any) -> Any:
+            with looking.back():
+                return stub.forward(*args, **kwargs)
+
+        with looking.away():
+            return self._remembered(prefix, name, stub, args, kwargs, forward)
+
+    def _remembered(
+        self,
+        prefix: Prefix,
+        name: str,
+        stub: _Stub,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        forward: Callable[..., Any],
+    ) -> Any:
+        """forward: of the stub."""
+        leaves, spec = tree_flatten((args, kwargs))
+        key = _signature(name, stub.module, leaves, str(spec), any_value=stub.any_value)
+        if key is None:
+            return forward(*args, **kwargs)
+        if key not in self._known:
+            self._kinds[name] += 1
+            result, self._known[key] = _recorded(prefix, leaves, lambda: forward(*args, **kwargs))
+            return result
+        recipe = self._known[key]
+        return forward(*args, **kwargs) if recipe is None else self._made(recipe, leaves, prefix)
+
+    def _made(self, recipe: _Recipe, given: list[Any], prefix: Prefix) -> Any:
+        made: list[Any] = []
+        for leaf in recipe.leaves:
+            if leaf.given is not None:
+                made.append(given[leaf.given])
+            elif leaf.first is not None:
+                made.append(made[leaf.first])
+            elif leaf.like is not None:
+                key = None if leaf.key is None else (leaf.key[0], leaf.key[1] + prefix.counts[leaf.key[0]], leaf.key[2])
+                made.append(FakeTensor.of(leaf.like, self._watcher, key, leaf.home))
+            else:
+                made.append(leaf.value)
+        prefix.counts.update(recipe.calls)
+        return tree_unflatten(made, recipe.spec)
+
+
+class _Stub:
+    """In the place of a module's `forward`. A copy of the module has its own forward again."""
+
+    def __init__(self, stubs: Stubs, name: str, module: torch.nn.Module) -> None:
+        self._stubs, self._name = stubs, name
+        self.module, self.forward = module, module.forward
+        self.any_value = type(module).__module__.startswith("torch.nn.modules.") and not [*module.children()]
+        functools.update_wrapper(self, module.forward)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self._stubs.call(self._name, self, args, kwargs)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        """Of the module, which is being copied."""
+        return getattr(self.forward, "__func__", self.forward).__get__(memo[id(self.module)])
+
+
+def _recorded(prefix: Prefix, given: list[Any], call: Callable[[], Any]) -> tuple[Any, _Recipe | None]:
+    """What the call returns, and how to make it again; None where it has to be called again."""
+    before, generators = prefix.counts.copy(), Generators.now()
+    result = call()
+    if prefix.own or not same_generators(Generators.now(), generators):
+        return result, None
+    found, spec = tree_flatten(result)
+    leaves: list[_Leaf] = []
+    for i, leaf in enumerate(found):
+        at = next((n for n, each in enumerate(given) if each is leaf and isinstance(leaf, torch.Tensor)), None)
+        first = next((n for n in range(i) if found[n] is leaf and isinstance(leaf, torch.Tensor)), None)
+        if at is not None:
+            leaves.append(_Leaf(given=at))
+        elif first is not None:
+            leaves.append(_Leaf(first=first))
+        elif type(leaf) is FakeTensor and not isinstance(leaf.key, str):
+            key = None if leaf.key is None else (leaf.key[0], leaf.key[1] - before[leaf.key[0]], leaf.key[2])
+            leaves.append(_Leaf(like=leaf.shape_alone(), home=str(leaf.home), key=key))
+        elif isinstance(leaf, _PLAIN):
+            leaves.append(_Leaf(value=leaf))
+        else:
+            return result, None
+    return result, _Recipe(tuple(leaves), spec, prefix.counts - before)
+
+
+def _signature(name: str, module: torch.nn.Module, leaves: list[Any], spec: str, *, any_value: bool) -> Any:
+    """None where the call may depend on more than what is compared here. any_value: its result has the same shape, whatever
+    its tensors hold."""
+    found: list[Any] = []
+    with torch._C.DisableTorchFunctionSubclass():
+        for leaf in leaves:
+            if isinstance(leaf, torch.Tensor):
+                is_fake = type(leaf) is FakeTensor
+                shape = is_fake, tuple(leaf.size()), tuple(leaf.stride()), leaf.dtype, leaf.storage_offset()
+                found.append(shape)
+                if not is_fake and not any_value:
+                    if leaf.nbytes > _MOST_BYTES or leaf.requires_grad or not leaf.is_cpu:
+                        return None
+                    found.append(leaf.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+            elif isinstance(leaf, _PLAIN):
+                found.append((type(leaf), leaf))
+            else:
+                return None
+    modes = module.training, torch.is_grad_enabled(), torch.is_autocast_enabled("cpu"), torch.get_default_dtype()
+    return name, spec, modes, tuple(found)

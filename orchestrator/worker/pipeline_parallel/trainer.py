@@ -1,0 +1,283 @@
+"""A member's part in a step of a model in stages: walk its program of tasks, then sum, agree once more, and apply.
+
+    contribute   each task of the program: forward or backward of one shard through this member's stage, between border messages
+    vote         as in every lockstep step; what a stage does not know (losses, other stages' tensors) stays empty
+    total        the exact sum among the members that host this stage; then a second vote, in which every stage says that it
+                 has its sum, with its part of the fingerprint and the norms of its gradients
+    apply        the same gradient as unsplit, of the stage's own tensors
+
+A micro-batch that fails, or counts nothing, is told on in both directions, so every program comes to its end, and the vote
+tells whose error it is. What a stage uses and another one owns is sent to it before each step and each evaluation; so
+nothing has to be sent between a step's sum and its end, and an interrupted step has changed nothing. One that is interrupted
+after its sum keeps that: others may have applied theirs (`second_vote`)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+
+import numpy
+import torch
+
+from orchestrator.comm.collectives import Exchange
+from orchestrator.comm.pipeline_schedules import Task
+from orchestrator.errors import OrchestratorError, PipelineRaised
+from orchestrator.numerics.grid import ABSENT, INFINITE, Grid
+from orchestrator.optim import optimizers
+from orchestrator.optim.clipping import Norm
+from orchestrator.records import trace
+from orchestrator.worker.between_steps.run_state import RunState, SecondVote
+from orchestrator.worker.member.generation import ProcessServices
+from orchestrator.worker.model.moving_buffers import Left
+from orchestrator.worker.model.replica import Replica
+from orchestrator.worker.model.updater import Updater
+from orchestrator.worker.model.workload import Workload
+from orchestrator.worker.pipeline_parallel import messages
+from orchestrator.worker.pipeline_parallel.border_values import Generators, Gradients, pack, unpack
+from orchestrator.worker.pipeline_parallel.flight import Flight, begins_at_once
+from orchestrator.worker.pipeline_parallel.links import Links
+from orchestrator.worker.pipeline_parallel.part import PartLayout, spread
+from orchestrator.worker.pipeline_parallel.replay import Stage
+from orchestrator.worker.pipeline_parallel.second_vote import Ballot, HeldSum
+from orchestrator.worker.pipeline_parallel.stage_state import StageState
+from orchestrator.worker.pipeline_parallel.whole import take_gradients
+from orchestrator.worker.step.summation import DirectSum
+from orchestrator.worker.step.trainer_checks import SentBytes, check_counters, joined, not_finite
+from orchestrator.worker.voting.step_report import EMPTY, Consensus, StepReport, to_slots
+
+
+@dataclass(frozen=True)
+class StageParts:
+    """What a member has built of its stage. held: its tensors, and those of others that it uses; counters: where its
+    counters stand among those of the whole model; norm: of the whole gradient, for clipping; recompute: whether forward passes
+    are computed anew before their backward passes."""
+
+    stage: Stage
+    stages: int
+    workload: Workload
+    replica: Replica
+    layout: PartLayout
+    counters: tuple[int, ...]
+    held: StageState
+    norm: Norm | None
+    recompute: bool
+
+
+@dataclass
+class _Tally:
+    """What the hosted shards of one attempt report, and what they leave."""
+
+    left: Left
+    weights: dict[int, float] = field(default_factory=dict)
+    losses: dict[int, float] = field(default_factory=dict)
+    present: list[Sequence[bool]] = field(default_factory=list)
+    counters: list[int] | None = None
+    faults: dict[int, OrchestratorError] = field(default_factory=dict)
+    magnitudes: list[int] = field(default_factory=list)
+
+
+class StageTrainer:
+    """Implements `worker.step.lockstep.Member`. `take_on` comes with each generation. second_vote: the last one."""
+
+    def __init__(self, parts: StageParts, updater: Updater, summation: DirectSum, services: ProcessServices) -> None:
+        self._parts = parts
+        self._updater = updater
+        self._summation = summation
+        self._services = services
+        self._ballot = Ballot(parts.stage.index, parts.stages, parts.norm)
+        self.second_vote: SecondVote = ()
+        self._sent = SentBytes(services)
+        self._faults: dict[int, OrchestratorError] = {}
+        self._left = parts.replica.left()
+        self._joined: list[torch.Tensor] = []
+
+    def take_on(self, links: Links, group: Exchange, whole: tuple[int, int]) -> None:
+        """links: to the other members; group: those that host this stage; whole: how many tensors and counters the model
+        has."""
+        self._links = links
+        self._group = group
+        self._tensors, self._counters = whole
+        self._kept = begins_at_once(links.program) if self._parts.recompute else frozenset(links.shards)
+        self._faults = {}
+
+    def contribute(self, step: int, attempt: int, grid: Grid) -> StepReport:
+        links = self._links
+        assert self._parts.held.sum is None, "a sum that was held is applied or dropped as a generation begins"
+        if attempt == 0:
+            links.refresh(self._parts.held)
+        self._summation.clear()
+        self._parts.workload.plan([step], links.shards)
+        options = self._updater.options()
+        local = Grid(tuple(grid.exponents[place] for place in self._parts.layout.places), grid.shards)
+        tally, flights = _Tally(self._parts.replica.left()), dict[int, Flight]()
+        for task in links.program:
+            self._services.heartbeat.beat("compute", step, task.shard)
+            self._services.writer.copied(0)
+            if self._parts.workload.rows(step, task.shard):
+                walk = self._forward if task.kind == "forward" else self._backward
+                walk(task, (step, attempt), tally, flights, local)
+        self._complete(step, tally)
+        self._check(tally, options)
+        self._faults, self._left = tally.faults, tally.left
+        if self._faults:
+            return StepReport(failing_shard=min(self._faults))
+        return self._report(tally)
+
+    def fault(self, shard: int) -> Exception | None:
+        return self._faults.get(shard)
+
+    def total(self, exchange: Exchange, step: int, attempt: int, consensus: Consensus) -> int:
+        before = self._group.sent_bytes
+        self._joined = joined(self._left, self._group, step, attempt, consensus)
+        self._summation.total(self._group, step, attempt, consensus)
+        exchange.sent_bytes += self._group.sent_bytes - before + self._links.taken_bytes()
+        own = self._parts.layout.fingerprint(self._summation.result)
+        self._parts.held.sum = HeldSum(step, partial(self._follow, consensus, own))
+        self.second_vote = self._ballot.vote(exchange, step, attempt, own, partial(self._norms, consensus))
+        return self._ballot.learn(step, own, self.second_vote)
+
+    def line(self, step: int, consensus: Consensus, fingerprint: int) -> trace.Line:
+        return trace.line(step, consensus.loss, fingerprint)
+
+    def make(self, state: RunState, consensus: Consensus) -> None:
+        """The update of a stage is not divided (`config.settings.rules.sharded`)."""
+
+    def apply(self, state: RunState, consensus: Consensus) -> None:
+        """May raise CalledOff before it changes anything, and not after."""
+        self._services.heartbeat.beat("update", state.steps)
+        self._sent.tell(state.steps - 1, consensus.sent_bytes)
+        self._services.await_copied()
+        result = self._summation.result
+        layout = self._parts.layout
+        views = zip(layout.places, layout.layout.views(result), strict=True)
+        agreed = [view if consensus.present[place] else None for place, view in views]
+        counters = [consensus.counters[place] for place in self._parts.counters]
+        self._updater.apply(state.steps, state.reductions, agreed, counters, self._joined, result)
+        self._summation.commit()
+        self._parts.held.sum = None
+
+    def _follow(self, consensus: Consensus, own: int, state: RunState, agreed: SecondVote) -> None:
+        """Apply the present sum without having heard the end of the second vote: this is what it agreed on."""
+        self._ballot.learn(state.steps, own, agreed)
+        self.apply(state, consensus)
+
+    def _forward(
+        self, task: Task, when: tuple[int, int], tally: _Tally, flights: dict[int, Flight], _grid: Grid
+    ) -> None:
+        step = when[0]
+        parts, links, shard = self._parts, self._links, task.shard
+        arrived = links.from_before(task, when)
+        flight, leaves = None, None
+        if arrived is None or arrived[1]:
+            try:
+                with parts.workload.call(step, shard) as call:
+                    parts.replica.begin_shard()
+                    seeded = Generators.now()
+                    came = None if arrived is None else messages.activations(*arrived, seeded)
+                    record, leaves, value = parts.stage.forward(call.make, "training", came)
+                    flight = Flight(record, call, came, Generators.now(), seeded, parts.replica.buffers())
+                    if leaves is None and (judged := parts.workload.judge(value, call)) is not None:
+                        flight = replace(flight, loss=judged[0], weight=judged[2])
+                        tally.losses[shard] = judged[1]
+                parts.replica.check_shard()
+            except OrchestratorError as error:
+                tally.faults[shard] = error
+                flight = None
+        if flight is not None and (leaves is not None or flight.loss is not None):
+            flights[shard] = flight if shard in self._kept else flight.light()
+        links.onward(task, when, leaves if flight is not None else None, None if flight is None else flight.seeded)
+
+    def _backward(
+        self, task: Task, when: tuple[int, int], tally: _Tally, flights: dict[int, Flight], grid: Grid
+    ) -> None:
+        parts, links, shard = self._parts, self._links, task.shard
+        arrived = links.from_behind(task, when)
+        flight = flights.pop(shard, None)
+        back: Gradients | None = None
+        if flight is not None and (arrived is None or arrived[1]):
+            try:
+                with parts.workload.going_on(when[0], shard):
+                    back = self._go_back(flight, arrived, tally, shard, grid)
+                parts.replica.check_shard()
+            except OrchestratorError as error:
+                tally.faults[shard] = error
+                back = None
+        links.back(task, when, back, None if flight is None else flight.seeded)
+
+    def _go_back(
+        self, flight: Flight, arrived: tuple[torch.Tensor, int] | None, tally: _Tally, shard: int, grid: Grid
+    ) -> Gradients:
+        parts, replica = self._parts, self._parts.replica
+        flight = flight.whole(parts.stage, replica, parts.workload)
+        assert flight.record is not None
+        parameters = {name: each for name, each in parts.stage.held.items() if isinstance(each, torch.nn.Parameter)}
+        for parameter in parameters.values():
+            parameter.grad = None
+        replica.continue_shard(flight.buffers)
+        came, record, weight = None, flight.record, flight.weight
+        if arrived is None:
+            assert flight.loss is not None
+            record = record._replace(roots=[flight.loss])
+            flight.generators.restore()
+        else:
+            came = messages.gradients(*arrived, flight.seeded)
+            assert came is not None
+            weight = came.weight
+            came.generators.restore()
+        tied = {} if came is None else dict(came.tied)
+        border_values = parts.stage.backward(
+            record, came, {name: unpack(tied.pop(name)) for name in list(tied) if name in parameters}
+        )
+        guests = take_gradients(parameters, frozenset(parts.held.guests))
+        tied |= {name: pack(gradient) for name, gradient in guests.items()}
+        contribution = replica.contribution()
+        self._summation.add(shard, contribution, weight, grid)
+        tally.weights[shard] = weight
+        tally.present.append(replica.present(contribution))
+        tally.left.add(shard)
+        counters = replica.counter_values()
+        check_counters(replica, tally.counters, counters)
+        tally.counters = counters
+        return Gradients(border_values, Generators.now(), tied, weight)
+
+    def _complete(self, step: int, tally: _Tally) -> None:
+        magnitudes = self._summation.complete(math.fsum(tally.weights.values()), alone=self._links.alone)
+        shards = list(tally.weights)
+        for nth, i in numpy.argwhere(magnitudes >= INFINITE):
+            named = self._parts.workload.named(step, shards[nth])
+            tally.faults.setdefault(shards[nth], not_finite(self._parts.replica, i, step, shards[nth], named))
+        tally.magnitudes = magnitudes.max(0, initial=ABSENT).tolist()
+
+    def _check(self, tally: _Tally, options: list[dict[str, object]]) -> None:
+        """What the user's code changed while the shards were computed is attributed to the last of them."""
+        try:
+            self._parts.replica.check_step()
+            optimizers.check_unchanged(self._updater.optimizer, options)
+        except PipelineRaised as error:
+            tally.faults.setdefault(self._links.shards[-1], error)
+
+    def _report(self, tally: _Tally) -> StepReport:
+        places = self._parts.layout.places
+        present = [any(shards) for shards in zip(*tally.present, strict=True)] or [False] * len(places)
+        counters = None
+        if tally.counters is not None:
+            counters = spread(tally.counters, self._parts.counters, self._counters, EMPTY)
+        return StepReport(
+            magnitudes=spread(tally.magnitudes, places, self._tensors, ABSENT),
+            present=spread(present, places, self._tensors, False),
+            weights=tally.weights,
+            losses=tally.losses,
+            counters=counters,
+        )
+
+    def _norms(self, consensus: Consensus, dtype: torch.dtype) -> list[int]:
+        """The norms of this stage's gradients at their places among all tensors; nothing where gradients are not clipped."""
+        if self._parts.norm is None:
+            return []
+        layout, count = self._parts.layout, len(self._parts.replica.parameters)
+        there = [i for i in range(count) if consensus.present[layout.places[i]]]
+        views = layout.layout.views(self._summation.result)
+        norms = torch._foreach_norm([views[i].to(dtype) for i in there], 2.0) if there else []
+        return to_slots(self._tensors, {layout.places[i]: float(norm) for i, norm in zip(there, norms, strict=True)})

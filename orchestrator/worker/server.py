@@ -1,0 +1,169 @@
+"""A server's part in a run.
+
+A server hosts no shards and only adds (topology parameter_server, rule D5). It knows the run manifest that the workers agreed
+on, and keeps the run state up to date from every vote.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from orchestrator.comm.collectives import VOTES, Exchange, Memory
+from orchestrator.comm.topologies.routes import Routes
+from orchestrator.comm.transports.base import Regions
+from orchestrator.config.plan import Plan, Segments
+from orchestrator.numerics import determinism
+from orchestrator.numerics.layout import Layout
+from orchestrator.records import trace
+from orchestrator.records.progress import Progress
+from orchestrator.records.reads import Reads
+from orchestrator.worker.asynchronous.held_slice import HeldSlice
+from orchestrator.worker.asynchronous.relay import Relay
+from orchestrator.worker.asynchronous.replay import ReplayRelay
+from orchestrator.worker.asynchronous.rest import Terms
+from orchestrator.worker.asynchronous.traffic import DeltaMemory, Traffic
+from orchestrator.worker.between_steps import evaluation, state_transfer
+from orchestrator.worker.between_steps.run_state import RunState
+from orchestrator.worker.between_steps.segments import kept_state
+from orchestrator.worker.between_steps.timing import Timing
+from orchestrator.worker.loop import Loop
+from orchestrator.worker.member.cancellation import CancellableTransport, live
+from orchestrator.worker.member.generation import Connect, Ended, Generation, ProcessServices
+from orchestrator.worker.model import construction, snapshot
+from orchestrator.worker.step.adder import Adder
+from orchestrator.worker.step.carriers import Carriers
+from orchestrator.worker.step.executor import Executor
+from orchestrator.worker.step.lattice_carrier import LatticeCarrier
+from orchestrator.worker.step.lockstep import Lockstep, StepContents
+from orchestrator.worker.voting.footprint import sums_of
+
+
+class Server:
+    """A member that only adds. `prepare` and `run` are called from the compute thread, as a worker's are."""
+
+    reads = Reads()  # it has no code of the user's
+
+    def __init__(self, plan: Plan, regions: Regions, services: ProcessServices | None = None) -> None:
+        self._plan = plan
+        self._regions = regions
+        self._services = services or ProcessServices()
+        self._memory: Memory | None = None
+        self._carriers: Carriers | None = None
+        self._lattice: LatticeCarrier | None = None
+        self._deltas: DeltaMemory | None = None
+        self._held: HeldSlice | None = None
+        self._loop: Loop | None = None
+
+    def prepare(self) -> dict[str, Any]:
+        compute = self._plan.run.compute
+        determinism.prepare_thread(compute.threads, arithmetic=compute.arithmetic)
+        return {}
+
+    @property
+    def progress(self) -> Progress | None:
+        """None until it has been given the run state, in each generation anew."""
+        return None if self._loop is None else self._loop.run_state.progress
+
+    def run(self, generation: Generation, rank: int, connect: Connect, run_manifest: Mapping[str, Any]) -> Ended:
+        """Take part in one generation: every step and every evaluation.
+
+        Nothing is kept from the generation before: if no worker of it is left, the run begins anew.
+        """
+        plan, heartbeat = self._plan, self._services.heartbeat
+        deadline_s = plan.cluster.timeouts.deadline_s
+        self.prepare()
+        memory = self._memory or self._allocate(run_manifest)
+        carriers, deltas = self._carriers, self._deltas
+        (carriers or self._lattice or memory).suit(generation.schedule, rank)
+        routes, number = Routes(generation.schedule, generation.nodes), generation.number
+        self._held = None
+        if deltas is not None:
+            deltas.suit(routes, rank)
+            if routes.held and not plan.replay:
+                part = rank - generation.workers
+                self._held = HeldSlice(deltas.layout, run_manifest["trained"], part, routes.slices)
+        loop = Loop(plan, run_manifest, Timing(plan, heartbeat), heartbeat)
+        self._loop = None
+
+        def executor(transport: CancellableTransport, exchange: Exchange) -> Executor:
+            if deltas is None:
+                adder = Adder(carriers, self._lattice, joins=bool(run_manifest["joined"]))
+                return Lockstep(adder, exchange, StepContents.of(plan, run_manifest))
+            terms = Terms.of(plan, generation, run_manifest)
+            if plan.replay:
+                return ReplayRelay(exchange, terms, plan.replay)
+            make = lambda sprint: Traffic(transport, routes, rank, number, sprint, deltas)  # noqa: E731
+            return Relay(exchange, make, terms, self._held, memory, deadline_s)
+
+        def through(transport: CancellableTransport) -> Ended:
+            for donor in generation.donors_of(rank):
+                state, _ = state_transfer.take(transport, generation.number, donor, deadline_s)
+                loop.run_state = loop.run_state.resumed(state.values)
+            self._loop = loop
+            transport.activity, transport.waits = "exchange", VOTES
+            exchange = Exchange(generation.schedule, rank, generation.number, transport, memory, deadline_s)
+            try:
+                listener = _Listener(self._services)
+                halted = loop.run(executor(transport, exchange), exchange, listener, saving=bool(generation.writers))
+            finally:
+                self._services.tell_times(at_once=True)
+            return Ended(halted, self.progress)
+
+        return live(generation, heartbeat, connect, through, lambda: self.progress)
+
+    def look(self, name: str | None, first: int, count: int | None) -> dict[str, Any]:
+        """What this server holds of a parameter (`HeldSlice.read`); empty while it holds nothing. From any thread."""
+        held = self._held
+        return {} if held is None else held.read(name, first, count)
+
+    def _allocate(self, run_manifest: Mapping[str, Any]) -> Memory:
+        """All memory that outlives generations."""
+        plan, layout = self._plan, Layout.from_dict(run_manifest["layout"])
+        self._memory = Memory(layout, self._regions, sums=sums_of(plan), contributes=False)
+        if not plan.lockstep:
+            self._deltas = DeltaMemory(layout, self._regions, sends=False)
+        if plan.data.privacy is not None:
+            masked = plan.exchange.masked
+            self._lattice = LatticeCarrier(layout.size, self._regions, masked=masked, contributes=False)
+        parameters = run_manifest["trained"]
+        codec = construction.make_codec(plan, layout, parameters)
+        if codec is not None:
+            statistics = [slot.elements for slot in layout.slots[parameters:]]
+            self._carriers = Carriers(codec, statistics, plan.data.shards, self._regions, contributes=False)
+        return self._memory
+
+    def close(self) -> None:
+        pass
+
+
+class _Listener:
+    """The hooks of a member that has nothing to contribute beside the step; implements `worker.loop.Hooks`."""
+
+    def __init__(self, services: ProcessServices) -> None:
+        self._services = services
+
+    def running(self) -> None:
+        pass
+
+    def evaluate(self, step: int) -> evaluation.Results:  # noqa: ARG002
+        return evaluation.Results()
+
+    def publish(
+        self,
+        lines: Sequence[trace.Line],  # noqa: ARG002
+        rest: Mapping[str, Any] | None,  # noqa: ARG002
+        metrics: Mapping[str, float] | None,  # noqa: ARG002
+        *,
+        digest: bool,  # noqa: ARG002
+    ) -> None:
+        self._services.tell_times()
+
+    def save(self, run_state: RunState) -> None:
+        pass
+
+    def saved(self) -> None:
+        pass
+
+    def begin_segment(self, segments: Segments, first: int) -> Mapping[str, Any]:
+        return snapshot.run_state_of(kept_state(segments, first, lambda _name: False))

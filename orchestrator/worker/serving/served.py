@@ -1,0 +1,185 @@
+"""A trained model that answers: what `orchestrator.worker.serving` loads.
+
+The module is built by the pipeline as the run built it, under its seed, and then given the weights. Where `model()` cannot do
+without what `datasets()` finds, the data have to lie in the working directory. It computes on the CPU, with one thread, so that
+the number of cores changes no bit.
+
+Rows are answered by tiles (`numerics.tiles`), where the run has found that they may be: the bits of an answer are a function of
+its row.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy
+import torch
+from safetensors.torch import load_file
+
+from orchestrator.errors import PipelineRaised, UsageError
+from orchestrator.numerics import determinism, tiles
+from orchestrator.numerics.determinism import left_as_it_was
+from orchestrator.numerics.digests import distinct_state
+from orchestrator.numerics.portable import mended
+from orchestrator.numerics.streams import seeded
+from orchestrator.pipeline import Pipeline, find, naming
+from orchestrator.worker.model import construction
+from orchestrator.worker.serving.names import ARCHITECTURE, WEIGHTS
+
+
+@dataclass(frozen=True)
+class Answers:
+    """How a run's model may be asked, as its trial has found. rows: of a tile; None: all that is asked at once stays together;
+    why: it is no whole tile."""
+
+    rows: int | None = None
+    why: str | None = None
+
+    @classmethod
+    def of(cls, told: Mapping[str, Any]) -> Answers:
+        """Of what stands in the folder of a model; older ones tell nothing."""
+        return cls(told.get("rows"), told.get("why", "it was logged by a version that did not try it"))
+
+
+class Served:
+    """A pipeline with its trained model; has the methods that MLflow calls."""
+
+    def __init__(self, pipeline: Pipeline, model: torch.nn.Module, answers: Answers | None = None) -> None:
+        self._pipeline = pipeline
+        self._model = model.eval()
+        self._answers = answers or Answers()
+        self._one_at_a_time = threading.Lock()  # a server asks from several threads, and threads are set for one
+
+    def predict(self, model_input: Any, params: Mapping[str, Any] | None = None) -> Any:  # noqa: ARG002
+        """What the pipeline's `predict` gives, tensors as numpy arrays. Raises UsageError for parts of several lengths."""
+        inputs = _tensors(model_input)
+        with self._one_at_a_time, _computing():
+            return _plain(self._answered(inputs))
+
+    def _answered(self, inputs: Any) -> Any:
+        if self._answers.rows is None:
+            return self._call(inputs)
+        try:
+            return tiles.by_tiles(self._call, inputs, self._answers.rows)
+        except tiles.NotByRows as error:
+            raise UsageError(
+                f"predict answers row by row, and that does not go with this request: {error}",
+                "give each part of the inputs a row per answer, and what all rows share as a single number or text",
+            ) from None
+
+    def _call(self, inputs: Any) -> Any:
+        return self._pipeline.predict(self._model, inputs)
+
+    def get_raw_model(self) -> torch.nn.Module:
+        return self._model
+
+
+def load(folder: Path) -> Served:
+    """The model of a folder. Raises ConfigurationError and PipelineRaised where the pipeline is not what it was."""
+    told = json.loads((folder / ARCHITECTURE).read_text(encoding="utf-8"))
+    state = load_file(folder / WEIGHTS)
+    args, seed, answers = told["args"], told["seed"], Answers.of(told.get("answers", {}))
+    _have_arithmetic(told.get("arithmetic", "native"))
+    if answers.rows is None:
+        warnings.warn(f"what is asked together is answered together: of this model, {answers.why}", stacklevel=3)
+    with left_as_it_was():
+        pipeline = construction.make_pipeline(find(told["target"], args), args, seed)
+        try:
+            return Served(pipeline, _built(pipeline, seed, state), answers)
+        except PipelineRaised as without_data:
+            try:
+                with naming("datasets()"), seeded(seed, "datasets"):
+                    pipeline.datasets()
+                return Served(pipeline, _built(pipeline, seed, state), answers)
+            except PipelineRaised:
+                raise without_data from None
+
+
+def _built(pipeline: Pipeline, seed: int, state: Mapping[str, torch.Tensor]) -> torch.nn.Module:
+    model = construction.make_model(pipeline, seed)
+    own = distinct_state(model)
+    kinds, theirs = ({name: (t.dtype, t.shape) for name, t in each.items()} for each in (own, state))
+    if kinds != theirs:
+        different = sorted(name for name in {*kinds, *theirs} if kinds.get(name) != theirs.get(name))
+        raise PipelineRaised(
+            f"model() makes another model than the one that was trained: {', '.join(different[:3])} differ",
+            "use the code that was logged with the model, and the data that model() reads",
+        )
+    model.load_state_dict(dict(state), strict=False)  # tied tensors are there once
+    return model
+
+
+def _have_arithmetic(arithmetic: determinism.Arithmetic) -> None:
+    """For the whole process, where it is portable. It cannot be had once torch is loaded otherwise, which is said: the weights
+    are of use all the same."""
+    if arithmetic == "native":
+        return
+    problem = determinism.portable_problem()
+    if problem is None:
+        mended.install()
+    else:
+        warnings.warn(f"answers have bits of this processor only: {problem[0]}; {problem[1]}", stacklevel=4)
+
+
+@contextmanager
+def _computing() -> Iterator[None]:
+    """In this thread, as the trial of the run did, and without gradients."""
+    threads, deterministic = torch.get_num_threads(), torch.are_deterministic_algorithms_enabled()
+    torch.set_num_threads(1)
+    torch._C._set_deterministic_algorithms(True, warn_only=False)
+    try:
+        with torch.no_grad():
+            yield
+    finally:
+        torch.set_num_threads(threads)
+        torch._C._set_deterministic_algorithms(deterministic, warn_only=False)
+
+
+def _tensors(value: Any) -> Any:
+    """Arrays and tables as tensors, of the types that models compute with: float32, int64, bool."""
+    if isinstance(value, Mapping):
+        return {key: _tensors(each) for key, each in value.items()}
+    if hasattr(value, "to_numpy"):  # a table of pandas
+        value = value.to_numpy()
+        if value.dtype.kind == "O" and value.shape[1:] == (1,):  # a column of lists
+            value = value[:, 0]
+    if type(value) is tuple:
+        return tuple(_tensors(each) for each in value)
+    if isinstance(value, list):
+        value = _array(value)
+    if isinstance(value, numpy.ndarray) and value.dtype.kind == "O":
+        return _of_several_shapes(value)
+    if not isinstance(value, numpy.ndarray):
+        return value
+    kind = {"f": numpy.float32, "i": numpy.int64, "u": numpy.int64, "b": numpy.bool_}.get(value.dtype.kind)
+    return value if kind is None else torch.from_numpy(numpy.array(value, dtype=kind))
+
+
+def _array(rows: list[Any]) -> Any:
+    try:
+        return numpy.asarray(rows)
+    except ValueError:  # of several shapes
+        found = numpy.empty(len(rows), dtype=object)
+        found[:] = rows
+        return found
+
+
+def _of_several_shapes(rows: numpy.ndarray[Any, Any]) -> Any:
+    """A list of one tensor per row, where rows are arrays or lists of numbers; other objects as they are."""
+    found = [_tensors(each) if isinstance(each, (list, numpy.ndarray)) else each for each in rows]
+    return found if found and all(isinstance(each, torch.Tensor) for each in found) else rows
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        return value.cpu().numpy()
+    if isinstance(value, Mapping):
+        return {key: _plain(each) for key, each in value.items()}
+    return type(value)(_plain(each) for each in value) if type(value) in (list, tuple) else value

@@ -1,0 +1,53 @@
+"""A server's part in a lockstep step (rule D5): an empty step report, no faults, its part in the sums, nothing to apply."""
+
+from __future__ import annotations
+
+import torch
+
+from orchestrator.comm.collectives import BUFFERS, Exchange
+from orchestrator.numerics.grid import Grid
+from orchestrator.records import trace
+from orchestrator.worker.between_steps.run_state import RunState
+from orchestrator.worker.step.carriers import Carriers
+from orchestrator.worker.step.lattice_carrier import LatticeCarrier
+from orchestrator.worker.voting.step_report import Consensus, StepReport
+
+
+class Adder:
+    """carriers: of a compression; lattice: of clipped contributions; None where there is none. joins: whether the workers
+    exchange buffers, which it hands on."""
+
+    def __init__(
+        self, carriers: Carriers | None = None, lattice: LatticeCarrier | None = None, *, joins: bool = False
+    ) -> None:
+        self._carriers = carriers
+        self._lattice = lattice
+        self._joins = joins
+
+    def contribute(self, step: int, attempt: int, grid: Grid) -> StepReport:  # noqa: ARG002
+        return StepReport()
+
+    def fault(self, shard: int) -> Exception | None:  # noqa: ARG002
+        return None
+
+    def total(self, exchange: Exchange, step: int, attempt: int, consensus: Consensus) -> int:
+        """Of a compressed sum a server has no result, so no fingerprint; it reports no trace either."""
+        if self._lattice is not None:
+            self._lattice.relay(exchange, step, attempt)
+            return 0
+        if self._joins:
+            exchange.gather(step, attempt, BUFFERS, torch.empty(0, dtype=torch.uint8))
+        if self._carriers is None:
+            return exchange.total(step, attempt, consensus.total_weight)
+        self._carriers.relay(exchange, step, consensus.total_weight)
+        return 0
+
+    def line(self, step: int, consensus: Consensus, fingerprint: int) -> trace.Line:
+        """Of clipped contributions a server knows no loss."""
+        return trace.line(step, "" if self._lattice is not None else consensus.loss, fingerprint)
+
+    def make(self, state: RunState, consensus: Consensus) -> None:
+        pass
+
+    def apply(self, state: RunState, consensus: Consensus) -> None:
+        pass

@@ -1,0 +1,192 @@
+"""What carries the phases of a compression between members: memories of their own, and the sums that suit them.
+
+    load    a worker puts its shards' rows into its contribution, rounded so that sums are exact
+    carry   all members add up; a worker gets the means, a server (which loads nothing) only takes part
+
+The vote has been, so every member knows what is largest over all shards, and no phase is ever repeated: each rounds to what
+suits this very step. The running statistics of normalisation layers are no matter of compression; their exact means are a
+phase of their own, before the others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import torch
+
+from orchestrator.comm.collectives import COMPRESSED, Exchange, Memory
+from orchestrator.comm.topologies.schedule import Schedule
+from orchestrator.comm.transports.base import Regions
+from orchestrator.numerics import chosen, levels
+from orchestrator.numerics.exact import FEW_LEVELS, MEANS, Accumulator
+from orchestrator.numerics.grid import Grid, magnitude_bits, needed_exponent
+from orchestrator.numerics.layout import Layout
+from orchestrator.optim.compressions.codec import Codec, Held, Largest, Levels, Means, Phase, Result, Rows
+
+
+class Carrier(Protocol):
+    """Carries one phase."""
+
+    def suit(self, schedule: Schedule, rank: int) -> None:
+        """As `Memory.suit`."""
+
+    def load(self, held: Sequence[Held], rows: Rows) -> None:
+        """Set this worker's contribution. held: whose rows they are."""
+
+    def carry(self, exchange: Exchange, step: int, phase: int, total_weight: float) -> Result:
+        """Add up with all members; to be read before the next step."""
+
+
+class Carriers:
+    """All that one member carries in a step: the statistics' phase, where there are any, and those of the codec."""
+
+    def __init__(
+        self, codec: Codec, statistics: Sequence[int], shards: int, regions: Regions, *, contributes: bool = True
+    ) -> None:
+        """statistics: the elements of each. contributes: not so a server."""
+        phases: list[Phase] = [*([Means(tuple(statistics))] if statistics else []), *codec.phases]
+        self.all = [_carrier(phase, shards, regions, contributes) for phase in phases]
+        self._phases = phases
+        self.statistics = len(statistics)
+        self.of_statistics = self.all[0] if statistics else None
+        self.of_codec = self.all[bool(statistics) :]
+
+    def suit(self, schedule: Schedule, rank: int) -> None:
+        """As `Memory.suit`."""
+        for carrier in self.all:
+            carrier.suit(schedule, rank)
+
+    def takes_part(self, carrier: Carrier, step: int) -> bool:
+        return self._phases[self.all.index(carrier)].takes_part(step)
+
+    def relay(self, exchange: Exchange, step: int, total_weight: float) -> None:
+        """A server's part in a step."""
+        for carrier in self.all:
+            if self.takes_part(carrier, step):
+                self.carry(carrier, exchange, step, total_weight)
+
+    def carry(self, carrier: Carrier, exchange: Exchange, step: int, total_weight: float) -> Result:
+        return carrier.carry(exchange, step, COMPRESSED + self.all.index(carrier), total_weight)
+
+
+class _LevelsCarrier:
+    def __init__(self, phase: Levels, shards: int, regions: Regions, contributes: bool) -> None:
+        layout = _flat(phase.elements)
+        self.memory = Memory(layout, regions, sums=FEW_LEVELS[phase.bits], contributes=contributes)
+        self._levels = levels.levels_of(phase.bits, shards)
+        self._contributed = layout.views(self.memory.contribution) if contributes else []
+        self._summed = layout.views(self.memory.result)
+        self._spacings = [0.0] * len(phase.elements)
+
+    def suit(self, schedule: Schedule, rank: int) -> None:
+        self.memory.suit(schedule, rank)
+
+    def load(self, held: Sequence[Held], rows: Rows) -> None:
+        self._spacings = [levels.spacing_of(largest or 0.0, self._levels) for largest in rows.largest]
+        self.memory.contribution.zero_()
+        for each, row in zip(held, rows.rows, strict=True):
+            for tensor, spacing, total in zip(row, self._spacings, self._contributed, strict=True):
+                if tensor is not None:
+                    levels.add_levels(tensor, each.weight, spacing, self._levels, total, keeps=rows.keeps)
+
+    def carry(self, exchange: Exchange, step: int, phase: int, total_weight: float) -> Result:
+        exchange.add_up(self.memory, step, 0, phase)
+        return _LevelsResult(self._summed, self._spacings, total_weight)
+
+
+class _MeansCarrier:
+    def __init__(self, phase: Means, shards: int, regions: Regions, contributes: bool) -> None:
+        layout = _flat(phase.elements)
+        self.memory = Memory(layout, regions, sums=MEANS, contributes=contributes)
+        self._shards = shards
+        self._accumulator = Accumulator(layout, self.memory.contribution, exact=True) if contributes else None
+        self._means = layout.views(self.memory.result)
+
+    def suit(self, schedule: Schedule, rank: int) -> None:
+        self.memory.suit(schedule, rank)
+
+    def load(self, held: Sequence[Held], rows: Rows) -> None:
+        assert self._accumulator is not None, "a server has no rows"
+        exponents = [
+            needed_exponent(magnitude_bits(largest), self._shards) if largest else None for largest in rows.largest
+        ]
+        grid = Grid(tuple(exponents), self._shards)
+        self._accumulator.clear()
+        for each, row in zip(held, rows.rows, strict=True):
+            self._accumulator.add(row, each.weight, grid)
+        self._accumulator.complete()
+
+    def carry(self, exchange: Exchange, step: int, phase: int, total_weight: float) -> Result:
+        exchange.add_up(self.memory, step, 0, phase, total_weight)
+        return _MeansResult(self._means)
+
+
+class _LargestCarrier:
+    def __init__(self, phase: Largest) -> None:
+        self._elements = phase.elements
+        self._payload = torch.empty(0, dtype=torch.uint8)
+
+    def suit(self, schedule: Schedule, rank: int) -> None:
+        pass
+
+    def load(self, held: Sequence[Held], rows: Rows) -> None:
+        found = []
+        for each, row in zip(held, rows.rows, strict=True):
+            vectors = [
+                None if tensor is None else chosen.Chosen.of(tensor, count, keeps=rows.keeps)
+                for tensor, count in zip(row, rows.counts, strict=True)
+            ]
+            found.append(chosen.Row(each.shard, each.weight, vectors))
+        self._payload = chosen.pack(found)
+
+    def carry(self, exchange: Exchange, step: int, phase: int, total_weight: float) -> Result:
+        payloads = exchange.gather(step, 0, phase, self._payload)
+        rows = [row for payload in payloads for row in chosen.unpack(payload, len(self._elements))]
+        return _LargestResult(sorted(rows, key=lambda row: row.shard), self._elements, total_weight)
+
+
+class _LargestResult:
+    def __init__(self, rows: Sequence[chosen.Row], elements: Sequence[int], total_weight: float) -> None:
+        self._rows = rows
+        self._elements = elements
+        self._total_weight = total_weight
+
+    def write(self, i: int, out: torch.Tensor) -> None:
+        total = torch.zeros(self._elements[i], dtype=torch.float64)
+        for row in self._rows:
+            vector = row.vectors[i]
+            if vector is not None:
+                vector.add(row.weight, total)
+        out.copy_(total.div_(self._total_weight))
+
+
+class _LevelsResult:
+    def __init__(self, summed: Sequence[torch.Tensor], spacings: Sequence[float], total_weight: float) -> None:
+        self._summed = summed
+        self._spacings = spacings
+        self._total_weight = total_weight
+
+    def write(self, i: int, out: torch.Tensor) -> None:
+        levels.mean_of_levels(self._summed[i], self._spacings[i], self._total_weight, out)
+
+
+class _MeansResult:
+    def __init__(self, means: Sequence[torch.Tensor]) -> None:
+        self._means = means
+
+    def write(self, i: int, out: torch.Tensor) -> None:
+        out.copy_(self._means[i])
+
+
+def _carrier(phase: Phase, shards: int, regions: Regions, contributes: bool) -> Carrier:
+    if isinstance(phase, Levels):
+        return _LevelsCarrier(phase, shards, regions, contributes)
+    if isinstance(phase, Largest):
+        return _LargestCarrier(phase)
+    assert isinstance(phase, Means), "a phase is one of three kinds"
+    return _MeansCarrier(phase, shards, regions, contributes)
+
+
+def _flat(elements: Sequence[int]) -> Layout:
+    return Layout.of((str(i), torch.empty(number, device="meta")) for i, number in enumerate(elements))

@@ -1,0 +1,132 @@
+"""A member's part in checks of what workers compute (`controller.checking`): when one is due, what an answer is, the two votes.
+
+    contribute   in a step that is due each worker also computes a micro-batch of another one, and tells the answers of all
+    settle       in the vote two answers of one micro-batch differ: all compute it again, and tell in another vote
+    doubt        a number is not finite at one worker, in whatever step: likewise, before the run ends for it
+    look back    when the sum is there: whether what this member had put into it, and what came out, is still as it was
+
+All comes before anything of the step is applied, so it is repeated by those who are left.
+
+What it does not do: find a wrong bit that comes once, in a micro-batch that is not chosen; or one in the memory of a sum that
+is there before it is read for the first time.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final, Protocol
+
+import torch
+
+from orchestrator.comm.collectives import ANSWERS, LOOK_BACK, Exchange
+from orchestrator.config.plan import Plan
+from orchestrator.controller.checking import Verdict, chosen, judge
+from orchestrator.numerics.digests import update
+from orchestrator.numerics.streams import seed_of
+from orchestrator.worker.member.generation import Distrusted
+from orchestrator.worker.model.replica import Replica
+from orchestrator.worker.step.shard_gradients import Contribution
+from orchestrator.worker.voting.step_report import EMPTY
+
+FAILED: Final = 2**62  # the answer of who could not compute it
+EMPTY_SHARD: Final = FAILED + 1  # of whoever found nothing in it
+_PURPOSE: Final = "check"
+
+
+class Checked(Protocol):
+    """A worker, as others check it."""
+
+    def answers(self, step: int, shard: int) -> tuple[int, int]:
+        """Its answer to a micro-batch, EMPTY if it gave none, and what it says when it computes that again."""
+
+    def intact(self, fingerprint: int) -> bool:
+        """Whether what it put into the sum of this fingerprint, and what it has of it, are as they were."""
+
+
+@dataclass(frozen=True)
+class Checks:
+    """When checks are due. every: in steps, 0 for never."""
+
+    seed: int
+    every: int
+
+    def due(self, step: int) -> bool:
+        return self.every > 0 and step % self.every == seed_of(self.seed, _PURPOSE) % self.every
+
+    def chosen(
+        self, step: int, rank: int, deal: Sequence[Sequence[int]], nodes: Sequence[int], own: Sequence[int]
+    ) -> list[int]:
+        return chosen(seed_of(self.seed, f"{_PURPOSE} {rank}", step), rank, deal, nodes, own)
+
+    def since(self, step: int) -> int:
+        """The first step behind the check before that of this one."""
+        return max(0, step - self.every + 1)
+
+    def settle(self, exchange: Exchange, step: int, attempt: int, shard: int, worker: Checked | None) -> None:
+        """All compute the disputed micro-batch again. Raises Distrusted. worker: None of a server."""
+        given = None if worker is None else worker.answers(step, shard)
+        first, again = self._told(exchange, step, attempt, given)
+        raise Distrusted(Verdict(step, shard, self.since(step), judge(first, again), tuple(sorted(first))))
+
+    def doubt(
+        self, exchange: Exchange, step: int, attempt: int, shard: int, worker: Checked | None, *, not_finite: bool
+    ) -> None:
+        """This micro-batch has failed, as all members know; only who has computed it knows whether a number was not finite. All
+        compute it again. Raises Distrusted where most say something else than one."""
+        if self.every == 0:
+            return
+        given = None if worker is None else (FAILED if not_finite else EMPTY, worker.answers(step, shard)[1])
+        failed, again = self._told(exchange, step, attempt, given)
+        wrong = judge({}, again) if failed else ()
+        if wrong:
+            raise Distrusted(Verdict(step, shard, self.since(step), wrong, tuple(sorted({*failed, *wrong}))))
+
+    def _told(
+        self, exchange: Exchange, step: int, attempt: int, given: tuple[int, int] | None
+    ) -> tuple[Mapping[int, int], Mapping[int, int]]:
+        """What all tell, by rank: of each pair the first ones, and the second ones."""
+        told = [EMPTY] * (2 * exchange.workers)
+        if given is not None:
+            told[2 * exchange.rank : 2 * exchange.rank + 2] = given
+        found = exchange.maximum(step, attempt, ANSWERS, torch.tensor(told, dtype=torch.int64)).tolist()
+        first, second = (_given(found[place::2]) for place in range(2))
+        return first, second
+
+    def look_back(self, exchange: Exchange, step: int, attempt: int, fingerprint: int, worker: Checked | None) -> None:
+        """Before the sum of this fingerprint is applied. Raises Distrusted where a worker's memory is not as it was. Where that
+        of several is not, they have read what one of them wrote, and it is not known which."""
+        told = torch.zeros(exchange.workers, dtype=torch.int64)
+        if worker is not None:
+            told[exchange.rank] = not worker.intact(fingerprint)
+        found = exchange.maximum(step, attempt, LOOK_BACK, told).tolist()
+        changed = tuple(rank for rank, one in enumerate(found) if one)
+        if changed:
+            known = len(changed) == 1 < exchange.workers
+            raise Distrusted(Verdict(step, None, self.since(step), changed if known else (), changed))
+
+
+NEVER: Final = Checks(0, 0)
+
+
+def checks_of(plan: Plan) -> Checks:
+    return Checks(plan.run.seed, plan.cadence.check_every)
+
+
+def answer_of(computed: Contribution | None, replica: Replica) -> int:
+    """Of all that a shard contributes, bit by bit, before it is rounded. replica: with the buffers as it left them."""
+    if computed is None:
+        return EMPTY_SHARD
+    counters = replica.counter_values()
+    digest = hashlib.sha256(f"{computed.loss.hex()} {computed.weight.hex()} {counters}".encode())
+    for name, buffer in replica.joined.items():
+        update(digest, name, buffer)
+    for nth, tensor in enumerate(computed.tensors):
+        if tensor is not None:
+            update(digest, str(nth), tensor)
+    return int.from_bytes(digest.digest()[:8], "little") >> 2
+
+
+def _given(slots: Sequence[int]) -> Mapping[int, int]:
+    return {rank: answer for rank, answer in enumerate(slots) if answer != EMPTY}

@@ -1,0 +1,150 @@
+"""What a shard contributes to a round: how far its own steps took the parameters, as start - end, in the place of a gradient.
+
+    x          the parameters at the start of the round, the same for all shards
+    y = x      then for each local step, numbered through the run (`Workload.local_steps`):
+    g          the gradient of the micro-batch at y, plus proximal_mu * (y - x), clipped
+    y          after a step of the local optimizer, which is new in each round
+    x - y      the contribution, in float32; running statistics as they are after the last step
+
+The parameters are then x again, to the bit: the next shard starts from them. Because the exact mean of the contributions takes
+the place of a gradient, the run's optimizer is the server's: `sgd` with lr 1 sets the parameters to the mean of the shards'
+(federated averaging), with momentum it is DiLoCo's outer step, `adam` is FedAdam.
+A shard keeps nothing from round to round, but what a compression dropped and where its stream of samples is.
+
+Where shards differ in their local steps, those of a round are dealt to the workers accordingly, so that these end together.
+
+A shard may have fewer local steps than others, so counters of batches may differ between shards; the largest is taken.
+
+Source: McMahan et al. (2017); Li et al., "Federated Optimization in Heterogeneous Networks" (FedProx, 2020); Reddi et al.,
+"Adaptive Federated Optimization" (2021); Douillard et al., "DiLoCo" (2023).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+
+import torch
+
+from orchestrator.config.plan import Local
+from orchestrator.controller.shard_assignment import deal_by_size
+from orchestrator.optim.clipping import clip
+from orchestrator.optim.transforms import State
+from orchestrator.worker.model.replica import Replica
+from orchestrator.worker.model.shard_states import ShardStates
+from orchestrator.worker.model.workload import Workload
+from orchestrator.worker.step.shard_gradients import Contribution, settle, taken
+
+
+class LocalSteps:
+    """Implements `shard_gradients.Contributing`. beat: called before each local step with (step, shard), may raise, and the
+    parameters are those of the round's start then too. await_copied: until no checkpoint is being copied, since local steps
+    move the parameters; may raise. residuals: what a shard keeps for a compression before the first step."""
+
+    counters_agree = False
+
+    def __init__(
+        self,
+        workload: Workload,
+        replica: Replica,
+        local: Local,
+        seed: int,
+        beat: Callable[[int, int], None],
+        await_copied: Callable[[], None],
+        residuals: Callable[[], State] = dict,
+    ) -> None:
+        self._workload = workload
+        self._replica = replica
+        self._local = local
+        self._seed = seed
+        self._beat = beat
+        self._await_copied = await_copied
+        self.keeps_state = bool(residuals())
+        self.states = ShardStates(residuals)
+        self._start = torch.empty_like(replica.flat)
+        self._starts = [slot.view(self._start) for slot in replica.layout.slots[: len(replica.parameters)]]
+
+    def dealt(self, step: int, assigned: Sequence[Sequence[int]]) -> Sequence[Sequence[int]]:
+        """By the local steps of each shard in this round, which every worker knows. What a shard keeps stays with its host, and
+        what is read at its site only."""
+        if self.keeps_state or self._workload.attendance.is_pinned:
+            return assigned
+        sizes = [len(self._workload.local_steps(step, shard)) for shard in range(self._workload.order.shards)]
+        return assigned if len(set(sizes)) == 1 else deal_by_size(sizes, len(assigned))
+
+    def absent(self, step: int) -> tuple[int, ...]:
+        return self._workload.attendance.absent(step)
+
+    def plan(self, step: int, shards: Sequence[int]) -> None:  # noqa: ARG002
+        """Micro-batches are planned with their shard: those of a whole round may be many."""
+        self._workload.host(shards)
+        self.states.discard()
+
+    def compute(self, step: int, shard: int) -> Contribution | None:
+        """Raises PipelineRaised, NonFinite, and what `beat` and `await_copied` raise."""
+        replica = self._replica
+        self._await_copied()
+        replica.begin_shard()
+        self._start.copy_(replica.flat)
+        settle(self._workload, self.states, step, shard)
+        try:
+            trained = self._trained(step, shard)
+            if self.keeps_state:
+                self.states.stage(shard, taken(self._workload, shard))
+            return trained
+        finally:
+            replica.flat.copy_(self._start)
+            replica.moved()
+
+    def named(self, step: int, shard: int) -> str:  # noqa: ARG002
+        """Those of a whole round are many."""
+        return ""
+
+    def _trained(self, step: int, shard: int) -> Contribution | None:
+        """The parameters are the end's afterwards."""
+        replica, clocks = self._replica, self._workload.local_steps(step, shard)
+        self._workload.plan(clocks, [shard])
+        optimizer = self._workload.local_optimizer(self._local.optimizer, step, shard)
+        means: list[tuple[float, float]] = []
+        present = [False] * len(replica.parameters)
+        for clock in clocks:
+            self._beat(step, shard)
+            for parameter in replica.parameters:
+                parameter.grad = None
+            computed = self._workload.loss(clock, shard)
+            replica.check_shard()
+            replica.check_step()
+            if computed is None:
+                continue
+            means.append(computed)
+            gradients = self._gradients()
+            present = [was or gradient is not None for was, gradient in zip(present, gradients, strict=True)]
+            for parameter, gradient in zip(replica.parameters, gradients, strict=True):
+                parameter.grad = gradient
+            self._workload.optimize_locally(clock, shard, optimizer)
+            replica.check_frozen()
+            replica.moved()
+        if not means:
+            return None
+        weight = math.fsum(weight for _, weight in means)
+        loss = math.fsum(loss * weight for loss, weight in means) / weight
+        return Contribution(loss, 1.0 if self._local.uniform else weight, self._difference(present))
+
+    def _gradients(self) -> Sequence[torch.Tensor | None]:
+        """Of the present micro-batch, with the proximal term, clipped."""
+        gradients = self._replica.gradients()
+        if self._local.proximal_mu:
+            both = zip(gradients, self._replica.parameters, self._starts, strict=True)
+            gradients = [
+                None if gradient is None else gradient + self._local.proximal_mu * (parameter.detach() - start)
+                for gradient, parameter, start in both
+            ]
+        return gradients if self._local.clip is None else clip(gradients, self._local.clip)
+
+    def _difference(self, present: Sequence[bool]) -> list[torch.Tensor | None]:
+        """In memory of its own, since contributions wait to be added up; None for a parameter that never had a gradient."""
+        replica = self._replica
+        difference = self._start - replica.flat
+        slots = replica.layout.slots[: len(replica.parameters)]
+        moved = [slot.view(difference) if had else None for slot, had in zip(slots, present, strict=True)]
+        return [*moved, *(statistic.clone() for statistic in replica.statistics)]

@@ -1,0 +1,301 @@
+"""A worker's part in a lockstep step: compute the hosted shards onto the grid, then apply the summed gradient."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+
+import numpy
+import torch
+from numpy.typing import NDArray
+
+from orchestrator.comm.collectives import Exchange
+from orchestrator.errors import NonFinite, OrchestratorError, PipelineRaised
+from orchestrator.numerics import exact
+from orchestrator.numerics.grid import ABSENT, INFINITE, Grid
+from orchestrator.numerics.staging import HostTransfer
+from orchestrator.optim import optimizers
+from orchestrator.optim.transforms import Gradients
+from orchestrator.records import trace
+from orchestrator.worker.between_steps.run_state import RunState
+from orchestrator.worker.member.claims import Claims
+from orchestrator.worker.member.claims import check as check_claims
+from orchestrator.worker.member.generation import ProcessServices
+from orchestrator.worker.model.replica import Replica
+from orchestrator.worker.model.updater import Updater
+from orchestrator.worker.step.checking import EMPTY_SHARD, FAILED, NEVER, Checks, answer_of
+from orchestrator.worker.step.shard_gradients import Contributing, Contribution
+from orchestrator.worker.step.summation import Summation
+from orchestrator.worker.step.trainer_checks import SentBytes, check_counters, joined, not_finite
+from orchestrator.worker.voting.step_report import EMPTY, Consensus, StepReport
+
+
+class LocalTrainer:
+    """Computes and applies the steps of one worker; implements `worker.step.lockstep.Member`. The shards are set
+    by `take_on`, in each generation anew; where they differ in size they are dealt in each step, and where shards are claimed
+    those that are dealt are only the first choice."""
+
+    def __init__(
+        self,
+        gradients: Contributing,
+        replica: Replica,
+        updater: Updater,
+        summation: Summation,
+        host_transfer: HostTransfer,
+        services: ProcessServices,
+        checks: Checks = NEVER,
+    ) -> None:
+        self._checks = checks
+        self._gradients = gradients
+        self._replica = replica
+        self._updater = updater
+        self._summation = summation
+        self._host_transfer = host_transfer
+        self._services = services
+        self._repeated = False
+        self._sent = SentBytes(services)
+        self._left = replica.left()
+        self._joined: list[torch.Tensor] = []
+        self.take_on(())
+
+    def take_on(
+        self,
+        assigned: Sequence[Sequence[int]],
+        rank: int = 0,
+        *,
+        alone: bool = False,
+        claims: Claims | None = None,
+        nodes: Sequence[int] = (),
+    ) -> None:
+        """Host these shards from now on, starting with a new step. assigned: the shards of each worker; alone: there is no
+        other member; claims: where workers claim shards; nodes: where each worker is."""
+        self._nodes = nodes
+        self._due = False
+        self._answers: dict[int, list[int]] | None = None
+        self._assigned = self._dealt = assigned
+        self._rank = rank
+        self._shards = tuple(assigned[rank]) if assigned else ()
+        self._claims = claims
+        self._alone = alone
+        self._fault: tuple[int, OrchestratorError] | None = None
+        self._single: tuple[Gradients, float, StepReport] | None = None
+
+    def contribute(self, step: int, attempt: int, grid: Grid) -> StepReport:
+        if attempt > 0 and self._single is not None and self._repeated:
+            return self._contribute_again(grid)
+        # The first repetition is computed in full by everybody, for that exposes a pipeline that keeps state (rule B4).
+        self._repeated = self._repeated or attempt > 0
+        self._single = None
+        self._summation.clear()
+        self._due = self._checks.due(step)
+        self._answers = {} if self._due and not attempt else None
+        if not attempt:
+            self._dealt = self._gradients.dealt(step, self._assigned)
+        self._gradients.plan(step, self._shards if attempt else self._dealt[self._rank])
+        self._options = self._updater.options()
+        tally = _Tally(self._replica, counters_agree=self._gradients.counters_agree)
+        self._left = tally.left
+        fault: tuple[int, OrchestratorError] | None = None
+        last: tuple[Gradients, float] | None = None
+        for shard in self._turns(step, attempt):
+            self._services.heartbeat.beat("compute", step, shard)
+            self._services.writer.copied(0)  # if so, it is written from here on, and not from the update
+            last = None  # gradients that are added up make room for the next ones
+            try:
+                last = self._add(step, shard, grid, tally)
+            except OrchestratorError as error:
+                fault = (shard, error)
+                break
+        self._fault = self._complete_sum(step, tally) or fault  # what was added came before what failed
+        if self._fault is None and self._answers is not None:
+            self._check_another(step, self._answers)
+        if self._shards and (self._fault is None or isinstance(self._fault[1], NonFinite)):
+            self._fault = self._disturbance() or self._fault
+        if self._fault is not None:
+            return StepReport(failing_shard=self._fault[0])
+        if len(self._shards) == 1 and last is not None:
+            self._single = (*last, self._step_report(tally))
+        return self._step_report(tally)
+
+    def fault(self, shard: int) -> Exception | None:
+        return self._fault[1] if self._fault is not None and self._fault[0] == shard else None
+
+    def answers(self, step: int, shard: int) -> tuple[int, int]:
+        given = (self._answers or {}).get(shard)
+        return given[0] if given else EMPTY, self._answer(step, shard)
+
+    def intact(self, fingerprint: int) -> bool:
+        return self._summation.intact() and exact.wrap(exact.fingerprint_of(self._summation.result, 0)) == fingerprint
+
+    def total(self, exchange: Exchange, step: int, attempt: int, consensus: Consensus) -> int:
+        """Raises Inconsistent where a shard was claimed by nobody, or twice."""
+        if self._claims is not None:
+            count = sum(len(shards) for shards in self._assigned)
+            check_claims(step, self._rank, self._shards, consensus.claimants, count)
+        self._joined = joined(self._left, exchange, step, attempt, consensus)
+        return self._summation.total(exchange, step, attempt, consensus)
+
+    def line(self, step: int, consensus: Consensus, fingerprint: int) -> trace.Line:
+        return trace.line(step, consensus.loss, fingerprint, absent=self._gradients.absent(step))
+
+    def make(self, state: RunState, consensus: Consensus) -> None:
+        """May raise CalledOff."""
+        self._services.heartbeat.beat("update", state.steps)
+        self._services.await_copied()
+        self._updater.make(state.steps, state.reductions, self._agreed(consensus), self._summation.result)
+
+    def apply(self, state: RunState, consensus: Consensus) -> None:
+        """May raise CalledOff before it changes anything, and not after."""
+        self._services.heartbeat.beat("update", state.steps)
+        self._single = None
+        self._sent.tell(state.steps - 1, consensus.sent_bytes)
+        self._services.await_copied()
+        self._host_transfer.back()
+        agreed = self._agreed(consensus)
+        result = self._summation.result
+        self._updater.apply(state.steps, state.reductions, agreed, consensus.counters, self._joined, result)
+        self._summation.commit()
+        self._gradients.states.commit()
+        if self._claims is not None:
+            others = sum(shard not in self._dealt[self._rank] for shard in self._shards)
+            self._services.heartbeat.times.computed(len(self._shards), others)
+
+    def _agreed(self, consensus: Consensus) -> list[torch.Tensor | None]:
+        """The result, tensor by tensor; None where no shard had anything."""
+        results = zip(consensus.present, self._host_transfer.result, strict=True)
+        return [result if present else None for present, result in results]
+
+    def _turns(self, step: int, attempt: int) -> Iterator[int]:
+        """The shards to compute, each noted when it is its turn. A repetition computes those of the first attempt, so that
+        each worker compares like with like (rule B4)."""
+        if attempt:
+            yield from self._shards
+            return
+        self._shards = ()
+        for shard in self._dealt[self._rank] if self._claims is None else self._claims.turns(step, self._dealt):
+            self._shards = (*self._shards, shard)
+            yield shard
+
+    def _step_report(self, tally: _Tally) -> StepReport:
+        report = tally.step_report({} if self._claims is None else dict.fromkeys(self._shards, self._rank))
+        return report if self._answers is None else replace(report, checks=self._answers)
+
+    def _check_another(self, step: int, answers: dict[int, list[int]]) -> None:
+        """Compute a micro-batch that is another worker's; one's own again where there is no other."""
+        for shard in self._checks.chosen(step, self._rank, self._dealt, self._nodes, self._shards):
+            answer = self._answer(step, shard)
+            answers.setdefault(shard, []).append(answer)
+            if answer != EMPTY_SHARD:
+                break
+
+    def _answer(self, step: int, shard: int) -> int:
+        """Of a micro-batch that is added to nothing. Whose it is tells if it fails."""
+        self._services.heartbeat.beat("compute", step, shard)
+        self._gradients.plan(step, (shard,))
+        try:
+            return answer_of(self._gradients.compute(step, shard), self._replica)
+        except OrchestratorError:
+            return FAILED
+        finally:
+            self._replica.forget()
+
+    def _contribute_again(self, grid: Grid) -> StepReport:
+        """A worker with one shard need not compute it again: only the grid has changed (rule A4)."""
+        assert self._single is not None
+        gradients, weight, step_report = self._single
+        self._summation.clear()
+        self._summation.add(self._shards[0], gradients, weight, grid)
+        self._complete(weight)
+        return step_report
+
+    def _add(self, step: int, shard: int, grid: Grid, tally: _Tally) -> tuple[Gradients, float] | None:
+        """Compute one shard and take its contribution in; returns that and its weight, or None of an empty one."""
+        computed = self._compute(step, shard, len(tally.shards) % self._summation.most_waiting)
+        if self._answers is not None:
+            self._answers[shard] = [answer_of(computed, self._replica)]
+        if computed is None:
+            return None
+        loss, weight, gradients = computed
+        self._summation.add(shard, gradients, weight, grid)
+        tally.add(shard, loss, weight, self._replica.present(gradients))
+        if len(tally.shards) % self._summation.most_waiting == 0:
+            self._replica.forget()
+        return gradients, weight
+
+    def _compute(self, step: int, shard: int, nth: int) -> Contribution | None:
+        """What one shard contributes, in host memory. nth: among those that wait to be added up, which have to stay as they
+        are."""
+        computed = self._gradients.compute(step, shard)
+        return None if computed is None else computed._replace(tensors=self._host_transfer.out(computed.tensors, nth))
+
+    def _disturbance(self) -> tuple[int, OrchestratorError] | None:
+        """An error for what the user's code changed while the shards were computed, though only the optimizer's step
+        may change it; attributed to the last shard."""
+        try:
+            self._replica.check_step()
+            optimizers.check_unchanged(self._updater.optimizer, self._options)
+        except PipelineRaised as error:
+            return self._shards[-1], error
+        return None
+
+    def _complete_sum(self, step: int, tally: _Tally) -> tuple[int, OrchestratorError] | None:
+        """Complete the sum and hand the magnitudes to the tally; returns the first shard with one that is not finite."""
+        magnitudes = self._complete(tally.total_weight)
+        for nth, i in numpy.argwhere(magnitudes >= INFINITE):
+            shard = tally.shards[nth]
+            return shard, not_finite(self._replica, i, step, shard, self._gradients.named(step, shard))
+        tally.magnitudes = magnitudes.max(0, initial=ABSENT).tolist()
+        return None
+
+    def _complete(self, total_weight: float) -> NDArray[numpy.int64]:
+        """The sum of the hosted shards, and all of it where nobody else has any; returns what `Accumulator.complete` does."""
+        magnitudes = self._summation.complete(total_weight, alone=self._alone)
+        if self._due:
+            self._summation.watch()
+        return magnitudes
+
+
+class _Tally:
+    """What the hosted shards of one attempt report, apart from the gradient itself."""
+
+    def __init__(self, replica: Replica, *, counters_agree: bool) -> None:
+        self._replica = replica
+        self._counters_agree = counters_agree
+        self.magnitudes: Sequence[int] = ()
+        self._present: list[Sequence[bool]] = []
+        self._weights: dict[int, float] = {}
+        self._losses: dict[int, float] = {}
+        self._counters: list[int] | None = None
+        self.left = replica.left()
+
+    @property
+    def shards(self) -> list[int]:
+        """The shards added so far, in order."""
+        return list(self._weights)
+
+    @property
+    def total_weight(self) -> float:
+        return math.fsum(self._weights.values())
+
+    def add(self, shard: int, loss: float, weight: float, present: Sequence[bool]) -> None:
+        self._present.append(present)
+        self._weights[shard] = weight
+        self._losses[shard] = loss
+        self.left.add(shard)
+        counters = self._replica.counter_values()
+        if self._counters_agree:
+            check_counters(self._replica, self._counters, counters)
+        else:
+            counters = list(map(max, counters, self._counters or counters))
+        self._counters = counters
+
+    def step_report(self, claimants: Mapping[int, int]) -> StepReport:
+        return StepReport(
+            magnitudes=self.magnitudes,
+            present=[any(shards) for shards in zip(*self._present, strict=True)],
+            weights=self._weights,
+            losses=self._losses,
+            counters=self._counters,
+            claimants=claimants,
+        )

@@ -1,0 +1,115 @@
+"""What a shard contributes to a step: the gradient of its micro-batch, after the transforms before the sum.
+
+`Contributing` is the interface of this and of other contributions (`local_steps.py`): each returns a loss, a weight and tensors
+of the layout, or None where a shard has nothing to contribute, and keeps its state in `ShardStates`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, Protocol
+
+import torch
+
+from orchestrator.optim.transforms import Chain, State
+from orchestrator.pipeline import naming
+from orchestrator.worker.model.replica import Replica
+from orchestrator.worker.model.shard_states import ShardStates
+from orchestrator.worker.model.workload import Workload
+
+
+class Contribution(NamedTuple):
+    """What one shard contributes. loss: the mean over the micro-batch; tensors: in the order of the layout, None for a
+    parameter without gradient."""
+
+    loss: float
+    weight: float
+    tensors: Sequence[torch.Tensor | None]
+
+
+class Contributing(Protocol):
+    """What the hosted shards contribute to a step. keeps_state: whether shards have any; counters_agree: whether every shard
+    has to leave the same counters, or else the largest are taken."""
+
+    keeps_state: bool
+    counters_agree: bool
+    states: ShardStates
+
+    def dealt(self, step: int, assigned: Sequence[Sequence[int]]) -> Sequence[Sequence[int]]:
+        """The shards of each worker in a step: those that it hosts, or a deal that all workers make alike."""
+
+    def absent(self, step: int) -> tuple[int, ...]:
+        """The shards of sites that are away."""
+
+    def plan(self, step: int, shards: Sequence[int]) -> None:
+        """These are computed next."""
+
+    def compute(self, step: int, shard: int) -> Contribution | None:
+        """The contribution of a shard."""
+
+    def named(self, step: int, shard: int) -> str:
+        """The samples that it is of, as of `Workload.named`, where a message can name them."""
+
+
+class ShardGradients:
+    """Implements `Contributing`. before: applied to a shard's gradients, with a state per shard; more: what a shard keeps
+    beside it before the first step, for what becomes of the contribution.
+
+    Raises PipelineRaised where the contribution does."""
+
+    counters_agree = True
+
+    def __init__(self, workload: Workload, replica: Replica, before: Chain, more: Callable[[], State] = dict) -> None:
+        self._workload = workload
+        self._replica = replica
+        self._before = before
+        with naming("init() of the contribution"):
+            self.keeps_state = bool(before.init(replica.parameters) or more())
+        self.states = ShardStates(lambda: {**before.init(replica.parameters), **more()})
+
+    def dealt(self, step: int, assigned: Sequence[Sequence[int]]) -> Sequence[Sequence[int]]:  # noqa: ARG002
+        """Micro-batches of a step are equal in length."""
+        return assigned
+
+    def absent(self, step: int) -> tuple[int, ...]:
+        return self._workload.attendance.absent(step)
+
+    def plan(self, step: int, shards: Sequence[int]) -> None:
+        """Prepare for these micro-batches, which are computed next."""
+        self.states.discard()
+        self._workload.plan([step], shards)
+
+    def compute(self, step: int, shard: int) -> Contribution | None:
+        """The contribution of a shard. Raises PipelineRaised, NonFinite."""
+        self._replica.begin_shard()
+        settle(self._workload, self.states, step, shard)
+        computed = self._workload.loss(step, shard)
+        self._replica.check_shard()
+        if self.keeps_state:
+            self.states.stage(shard, taken(self._workload, shard))
+        if computed is None:
+            return None
+        tensors = self._replica.contribution()
+        if self._before:
+            count = len(self._replica.parameters)
+            with naming("update() of the contribution"):
+                kept = self.states.of(shard) if self.keeps_state else {}
+                gradients, state = self._before.update(tensors[:count], kept)
+            if self.keeps_state:
+                self.states.stage(shard, state)
+            tensors = [*gradients, *tensors[count:]]
+        return Contribution(*computed, tensors)
+
+    def named(self, step: int, shard: int) -> str:
+        return self._workload.named(step, shard)
+
+
+def settle(workload: Workload, states: ShardStates, step: int, shard: int) -> None:
+    """Where samples come in streams: the shard goes on behind those of the last committed step."""
+    if workload.streams is not None:
+        workload.streams.settle(shard, states.of(shard), step)
+
+
+def taken(workload: Workload, shard: int) -> State:
+    """To be staged: where the shard's stream is behind the micro-batch that was computed last."""
+    return {} if workload.streams is None else workload.streams.row(shard)

@@ -1,0 +1,209 @@
+"""How the contributions of a worker's shards become the summed gradient.
+
+DirectSum       onto the grid as they come, then one sum: the vote follows (`numerics.exact`)
+CompressedSum   held until the vote, then encoded and summed in phases (`optim.compressions.codec`)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import numpy
+import torch
+from numpy.typing import NDArray
+
+from orchestrator.comm.collectives import Exchange, Memory
+from orchestrator.comm.topologies.schedule import Schedule
+from orchestrator.numerics import exact, levels
+from orchestrator.numerics.grid import Grid, magnitude_of
+from orchestrator.numerics.layout import Layout
+from orchestrator.optim.compressions.codec import Agreement, Codec, Held, Nothing, Result, Rows
+from orchestrator.optim.transforms import State
+from orchestrator.worker.model.shard_states import ShardStates
+from orchestrator.worker.step.carriers import Carriers
+from orchestrator.worker.voting.step_report import Consensus
+
+Tensors = Sequence[torch.Tensor | None]
+_RESIDUAL = "residual/"
+
+
+class Summation(Protocol):
+    """One worker's sums of a step: `clear`, `add` for each shard, `complete`; `total` after the vote; `commit` with the step.
+
+    result: float32, of the layout's size, after `total`. most_waiting: so many contributions wait at most, and have to stay as
+    they are until then. replicated: what it needs from step to step, equal at all workers.
+    """
+
+    result: torch.Tensor
+    most_waiting: int
+    replicated: State
+
+    def suit(self, schedule: Schedule, rank: int) -> None:
+        """As `Memory.suit`."""
+
+    def clear(self) -> None: ...
+
+    def add(self, shard: int, tensors: Tensors, weight: float, grid: Grid) -> None: ...
+
+    def complete(self, total_weight: float, *, alone: bool) -> NDArray[numpy.int64]:
+        """As `Accumulator.complete`. alone: nobody else has anything to add."""
+
+    def watch(self) -> None:
+        """Remember what others are going to read."""
+
+    def intact(self) -> bool:
+        """Whether that is still what is there."""
+
+    def total(self, exchange: Exchange, step: int, attempt: int, consensus: Consensus) -> int:
+        """Take part in the exchange; returns the fingerprint of the result."""
+
+    def commit(self) -> None:
+        """The step is applied."""
+
+
+class DirectSum:
+    """Implements `Summation`. states: what shards keep, staged with their contributions; None where they keep nothing."""
+
+    def __init__(self, layout: Layout, memory: Memory, states: ShardStates | None) -> None:
+        self._accumulator = exact.Accumulator(
+            layout, memory.contribution, exact=memory.contribution.dtype == torch.float64
+        )
+        self._memory = memory
+        self._states = states
+        self._watched = 0
+        self.result = memory.result
+        self.most_waiting = self._accumulator.most_waiting
+        self.replicated: State = {}
+
+    def suit(self, schedule: Schedule, rank: int) -> None:
+        self._memory.suit(schedule, rank)
+
+    def clear(self) -> None:
+        self._accumulator.clear()
+
+    def add(self, shard: int, tensors: Tensors, weight: float, grid: Grid) -> None:  # noqa: ARG002
+        self._accumulator.add(tensors, weight, grid)
+
+    def complete(self, total_weight: float, *, alone: bool) -> NDArray[numpy.int64]:
+        magnitudes = self._accumulator.complete((total_weight, self._memory.result) if alone else None)
+        self._memory.finished = self._accumulator.finished
+        return magnitudes
+
+    def watch(self) -> None:
+        self._watched = self._fingerprint()
+
+    def intact(self) -> bool:
+        return self._watched == self._fingerprint()
+
+    def _fingerprint(self) -> int:
+        contribution = self._memory.contribution
+        if contribution.dtype == torch.float64:
+            return exact.fingerprint_of_integers(contribution.view(torch.int64))
+        return exact.fingerprint_of(contribution, 0)
+
+    def total(self, exchange: Exchange, step: int, attempt: int, consensus: Consensus) -> int:
+        if self._states is not None:
+            self._states.secure()
+        return exchange.total(step, attempt, consensus.total_weight)
+
+    def commit(self) -> None:
+        pass
+
+
+class CompressedSum:
+    """Implements `Summation`. What shards keep is staged once the last phase is encoded and before anything of it is sent: who
+    has committed the step has had this worker's part of that phase, so what this worker has staged is not lost with a step
+    that it did not commit itself."""
+
+    def __init__(
+        self, codec: Codec, carriers: Carriers, layout: Layout, result: torch.Tensor, states: ShardStates | None
+    ) -> None:
+        """result: of the layout's size; the codec's parameters come first in the layout, then statistics. states: None where
+        shards keep nothing."""
+        self._codec = codec
+        self._carriers = carriers
+        self._slots = layout.slots
+        self._states = states
+        self.result = result
+        self._means = [result[slot.offset : slot.offset + slot.elements] for slot in layout.slots]
+        self._parameters = len(layout.slots) - carriers.statistics
+        self.most_waiting = 1 << 30
+        self.replicated = codec.replicated()
+        self.clear()
+
+    def suit(self, schedule: Schedule, rank: int) -> None:
+        self._carriers.suit(schedule, rank)
+
+    def clear(self) -> None:
+        self._held: list[Held] = []
+        self._statistics: list[Tensors] = []
+        self._magnitudes: list[NDArray[numpy.int64]] = []
+        self._following = self.replicated
+
+    def add(self, shard: int, tensors: Tensors, weight: float, grid: Grid) -> None:  # noqa: ARG002
+        flat = [
+            None if tensor is None else exact.in_order(tensor, slot).as_strided((slot.elements,), (1,))
+            for tensor, slot in zip(tensors, self._slots, strict=True)
+        ]
+        if self._states is not None and self._codec.kept:
+            row = self._states.of(shard)
+            for i in self._codec.kept:
+                gradient = flat[i]
+                flat[i] = None if gradient is None else gradient + row[f"{_RESIDUAL}{i}"]
+        self._magnitudes.append(levels.magnitudes(flat, weight))
+        self._held.append(Held(shard, weight, flat[: self._parameters]))
+        self._statistics.append(flat[self._parameters :])
+
+    def complete(self, total_weight: float, *, alone: bool) -> NDArray[numpy.int64]:  # noqa: ARG002
+        return numpy.array(self._magnitudes, numpy.int64).reshape(-1, len(self._slots))
+
+    def watch(self) -> None:
+        """What goes out is encoded after the vote."""
+
+    def intact(self) -> bool:
+        return True
+
+    def total(self, exchange: Exchange, step: int, attempt: int, consensus: Consensus) -> int:  # noqa: ARG002
+        total_weight = consensus.total_weight
+        largest = [None if bits < 0 else magnitude_of(bits) for bits in consensus.magnitudes]
+        carriers, parameters = self._carriers, self._parameters
+        if carriers.of_statistics is not None:
+            carriers.of_statistics.load(self._held, Rows(self._statistics, largest[parameters:]))
+            means = carriers.carry(carriers.of_statistics, exchange, step, total_weight)
+            for i, out in enumerate(self._means[parameters:]):
+                means.write(i, out)
+        agreement = Agreement(step, total_weight, largest[:parameters], self.replicated)
+        results: list[Result] = []
+        active = [carriers.takes_part(carrier, step) for carrier in carriers.of_codec]
+        for phase, carrier in enumerate(carriers.of_codec):
+            if not active[phase]:
+                results.append(Nothing())
+                continue
+            carrier.load(self._held, self._codec.encode(phase, agreement, self._held, results))
+            if not any(active[phase + 1 :]):
+                self._stage()
+            results.append(carriers.carry(carrier, exchange, step, total_weight))
+        self._following = self._codec.decode(agreement, results, self._means[:parameters])
+        for out, found in zip(self._means, largest, strict=True):
+            if found is None:
+                out.zero_()
+        return exact.wrap(exact.fingerprint_of(self.result, 0))
+
+    def commit(self) -> None:
+        self.replicated = self._following
+
+    def _stage(self) -> None:
+        if self._states is None:
+            return
+        for held in self._held:
+            found = {f"{_RESIDUAL}{i}": held.tensors[i] for i in self._codec.kept}
+            kept = {name: tensor for name, tensor in found.items() if tensor is not None}
+            self._states.stage(held.shard, kept)
+        self._states.secure()
+
+
+def first_residuals(codec: Codec | None, layout: Layout) -> State:
+    """What a shard keeps for a compression before the first step."""
+    kept = () if codec is None else codec.kept
+    return {f"{_RESIDUAL}{i}": torch.zeros(layout.slots[i].elements) for i in kept}

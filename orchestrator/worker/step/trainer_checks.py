@@ -1,0 +1,52 @@
+"""What every trainer of a lockstep step checks, tells and asks alike, whether it computes a whole model or a stage of one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from orchestrator.comm.collectives import BUFFERS, Exchange
+from orchestrator.errors import NonFinite, PipelineRaised
+from orchestrator.worker.member.generation import ProcessServices
+from orchestrator.worker.model.moving_buffers import DIFFERING, Left
+from orchestrator.worker.model.replica import Replica
+from orchestrator.worker.model.workload import NON_FINITE_REMEDY
+from orchestrator.worker.voting.step_report import UNKNOWN, Consensus
+
+
+class SentBytes:
+    """Tells what the members send in a step, when it changes: from step to step it mostly is the same, but for a few bytes
+    where payloads travel in narrow form."""
+
+    def __init__(self, services: ProcessServices) -> None:
+        self._services = services
+        self._told = UNKNOWN
+
+    def tell(self, step: int, sent_bytes: int) -> None:
+        if sent_bytes != UNKNOWN and (self._told == UNKNOWN or abs(sent_bytes - self._told) > self._told / 20):
+            self._told = sent_bytes
+            self._services.emit({"event": "sent", "step": step, "bytes": sent_bytes})
+
+
+def joined(left: Left, exchange: Exchange, step: int, attempt: int, consensus: Consensus) -> list[torch.Tensor]:
+    """The buffers that are joined, as all shards leave them: the same at every member, whatever it has computed. Raises what
+    the transport raises."""
+    if not left:
+        return []
+    return left.joined(exchange.gather(step, attempt, BUFFERS, left.payload(consensus.first)))
+
+
+def check_counters(replica: Replica, before: Sequence[int] | None, now: Sequence[int]) -> None:
+    """Raises PipelineRaised where the shard before, if there was one, left other values in the integer buffers."""
+    if before is not None and now != before:
+        names = zip(replica.counter_names(), now, before, strict=True)
+        name = next(name for name, value, earlier in names if value != earlier)
+        raise PipelineRaised(f"the shards left different values in the integer buffer {name!r}", DIFFERING)
+
+
+def not_finite(replica: Replica, i: int, step: int, shard: int, samples: str) -> NonFinite:
+    """The error of a shard whose i-th tensor of the layout has a value that is not finite. samples: as of `Workload.named`."""
+    name = replica.layout.slots[i].name
+    what = f"gradient of {name}" if i < len(replica.parameters) else f"statistic {name}"
+    return NonFinite(f"the {what} is not finite at step {step}, shard {shard}{samples}", NON_FINITE_REMEDY)

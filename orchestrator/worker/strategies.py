@@ -1,0 +1,420 @@
+"""How a worker's part of a run is put together, by the way in which its replicas are synchronised: one class for each.
+
+What both have is the state of the replica and of its shards, memory that suits a generation, and an executor for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final, Protocol
+
+from orchestrator.comm.collectives import Exchange, Memory
+from orchestrator.comm.topologies.routes import Routes
+from orchestrator.comm.transports.base import Regions, Transport
+from orchestrator.common.values import megabytes
+from orchestrator.config.plan import Plan
+from orchestrator.errors import ConfigurationError, RunFailed
+from orchestrator.numerics import allocator
+from orchestrator.numerics.staging import Staging
+from orchestrator.optim.compressions.codec import Codec
+from orchestrator.optim.transforms import Chain, State
+from orchestrator.worker.asynchronous import footprint as free_footprint
+from orchestrator.worker.asynchronous.free_replica import FreeReplica
+from orchestrator.worker.asynchronous.gossip import Gossip, Mixing, ShardModels
+from orchestrator.worker.asynchronous.replay import Replays
+from orchestrator.worker.asynchronous.rest import Terms
+from orchestrator.worker.asynchronous.shard_updates import ShardUpdates
+from orchestrator.worker.asynchronous.sprint import Cadence, Sprints
+from orchestrator.worker.asynchronous.traffic import DeltaMemory, Traffic
+from orchestrator.worker.between_steps.replica_state import ReplicaState
+from orchestrator.worker.between_steps.replicated import Boundary, Whole
+from orchestrator.worker.between_steps.timing import Timing
+from orchestrator.worker.member import claims
+from orchestrator.worker.member.claims import Claims
+from orchestrator.worker.member.generation import Generation, ProcessServices
+from orchestrator.worker.model import construction
+from orchestrator.worker.model.replica import Replica
+from orchestrator.worker.model.shard_states import ShardStates
+from orchestrator.worker.model.updater import Updater
+from orchestrator.worker.model.workload import Workload
+from orchestrator.worker.pipeline_parallel.planning import plan_stages, prove, summary
+from orchestrator.worker.pipeline_parallel.stage_state import StageState
+from orchestrator.worker.pipeline_parallel.staged import HostedStage, StagedLockstep, Waiting, WholeNames
+from orchestrator.worker.step.carriers import Carriers
+from orchestrator.worker.step.checking import checks_of
+from orchestrator.worker.step.clipped_trainer import ClippedSum, ClippedTrainer
+from orchestrator.worker.step.executor import Executor
+from orchestrator.worker.step.lattice_carrier import LatticeCarrier
+from orchestrator.worker.step.local_steps import LocalSteps
+from orchestrator.worker.step.local_trainer import LocalTrainer
+from orchestrator.worker.step.lockstep import Lockstep, StepContents
+from orchestrator.worker.step.shard_gradients import Contributing, ShardGradients
+from orchestrator.worker.step.summation import CompressedSum, DirectSum, Summation, first_residuals
+from orchestrator.worker.voting import footprint
+from orchestrator.worker.voting.footprint import sums_of
+
+_DEATH_S: Final = 5.0  # until the death of another member is known
+
+
+@dataclass(frozen=True)
+class Parts:
+    """What a worker has built before its first generation. before: transforms of a shard's gradient before the sum."""
+
+    plan: Plan
+    workload: Workload
+    replica: Replica
+    updater: Updater
+    before: Chain
+    regions: Regions
+    services: ProcessServices
+    staging: Staging
+
+
+@dataclass(frozen=True)
+class Moment:
+    """What an executor is made for. transport: of this generation."""
+
+    generation: Generation
+    rank: int
+    transport: Transport
+    timing: Timing
+    run_manifest: Mapping[str, Any]
+    deadline_s: float
+
+    @property
+    def shards(self) -> tuple[int, ...]:
+        return self.generation.shards[self.rank]
+
+    def exchange(self, memory: Memory) -> Exchange:
+        number = self.generation.number
+        return Exchange(self.generation.schedule, self.rank, number, self.transport, memory, self.deadline_s)
+
+
+def sentence(run_manifest: Mapping[str, Any], plan: Plan) -> str | None:
+    """How much memory a worker needs, in words; None where the workers have not told their parameters."""
+    bytes_of = footprint.worker_bytes if plan.lockstep else free_footprint.worker_bytes
+    return footprint.sentence(run_manifest, plan, bytes_of)
+
+
+def _require_memory(parts: Parts) -> None:
+    """For replicas that run free: much of it lies in no region, and is given page by page, till none is left. Raises
+    MemoryError."""
+    plan, layout = parts.plan, parts.replica.layout
+    schedule, state = footprint.first_schedule(plan), footprint.remembered(plan)
+    needed = free_footprint.worker_bytes(layout, schedule, plan, parameters=0, state=state)
+    footprint.require(needed, f"about {megabytes(needed)} for a model whose replicas run free")
+
+
+def _require_memory_for_a_step(parts: Parts) -> None:
+    """In lockstep, where contributions are added up as they come. Raises MemoryError."""
+    plan = parts.plan
+    if plan.update.compression is None and plan.data.privacy is None and plan.run.compute.device == "cpu":
+        footprint.require_for_a_step(parts.replica.layout, plan)
+
+
+class Execution(Protocol):
+    """One worker's way to execute a run. held: its state at a boundary."""
+
+    @property
+    def held(self) -> ReplicaState | StageState: ...
+
+    @property
+    def boundary(self) -> Boundary: ...
+
+    @property
+    def keeps_shard_state(self) -> bool:
+        """Whether its shards have a state of their own."""
+
+    def prove(self, reference: str) -> dict[str, Any]:
+        """Before the first generation: that what is particular to this way computes the same bits; returns more for the run
+        manifest. reference: of the first micro-batch."""
+
+    def stand_by(self) -> None:
+        """Until its first generation, whenever that comes, keep no parameters that will be another worker's."""
+
+    def suit(self, generation: Generation, rank: int) -> None:
+        """Allocate what a generation needs, before its peers connect."""
+
+    def executor(self, moment: Moment) -> tuple[Executor, Exchange]:
+        """For one generation, whose state is here."""
+
+
+class _Unsplit:
+    """What executions have in common whose workers hold the whole model."""
+
+    held: ReplicaState
+
+    @property
+    def keeps_shard_state(self) -> bool:
+        return self.held.keeps_shard_state
+
+    def prove(self, reference: str) -> dict[str, Any]:  # noqa: ARG002
+        return {}
+
+    def stand_by(self) -> None:
+        pass
+
+
+class LockstepExecution(_Unsplit):
+    """All replicas are equal after each step. The sum is direct, or of what a compression makes of the gradients."""
+
+    def __init__(self, parts: Parts) -> None:
+        replica, updater, plan = parts.replica, parts.updater, parts.plan
+        self._plan = plan
+        self._services = parts.services
+        self._updater = updater
+        self._workload = parts.workload
+        codec = construction.make_codec(plan, replica.layout, len(replica.parameters))
+        _require_memory_for_a_step(parts)
+        keep = lambda: {**first_residuals(codec, replica.layout), **parts.workload.shard_state()}  # noqa: E731
+        gradients = _contributing(parts, keep)
+        if gradients.keeps_state and plan.cluster.claims_required:
+            raise ConfigurationError(
+                [
+                    "cluster.claims: what shards keep for their contribution stays with their workers; leave cluster.claims out"
+                ]
+            )
+        if gradients.keeps_state and plan.cadence.check_every:
+            kept = "what shards keep for their contribution stays with their workers, so no other one can compute it"
+            raise ConfigurationError([f"check.every: {kept}; leave check.every out"])
+        plain = codec is None and plan.data.privacy is None
+        self._memory = Memory(replica.layout, parts.regions, sums=sums_of(plan), contributes=plain)
+        self._states = gradients.states
+        if parts.workload.streams is not None:
+            self._states.securing = parts.workload.streams.secure
+        host_transfer = parts.staging.host_transfer(replica.layout, self._memory.result)
+        self._summation: Summation
+        self._trainer: LocalTrainer
+        if plan.data.privacy is not None:
+            masked = plan.exchange.masked
+            carrier = LatticeCarrier(replica.layout.size, parts.regions, masked=masked)
+            self._summation = clipped = ClippedSum(plan.data.privacy, carrier, replica.layout, self._memory.result)
+            self._trainer = ClippedTrainer(
+                parts.workload, gradients, replica, updater, clipped, host_transfer, parts.services
+            )
+        else:
+            self._summation = self._sum(parts, codec, gradients)
+            self._trainer = LocalTrainer(
+                gradients, replica, updater, self._summation, host_transfer, parts.services, checks_of(plan)
+            )
+        keeps, summation = gradients.keeps_state, self._summation
+        self.held = ReplicaState(replica, updater, gradients.states, keeps_shard_state=keeps, summation=summation)
+        self.boundary = _whole(parts)
+
+    def _sum(self, parts: Parts, codec: Codec | None, gradients: Contributing) -> Summation:
+        layout = parts.replica.layout
+        states = gradients.states if gradients.keeps_state else None
+        if codec is None:
+            return DirectSum(layout, self._memory, states)
+        statistics = [statistic.numel() for statistic in parts.replica.statistics]
+        carriers = Carriers(codec, statistics, parts.plan.data.shards, parts.regions)
+        return CompressedSum(codec, carriers, layout, self._memory.result, states)
+
+    def suit(self, generation: Generation, rank: int) -> None:
+        self._summation.suit(generation.schedule, rank)
+        if self.held.keeps_shard_state:
+            self._states.outlive(lambda row: self._services.slots(self._plan.data.shards, row))
+
+    def executor(self, moment: Moment) -> tuple[Executor, Exchange]:
+        self._states.settle(moment.shards)
+        if isinstance(self._trainer, ClippedTrainer):
+            self._trainer.unlock(moment.generation.keys)
+        schedule = moment.generation.schedule
+        self._divide(moment)
+        turns = self._claims(moment)
+        generation, alone = moment.generation, schedule.members == 1
+        nodes = generation.nodes[: generation.workers]
+        self._trainer.take_on(generation.shards, moment.rank, alone=alone, claims=turns, nodes=nodes)
+        exchange = moment.exchange(self._memory)
+        contents = StepContents.of(self._plan, moment.run_manifest)
+        return Lockstep(self._trainer, exchange, contents, moment.timing.requests, self._trainer), exchange
+
+    def _divide(self, moment: Moment) -> None:
+        """Let the workers of this host divide the update, where it is to be."""
+        if self._updater.divided is None:
+            return
+        places = moment.generation.updates
+        place = places[moment.rank] if places else None
+        beside = [rank for rank, other in enumerate(places) if place is not None and other == place]
+        nth = beside.index(moment.rank) if beside else 0
+        try:
+            self._updater.divided.settle(place, nth, len(beside))
+        except RunFailed:
+            # Whoever has that memory may have died just now, which its connections tell, or the driver.
+            moment.transport.poll((), _DEATH_S)
+            raise
+
+    def _claims(self, moment: Moment) -> Claims | None:
+        """How this worker claims shards in a generation; None where nobody does. Whose board is out of reach computes what was
+        dealt to it, and so do the others of its host."""
+        generation, rank, plan = moment.generation, moment.rank, self._plan
+        if not claims.goes(plan, moment.run_manifest):
+            return None
+        place = generation.boards[rank] if generation.boards else None
+        board = None
+        try:
+            board = None if place is None else claims.opened(place, plan.data.shards)
+        except OSError as error:
+            self._services.emit({"event": "board_out_of_reach", "why": str(error)})
+        beside = [
+            other for other in range(generation.workers) if place is not None and generation.boards[other] == place
+        ]
+        found = Claims(board, generation.number, rank, beside, kept=plan.data.loaders)
+        self._workload.taken = found.taken
+        return found
+
+
+def _contributing(parts: Parts, kept: Callable[[], State]) -> Contributing:
+    """What the shards of a lockstep run contribute. kept: what a shard keeps for a compression and of its samples before the
+    first step."""
+    local, beat = parts.plan.update.local, parts.services.heartbeat.beat
+    if local is None:
+        return ShardGradients(parts.workload, parts.replica, parts.before, kept)
+    seed, shard_of = parts.plan.run.seed, parts.workload.shard_of
+    told = lambda step, each: beat("compute", step, shard_of(step, each))  # noqa: E731
+    return LocalSteps(parts.workload, parts.replica, local, seed, told, parts.services.await_copied, kept)
+
+
+class _Free(_Unsplit):
+    """What executions have in common whose replicas are equal only at a rest, and whose shards keep optimizers of their own."""
+
+    def __init__(self, parts: Parts) -> None:
+        replica, plan = parts.replica, parts.plan
+        self._plan = plan
+        self._mode = plan.mode
+        _require_memory(parts)
+        self._memory = Memory(replica.layout, parts.regions, sums=sums_of(plan))
+        self._states = ShardStates(dict, alike=False)
+        self.held = ReplicaState(replica, parts.updater, self._states, keeps_shard_state=True)
+        self.boundary = _whole(parts)
+
+    def suit(self, generation: Generation, rank: int) -> None:
+        self._memory.suit(generation.schedule, rank)
+
+
+class SprintExecution(_Free):
+    """Replicas run free between rests."""
+
+    def __init__(self, parts: Parts) -> None:
+        super().__init__(parts)
+        replica, plan = parts.replica, parts.plan
+        self._deltas = DeltaMemory(replica.layout, parts.regions)
+        updates = ShardUpdates(parts.workload, replica, parts.updater, plan.data.shards, self._mode.threshold)
+        self._free = FreeReplica(replica, updates, self._states, self._memory, parts.services)
+
+    def suit(self, generation: Generation, rank: int) -> None:
+        super().suit(generation, rank)
+        self._routes = Routes(generation.schedule, generation.nodes)
+        self._deltas.suit(self._routes, rank)
+
+    def executor(self, moment: Moment) -> tuple[Executor, Exchange]:
+        generation, rank, deltas = moment.generation, moment.rank, self._deltas
+        self._free.shards = moment.shards
+        exchange = moment.exchange(self._memory)
+        terms = Terms.of(self._plan, generation, moment.run_manifest)
+        if self._plan.replay:
+            requests = moment.timing.requests
+            return Replays(self._free, exchange, terms, self._plan.replay, requests), exchange
+        routes, transport, number = self._routes, moment.transport, generation.number
+        make = lambda sprint: Traffic(transport, routes, rank, number, sprint, deltas)  # noqa: E731
+        cadence = Cadence(moment.timing, self._mode.rest_every, moment.deadline_s)
+        return Sprints(self._free, self._mode, exchange, make, terms, cadence, rank), exchange
+
+
+class GossipExecution(_Free):
+    """Each shard has a model of its own."""
+
+    def __init__(self, parts: Parts) -> None:
+        super().__init__(parts)
+        assert self._mode.graph is not None
+        self._mixing = Mixing.of(self._mode.graph, parts.plan.data.shards)
+        updates = ShardUpdates(parts.workload, parts.replica, parts.updater, 1, 0.0)
+        self._models = ShardModels(parts.replica, updates, self._states, self._memory, parts.services)
+
+    def executor(self, moment: Moment) -> tuple[Executor, Exchange]:
+        self._models.shards = moment.shards
+        exchange, requests = moment.exchange(self._memory), moment.timing.requests
+        terms = Terms.of(self._plan, moment.generation, moment.run_manifest)
+        cadence = Cadence(moment.timing, self._mode.rest_every, moment.deadline_s)
+        records = self._plan.replay
+        return Gossip(self._models, self._mixing, exchange, terms, cadence.due, requests, records), exchange
+
+
+class StagedExecution:
+    """The model is cut into stages, of which this worker hosts one from its first generation on. Until then it has all."""
+
+    keeps_shard_state = False
+
+    def __init__(self, parts: Parts) -> None:
+        if parts.plan.update.optimizer is None:
+            raise ConfigurationError(
+                [
+                    "cluster.stages: an optimizer of the pipeline's own may look at all parameters; set optimizer, or stages=1"
+                ]
+            )
+        self._plan, self._workload = parts.plan, parts.workload
+        self._regions, self._services = parts.regions, parts.services
+        self._replica: Replica | None = parts.replica
+        self._waiting: Waiting | None = None
+        self._hosted: HostedStage | None = None
+
+    @property
+    def held(self) -> StageState:
+        return self._here.held
+
+    @property
+    def boundary(self) -> Boundary:
+        return self._here.boundary
+
+    def prove(self, reference: str) -> dict[str, Any]:
+        assert self._replica is not None
+        self._cuts = plan_stages(self._workload, self._replica, self._plan.cluster.members.stages)
+        seconds = prove(self._workload, self._replica, self._cuts, reference)
+        self._services.emit({"event": "stages_proved", "seconds": [round(each, 4) for each in seconds]})
+        return {"stages": summary(self._cuts, self._workload.model)}
+
+    def stand_by(self) -> None:
+        if self._replica is not None:
+            names, self._replica = WholeNames.of(self._replica), None  # its memory goes with it
+            self._waiting = Waiting(self._workload, names)
+
+    def suit(self, generation: Generation, rank: int) -> None:
+        if self._hosted is None:
+            if self._replica is not None:
+                names, self._replica = WholeNames.of(self._replica), None
+            else:
+                assert self._waiting is not None
+                names, self._waiting = self._waiting.over(self._plan.run), None
+            self._hosted = HostedStage(
+                *(self._plan, self._workload, names, self._cuts, generation.stages[rank]), self._regions, self._services
+            )
+            allocator.give_back()
+        self._hosted.suit(generation, rank)
+
+    def executor(self, moment: Moment) -> tuple[Executor, Exchange]:
+        exchange = self._here.take_on(moment.generation, moment.rank, moment.transport, moment.deadline_s)
+        contents = StepContents.of(self._plan, moment.run_manifest)
+        return StagedLockstep(self._here.trainer, exchange, contents, moment.timing.requests), exchange
+
+    @property
+    def _here(self) -> HostedStage:
+        assert self._hosted is not None, "its stage is known with the first generation"
+        return self._hosted
+
+
+EXECUTIONS: Final[Mapping[str, Callable[[Parts], Execution]]] = {
+    "lockstep": LockstepExecution,
+    "sprints": SprintExecution,
+    "gossip": GossipExecution,
+}
+
+
+def _whole(parts: Parts) -> Whole:
+    return Whole(parts.workload, parts.replica, parts.plan.data.shards)
+
+
+def execution(parts: Parts) -> Execution:
+    if parts.plan.cluster.members.stages > 1:
+        return StagedExecution(parts)
+    return EXECUTIONS[parts.plan.mode.execution](parts)

@@ -1,0 +1,193 @@
+"""What the members of a generation report before any gradient moves: one int64 vector, combined by maximum (rule A4).
+
+A maximum is associative and commutative, so the agreed vector is the same for every schedule and every number of
+workers. Everything that has to be agreed on is encoded for that:
+
+    failing shard     shards - shard, so that the first failing shard wins
+    evaluate          1 where a member's clock says that an evaluation is due
+    halt              what is requested for the end of the step, a `heartbeat.Halt`
+    save              1 where a member's clock, or the controller through it, requests a checkpoint
+    busy              1 where a member's writer of checkpoints is still working
+    sent              bytes that a member has sent in the step before, UNKNOWN in the first of a generation
+    magnitudes        bits of the largest weighted element, per tensor of the layout; ABSENT where no shard contributes
+    present           1 per tensor of the layout that some shard has a gradient for, or has changed
+    weights, losses   one slot per shard, the bits of a float64; EMPTY everywhere but at the shard's host
+    claimants         per shard the rank that has computed it; only where shards are claimed
+    checks            per shard the answers of those who computed it, the largest and the complement of the smallest, so that
+                      members agree where they are equal; only in a step in which some are computed twice
+    counters          each value and its complement, so that members agree where maximum == minimum; EMPTY at a member that
+                      does not have it, which some are where a model is cut into stages
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import struct
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+from orchestrator.numerics.grid import ABSENT
+from orchestrator.worker.member.heartbeat import Halt
+
+_HEAD = 5  # elements: failing shard, evaluate, halt, save, busy
+_INTEGER, _FLOAT = struct.Struct("<q"), struct.Struct("<d")
+UNKNOWN = -1
+EMPTY = -(2**63)  # below the bits of every float64 but -0.0, which `to_slots` never produces
+
+
+@dataclass(frozen=True)
+class Shape:
+    """The lengths that every member of a run knows: shards, tensors of the layout, counter values. claimed: whether it is told
+    who has computed which shard; checked: what came out of which."""
+
+    shards: int
+    tensors: int
+    counters: int
+    claimed: bool = False
+    checked: bool = False
+
+
+@dataclass(frozen=True)
+class Requests:
+    """What a member requests beside the step itself; combined, what all of them will do."""
+
+    evaluate: bool = False
+    halt: Halt = Halt.NONE
+    save: bool = False
+    busy: bool = False
+
+
+@dataclass(frozen=True)
+class StepReport:
+    """One member's part of the vote. A server sends the default one. checks: by shard its answers, two of who is alone."""
+
+    failing_shard: int | None = None
+    requests: Requests = Requests()
+    sent_bytes: int = UNKNOWN
+    magnitudes: Sequence[int] = ()
+    present: Sequence[bool] = ()
+    weights: Mapping[int, float] = field(default_factory=dict)
+    losses: Mapping[int, float] = field(default_factory=dict)
+    counters: Sequence[int] | None = None
+    claimants: Mapping[int, int] = field(default_factory=dict)
+    checks: Mapping[int, Sequence[int]] = field(default_factory=dict)
+
+    def encode(self, shape: Shape) -> torch.Tensor:
+        counters = [EMPTY] * (2 * shape.counters)
+        if self.counters is not None:
+            counters = [*self.counters, *(EMPTY if value == EMPTY else ~value for value in self.counters)]
+        told = [
+            *head(self.failing_shard, self.requests, shape),
+            self.sent_bytes,
+            *(self.magnitudes or [ABSENT] * shape.tensors),
+            *(self.present or [False] * shape.tensors),
+            *to_slots(shape.shards, self.weights),
+            *to_slots(shape.shards, self.losses),
+            *([self.claimants.get(shard, EMPTY) for shard in range(shape.shards)] if shape.claimed else ()),
+            *(self._answers(shape.shards) if shape.checked else ()),
+            *counters,
+        ]
+        return torch.tensor(told, dtype=torch.int64)
+
+    def _answers(self, shards: int) -> list[int]:
+        given = [self.checks.get(shard, ()) for shard in range(shards)]
+        least = [max((~answer for answer in answers), default=EMPTY) for answers in given]
+        return [*(max(answers, default=EMPTY) for answers in given), *least]
+
+
+@dataclass(frozen=True)
+class Consensus:
+    """The combined step reports, equal at all members. weights and losses have an entry for each shard that was computed.
+    sent_bytes: by the member that sent most in the step before. claimants: by shard, of several the highest rank.
+    disputed: shards of which two answers differ."""
+
+    failing_shard: int | None
+    requests: Requests
+    sent_bytes: int
+    magnitudes: list[int]
+    present: list[bool]
+    weights: dict[int, float]
+    losses: dict[int, float]
+    counters: list[int]
+    disagreeing_counters: list[int]
+    claimants: dict[int, int] = field(default_factory=dict)
+    disputed: list[int] = field(default_factory=list)
+
+    @classmethod
+    def decode(cls, vector: torch.Tensor, shape: Shape) -> Consensus:
+        told = iter(vector.tolist())
+        failing_shard, requests = read_head(told, shape)
+        sent = next(told)
+        claimed, checked = (shape.shards if told_of else 0 for told_of in (shape.claimed, shape.checked))
+        lengths = (shape.tensors, shape.tensors, shape.shards, shape.shards, claimed, checked, checked)
+        magnitudes, present, weights, losses, claimants, most, least, high, inverted = (
+            list(itertools.islice(told, length)) for length in (*lengths, shape.counters, shape.counters)
+        )
+        return cls(
+            failing_shard=failing_shard,
+            requests=requests,
+            sent_bytes=sent,
+            magnitudes=magnitudes,
+            present=[one == 1 for one in present],
+            weights=from_slots(weights),
+            losses=from_slots(losses),
+            counters=high,
+            disagreeing_counters=[i for i in range(shape.counters) if high[i] != ~inverted[i] and high[i] != EMPTY],
+            claimants={shard: rank for shard, rank in enumerate(claimants) if rank != EMPTY},
+            disputed=[shard for shard in range(checked) if most[shard] != ~least[shard] and most[shard] != EMPTY],
+        )
+
+    def computed(self, shard: int) -> tuple[float, float] | None:
+        """Weight and loss of a shard; None when it had nothing to compute."""
+        return (self.weights[shard], self.losses[shard]) if shard in self.losses else None
+
+    @property
+    def total_weight(self) -> float:
+        return math.fsum(self.weights.values())
+
+    @property
+    def first(self) -> int:
+        """The first shard that has computed something, which one has."""
+        return min(self.weights)
+
+    @property
+    def loss(self) -> float:
+        """The weighted mean of the shards' losses, correctly rounded and so free of order (rule A6)."""
+        return math.fsum(self.losses[s] * w for s, w in self.weights.items()) / self.total_weight
+
+
+def head(failing_shard: int | None, asked: Requests, shape: Shape) -> list[int]:
+    """What every vote begins with, in lockstep and at a rest."""
+    failing = EMPTY if failing_shard is None else shape.shards - failing_shard
+    return [failing, asked.evaluate, asked.halt, asked.save, asked.busy]
+
+
+def read_head(told: Iterator[int], shape: Shape) -> tuple[int | None, Requests]:
+    failing, evaluate, halt, save, busy = itertools.islice(told, _HEAD)
+    failing_shard = None if failing == EMPTY else shape.shards - failing
+    return failing_shard, Requests(evaluate == 1, Halt(halt), save == 1, busy == 1)
+
+
+def to_slots(length: int, values: Mapping[int, float]) -> list[int]:
+    """`length` integers: the bits of each value at its position, EMPTY elsewhere."""
+    slots = [EMPTY] * length
+    for place, value in values.items():
+        slots[place] = bits_of(value)
+    return slots
+
+
+def from_slots(slots: Sequence[int]) -> dict[int, float]:
+    """The filled slots, by position."""
+    return {place: float_of(bits) for place, bits in enumerate(slots) if bits != EMPTY}
+
+
+def bits_of(value: float) -> int:
+    """Of a float64, as an integer; -0.0 is told as 0.0."""
+    return int(_INTEGER.unpack(_FLOAT.pack(value + 0.0))[0])
+
+
+def float_of(bits: int) -> float:
+    return float(_FLOAT.unpack(_INTEGER.pack(bits))[0])

@@ -1,0 +1,395 @@
+"""A member in a run: it prepares once, then takes part in any number of generations; in a Ray actor or in a thread.
+
+A worker hosts shards, holds a replica and reports the trace; a server (server.py) hosts none and only adds.
+
+Between generations a worker keeps the run state, the model and the optimizer. However a generation ends, they are in
+the state of the last committed step, with or without the evaluation after it. A server keeps nothing.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from orchestrator.checkpoint.stream_log import StreamLog
+from orchestrator.checkpoint.weights import Weights
+from orchestrator.comm.transports.base import Regions
+from orchestrator.common.values import Span
+from orchestrator.config.plan import Plan
+from orchestrator.data import watching
+from orchestrator.data.files import waiting
+from orchestrator.data.loaders import Loaders, Recipe
+from orchestrator.errors import ConfigurationError, RunFailed
+from orchestrator.numerics import allocator, cuda, determinism, staging
+from orchestrator.numerics.digests import model_digest
+from orchestrator.pipeline import defines, find, naming
+from orchestrator.records import phases
+from orchestrator.records.progress import Progress
+from orchestrator.records.reads import Reads
+from orchestrator.worker.admission import portability, proof
+from orchestrator.worker.between_steps import answering
+from orchestrator.worker.between_steps.callbacks import Callbacks
+from orchestrator.worker.between_steps.timing import Timing
+from orchestrator.worker.hooks import WorkerHooks, WorkerState
+from orchestrator.worker.loop import Loop
+from orchestrator.worker.member.cancellation import CancellableTransport, live
+from orchestrator.worker.member.generation import Connect, Ended, Generation, ProcessServices
+from orchestrator.worker.model import construction
+from orchestrator.worker.model.replica import Replica
+from orchestrator.worker.model.updater import Updater
+from orchestrator.worker.model.workload import Workload
+from orchestrator.worker.server import Server
+from orchestrator.worker.strategies import Moment, Parts, execution
+
+__all__ = ["Ended", "Generation", "ProcessServices", "Server", "Worker"]
+
+
+class Worker:
+    """A member that hosts shards and holds a replica. `prepare` and `run` are called from the compute thread."""
+
+    def __init__(self, plan: Plan, regions: Regions, services: ProcessServices | None = None) -> None:
+        self._plan = plan
+        self._regions = regions
+        self._services = services or ProcessServices()
+        self._staging = staging.on(plan.run.compute.device)
+        self._state: WorkerState | None = None
+        self._loaders: Loaders | None = None
+        self._callbacks: Callbacks | None = None
+        self._left: Generation | None = None  # the last one, unless it was left with all state written
+        self.reads = Reads()  # by the user's code, in `prepare`
+
+    def prepare(self) -> dict[str, Any]:
+        """Build pipeline, model, optimizer and memory; returns the run manifest, on which all workers must agree, JSON-able.
+
+        Raises PipelineRaised, ConfigurationError.
+        """
+        self._listen()
+        self._loaders = self._start_loaders()
+        try:
+            with watching.window(self._plan.declared) as window:
+                run_manifest = self._build()
+            self.reads = window.reads | self._proved_loaders()
+        except BaseException:
+            self._close_loaders()
+            raise
+        return run_manifest
+
+    def _build(self) -> dict[str, Any]:
+        plan, device = self._plan, self._plan.run.compute.device
+        allocator.keep_freed_memory()
+        if device == "cuda":
+            cuda.start()
+        self._prepare_thread()
+        source = plan.run.pipeline
+        with phases.of("pipeline", "worker"):
+            kind = find(source.target, source.args)
+        if defines(kind, "on_evaluation"):
+            self._callbacks = Callbacks(plan, self._services.emit)
+        self._services.heartbeat.beat("prepare")
+        with phases.of("data and model", "worker"):
+            self._workload = Workload(kind, plan.run, plan.data, self._staging, self._services.sites)
+        construction.refuse_moving(self._workload.model, self._workload.buffer_rules, plan)
+        if self._workload.streams is not None:
+            _refuse_epochs(plan)
+        if self._workload.is_live:
+            _refuse_live(plan)
+        self._services.heartbeat.beat("prepare")
+        in_stages = plan.cluster.members.stages > 1
+        began = time.time()
+        rules = self._workload.buffer_rules
+        replica = Replica(self._workload.model, self._staging, watches_all=not in_stages, rules=rules)
+        if in_stages:  # it may be short of memory, and what the model took before is free now
+            allocator.give_back()
+        before = construction.make_contribution(plan.update.contribution)
+        optimizer = construction.make_optimizer(self._workload.pipeline, self._workload.model, plan)
+        updater = Updater(self._workload, replica, optimizer, plan.update)
+        parts = Parts(plan, self._workload, replica, updater, before, self._regions, self._services, self._staging)
+        self._execution = execution(parts)
+        _refuse_absence(plan, keeps=self._execution.keeps_shard_state)
+        self._services.heartbeat.beat("prepare")
+        phases.note("optimizer and memory", began, time.time(), "worker")
+        compute = self._prepare_thread()  # once more: scripts set threads, precision and cudnn.benchmark as they begin
+        watches = plan.update.watches_a_metric or plan.checkpoints.best is not None
+        if watches and not self._workload.evaluation_batches:
+            who = "early_stopping, schedule=plateau and checkpoint.best"
+            raise ConfigurationError([f"{who} watch a metric, but datasets() returned no validation set"])
+        division = self._workload.division
+        listing = getattr(self._workload.training_data, "listing", None)
+        with phases.of("admission", "worker"):
+            reference = proof.reference(self._workload, replica, sparing=in_stages)
+            more = self._execution.prove(reference)
+        steps = plan.run.length(self._workload.order.steps_of)
+        if steps <= plan.run.first_step:
+            raise ConfigurationError(
+                [f"run.epochs: {steps} steps in all, and the run begins after {plan.run.first_step} of them"],
+                "give the number of epochs in all",
+            )
+        self._workload.prove_streams(steps)
+        return {
+            **({} if division is None else {"partition": division.digest}),
+            **self._subset(),
+            **({} if listing is None else {"files": listing}),
+            "steps": steps,
+            "samples": self._workload.order.samples,
+            "evaluation_batches": len(self._workload.evaluation_batches),
+            "layout": replica.layout.as_dict(),
+            "trained": len(replica.parameters),
+            "parameters": sum(parameter.numel() for parameter in self._workload.model.parameters()),
+            "counters": replica.counter_names(),
+            "joined": list(replica.joined),
+            "shard_state": self._execution.keeps_shard_state,
+            "initial_parameters": model_digest(self._workload.model),
+            "compute": compute,
+            "reference": reference,
+            **self._portability(replica, updater),
+            "machine": determinism.machine(device),
+            **more,
+        }
+
+    def stand_by(self) -> None:
+        """Prepared, and without a place in the first generations: let go of the parameters, where it will host a stage of them.
+        Between `prepare` and the first `run`, from the compute thread."""
+        self._execution.stand_by()
+
+    @property
+    def progress(self) -> Progress | None:
+        """None until this member has taken part in a generation: its state is the initial one then."""
+        return None if self._state is None else self._state.progress
+
+    def run(self, generation: Generation, rank: int, connect: Connect, run_manifest: Mapping[str, Any]) -> Ended:
+        """Take part in one generation: connect, give or take state where the generation says so, then run steps until
+        it ends.
+
+        Raises this member's own errors: what a step raises (engine.step.lockstep, engine.between_steps.evaluation), what
+        loading a checkpoint raises, MemoryError.
+        """
+        self._listen()
+        self._prepare_thread()
+        self._left = generation
+        self._execution.suit(generation, rank)
+        if self._state is None:
+            self._state = self._first_state(run_manifest)
+        ended = live(
+            generation,
+            self._services.heartbeat,
+            connect,
+            lambda transport: self._walk(generation, rank, transport, run_manifest),
+            lambda: self.progress,
+        )
+        if ended.kind == "stop":
+            self._left = None
+        held, staged = self._state.held.rows
+        return replace(ended, held=held, staged=staged, holds_sum=self._state.held.holds_sum)
+
+    def save_alone(self) -> None:
+        """Between generations, when the driver is gone: write the state of the run as a checkpoint of one part, if this worker
+        has a whole one that is complete, and has not written its part with all others as they stopped."""
+        state, generation = self._state, self._left
+        if state is None or generation is None or not generation.writers or self._plan.cluster.members.stages > 1:
+            return
+        run_state, progress = state.loop.run_state, state.progress
+        if progress is None or not progress.evaluated or state.held.keeps_shard_state:
+            return
+        self._services.writer.wait()
+        values = state.held.capture_with_rows(run_state.saved().as_dict())
+        self._services.writer.begin(
+            values, step=run_state.steps, generation=generation.number, part=0, parts=1, since=time.monotonic()
+        )
+
+    def close(self) -> None:
+        """Stop the processes beside this one. Safe to call twice."""
+        if self._callbacks is not None:
+            self._callbacks.close()
+        self._callbacks = None
+        self._workload.close()
+        self._close_loaders()
+
+    def training_data(self) -> Any:
+        """The training data set. Not to be read while a generation runs: that may draw random numbers."""
+        return self._workload.training_data
+
+    def partition(self) -> dict[str, Any] | None:
+        """How the training samples are divided among the shards, as plain data; None where they are not."""
+        return self._workload.partition()
+
+    def layers(self) -> str:
+        """The model in words, as torch has it."""
+        with naming("the model's layers in words"):
+            return str(self._workload.model)
+
+    def answers(self) -> dict[str, Any]:
+        """How the trained model may be asked when it is served, as a trial finds (`worker.between_steps.answering`), as
+        plain data. Between generations, from the compute thread."""
+        return answering.answers(self._plan, self._workload)
+
+    def state(self) -> dict[str, torch.Tensor]:
+        """The model's parameters and persistent buffers, or those of the stage that it hosts, tied tensors once, as tensors of
+        their own in host memory."""
+        return {name: each.to("cpu", copy=True).contiguous() for name, each in self._execution.boundary.state().items()}
+
+    def weights(self) -> Weights:
+        """The same as a safetensors file, of which there is no copy. Between generations."""
+        return Weights(self._execution.boundary.state())
+
+    def _subset(self) -> dict[str, str]:
+        subset = self._workload.subset
+        return {} if subset is None else {"subset": hashlib.sha256(subset.astype("<i8").tobytes()).hexdigest()}
+
+    def _portability(self, replica: Replica, updater: Updater) -> dict[str, Any]:
+        """Under portable arithmetic the operators that are not on the page; raises ConfigurationError where one that is comes
+        out otherwise on this processor."""
+        if self._plan.run.compute.arithmetic == "native":
+            return {}
+        operators = proof.operators(self._workload, replica)
+        operators |= portability.operators_of_step(updater.optimizer)
+        return {"unknown_operators": portability.judge(operators)}
+
+    def _prepare_thread(self) -> dict[str, Any]:
+        compute = self._plan.run.compute
+        return determinism.prepare_thread(
+            compute.threads, compute.device, tf32=compute.tf32, arithmetic=compute.arithmetic
+        )
+
+    def _first_state(self, run_manifest: Mapping[str, Any]) -> WorkerState:
+        """The state of a worker that has not taken part in a generation yet."""
+        services, writer = self._services, self._services.writer
+        timing = Timing(self._plan, services.heartbeat, lambda: writer.busy)
+        self._execution.held.start(run_manifest["steps"])
+        loop = Loop(self._plan, run_manifest, timing, services.heartbeat)
+        state = WorkerState(self._plan, services, self._execution.held, self._execution.boundary, loop, timing)
+        state.callbacks = self._callbacks
+        if state.held.keeps_shard_state or self._plan.cluster.members.stages > 1:
+            state.keep_initial()
+        return state
+
+    def _walk(
+        self, generation: Generation, rank: int, transport: CancellableTransport, run_manifest: Mapping[str, Any]
+    ) -> Ended:
+        state, shards = self._state, generation.shards[rank]
+        assert state is not None
+        hooks = WorkerHooks(state, self._workload, generation, rank)
+        try:
+            hooks.arrive(transport)
+            state.timing.keeps_time = rank == 0
+            state.held.shards = shards
+            self._workload.attendance.goes_on_without(generation.absent)
+            self._workload.host_streams(shards, lambda: _stream_log(generation, rank))
+            if not state.loop.ended:
+                self._look_ahead(generation, rank, run_manifest["steps"])
+                self._fetch_ahead(shards, run_manifest["steps"])
+            moment = Moment(generation, rank, transport, state.timing, run_manifest, hooks.deadline_s)
+            executor, exchange = self._execution.executor(moment)
+            halted = state.loop.run(executor, exchange, hooks, saving=bool(generation.writers))
+        finally:
+            state.held.replica.give_up_shard()  # a step that was given up leaves the buffers as its last shard made them
+            self._services.writer.copied(0)  # what was begun is written also where no further update asks for it
+            self._services.tell_times(at_once=True)
+            self._workload.account.tell()
+        if halted != "finished":
+            return Ended(halted, self.progress, why="all members agreed")
+        if self._callbacks is not None:
+            last = state.loop.run_state.steps - 1
+            beat = lambda: self._services.heartbeat.beat("evaluate", last)  # noqa: E731
+            self._callbacks.finish(beat, self._plan.cluster.timeouts.step_s)
+        self.close()
+        return Ended("finished", self.progress, digest=state.boundary.digest())
+
+    def _listen(self) -> None:
+        """While this thread waits for files from elsewhere, the run hears of it, and nobody takes it for dead."""
+        waiting.listen(
+            lambda what: self._services.emit({"event": "waiting", "what": what}), self._services.heartbeat.live
+        )
+
+    def _look_ahead(self, generation: Generation, rank: int, steps: int) -> None:
+        nodes = generation.nodes[: generation.workers]
+        share = self._plan.data.cache_bytes // nodes.count(nodes[rank])
+        self._workload.account.emit = self._services.emit
+        self._workload.look_ahead(generation.shards[rank], steps, share)
+
+    def _start_loaders(self) -> Loaders | None:
+        """The processes that fetch batches ahead, where the plan wants them; they start beside the build, and outlive
+        generations."""
+        run, data = self._plan.run, self._plan.data
+        if data.loaders == 0:
+            return None
+        compute, source = run.compute, run.pipeline
+        recipe = Recipe(
+            *(source.target, dict(source.args), run.seed, compute.threads, compute.arithmetic, data.seed),
+            cache=data.cache,
+            inputs=self._plan.declared.inputs,
+            variables=self._plan.declared.variables,
+        )
+        lost = lambda why: self._services.emit({"event": "loader_lost", "why": why})  # noqa: E731
+        return Loaders(recipe, data.loaders, lost, self._services.start)
+
+    def _proved_loaders(self) -> Reads:
+        """What they have read up to their proof. A worker is ready when they are: whoever takes part in a generation while they
+        start would hold all others up."""
+        if self._loaders is None:
+            return Reads()
+        self._services.heartbeat.beat("prepare")
+        with phases.of("loaders", "worker"):
+            self._workload.prove(self._loaders)
+        return self._loaders.reads
+
+    def _close_loaders(self) -> None:
+        if self._loaders is not None:
+            self._loaders.close()
+        self._loaders = None
+
+    def _fetch_ahead(self, shards: tuple[int, ...], steps: int) -> None:
+        if self._loaders is not None:
+            self._loaders.forget()
+            self._workload.fetch_ahead(self._loaders, shards, steps)
+
+
+def _refuse_epochs(plan: Plan) -> None:
+    """Raises ConfigurationError for a schedule that counts what a stream has not."""
+    schedule = plan.update.schedule
+    found = [key for key, value in schedule.options.items() if isinstance(value, Span) and value.epochs is not None]
+    if found:
+        raise ConfigurationError(
+            [f"schedule.{key}: the training set is a Stream, which has no length; give it in steps" for key in found]
+        )
+
+
+def _refuse_live(plan: Plan) -> None:
+    """Raises ConfigurationError for what would ask a live stream for samples that it has given."""
+    found = [
+        (not plan.lockstep, f"sync: {plan.sync.name} computes samples again", "sync=bsp"),
+        (plan.cluster.members.stages > 1, "cluster.stages: several workers would take its samples", "cluster.stages=1"),
+        (
+            plan.run.compute.arithmetic != "native",
+            "run.arithmetic: portable looks at the first micro-batch",
+            "run.arithmetic=native",
+        ),
+    ]
+    problems = [
+        f"{why}, and a live Stream gives each once; set {instead}" for refused, why, instead in found if refused
+    ]
+    if problems:
+        raise ConfigurationError(problems)
+
+
+def _refuse_absence(plan: Plan, *, keeps: bool) -> None:
+    """Raises ConfigurationError where a site may sit out, and with it would go what its shards keep."""
+    if plan.data.sits_out and keeps:
+        raise ConfigurationError(
+            ["data.absent: shards keep something from step to step here, which is lost with a site that goes"],
+            "set data.absent=wait, or train without what is kept (compression, a contribution with a state, a Stream)",
+        )
+
+
+def _stream_log(generation: Generation, rank: int) -> StreamLog:
+    """Raises RunFailed where this worker cannot write it."""
+    if generation.storage is None or rank not in generation.writers:
+        raise RunFailed(
+            "a live Stream is read on a machine that does not reach the run's folder, where its samples are recorded",
+            "set checkpoint.uri to a place that all machines reach",
+        )
+    return StreamLog(generation.storage, generation.number)

@@ -1,0 +1,247 @@
+"""The contract of a place for checkpoints, held by each kind; and what a local folder promises beyond it."""
+
+from __future__ import annotations
+
+import os
+import resource
+import secrets
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from orchestrator.checkpoint.storage import LocalFolder, Remote, Storage, open_storage, try_out
+from orchestrator.errors import ConfigurationError
+from tests.checkpoint.stores import InMemory
+
+KINDS = ["path", "file url", "memory url", "local url by fsspec", "double"]
+
+
+@pytest.fixture(params=KINDS)
+def storage(request: pytest.FixtureRequest, tmp_path: Path) -> Storage:
+    places: dict[str, Any] = {
+        "path": lambda: open_storage(tmp_path / "with space" / "checkpoints"),
+        "file url": lambda: open_storage(f"file://{tmp_path}/with%20space/checkpoints"),
+        "memory url": lambda: open_storage(f"memory://{secrets.token_hex(8)}/checkpoints"),
+        "local url by fsspec": lambda: Remote(f"file://{tmp_path}/checkpoints"),
+        "double": InMemory,
+    }
+    made: Storage = places[request.param]()
+    return made
+
+
+def test_what_was_put_is_there(storage: Storage) -> None:
+    assert storage.sizes() == {}
+    storage.put("a", [b"12", memoryview(b"345")])
+    storage.put("b", [])
+    storage.put("c", [memoryview(b"")])
+    assert storage.sizes() == {"a": 5, "b": 0, "c": 0}
+    assert (storage.get("a"), storage.get("b")) == (b"12345", b"")
+
+
+def test_a_second_put_replaces(storage: Storage) -> None:
+    storage.put("a", [b"a longer first one"])
+    storage.put("a", [b"second"])
+    assert (storage.sizes(), storage.get("a")) == ({"a": 6}, b"second")
+
+
+def test_deleting_is_final_and_may_be_repeated(storage: Storage) -> None:
+    storage.put("a", [b"1"])
+    storage.delete("a")
+    storage.delete("a")
+    storage.delete("never there")
+    assert storage.sizes() == {}
+    with pytest.raises(FileNotFoundError):
+        storage.get("a")
+
+
+def test_file_urls_are_local_folders(tmp_path: Path) -> None:
+    assert isinstance(open_storage(f"file://{tmp_path}"), LocalFolder)
+    assert isinstance(open_storage("memory://x"), Remote)
+
+
+@pytest.mark.parametrize(
+    ("place", "words"),
+    [
+        ("nosuch://bucket/x", "nosuch"),
+        ("/dev/null/x", "/dev/null/x cannot be used"),
+        ("file:///dev/null/x", "/dev/null/x cannot be used"),
+    ],
+)
+def test_places_that_cannot_be_are_refused(place: str, words: str) -> None:
+    with pytest.raises(ConfigurationError, match=words):
+        open_storage(place)
+
+
+def test_a_place_is_tried_out_and_left_as_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    try_out(str(tmp_path))
+    assert names(tmp_path) == []
+    with monkeypatch.context() as patched:
+        _fail(patched, "Path.replace", 0)
+        with pytest.raises(ConfigurationError, match=r"cannot be written: Path\.replace fails"):
+            try_out(str(tmp_path))
+
+
+def test_a_missing_bucket_is_not_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As s3fs would: a slip of the pen in its name made a new one."""
+    remote = Remote("memory://bucket")
+    made: list[Any] = []
+
+    def fails(*_: Any) -> None:
+        raise FileNotFoundError("The specified bucket does not exist")
+
+    monkeypatch.setattr(remote, "_root", "bucket/checkpoints")
+    monkeypatch.setattr(remote._files, "pipe_file", fails)
+    monkeypatch.setattr(remote._files, "mkdir", made.append)
+    with pytest.raises(OSError, match="bucket does not exist"):
+        remote.put("a", [b"1"])
+    assert made == []
+
+
+def test_errors_of_other_libraries_become_os_errors(monkeypatch: pytest.MonkeyPatch) -> None:
+    remote = Remote("memory://errors")
+
+    def fails(*_: Any, **__: Any) -> None:
+        raise ValueError("token expired")
+
+    monkeypatch.setattr(remote._files, "pipe_file", fails)
+    with pytest.raises(OSError, match="ValueError: token expired"):
+        remote.put("a", [b"1"])
+
+
+@pytest.mark.parametrize("call", ["os.write", "os.fsync", "Path.replace", "os.open"])
+@pytest.mark.parametrize("after", range(3))
+def test_a_put_that_fails_anywhere_leaves_the_old_or_the_new(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str, after: int
+) -> None:
+    storage = LocalFolder(tmp_path)
+    storage.put("a", [b"old"])
+    with monkeypatch.context() as patched:
+        _fail(patched, call, after)
+        try:
+            storage.put("a", [b"n", b"ew"])
+            expected = {b"new"}
+        except OSError:
+            expected = {b"old", b"new"}
+    assert storage.get("a") in expected
+    assert names(tmp_path) == ["a"]
+    storage.put("a", [b"another"])
+    assert storage.get("a") == b"another"
+
+
+def test_no_call_writes_so_much_that_the_kernel_makes_room_for_large_pages(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else 300 MB take up to 0.7 s of processor time in place of 0.08 s (docs/benchmarks/engine.md)."""
+    sizes: list[int] = []
+    write = os.write
+
+    def counted(file: int, data: memoryview) -> int:
+        sizes.append(len(data))
+        return write(file, data)
+
+    monkeypatch.setattr(os, "write", counted)
+    LocalFolder(tmp_path).put("a", [b"x" * (1 << 20), b"y"])
+    assert max(sizes) <= 512 << 10
+    assert sum(sizes) == (1 << 20) + 1
+
+
+def test_a_file_that_may_not_grow_is_given_up_whole(tmp_path: Path) -> None:
+    """A true refusal by the kernel, half way through a write."""
+    storage = LocalFolder(tmp_path)
+    with _file_size_limit(1 << 16), pytest.raises(OSError, match="File too large"):
+        storage.put("a", [b"x" * (1 << 17)])
+    assert names(tmp_path) == []
+
+
+def test_what_a_dead_writer_left_goes_and_what_a_living_one_writes_stays(tmp_path: Path) -> None:
+    storage = LocalFolder(tmp_path)
+    (tmp_path / ".writing-0123").write_bytes(b"torn")
+    reached, go_on = threading.Event(), threading.Event()
+
+    class Slow(list[bytes]):
+        def __iter__(self) -> Iterator[bytes]:
+            yield b"1"
+            reached.set()
+            assert go_on.wait(60)
+            yield b"2"
+
+    writer = threading.Thread(target=storage.put, args=("a", Slow()))
+    writer.start()
+    assert reached.wait(60)
+    assert storage.sizes() == {}
+    LocalFolder(tmp_path)
+    assert ".writing-0123" not in names(tmp_path)
+    go_on.set()
+    writer.join()
+    assert (storage.sizes(), storage.get("a")) == ({"a": 2}, b"12")
+
+
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+from orchestrator.checkpoint.storage import LocalFolder
+def pieces():
+    yield b"half"
+    os.kill(os.getpid(), signal.SIGKILL)
+LocalFolder(Path(sys.argv[1])).put("a", pieces())
+"""
+
+
+def test_a_writer_killed_half_way_leaves_nothing_that_counts(tmp_path: Path) -> None:
+    killed = subprocess.run([sys.executable, "-c", KILLED, str(tmp_path)], check=False)
+    assert killed.returncode < 0
+    assert len(names(tmp_path)) == 1
+    assert LocalFolder(tmp_path).sizes() == {}
+    assert names(tmp_path) == []
+
+
+def test_a_writer_whose_file_was_taken_for_abandoned_begins_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The moment between making the file and locking it."""
+    storage = LocalFolder(tmp_path)
+    true_open, sweeps = os.open, iter([True])
+
+    def open_then_sweep(path: Path, flags: int, *mode: int) -> int:
+        descriptor = true_open(path, flags, *mode)
+        if flags & os.O_CREAT and next(sweeps, False):
+            LocalFolder(tmp_path)
+            assert names(tmp_path) == []
+        return descriptor
+
+    monkeypatch.setattr(os, "open", open_then_sweep)
+    storage.put("a", [b"1"])
+    assert (names(tmp_path), storage.get("a")) == (["a"], b"1")
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+def _fail(patched: pytest.MonkeyPatch, call: str, after: int) -> None:
+    holder = {"os": os, "Path": Path}[call.split(".")[0]]
+    name = call.split(".")[1]
+    true, left = getattr(holder, name), iter(range(after))
+
+    def fails(*arguments: Any, **options: Any) -> Any:
+        if next(left, None) is None:
+            raise OSError(f"{call} fails")
+        return true(*arguments, **options)
+
+    patched.setattr(holder, name, fails)
+
+
+@contextmanager
+def _file_size_limit(size_bytes: int) -> Iterator[None]:
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size_bytes, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))

@@ -1,0 +1,180 @@
+"""What a user types is one command, and every command is on the page of usage."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from orchestrator.cli import command_table, completion
+from orchestrator.cli.arguments import Arguments
+from orchestrator.cli.command_table import COMMANDS, Command, commands, of, the_command, usage
+from orchestrator.cli.help import run as helped
+from orchestrator.config.settings import choices, described, names
+from orchestrator.errors import ConfigurationError, UsageError
+
+FOLDER = Path(command_table.__file__).parent
+LIGHT = """
+import sys
+import orchestrator.__main__
+import orchestrator.cli.line
+import orchestrator.cluster.forkserver.handing_over
+from orchestrator.cli import completion
+assert not {"torch", "numpy", "ray", "mlflow", "matplotlib", "requests"} & sys.modules.keys()
+"""
+
+
+def test_every_verb_is_on_the_page() -> None:
+    page = commands()
+    for name, command in COMMANDS.items():
+        assert of(name).splitlines()[0] == f"usage: python -m orchestrator {command.form}"
+        assert command.form.startswith(name), name
+        assert f"python -m orchestrator {command.form}" in page
+        assert next(iter(command.about)).partition("=")[0] == name
+    assert max(map(len, page.splitlines())) <= 130
+
+
+def test_the_first_page_has_ten_and_says_where_the_others_are() -> None:
+    lines = usage().splitlines()
+    assert sum(bool(command.brief) for command in COMMANDS.values()) == 10
+    assert len(lines) < 26
+    assert max(map(len, lines)) <= 130
+    for name, command in COMMANDS.items():
+        assert any(line.startswith(f"  {name}") for line in lines) is bool(command.brief), name
+        assert name in usage()
+    assert "help=commands tells of all" in usage()
+    assert helped(Arguments("commands", (), 0.0)).stdout == commands()
+    assert helped(Arguments("", (), 0.0)).stdout == usage()
+    assert helped(Arguments("settings", (), 0.0)).stdout == described("")
+    assert str(helped(Arguments("sweep", (), 0.0)).stdout).startswith("usage: python -m orchestrator sweep=NAME")
+
+
+def test_help_lists_the_optimizers_with_their_keys() -> None:
+    told = str(helped(Arguments("optimizer", (), 0.0)).stdout)
+    assert told.startswith(described("optimizer"))
+    assert "\n  sgd: lr (0.001), momentum (0), dampening (0), weight_decay (0)" in told
+    assert "\n  lamb: lr (0.001), betas ([0.9, 0.999])" in told
+
+
+@pytest.mark.parametrize("command", COMMANDS.values(), ids=list(COMMANDS))
+def test_the_table_names_a_function_that_there_is(command: Command) -> None:
+    """Looked up in the text, since to import them all takes seconds."""
+    module, _, function = (command.at or command.name).partition(":")
+    text = (FOLDER / f"{module.replace('.', '/')}.py").read_text()
+    assert f"def {function or 'run'}(given: Arguments) -> Answer:" in text
+
+
+@pytest.mark.slow
+def test_the_table_is_light() -> None:
+    """Every start reads it, the completion of a word too."""
+    subprocess.run([sys.executable, "-c", LIGHT], check=True)
+
+
+@pytest.mark.parametrize(
+    ("typed", "said"),
+    [
+        ([], "there is no command\n  such as: python -m orchestrator conf=NAME; --help lists the commands"),
+        (["spam"], "spam: no command; did you mean conf=spam?\n  --help lists the commands"),
+        (["run.seed=1", "conf/spam.yaml"], "conf/spam.yaml: no command; did you mean conf=conf/spam.yaml?\n  --help"),
+        (["reruns=last"], "reruns=last: no command; did you mean rerun=RUN_ID|CRATE?\n  --help lists the commands"),
+        (["cluster.workers=2"], "cluster.workers=2: no command\n  a setting stands beside one: conf=NAME cluster.wo"),
+        (["\x1b]52;c;"], "'\\x1b]52;c;': no command; did you mean conf='\\x1b]52;c;'?\n  --help lists the commands"),
+        (["conf=a", "runs"], "conf=a and runs: one command at a time\n  type them one after the other; see --help"),
+        (["resume=a", "rerun=b"], "resume=a and rerun=b: one command at a time\n  type them"),
+    ],
+)
+def test_there_is_exactly_one_and_else_three_lines_say_what_to_type(typed: list[str], said: str) -> None:
+    with pytest.raises(UsageError) as refused:
+        the_command(typed)
+    assert str(refused.value).startswith(said)
+    assert len(str(refused.value).splitlines()) < 3
+
+
+def test_a_verb_may_take_a_configuration(monkeypatch: pytest.MonkeyPatch) -> None:
+    command = Command("guess", "guess conf=NAME", {"guess": "at it"}, with_conf=True)
+    monkeypatch.setitem(COMMANDS, "guess", command)
+    assert the_command(["conf=digits", "guess"]) == (command, "guess")
+    assert the_command(["run.seed=1", "conf=digits"]) == (COMMANDS["conf"], "conf=digits")
+    with pytest.raises(UsageError, match="guess: it needs a configuration\n  such as: guess conf=NAME"):
+        command.run(Arguments("", (), 0.0))
+
+
+def test_what_stands_beside_a_verb() -> None:
+    given = Arguments("x", ("a=1", "b=2", "a=3", "output=json", "c="), 0.0)
+    assert (given.get("a"), given.get("c"), given.get("d"), given.as_json) == ("3", None, None, True)
+    assert given.without("a", "output") == ["b=2", "c="]
+    assert given.choice("d", "no", "yes") == "no"
+    with pytest.raises(UsageError, match="a=3: it is no or yes"):
+        given.choice("a", "no", "yes")
+    with pytest.raises(UsageError, match="v takes only output=json, a=A and b=B, not c="):
+        given.only("v", ("output=json", "a=A", "b=B"))
+
+
+def test_settings_that_are_loaded_say_how_to_answer(tmp_path: Path) -> None:
+    (tmp_path / "mine.yaml").write_text("pipeline: {target: a:B}\nrun: {steps: 1}\noutput: json\n")
+    given = Arguments("", ("output=text",), 0.0, conf=str(tmp_path / "mine.yaml"))
+    given.load([])
+    assert given.as_json
+    given.load(["output=text"])
+    assert not given.as_json
+
+
+def test_a_verb_that_measures_takes_its_seconds_where_a_launch_would_not_measure(tmp_path: Path) -> None:
+    (tmp_path / "mine.yaml").write_text("pipeline: {target: a:B}\nrun: {steps: 1}\n")
+    given = Arguments("", (), 0.0, conf=str(tmp_path / "mine.yaml"))
+    given.load(["tuning.seconds=0.3"], COMMANDS["tune"].uses)
+    assert given.settings.tuning.seconds == 0.3
+    with pytest.raises(ConfigurationError, match="nothing is measured"):
+        given.load(["tuning.seconds=0.3"])
+
+
+def test_help_tells_of_keys_sections_and_what_was_meant() -> None:
+    assert described("run.seed") == (
+        "run.seed\n  The seed of all randomness.\n  whole number, at least 0 and below 2**63; default 0\n"
+        "  part of what determines the result"
+    )
+    assert "topology.arity" in described("topology")
+    assert "run.seed" in described("")
+    with pytest.raises(UsageError, match=r"help=run.sed: no such key\n  did you mean run.seed"):
+        described("run.sed")
+
+
+def test_every_key_completes_to_itself_and_choices_are_the_tables(tmp_path: Path) -> None:
+    for name in names():
+        assert f"{name}=" in completion.words(f"{name}", tmp_path), name
+    assert completion.words("topol", tmp_path) == ["topology.", "topology="]
+    assert completion.words("topology=r", tmp_path) == ["topology=ring"]
+    assert completion.words("tun", tmp_path) == ["tune", "tuning."]
+    assert choices("reduction") == ["exact", "fast"]
+    assert choices("strict") == ["true", "false"]
+    (tmp_path / "conf").mkdir()
+    (tmp_path / "conf" / "mine.yaml").touch()
+    assert completion.words("conf=", tmp_path) == ["conf=mine"]
+    (tmp_path / ".orchestrator" / "abc").mkdir(parents=True)
+    (tmp_path / ".orchestrator" / "abc" / "settings.yaml").touch()
+    assert completion.words("resume=", tmp_path) == ["resume=last", "resume=abc"]
+    assert completion.words("export=a", tmp_path) == ["export=abc"]
+    with pytest.raises(UsageError, match="completion=tcsh: there is none for it"):
+        completion.script("tcsh")
+
+
+def test_bash_completes_what_stands_behind_the_last_sign() -> None:
+    """A shell replaces only what follows the last `=` or `:`."""
+    asked = (
+        f"{completion.script('bash')}\n"
+        "orchestrator() { printf '%s\\n' topology=ring topology=tree; }\n"
+        "compopt() { :; }\n"
+        "COMP_LINE='orchestrator topology=' COMP_POINT=22 _orchestrator\n"
+        'echo "${COMPREPLY[@]}"'
+    )
+    done = subprocess.run(["bash", "-c", asked], capture_output=True, text=True, check=True)
+    assert done.stdout == "ring tree\n"
+
+
+@pytest.mark.parametrize("given", ["environment=rebuild", "explain=true"])
+def test_what_is_of_one_run_is_refused_of_a_sweep(given: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("orchestrator.cli.rerun.find_sweep", lambda _name, _uri: object())
+    with pytest.raises(UsageError, match=f"{given}: a sweep has many runs"):
+        COMMANDS["rerun"].run(Arguments("last", (given,), 0.0))

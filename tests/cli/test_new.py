@@ -1,0 +1,147 @@
+"""The project that `new NAME` makes trains at once, passes its own test, and is told to writers; a callback changes no bit."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+import yaml
+
+from orchestrator.cli import new
+from orchestrator.cli.template import FILES
+from orchestrator.config.settings import load
+from orchestrator.errors import OrchestratorError, UsageError
+from tests.projects import Project
+
+pytestmark = pytest.mark.ray
+WRITER = """
+import json
+
+
+class Lines:
+    def __init__(self, run):
+        self.file = open("told.jsonl", "a")
+        self.tell([run.name, run.note, run.tags])
+
+    def tell(self, value):
+        print(json.dumps(value), file=self.file, flush=True)
+
+    def metrics(self, step, values):
+        self.tell([step, values])
+
+    def end(self, status, results):
+        self.tell([status, results])
+
+
+class Failing:
+    def __init__(self, run):
+        raise OSError("not today")
+"""
+CALLED = """
+import torch
+
+import pipeline
+
+
+class Called(pipeline.Spirals):
+    def on_evaluation(self, step, metrics, model):
+        torch.manual_seed(0)
+        torch.set_num_threads(2)
+        torch.use_deterministic_algorithms(False)
+        for parameter in model.parameters():
+            parameter.zero_()
+        print("called after step", step + 1)
+        return {"half": metrics["validation/accuracy"] / 2}
+"""
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Project:
+    outer = Project(tmp_path)
+    outer.variables = {
+        f"GIT_{who}_{what}": "t@t.invalid" for who in ("AUTHOR", "COMMITTER") for what in ("NAME", "EMAIL")
+    }
+    done = outer.run("new", "arms")
+    assert done.code == 0, done.err
+    return Project(tmp_path / "arms", variables=outer.variables)
+
+
+def the_digest(said: str) -> str:
+    found = re.search(r"digest +(\w{64})", said)
+    assert found, said
+    return found[1]
+
+
+@pytest.mark.long
+def test_it_trains_at_once_and_passes_its_own_test(project: Project) -> None:
+    done = project.shell("python -m orchestrator conf=arms strict=true")
+    assert done.code == 0, done.err
+    assert "note:" not in done.err
+    assert project.shell("git status --porcelain").out == ""
+    tested = project.shell("python -m unittest")
+    assert (tested.code, tested.err.splitlines()[-1]) == (0, "OK"), tested.err
+    again = project.shell("python -m orchestrator rerun=last cluster.workers=1 output=json")
+    assert again.report["verdict"] == "exact", again.err
+    assert project.leftovers() == []
+
+
+@pytest.mark.long
+def test_writers_and_callbacks_change_no_bit_and_are_told(project: Project) -> None:
+    plain = project.shell("python -m orchestrator conf=arms")
+    (project.path / "tell.py").write_text(WRITER)
+    (project.path / "called.py").write_text(CALLED)
+    words = 'run.note="Why not" run.tags=[a,team=vision]'
+    also = "tracking.also=[tell:Lines,tell:Failing] pipeline.target=called:Called"
+    told = project.shell(f"python -m orchestrator conf=arms {words} {also} output=json")
+    assert told.code == 0, told.err
+    assert told.report["digest"] == the_digest(plain.err)
+    assert told.report["not_told"] == ["tracking.also: tell:Failing is told nothing any more: OSError: not today"]
+    assert [f"called after step {step}" in told.err for step in (50, 100, 150, 200)] == [True] * 4
+    first, *points, last = (json.loads(line) for line in (project.path / "told.jsonl").read_text().splitlines())
+    assert first == ["arms", "Why not", {"a": None, "team": "vision"}]
+    assert [step for step, values in points if "train/loss" in values] == list(range(200))
+    assert [step for step, values in points if "callback/half" in values] == [49, 99, 149, 199]
+    assert last[0] == "finished"
+    assert last[1]["digest"] == told.report["digest"]
+    card = (project.folder(told.report["run_id"]) / "card.md").read_text()
+    assert "Why not" in card
+    found = project.shell("python -m orchestrator runs where=tag.team=vision columns=run,tag.a,callback/half")
+    assert found.out.splitlines()[1].split()[:2] == [told.report["run_id"][:8], "true"]
+    assert project.leftovers() == []
+
+
+def test_within_a_repository_it_is_a_folder_of_it(tmp_path: Path) -> None:
+    outer = Project(tmp_path)
+    outer.git("init", "--quiet")
+    done = outer.run("new", "arms")
+    assert done.code == 0, done.err
+    assert "git add --all && git commit" in done.out
+    assert not (tmp_path / "arms" / ".git").exists()
+    assert (tmp_path / "arms" / "data" / "points.csv").exists()
+
+
+@pytest.mark.parametrize("words", [[], ["two", "words"], ["no.dots"], ["../up"], [""]])
+def test_a_name_is_one_word(words: list[str]) -> None:
+    with pytest.raises(UsageError, match="expected the name of a project"):
+        new._name(words)
+
+
+def test_what_is_there_stays(tmp_path: Path) -> None:
+    (tmp_path / "there").mkdir()
+    with pytest.raises(UsageError, match="File exists"):
+        new.make(tmp_path / "there", "there")
+
+
+def test_what_fails_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(FILES, "dvc.yaml", "stages: {wrong: {cmd: 'exit 3'}}\n")
+    with pytest.raises(OrchestratorError, match="repro"):
+        new.make(tmp_path / "arms", "arms")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_its_configuration_is_a_valid_one() -> None:
+
+    found = load([yaml.safe_load(FILES["conf/NAME.yaml"])], [])
+    assert found.data.inputs == ("data/points.csv",)

@@ -1,0 +1,59 @@
+"""A repetition that is to end after a step is watched by its trace."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from orchestrator.driver.folders import RunFolder
+from orchestrator.driver.recording.recorded import Recorded
+from orchestrator.errors import ConfigurationError, NotRerunnable
+from orchestrator.experiments.rerun.repeater import Reached, _variables
+from orchestrator.experiments.rerun.run import why_not
+from orchestrator.provenance.tracking import Past
+
+
+@pytest.mark.parametrize("last", [0, 1, 3])
+def test_a_step_is_reached_once_its_line_is_whole(tmp_path: Path, last: int) -> None:
+    reached = Reached(tmp_path, last)
+    assert not reached()
+    (tmp_path / "worktrees").mkdir()
+    trace = tmp_path / "0123" / "trace.jsonl"
+    trace.parent.mkdir()
+    assert not reached()
+    with trace.open("a") as file:
+        for step in range(last + 1):
+            file.write(f'{{"step": {step}')
+            file.flush()
+            assert not reached()
+            file.write("}\n")
+            file.flush()
+            assert reached() == (step == last)
+    assert reached()
+
+
+def test_a_repetition_that_lacks_what_the_launch_named_cannot_be_repeated(tmp_path: Path) -> None:
+    """It is no wrong use then, as it would be for whoever launched this."""
+    original = Recorded(Past("0123", "a run", "default", "FINISHED", 0, 3, {}, None), RunFolder(tmp_path, "0123"))
+    error = ConfigurationError(["no module named 'hidden'"], "mend the import").as_dict()
+    refused: dict[str, Any] = {"run_id": None, "status": "failed", "error": error}
+    assert why_not(original, refused).exit_code == 2
+    original.files.code.write_text(json.dumps({"obstacles": ["hidden.py is imported, but not in the snapshot"]}))
+    found = why_not(original, refused)
+    assert isinstance(found, NotRerunnable)
+    assert "no module named 'hidden'\n" in found.message
+    assert found.message.endswith("\n  - hidden.py is imported, but not in the snapshot")
+    assert why_not(original, {**refused, "run_id": "4567"}).exit_code == 2
+
+
+def test_a_repetition_has_the_variables_that_the_original_read(tmp_path: Path) -> None:
+    original = Recorded(Past("0123", "a run", "default", "FINISHED", 0, 3, {}, None), RunFolder(tmp_path, "0123"))
+    masked = {"masked": "***", "scrypt": "0" * 64}
+    variables = {"SCALE": ["2"], "MODE": [None], "TOKEN": [masked]}
+    original.files.reads.write_text(json.dumps({"variables": variables, "obstacles": ["TOKEN: masked"]}))
+    found = _variables(original, tmp_path, {"SCALE": "3", "MODE": "fast", "TOKEN": "here", "HOME": "/home"})
+    assert found == {"SCALE": "2", "TOKEN": "here", "HOME": "/home"}
+    assert original.obstacles == ["TOKEN: masked"]

@@ -1,0 +1,42 @@
+"""What `replay=` takes: the rests of an asynchronous run with as many shards, and nothing else."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from orchestrator.config.plan import Plan
+from orchestrator.config.resolve import resolve
+from orchestrator.config.settings import load
+from orchestrator.driver.launch.launch import _rests_of
+from orchestrator.errors import UsageError
+from tests.records.test_rests import RESTS
+
+
+def plan(sync: str, shards: int = 2) -> Plan:
+    return resolve(
+        load([{"run": {"steps": 5}, "pipeline": {"target": "a:B"}, "sync": sync}], [f"data.shards={shards}"])
+    )
+
+
+def test_the_rests_of_a_run_are_taken(tmp_path: Path) -> None:
+    file = tmp_path / "rests.jsonl"
+    file.write_text("".join(json.dumps(rest) + "\n" for rest in RESTS) + '{"torn')
+    assert list(_rests_of(file, plan("bap"))) == RESTS
+    with pytest.raises(UsageError, match="rest 0: "):
+        _rests_of(file, plan("bap", 4))
+    with pytest.raises(UsageError, match=r"a run with sync=bsp has no rests\n  leave replay out"):
+        _rests_of(file, plan("bsp"))
+
+
+@pytest.mark.parametrize(
+    ("text", "why"), [(None, "it cannot be read: No such file"), ("", "it has no rest"), ("{\n", "replay=")]
+)
+def test_other_files_are_refused(tmp_path: Path, text: str | None, why: str) -> None:
+    file = tmp_path / "rests.jsonl"
+    if text is not None:
+        file.write_text(text)
+    with pytest.raises(UsageError, match=why):
+        _rests_of(file, plan("ssp"))

@@ -1,0 +1,208 @@
+"""What a resume makes of the files that the run has left."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from orchestrator.checkpoint.catalog import Catalog
+from orchestrator.checkpoint.storage import open_storage
+from orchestrator.config.resolve import resolve
+from orchestrator.config.settings import load
+from orchestrator.driver.folders import RunFolder, project_folder
+from orchestrator.driver.launch.resume import beginning_of, recorded_project
+from orchestrator.driver.recording.recorded import Recorded
+from orchestrator.driver.run.job import storage_of
+from orchestrator.driver.terminal.progress import for_stream
+from orchestrator.errors import CheckpointDamaged
+from orchestrator.provenance.code import snapshot
+from orchestrator.provenance.data import dvc_files
+from orchestrator.provenance.tracking import Past
+from orchestrator.records.lines import LineFile
+from orchestrator.records.sealing import Seal, of_rests, of_trace
+from tests.checkpoint.stores import events, example
+from tests.provenance.code.repositories import create, take, write
+from tests.provenance.data.dvc_project import capture
+
+PLAN = resolve(load([{"run": {"steps": 9}, "pipeline": {"target": "a:B"}}], []))
+
+
+def files_with(folder: Path, journal: list[dict[str, Any]]) -> RunFolder:
+    files = RunFolder(folder, "a" * 32)
+    with_lines = LineFile(files.journal)
+    with_lines.append(journal)
+    with_lines.close()
+    return files
+
+
+def test_numbers_of_members_and_generations_are_never_given_again(tmp_path: Path) -> None:
+    """Those of a spare, of a joiner that was lost before it took part and of a server too (rule F9)."""
+    started = [{"event": "worker_started", "worker": worker} for worker in (0, 1, 5)]
+    generations = [{"event": "generation_started", "number": number, "members": [0, 1]} for number in (0, 1)]
+    for event, role in (("worker_started", "worker"), ("worker_lost", "worker"), ("server_started", "server")):
+        (tmp_path / event).mkdir()
+        files = files_with(tmp_path / event, [*started, *generations, {"event": event, role: 7}])
+        requirements = beginning_of(PLAN, files, lambda _sentence: None).requirements
+        assert (requirements.member, requirements.generation, requirements.checkpoint) == (8, 2, None)
+
+
+def test_a_run_that_has_left_nothing_begins_as_a_new_one(tmp_path: Path) -> None:
+    said: list[str] = []
+    begin = beginning_of(PLAN, RunFolder(tmp_path, "b" * 32), said.append)
+    assert (begin.requirements.member, begin.requirements.generation, begin.written, list(begin.cut)) == (0, 0, 0, [])
+    assert said == ["no checkpoint: from the beginning"]
+
+
+def test_what_was_told_until_the_checkpoint_is_told_again(tmp_path: Path) -> None:
+    """Of the last step that stands, and of the last evaluation until there, also where later ones were done once more."""
+    metrics = [{"validation/loss": float(step), "validation/odd": "nan"} for step in range(4)]
+    evaluated = [{"event": "evaluated", "step": step, "metrics": metrics[step]} for step in (0, 1, 2, 3, 1)]
+    files = files_with(tmp_path, evaluated)
+    catalog, state = Catalog(open_storage(storage_of(PLAN, files)), 1), example(3)
+    catalog.commit(3, events(open_storage(storage_of(PLAN, files)), state, 3))
+    trace = LineFile(files.trace)
+    trace.append({"step": step, "loss": float(step).hex()} for step in range(5))
+    trace.close()
+    begin = beginning_of(PLAN, files, lambda _sentence: None)
+    assert (begin.written, begin.loss, begin.metrics["validation/loss"]) == (3, 2.0, 2.0)
+    assert math.isnan(begin.metrics["validation/odd"])
+    assert [line["step"] for line in begin.cut] == [3, 4]
+
+
+def test_files_from_the_store_that_are_older_than_the_newest_checkpoint_lead_to_the_one_before(tmp_path: Path) -> None:
+    """As a machine leaves them that was lost. Where the journal tells of the checkpoint, lines are missing."""
+    files = files_with(tmp_path, [{"event": "checkpoint_saved", "step": 3}])
+    storage = open_storage(storage_of(PLAN, files))
+    catalog = Catalog(storage, 2)
+    for step in (3, 5):
+        catalog.commit(step, events(storage, example(step), step))
+    with contextlib.closing(LineFile(files.trace)) as trace:
+        trace.append({"step": step, "loss": float(step).hex()} for step in range(4))
+    said: list[str] = []
+    begin = beginning_of(PLAN, files, said.append)
+    assert (begin.requirements.checkpoint, begin.written, [line["step"] for line in begin.cut]) == (3, 3, [3])
+    assert said[0] == "note: what the store has of the run ends before the checkpoint of step 5, which is made again"
+    found = catalog.latest().manifest
+    assert found is not None
+    assert found.step == 3
+    catalog.commit(5, events(storage, example(5), 5))
+    files_with(tmp_path, [{"event": "checkpoint_saved", "step": 5}])
+    refused = refusal(files)
+    assert refused is not None
+    assert "the trace ends at step 3, before the checkpoint of step 5" in refused.message
+
+
+def test_a_checkpoint_that_has_vanished_is_missed(tmp_path: Path) -> None:
+    files = files_with(tmp_path, [{"event": "checkpoint_saved", "step": step} for step in (20, 40)])
+    said: list[str] = []
+    assert beginning_of(PLAN, files, said.append).requirements.checkpoint is None
+    warning = "warning: the checkpoint of step 40, of which the journal tells, is gone from its place"
+    assert said == [warning, "no checkpoint: from the beginning"]
+
+
+LEFT = {
+    "journal.jsonl": [
+        {"event": "worker_started", "worker": 1},
+        {"event": "generation_started", "number": 0},
+        {"event": "evaluated", "step": 2, "metrics": {"validation/loss": 0.5, "validation/odd": "nan"}},
+        {"event": "checkpoint_saved", "step": 3},
+    ],
+    "trace.jsonl": [{"step": step, "loss": float(step).hex()} for step in range(5)],
+    "rests.jsonl": [{"rest": 0, "steps": 5, "clocks": [5, 5]}],
+}
+
+
+def refusal(files: RunFolder) -> CheckpointDamaged | None:
+    try:
+        beginning_of(PLAN, files, lambda _sentence: None)
+    except CheckpointDamaged as error:
+        return error
+    return None
+
+
+@given(name=st.sampled_from(sorted(LEFT)), place=st.integers(0, 10_000), bit=st.integers(0, 7))
+def test_a_flipped_bit_of_what_was_left_is_named_or_costs_nothing(name: str, place: int, bit: int) -> None:
+    """One that is still a line of its kind passes: whether a number is the one that was written, only a rerun tells."""
+    with tempfile.TemporaryDirectory() as folder:
+        files = RunFolder(Path(folder), "c" * 32)
+        for each, entries in LEFT.items():
+            with contextlib.closing(LineFile(files.path / each)) as file:
+                file.append(entries)
+        catalog, state = Catalog(open_storage(storage_of(PLAN, files)), 1), example(3)
+        catalog.commit(3, events(open_storage(storage_of(PLAN, files)), state, 3))
+        whole = bytearray((files.path / name).read_bytes())
+        whole[place % len(whole)] ^= 1 << bit
+        (files.path / name).write_bytes(whole)
+        if (refused := refusal(files)) is not None:
+            assert f"{name} is damaged: line " in refused.message
+            assert "restore it from the artifacts" in refused.remedy
+            assert (files.path / name).read_bytes() == whole
+
+
+@given(name=st.sampled_from(["trace.jsonl", "rests.jsonl"]), place=st.integers(0, 10_000), bit=st.integers(0, 7))
+def test_no_bit_of_the_steps_of_a_checkpoint_turns_unseen(name: str, place: int, bit: int) -> None:
+    """The journal has a hash of the lines before it."""
+    with tempfile.TemporaryDirectory() as folder:
+        files = RunFolder(Path(folder), "d" * 32)
+        seals = {}
+        for path, belongs in ((files.trace, of_trace), (files.rests, of_rests)):
+            with contextlib.closing(LineFile(path)) as file:
+                file.append(LEFT[path.name])
+                seals[path.stem] = Seal(file, belongs).of(5)
+        with contextlib.closing(LineFile(files.journal)) as file:
+            file.append([{"event": "checkpoint_saved", "step": 5, **seals}])
+        catalog, state = Catalog(open_storage(storage_of(PLAN, files)), 1), example(5)
+        catalog.commit(5, events(open_storage(storage_of(PLAN, files)), state, 5))
+        assert refusal(files) is None
+        whole = bytearray((files.path / name).read_bytes())
+        whole[place % len(whole)] ^= 1 << bit
+        (files.path / name).write_bytes(whole)
+        refused = refusal(files)
+        assert refused is not None
+        assert name in refused.message
+
+
+@given(place=st.integers(0, 10_000), bit=st.integers(0, 7))
+def test_a_flipped_bit_of_a_seal_in_the_journal_is_not_told_as_one_of_the_trace_alone(place: int, bit: int) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        files = RunFolder(Path(folder), "e" * 32)
+        with contextlib.closing(LineFile(files.trace)) as file:
+            file.append(LEFT["trace.jsonl"])
+            seal = Seal(file, of_trace).of(5)
+        with contextlib.closing(LineFile(files.journal)) as file:
+            file.append([{"event": "checkpoint_saved", "step": 5, "trace": seal}])
+        catalog, state = Catalog(open_storage(storage_of(PLAN, files)), 1), example(5)
+        catalog.commit(5, events(open_storage(storage_of(PLAN, files)), state, 5))
+        whole = bytearray(files.journal.read_bytes())
+        whole[whole.index(seal.encode()) + place % len(seal)] ^= 1 << bit
+        files.journal.write_bytes(whole)
+        refused = refusal(files)
+        assert refused is None or "journal.jsonl" in refused.message
+
+
+def test_what_a_run_began_with_is_taken_where_it_lies_as_long_as_it_is_that(tmp_path: Path) -> None:
+    """Also data of which `.dvcignore` leaves out a part; and a checkout knows the DVC cache of the folder it was made for."""
+    files = {"code.py": "1\n", "data/a.csv": "1\n", "data/a.tmp": "", ".dvcignore": "*.tmp\n", ".dvc/config": ""}
+    project = create(tmp_path / "p", files)
+    run = RunFolder(project_folder(project), "c" * 32)
+    kept = take(project, run.path.name)
+    snapshot.bundle(kept, run.bundle)
+    run.code.write_text(json.dumps(kept.as_dict()))
+    run.data.write_text(json.dumps({"inputs": [item.as_dict() for item in capture(project, ["data"])]}))
+    run.settings.write_text("run: {steps: 1}\npipeline: {target: 'a:B'}\noptimizer: sgd\n")
+    recorded = Recorded(Past(run.path.name, "a run", "default", "KILLED", 0, 3, {}, None), run)
+    with recorded_project(recorded, project, project / ".orchestrator", for_stream()) as place:
+        assert place == project
+    write(project, {"code.py": "2\n"})
+    with recorded_project(recorded, project, project / ".orchestrator", for_stream()) as place:
+        assert (place / "code.py").read_text() == "1\n"
+        storage = dvc_files.storage(place)
+        assert storage is not None
+        assert storage.cache == project / ".dvc" / "cache"

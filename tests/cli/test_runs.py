@@ -1,0 +1,62 @@
+"""The table of runs: what is shown, and of which runs."""
+
+from __future__ import annotations
+
+import pytest
+
+from orchestrator.cli.runs import USUAL, columns, selected, table
+from orchestrator.errors import UsageError
+from orchestrator.provenance.tracking import Past
+
+
+def past(run_id: str, status: str, lr: str, loss: float) -> Past:
+    metrics = {"validation/loss": loss}
+    settings = {"optimizer.lr": lr, "topology.name": "ring"}
+    who = "bob" if run_id == "b" else "ann"
+    return Past(run_id * 8, "digits", "default", status, 0, 4, metrics, "d" * 64, user=who, settings=settings)
+
+
+RUNS = [past("a", "FINISHED", "0.01", 0.5), past("b", "FAILED", "0.1", 0.25), past("c", "FINISHED", "0.001", 0.125)]
+
+
+@pytest.mark.parametrize(
+    ("where", "expected"),
+    [
+        (None, "abc"),
+        ("status=finished", "ac"),
+        ("status!=finished", "b"),
+        ("optimizer.lr<0.1", "ac"),
+        ("optimizer.lr<=0.1,validation/loss<0.3", "bc"),
+        ("validation/loss>=0.25,topology.name=ring", "ab"),
+        ("steps>4", ""),
+        ("user=ann", "ac"),
+    ],
+)
+def test_conditions(where: str | None, expected: str) -> None:
+    assert [each.run_id[0] for each in selected(RUNS, where)] == list(expected)
+
+
+@pytest.mark.parametrize(
+    ("where", "message"),
+    [
+        ("optimizer.lrr=1", "no run has 'optimizer.lrr'\n  did you mean optimizer.lr"),
+        ("finished", "where=finished: it is no condition"),
+        ("topology.name<3", "'ring' is not a number"),
+    ],
+)
+def test_what_is_no_condition_is_said(where: str, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        selected(RUNS, where)
+
+
+def test_columns_may_be_chosen() -> None:
+    assert columns(None) == USUAL
+    assert table(RUNS, columns("run,optimizer.lr,validation/loss")).splitlines() == [
+        "run       optimizer.lr  validation/loss",
+        "aaaaaaaa  0.01          0.5",
+        "bbbbbbbb  0.1           0.25",
+        "cccccccc  0.001         0.125",
+    ]
+    with pytest.raises(UsageError, match="no run has 'stats'"):
+        table(RUNS, ["stats"])
+    assert table([]) == "no such runs; launch one with conf=NAME"

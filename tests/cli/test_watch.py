@@ -1,0 +1,52 @@
+"""What is seen of a run that another process drives."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from orchestrator.cli.watch import Tail
+from orchestrator.driver.folders import RunFolder
+from tests.projects import Project
+
+
+def test_a_tail_gives_whole_lines_once_and_all_again_where_the_file_was_cut(tmp_path: Path) -> None:
+    file = tmp_path / "trace.jsonl"
+    tail = Tail(file)
+    assert list(tail.new()) == []
+    file.write_text('{"step": 0}\n{"step": 1}\n{"st')
+    assert [line["step"] for line in tail.new()] == [0, 1]
+    file.write_text('{"step": 0}\n{"step": 1}\n{"step": 2}\n')
+    assert [line["step"] for line in tail.new()] == [2]
+    file.write_text('{"step": 0}\n')
+    assert [line["step"] for line in tail.new()] == [0]
+
+
+def test_a_run_is_driven_while_its_folder_is_locked(tmp_path: Path) -> None:
+    assert not RunFolder(tmp_path, "a").is_driven
+    files = RunFolder(tmp_path, "a")
+    files.lease()
+    assert RunFolder(tmp_path, "a").is_driven
+    files.release()
+    assert not RunFolder(tmp_path, "a").is_driven
+
+
+@pytest.mark.ray
+@pytest.mark.long
+def test_a_run_is_watched_to_its_end(digits: Project) -> None:
+    """And what its settings, its plan and the function that hears of it say is so."""
+    launched = digits.start("conf=digits", "run.steps=60", "output=json")
+    assert launched.stderr is not None
+    shown = iter(launched.stderr.readline, "")
+    assert any(line.startswith("step ") or "after step" in line or "worker 0" in line for line in shown)
+    watched = digits.run("watch=last", "output=json")
+    rest, _ = launched.communicate()
+    report = json.loads(rest.splitlines()[-1])
+    assert (watched.code, watched.report["status"], watched.report["steps"]) == (0, "finished", 60)
+    assert watched.report["run_id"] == report["run_id"]
+    assert watched.report["loss"] == report["loss"]
+    planned = digits.run("conf=digits", "plan=true", "output=json")
+    assert planned.report["parameters"] == 38378
+    assert [each["shards"] for each in planned.report["workers"]] == [[0, 1], [2, 3], [4, 5], [6, 7]]

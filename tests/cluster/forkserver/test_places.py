@@ -1,0 +1,102 @@
+"""Where servers listen: where nobody else may enter, one of a kind, and not after their end."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from orchestrator.cluster.forkserver import places
+from orchestrator.numerics import cuda
+
+
+@pytest.fixture(autouse=True)
+def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.delenv("XDG_RUNTIME_DIR", raising=False)
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    return tmp_path / f"orchestrator-{os.getuid()}"
+
+
+@pytest.fixture
+def listener() -> Iterator[socket.socket]:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as found:
+        yield found
+
+
+def test_the_folder_is_for_its_user_alone(temporary: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert places.folder(make=False) is None
+    assert places.folder() == temporary
+    assert temporary.stat().st_mode & 0o777 == 0o700
+    temporary.chmod(0o750)
+    assert places.folder() is None
+    temporary.rmdir()
+    (temporary.parent / "elsewhere").mkdir(0o700)
+    temporary.symlink_to("elsewhere")
+    assert places.folder() is None
+    temporary.unlink()
+    temporary.mkdir(0o700)
+    uid = os.getuid()
+    monkeypatch.setattr(os, "getuid", lambda: uid + 1)
+    temporary.rename(temporary.with_name(f"orchestrator-{uid + 1}"))
+    assert places.folder() is None
+
+
+def test_where_the_system_has_a_folder_for_each_user_it_lies_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    assert places.folder() == tmp_path / "orchestrator"
+
+
+def test_a_socket_is_there_once_somebody_listens_and_is_not_taken_over(tmp_path: Path, listener: socket.socket) -> None:
+    place = tmp_path / "s.sock"
+    places._listen(listener, place)
+    assert [file.name for file in tmp_path.iterdir()] == ["s.sock"]
+    assert place.stat().st_mode & 0o777 == 0o600
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as other, pytest.raises(FileExistsError):
+        places._listen(other, place)
+    assert [file.name for file in tmp_path.iterdir()] == ["s.sock"]
+
+
+def test_what_a_killed_server_has_left_is_removed_and_no_other(temporary: Path, listener: socket.socket) -> None:
+    temporary.mkdir(0o700)
+    places._listen(listener, temporary / "living.sock")
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as gone:
+        places._listen(gone, temporary / "gone.sock")
+    places.remove_abandoned()
+    assert [file.name for file in temporary.iterdir()] == ["living.sock"]
+
+
+def test_without_a_pool_there_is_nothing_to_ask_or_end() -> None:
+    assert (places.pooled("driver"), places.pool(), places.stop()) == (None, [], 0)
+
+
+def test_what_cannot_be_started_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    long = tmp_path / ("n" * 100)
+    long.mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(long))
+    assert "AF_UNIX path too long" in places.start("driver", 1.0, os.environ)["failed"]
+    monkeypatch.setattr(places, "folder", lambda: None)
+    assert "only this user may enter" in places.start("driver", 1.0, os.environ)["failed"]
+
+
+def test_workers_that_compute_otherwise_are_another_servers(monkeypatch: pytest.MonkeyPatch) -> None:
+    names = {places._name("driver"), places._name("worker")}
+    monkeypatch.setenv("ATEN_CPU_CAPABILITY", "avx2")
+    assert len(names | {places._name("driver"), places._name("worker")}) == 3
+
+
+def test_with_a_gpu_nothing_is_forked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cuda, "driver", lambda: None)
+    assert places.untried() is None
+    monkeypatch.setattr(cuda, "driver", lambda: "570.1")
+    assert "has a GPU" in (places.untried() or "")
+
+
+def test_of_what_a_server_prints_one_line_counts() -> None:
+    assert places._as_ready(b"a warning: of a library\n") is None
+    assert places._as_ready(b"[1]\n") is None
+    assert places._as_ready(b'{"pid": 1, "role": "driver"}\n') == {"pid": 1, "role": "driver"}

@@ -1,0 +1,81 @@
+"""By which schedule the workers of a generation add up."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from orchestrator.comm.topologies import Finish, Send, build_schedule, program
+from orchestrator.config.plan import Exchange, Variant
+from orchestrator.controller.events import Begin
+from orchestrator.controller.rendezvous.schedules import groups_of, schedule_of
+from orchestrator.worker.member.generation import Generation
+
+
+def begin(workers: int, servers: int, *, without_servers: bool = False, stages: tuple[int, ...] = ()) -> Begin:
+    return Begin(
+        generation=0,
+        members=tuple(range(workers + servers)),
+        workers=workers,
+        servers=servers,
+        shards=((),) * workers,
+        state_transfers=(),
+        restore=None,
+        without_servers=without_servers,
+        run_manifest={},
+        nodes=(0,) * (workers + servers),
+        stages=stages,
+    )
+
+
+@pytest.mark.parametrize(
+    ("topology", "generation", "expected"),
+    [
+        (Variant("tree", {"arity": 3}), begin(5, 0), build_schedule("tree", 5, arity=3)),
+        (Variant("parameter_server", {"servers": 2}), begin(3, 2), build_schedule("parameter_server", 3, servers=2)),
+        (Variant("parameter_server", {"servers": 2}), begin(3, 1), build_schedule("parameter_server", 3, servers=1)),
+        (
+            Variant("parameter_server", {"servers": 2}),
+            begin(3, 0, without_servers=True),
+            build_schedule("peer_to_peer", 3),
+        ),
+    ],
+)
+def test_the_schedule_is_that_of_the_living(topology: Variant, generation: Begin, expected: Any) -> None:
+    exchange = Exchange(exact=True, topology=topology, by_tcp=False, between_nodes=False)
+    assert schedule_of(generation, exchange) == expected
+
+
+def test_a_stage_is_added_up_by_those_who_host_it() -> None:
+    exchange = Exchange(exact=True, topology=Variant("tree", {"arity": 3}), by_tcp=False, between_nodes=False)
+    assert groups_of(begin(3, 0), exchange) == ()
+    first, second = groups_of(begin(5, 0, stages=(0, 1, 0, 1, 0)), exchange)
+    assert (first.ranks, second.ranks) == ((0, 2, 4), (1, 3))
+    assert (first.schedule, second.schedule) == (build_schedule("tree", 3, arity=3), build_schedule("tree", 2, arity=3))
+    assert first.peers_of(4) == {0}
+    assert second.peers_of(3) == {1}
+    among, here = program(first.schedule, 1), first.program(2)
+    for local, action in zip(among, here, strict=True):
+        assert type(local) is type(action)
+        assert isinstance(local, Finish) or (not isinstance(action, Finish) and action.peer == first.ranks[local.peer])
+    assert any(isinstance(action, Send) for action in here)
+
+
+def test_members_of_stages_are_all_connected() -> None:
+    exchange = Exchange(exact=True, topology=Variant("tree", {"arity": 1}), by_tcp=False, between_nodes=False)
+    stages = (0, 1, 2, 1, 0, 2, 1)
+    shards = ((0, 1), (0,), (0, 1), (1, 2), (2, 3), (2, 3), (3,))
+    given = begin(7, 0, stages=stages)
+    generation = Generation(
+        3,
+        schedule_of(given, exchange),
+        shards,
+        ((3, 6),),
+        nodes=given.nodes,
+        stages=stages,
+        groups=groups_of(given, exchange),
+    )
+    assert generation.hosts == ((0, 0, 4, 4), (1, 3, 3, 6), (2, 2, 5, 5))
+    assert generation.peers_of(3) == {0, 1, 2, 4, 5, 6}
+    assert generation.as_event()["stages"] == stages

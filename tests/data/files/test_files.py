@@ -1,0 +1,275 @@
+"""Data sets of many files: samples by number whatever the format, and never a wrong one."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import json
+import tarfile
+from pathlib import Path
+from typing import Any
+
+import fsspec
+import pyarrow
+import pyarrow.parquet
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from orchestrator import Files
+from orchestrator.data.files import cache, manifest
+from orchestrator.data.files.index import Kept, index
+from orchestrator.data.files.manifest import File, Manifest
+from orchestrator.data.mixture import Sources
+from orchestrator.errors import ConfigurationError, DataDamaged
+
+ROWS = [[{"text": f"{file}-{row}", "n": row} for row in range(count)] for file, count in enumerate((3, 1, 4))]
+
+
+def _jsonl(rows: list[dict[str, Any]]) -> bytes:
+    return "".join(f"{json.dumps(row)}\n" for row in rows).encode()
+
+
+def _tar(rows: list[dict[str, Any]]) -> bytes:
+    packed = io.BytesIO()
+    with tarfile.open(fileobj=packed, mode="w") as archive:
+        for row in rows:
+            for extension, text in (("txt", row["text"]), ("meta.n", str(row["n"]))):
+                member = tarfile.TarInfo(f"part/{row['text']}.{extension}")
+                member.size = len(text)
+                archive.addfile(member, io.BytesIO(text.encode()))
+    return packed.getvalue()
+
+
+def _arrow(rows: list[dict[str, Any]]) -> bytes:
+    sink = pyarrow.BufferOutputStream()
+    table = pyarrow.Table.from_pylist(rows)
+    with pyarrow.ipc.new_file(sink, table.schema) as writer:
+        writer.write_table(table)
+    return bytes(sink.getvalue())
+
+
+def _parquet(rows: list[dict[str, Any]]) -> bytes:
+    sink = pyarrow.BufferOutputStream()
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), sink, row_group_size=2)
+    return bytes(sink.getvalue())
+
+
+def _as_is(sample: Any) -> Any:
+    return sample
+
+
+def _of_tar(sample: dict[str, Any]) -> dict[str, Any]:
+    assert sample["__key__"] == f"part/{sample['txt'].decode()}"
+    return {"text": sample["txt"].decode(), "n": int(sample["meta.n"])}
+
+
+FORMATS: dict[str, Any] = {
+    "jsonl": (_jsonl, _as_is),
+    "jsonl.gz": (lambda rows: gzip.compress(_jsonl(rows)), _as_is),
+    "parquet": (_parquet, _as_is),
+    "arrow": (_arrow, _as_is),
+    "tar": (_tar, _of_tar),
+}
+
+
+def _folder(at: Path, suffix: str = "jsonl") -> Path:
+    at.mkdir(parents=True, exist_ok=True)
+    for number, rows in enumerate(ROWS):
+        (at / f"{number}.{suffix}").write_bytes(FORMATS[suffix][0](rows))
+    index(str(at), None, {})
+    return at
+
+
+@pytest.mark.parametrize("suffix", FORMATS)
+def test_samples_are_found_by_number_in_every_format(suffix: str, tmp_path: Path) -> None:
+    files = Files(_folder(tmp_path / "set", suffix))
+    expected = [row for rows in ROWS for row in rows]
+    read = FORMATS[suffix][1]
+    assert len(files) == len(expected)
+    assert list(files.file_lengths) == [3, 1, 4]
+    for number in (7, 0, 3, 2, 5, 1, 6, 4):
+        assert read(files[number]) == expected[number]
+    with pytest.raises(IndexError):
+        files[8]
+    files.close()
+
+
+def test_files_that_are_a_sample_each(tmp_path: Path) -> None:
+    for label in ("cat", "dog"):
+        (tmp_path / label).mkdir()
+        (tmp_path / label / "1.png").write_bytes(label.encode())
+    index(str(tmp_path), "whole", {})
+    assert [Files(tmp_path)[number] for number in (0, 1)] == [
+        {"bytes": label.encode(), "name": f"{label}/1.png", "label": label} for label in ("cat", "dog")
+    ]
+
+
+@given(
+    st.lists(st.tuples(st.text(min_size=1), st.integers(0, 9), st.integers(0, 10**12), st.text()), max_size=9),
+    st.dictionaries(st.text(), st.integers()),
+    st.none() | st.text(),
+)
+def test_a_manifest_is_read_as_it_was_written(
+    files: list[tuple[str, int, int, str]], options: dict[str, int], place: str | None
+) -> None:
+    made = Manifest("jsonl", tuple(File(path, n, size, "0" * 32, at) for path, n, size, at in files), options, place)
+    try:
+        assert manifest.read(made.written(), "here") == made
+    except DataDamaged as error:
+        assert "times" in error.message or "lists" in error.message  # noqa: PT017
+
+
+MD5 = "0" * 32
+WRONG: dict[str, tuple[Any, str]] = {
+    "not json": (b"{", "is no list of files: JSONDecodeError"),
+    "another format": (b'{"format": "files-9"}', "its format is 'files-9'"),
+    "twice": (Manifest("jsonl", (File("a", 1, 1, MD5), File("a", 1, 1, MD5))).written(), "lists a 2 times"),
+    "outside": (Manifest("jsonl", (File("../a", 1, 1, MD5),)).written(), "lists '../a', which is not below its folder"),
+    "nothing": (Manifest("jsonl", ()).written(), "lists no file"),
+    "empty": (Manifest("jsonl", (File("a", 0, 1, MD5),)).written(), "lists files without samples"),
+    "without end": (b"[" * 100_000, "is no list of files: RecursionError"),
+    "endless": (b'{"format": "files-1", "files": [["a", Infinity, 1, ""]]}', "is no list of files: OverflowError"),
+}
+
+
+@pytest.mark.parametrize("which", WRONG)
+def test_a_manifest_that_is_none_is_refused(which: str) -> None:
+    data, said = WRONG[which]
+    with pytest.raises(DataDamaged, match="write it anew") as refused:
+        manifest.read(data, "s3://b/files.json")
+    assert refused.value.message.startswith("s3://b/files.json ")
+    assert said in refused.value.message
+
+
+def _truncated(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-3])
+
+
+def _other_rows(path: Path) -> None:
+    path.write_bytes(path.read_bytes().replace(b"\n", b" ", 1))
+
+
+def _no_json(path: Path) -> None:
+    path.write_bytes(b"x" + path.read_bytes()[1:])
+
+
+DAMAGED: dict[str, tuple[Any, str]] = {
+    "missing": (Path.unlink, "cannot be read: No such file"),
+    "truncated": (_truncated, "has 69 bytes; its manifest says 72"),
+    "other rows": (_other_rows, "has the MD5"),
+    "no json": (_no_json, "has the MD5"),
+}
+
+
+@pytest.mark.parametrize("how", DAMAGED)
+def test_a_damaged_file_is_named_and_not_read(how: str, tmp_path: Path) -> None:
+    folder = _folder(tmp_path)
+    damage, said = DAMAGED[how]
+    damage(folder / "0.jsonl")
+    files = Files(folder)
+    with pytest.raises(DataDamaged, match="put back what was there") as refused:
+        files[0]
+    assert refused.value.message.startswith(f"{folder / '0.jsonl'} ")
+    assert said in refused.value.message
+    assert files[3]["text"] == "1-0"
+
+
+def test_a_reader_whose_count_is_wrong_is_named_by_the_file(tmp_path: Path) -> None:
+    """The bytes are those of the manifest; who wrote it counted otherwise."""
+    folder = _folder(tmp_path)
+    listed = manifest.read((folder / manifest.NAME).read_bytes(), "")
+    wrong = Manifest(listed.reader, (listed.files[0]._replace(samples=4), *listed.files[1:]), listed.options)
+    (folder / manifest.NAME).write_bytes(wrong.written())
+    with pytest.raises(DataDamaged, match=rf"{folder / '0.jsonl'} has 3 samples; its manifest says 4"):
+        Files(folder)[0]
+
+
+def test_a_file_that_changes_is_checked_anew(tmp_path: Path) -> None:
+    folder = _folder(tmp_path)
+    files = Files(folder)
+    assert files[0]["text"] == "0-0"
+    files.close()
+    _no_json(folder / "0.jsonl")
+    with pytest.raises(DataDamaged, match=r"0\.jsonl has the MD5"):
+        files[0]
+
+
+def test_a_manifest_elsewhere_says_where_its_files_are(tmp_path: Path) -> None:
+    folder = _folder(tmp_path / "set")
+    made = index(str(folder), None, {}, to=str(tmp_path / "corpus.json"))
+    assert made.place == str(folder)
+    assert [Files(tmp_path / "corpus.json")[number]["text"] for number in (7, 0)] == ["2-3", "0-0"]
+    with pytest.raises(ConfigurationError, match=r"a manifest ends in \.json"):
+        index(str(folder), None, {}, to=str(tmp_path / "corpus.txt"))
+    with pytest.raises(DataDamaged, match=r"write it: python -m orchestrator index=PLACE to=.*none\.json"):
+        Files(tmp_path / "none.json")
+
+
+def test_files_can_be_kept_under_other_names(tmp_path: Path) -> None:
+    """As DVC keeps them: by their MD5."""
+    folder = _folder(tmp_path / "set")
+    listed = manifest.read((folder / manifest.NAME).read_bytes(), "").files
+    at = {file.path: f"store/{file.md5}" for file in listed}
+    for file in listed:
+        (tmp_path / "store").mkdir(exist_ok=True)
+        (folder / file.path).rename(tmp_path / at[file.path])
+    made = index("set.dvc", None, {}, to=str(tmp_path / "set.json"), kept=Kept(str(tmp_path), at))
+    assert [file[:4] for file in made.files] == [file[:4] for file in listed]
+    assert Files(tmp_path / "set.json")[7]["text"] == "2-3"
+
+
+def test_a_folder_without_manifest_says_how_to_make_one(tmp_path: Path) -> None:
+    with pytest.raises(DataDamaged, match=f"write it: python -m orchestrator index={tmp_path}"):
+        Files(tmp_path)
+
+
+def test_what_cannot_be_indexed_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match="is no folder"):
+        index(str(tmp_path / "nowhere"), None, {})
+    with pytest.raises(ConfigurationError, match="no file whose name tells how to read it"):
+        index(str(tmp_path), None, {})
+    (tmp_path / "a.parquet").write_bytes(b"no parquet")
+    with pytest.raises(DataDamaged, match=r"a\.parquet is no Parquet file"):
+        index(str(tmp_path), None, {})
+    (tmp_path / "a.jsonl").write_bytes(b"{}\n")
+    with pytest.raises(ConfigurationError, match="files for jsonl and parquet") as refused:
+        index(str(tmp_path), None, {})
+    assert "reader=jsonl" in str(refused.value)
+    with pytest.raises(ConfigurationError, match="'parkett' is not on offer"):
+        index(str(tmp_path), "parkett", {})
+
+
+def test_files_of_an_object_store_are_read_through_the_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = fsspec.filesystem("memory")
+    for number, rows in enumerate(ROWS):
+        store.pipe_file(f"/corpus/{number}.jsonl", _jsonl(rows))
+    index("memory://corpus", None, {})
+    monkeypatch.setattr(cache, "_used", {})
+    cache.use(120, str(tmp_path))
+    files = Files("memory://corpus")
+    texts = [row["text"] for rows in ROWS for row in rows]
+    assert [files[number]["text"] for number in (7, 0, 3, 6, 1)] == [texts[number] for number in (7, 0, 3, 6, 1)]
+    assert sum(path.stat().st_size for path in tmp_path.iterdir()) <= 120
+    store.pipe_file("/corpus/1.jsonl", b"x" * len(_jsonl(ROWS[1])))
+    files.close()
+    for path in tmp_path.iterdir():
+        path.unlink()
+    with pytest.raises(DataDamaged, match=r"corpus/1\.jsonl has 24 bytes with the MD5"):
+        files[3]
+    store.rm_file("/corpus/1.jsonl")
+    with pytest.raises(DataDamaged, match=r"corpus/1\.jsonl cannot be read"):
+        files[3]
+    files.close()
+
+
+def test_its_listing_is_that_of_its_samples_wherever_they_lie(tmp_path: Path) -> None:
+    for name, rows in (("a", [{"x": 1}, {"x": 2}]), ("b", [{"x": 1}, {"x": 2}]), ("c", [{"x": 1}, {"x": 3}])):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "0.jsonl").write_bytes(_jsonl(rows))
+        index(str(tmp_path / name), None, {})
+    listings = [Files(tmp_path / name).listing for name in "abc"]
+    assert listings[0] == listings[1] != listings[2]
+    mixed, other = (Sources({"one": Files(tmp_path / "a"), "two": Files(tmp_path / name)}).listing for name in "bc")
+    assert mixed is not None
+    assert mixed != other

@@ -1,0 +1,117 @@
+"""Formats of others: images here, and by their own packages those of MosaicML, litData and WebDataset."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import subprocess
+import sys
+import tarfile
+from pathlib import Path
+from typing import Any
+
+import numpy
+import pytest
+from PIL import Image
+
+from orchestrator import Files
+from orchestrator.data.files.index import index
+from orchestrator.data.files.readers import LISTS, build
+from orchestrator.errors import ConfigurationError, DataDamaged
+from tests.projects import REPOSITORY
+
+PIXELS = {
+    f"{label}/{number}.png": (place * 7 + number) for place, label in enumerate(("cat", "dog")) for number in (0, 1)
+}
+
+
+def _images(folder: Path) -> Path:
+    for name, value in PIXELS.items():
+        (folder / name).parent.mkdir(exist_ok=True)
+        Image.new("RGB", (3, 2), (value, value, value)).save(folder / name)
+    return folder
+
+
+@pytest.mark.parametrize(("options", "shape"), [({}, (2, 3, 3)), ({"mode": "L"}, (2, 3))])
+def test_images_are_decoded_and_labelled_by_their_folders(options: Any, shape: Any, tmp_path: Path) -> None:
+    made = index(str(_images(tmp_path)), "images" if options else None, options)
+    assert made.options == {"classes": ("cat", "dog"), "mode": "RGB", **options}
+    files = Files(tmp_path)
+    for number, (name, value) in enumerate(PIXELS.items()):
+        sample = files[number]
+        assert (sample["name"], sample["label"]) == (name, number // 2)
+        assert sample["image"].dtype == numpy.uint8
+        assert sample["image"].shape == shape
+        assert (sample["image"] == value).all()
+
+
+def test_a_picture_that_is_none_is_refused_when_it_is_listed(tmp_path: Path) -> None:
+    whole = (_images(tmp_path) / "cat/1.png").read_bytes()
+    (tmp_path / "cat/1.png").write_bytes(whole[:40])
+    with pytest.raises(DataDamaged, match=r"cat/1\.png is no image that Pillow reads"):
+        index(str(tmp_path), None, {})
+
+
+@pytest.mark.parametrize("members", [("a/1.txt", "a/1.txt"), ("1.txt", "1.cls", "1.txt")])
+def test_a_tar_with_a_member_twice_in_a_sample_is_refused(members: tuple[str, ...], tmp_path: Path) -> None:
+    with tarfile.open(tmp_path / "a.tar", "w") as archive:
+        for name in members:
+            archive.addfile(tarfile.TarInfo(name), io.BytesIO())
+    with pytest.raises(DataDamaged, match=rf"a\.tar has {members[0]} twice in one sample"):
+        index(str(tmp_path), None, {})
+
+
+def test_members_without_key_or_extension_are_no_samples(tmp_path: Path) -> None:
+    with tarfile.open(tmp_path / "a.tar", "w") as archive:
+        for name in (".hidden", "README", "1.txt", "a/.DS_Store"):
+            archive.addfile(tarfile.TarInfo(name), io.BytesIO())
+    index(str(tmp_path), None, {})
+    files = Files(tmp_path)
+    assert [files[number] for number in range(len(files))] == [{"__key__": "1", "txt": b""}]
+    files.close()
+
+
+@pytest.mark.parametrize(("reader", "package"), [("mds", "mosaicml-streaming"), ("litdata", "litdata")])
+def test_a_package_that_is_missing_is_named(reader: str, package: str) -> None:
+    with pytest.raises(ConfigurationError, match=rf"reader={reader} needs the package {package}, which") as told:
+        build(reader, {})
+    assert "pip install" in told.value.remedy
+
+
+INDICES: dict[str, tuple[str, dict[str, Any] | None, str]] = {
+    "missing": ("litdata", None, "index.json is missing, in which litData says how its chunks are read"),
+    "no list": ("litdata", {}, "index.json cannot be understood: KeyError"),
+    "a file": (
+        "litdata",
+        {"config": {"item_loader": "PyTreeLoader"}, "chunks": [{"filename": "b.bin", "chunk_size": 1}]},
+        r"index.json lists b\.bin, which is missing",
+    ),
+    "encrypted": (
+        "litdata",
+        {"config": {"item_loader": "PyTreeLoader", "encryption": {"level": "chunk"}}},
+        "encrypted",
+    ),
+    "parquet": ("litdata", {"config": {"item_loader": "ParquetLoader"}}, "index.json asks for ParquetLoader"),
+    "tokens": ("litdata", {"config": {"item_loader": "TokensLoader"}}, "how many of them are a sample"),
+    "csv": ("mds", {"shards": [{"format": "csv"}]}, "index.json lists shards of the format csv, not mds"),
+}
+
+
+@pytest.mark.parametrize("which", INDICES)
+def test_a_list_of_another_package_that_cannot_be_used_is_refused(which: str) -> None:
+    reader, content, said = INDICES[which]
+    names = ["a.bin", "a.mds"] + ([] if content is None else ["index.json"])
+    with pytest.raises((ConfigurationError, DataDamaged), match=said):
+        LISTS[reader](names, lambda _: json.dumps(content).encode(), {})
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("which", ["mds", "litdata", "webdataset"])
+def test_files_of_others_have_the_samples_that_their_packages_read(which: str, tmp_path: Path) -> None:
+    paths = [str(Path(sys.prefix) / "streams"), str(REPOSITORY)]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "HOME": str(tmp_path)}
+    (tmp_path / "written").mkdir()
+    command = [sys.executable, "-m", "tests.data.files.foreign", which, str(tmp_path / "written")]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=300)
+    assert done.returncode == 0, done.stdout + done.stderr

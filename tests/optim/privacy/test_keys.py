@@ -1,0 +1,180 @@
+"""The secret's file, keys and streams: who has them has all of it, and who has not has nothing."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import statistics
+from pathlib import Path
+
+import numpy
+import pytest
+
+from orchestrator.data import poisson
+from orchestrator.errors import ConfigurationError
+from orchestrator.optim.privacy import noise
+from orchestrator.optim.privacy.accounting import Accountant
+from orchestrator.optim.privacy.keys import Keys
+from orchestrator.optim.privacy.secret import Secret, place, read, read_or_create
+
+KEYS = Keys(bytes(range(32)))
+
+
+def test_a_secret_is_made_once_for_its_owner_alone(tmp_path: Path) -> None:
+    path = tmp_path / "new" / "secret"
+    first, second = read_or_create(path), read_or_create(path)
+    assert (first.new, second.new) == (True, False)
+    assert first.value == second.value
+    assert len(first.value) == 32
+    assert path.stat().st_mode & 0o777 == 0o600
+    assert path.parent.stat().st_mode & 0o077 == 0
+    assert read_or_create(tmp_path / "other").value != first.value
+
+
+@pytest.mark.parametrize("text", ["", "0" * 63, "g" * 64, "0" * 65, "é" * 64])
+def test_a_file_with_anything_else_is_refused(tmp_path: Path, text: str) -> None:
+    (tmp_path / "s").write_text(text)
+    (tmp_path / "s").chmod(0o600)
+    with pytest.raises(ConfigurationError, match=r"privacy[.]secret: "):
+        read(tmp_path / "s")
+
+
+def test_a_file_that_others_may_read_is_refused(tmp_path: Path) -> None:
+    path = read_or_create(tmp_path / "s").path
+    path.chmod(0o640)
+    with pytest.raises(ConfigurationError, match="may be read by others"):
+        read(path)
+
+
+def test_a_file_that_is_not_there_is_refused_where_it_has_to_be(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match="cannot be read"):
+        read(tmp_path / "s")
+    (tmp_path / "file").touch()
+    with pytest.raises(ConfigurationError, match="cannot be"):
+        read_or_create(tmp_path / "file" / "s")
+
+
+def test_the_file_is_in_the_users_folder_unless_it_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CONFIG_HOME", "/x")
+    assert place(None) == Path("/x/orchestrator/privacy.secret")
+    monkeypatch.delenv("XDG_CONFIG_HOME")
+    assert place(None) == Path.home() / ".config/orchestrator/privacy.secret"
+    assert place("~/mine") == Path.home() / "mine"
+
+
+def test_no_text_shows_a_secret_or_a_key() -> None:
+    secret = Secret(os.urandom(32), Path("p"))
+    keys = secret.keys("a run")
+    for text in (repr(secret), str(secret), repr(keys), f"{keys}", str(vars(secret).keys())):
+        assert secret.value.hex() not in text
+        assert repr(secret.value) not in text
+    assert secret.commitment not in (secret.value.hex(), "")
+    assert pickle.loads(pickle.dumps(keys)).key("x") == keys.key("x")
+
+
+def test_other_data_other_secrets_and_other_steps_never_meet_the_same_noise() -> None:
+    secrets = [Secret(bytes([i] * 32), Path("p")) for i in range(2)]
+    streams = {
+        tuple(secret.keys(about).stream(purpose, step).take(4).tolist())
+        for secret in secrets
+        for about in ("data a", "data b")
+        for purpose in ("noise", "clients")
+        for step in range(5)
+    }
+    assert len(streams) == 2 * 2 * 2 * 5
+
+
+def test_the_same_ones_have_the_same_bits_in_pieces_too() -> None:
+    whole = KEYS.stream("noise", 3).take(300_000)
+    pieces = KEYS.stream("noise", 3)
+    again = numpy.concatenate([bits for _, bits in pieces.pieces(300_000)])
+    assert numpy.array_equal(whole, again)
+    assert numpy.bincount(whole.view(numpy.uint8), minlength=256).std() < 200
+
+
+def test_a_keyed_hash_is_the_keys_own() -> None:
+    assert KEYS.hash("losses", b"1") == KEYS.hash("losses", b"1")
+    assert len({KEYS.hash("losses", b"1"), KEYS.hash("losses", b"2"), Keys(bytes(32)).hash("losses", b"1")}) == 3
+
+
+# --- noise
+
+
+def test_numbers_are_the_quantiles_of_the_normal_distribution() -> None:
+    normal = statistics.NormalDist()
+    probabilities = numpy.concatenate([numpy.linspace(0.001, 0.999, 4001), 2.0 ** -numpy.arange(2, 53)])
+    expected = [normal.inv_cdf(p) for p in probabilities]
+    assert numpy.allclose(noise.quantiles(probabilities), expected, rtol=1e-12, atol=1e-15)
+    ends = noise.quantiles(numpy.array([2.0**-53, 0.5, 1 - 2.0**-53]))
+    assert ends.tolist() == [-ends[2], 0.0, ends[2]]
+    assert 8.2 < ends[2] < 8.3
+
+
+def test_noise_is_normal() -> None:
+    numbers = noise.normal(KEYS.stream("noise", 1), 400_000)
+    assert abs(numbers.mean()) < 0.01
+    assert numbers.std() == pytest.approx(1, abs=0.01)
+    assert (numpy.abs(numbers) > 2).mean() == pytest.approx(0.0455, abs=0.002)
+    assert abs(numpy.corrcoef(numbers[:-1], numbers[1:])[0, 1]) < 0.01
+
+
+def test_noise_has_these_bits_on_every_machine() -> None:
+    """They are made of operations that IEEE 754 rounds alike."""
+    import hashlib
+
+    digest = hashlib.sha256(noise.normal(KEYS.stream("noise", 1), 10_000).astype("<f8").tobytes()).hexdigest()
+    assert digest.startswith("ab8ae9b6364c7d3026937dad1cb6cabd")
+
+
+# --- sampling
+
+
+def test_each_client_plays_with_its_chance_independent_of_the_others() -> None:
+    rounds = [poisson.players(KEYS, round_, 10, 50) for round_ in range(2000)]
+    counts = numpy.bincount(numpy.concatenate(rounds), minlength=50)
+    assert counts.mean() / 2000 == pytest.approx(0.2, abs=0.005)
+    assert (numpy.abs(counts / 2000 - 0.2) < 0.05).all()
+    sizes = numpy.array([len(each) for each in rounds])
+    assert sizes.var() == pytest.approx(50 * 0.2 * 0.8, rel=0.15)  # a number of clients, and not always as many
+
+
+def test_whether_a_client_plays_does_not_depend_on_how_many_there_are() -> None:
+    """As far as the rate is the same: 10 of 50 and 20 of 100."""
+    for round_ in range(50):
+        few, many = poisson.players(KEYS, round_, 10, 50), poisson.players(KEYS, round_, 20, 100)
+        assert few == [client for client in many if client < 50]
+
+
+def test_all_play_where_as_many_are_expected() -> None:
+    assert poisson.players(KEYS, 3, 5, 5) == [0, 1, 2, 3, 4]
+
+
+def test_players_are_dealt_evenly_and_each_once() -> None:
+    dealt = poisson.dealt([2, 3, 5, 7, 11], 3)
+    assert dealt == [(2, 7), (3, 11), (5,)]
+    assert poisson.dealt([], 2) == [(), ()]
+
+
+# --- epsilon
+
+
+def test_epsilon_is_that_of_the_gaussian_mechanism() -> None:
+    """Renyi: alpha / (2 noise**2) each round, turned into epsilon by the best whole order."""
+    import math
+
+    def bound(rounds: int, noise: float, delta: float) -> float:
+        return min(
+            rounds * a / (2 * noise**2) + math.log1p(-1 / a) - math.log(delta * a) / (a - 1) for a in range(2, 64)
+        )
+
+    assert Accountant(2.0, 1.0, 1e-4).epsilon(10) == pytest.approx(bound(10, 2.0, 1e-4), rel=1e-6)
+
+
+def test_epsilon_grows_with_rounds_and_sampling_amplifies() -> None:
+    account = Accountant(1.0, 0.1, 1e-4)
+    found = [account.epsilon(rounds) for rounds in (0, 1, 10, 60)]
+    assert found[0] == 0
+    assert found == sorted(found)
+    assert found[-1] == pytest.approx(5.55, abs=0.01)
+    assert Accountant(1.0, 1.0, 1e-4).epsilon(60) > 10 * found[-1]
+    assert Accountant(2.0, 0.1, 1e-4).epsilon(60) < found[-1]

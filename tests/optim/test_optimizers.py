@@ -1,0 +1,144 @@
+"""The optimizers on offer: every wrong option is said before a run starts, and none of them touches the gradients."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from orchestrator.errors import PipelineRaised
+from orchestrator.optim.optimizers import OPTIMIZERS, build, check, kept_aside, problems
+
+SWITCHES = ("foreach", "fused", "nesterov", "maximize", "amsgrad", "centered", "decoupled_weight_decay")
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_each_can_be_built_and_steps(name: str) -> None:
+    assert problems(name, {}) == []
+    assert problems(name, {"lr": 0.01}) == []
+    model = nn.Linear(2, 2)
+    before = model.weight.detach().clone()
+    optimizer = build(name, {"lr": 0.1}, model)
+    check(optimizer, model)
+    model(torch.ones(1, 2)).sum().backward()
+    optimizer.step()
+    assert not torch.equal(model.weight, before)
+
+
+def _variants() -> Iterator[Any]:
+    """Every switch of every optimizer, in all combinations."""
+    for name in OPTIMIZERS:
+        known = [switch for switch in SWITCHES if switch in OPTIMIZERS.options(name)]
+        for values in itertools.product((False, True), repeat=len(known)):
+            options: dict[str, Any] = dict(zip(known, values, strict=True))
+            if options.get("nesterov"):
+                options["momentum"] = 0.9
+            yield name, options
+
+
+def test_none_changes_the_gradients_that_peers_still_read() -> None:
+    """Whatever is not refused leaves them alone."""
+    refused = 0
+    for name, options in _variants():
+        for decay in (0.0, 0.1):
+            given = {"weight_decay": decay, **options} if "weight_decay" in OPTIMIZERS.options(name) else options
+            if problems(name, given):
+                refused += 1
+                continue
+            model = nn.Linear(2, 2)
+            optimizer = build(name, given, model)
+            for step in range(2):
+                gradient = torch.tensor([[1.0, -2.0], [0.5, step]])
+                version = gradient._version
+                model.weight.grad = gradient
+                optimizer.step()
+                assert (gradient._version, gradient[1, 1].item()) == (version, step), (name, given)
+    assert refused > 0
+
+
+def test_lists_of_yaml_become_tuples() -> None:
+    assert problems("adamw", {"betas": [0.8, 0.9]}) == []
+    assert build("adamw", {"betas": [0.8, 0.9]}, nn.Linear(1, 1)).defaults["betas"] == (0.8, 0.9)
+
+
+def test_frozen_parameters_are_left_out() -> None:
+    model = nn.Sequential(nn.Linear(1, 1).requires_grad_(False), nn.Linear(1, 1))
+    (group,) = build("sgd", {"lr": 1.0}, model).param_groups
+    assert [id(p) for p in group["params"]] == [id(p) for p in model.get_submodule("1").parameters()]
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "words"),
+    [
+        ("adanw", {}, ("optimizer.name", "'adanw'", "did you mean adamw", "sgd")),
+        ("lbfgs", {}, ("optimizer.name", "not on offer")),
+        ("sparseadam", {}, ("optimizer.name", "not on offer")),
+        ("sgd", {"betas": 1}, ("optimizer.betas", "sgd has no betas", "momentum")),
+        ("adam", {"params": 1}, ("optimizer.params", "adam has no params")),
+        ("adam", {"capturable": True}, ("optimizer.capturable", "adam has no capturable")),
+        ("sgd", {"momentun": 0.9}, ("optimizer.momentun", "did you mean momentum?")),
+        ("sgd", {"momentum": "much"}, ("optimizer.momentum", "expected a number, got 'much'")),
+        ("adam", {"lr": -1.0}, ("adam", "lr", "-1.0")),
+        (
+            "adam",
+            {"lr": "0.1"},
+            ("optimizer.lr: expected a number, got the text '0.1'; leave the quotation marks out",),
+        ),
+        ("adam", {"lr": "fast"}, ("optimizer.lr: expected a number, got the text 'fast'",)),
+        ("adam", {"betas": "x"}, ("optimizer.betas: expected numbers, such as [0.9, 0.999], got the text 'x'",)),
+        ("adam", {"betas": [2.0, 0.9]}, ("adam", "beta")),
+        ("sgd", {"nesterov": True}, ("sgd", "Nesterov")),
+        ("adam", {"fused": True, "foreach": True}, ("adam", "either fused or foreach")),
+        ("sgd", {"momentum": 0.9, "nesterov": True, "foreach": True}, ("optimizer.foreach", "leave foreach out")),
+    ],
+)
+def test_wrong_options_are_told(name: str, options: dict[str, Any], words: tuple[str, ...]) -> None:
+    (problem,) = problems(name, options)
+    assert all(word in problem for word in words), problem
+
+
+def test_all_unknown_options_are_told() -> None:
+    assert len(problems("sgd", {"betas": 1, "eps": 2, "lr": 0.1})) == 2
+
+
+def test_a_pipelines_own_optimizer_is_checked() -> None:
+    model = nn.Linear(2, 2).requires_grad_(False)
+    check(torch.optim.SGD(model.parameters(), lr=0.1), model)
+    for wrong in (None, model, torch.optim.LBFGS(model.parameters())):
+        with pytest.raises(PipelineRaised, match=type(wrong).__name__):
+            check(wrong, model)
+    with pytest.raises(PipelineRaised, match="no parameter of the model"):
+        check(torch.optim.SGD([*model.parameters(), nn.Parameter(torch.ones(3))], lr=0.1), model)
+
+
+class Aside(torch.optim.Adam):
+    """Everything that a class of the user's may hold without remembering anything."""
+
+    def __init__(self, model: nn.Module, **options: Any) -> None:
+        super().__init__(model.parameters(), **options)
+        self.model = model
+        self.all = [parameter for group in self.param_groups for parameter in group["params"]]
+        self.first = self.param_groups[0]
+        self.moments = self.state
+        self.scheduled = torch.optim.lr_scheduler.LambdaLR(self, lambda _: 1.0)
+        self.fixed: dict[str, Any] = {"table": torch.ones(3), "names": ["a", "b"]}
+
+
+@pytest.mark.parametrize("options", [{}, {"fused": True}])
+def test_what_an_optimizer_holds_without_changing_it_is_no_state(options: dict[str, Any]) -> None:
+    """And what torch itself keeps is none of the user's."""
+    model = nn.Linear(2, 2)
+    optimizer = Aside(model, **options)
+    for _ in range(3):
+        before = kept_aside(optimizer, model)
+        assert {"all", "first", "moments", "fixed"} <= before.keys()
+        model(torch.ones(1, 2)).sum().backward()
+        optimizer.step()
+        assert kept_aside(optimizer, model) == before
+    optimizer.fixed["table"] += 1
+    assert kept_aside(optimizer, model) != before
+    assert kept_aside(torch.optim.Adam(model.parameters()), model) == {}

@@ -1,0 +1,50 @@
+"""MLflow's client without what it can do without, in a process of its own."""
+
+from __future__ import annotations
+
+import importlib
+import subprocess
+import sys
+import threading
+
+import pytest
+
+from orchestrator.provenance.tracking import lean
+
+CLIENT = """
+import pathlib, sys, tempfile
+from orchestrator.provenance.tracking import Store, lean
+lean.prefer()
+with tempfile.TemporaryDirectory() as folder:
+    Store(None, pathlib.Path(folder)).experiment("any")
+print(*(name for name in ("mlflow", "pandas", "scipy", "pygments") if name in sys.modules))
+import pandas
+"""
+
+
+@pytest.mark.slow
+def test_a_store_is_opened_without_pandas_which_others_can_import_afterwards() -> None:
+    done = subprocess.run([sys.executable, "-c", CLIENT], capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (0, "mlflow\n"), done.stderr
+
+
+def test_only_the_thread_that_imports_mlflow_goes_without(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lean, "_wanted", True)
+    monkeypatch.setattr(lean, "_SPARED", ("colorsys",))
+    for name in ("mlflow", "colorsys"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    found: list[str] = []
+    with lean.importing():
+        with pytest.raises(ModuleNotFoundError):
+            importlib.import_module("colorsys")
+        other = threading.Thread(target=lambda: found.append(importlib.import_module("colorsys").__name__))
+        other.start()
+        other.join()
+    assert found == ["colorsys"]
+
+
+def test_a_process_that_others_use_gets_mlflow_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lean, "_wanted", False)
+    before = list(sys.meta_path)
+    with lean.importing():
+        assert sys.meta_path == before

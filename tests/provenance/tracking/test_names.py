@@ -1,0 +1,93 @@
+"""Every name becomes one that MLflow takes, different names stay different, and each can be read again."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+from mlflow.utils import validation
+
+from orchestrator.provenance.tracking import names
+
+VALIDATIONS: list[Any] = [getattr(validation, f"_validate_{kind}_name") for kind in ("metric", "param", "tag")]
+PARTS = [
+    "a",
+    "/",
+    ".",
+    "..",
+    "_",
+    "_x",
+    "_x005B_",
+    "x005B_",
+    "x_",
+    " ",
+    ":",
+    "-",
+    "\\",
+    "[",
+    "?",
+    "\n",
+    "\0",
+    "\udcc3",
+    "é",
+    "%2F",
+]
+NAMES = st.lists(st.sampled_from(PARTS), max_size=8).map("".join) | st.text(max_size=30)
+TAKEN = [
+    "loss",
+    "train/loss",
+    "validation/top 1",
+    "a.b-c:d",
+    "größe",
+    "x_1",
+    ".hidden",
+    "a/..b",
+    "a/.b",
+    "conv_x2_loss",
+    "a_x_b",
+]
+
+
+@given(NAMES)
+@example("top1/")
+@example("..")
+@example(".")
+@example("")
+@example("/")
+@example("../x")
+@example("..x")
+@example("a//b/")
+@example("name\n")
+@example("_xFFFFFF_")
+def test_it_is_taken_and_read_again(name: str) -> None:
+    found = names.valid(name)
+    for validate in VALIDATIONS:
+        validate(found)
+    assert names.original(found) == name
+
+
+@pytest.mark.parametrize("name", TAKEN)
+def test_what_mlflow_takes_stays(name: str) -> None:
+    VALIDATIONS[0](name)
+    assert names.valid(name) == name
+
+
+@given(st.text(min_size=200, max_size=400), st.text(min_size=1, max_size=3))
+def test_long_names_are_short_and_different(name: str, more: str) -> None:
+    found, other = names.valid(name), names.valid(name + more)
+    assert len(found) <= names.MOST
+    VALIDATIONS[0](found)
+    assert found != other
+
+
+def test_a_long_name_can_be_told_by_its_beginning() -> None:
+    found = names.valid("class/" * 60)
+    assert names.original(found) == ("class/" * 60)[: names._KEPT].rstrip("/") + "..."
+
+
+@given(st.text(max_size=20) | st.sampled_from(["\udcc3", "a\0b"]))
+def test_any_text_is_a_value(value: str) -> None:
+    assert "\0" not in names.text(value)
+    names.text(value).encode()

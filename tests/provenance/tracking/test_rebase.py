@@ -1,0 +1,205 @@
+"""A store that was copied to another place keeps its artifacts."""
+
+from __future__ import annotations
+
+import os
+import pwd
+import shutil
+import sqlite3
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from orchestrator.errors import ConfigurationError, UsageError
+from orchestrator.provenance.tracking import Store, Tracker
+from orchestrator.provenance.tracking.store import absolute, accounts, user
+
+
+def _run_with_artifact(folder: Path) -> str:
+    store = Store(None, folder)
+    tracker = Tracker.create(store, store.experiment("e"), None, every_s=1.0)
+    (folder / "note.txt").write_text("kept")
+    tracker.artifact(folder / "note.txt", "run")
+    tracker.end("FAILED")
+    assert tracker.trouble is None
+    return tracker.run_id
+
+
+@pytest.mark.ray
+@pytest.mark.filterwarnings("ignore:The ..noload.. loader strategy is deprecated")  # MLflow's own use of SQLAlchemy
+def test_a_copy_finds_its_own_artifacts_and_runs_are_found_by_name(tmp_path: Path) -> None:
+    original, copy = tmp_path / "here" / ".orchestrator", tmp_path / "there" / ".orchestrator"
+    original.mkdir(parents=True)
+    run_id = _run_with_artifact(original)
+    shutil.copytree(original, copy)
+    shutil.rmtree(original)
+    store = Store(None, copy)
+    target = tmp_path / "fetched"
+    target.mkdir()
+    store.fetch(run_id, "run", target)
+    assert (target / "note.txt").read_text() == "kept"
+    other = _run_with_artifact(copy)
+    assert (copy / "artifacts" / other / "artifacts" / "run" / "note.txt").exists()
+
+    # Runs are named by their id, by its beginning, or by `last`.
+    reopened = Tracker.reopen(store, run_id, every_s=1.0)
+    assert store.find(run_id).status == "RUNNING"
+    reopened.end("KILLED")
+    assert store.find(run_id[:8]).status == "KILLED"
+    assert store.find("last").run_id == other
+    with pytest.raises(UsageError, match="there is no run zzz"):
+        store.find("zzz")
+    with pytest.raises(UsageError, match="2 runs begin with ''"):
+        store.find("")
+    store.client.delete_run(run_id)
+    with pytest.raises(UsageError, match=rf"run {run_id} is deleted in .*\n  .*mlflow runs restore --run-id {run_id}"):
+        store.find(run_id)
+    foreign = store.client.create_run("0").info.run_id
+    with pytest.raises(UsageError, match=rf"run {foreign} in .* was not recorded by orchestrator"):
+        store.find(foreign)
+    store.client.delete_experiment(store.experiment("e"))
+    with pytest.raises(ConfigurationError, match=r"run.experiment: e is deleted in .*\n  .*--experiment-id 1"):
+        store.experiment("e")
+
+
+@pytest.mark.ray
+@pytest.mark.filterwarnings("ignore:The ..noload.. loader strategy is deprecated")
+def test_the_place_of_a_store_and_of_all_its_artifacts_is_one_from_everywhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A rerun works in another folder; and MLflow keeps artifacts of its own experiment below the working directory."""
+    folder, elsewhere = tmp_path / "p" / ".orchestrator", tmp_path / "elsewhere"
+    folder.mkdir(parents=True)
+    elsewhere.mkdir()
+    monkeypatch.chdir(folder.parent)
+    store = Store("sqlite:///own.db", folder)
+    tracker = Tracker.create(store, store.experiment("Default"), None, every_s=1.0)
+    (tmp_path / "note.txt").write_text("kept")
+    tracker.artifact(tmp_path / "note.txt", "run")
+    tracker.end("FAILED")
+    assert sorted(place.name for place in folder.parent.glob("[!.]*")) == ["artifacts", "mlflow.lock", "own.db"]
+    monkeypatch.chdir(elsewhere)
+    assert Store(store.uri, folder).find("last").run_id == tracker.run_id
+    assert list(elsewhere.iterdir()) == []
+
+
+@pytest.mark.ray
+@pytest.mark.filterwarnings("ignore:The ..noload.. loader strategy is deprecated")
+def test_there_is_one_experiment_default_and_what_others_keep_in_theirs_stays(tmp_path: Path) -> None:
+    """MLflow makes `Default`, and `run.experiment` is `default` where nobody names one."""
+    new, used = tmp_path / "new", tmp_path / "used"
+    new.mkdir()
+    used.mkdir()
+    store = Store(None, new)
+    assert [store.experiment("e"), store.experiment("default"), store.experiment("default")] == ["1", "0", "0"]
+    assert sorted(each.name for each in Store(None, new).client.search_experiments()) == ["default", "e"]
+    store.client.create_run("0")
+    other = Store(None, used)
+    other.client.delete_run(other.client.create_run("0").info.run_id)
+    assert other.experiment("default") == "1"
+    assert sorted(each.name for each in other.client.search_experiments()) == ["Default", "default"]
+
+
+def test_a_store_is_not_made_to_look_for_a_run_in_it(tmp_path: Path) -> None:
+    for uri in (None, f"sqlite:///{tmp_path / 'other.db'}"):
+        for name, told in (("abc", "no run abc: nothing"), ("last", "no run yet: nothing")):
+            with pytest.raises(UsageError, match=rf"there is {told} was recorded in {tmp_path}/\w+\.db"):
+                Store.with_run(uri, tmp_path, name)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_without_the_variable_a_user_has_the_name_of_the_account(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("USER", raising=False)
+    name = pwd.getpwuid(os.getuid()).pw_name
+    assert (user(), accounts()) == (name, {name, str(os.getuid())})
+    monkeypatch.setenv("USER", "other")
+    assert (user(), accounts()) == ("other", {"other", name, str(os.getuid())})
+
+    def nameless(_: int) -> None:
+        raise KeyError
+
+    monkeypatch.delenv("USER")
+    monkeypatch.setattr("pwd.getpwuid", nameless)
+    assert user() == str(os.getuid())
+
+
+@pytest.mark.parametrize(
+    ("given", "meant"),
+    [
+        ("sqlite:///own.db?timeout=3", "sqlite:////here/own.db?timeout=3"),
+        ("sqlite:////there/own.db", "sqlite:////there/own.db"),
+        ("sqlite:///:memory:", "sqlite:///:memory:"),
+        ("mlruns", "/here/mlruns"),
+        ("http://host:5000", "http://host:5000"),
+        ("postgresql://host/db", "postgresql://host/db"),
+        ("databricks", "databricks"),
+    ],
+)
+def test_an_address_means_the_same_from_everywhere(monkeypatch: pytest.MonkeyPatch, given: str, meant: str) -> None:
+    monkeypatch.setattr("os.getcwd", lambda: "/here")
+    assert absolute(given) == meant
+
+
+STRANGE = ["what?now", "100%25", "a'b\"te", "#;*[a]{b} $HOME `x`", "%s %(x)s {0}", "line\nend", "a:b :c\\d", "~ü"]
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:The ..noload.. loader strategy is deprecated")  # MLflow's own use of SQLAlchemy
+@pytest.mark.parametrize("name", STRANGE)
+def test_a_project_may_lie_in_a_folder_of_any_name(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / name / ".orchestrator"
+    folder.mkdir(parents=True)
+    monkeypatch.chdir(tmp_path / name)
+    store = Store(None, folder)
+    tracker = Tracker.create(store, store.experiment("e"), None, every_s=1.0)
+    (folder / tracker.run_id).mkdir()
+    (folder / tracker.run_id / "card.md").write_text("x")
+    tracker.artifact(folder / tracker.run_id / "card.md", "run")
+    tracker.end("FINISHED")
+    assert tracker.trouble is None
+    again = Store(store.uri, folder)
+    assert (again.name, again.find("last").status) == (None, "FINISHED")
+    assert [each.path for each in again.client.list_artifacts(tracker.run_id, "run")] == ["run/card.md"]
+    assert sorted(each.name for each in folder.iterdir()) == sorted(
+        [tracker.run_id, "artifacts", "mlflow.db", "mlflow.lock"]
+    )
+    assert [each.name for each in tmp_path.iterdir()] == [name]
+    moved = tmp_path / "moved 50%" / ".orchestrator"
+    shutil.move(tmp_path / name, moved.parent)
+    Store(None, moved).fetch(tracker.run_id, "run", moved)
+    assert (moved / "card.md").read_text() == "x"
+
+
+NEWCOMER = """
+import pathlib, sys
+from orchestrator.provenance.tracking import Store, Tracker, lean
+lean.prefer()
+store = Store(None, pathlib.Path(sys.argv[1]))
+tracker = Tracker.create(store, store.experiment("e"), sys.argv[2], every_s=1.0)
+tracker.end("FINISHED")
+print(tracker.trouble)
+"""
+
+
+@pytest.mark.ray
+def test_processes_that_open_a_new_store_at_once_make_one(tmp_path: Path) -> None:
+    names = ["a", "b"]
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-c", NEWCOMER, str(tmp_path), name],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for name in names
+    ]
+    ended = [process.communicate(timeout=240) for process in processes]
+    assert [out for out, _ in ended] == ["None\n"] * len(names), ended
+    connection = sqlite3.connect(tmp_path / "mlflow.db")
+    runs = connection.execute("select name, status from runs order by name").fetchall()
+    assert runs == [(name, "FINISHED") for name in names]
+    assert connection.execute("select count(*) from experiments where name = 'e'").fetchone() == (1,)
+    connection.close()

@@ -1,0 +1,106 @@
+"""Runs are read from the tables of a store in SQLite as MLflow's client gives them, and without it."""
+
+from __future__ import annotations
+
+import math
+import sqlite3
+import subprocess
+import sys
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from orchestrator.cli.runs import runs, table
+from orchestrator.driver.folders import RunFolder
+from orchestrator.provenance.tracking import Store, identity_of_process, tables
+from orchestrator.provenance.tracking.store import BOOT, HOST, PID
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.filterwarnings("ignore:The ..noload.. loader strategy is deprecated"),  # MLflow's own use of SQLAlchemy
+]
+NOTHING_IMPORTED = """
+import sys
+from orchestrator.__main__ import main
+sys.argv = ["orchestrator", "runs"]
+assert main() == 0
+assert not {"mlflow", "torch", "ray", "sqlalchemy"} & set(sys.modules)
+"""
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    folder = tmp_path / ".orchestrator"
+    folder.mkdir()
+    made = Store(None, folder)
+    first, second = made.experiment("first"), made.experiment("second")
+    for number, experiment in enumerate([first, second, first, second, first]):
+        run = made.client.create_run(experiment, start_time=1000 + number // 2, run_name=f"run {number}")
+        name = run.info.run_id
+        made.client.log_metric(name, "loss", [math.nan, math.inf, 0.1, -2.5, 3][number], step=3)
+        made.client.log_metric(name, "loss", [1.5, math.nan, -math.inf, 7.25, 4][number], step=4)
+        made.client.log_param(name, "optimizer.lr", number / 3)
+        if number != 3:
+            made.client.set_tag(name, HOST, "here")
+            made.client.set_tag(name, BOOT, "é\n'%")
+        made.client.set_tag(name, "identity", f"{number % 2}")
+        made.client.set_terminated(name, "FINISHED", end_time=2000)
+        if number == 4:
+            made.client.delete_run(name)
+    gone = made.experiment("gone")
+    made.client.set_tag(made.client.create_run(gone).info.run_id, HOST, "here")
+    made.client.delete_experiment(gone)
+    return Store(None, folder)
+
+
+def test_they_are_those_that_mlflow_tells_of(store: Store) -> None:
+    database = store.folder / "mlflow.db"
+    for tag, value in [(HOST, None), ("identity", "1"), ("identity", "5"), ("no such", None)]:
+        read = tables.runs(database, tag, value)
+        assert read is not None
+        asked = store._asked(f"tags.`{tag}` " + ("LIKE '%'" if value is None else f"= '{value}'"))
+        assert repr(read) == repr(asked), tag
+    assert [past.name for past in store.past()] == [row.name for row in store._asked(f"tags.`{HOST}` LIKE '%'")]
+
+
+def test_tables_of_another_version_and_damaged_ones_are_left_to_mlflow(store: Store, tmp_path: Path) -> None:
+    database = store.folder / "mlflow.db"
+    with closing(sqlite3.connect(database)) as connection, connection:
+        connection.execute("update alembic_version set version_num = 'of another time'")
+    assert tables.runs(database, HOST) is None
+    (tmp_path / "damaged.db").write_text("no database")
+    assert tables.runs(tmp_path / "damaged.db", HOST) is None
+
+
+def test_neither_mlflow_nor_torch_is_imported_to_list_runs(store: Store) -> None:
+    subprocess.run([sys.executable, "-c", NOTHING_IMPORTED], check=True, cwd=store.folder.parent)
+
+
+def test_a_run_whose_driver_is_gone_is_told_as_killed_to_the_user_and_to_mlflow(tmp_path: Path) -> None:
+    """Not those that somebody drives, as far as this machine can tell."""
+    folder = tmp_path / ".orchestrator"
+    folder.mkdir()
+    store = Store(None, folder)
+    experiment = store.experiment("any")
+    with subprocess.Popen(["true"]) as process:
+        gone = {PID: str(process.pid)}
+    changes = {"mine": {}, "gone": gone, "elsewhere": {**gone, HOST: "another"}, "before": {BOOT: "x"}, "locked": gone}
+    ids = {
+        name: store.client.create_run(experiment, run_name=name, tags={**identity_of_process(), **tags}).info.run_id
+        for name, tags in changes.items()
+    }
+    files = RunFolder(folder, ids["locked"])  # such as from another container of this machine
+    files.lease()
+    said: list[str] = []
+    shown = {past.name: past.status for past in runs(tmp_path, say=said.append)}
+    files.release()
+    expected = dict.fromkeys(ids, "RUNNING") | dict.fromkeys(("gone", "before"), "KILLED")
+    assert shown == expected
+    assert {name: store.client.get_run(run_id).info.status for name, run_id in ids.items()} == expected
+    assert sorted(said) == sorted(
+        f"note: run {ids[name]} was left RUNNING by a driver that is gone; it is marked KILLED now; "
+        f"`resume={ids[name]}` goes on with it"
+        for name in ("gone", "before")
+    )
+    assert "killed" in table(store.past())

@@ -1,0 +1,260 @@
+"""What a tracker keeps when its store fails: everything, in order, until it can be sent."""
+
+from __future__ import annotations
+
+import errno
+import itertools
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from orchestrator.provenance import tracking
+from orchestrator.provenance.tracking.outbox import FILE, read
+from orchestrator.provenance.tracking.store import reason
+from orchestrator.provenance.tracking.tracker import Tracker
+
+
+class Client:
+    """Takes what a client is told, or refuses all of it."""
+
+    def __init__(self) -> None:
+        self.said: list[Any] = []
+        self.fails = False
+        self.attempts = 0
+
+    def create_run(self, *_: Any, **__: Any) -> Any:
+        class Run:
+            class info:  # noqa: N801
+                run_id = "r"
+                run_name = "name"
+                experiment_id = "1"
+                start_time = 0
+                artifact_uri = "mlflow-artifacts:/1/r/artifacts"
+
+        return Run
+
+    def log_batch(self, run_id: str, metrics: list[Any]) -> None:  # noqa: ARG002
+        self._hear([(metric.key, metric.step) for metric in metrics])
+
+    def set_tag(self, run_id: str, key: str, value: str) -> None:  # noqa: ARG002
+        self._hear((key, value))
+
+    def set_terminated(self, run_id: str, status: str, end_time: int) -> None:  # noqa: ARG002
+        self._hear(status)
+
+    def _hear(self, what: Any) -> None:
+        self.attempts += 1
+        if self.fails:
+            raise ConnectionError("no route\nto the server")
+        self.said.append(what)
+
+
+class Store:
+    name = None
+
+    def __init__(self, folder: Path) -> None:
+        self.client = Client()
+        self.folder = folder
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    now = [0.0]
+    monkeypatch.setattr("orchestrator.provenance.tracking.tracker.time.monotonic", lambda: now[0])
+    return now
+
+
+def make(folder: Path) -> tuple[Client, Tracker]:
+    store: Any = Store(folder)
+    return store.client, Tracker.create(store, "1", None, every_s=1.0)
+
+
+def trouble(tracker: Tracker) -> str | None:
+    """A call, because a type checker takes an attribute for what it was."""
+    return tracker.trouble
+
+
+def test_what_a_failing_store_did_not_take_is_sent_later(clock: list[float], tmp_path: Path) -> None:
+    client, tracker = make(tmp_path)
+    client.fails = True
+    tracker.metrics(0, {"loss": 1.0})
+    clock[0] = 2.0
+    tracker.tick()
+    assert trouble(tracker) == "no route"
+    tracker.metrics(1, {"loss": 0.5})
+    clock[0] = 31.0
+    tracker.tick()
+    assert client.attempts == 1, "a store that fails is left alone for half a minute"
+    client.fails = False
+    clock[0] = 33.0
+    tracker.tick()
+    assert trouble(tracker) is None
+    assert client.said == [[("loss", 0), ("loss", 1)]]
+
+
+@pytest.mark.usefixtures("clock")
+def test_before_a_checkpoint_all_is_at_the_store_or_on_the_disk(tmp_path: Path) -> None:
+    client, tracker = make(tmp_path)
+    tracker.metrics(0, {"loss": 1.0})
+    tracker.sync()
+    assert (client.said, read(tmp_path / "r" / FILE)) == ([[("loss", 0)]], [])
+    client.fails = True
+    for step in (1, 2):
+        tracker.metrics(step, {"loss": 1.0})
+        tracker.sync()
+    assert client.attempts == 2, "a store that fails is left alone until it is due"
+    assert [item["step"] for item in read(tmp_path / "r" / FILE)] == [1, 2]
+    tracker.end("KILLED")
+    assert [*read(tmp_path / "r" / FILE)[-1]] == ["end", "ms"]
+
+
+@pytest.mark.usefixtures("clock")
+def test_the_status_is_the_last_word_and_trouble_tells_whether_it_was_heard(tmp_path: Path) -> None:
+    client, tracker = make(tmp_path)
+    tracker.tag("steps", "3")
+    tracker.end("FINISHED")
+    assert (client.said, tracker.trouble) == ([("steps", "3"), "FINISHED"], None)
+    client, tracker = make(tmp_path)
+    client.fails = True
+    tracker.tag("steps", "3")
+    tracker.end("FINISHED")
+    assert (client.said, client.attempts, tracker.trouble) == ([], 1, "no route")
+
+
+@pytest.mark.usefixtures("clock")
+def test_many_metrics_go_in_batches_that_mlflow_takes(tmp_path: Path) -> None:
+    client, tracker = make(tmp_path)
+    for step in range(2500):
+        tracker.metrics(step, {"loss": 1.0})
+    tracker.flush()
+    assert [len(batch) for batch in client.said] == [1000, 1000, 500]
+
+
+class Picky(Client):
+    """Refuses what is called so, and takes the rest."""
+
+    def log_batch(self, run_id: str, metrics: Sequence[Any] = (), **others: Sequence[Any]) -> None:
+        if any("bad" in each.key for each in (*metrics, *itertools.chain(*others.values()))):
+            raise ValueError("no such name")
+        super().log_batch(run_id, [*metrics, *itertools.chain(*others.values())])
+
+    def log_artifact(self, *_: Any) -> None:
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    def set_tag(self, run_id: str, key: str, value: str) -> None:
+        if "bad" in key:
+            raise ValueError("no such name")
+        super().set_tag(run_id, key, value)
+
+    def get_run(self, run_id: str) -> Any:
+        return SimpleNamespace(info=SimpleNamespace(run_id=run_id, lifecycle_stage=self.stage))
+
+    stage = "active"
+
+
+@pytest.mark.usefixtures("clock")
+def test_what_is_refused_holds_nothing_else_back_and_is_told_once(tmp_path: Path) -> None:
+    _, tracker = make(tmp_path)
+    client = tracker._client = cast("Any", Picky())
+    client.stage = "active"
+    tracker.metrics(0, {f"m{number}": 1.0 for number in range(9)} | {"bad": 1.0})
+    tracker.metrics(1, {"loss": 1.0})
+    tracker.tag("bad", "x")
+    tracker.tag("digest", "y")
+    tracker.end("FINISHED")
+    assert tracker.trouble is None
+    told = [each for batch in client.said if isinstance(batch, list) for each in batch]
+    assert sorted(told) == [("loss", 1), *((f"m{number}", 0) for number in range(9))]
+    assert client.said[-2:] == [("digest", "y"), "FINISHED"]
+    assert tracker.notes() == ["MLflow refuses metric bad (no such name), tag bad (no such name); all else is there"]
+    assert tracker.notes() == []
+    assert not (tmp_path / "r" / FILE).exists()
+
+
+@pytest.mark.usefixtures("clock")
+def test_a_deleted_run_refuses_nothing_for_good(tmp_path: Path) -> None:
+    _, tracker = make(tmp_path)
+    client = tracker._client = cast("Any", Picky())
+    client.stage = "deleted"
+    tracker.metrics(0, {"bad": 1.0})
+    tracker.end("FINISHED")
+    assert (tracker.trouble, tracker.refused) == ("no such name", [])
+    client.stage = "active"
+    tracker.flush()
+    assert (trouble(tracker), len(tracker.refused)) == (None, 1)
+
+
+@pytest.mark.usefixtures("clock")
+def test_a_file_that_cannot_be_copied_does_not_hold_back_the_status(tmp_path: Path) -> None:
+    _, tracker = make(tmp_path)
+    client = tracker._client = cast("Any", Picky())
+    (tmp_path / "r").mkdir()
+    (tmp_path / "r" / "card.md").touch()
+    tracker.artifact(tmp_path / "r" / "card.md", "run")
+    tracker.end("FINISHED")
+    assert client.said == ["FINISHED"]
+    assert "Permission denied" in str(tracker.trouble)
+    assert [*map(set, read(tmp_path / "r" / FILE))] == [{"artifact"}, {"end", "ms"}]
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:The ..noload.. loader strategy is deprecated")  # MLflow's own use of SQLAlchemy
+def test_any_names_and_infinite_values_are_in_mlflow_and_read_again(tmp_path: Path) -> None:
+    strange = {
+        "top1/": 0.5,
+        "..": 1.0,
+        "/": 2.0,
+        "": 3.0,
+        "a[0]": math.inf,
+        "a(0": -math.inf,
+        "x" * 300: 4.0,
+        "n": math.nan,
+    }
+    store = tracking.Store(None, tmp_path)
+    tracker = Tracker.create(store, store.experiment("e"), "caf\udcc3", every_s=1.0)
+    tracker.describe({f"pipeline.args.table.{key}": key for key in strange} | {"/": "\udcc3\0"}, {"../tag": "\udcc3"})
+    tracker.metrics(0, strange)
+    tracker.end("FINISHED")
+    assert tracker.trouble is None
+    (note,) = tracker.notes()
+    assert note.startswith("MLflow takes other names: there ")
+    assert "and 10 more" in note
+    for found in (store.past()[0], tracking.store._past(store._asked("tags.`orchestrator.host` LIKE '%'")[0])):
+        assert found.status == "FINISHED"
+        cut = next(key for key in found.metrics if key.endswith("..."))
+        known = {key: value for key, value in found.metrics.items() if key not in (cut, "n")}
+        assert known == {key: value for key, value in strange.items() if key not in ("x" * 300, "n")}
+        assert math.isnan(found.metrics["n"])
+        assert found.settings["pipeline.args.table.a[0]"] == "a[0]"
+        assert found.settings["/"] == "\\udcc3\\x00"
+    tags = store.client.get_run(tracker.run_id).data.tags
+    assert "x" * 300 in tags.values()
+
+
+@pytest.mark.parametrize(
+    ("cause", "told"),
+    [
+        (
+            "NewConnectionError(\"HTTPConnection(host='h', port=1): Failed to establish: [Errno 111] Connection refused\")",
+            "Connection refused",
+        ),
+        (
+            "NameResolutionError(\"Failed to resolve 'h' ([Errno -2] Name or service not known)\")",
+            "Name or service not known",
+        ),
+        ('ReadTimeoutError("x: Read timed out. (read timeout=10)")', "not in time"),
+    ],
+)
+def test_why_a_server_does_not_answer_is_told_in_a_line_for_people(cause: str, told: str) -> None:
+    said = f"HTTPConnectionPool(host='h', port=1): Max retries exceeded with url: /api (Caused by {cause})"
+    for each in (said, f"API request to http://h:1/api failed with exception {said}"):
+        assert reason(ValueError(each)) == f"no answer from the server: {told}"
+
+
+def test_what_else_a_store_says_is_its_first_line_that_is_for_people() -> None:
+    assert reason(ValueError("(raised as a result of x)\nBAD_REQUEST: no\nmore")) == "BAD_REQUEST: no"
+    assert reason(ValueError()) == "ValueError"

@@ -1,0 +1,134 @@
+"""A device that is none: the CPU, watched so that what lies "there" is never computed with together with what lies here.
+
+    compute_apart(monkeypatch)
+    train(Mlp)      # raises where tensors of two devices meet, and where numpy or an address would read one that is there
+
+Tensors are there when `Copying` or the replica put them there, and when they are computed from such ones. As with a GPU, only
+copies may cross, and a single number in host memory may take part anywhere. It knows nothing of kernels: neither which
+operations a GPU has, nor what they cost, nor whether they are deterministic; and a tensor that is made by name of the device
+(`device=x.device`) is here, since the name is `cpu`.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from orchestrator.numerics import exact, staging
+from orchestrator.numerics.layout import Layout
+from orchestrator.worker import worker
+from orchestrator.worker.model.replica import Replica
+
+CARRIERS = {"copy_", "_foreach_copy_"}
+
+
+class There:
+    """The storages there. They are kept, so that no address is used again here."""
+
+    def __init__(self) -> None:
+        self._storages: dict[int, torch.UntypedStorage] = {}
+
+    def __contains__(self, tensor: torch.Tensor) -> bool:
+        return tensor.numel() > 0 and tensor.untyped_storage().data_ptr() in self._storages
+
+    def add(self, tensors: Any) -> None:
+        for tensor in tree_leaves(tensors):
+            if isinstance(tensor, torch.Tensor) and tensor.numel():
+                storage = tensor.untyped_storage()
+                self._storages[storage.data_ptr()] = storage
+
+
+class Watching(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """crossings: how many copies went from one side to the other."""
+
+    def __init__(self, there: There) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._there = there
+
+    def __torch_dispatch__(
+        self, operation: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        name = operation.overloadpacket.__name__
+        tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor) and leaf.numel()]
+        there = [tensor for tensor in tensors if tensor in self._there]
+        here = [tensor for tensor in tensors if tensor not in self._there and tensor.dim()]
+        if there and here and name not in CARRIERS:
+            raise AssertionError(f"{operation} computes with tensors of two devices")
+        result = operation(*args, **kwargs)
+        if there and name not in CARRIERS:
+            self._there.add(result)
+        return result
+
+
+class WatchedCopying(staging.Copying):
+    def __init__(self, there: There) -> None:
+        super().__init__(torch.device("cpu"))
+        self._there = there
+
+    def move(self, tensors: Sequence[torch.Tensor]) -> None:
+        super().move(tensors)
+        self._there.add(tensors)
+
+    def batch(self, batch: Any) -> Any:
+        moved = super().batch(batch)
+        self._there.add(moved)
+        return moved
+
+    def host_transfer(self, layout: Layout, result: torch.Tensor) -> staging.HostTransfer:
+        host_transfer = super().host_transfer(layout, result)
+        self._there.add(host_transfer.result)
+        return host_transfer
+
+
+def compute_apart(monkeypatch: pytest.MonkeyPatch) -> There:
+    """From now on, and until the test ends, workers compute there."""
+    there = There()
+    monkeypatch.setattr(staging, "on", lambda _: WatchedCopying(there))
+    for name in ("prepare", "run", "state"):
+        monkeypatch.setattr(worker.Worker, name, _watched(getattr(worker.Worker, name), there))
+
+    class PlacedReplica(Replica):
+        def _move_into_flat_buffer(self, device: torch.device) -> None:
+            super()._move_into_flat_buffer(device)
+            there.add(self.parameters)
+
+    monkeypatch.setattr(worker, "Replica", PlacedReplica)
+    plain_numpy, plain_cpu = torch.Tensor.numpy, torch.Tensor.cpu
+
+    def numpy(tensor: torch.Tensor, **options: Any) -> Any:
+        assert tensor not in there, "numpy cannot read the memory of a device"
+        return plain_numpy(tensor, **options)
+
+    def cpu(tensor: torch.Tensor) -> torch.Tensor:
+        if tensor not in there:
+            return plain_cpu(tensor)
+        return torch.from_numpy(plain_numpy(tensor.detach()).copy())
+
+    plain_add = exact.Accumulator.add
+
+    def add(accumulator: exact.Accumulator, tensors: staging.Tensors, *weight_and_grid: Any) -> None:
+        assert not any(tensor in there for tensor in tensors if tensor is not None), (
+            "sums read host memory, by addresses"
+        )
+        plain_add(accumulator, tensors, *weight_and_grid)
+
+    monkeypatch.setattr(exact.Accumulator, "add", add)
+    monkeypatch.setattr(torch.Tensor, "numpy", numpy)
+    monkeypatch.setattr(torch.Tensor, "cpu", cpu)
+    return there
+
+
+def _watched(method: Callable[..., Any], there: There) -> Callable[..., Any]:
+    @functools.wraps(method)
+    def within(*args: Any, **kwargs: Any) -> Any:
+        with Watching(there):
+            return method(*args, **kwargs)
+
+    return within

@@ -1,0 +1,178 @@
+"""Where a model cannot be cut is told by name, with the reason and a remedy."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from orchestrator.errors import PipelineRaised
+from orchestrator.worker.pipeline_parallel.cuts import choose, cut
+from orchestrator.worker.pipeline_parallel.survey import survey
+from tests.worker.pipeline_parallel.bits import cuts_of, made, surveyed
+from tests.worker.pipeline_parallel.models import CASES, Case, Checkpointed, Experts, pixels, squares
+
+
+class Scripted(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(4, 4)
+        self.inner = torch.jit.script(nn.Sequential(nn.Linear(4, 4), nn.ReLU()))
+        self.last = nn.Linear(4, 4)
+
+    def forward(self, x: Any) -> Any:
+        return self.last(self.inner(self.first(x)))
+
+
+class Branching(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second, self.third = nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 4)
+
+    def forward(self, x: Any) -> Any:
+        x = self.second(self.first(x))
+        return self.third(x if x.mean() > 0 else -x)
+
+
+class Masked(nn.Module):
+    """A mask that is drawn behind a dropout, and used behind a border."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(4, 4), nn.Linear(4, 4)
+
+    def forward(self, x: Any) -> Any:
+        x = nn.functional.dropout(self.first(x), 0.5)
+        mask = torch.rand(4) < 0.5
+        return self.second(x) * mask
+
+
+class Leaves(nn.Module):
+    """Something in an attribute, which whoever calls it uses later."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(4, 4)
+
+    def forward(self, x: Any) -> Any:
+        self.left = self.inner(x) * 2
+        return self.left + 1
+
+
+class Left(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.leaves, self.last = nn.Linear(4, 4), Leaves(), nn.Linear(4, 4)
+
+    def forward(self, x: Any) -> Any:
+        return self.last(self.leaves(self.first(x))) + self.leaves.left
+
+
+class ByItself(nn.Module):
+    """Selects by what parameters decide."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(4, 4), nn.Linear(4, 4)
+
+    def forward(self, x: Any) -> Any:
+        x = self.first(x)
+        return self.second(x[x.sum(1) > -9])
+
+
+BATCH = torch.randn(3, 4, generator=torch.Generator().manual_seed(1))
+REFUSED = {
+    "no module of that name": (CASES["gpt"], ("blocks.7",), "calls no module of that name"),
+    "the wrong order": (CASES["gpt"], ("blocks.2", "blocks.1"), "after one that begins at 'blocks.2'"),
+    "twice": (CASES["gpt"], ("blocks.2", "blocks.2"), "after one that begins at 'blocks.2'"),
+    "what a module leaves behind": (
+        Case(Left, squares, BATCH, ()),
+        ("last",),
+        "left behind without being returned before it in the code of 'leaves', is used behind it",
+    ),
+    "a mask of values": (
+        Case(ByItself, squares, BATCH, ()),
+        ("second",),
+        r"reads a value that parameters decide, by __getitem__\(\), in the code of the model",
+    ),
+    "a value": (Case(Branching, squares, BATCH, ()), ("third",), r"reads a value that parameters decide, by __bool__"),
+    "a script": (Case(Scripted, squares, BATCH, ()), ("inner",), "the module 'inner' is scripted"),
+    "a mask": (Case(Masked, squares, BATCH, ()), ("second",), "drawn at random before it"),
+    "the model": (CASES["gpt"], ("",), "it is the whole model"),
+    "a checkpoint": (
+        Case(lambda: Checkpointed(reentrant=False), CASES["checkpoints"].loss, CASES["checkpoints"].batch, ()),
+        ("blocks.1",),
+        "within an activation checkpoint",
+    ),
+}
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit.script:DeprecationWarning")
+@pytest.mark.parametrize("what", REFUSED)
+def test_refused_borders(what: str) -> None:
+    case, borders, why = REFUSED[what]
+    with pytest.raises(PipelineRaised, match=why) as raised:
+        cuts_of(case, borders)
+    assert raised.value.remedy
+
+
+def test_data_dependent_modules_may_stand_behind_the_last_border() -> None:
+    x, y = torch.randn(12, 16), torch.randint(0, 4, (12,))
+    case = Case(Experts, pixels, (x, y), ())
+    assert cuts_of(case, ("gate",)).borders == ("gate",)
+    with pytest.raises(PipelineRaised, match=r"reads a value .* nonzero"):
+        cuts_of(case, ("out",))
+
+
+def test_too_many_stages_name_the_modules_that_could_begin_one() -> None:
+    case = Case(Branching, squares, BATCH, ())
+    with pytest.raises(PipelineRaised, match=r"cannot be cut into 4 stages.* first, second"):
+        cuts_of(case, stages=4)
+
+
+def test_what_stands_in_the_way_is_named_with_the_module_that_does_it() -> None:
+    with pytest.raises(
+        PipelineRaised, match=r"begin one: first; not second: before it the code reads .*, in the code of"
+    ):
+        cuts_of(Case(ByItself, squares, BATCH, ()), stages=3)
+
+
+def test_what_crosses_by_a_name_of_its_own_is_chosen_only_where_there_is_no_other_way() -> None:
+    case = CASES["variational"]
+    assert cuts_of(case, stages=2).borders == ("encoder.2",)
+    assert cuts_of(case, stages=3).borders == ("encoder.2", "decoder.2")
+    assert cuts_of(case, ("decoder",)).skips["training"] != ((),)
+
+
+def test_parameters_are_owned_by_the_first_stage_that_uses_them() -> None:
+    cuts = cuts_of(CASES["gpt"], ("blocks.1", "norm"))
+    assert cuts.owners["embedding.weight"] == 0
+    assert cuts.tied == ("embedding.weight",)
+    assert cuts.guests(2) == {"embedding.weight"}
+    assert {name for name in cuts.owned(1) if not name.startswith(("blocks.1", "blocks.2"))} == set()
+    assert sum(cuts.shares) == pytest.approx(1)
+
+
+def test_the_same_borders_are_chosen_each_time_and_are_balanced() -> None:
+    case = CASES["gpt"]
+    model = made(case)
+    sizes = {name: parameter.numel() for name, parameter in model.named_parameters()}
+    found = surveyed(case)
+    chosen = choose({"training": found}, 3, sizes)
+    assert chosen == choose({"training": surveyed(case)}, 3, sizes) == ["blocks.1", "blocks.2"]
+    cuts = cut({"training": found}, chosen, list(sizes))
+    assert max(cuts.shares) < 2 * min(cuts.shares)
+
+
+def test_all_ways_to_call_the_model_have_to_meet_the_borders() -> None:
+    model = made(CASES["mlp"])
+    names = [name for name, _ in model.named_parameters()]
+    inputs = torch.randn(4, 32)
+    training = survey(model, lambda: model(inputs))
+    metrics = survey(model, lambda: model[:3](inputs))  # type: ignore[index]
+    with pytest.raises(PipelineRaised, match=r"begin at '4': metrics\(\) calls no module"):
+        cut({"training": training, "metrics": metrics}, ["4"], names)
+    with pytest.raises(PipelineRaised, match="cannot be cut into 5 stages"):
+        choose({"training": training, "metrics": metrics}, 5, {})

@@ -1,0 +1,348 @@
+"""Whole runs of models in stages, each member a thread: one trace and one digest, on every mesh, with faults too."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from orchestrator.config.resolve import INITIAL_FOLDER
+from orchestrator.config.settings import Every
+from orchestrator.errors import ConfigurationError, Inconsistent, NonFinite, OrchestratorError, PipelineRaised
+from orchestrator.worker.pipeline_parallel.flight import Flight
+from orchestrator.worker.pipeline_parallel.trainer import StageTrainer
+from orchestrator.worker.worker import Ended, Worker
+from pipelines.characters import Characters
+from tests.products import thinned
+from tests.worker import pipelines
+from tests.worker.elastic import EVERYTHING, Fault, survive
+from tests.worker.runs import ONE, Layout, _Members, members_end, settings_for, train
+
+ADAM = {"name": "adam", "lr": 0.02}
+MESHES = [Layout(2, stages=2), Layout(3, "tree", stages=2), Layout(4, "peer_to_peer", stages=2)]
+KINDS = [
+    *(pipelines.Mlp, pipelines.Batchnorm, pipelines.CumulativeBatchnorm, pipelines.ChannelsLast, pipelines.Lstm),
+    *(pipelines.Attention, pipelines.LayerDrop, pipelines.Annealed, pipelines.AwkwardBuffers),
+    *(pipelines.Spectral, pipelines.Codebook, pipelines.KeyQueue),
+]
+
+
+def _same(kind: Any, layout: Layout, **settings: Any) -> None:
+    unsplit, split = train(kind, ONE, **settings), train(kind, layout, **settings)
+    assert split.trace == unsplit.trace
+    assert split.digest == unsplit.digest
+    assert str(split.metrics) == str(unsplit.metrics)
+
+
+@pytest.mark.slow
+def test_a_model_in_stages_gives_the_trace_and_the_digest_of_the_unsplit_one() -> None:
+    """Clipped, with empty shards, running statistics and digests of single tensors."""
+    _same(pipelines.Batchnorm, MESHES[1], clip=0.05, optimizer=ADAM, tensors_every=2)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("layout", MESHES, ids=str)
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
+def test_every_mesh_gives_the_same(kind: Any, layout: Layout) -> None:
+    _same(kind, layout, clip=0.5, optimizer=ADAM)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("layout", [Layout(2, stages=2), Layout(3, "tree", stages=2), Layout(4, stages=4)], ids=str)
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+def test_a_tied_embedding(layout: Layout, precision: str) -> None:
+    args = {"width": 16, "layers": 3, "heads": 2, "window": 128}
+    _same(Characters, layout, args=args, clip=0.5, optimizer=ADAM, shards=4, batch_size=8, steps=3, precision=precision)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("order", thinned(["1f1b", "gpipe"], 2))
+def test_forward_passes_that_are_computed_anew_leave_the_same_bits(order: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With dropout, running statistics and counters; and where activations are kept, none is computed anew."""
+    unsplit = train(pipelines.Batchnorm, ONE, clip=0.05, optimizer=ADAM)
+    anew: list[int] = []
+    whole = Flight.whole
+
+    def counted(flight: Flight, stage: Any, *others: Any) -> Flight:
+        if flight.record is None:
+            anew.append(stage.index)
+        return whole(flight, stage, *others)
+
+    monkeypatch.setattr(Flight, "whole", counted)
+    for recompute in (False, True):
+        told = train(
+            pipelines.Batchnorm, MESHES[1], clip=0.05, optimizer=ADAM, recompute=recompute, pipeline_order=order
+        )
+        assert (told.trace, told.digest) == (unsplit.trace, unsplit.digest)
+        assert bool(anew) == recompute
+    assert set(anew) == ({0} if order == "1f1b" else {0, 1}), "of the last stage backward follows at once"
+
+
+@pytest.mark.slow
+def test_activations_are_not_kept_where_they_are_computed_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    held: list[int] = []
+    backward = StageTrainer._backward
+
+    def counted(trainer: StageTrainer, task: Any, when: Any, tally: Any, flights: dict[int, Flight], grid: Any) -> None:
+        held.append(sum(flight.record is not None for flight in flights.values()))
+        backward(trainer, task, when, tally, flights, grid)
+
+    monkeypatch.setattr(StageTrainer, "_backward", counted)
+    most = []
+    for recompute in (False, True):
+        held.clear()
+        train(pipelines.Mlp, Layout(2, stages=2), recompute=recompute, pipeline_order="gpipe", steps=1)
+        most.append(max(held))
+    assert most[0] == 5
+    assert most[1] <= 1, "only of a shard whose backward pass comes next"
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("member", range(4))
+@pytest.mark.parametrize("what", ["die", "call off", "regroup", "join"])
+def test_faults_in_each_place_of_a_mesh(member: int, what: Any) -> None:
+    unsplit = survive(pipelines.Batchnorm, ONE, checkpoint_every=2, **EVERYTHING)
+    for at in range(5 + 7 * member, 240, 60):
+        told = survive(pipelines.Batchnorm, Layout(4, stages=2), [Fault(member, at, what)], 2, **EVERYTHING)
+        assert (told.trace, told.digest, told.metrics) == (unsplit.trace, unsplit.digest, unsplit.metrics), at
+
+
+@pytest.mark.slow
+def test_a_call_off_while_digests_are_taken_loses_nothing() -> None:
+    unsplit = survive(pipelines.Batchnorm, ONE, checkpoint_every=2, **EVERYTHING)
+    told = survive(
+        pipelines.Batchnorm, Layout(2, stages=2), [Fault(0, 100, "die"), Fault(2, 60, "call off")], 2, **EVERYTHING
+    )
+    assert (told.trace, told.digest, told.metrics) == (unsplit.trace, unsplit.digest, unsplit.metrics)
+
+
+class Remade(pipelines.Batchnorm):
+    """Its model is made anew where a run goes back to its first values. drifts: then they are others."""
+
+    most: ClassVar[list[int]] = []
+
+    def __init__(self, rows: int = 22, held_out: int | None = 7, drifts: bool = False) -> None:
+        super().__init__(rows, held_out)
+        self.drifts = drifts
+        self._made = 0
+
+    def model(self) -> nn.Module:
+        model = super().model()
+        self._made += 1
+        self.most.append(self._made)
+        if self.drifts and self._made > 2:
+            with torch.no_grad():
+                torch._foreach_add_(list(model.parameters()), 1.0)
+        return model
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("optimizer", thinned(["adam", "adagrad"], 2))
+def test_before_the_first_checkpoint_a_loss_sends_all_back_to_values_that_are_made_anew(optimizer: str) -> None:
+    """adagrad has a state before the first step."""
+    settings = {**EVERYTHING, "optimizer": {"name": optimizer, "lr": 0.02}}
+    Remade.most.clear()
+    unsplit = survive(Remade, ONE, **settings)
+    assert max(Remade.most) == 1
+    told = survive(Remade, Layout(2, stages=2), [Fault(1, 60, "die")], **settings)
+    assert (told.trace, told.digest, told.metrics) == (unsplit.trace, unsplit.digest, unsplit.metrics)
+    assert max(Remade.most) == 3, "when it gets its stage, and to go back"
+
+
+@pytest.mark.long
+@pytest.mark.slow
+def test_values_of_another_model_are_made_anew_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where training begins with them; for all that go back, and for the one that comes and stands by."""
+    before = train(pipelines.Batchnorm, steps=3, args=EVERYTHING["args"])
+    file = tmp_path / INITIAL_FOLDER / f"{before.digest}.safetensors"
+    file.parent.mkdir(parents=True)
+    save_file(before.parameters, file)
+    monkeypatch.chdir(tmp_path)
+    settings = {**EVERYTHING, "initial": {"name": "models:/m/1", "digest": before.digest}}
+    unsplit = survive(pipelines.Batchnorm, ONE, **settings)
+    told = survive(pipelines.Batchnorm, Layout(2, stages=2), [Fault(1, 60, "die")], **settings)
+    assert told.went_back == 1
+    assert (told.trace, told.digest, told.metrics) == (unsplit.trace, unsplit.digest, unsplit.metrics)
+
+
+@pytest.mark.long
+@pytest.mark.slow
+def test_first_values_that_come_out_otherwise_are_told() -> None:
+    settings = {**EVERYTHING, "args": {**EVERYTHING["args"], "drifts": True}}
+    with pytest.raises(Inconsistent, match=r"model\(\) gave '.*' another first value when it was called"):
+        survive(Remade, Layout(2, stages=2), [Fault(1, 60, "die")], **settings)
+
+
+@pytest.mark.slow
+def test_a_member_holds_its_stage_only() -> None:
+    members = _Members(settings_for(pipelines.Mlp, Layout(2, stages=2), optimizer=ADAM, clip=0.5))
+    workers = [member for member in members.members if isinstance(member, Worker)]
+    before = [
+        {name: weakref.ref(each) for name, each in worker._workload.model.named_parameters()} for worker in workers
+    ]
+    ends = members.run()
+    assert not any(isinstance(end, BaseException) for end in ends)
+    gc.collect()
+    alive = [{name for name, each in known.items() if each() is not None} for known in before]
+    assert alive[0] | alive[1] == set(before[0])
+    assert not alive[0] & alive[1]
+    for worker, names in zip(workers, alive, strict=True):
+        assert worker.state().keys() == names
+        state = worker._execution.held.capture({})
+        assert {name.removeprefix("model/") for name in state.tensors if name.startswith("model/")} == names
+        assert {name.split("/")[2] for name in state.tensors if name.startswith("optimizer/")} == names
+
+
+class Deep(pipelines.Mlp):
+    def model(self) -> nn.Module:
+        return nn.Sequential(
+            nn.Linear(pipelines.FEATURES, 8), nn.Tanh(), nn.Linear(8, 8), nn.Linear(8, pipelines.CLASSES)
+        )
+
+
+class DrawsInEvaluation(Deep):
+    def loss(self, model: nn.Module, batch: Any) -> Any:
+        inputs, labels = batch
+        return nn.functional.cross_entropy(nn.functional.dropout(model(inputs), 0.2), labels)
+
+    def metrics(self, model: nn.Module, batch: Any) -> dict[str, Tensor]:
+        return {"drawn": torch.rand(()), "spread": (model(batch[0]) * torch.rand(())).std()}
+
+
+class DrawsInSomeEvaluations(DrawsInEvaluation):
+    def loss(self, model: nn.Module, batch: Any) -> Any:
+        inputs, labels = batch
+        if not model.training:
+            self.first = getattr(self, "first", inputs)
+        draws = not model.training and not torch.equal(self.first, inputs)
+        return super().loss(model, batch) if draws else nn.functional.cross_entropy(model(inputs), labels)
+
+
+class ReadsTheModelNowhere(Deep):
+    """In its metrics, for which the loss has kept something."""
+
+    def loss(self, model: nn.Module, batch: Any) -> Any:
+        self.kept = model(batch[0])
+        return nn.functional.cross_entropy(self.kept, batch[1])
+
+    def metrics(self, model: nn.Module, batch: Any) -> dict[str, Tensor]:  # noqa: ARG002
+        return {"drawn": torch.rand(()), "accuracy": (self.kept.argmax(1) == batch[1]).float().mean()}
+
+
+class Named(Deep):
+    def stages(self, model: nn.Module) -> list[str]:  # noqa: ARG002
+        return ["2"]
+
+
+class NamesTooMany(Deep):
+    def stages(self, model: nn.Module) -> list[str]:  # noqa: ARG002
+        return ["2", "3"]
+
+
+class SharedNorm(Deep):
+    def model(self) -> nn.Module:
+        norm = nn.BatchNorm1d(8)
+        return nn.Sequential(
+            nn.Linear(pipelines.FEATURES, 8), norm, nn.Linear(8, 8), norm, nn.Linear(8, pipelines.CLASSES)
+        )
+
+    def stages(self, model: nn.Module) -> list[str]:  # noqa: ARG002
+        return ["2"]
+
+
+class HookedTied(Deep):
+    def model(self) -> nn.Module:
+        first, last = nn.Linear(6, 6, bias=False), nn.Linear(6, 6, bias=False)
+        last.weight = first.weight
+        first.weight.register_hook(lambda gradient: gradient * 2)  # type: ignore[no-untyped-call]
+        return nn.Sequential(first, nn.Tanh(), nn.Linear(6, 6), last)
+
+    def stages(self, model: nn.Module) -> list[str]:  # noqa: ARG002
+        return ["2"]
+
+
+REFUSED = {
+    pipelines.Small: "the model cannot be cut into 2 stages",
+    pipelines.Packed: "stage 1: gru of a tensor .* cannot be followed by its shape alone",
+    NamesTooMany: r"stages\(\) returned \['2', '3'\], for 2 stages",
+    SharedNorm: "the buffer '1.num_batches_tracked' changes with each batch, and several stages use it",
+    HookedTied: "the parameter '0.weight' has a hook on its gradient",
+    pipelines.Frozen: "no 2 stages of the model would each hold a parameter",
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", REFUSED, ids=lambda kind: kind.__name__)
+def test_what_cannot_be_cut_is_refused_before_the_first_step(kind: Any) -> None:
+    (end, *_) = members_end(kind, Layout(2, stages=2), optimizer=ADAM)
+    assert isinstance(end, PipelineRaised)
+    with pytest.raises(PipelineRaised, match=REFUSED[kind]):
+        raise end
+    assert end.remedy
+
+
+def test_an_optimizer_of_the_pipelines_own_is_refused() -> None:
+    (end, *_) = members_end(pipelines.OwnOptimizer, Layout(2, stages=2), optimizer=None)
+    assert isinstance(end, ConfigurationError)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", [DrawsInEvaluation, ReadsTheModelNowhere], ids=lambda kind: kind.__name__)
+def test_metrics_go_on_with_what_the_loss_has_left_in_evaluation(kind: Any) -> None:
+    _same(kind, Layout(4, stages=2), optimizer=ADAM, evaluate_every=Every(steps=2))
+    _same(kind, Layout(3, "tree", stages=3), optimizer=ADAM, evaluate_every=Every(steps=2))
+
+
+@pytest.mark.slow
+def test_a_loss_that_draws_in_the_evaluation_of_some_batches_only_is_told() -> None:
+    ends = members_end(DrawsInSomeEvaluations, Layout(2, stages=2), optimizer=ADAM, evaluate_every=Every(steps=1))
+    told = [end for end in ends if isinstance(end, PipelineRaised)]
+    assert told
+    assert all("draws random numbers in the evaluation of some batches only" in str(end) for end in told)
+
+
+@pytest.mark.slow
+def test_stages_that_the_pipeline_names() -> None:
+    _same(Named, Layout(2, stages=2), optimizer=ADAM)
+
+
+class Failing(Deep):
+    """In the layer of a stage, on one micro-batch."""
+
+    def model(self) -> nn.Module:
+        class Fragile(nn.Linear):
+            def forward(self, x: Tensor) -> Tensor:
+                if self.training and len(x) == 1 and torch.is_grad_enabled():
+                    raise ValueError("a single row")
+                return super().forward(x)
+
+        return nn.Sequential(
+            nn.Linear(pipelines.FEATURES, 8), nn.Tanh(), Fragile(8, 8), nn.Linear(8, pipelines.CLASSES)
+        )
+
+
+class Infinite(Deep):
+    def loss(self, model: nn.Module, batch: Any) -> Any:
+        loss: Tensor = super().loss(model, batch)
+        return loss * float("inf") if len(batch[0]) == 1 and model.training else loss
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("kind", "error"), [(Failing, PipelineRaised), pytest.param(Infinite, NonFinite, marks=pytest.mark.long)]
+)
+def test_a_fault_in_a_stage_is_told_as_unsplit(kind: Any, error: type[OrchestratorError]) -> None:
+    """Everybody's program comes to its end; the member whose shard it is tells it, the others withdraw."""
+    expected = [end for end in members_end(kind, ONE, optimizer=ADAM, steps=4) if isinstance(end, Exception)]
+    ends = members_end(kind, Layout(3, "tree", stages=2), optimizer=ADAM, steps=4)
+    told = [end for end in ends if isinstance(end, Exception)]
+    assert len(told) == len(expected) == 1
+    assert isinstance(told[0], error)
+    assert str(told[0]).splitlines()[0] == str(expected[0]).splitlines()[0]
+    assert {end.kind for end in ends if isinstance(end, Ended)} == {"withdrew"}

@@ -1,0 +1,271 @@
+"""Replicas that run free: whatever order updates came in, the records of the rests give every bit again on any other layout."""
+
+from __future__ import annotations
+
+import base64
+import itertools
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+import torch
+
+from orchestrator.config.plan import Timeouts
+from orchestrator.config.settings import Every
+from orchestrator.errors import Inconsistent
+from orchestrator.pipeline import Pipeline
+from orchestrator.records import rests
+from orchestrator.records.clocks import Sprint
+from orchestrator.worker.asynchronous import deltas
+from orchestrator.worker.asynchronous import rows as shard_rows
+from orchestrator.worker.asynchronous.deltas import Deliveries, Delta
+from orchestrator.worker.asynchronous.traffic import Traffic
+from orchestrator.worker.member.generation import Ended
+from tests.products import thinned
+from tests.worker import pipelines as p
+from tests.worker.runs import LAYOUTS, LONELY, Layout, Run, members_end, train
+
+pytestmark = pytest.mark.threads
+
+MODES: list[dict[str, Any]] = [
+    {"name": "bap"},
+    {"name": "ssp", "staleness": 1},
+    {"name": "asp", "threshold": 0.05},
+    {"name": "asp", "staleness": 2},
+]
+TOPOLOGIES = [
+    Layout(1),
+    Layout(2),
+    Layout(3, "tree"),
+    Layout(2, "parameter_server", servers=2),
+    Layout(4, "peer_to_peer"),
+]
+ADAM = {"name": "adam", "lr": 0.02}
+RICH: dict[str, Any] = {
+    "steps": 7,
+    "shards": 4,
+    "batch_size": 8,
+    "args": {"rows": 18, "held_out": 4},
+    "optimizer": ADAM,
+    "clip": 0.5,
+    "evaluate_every": Every(steps=2),
+}
+
+
+def sprints_of(run: Run) -> list[Sprint]:
+    start = (0,) * len(run.rests[0]["clocks"])
+    found: list[Sprint] = []
+    for rest in run.rests:
+        found.append(Sprint.decode(base64.b64decode(rest["updates"]), start))
+        start = found[-1].end
+    return found
+
+
+def assert_same(one: Run, other: Run) -> None:
+    assert one.trace == other.trace
+    assert one.rests == other.rests
+    assert str(one.metrics) == str(other.metrics)
+    assert one.digest == other.digest
+
+
+def live_and_replayed(
+    pipeline: type[Pipeline], layout: Layout, others: Sequence[Layout], mode: dict[str, Any], **settings: Any
+) -> Run:
+    run = train(pipeline, layout, sync=mode, **settings)
+    for other in others:
+        assert_same(train(pipeline, other, replay=run.rests, sync=mode, **settings), run)
+    return run
+
+
+@pytest.mark.parametrize("mode", MODES, ids=str)
+@pytest.mark.parametrize("number", thinned(range(len(TOPOLOGIES)), 4), ids=lambda n: str(TOPOLOGIES[n]))
+def test_a_run_is_repeated_on_another_layout(number: int, mode: dict[str, Any]) -> None:
+    layout, other = TOPOLOGIES[number], TOPOLOGIES[(number + MODES.index(mode) + 1) % len(TOPOLOGIES)]
+    run = live_and_replayed(p.Batchnorm, layout, [other], {**mode, "rest_every": 3}, **RICH)
+    assert [line["step"] for line in run.trace] == list(range(7))
+    assert run.rests[-1]["steps"] == 7
+    bound = mode.get("staleness")
+    assert bound is None or max(each.largest for each in rests.staleness(run.rests)) <= bound
+
+
+@pytest.mark.parametrize("graph", thinned(["exponential", "ring", "complete"], 3))
+def test_gossip_is_the_same_on_every_layout(graph: str) -> None:
+    """Though a model travels only to workers that host a neighbour, and those are others on each."""
+    settings = {**RICH, "shards": 6, "batch_size": 12, "args": {"rows": 26, "held_out": 4}}
+    mode = {"name": "gossip", "graph": graph, "rest_every": 3}
+    whole = train(p.Batchnorm, Layout(1), sync=mode, **settings)
+    for layout in (Layout(2), Layout(4, "tree"), Layout(3, "peer_to_peer"), Layout(5)):
+        assert_same(train(p.Batchnorm, layout, sync=mode, **settings), whole)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("mode", MODES, ids=str)
+@pytest.mark.parametrize("layout", [*LONELY, *LAYOUTS], ids=str)
+def test_every_layout_is_repeated_on_every_other(layout: Layout, mode: dict[str, Any]) -> None:
+    live_and_replayed(p.Batchnorm, layout, [*LONELY[:2], *LAYOUTS], {**mode, "rest_every": 2}, **RICH)
+
+
+@dataclass(frozen=True)
+class Case:
+    pipeline: type[Pipeline]
+    settings: dict[str, Any] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        return "-".join([self.pipeline.__name__, *(f"{k}={v}" for k, v in self.settings.items())])
+
+
+CASES = [
+    Case(p.Mlp, {"optimizer": {"name": "adamw", "lr": 0.01, "weight_decay": 0.1}}),
+    Case(p.Mlp, {"optimizer": {"name": "sgd", "lr": 0.1, "momentum": 0.9}, "clip": 0.05}),
+    Case(p.Mlp, {"schedule": {"name": "cosine", "warmup": 2}}),
+    Case(p.Mlp, {"schedule": {"name": "plateau", "patience": 1, "gamma": 0.1}, "evaluate_every": Every(steps=1)}),
+    Case(p.Mlp, {"shards": 8, "batch_size": 8, "args": {"rows": 3}}),  # empty micro-batches
+    Case(p.Mlp, {"args": {"rows": 1}}),
+    Case(p.Mlp, {"args": {"held_out": None}}),
+    Case(p.Mlp, {"epochs": 2}),
+    Case(p.Mlp, {"evaluate_every": Every(seconds=1e-4)}),
+    Case(p.OwnOptimizer, {"optimizer": None}),
+    Case(p.Langevin, {"optimizer": None}),
+    Case(p.CumulativeBatchnorm),
+    Case(p.AwkwardBuffers),
+    Case(p.BatchnormFrozenByLoss),
+    Case(p.LayerDrop, {"optimizer": ADAM}),
+    Case(p.Frozen),
+    Case(p.Caching, {"batch_size": 7}),
+    Case(p.MaskedTokens, {"args": {"rows": 27}}),
+    Case(p.Lstm),
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", range(len(CASES)), ids=map(str, CASES))
+def test_whatever_is_trained(number: int) -> None:
+    case, mode = CASES[number], {**MODES[number % len(MODES)], "rest_every": 2}
+    layout, other = TOPOLOGIES[1 + number % 4], TOPOLOGIES[(2 + number) % 5]
+    live_and_replayed(case.pipeline, layout, [other], mode, **{"steps": 4, **case.settings})
+
+
+def test_a_run_that_stops_early_is_repeated_to_the_same_step() -> None:
+    settings: dict[str, Any] = {
+        "steps": 30,
+        "optimizer": {"name": "sgd", "lr": 3.0},
+        "evaluate_every": Every(steps=1),
+        "early_stopping": {"patience": 2},
+    }
+    run = live_and_replayed(p.Mlp, Layout(3), [Layout(1), Layout(2, "parameter_server")], {"name": "bap"}, **settings)
+    assert 3 <= len(run.trace) < 30
+    assert run.trace[-1]["parameters"] == run.digest
+
+
+def test_an_optimizer_that_changes_frozen_parameters_is_refused() -> None:
+    """It would do so in each replica alone."""
+    ends = members_end(p.OfNoClassOfTorchs, Layout(2), sync={"name": "bap"}, optimizer=None)
+    assert any("changed the parameter 'average.0.weight', which is frozen" in str(end) for end in ends), ends
+
+
+def test_replicas_that_never_wait_read_each_other() -> None:
+    """Of three runs one at least has updates that had read some of another worker's."""
+    runs = [train(p.Mlp, Layout(2), sync={"name": "bap"}, steps=12) for _ in range(3)]
+    reads = [
+        update.reads for run in runs for sprint in sprints_of(run) for stream in sprint.streams for update in stream
+    ]
+    assert any(reads)
+
+
+@pytest.mark.parametrize("layout", TOPOLOGIES[1:], ids=str)
+def test_a_window_of_one_delta_is_enough(layout: Layout, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("orchestrator.worker.asynchronous.traffic.window_of", lambda _: 1)
+    for mode in MODES[:2]:
+        live_and_replayed(p.Mlp, layout, [Layout(1)], mode, steps=6)
+
+
+def test_a_window_holds_a_delta_and_at_most_eight() -> None:
+    assert [deltas.window_of(size) for size in (0, 1, 10**6, 10**8)] == [8, 8, 8, 1]
+
+
+class Alone:
+    """An exchange of one member."""
+
+    def gather(self, step: int, attempt: int, phase: int, payload: torch.Tensor) -> list[torch.Tensor]:  # noqa: ARG002
+        return [payload]
+
+
+def test_heirs_of_heirs_get_what_was_passed_on_until_then() -> None:
+    """Shard 2 went on with what 0 kept; then 0 was lost itself, and went on with what 1 kept."""
+    own = {shard: {"kept": torch.tensor([float(shard)])} for shard in range(3)}
+    exchange: Any = Alone()
+    for _ in range(2):  # a replay may be interrupted here and begin again
+        found = shard_rows.inherited(exchange, 4, [[2, 0], [0, 1]], own)
+        assert {shard: float(row["kept"]) for shard, row in found.items()} == {2: 0.0, 0: 1.0}
+    assert shard_rows.inherited(exchange, 4, [], own) == {}
+
+
+# ---- what the ledger finds
+
+
+@pytest.mark.parametrize("layout", TOPOLOGIES[1:], ids=str)
+@pytest.mark.parametrize("times", [0, 2])
+def test_a_delta_that_is_dropped_or_applied_twice_is_found(
+    layout: Layout, times: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise the sum of the rest would repair it in silence."""
+    receive, number = Deliveries.next, itertools.count()
+
+    def spoiled(self: Deliveries) -> Delta | None:
+        delta = receive(self)
+        if delta is not None and next(number) == 1:
+            for part in delta.slices:
+                delta.slices[part] = delta.slices[part] * times
+        return delta
+
+    monkeypatch.setattr(Deliveries, "next", spoiled)
+    ends = members_end(p.Mlp, layout, sync={"name": "ssp", "staleness": 0}, steps=8)
+    assert any(isinstance(end, Inconsistent) and "not the sum of the updates" in str(end) for end in ends), ends
+
+
+def test_a_slice_that_is_overwritten_too_early_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    send, number = Traffic.send, itertools.count()
+
+    def spoiled(self: Traffic, header: deltas.Header) -> None:
+        send(self, header)
+        if header.kind == deltas.DELTA and next(number) == 1:
+            self.memory.own(header.number).add_(torch.ones(1, dtype=torch.int64))
+
+    monkeypatch.setattr(Traffic, "send", spoiled)
+    ends = members_end(p.Mlp, Layout(2), sync={"name": "ssp", "staleness": 0}, steps=8)
+    assert any(isinstance(end, Inconsistent) for end in ends), ends
+
+
+def test_workers_that_all_wait_in_vain_accuse_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Updates get lost: no clock moves any more, though everybody lives and looks around."""
+    send = Traffic.send
+    monkeypatch.setattr(Timeouts, "deadline_s", 0.5)
+    monkeypatch.setattr(
+        Traffic, "send", lambda self, header: None if header.kind == deltas.DELTA else send(self, header)
+    )
+    ends = members_end(p.Mlp, Layout(3), sync={"name": "ssp", "staleness": 0}, steps=8)
+    assert all(isinstance(end, Ended) and end.kind == "peer" for end in ends), ends
+    accused = {rank: end.accuses for rank, end in enumerate(ends) if isinstance(end, Ended) and end.accuses is not None}
+    assert accused
+    assert all(rank != other for rank, other in accused.items())
+    assert any("waited 0.5 s" in end.why for end in ends if isinstance(end, Ended))
+
+
+def test_who_never_ends_its_sprint_is_accused(monkeypatch: pytest.MonkeyPatch) -> None:
+    end, given_up = Traffic.end, threading.Event()
+
+    def ending(self: Traffic, *given: Any) -> None:
+        if self._member == 1:
+            given_up.wait()
+        try:
+            end(self, *given)
+        finally:
+            given_up.set()
+
+    monkeypatch.setattr(Timeouts, "deadline_s", 0.5)
+    monkeypatch.setattr(Traffic, "end", ending)
+    first = members_end(p.Mlp, Layout(2), sync={"name": "bap"})[0]
+    assert isinstance(first, Ended)
+    assert (first.kind, first.accuses) == ("peer", 1)

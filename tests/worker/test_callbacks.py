@@ -1,0 +1,151 @@
+"""on_evaluation is called in a process of its own, from which nothing comes back but numbers and words."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from orchestrator import Pipeline
+from orchestrator.config.resolve import resolve
+from orchestrator.config.settings import load
+from orchestrator.worker.between_steps import callbacks
+from orchestrator.worker.between_steps.callbacks import Callbacks
+
+pytestmark = pytest.mark.slow
+DATA = torch.utils.data.TensorDataset(torch.zeros(4, 2))
+
+
+class Called(Pipeline):
+    """Spoils what it is given, and fails at some steps."""
+
+    def model(self) -> nn.Module:
+        return nn.Sequential(nn.Linear(2, 1), nn.BatchNorm1d(1))
+
+    def datasets(self) -> tuple[Any, None]:
+        return DATA, None
+
+    def loss(self, model: nn.Module, batch: Any) -> Any:
+        return model(batch[0]).sum()
+
+    def on_evaluation(self, step: int, metrics: Mapping[str, float], model: nn.Module) -> Any:
+        weight = model[0].weight  # type: ignore[index]
+        found = {
+            "sum": float(weight.sum()),
+            "loss": metrics["loss"],
+            "training": model.training,
+            "random": torch.rand(()),
+        }
+        print("called at", step)
+        weight.zero_()
+        model.train()
+        if step == 1:
+            raise ValueError("no")
+        if step == 2:
+            os._exit(7)
+        if step == 3:
+            return 5
+        if step == 4:
+            time.sleep(600)  # until its process is ended
+        return found
+
+
+class Told:
+    """What comes of the calls, in order."""
+
+    def __init__(self) -> None:
+        self.entries: list[dict[str, Any]] = []
+        self._came = threading.Condition()
+
+    def __call__(self, entry: dict[str, Any]) -> None:
+        with self._came:
+            self.entries.append(entry)
+            self._came.notify_all()
+
+    def wait_for(self, enough: Callable[[list[dict[str, Any]]], bool]) -> None:
+        with self._came:
+            assert self._came.wait_for(lambda: enough(self.entries), 200)
+
+    @property
+    def calls(self) -> dict[int, dict[str, Any]]:
+        return {entry["step"]: entry for entry in self.entries if "step" in entry}
+
+
+@pytest.fixture
+def told() -> Told:
+    return Told()
+
+
+@pytest.fixture
+def calls(told: Told) -> Iterator[Callbacks]:
+    settings = {"run": {"steps": 9}, "pipeline": {"target": f"{__name__}:Called"}, "optimizer": "sgd"}
+    found = Callbacks(resolve(load([settings], [])), told)
+    yield found
+    found.close()
+
+
+def state(value: float) -> dict[str, torch.Tensor]:
+    made = nn.Sequential(nn.Linear(2, 1), nn.BatchNorm1d(1)).state_dict()
+    return {**made, "0.weight": torch.full((1, 2), value)}
+
+
+def nothing() -> None:
+    pass
+
+
+def test_each_call_has_a_copy_of_its_own_and_what_fails_is_told(calls: Callbacks, told: Told) -> None:
+    given = state(1.5)
+    before = {name: tensor.clone() for name, tensor in given.items()}
+    random = torch.get_rng_state()
+    for step in (0, 1, 2, 3, 0, 5):
+        calls.call(step, {"loss": 0.25}, given)
+    calls.finish(nothing, 200)
+    assert {name: tensor.equal(before[name]) for name, tensor in given.items()} == dict.fromkeys(given, True)
+    assert torch.get_rng_state().equal(random)
+    found = [entry for entry in told.entries if "step" in entry]
+    assert [entry["step"] for entry in found] == [0, 1, 2, 3, 0, 5]
+    assert [entry.get("failed", "").splitlines()[:1] for entry in found[1:4]] == [
+        ["on_evaluation() raised ValueError: no"],
+        ["its process ended with code 7"],
+        ["on_evaluation() returned 5: 'int' object has no attribute 'items'"],
+    ]
+    assert found[0]["metrics"] == found[4]["metrics"]  # its random numbers, too, follow from seed and step
+    assert (found[5]["metrics"]["sum"], found[5]["metrics"]["training"]) == (3.0, 0.0)
+    assert {"printed": "called at 5"} in told.entries
+
+
+def test_training_waits_for_no_call_and_what_is_too_much_is_left_out(
+    calls: Callbacks, told: Told, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(callbacks, "_WAITING_BYTES", 1)
+    calls.call(0, {"loss": 0.0}, state(0.0))
+    told.wait_for(lambda entries: any("step" in entry for entry in entries))
+    calls.call(4, {"loss": 0.0}, state(0.0))
+    with calls._changed:
+        assert calls._changed.wait_for(lambda: calls._calling == 4, 200)
+    for step in (5, 6, 7):
+        calls.call(step, {"loss": 0.0}, state(0.0))
+    beats: list[None] = []
+    calls.finish(lambda: beats.append(None), 0.5)
+    left_out = {step: entry["failed"].partition(":")[0] for step, entry in told.calls.items() if "failed" in entry}
+    assert beats
+    assert left_out[7] == "it had not returned after 0.5 s (cluster.step_timeout_s)"
+    assert left_out[5] == left_out[6] == "it was left out"
+    assert "failed" not in told.calls[0]
+
+
+def test_closing_ends_a_call_that_does_not_return(calls: Callbacks, told: Told) -> None:
+    calls.call(0, {"loss": 0.0}, state(0.0))
+    told.wait_for(lambda entries: any("step" in entry for entry in entries))
+    calls.call(4, {"loss": 0.0}, state(0.0))
+    process = calls._process
+    assert process is not None
+    calls.close()
+    assert process.returncode is not None
+    assert 4 not in told.calls

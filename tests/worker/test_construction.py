@@ -1,0 +1,166 @@
+"""What the driver makes before anything is started: it refuses what a worker would, and nothing of it stays."""
+
+from __future__ import annotations
+
+import os
+import random
+import sys
+import weakref
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy
+import pytest
+import torch
+from torch import nn
+
+from orchestrator.config.plan import Variant
+from orchestrator.config.resolve import resolve
+from orchestrator.errors import ConfigurationError
+from orchestrator.numerics.determinism import left_as_it_was
+from orchestrator.worker.model import construction
+from tests.worker import faulty as f
+from tests.worker import pipelines as p
+from tests.worker.runs import settings_for
+
+REFUSED = [
+    (f.DoublePrecision, "torch.float64"),
+    (f.OptimizerOfAnotherKind, "LBFGS"),
+    (f.SeveralOptimizers, "optimizer() returned a tuple"),
+    (f.BuildsASchedule, "LambdaLR"),
+    (f.BuildsAPlateau, "ReduceLROnPlateau"),
+    (f.TrainsItself, "train(loader, optimizer)"),
+    (f.ModelIsNoModule, "model() returned str"),
+    (f.SharedStorage, "share memory"),
+    (f.Compiled, "is compiled"),
+]
+
+
+@pytest.mark.parametrize(("pipeline", "words"), REFUSED, ids=lambda value: getattr(value, "__name__", None))
+def test_what_every_worker_would_refuse_is_refused(pipeline: type[p.Small], words: str) -> None:
+    own = "optimizer" in vars(pipeline)
+    with pytest.raises(ConfigurationError) as caught:
+        construction.rehearse(resolve(settings_for(pipeline, optimizer=None) if own else settings_for(pipeline)))
+    assert caught.value.message.startswith("the configuration is wrong: pipeline.target: ")
+    assert words in caught.value.message
+    assert caught.value.remedy
+
+
+def test_numbers_of_numpy_in_an_optimizers_groups_are_those_of_python() -> None:
+    """Of the same values, however deep they lie; also where a rate would be refused as no number."""
+    plan = resolve(settings_for(p.NumbersOfNumpy, optimizer=None))
+    pipeline = p.NumbersOfNumpy()
+    optimizer = construction.make_optimizer(pipeline, pipeline.model(), plan)
+    for group, rate in zip(optimizer.param_groups, numpy.linspace(0.01, 0.3, 2, dtype=numpy.float32), strict=True):
+        assert (type(group["lr"]), group["lr"]) == (float, float(rate))
+        assert (type(group["decay"]), group["decay"]) == (float, float(numpy.float16(0.9)))
+        assert group["factors"] == (float(numpy.float32(0.1)), [2])
+        assert (type(group["factors"][0]), type(group["factors"][1][0])) == (float, int)
+
+
+IDLE = [{"rank": 4}, {"rank": 1, "saving": 100.0}]
+
+
+@pytest.mark.parametrize("options", IDLE, ids=str)
+def test_a_compression_that_makes_nothing_smaller_is_refused(options: dict[str, Any]) -> None:
+    settings = settings_for(p.Batchnorm, compression={"name": "powersgd", **options})
+    with pytest.raises(
+        ConfigurationError, match=r"compression: powersgd with rank=.* makes no tensor of this model smaller"
+    ):
+        construction.rehearse(resolve(settings))
+
+
+@pytest.mark.parametrize("name", ["none", "quantize", "topk", "powersgd"])
+def test_and_others_are_not(name: str) -> None:
+    options = {"rank": 2} if name == "powersgd" else {}
+    construction.rehearse(resolve(settings_for(p.Batchnorm, compression={"name": name, **options})))
+
+
+class ExitsInModel(p.Small):
+    def model(self) -> nn.Module:
+        sys.exit(3)
+
+
+@pytest.mark.parametrize(
+    "pipeline", [f.RaisesInInit, f.RaisesInModel, f.RaisesInTrain, f.RaisesInDatasets, ExitsInModel]
+)
+def test_what_the_pipeline_raises_is_left_to_the_workers(pipeline: type[p.Small]) -> None:
+    """Its model may want what datasets() finds, and that is not called."""
+    assert construction.rehearse(resolve(settings_for(pipeline))).notes == []
+
+
+class Careless(p.Small):
+    """Changes what scripts change, in whatever process it is made."""
+
+    made: ClassVar[list[weakref.ref[nn.Module]]] = []
+
+    def model(self) -> nn.Module:
+        torch.set_num_threads(torch.get_num_threads() + 1)
+        torch.set_default_dtype(torch.float64)
+        torch.use_deterministic_algorithms(not torch.are_deterministic_algorithms_enabled())
+        torch.set_grad_enabled(False)
+        torch.set_float32_matmul_precision("medium")
+        torch.backends.cudnn.benchmark = True
+        os.environ["MADE_UP"] = "1"
+        os.environ.pop("HOME")
+        os.chdir("/")
+        sys.path.append("/made/up")
+        numpy.random.rand(random.randrange(1, 5))
+        print("made")
+        model = super().model().to(torch.float32)
+        model.extra = [model]  # type: ignore[assignment]
+        self.made.append(weakref.ref(model))
+        return model
+
+
+def _surroundings() -> list[Any]:
+    return [
+        *(torch.get_rng_state().tolist(), random.getstate(), str(numpy.random.get_state())),
+        *(torch.get_num_threads(), torch.get_default_dtype(), torch.are_deterministic_algorithms_enabled()),
+        *(torch.is_grad_enabled(), torch.get_float32_matmul_precision(), torch.backends.cudnn.benchmark),
+        *(dict(os.environ), Path.cwd(), list(sys.path)),
+    ]
+
+
+def test_nothing_of_it_stays(capsys: pytest.CaptureFixture[str]) -> None:
+    before = _surroundings()
+    assert construction.rehearse(resolve(settings_for(Careless))).notes == []
+    assert _surroundings() == before
+    assert capsys.readouterr().out == ""
+    (made,) = Careless.made
+    assert made() is None
+
+
+def test_what_fails_leaves_nothing_either() -> None:
+    before = _surroundings()
+    with suppress(ZeroDivisionError), left_as_it_was():
+        Careless().model()
+        raise ZeroDivisionError
+    assert _surroundings() == before
+
+
+@pytest.mark.parametrize(
+    ("pipeline", "rows", "said"), [(p.Batchnorm, 15, 1), (p.Batchnorm, 16, 0), (p.FrozenBatchnorm, 2, 0), (p.Mlp, 2, 0)]
+)
+def test_few_rows_for_batch_normalisation_are_pointed_out(pipeline: type[p.Small], rows: int, said: int) -> None:
+    notes = construction.rehearse(resolve(settings_for(pipeline, shards=4, batch_size=4 * rows))).notes
+    assert [f"data.batch_size / data.shards = {rows} rows" in note for note in notes] == [True] * said
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "words"),
+    [
+        ("tests.worker.toys", {}, "is not on offer"),
+        ("tests.worker.nowhere:A", {}, "contribution: there is no module 'tests.worker.nowhere'"),
+        ("tests.worker.toys:Nothing", {}, "tests.worker.toys has no contribution 'Nothing'"),
+        ("tests.worker.toys:ErrorFeedback", {"space": 1}, "has no space; did you mean spacing?"),
+    ],
+)
+def test_a_contribution_that_cannot_be_built_is_refused(name: str, options: dict[str, Any], words: str) -> None:
+    plan = resolve(settings_for(p.Mlp))
+    wrong = replace(plan, update=replace(plan.update, contribution=Variant(name, options)))
+    with pytest.raises(ConfigurationError) as caught:
+        construction.rehearse(wrong)
+    assert words in caught.value.message

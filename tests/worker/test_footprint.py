@@ -1,0 +1,197 @@
+"""A member allocates what its part of the schedule needs, and the sentence about it says what is really there."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from orchestrator.comm.collectives import Memory
+from orchestrator.comm.partial_sums import partial_places
+from orchestrator.comm.topologies import build_schedule
+from orchestrator.config.resolve import resolve
+from orchestrator.numerics.exact import FAST_MEANS, INTEGERS, MEANS, Sums
+from orchestrator.numerics.layout import BLOCK, Layout
+from orchestrator.optim import optimizers
+from orchestrator.worker import strategies as executions
+from orchestrator.worker.asynchronous import footprint as free_footprint
+from orchestrator.worker.voting import footprint
+from orchestrator.worker.voting.footprint import region_bytes, sentence
+from tests.comm.topologies.cases import NAMES, variants
+from tests.comm.transports.memory import Hub, LocalRegions
+from tests.worker import pipelines as p
+from tests.worker.runs import Layout as On
+from tests.worker.runs import _Members, members_end, settings_for
+
+BLOCKS = 12
+LAYOUT = Layout.of([("w", torch.empty(BLOCKS * BLOCK))])
+
+
+class Counting(LocalRegions):
+    """Knows how many bytes are allocated now, and how many were at most."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.sizes: dict[int, int] = {}
+        self.most = 0
+
+    @property
+    def now(self) -> int:
+        return sum(self.sizes.values())
+
+    def allocate(self, elements: int, dtype: torch.dtype) -> torch.Tensor:
+        region = super().allocate(elements, dtype)
+        self.sizes[region.data_ptr()] = elements * dtype.itemsize
+        self.most = max(self.most, self.now)
+        return region
+
+    def free(self, region: torch.Tensor) -> None:
+        super().free(region)
+        self.sizes.pop(region.data_ptr(), None)
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("sums", [MEANS, FAST_MEANS, INTEGERS])
+def test_the_regions_are_those_that_are_foretold(name: str, sums: Sums) -> None:
+    for workers in range(1, 9):
+        for schedule in variants(name, workers):
+            for rank in range(schedule.members):
+                regions = Counting()
+                memory = Memory(LAYOUT, regions, sums=sums, contributes=rank < workers)
+                memory.suit(schedule, rank)
+                assert regions.now == regions.most == region_bytes(LAYOUT, schedule, rank, sums)
+
+
+@pytest.mark.parametrize(
+    ("name", "workers", "blocks"),
+    [
+        ("ring", 1, [0]),
+        ("tree", 1, [0]),
+        ("peer_to_peer", 1, [0]),
+        ("ring", 2, [0, 0]),
+        ("ring", 4, [6, 6, 6, 6]),
+        ("peer_to_peer", 4, [3, 3, 3, 3]),
+        ("tree", 2, [0, 0]),
+        ("tree", 4, [12, 12, 0, 0]),
+        ("parameter_server", 4, [0, 0, 0, 0, 12]),
+    ],
+)
+def test_sums_are_kept_only_where_they_are_handed_on_or_grow(name: str, workers: int, blocks: list[int]) -> None:
+    schedule = build_schedule(name, workers)
+    kept = [partial_places(LAYOUT, schedule, rank).values() for rank in range(schedule.members)]
+    assert [sum(place.stop - place.start for place in places) // BLOCK for places in kept] == blocks
+
+
+def test_a_generation_that_needs_more_gives_back_what_there_was() -> None:
+    regions = Counting()
+    memory = Memory(LAYOUT, regions, sums=MEANS)
+    alone = regions.now
+    assert alone == LAYOUT.size * (8 + 4)
+    for workers, blocks in ((1, 0), (4, 6), (2, 6), (6, 8)):
+        memory.suit(build_schedule("ring", workers), 0)
+        assert regions.now - alone == memory.partial.numel() * 8 == blocks * BLOCK * 8
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "elements"),
+    [
+        ("sgd", {"lr": 0.1}, 0),
+        ("sgd", {"lr": 0.1, "momentum": 0.9}, 1),
+        ("adamw", {"lr": 0.1, "betas": [0.9, 0.99]}, 2),
+        ("adam", {"amsgrad": True}, 3),
+        ("adafactor", {}, 0),
+    ],
+)
+def test_what_an_optimizer_remembers_is_found_out(name: str, options: dict[str, Any], elements: int) -> None:
+    assert optimizers.remembered(name, options) == elements
+
+
+@pytest.mark.parametrize("on", [On(), On(3, "ring"), On(4, "tree")])
+def test_the_sentence_says_what_a_worker_has(on: On, monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = settings_for(p.Mlp, on, optimizer={"name": "adamw", "lr": 0.01})
+    monkeypatch.setattr("tests.worker.runs.LocalRegions", Counting)
+    members = _Members(settings, Hub.transport)
+    members.run()
+    regions: list[Any] = members._regions
+    model, optimizer = members.members[0]._workload.model, members.members[0]._execution.held._updater.optimizer  # type: ignore[union-attr]
+    parameters = sum(parameter.numel() for parameter in model.parameters())
+    remembered = sum(
+        value.numel() for state in optimizer.state.values() for key, value in state.items() if key != "step"
+    )
+    schedule = build_schedule(on.topology, on.workers)
+    layout = Layout.from_dict(members._run_manifest["layout"])
+    gradients = -(-settings.data.shards // on.workers) * sum(slot.elements for slot in layout.slots)
+    foretold = footprint.worker_bytes(layout, schedule, resolve(settings), parameters=parameters, state=2.0)
+    assert foretold == max(each.now for each in regions) + 4 * (parameters + remembered + gradients)
+    said = sentence(members._run_manifest, resolve(settings))
+    assert said == f"each worker holds {parameters:,} parameters and needs about {foretold / 1e6:.1f} MB for them"
+
+
+def test_facts_that_do_not_tell_have_no_sentence() -> None:
+    settings = settings_for(p.Mlp, On())
+    assert sentence({}, resolve(settings)) is None
+
+
+FREE: list[dict[str, Any]] = [{"name": "bap"}, {"name": "asp", "threshold": 0.05}]
+
+
+@pytest.mark.parametrize("mode", FREE, ids=str)
+@pytest.mark.parametrize("on", [On(), On(3, "ring"), On(4, "tree"), On(2, "parameter_server", servers=2)], ids=str)
+def test_so_it_does_where_replicas_run_free(on: On, mode: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = settings_for(p.Mlp, on, optimizer={"name": "adamw", "lr": 0.01}, sync=mode)
+    monkeypatch.setattr("tests.worker.runs.LocalRegions", Counting)
+    members = _Members(settings, Hub.transport)
+    members.run()
+    execution: Any = members.members[0]._execution  # type: ignore[union-attr]
+    free, updates = execution._free, execution._free._updates
+    own = [free._x, free._base, free._last_rest.parameters, execution._deltas.pending]
+    own += [updates._before, updates._gradient, updates._read, updates._update]
+    regions: list[Any] = members._regions
+    hosted, size = -(-settings.data.shards // on.workers), free.size
+    held_back = 8 * size * hosted if updates._read.numel() else 0
+    rows = [[each for each in free._states.of(shard).values() if each.dtype == torch.float32] for shard in free.shards]
+    row = max(rows, key=len)  # a shard whose worker was slow may not have made an update, and keeps nothing yet
+    elements, steps = (
+        len(rows) * sum(map(count, row)) for count in (torch.Tensor.numel, lambda each: each.numel() == 1)
+    )
+    layout, plan = free.replica.layout, resolve(settings)
+    schedule = build_schedule(on.topology, on.workers, **on.options())
+    parameters = sum(parameter.numel() for parameter in free.replica.parameters)
+    foretold = free_footprint.worker_bytes(layout, schedule, plan, parameters=parameters, state=2.0)
+    there = sum(tensor.numel() * tensor.itemsize for tensor in own) + held_back + 4 * parameters
+    workers = regions[: on.workers]
+    assert foretold == max(each.now for each in workers) + there + 3 * 4 * (elements - steps)
+    assert executions.sentence(members._run_manifest, plan) == sentence(
+        members._run_manifest, plan, free_footprint.worker_bytes
+    )
+
+
+def test_a_model_of_each_shard_needs_more() -> None:
+    settings = [settings_for(p.Mlp, On(2), sync={"name": "gossip", "graph": graph}) for graph in ("ring", "complete")]
+    few, many = (
+        free_footprint.worker_bytes(LAYOUT, build_schedule("ring", 2), resolve(each), parameters=0, state=0.0)
+        for each in settings
+    )
+    assert few == many == 8 * LAYOUT.size * 2 + 20 * LAYOUT.size + 8 * LAYOUT.size * (4 * 3 + 2)
+
+
+@pytest.mark.parametrize("mode", [{"name": "bap"}, {"name": "gossip"}], ids=str)
+def test_who_has_not_the_memory_says_so_before_the_start(mode: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(footprint, "available_bytes", lambda: 1000)
+    (error,) = members_end(p.Mlp, On(2), sync=mode)
+    assert isinstance(error, MemoryError)
+    assert str(error).startswith("a worker needs about 0.")
+    assert str(error).endswith(" MB for a model whose replicas run free, and 0.0 MB of memory are available")
+
+
+def test_in_lockstep_too_where_its_first_steps_would_end_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    adam = {"name": "adam", "lr": 0.01}
+    monkeypatch.setattr(footprint, "available_bytes", lambda: 100_000)
+    (error,) = members_end(p.Wide, On(2, "peer_to_peer"), optimizer=adam)
+    assert isinstance(error, MemoryError)
+    elements = 6 * 2000 + 2000 + 2000 * 3 + 3
+    assert str(error).startswith("a worker needs at least 0.")
+    assert f"beside the {elements:,} parameters that it trains, and 0.1 MB of memory are available" in str(error)
+    monkeypatch.setattr(footprint, "available_bytes", lambda: 1 << 40)
+    assert not [end for end in members_end(p.Wide, On(2, "peer_to_peer"), optimizer=adam) if isinstance(end, Exception)]

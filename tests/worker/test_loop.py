@@ -1,0 +1,62 @@
+"""Schedules, early stopping and the plateau are decided by all members alike: one result for every layout."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from orchestrator.config.settings import Every
+from orchestrator.errors import ConfigurationError, PipelineRaised
+from tests.worker import pipelines as p
+from tests.worker.runs import ONE, Layout, settings_for, train
+
+pytestmark = pytest.mark.threads
+
+EVERY = Every(steps=1, seconds=None)
+SCATTERED = [Layout(3, "ring"), Layout(4, "parameter_server", servers=2), Layout(5, "peer_to_peer"), Layout(2, "tree")]
+STOPPING: dict[str, Any] = {
+    "steps": 30,
+    "evaluate_every": EVERY,
+    "digest_every": 0,
+    "optimizer": {"name": "sgd", "lr": 3.0},
+}
+
+
+@pytest.mark.parametrize("metric", [{}, {"metric": "validation/accuracy", "mode": "max"}])
+def test_early_stopping_stops_everybody_after_the_same_step(metric: dict[str, Any]) -> None:
+    settings = {**STOPPING, "early_stopping": {"patience": 2, **metric}}
+    one = train(p.Mlp, ONE, **settings)
+    assert 3 <= len(one.trace) < 30
+    assert one.trace[-1]["parameters"] == one.digest
+    assert len(one.metrics) == len(one.trace)
+    for layout in SCATTERED:
+        assert train(p.Mlp, layout, **settings).trace == one.trace
+
+
+def test_a_plateau_lowers_the_rate_for_everybody() -> None:
+    settings = {**STOPPING, "steps": 12, "schedule": {"name": "plateau", "patience": 1, "gamma": 0.1}}
+    one = train(p.Mlp, ONE, **settings)
+    assert one.digest != train(p.Mlp, ONE, **{**settings, "schedule": {}}).digest
+    for layout in SCATTERED:
+        assert train(p.Mlp, layout, **settings).trace == one.trace
+
+
+def test_a_schedule_changes_the_result_and_not_with_the_layout() -> None:
+    settings = {"steps": 6, "schedule": {"name": "cosine", "warmup": 2}}
+    one = train(p.Mlp, ONE, **settings)
+    assert one.digest != train(p.Mlp, ONE, steps=6).digest
+    assert train(p.Mlp, Layout(4, "tree"), **settings).trace == one.trace
+
+
+def test_an_unknown_metric_is_named_with_those_there_are() -> None:
+    with pytest.raises(
+        PipelineRaised, match="there is no metric 'validation/f1' to watch; there are validation/loss, "
+    ):
+        train(p.Mlp, ONE, **{**STOPPING, "early_stopping": {"patience": 1, "metric": "validation/f1"}})
+
+
+@pytest.mark.parametrize("every", [None, Every(steps=None, seconds=30.0)])
+def test_what_watches_needs_evaluations_at_known_steps(every: Every | None) -> None:
+    with pytest.raises(ConfigurationError, match=r"early_stopping.patience needs evaluation.every in steps"):
+        settings_for(p.Mlp, evaluate_every=every, early_stopping={"patience": 1})

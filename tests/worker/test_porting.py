@@ -1,0 +1,105 @@
+"""The page for those who have a script: its pipelines train, and do what it says of them."""
+
+from __future__ import annotations
+
+import importlib
+import itertools
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+
+from orchestrator.common.values import Steps
+from orchestrator.config.resolve import resolve
+from orchestrator.config.settings import load
+from orchestrator.data.order import Epochs
+from orchestrator.data.sampling.orders import shuffled
+from orchestrator.numerics.streams import seeded
+from orchestrator.worker.model import construction
+from tests.projects import REPOSITORY
+from tests.worker.runs import Layout, settings_for, train
+
+PAGE = (REPOSITORY / "docs" / "porting.md").read_text()
+BLOCKS: dict[str, str] = dict(re.findall(r"^```python (\w+)\.py\n(.*?)^```", PAGE, re.DOTALL | re.MULTILINE))
+ADAM = {"name": "adamw", "lr": 0.01}
+
+
+@pytest.fixture
+def written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, Any]]:
+    """The modules of the page by their names."""
+    monkeypatch.syspath_prepend(tmp_path)
+    for name, text in BLOCKS.items():
+        (tmp_path / f"{name}.py").write_text(text)
+    yield {name: importlib.import_module(name) for name in BLOCKS}
+    for name in BLOCKS:
+        sys.modules.pop(name)
+
+
+def test_two_networks_in_turn_have_one_result(written: dict[str, Any]) -> None:
+    gan: Any = written["gan"].Gan
+    assert construction.rehearse(resolve(settings_for(gan, optimizer=None))).notes == []
+    runs = [
+        train(gan, layout, optimizer=None, steps=6, shards=6, batch_size=24, tensors_every=1)
+        for layout in (Layout(), Layout(3), Layout(3, "tree"))
+    ]
+    assert len({run.digest for run in runs}) == 1
+    assert all(run.trace == runs[0].trace for run in runs)
+    tensors = [line["tensors"] for line in runs[0].trace]
+    for step, (before, after) in enumerate(itertools.pairwise(tensors), start=1):
+        changed = {name.partition(".")[0] for name in before if before[name] != after[name]}
+        assert changed == {"discriminator" if step % 2 == 0 else "generator"}
+
+
+def test_they_are_trained_as_by_two_optimizers(written: dict[str, Any]) -> None:
+    gan: Any = written["gan"].Gan
+    run = train(gan, optimizer=None, steps=6, shards=1, batch_size=24)
+    pipeline = gan()
+    with seeded(7, "datasets"):
+        rows, _ = pipeline.datasets()
+    with seeded(7, "model"):
+        model = pipeline.model()
+    networks = {1: (model.generator, 0.001), 0: (model.discriminator, 0.002)}
+    optimizers = {
+        turn: torch.optim.Adam(network.parameters(), lr=rate, betas=(0.5, 0.999))
+        for turn, (network, rate) in networks.items()
+    }
+    sampler = shuffled(Epochs(7, len(rows), Steps.constant(24), 1))
+    for step in range(6):
+        model.zero_grad()
+        batch = pipeline.collate([rows[index] for index in sampler.indices(step, 0)])
+        with seeded(7, "compute", step, 0):
+            pipeline.loss(model, batch, step).backward()
+        optimizers[step % 2].step()
+    for name, expected in model.state_dict().items():
+        assert torch.allclose(run.parameters[name], expected, rtol=1e-4, atol=1e-5), name
+
+
+def test_windows_that_warm_up_train(written: dict[str, Any]) -> None:
+    recurrent: Any = written["recurrent"].Recurrent
+    first, second = (train(recurrent, layout, optimizer=ADAM, steps=12) for layout in (Layout(), Layout(3)))
+    assert first.digest == second.digest
+    assert first.losses[-1] < first.losses[0]
+
+
+def test_one_cycle_is_that_of_torch(written: dict[str, Any]) -> None:
+    """But for its end, which torch has at a thousandth of a percent."""
+    cycle: Any = written["one_cycle"].OneCycle(steps=100, rise=30)
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], lr=1)
+    scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, 1.0, total_steps=101, pct_start=31 / 101)
+    expected = []
+    for _ in range(100):
+        expected += scheduler.get_last_lr()
+        optimizer.step()
+        scheduler.step()
+    assert [cycle.rate(step) for step in range(100)] == pytest.approx(expected, abs=1e-4)
+
+
+@pytest.mark.parametrize("example", re.findall(r"`(schedule: \{[^`]*\})`", PAGE))
+def test_the_schedules_of_the_page_load(example: str) -> None:
+    needed = {"run": {"steps": 1000}, "pipeline": {"target": "a:B"}, "evaluation": {"every": 100}}
+    assert load([needed, yaml.safe_load(example)], [])

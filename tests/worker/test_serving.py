@@ -1,0 +1,302 @@
+"""The trained model as MLflow serves it: the pipeline's own, with the trained bits, whatever its inputs come as."""
+
+from __future__ import annotations
+
+import json
+from collections import UserDict
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy
+import pytest
+import torch
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from orchestrator import Pipeline
+from orchestrator.errors import PipelineRaised, UsageError
+from orchestrator.numerics import tiles
+from orchestrator.numerics.digests import distinct_state, model_digest
+from orchestrator.numerics.streams import seeded
+from orchestrator.worker.between_steps import answering
+from orchestrator.worker.serving import _load_pyfunc, served
+from orchestrator.worker.serving.names import ARCHITECTURE, WEIGHTS
+from tests.portable.answering import MODELS, bits, inputs_of, picked
+
+
+class Plain(Pipeline):
+    def __init__(self, width: int = 3) -> None:
+        self.width = width
+
+    def model(self) -> nn.Module:
+        return nn.Sequential(nn.Linear(2, self.width), nn.Dropout(0.9))
+
+    def datasets(self) -> Any:
+        raise AssertionError("they are not asked for")
+
+    def loss(self, model: nn.Module, batch: Tensor) -> Tensor:
+        loss: Tensor = model(batch).sum()
+        return loss
+
+
+class Answering(Plain):
+    """Knows its width from its data only, and answers with names."""
+
+    def model(self) -> nn.Module:
+        return nn.Linear(2, self.found)
+
+    def datasets(self) -> Any:
+        self.found = self.width
+
+    def predict(self, model: nn.Module, inputs: Any) -> Any:
+        scores = model(inputs["x"])
+        return {"scores": scores, "best": [scores.argmax(1)]}
+
+
+def folder_of(kind: type[Plain], place: Path, width: int = 3) -> tuple[Path, nn.Module]:
+    pipeline = kind()
+    with seeded(1, "model"):
+        if kind is Answering:
+            pipeline.datasets()
+        model = pipeline.model()
+    for parameter in model.parameters():
+        parameter.data += 1.0  # it was trained
+    save_file(dict(distinct_state(model)), place / WEIGHTS)
+    told = {
+        "target": f"{__name__}:{kind.__name__}",
+        "args": {"width": width},
+        "seed": 1,
+        "answers": {"rows": 8, "why": None},
+    }
+    (place / ARCHITECTURE).write_text(json.dumps(told))
+    return place, model
+
+
+def test_it_has_the_trained_bits_and_takes_what_servers_are_sent(tmp_path: Path) -> None:
+    folder, trained = folder_of(Plain, tmp_path)
+    before = torch.get_rng_state()
+    loaded = _load_pyfunc(str(folder))
+    assert torch.equal(torch.get_rng_state(), before)
+    assert model_digest(loaded.get_raw_model()) == model_digest(trained)
+    rows = [[0.5, 1.5], [-1.0, 2.0]]
+    expected = trained.eval()(torch.tensor(rows)).detach().numpy()
+    for given in (rows, numpy.array(rows), numpy.array(rows, dtype=numpy.float32), torch.tensor(rows)):
+        found = loaded.predict(given)
+        assert type(found) is numpy.ndarray
+        assert (found == expected).all()
+
+
+def test_a_pipeline_says_itself_what_it_answers_and_may_need_its_data(tmp_path: Path) -> None:
+    folder, _ = folder_of(Answering, tmp_path)
+    found = served.load(folder).predict({"x": numpy.ones((4, 2))})
+    assert found["scores"].shape == (4, 3)
+    assert found["best"][0].dtype == numpy.int64
+
+
+def test_another_model_than_the_trained_one_is_refused_by_name(tmp_path: Path) -> None:
+    folder, _ = folder_of(Plain, tmp_path, width=5)
+    assert served.Answers.of({}).rows is None  # of models that an older version has logged
+    with pytest.raises(PipelineRaised, match=r"another model than the one that was trained: 0\.bias, 0\.weight differ"):
+        served.load(folder)
+
+
+def served_of(name: str) -> served.Served:
+    """As a run leaves it whose trial was made with other rows."""
+    with seeded(2, "model"):
+        model = MODELS[name]().eval()
+    rows = inputs_of(name, tiles.EXAMPLES)
+    with torch.no_grad():
+        tried = tiles.tried(model, rows)
+    assert (tried.rows, tried.why) == (tiles.ROWS, None)
+    return served.Served(Plain(), model, served.Answers(tried.rows))
+
+
+class Column:
+    """A table of pandas with one column, as MLflow's server makes it of `dataframe_split`."""
+
+    def __init__(self, rows: list[list[int]]) -> None:
+        self._rows = rows
+
+    def to_numpy(self) -> Any:
+        found = numpy.empty((len(self._rows), 1), dtype=object)
+        found[:, 0] = self._rows
+        return found
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_row_has_the_same_bits_in_every_batch_of_1_to_64_and_wherever_it_stands(name: str) -> None:
+    model, rows = served_of(name), inputs_of(name, 64)
+    alone = [bits(model.predict(picked(rows, slice(row, row + 1)))) for row in range(64)]
+    order = numpy.random.default_rng(6)
+    for number in range(1, 65):
+        chosen = order.permutation(64)[:number].tolist()
+        answers = model.predict(picked(rows, chosen))
+        assert [bits(picked(answers, slice(place, place + 1))) for place in range(number)] == [
+            alone[row] for row in chosen
+        ]
+
+
+def test_how_rows_lie_in_memory_changes_no_bit() -> None:
+    model, rows = served_of("cnn"), inputs_of("cnn", 9).numpy()
+    turned = numpy.ascontiguousarray(rows.transpose(3, 2, 1, 0)).transpose(3, 2, 1, 0)
+    assert bits(model.predict(turned)) == bits(model.predict(rows))
+
+
+def test_rows_of_several_lengths_have_the_bits_that_they_have_alone() -> None:
+    model = served_of("gru")
+    words = inputs_of("gru", 9).tolist()
+    rows = [row[: 3 + number % 4] for number, row in enumerate(words)]
+    found = model.predict(rows)
+    assert found.shape == (9, 13)
+    assert bits(model.predict(Column(rows))) == bits(found)
+    for row, answer in zip(rows, found, strict=True):
+        assert model.predict([row])[0].tobytes() == answer.tobytes()
+
+
+def test_asked_from_several_threads_it_answers_the_same_bits_and_leaves_their_settings() -> None:
+    model, rows = served_of("mlp"), inputs_of("mlp", 16)
+    expected, before = (
+        bits(model.predict(rows)),
+        (torch.get_num_threads(), torch.are_deterministic_algorithms_enabled()),
+    )
+    with ThreadPoolExecutor(4) as pool:
+        assert all(found == expected for found in pool.map(lambda _: bits(model.predict(rows)), range(16)))
+    assert (torch.get_num_threads(), torch.are_deterministic_algorithms_enabled()) == before
+
+
+def test_parts_of_several_numbers_of_rows_are_refused_with_what_to_do() -> None:
+    model = served_of("several")
+    with pytest.raises(UsageError, match="words 4, numbers 3"):
+        model.predict({"words": inputs_of("gru", 4), "numbers": torch.zeros(3, 3)})
+
+
+def test_what_has_to_stay_together_is_asked_at_once_and_loading_says_why(tmp_path: Path) -> None:
+    folder, trained = folder_of(Plain, tmp_path)
+    told = json.loads((folder / ARCHITECTURE).read_text())
+    (folder / ARCHITECTURE).write_text(
+        json.dumps({**told, "answers": {"rows": None, "why": "a row depends on others"}})
+    )
+    with pytest.warns(UserWarning, match="answered together: of this model, a row depends on others"):
+        loaded = _load_pyfunc(str(folder))
+    rows = torch.ones(9, 2)
+    assert (loaded.predict(rows) == trained.eval()(rows).detach().numpy()).all()
+
+
+def test_a_process_that_has_torch_says_that_it_cannot_compute_portably_any_more(tmp_path: Path) -> None:
+    folder, _ = folder_of(Plain, tmp_path)
+    told = json.loads((folder / ARCHITECTURE).read_text())
+    (folder / ARCHITECTURE).write_text(json.dumps({**told, "arithmetic": "portable"}))
+    with pytest.warns(UserWarning, match="bits of this processor only: portable needs"):
+        served.load(folder)
+
+
+class Batch(UserDict[str, Tensor]):
+    """A mapping that is no dict, and whose attributes are its keys, as the batches of Hugging Face are."""
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return self.data[name]
+        except KeyError:
+            raise AttributeError from None
+
+
+class Tokens(nn.Module):
+    """Places are learned, for 16 of them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.places = nn.Embedding(50, 8), nn.Embedding(16, 8)
+
+    def forward(self, input_ids: Tensor, mask: Tensor | None = None, labels: Tensor | None = None) -> dict[str, Tensor]:
+        places = torch.arange(input_ids.size(1))
+        found = self.words(input_ids) + self.places(places)
+        scores = found.sum(2) if mask is None else (found.sum(2) * mask)
+        return {"scores": scores} if labels is None else {"loss": scores.mean(), "scores": scores}
+
+
+class OfOneMapping(nn.Module):
+    def forward(self, batch: Any) -> Tensor:
+        answer: Tensor = batch["x"] * 2
+        return answer
+
+
+class OfAnything(OfOneMapping):
+    def forward(self, *given: Any, **named: Any) -> Tensor:
+        return super().forward(*given, **named)
+
+
+class OfKeywords(nn.Module):
+    def forward(self, **named: Tensor) -> Tensor:
+        return named["x"] * 2
+
+
+def tried(model: nn.Module, batch: Any, pipeline: Pipeline | None = None) -> tiles.Tried:
+    """What a run tells of a model, whose first samples are this batch."""
+    workload: Any = SimpleNamespace(pipeline=pipeline or Plain(), model=model, samples=lambda _: batch)
+    return answering._tried(workload, 1, "native")
+
+
+def words(length: int = 6) -> Tensor:
+    return torch.arange(12 * length).reshape(12, length) % 50
+
+
+@pytest.mark.parametrize(
+    ("model", "batch"),
+    [
+        (Tokens(), Batch({"input_ids": words(), "mask": torch.ones(12, 6), "labels": torch.ones(12)})),
+        (Tokens(), {"input_ids": words(), "label": torch.ones(12)}),
+        (OfOneMapping(), {"x": torch.ones(12, 2)}),
+        (OfAnything(), {"x": torch.ones(12, 2)}),
+        (OfKeywords(), {"x": torch.ones(12, 2)}),
+        (OfOneMapping(), {"x": torch.ones(12, 2), 3: torch.ones(12)}),
+    ],
+)
+def test_a_mapping_is_passed_as_keywords_where_the_model_takes_them(model: nn.Module, batch: Any) -> None:
+    assert tried(model, batch) == tiles.Tried(tiles.ROWS)
+
+
+def test_what_does_not_fit_is_named_by_its_type_with_what_to_write() -> None:
+    class Wrong(Plain):
+        def example(self, batch: Any) -> Any:
+            return batch.nothing
+
+    for model, batch, pipeline, detail in (
+        (Tokens(), Batch({"x": words(), "mask": words()}), None, "predict() raised AttributeError; a Batch of x, mask"),
+        (
+            Tokens(),
+            words(17),
+            None,
+            "predict() raised IndexError: index out of range in self; a tensor of int64, shape [12, 17]",
+        ),
+        (
+            Tokens(),
+            words(),
+            Wrong(),
+            "example() raised AttributeError: 'Tensor' object has no attribute 'nothing'; a tensor of int",
+        ),
+    ):
+        found = tried(model, batch, pipeline)
+        assert found.rows is None
+        assert "write example() or predict() in the pipeline" in (found.why or "")
+        assert (found.detail or "").replace("it was given ", "").startswith(detail)
+
+
+def test_a_part_of_an_answer_that_has_no_rows_is_named() -> None:
+    class Keeping(Plain):
+        def predict(self, model: nn.Module, inputs: Any) -> Any:
+            return {"scores": model(inputs), "cache": object()}
+
+    found = tried(nn.Linear(2, 2), torch.ones(12, 2), Keeping())
+    assert (found.rows, found.detail) == (None, "to 12 rows a part of the answer (cache) is of type object")
+
+
+@pytest.mark.long
+def test_a_model_of_hugging_face_is_served_as_it_comes() -> None:
+    from transformers import BatchEncoding, BertConfig, BertForSequenceClassification
+
+    sizes = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}
+    model = BertForSequenceClassification(BertConfig(vocab_size=50, **sizes))
+    told = {"input_ids": words(), "attention_mask": torch.ones_like(words()), "labels": torch.ones(12).long()}
+    assert tried(model, BatchEncoding(told)) == tiles.Tried(tiles.ROWS)

@@ -1,0 +1,408 @@
+"""Logical streams: one for each shard, and one result, whoever hosts the shards and whatever happens to the hosts."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import random
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F  # noqa: N812
+
+from orchestrator import Pipeline, Stream
+from orchestrator.checkpoint.stream_log import Logged, StreamLog, collect
+from orchestrator.common.values import Span
+from orchestrator.config.resolve import resolve
+from orchestrator.errors import ConfigurationError, DataDamaged, Inconsistent, PipelineRaised, RunFailed
+from orchestrator.worker import worker
+from tests.worker import runs
+from tests.worker.elastic import EVERYTHING, Elastic, Fault, Told, elastic_settings
+from tests.worker.runs import Layout, Run, members_end, rotating, train
+
+pytestmark = pytest.mark.threads
+
+LENGTH = 13  # samples of a shard in an epoch, of a stream that ends
+
+
+class Plain(Stream):
+    """A generator, which draws from its own generator and from those of the process; its epochs end."""
+
+    def stream(self, shard: int, shards: int, epoch: int, generator: torch.Generator) -> Iterator[Any]:
+        base = torch.rand(4, generator=generator)
+        for number in range(shard, LENGTH * shards, shards):
+            drawn = torch.rand(4, generator=generator) + torch.rand(4) + random.random() + numpy.random.rand()
+            yield (base + drawn) * 0.25, (number + epoch) % 3
+
+
+class Walk:
+    """What has a state: as torchdata's nodes and Hugging Face's data sets."""
+
+    opened: list[int] = []  # noqa: RUF012
+
+    def __init__(self, shard: int, generator: torch.Generator) -> None:
+        self._place, self._generator, self._number = torch.full((4,), float(shard)), generator, 0
+
+    def __iter__(self) -> Iterator[Any]:
+        while True:
+            self._number += 1
+            self._place = self._place * 0.5 + torch.rand(4, generator=self._generator)
+            yield self._place.clone(), self._number % 3
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"place": self._place.clone(), "number": self._number}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._place, self._number = state["place"], state["number"]
+
+
+class WithState(Stream):
+    def stream(self, shard: int, shards: int, epoch: int, generator: torch.Generator) -> Walk:  # noqa: ARG002
+        return Walk(shard, generator)
+
+
+class Forgetful(Stream):
+    """Its state_dict() leaves out where it is."""
+
+    def stream(self, shard: int, shards: int, epoch: int, generator: torch.Generator) -> Walk:  # noqa: ARG002
+        class Half(Walk):
+            def load_state_dict(self, state: dict[str, Any]) -> None:
+                self._number = state["number"]
+
+        return Half(shard, generator)
+
+
+class Large(WithState):
+    state_bytes = 16
+
+
+class Short(Plain):
+    """It has one epoch."""
+
+    def stream(self, shard: int, shards: int, epoch: int, generator: torch.Generator) -> Iterator[Any]:
+        return super().stream(shard, shards, epoch, generator) if not epoch else iter(())
+
+
+class Restless(Stream):
+    """Each time it is asked it gives others."""
+
+    def __init__(self) -> None:
+        self._asked = itertools.count()
+
+    def stream(self, shard: int, shards: int, epoch: int, generator: torch.Generator) -> Iterator[Any]:  # noqa: ARG002
+        asked = next(self._asked)
+        return ((torch.full((4,), float(asked + number)), number % 3) for number in itertools.count())
+
+
+KINDS: dict[str, type[Stream]] = {kind.__name__: kind for kind in (Plain, WithState, Forgetful, Large, Short, Restless)}
+
+
+class OfStream(Pipeline):
+    def __init__(self, kind: str) -> None:
+        self._kind = kind
+
+    def model(self) -> nn.Module:
+        return nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Dropout(0.2), nn.Linear(8, 3))
+
+    def datasets(self) -> tuple[Any, Any]:
+        held_out = [(torch.full((4,), number / 7), number % 3) for number in range(7)]
+        return KINDS[self._kind](), held_out
+
+    def loss(self, model: nn.Module, batch: Any) -> torch.Tensor:
+        return F.cross_entropy(model(batch[0]), batch[1])
+
+
+def _run(kind: str, layout: Layout = Layout(1), **more: Any) -> Run:  # noqa: B008
+    given = {"optimizer": {"name": "adam", "lr": 0.01}, "shards": 5, "batch_size": 17, "steps": 6, **more}
+    return train(OfStream, layout, args={"kind": kind}, **given)
+
+
+def _same(run: Run, reference: Run) -> None:
+    assert run.trace == reference.trace
+    assert run.digest == reference.digest
+
+
+@functools.cache
+def _reference(kind: str) -> Run:
+    return _run(kind)
+
+
+@pytest.mark.parametrize("kind", ["Plain", "WithState"])
+def test_a_stream_gives_one_result_in_every_layout(kind: str) -> None:
+    for layout in rotating(5, 0):
+        _same(_run(kind, layout), _reference(kind))
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"local": {"steps": 3, "optimizer": {"name": "sgd", "lr": 0.1}}},
+        {"compression": {"name": "topk", "ratio": 0.3}},
+        {"compression": {"name": "quantize", "bits": 8, "error_feedback": False}},
+        {"batch_size": {0: 5, 2: 11, 4: 20}},
+    ],
+    ids=["local steps", "top-k", "quantize", "growing batch"],
+)
+def test_a_stream_goes_with_other_steps(more: dict[str, Any]) -> None:
+    _same(_run("Plain", Layout(3, "tree"), **more), _run("Plain", **more))
+
+
+def test_free_replicas_count_up_and_a_replay_gives_the_same() -> None:
+    more = {"sync": {"name": "asp", "rest_every": 3}, "steps": 9}
+    live = _run("Plain", Layout(3), **more)
+    for layout in (Layout(1), Layout(2, "tree")):
+        _same(_run("Plain", layout, replay=live.rests, **more), live)
+
+
+def test_a_model_in_stages_takes_the_same_samples() -> None:
+    more: dict[str, Any] = {"shards": 4, "batch_size": 14}
+    assert _run("Plain", Layout(2, stages=2), **more).digest == _run("Plain", **more).digest
+
+
+# ---- losses
+
+
+def _told(kind: str, layout: Layout, faults: Sequence[Fault] = (), *, outlives: bool = False) -> tuple[Told, Elastic]:
+    given = {**EVERYTHING, "args": {"kind": kind}, "early_stopping": {}, "checkpoint_every": 2, "batch_size": 14}
+    run = Elastic(elastic_settings(OfStream, layout, **given), layout, faults, outlives=outlives)
+    return run.run(), run
+
+
+@functools.cache
+def _undisturbed(kind: str) -> Told:
+    return _told(kind, Layout(1))[0]
+
+
+def _unmoved(told: Told, kind: str) -> None:
+    whole = _undisturbed(kind)
+    assert told.digest == whole.digest
+    assert all(whole.trace[line["step"]] == line for line in told.trace)
+    assert all(whole.metrics[step] == metrics for step, metrics in told.metrics.items())
+
+
+@pytest.mark.parametrize("kind", ["Plain", "WithState"])
+@pytest.mark.parametrize("at", [37, 60])
+def test_a_lost_host_leaves_its_streams_to_others(kind: str, at: int) -> None:
+    faults = [Fault(1, at, "die"), Fault(2, at + 17, "die"), Fault(0, at + 30, "call off")]
+    told, run = _told(kind, Layout(4, "ring"), faults, outlives=True)
+    assert sum(ends[-1] == "dead" for ends in told.ends) == 2
+    assert run.went_back == 0
+    _unmoved(told, kind)
+
+
+@pytest.mark.parametrize("kind", ["Plain", "WithState"])
+def test_a_checkpoint_holds_where_each_stream_is(kind: str) -> None:
+    """What a lost machine kept is nowhere else, so all go on from the last checkpoint."""
+    told, run = _told(kind, Layout(3, "tree"), [Fault(1, 70, "die"), Fault(0, 20, "join")])
+    assert run.went_back > 0
+    _unmoved(told, kind)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(6))
+def test_chaos(seed: int) -> None:
+    draw = random.Random(seed)
+    layout = Layout(draw.randint(1, 4), draw.choice(["ring", "tree", "parameter_server"]))
+    kinds: list[Any] = ["die", "join", "join", "call off", "regroup", "save"]
+    faults = [Fault(draw.randrange(7), draw.randrange(120), draw.choice(kinds)) for _ in range(12)]
+    kind = ("Plain", "WithState")[seed % 2]
+    _unmoved(_told(kind, layout, faults)[0], kind)
+
+
+# ---- what is refused
+
+
+@pytest.mark.parametrize(
+    ("kind", "more", "error", "says"),
+    [
+        ("Restless", {}, Inconsistent, "came out differently when it was computed again"),
+        (
+            "Forgetful",
+            {},
+            Inconsistent,
+            r"state_dict\(\) was taken, and a stream that has loaded it goes on with others",
+        ),
+        ("Large", {}, PipelineRaised, r"takes \d+ bytes, and its class reserves 16"),
+        ("Short", {"steps": 20}, PipelineRaised, r"step 3, shard 2: the stream of shard 2 ended after 13 samples"),
+        ("Plain", {"steps": None, "epochs": 2}, ConfigurationError, "run.epochs: the training set is a Stream"),
+        (
+            "Plain",
+            {"schedule": {"name": "steps", "every": Span(epochs=1)}},
+            ConfigurationError,
+            "schedule.every: the training",
+        ),
+        ("Plain", {"loaders": 2}, ConfigurationError, "data.loaders: the samples of a Stream"),
+        ("Plain", {"order": {"name": "blocks"}}, ConfigurationError, "data.order: it chooses among samples"),
+        ("Plain", {"partition": {"name": "iid"}}, ConfigurationError, "data.partition: it chooses among samples"),
+        ("Plain", {"claims": True}, ConfigurationError, "cluster.claims"),
+    ],
+)
+def test_what_a_stream_cannot_do_is_said(kind: str, more: dict[str, Any], error: type[Exception], says: str) -> None:
+    given = {"shards": 5, "batch_size": 17, "steps": 6, "args": {"kind": kind}, **more}
+    ends = members_end(OfStream, Layout(2), **given)
+    found = [end for end in ends if isinstance(end, error)]
+    assert found
+    with pytest.raises(error, match=says):
+        raise found[0]
+
+
+# ---- live streams
+
+
+class Queue(Stream):
+    """Nobody gets twice what it gives."""
+
+    live = True
+    _counted = itertools.count()
+
+    def stream(self, shard: int, shards: int, epoch: int, generator: torch.Generator) -> Iterator[Any]:  # noqa: ARG002
+        for number in Queue._counted:
+            yield {"x": torch.full((4,), number / 100), "y": number % 3}
+
+
+class Unspeakable(Queue):
+    def stream(self, shard: int, shards: int, epoch: int, generator: torch.Generator) -> Iterator[Any]:  # noqa: ARG002
+        while True:
+            yield numpy.zeros(4), 1
+
+
+class Log:
+    """One that can be read from an offset on, as Kafka's."""
+
+    def __init__(self) -> None:
+        self._offset = 0
+
+    def __iter__(self) -> Iterator[Any]:
+        while True:
+            self._offset += 1
+            yield {"x": torch.full((4,), self._offset / 100), "y": self._offset % 3}
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"offset": self._offset}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._offset = state["offset"]
+
+
+class Offsets(Stream):
+    live = True
+
+    def stream(self, shard: int, shards: int, epoch: int, generator: torch.Generator) -> Log:  # noqa: ARG002
+        return Log()
+
+
+KINDS |= {"Offsets": Offsets, "Queue": Queue, "Unspeakable": Unspeakable}
+
+
+class OfQueue(OfStream):
+    def loss(self, model: nn.Module, batch: Any) -> torch.Tensor:
+        return F.cross_entropy(model(batch["x"]), batch["y"])
+
+    def datasets(self) -> tuple[Any, Any]:
+        return KINDS[self._kind](), [{"x": torch.full((4,), 0.5), "y": 1}]
+
+
+def _logging(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
+    monkeypatch.setattr(worker, "_stream_log", lambda generation, _: StreamLog(str(folder), generation.number))
+
+
+def _repeated(monkeypatch: pytest.MonkeyPatch, file: Path, layout: Layout, **given: Any) -> Run:
+    """What is launched with streams=FILE."""
+
+    def resolved(settings: Any) -> Any:
+        plan = resolve(settings)
+        return replace(plan, data=replace(plan.data, stream_log=str(file)))
+
+    with monkeypatch.context() as patched:
+        patched.setattr(runs, "resolve", resolved)
+        return train(OfQueue, layout, args={"kind": "Queue"}, **given)
+
+
+GIVEN: dict[str, Any] = {"shards": 4, "batch_size": 14, "steps": 7, "optimizer": {"name": "adam", "lr": 0.02}}
+
+
+def test_what_a_live_stream_gave_is_given_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    _logging(monkeypatch, tmp_path)
+    live = train(OfQueue, Layout(3), args={"kind": "Queue"}, **GIVEN)
+    log = tmp_path / "streams.jsonl"
+    assert collect(str(tmp_path), log, 7)
+    for layout in (Layout(1), Layout(2, "tree")):
+        _same(_repeated(monkeypatch, log, layout, **GIVEN), live)
+    _logging(monkeypatch, tmp_path / "another")
+    again = train(OfQueue, Layout(3), args={"kind": "Queue"}, **GIVEN)
+    assert again.digest != live.digest
+
+
+@pytest.mark.parametrize("at", [41, 59, 80])
+def test_what_counts_is_in_the_log_whoever_is_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at: int) -> None:
+    _logging(monkeypatch, tmp_path)
+    faults = [Fault(1, at, "die"), Fault(2, at + 21, "die"), Fault(0, at + 30, "call off"), Fault(0, at + 40, "join")]
+    settings = elastic_settings(OfQueue, Layout(4), args={"kind": "Queue"}, checkpoint_every=2, **GIVEN)
+    run = Elastic(settings, Layout(4), faults, outlives=at != 59)
+    told = run.run()
+    assert sum(ends[-1] == "dead" for ends in told.ends) == 2
+    log = tmp_path / "streams.jsonl"
+    assert collect(str(tmp_path), log, 7)
+    repeated = _repeated(monkeypatch, log, Layout(2), **GIVEN)
+    assert repeated.digest == told.digest
+    assert all(repeated.trace[line["step"]] == line for line in told.trace)
+
+
+@pytest.mark.parametrize("at", [41, 59, 80])
+def test_of_a_source_with_offsets_nothing_is_lost_or_taken_twice(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at: int
+) -> None:
+    _logging(monkeypatch, tmp_path)
+    faults = [Fault(1, at, "die"), Fault(2, at + 21, "die"), Fault(0, at + 30, "call off"), Fault(0, at + 40, "join")]
+    settings = elastic_settings(OfQueue, Layout(4), args={"kind": "Offsets"}, checkpoint_every=2, **GIVEN)
+    told = Elastic(settings, Layout(4), faults, outlives=at != 59).run()
+    whole = train(OfQueue, Layout(1), args={"kind": "Offsets"}, **GIVEN)
+    assert told.digest == whole.digest
+
+
+def test_a_damaged_log_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    _logging(monkeypatch, tmp_path)
+    train(OfQueue, Layout(1), args={"kind": "Queue"}, **GIVEN)
+    log = tmp_path / "streams.jsonl"
+    collect(str(tmp_path), log, 7)
+    lines = log.read_text().splitlines(keepends=True)
+    log.write_text(
+        "".join([lines[0], lines[1].replace('"y\\",1', '"y\\",2').replace('"y\\",0', '"y\\",1'), *lines[2:]])
+    )
+    with pytest.raises(DataDamaged, match="line 2: its samples are others"):
+        Logged(str(log))
+    first = next((tmp_path / "streams").glob("*.json"))
+    first.write_bytes(first.read_bytes() + b" ")
+    with pytest.raises(DataDamaged, match="another content than its name says"):
+        collect(str(tmp_path), log, 7)
+    with pytest.raises(DataDamaged, match="same path on each node"):
+        Logged(str(tmp_path / "nowhere.jsonl"))
+
+
+@pytest.mark.parametrize(
+    ("kind", "more", "error", "says"),
+    [
+        (
+            "Unspeakable",
+            {},
+            PipelineRaised,
+            "step 0, shard 0: the sample/0 is a numpy.ndarray, which the record of a live",
+        ),
+        ("Queue", {"sync": {"name": "asp"}}, ConfigurationError, "sync: asp computes samples again"),
+        ("Queue", {}, RunFailed, "does not reach the run's folder"),
+    ],
+)
+def test_what_a_live_stream_cannot_do_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, more: dict[str, Any], error: type[Exception], says: str
+) -> None:
+    if kind == "Unspeakable":
+        _logging(monkeypatch, tmp_path)
+    found = [end for end in members_end(OfQueue, args={"kind": kind}, **GIVEN, **more) if isinstance(end, Exception)]
+    with pytest.raises(error, match=says):
+        raise found[0]
