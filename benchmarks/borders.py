@@ -30,8 +30,8 @@ from orchestrator.config.resolve import resolve
 from orchestrator.config.settings import load
 from orchestrator.numerics import determinism
 from orchestrator.pipeline import find
+from orchestrator.worker.model.pipeline_adapter import PipelineAdapter
 from orchestrator.worker.model.replica import Replica
-from orchestrator.worker.model.workload import Workload
 from orchestrator.worker.pipeline_parallel.cuts import Cuts, choose, cut
 from orchestrator.worker.pipeline_parallel.survey import survey
 from orchestrator.worker.pipeline_parallel.whole import WholeModel
@@ -88,7 +88,7 @@ class ResNet(Pipeline):
 MODELS = {"deep": "benchmarks.deep:Deep", "gpt2": "benchmarks.borders:Gpt2", "resnet": "benchmarks.borders:ResNet"}
 
 
-def measured(workload: Workload, rounds: int) -> tuple[float, ...]:
+def measured(workload: PipelineAdapter, rounds: int) -> tuple[float, ...]:
     """By position (as `Survey.costs`), the processor time of a forward pass, the median over the rounds."""
     found = []
     for _ in range(rounds):
@@ -111,7 +111,7 @@ def measured(workload: Workload, rounds: int) -> tuple[float, ...]:
     return tuple(statistics.median(times) for times in zip(*found, strict=True))
 
 
-def slowest(workload: Workload, replica: Replica, cuts: Cuts, rounds: int) -> float:
+def slowest(workload: PipelineAdapter, replica: Replica, cuts: Cuts, rounds: int) -> float:
     """The part of the processor time that the slowest stage has of a micro-batch, times the number of stages."""
     shares = []
     for _ in range(rounds):
@@ -135,7 +135,7 @@ def _compare(name: str, stages: Sequence[int], rounds: int, tell: Callable[[str]
         "optimizer": {"name": "adamw"},
     }
     plan = resolve(load([conf], []))
-    workload = Workload(find(MODELS[name], {}), plan.run, plan.data)
+    workload = PipelineAdapter(find(MODELS[name], {}), plan.run, plan.data)
     replica = Replica(workload.model, watches_all=False, rules=workload.buffer_rules)
     replica.begin_shard()
     with workload.call(0, 0) as call:

@@ -24,7 +24,7 @@ from typing import Any
 
 from benchmarks import launch
 from benchmarks.synchrony import times_of
-from orchestrator.controller.dealing import shortest_end
+from orchestrator.controller.load_balancing import shortest_end
 from orchestrator.records.times import added
 
 REPOSITORY = Path(__file__).resolve().parent.parent

@@ -31,7 +31,7 @@ import torch
 
 from benchmarks.loop import PIPELINES, run_engine, settings_of
 from orchestrator.config.settings import Settings, load
-from orchestrator.driver.before_start import preflight
+from orchestrator.driver.preflight import checks
 from orchestrator.numerics import exact
 from orchestrator.numerics.layout import Layout
 from orchestrator.pipeline import find
@@ -88,7 +88,7 @@ def at_launch(project: Path) -> list[tuple[str, str, float]]:
             pieces: list[tuple[str, str, Callable[[], object]]] = [
                 ("reading the work tree", "before", lambda: worktree.examine(project)),
                 ("hashing the data", "before", lambda: _scans(project, inputs)),
-                ("the whole preflight", "before", lambda: preflight.check(settings, project)),
+                ("the whole preflight", "before", lambda: checks.check(settings, project)),
                 ("DVC about the data", "Ray's start", lambda: versions.look_up(project, scans)),
                 ("snapshot commit", "Ray's start", lambda: snapshot.keep(work, REF)),
                 ("bundle", "Ray's start", lambda: snapshot.bundle(kept, bundle)),

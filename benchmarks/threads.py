@@ -28,8 +28,8 @@ from torch import Tensor  # noqa: E402
 from torch.nn import functional as F  # noqa: E402, N812
 
 from orchestrator.numerics.portable import checking  # noqa: E402
-from orchestrator.numerics.portable.page import PAGE, elementwise  # noqa: E402
-from orchestrator.numerics.portable.page.drawing import Case, results  # noqa: E402
+from orchestrator.numerics.portable.conformance import PAGE, elementwise  # noqa: E402
+from orchestrator.numerics.portable.conformance.drawing import Case, results  # noqa: E402
 
 LENGTHS = (4096, 33_333, 131_079, 500_001)  # torch divides from 32,768 elements on
 SIDES = ((64, 64, 64), (129, 515, 67), (256, 1024, 1024), (8, 4096, 1024))

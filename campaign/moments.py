@@ -51,7 +51,7 @@ BY_NAME: Final = {moment.name: moment for moment in MOMENTS}
 FROM_OUTSIDE: Final = "anywhen"
 
 # The folder of the words, in the environment of processes under test. By its name, and as long as it lies below `PLACE`, it is
-# none of what a pipeline reads and a record has to tell of (`orchestrator.data.watching`).
+# none of what a pipeline reads and a record has to tell of (`orchestrator.data.input_auditing`).
 VARIABLE: Final = "XDG_CAMPAIGN_DIR"
 PLACE: Final = "/dev/shm"
 _GATE, _STEP, _STEP_NS, _DRIVER, _CLOCK, _FLIP, _SHIFT = range(7)

@@ -20,7 +20,7 @@ from unittest.mock import patch
 
 from campaign import lives
 from orchestrator.checkpoint import catalog
-from orchestrator.controller import fault_attribution, hand_over, membership
+from orchestrator.controller import fault_attribution, membership, state_recovery
 from orchestrator.driver.run.checkpointing import Saving
 from orchestrator.optim.privacy.keys import Keys
 from orchestrator.optim.privacy.masks import Masks
@@ -28,8 +28,8 @@ from orchestrator.records import lines
 from orchestrator.worker import hooks
 from orchestrator.worker.asynchronous.free_replica import FreeReplica
 from orchestrator.worker.between_steps.run_state import RunState
-from orchestrator.worker.member.claims import Board
 from orchestrator.worker.member.heartbeat import CalledOff, Heartbeat
+from orchestrator.worker.member.shared_queue import Board
 from orchestrator.worker.model import snapshot
 from orchestrator.worker.model.shard_states import ShardStates
 from tests.controller.simulated import World
@@ -300,11 +300,13 @@ MUTANTS: Final = (
         missed="cluster.step_timeout_s ends it too, only later, and no life is checked for its time",
     ),
     Mutant(
-        "a sum that is held is dropped", _in_place_of(hand_over, "_can_follow", lambda *_: False), _in_lives("stages")
+        "a sum that is held is dropped",
+        _in_place_of(state_recovery, "_can_follow", lambda *_: False),
+        _in_lives("stages"),
     ),
     Mutant(
         "a sum that is held is applied by who has applied it",
-        _in_place_of(hand_over, "_can_follow", _has_applied),
+        _in_place_of(state_recovery, "_can_follow", _has_applied),
         _in_lives("stages"),
         seeds=3000,
     ),

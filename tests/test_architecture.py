@@ -40,7 +40,7 @@ ROOMS = {
         *("answer", "arguments", "surroundings"),
     ],
     "experiments": ["rerun", "sweep", "look", "tuning", "pictures", "simulation", "search"],
-    "driver": ["launch", "run", "recording", "before_start", "report", "folders", "supervision", "terminal"],
+    "driver": ["launch", "run", "recording", "preflight", "report", "folders", "supervision", "terminal"],
     "cluster": ["placement", "slurm", "sessions", "actors", "forkserver", "ray_jobs", "ray_calls"],
     "worker": [
         *("worker", "server", "hooks", "serving", "strategies", "loop", "asynchronous", "pipeline_parallel", "step"),
@@ -48,8 +48,8 @@ ROOMS = {
     ],
     "provenance": ["crates", "data", "environment", "code", "tracking"],
     "controller": [
-        *("controller", "rendezvous", "fault_attribution", "rehearsal", "decision", "membership", "dealing"),
-        *("hand_over", "shard_assignment", "sites", "claiming", "events", "checking"),
+        *("controller", "rendezvous", "fault_attribution", "fault_injection", "decision", "membership", "load_balancing"),
+        *("state_recovery", "shard_assignment", "sites", "work_stealing", "events", "checking"),
     ],
     "config": ["resolve", "plan", "settings"],
     "comm": ["collectives", "partial_sums", "transports", "synchronization", "pipeline_schedules", "topologies"],

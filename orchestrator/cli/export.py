@@ -22,8 +22,8 @@ from orchestrator.checkpoint.manifest import steps_among
 from orchestrator.checkpoint.storage import open_storage
 from orchestrator.cli.answer import Answer, reported
 from orchestrator.cli.arguments import Arguments
-from orchestrator.driver.before_start import initial, others
 from orchestrator.driver.folders import project_folder
+from orchestrator.driver.preflight import initial, others
 from orchestrator.driver.recording.recorded import Recorded
 from orchestrator.driver.terminal.progress import for_stream
 from orchestrator.errors import CheckpointDamaged, ConfigurationError, NotRerunnable, UsageError

@@ -302,7 +302,7 @@ class Recovered:
 
 
 @dataclass(frozen=True)
-class Redeal:
+class Rebalance:
     """The next generation begins at the next boundary, with shards dealt by speed. micro_batch_s: by member; step_s,
     expected_s: of a step's computing, as it is and as it will be; moving: so many shards."""
 
@@ -330,4 +330,6 @@ class End:
     error: OrchestratorError | None
 
 
-Command = Start | Begin | StandBy | CallOff | Ask | Inspect | Kill | Retire | Distrust | Recovered | Redeal | Slow | End
+Command = (
+    Start | Begin | StandBy | CallOff | Ask | Inspect | Kill | Retire | Distrust | Recovered | Rebalance | Slow | End
+)

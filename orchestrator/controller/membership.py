@@ -12,11 +12,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from orchestrator.controller.dealing import Host, Pace, deal_by_speed, expected_seconds
 from orchestrator.controller.events import Begin, Finished, Heartbeat, Inheritance, Left, Move, Role
-from orchestrator.controller.hand_over import HandOver, Standing, hand_over
+from orchestrator.controller.load_balancing import Host, Pace, deal_by_speed, expected_seconds
 from orchestrator.controller.shard_assignment import assign_shards, assign_stages
 from orchestrator.controller.sites import away, deal_at_sites, hosts, shards_of
+from orchestrator.controller.state_recovery import Standing, StateRecovery, hand_over
 from orchestrator.errors import Inconsistent
 from orchestrator.records.progress import Progress, advances_of, behind, latest, steps_of
 
@@ -489,7 +489,7 @@ def hosts_in(state: ControllerState, workers: Sequence[Member]) -> list[Host] | 
     ]
 
 
-def _stage_hand_over(state: ControllerState, workers: Sequence[Member], stages: Sequence[int]) -> HandOver:
+def _stage_hand_over(state: ControllerState, workers: Sequence[Member], stages: Sequence[int]) -> StateRecovery:
     return hand_over(
         [Standing(stage, each.progress, each.holds_sum) for stage, each in zip(stages, workers, strict=True)],
         state.requirements.stages,

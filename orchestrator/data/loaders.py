@@ -30,7 +30,7 @@ from typing import IO, Any, NamedTuple
 
 import torch
 
-from orchestrator.data import mixture, watching
+from orchestrator.data import input_auditing, mixture
 from orchestrator.data.child import Start, Started
 from orchestrator.data.fetching import fetch
 from orchestrator.data.files import cache, waiting
@@ -246,7 +246,7 @@ def _serve(requests: IO[bytes], answers: IO[bytes]) -> None:
     if recipe.cache is not None:
         cache.use(*recipe.cache)
     waiting.listen(lambda text: _write(answers, {"told": text}), lambda: _write(answers, {"told": None}))
-    with watching.window(Declared(recipe.inputs, recipe.variables)) as window:
+    with input_auditing.window(Declared(recipe.inputs, recipe.variables)) as window:
         source = _source(recipe)
         request = _read(requests)
         first = {} if request is None else _answer(recipe, source, Key(*request))

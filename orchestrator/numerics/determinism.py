@@ -177,11 +177,11 @@ def _choose(arithmetic: Arithmetic) -> None:
         problem = portable_problem()
         if problem is not None:
             raise ConfigurationError([f"run.arithmetic: {problem[0]}"], problem[1])
-        from orchestrator.numerics.portable import mended
+        from orchestrator.numerics.portable import operator_overrides
 
-        mended.install()
-    elif "orchestrator.numerics.portable.mended" in sys.modules:
-        sys.modules["orchestrator.numerics.portable.mended"].remove()
+        operator_overrides.install()
+    elif "orchestrator.numerics.portable.operator_overrides" in sys.modules:
+        sys.modules["orchestrator.numerics.portable.operator_overrides"].remove()
 
 
 def portable_problem() -> tuple[str, str] | None:

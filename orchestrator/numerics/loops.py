@@ -406,7 +406,7 @@ def _add_chosen(
     return 0
 
 
-# --- claiming (`worker.member.claims`)
+# --- claiming (`worker.member.shared_queue`)
 
 
 @intrinsic
@@ -438,7 +438,7 @@ def _claim(
 ) -> int:
     """The shard that a worker computes next, which is claimed then; -1: none is left to it. dealt: the shards of each worker,
     one after the other, that of worker i from begins[i] on; hosts: so many workers; own: which of them asks; kept: as in
-    `orchestrator.controller.claiming`, which says the rest."""
+    `orchestrator.controller.work_stealing`, which says the rest."""
     cells, dealt, begins = carray(cells_at, shards), carray(dealt_at, shards), carray(begins_at, hosts + 1)
     for i in range(begins[own], begins[own + 1]):
         if cells[dealt[i]] < stamp and _raised(cells_at, dealt[i], stamp) < stamp:

@@ -40,7 +40,7 @@ class Update(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Sprint:
+class AsyncPhase:
     """start: clocks at the rest before. hosted: by worker, its shards. streams: by worker, its updates in order.
 
     Raises ValueError for what no sprint with causal delivery can be."""
@@ -66,7 +66,7 @@ class Sprint:
         return _FRAME.pack(len(payload), zlib.crc32(payload)) + payload
 
     @classmethod
-    def decode(cls, data: bytes, start: Clocks) -> Sprint:
+    def decode(cls, data: bytes, start: Clocks) -> AsyncPhase:
         """Raises ValueError that names what is damaged."""
         numbers = iter(_read_varints(_unframed(data)))
         (workers,) = _take(numbers, 1)
@@ -103,7 +103,7 @@ class Sprint:
         return [(shard, clock - min(wants[shard, clock])) for shard, clock in self.order()]
 
 
-def _misplaced(sprint: Sprint) -> str | None:
+def _misplaced(sprint: AsyncPhase) -> str | None:
     shards, workers = len(sprint.start), len(sprint.streams)
     if len(sprint.hosted) != workers or sorted(sum(sprint.hosted, ())) != list(range(shards)):
         return f"{workers} workers host the shards {sprint.hosted}; each of {shards} has to be there once"
@@ -114,7 +114,7 @@ def _misplaced(sprint: Sprint) -> str | None:
     return None
 
 
-def _unread(sprint: Sprint) -> str | None:
+def _unread(sprint: AsyncPhase) -> str | None:
     for worker, stream in enumerate(sprint.streams):
         total: Counter[int] = Counter()
         for number, update in enumerate(stream):
@@ -132,7 +132,7 @@ def _unread(sprint: Sprint) -> str | None:
     return None
 
 
-def _not_causal(sprint: Sprint) -> str | None:
+def _not_causal(sprint: AsyncPhase) -> str | None:
     """What it has read of a worker last tells all that this had read until then."""
     knowledge = [list(_knowledge(sprint, worker)) for worker in range(len(sprint.streams))]
     for worker, stream in enumerate(sprint.streams):
@@ -147,7 +147,7 @@ def _not_causal(sprint: Sprint) -> str | None:
     return None
 
 
-def _knowledge(sprint: Sprint, worker: int) -> Iterator[tuple[int, ...]]:
+def _knowledge(sprint: AsyncPhase, worker: int) -> Iterator[tuple[int, ...]]:
     """Per update of a worker, how many updates of each it has read; of its own all before."""
     known = [0] * len(sprint.streams)
     for update in sprint.streams[worker]:
@@ -157,7 +157,7 @@ def _knowledge(sprint: Sprint, worker: int) -> Iterator[tuple[int, ...]]:
         known[worker] += 1
 
 
-def _numbers(sprint: Sprint) -> Iterator[int]:
+def _numbers(sprint: AsyncPhase) -> Iterator[int]:
     yield len(sprint.hosted)
     for shards in sprint.hosted:
         yield len(shards)

@@ -1,5 +1,5 @@
 """What the user's code reads that nobody has declared: files, hosts, environment variables; as values, and what they mean for a
-rerun. Pure: `data/watching.py` sees the reads.
+rerun. Pure: `data/input_auditing.py` sees the reads.
 
 Of a file its hash is kept, of a variable its value. A variable that looks like a credential is kept as a digest that is
 slow to guess (scrypt, RFC 7914), so that a rerun can tell whether it was given the same one.
@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from orchestrator.errors import NotRerunnable, bulleted, few
-from orchestrator.records import masking
+from orchestrator.records import redaction
 
 Value = str | Mapping[str, str] | None  # None: it was not set; {"masked", "scrypt"}: a credential
 _SHOWN = 3
@@ -88,7 +88,7 @@ def from_dict(values: Mapping[str, Any]) -> Reads:
 
 def recorded(name: str, value: str | None) -> Value:
     """The value of a variable as a record may hold it."""
-    masked = masking.setting(name, value)
+    masked = redaction.setting(name, value)
     if value is None or masked == value:
         return value
     digest = hashlib.scrypt(os.fsencode(value), salt=name.encode(), n=2**14, r=8, p=1, dklen=32)

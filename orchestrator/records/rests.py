@@ -19,7 +19,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from orchestrator.records.clocks import Clocks, Sprint
+from orchestrator.records.clocks import AsyncPhase, Clocks
 from orchestrator.records.identity import canonical
 
 Rest = Mapping[str, Any]
@@ -65,7 +65,7 @@ def check(rests: Sequence[Any], shards: int | None = None) -> None:
         clocks, steps = tuple(rest["clocks"]), rest["steps"]
 
 
-def sprints(rests: Iterable[Rest]) -> Iterator[Sprint]:
+def sprints(rests: Iterable[Rest]) -> Iterator[AsyncPhase]:
     """The sprint before each rest, where there are any. Raises ValueError for a damaged one."""
     clocks: Clocks | None = None
     for rest in rests:
@@ -109,5 +109,5 @@ def _misleading(rest: Rest, start: Clocks) -> str | None:
     )
 
 
-def _sprint(rest: Rest, start: Clocks) -> Sprint:
-    return Sprint.decode(base64.b64decode(rest["updates"], validate=True), start)
+def _sprint(rest: Rest, start: Clocks) -> AsyncPhase:
+    return AsyncPhase.decode(base64.b64decode(rest["updates"], validate=True), start)

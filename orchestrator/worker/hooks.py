@@ -27,7 +27,7 @@ from orchestrator.worker.loop import Loop
 from orchestrator.worker.member.cancellation import CancellableTransport
 from orchestrator.worker.member.generation import INITIAL, Entry, Generation, ProcessServices
 from orchestrator.worker.model import snapshot
-from orchestrator.worker.model.workload import Workload
+from orchestrator.worker.model.pipeline_adapter import PipelineAdapter
 from orchestrator.worker.pipeline_parallel.messages import WAITS
 from orchestrator.worker.pipeline_parallel.stage_state import StageState
 
@@ -86,7 +86,7 @@ class WorkerState:
 class WorkerHooks:
     """What a worker does in one generation beside its steps; implements `worker.loop.Hooks`."""
 
-    def __init__(self, state: WorkerState, workload: Workload, generation: Generation, rank: int) -> None:
+    def __init__(self, state: WorkerState, workload: PipelineAdapter, generation: Generation, rank: int) -> None:
         self._state = state
         self._services = state.services
         self._workload = workload

@@ -21,7 +21,7 @@ from orchestrator.records.reads import Reads
 from orchestrator.worker.asynchronous.held_slice import HeldSlice
 from orchestrator.worker.asynchronous.relay import Relay
 from orchestrator.worker.asynchronous.replay import ReplayRelay
-from orchestrator.worker.asynchronous.rest import Terms
+from orchestrator.worker.asynchronous.sync_barrier import Terms
 from orchestrator.worker.asynchronous.traffic import DeltaMemory, Traffic
 from orchestrator.worker.between_steps import evaluation, state_transfer
 from orchestrator.worker.between_steps.run_state import RunState
@@ -34,7 +34,7 @@ from orchestrator.worker.model import construction, snapshot
 from orchestrator.worker.step.adder import Adder
 from orchestrator.worker.step.carriers import Carriers
 from orchestrator.worker.step.executor import Executor
-from orchestrator.worker.step.lattice_carrier import LatticeCarrier
+from orchestrator.worker.step.grid_carrier import GridCarrier
 from orchestrator.worker.step.lockstep import Lockstep, StepContents
 from orchestrator.worker.voting.footprint import sums_of
 
@@ -50,7 +50,7 @@ class Server:
         self._services = services or ProcessServices()
         self._memory: Memory | None = None
         self._carriers: Carriers | None = None
-        self._lattice: LatticeCarrier | None = None
+        self._lattice: GridCarrier | None = None
         self._deltas: DeltaMemory | None = None
         self._held: HeldSlice | None = None
         self._loop: Loop | None = None
@@ -125,7 +125,7 @@ class Server:
             self._deltas = DeltaMemory(layout, self._regions, sends=False)
         if plan.data.privacy is not None:
             masked = plan.exchange.masked
-            self._lattice = LatticeCarrier(layout.size, self._regions, masked=masked, contributes=False)
+            self._lattice = GridCarrier(layout.size, self._regions, masked=masked, contributes=False)
         parameters = run_manifest["trained"]
         codec = construction.make_codec(plan, layout, parameters)
         if codec is not None:

@@ -20,24 +20,24 @@ from orchestrator.numerics.staging import Staging
 from orchestrator.optim.compressions.codec import Codec
 from orchestrator.optim.transforms import Chain, State
 from orchestrator.worker.asynchronous import footprint as free_footprint
+from orchestrator.worker.asynchronous.async_phase import AsyncPhases, Cadence
 from orchestrator.worker.asynchronous.free_replica import FreeReplica
 from orchestrator.worker.asynchronous.gossip import Gossip, Mixing, ShardModels
 from orchestrator.worker.asynchronous.replay import Replays
-from orchestrator.worker.asynchronous.rest import Terms
 from orchestrator.worker.asynchronous.shard_updates import ShardUpdates
-from orchestrator.worker.asynchronous.sprint import Cadence, Sprints
+from orchestrator.worker.asynchronous.sync_barrier import Terms
 from orchestrator.worker.asynchronous.traffic import DeltaMemory, Traffic
 from orchestrator.worker.between_steps.replica_state import ReplicaState
 from orchestrator.worker.between_steps.replicated import Boundary, Whole
 from orchestrator.worker.between_steps.timing import Timing
-from orchestrator.worker.member import claims
-from orchestrator.worker.member.claims import Claims
+from orchestrator.worker.member import shared_queue
 from orchestrator.worker.member.generation import Generation, ProcessServices
+from orchestrator.worker.member.shared_queue import Claims
 from orchestrator.worker.model import construction
+from orchestrator.worker.model.pipeline_adapter import PipelineAdapter
 from orchestrator.worker.model.replica import Replica
 from orchestrator.worker.model.shard_states import ShardStates
 from orchestrator.worker.model.updater import Updater
-from orchestrator.worker.model.workload import Workload
 from orchestrator.worker.pipeline_parallel.planning import plan_stages, prove, summary
 from orchestrator.worker.pipeline_parallel.stage_state import StageState
 from orchestrator.worker.pipeline_parallel.staged import HostedStage, StagedLockstep, Waiting, WholeNames
@@ -45,7 +45,7 @@ from orchestrator.worker.step.carriers import Carriers
 from orchestrator.worker.step.checking import checks_of
 from orchestrator.worker.step.clipped_trainer import ClippedSum, ClippedTrainer
 from orchestrator.worker.step.executor import Executor
-from orchestrator.worker.step.lattice_carrier import LatticeCarrier
+from orchestrator.worker.step.grid_carrier import GridCarrier
 from orchestrator.worker.step.local_steps import LocalSteps
 from orchestrator.worker.step.local_trainer import LocalTrainer
 from orchestrator.worker.step.lockstep import Lockstep, StepContents
@@ -62,7 +62,7 @@ class Parts:
     """What a worker has built before its first generation. before: transforms of a shard's gradient before the sum."""
 
     plan: Plan
-    workload: Workload
+    workload: PipelineAdapter
     replica: Replica
     updater: Updater
     before: Chain
@@ -113,7 +113,7 @@ def _require_memory_for_a_step(parts: Parts) -> None:
         footprint.require_for_a_step(parts.replica.layout, plan)
 
 
-class Execution(Protocol):
+class Strategy(Protocol):
     """One worker's way to execute a run. held: its state at a boundary."""
 
     @property
@@ -156,7 +156,7 @@ class _Unsplit:
         pass
 
 
-class LockstepExecution(_Unsplit):
+class LockstepStrategy(_Unsplit):
     """All replicas are equal after each step. The sum is direct, or of what a compression makes of the gradients."""
 
     def __init__(self, parts: Parts) -> None:
@@ -188,7 +188,7 @@ class LockstepExecution(_Unsplit):
         self._trainer: LocalTrainer
         if plan.data.privacy is not None:
             masked = plan.exchange.masked
-            carrier = LatticeCarrier(replica.layout.size, parts.regions, masked=masked)
+            carrier = GridCarrier(replica.layout.size, parts.regions, masked=masked)
             self._summation = clipped = ClippedSum(plan.data.privacy, carrier, replica.layout, self._memory.result)
             self._trainer = ClippedTrainer(
                 parts.workload, gradients, replica, updater, clipped, host_transfer, parts.services
@@ -249,12 +249,12 @@ class LockstepExecution(_Unsplit):
         """How this worker claims shards in a generation; None where nobody does. Whose board is out of reach computes what was
         dealt to it, and so do the others of its host."""
         generation, rank, plan = moment.generation, moment.rank, self._plan
-        if not claims.goes(plan, moment.run_manifest):
+        if not shared_queue.goes(plan, moment.run_manifest):
             return None
         place = generation.boards[rank] if generation.boards else None
         board = None
         try:
-            board = None if place is None else claims.opened(place, plan.data.shards)
+            board = None if place is None else shared_queue.opened(place, plan.data.shards)
         except OSError as error:
             self._services.emit({"event": "board_out_of_reach", "why": str(error)})
         beside = [
@@ -293,7 +293,7 @@ class _Free(_Unsplit):
         self._memory.suit(generation.schedule, rank)
 
 
-class SprintExecution(_Free):
+class AsyncStrategy(_Free):
     """Replicas run free between rests."""
 
     def __init__(self, parts: Parts) -> None:
@@ -319,10 +319,10 @@ class SprintExecution(_Free):
         routes, transport, number = self._routes, moment.transport, generation.number
         make = lambda sprint: Traffic(transport, routes, rank, number, sprint, deltas)  # noqa: E731
         cadence = Cadence(moment.timing, self._mode.rest_every, moment.deadline_s)
-        return Sprints(self._free, self._mode, exchange, make, terms, cadence, rank), exchange
+        return AsyncPhases(self._free, self._mode, exchange, make, terms, cadence, rank), exchange
 
 
-class GossipExecution(_Free):
+class GossipStrategy(_Free):
     """Each shard has a model of its own."""
 
     def __init__(self, parts: Parts) -> None:
@@ -341,7 +341,7 @@ class GossipExecution(_Free):
         return Gossip(self._models, self._mixing, exchange, terms, cadence.due, requests, records), exchange
 
 
-class StagedExecution:
+class PipelineStrategy:
     """The model is cut into stages, of which this worker hosts one from its first generation on. Until then it has all."""
 
     keeps_shard_state = False
@@ -403,10 +403,10 @@ class StagedExecution:
         return self._hosted
 
 
-EXECUTIONS: Final[Mapping[str, Callable[[Parts], Execution]]] = {
-    "lockstep": LockstepExecution,
-    "sprints": SprintExecution,
-    "gossip": GossipExecution,
+EXECUTIONS: Final[Mapping[str, Callable[[Parts], Strategy]]] = {
+    "lockstep": LockstepStrategy,
+    "sprints": AsyncStrategy,
+    "gossip": GossipStrategy,
 }
 
 
@@ -414,7 +414,7 @@ def _whole(parts: Parts) -> Whole:
     return Whole(parts.workload, parts.replica, parts.plan.data.shards)
 
 
-def execution(parts: Parts) -> Execution:
+def execution(parts: Parts) -> Strategy:
     if parts.plan.cluster.members.stages > 1:
-        return StagedExecution(parts)
+        return PipelineStrategy(parts)
     return EXECUTIONS[parts.plan.mode.execution](parts)

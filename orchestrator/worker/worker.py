@@ -21,7 +21,7 @@ from orchestrator.checkpoint.weights import Weights
 from orchestrator.comm.transports.base import Regions
 from orchestrator.common.values import Span
 from orchestrator.config.plan import Plan
-from orchestrator.data import watching
+from orchestrator.data import input_auditing
 from orchestrator.data.files import waiting
 from orchestrator.data.loaders import Loaders, Recipe
 from orchestrator.errors import ConfigurationError, RunFailed
@@ -40,9 +40,9 @@ from orchestrator.worker.loop import Loop
 from orchestrator.worker.member.cancellation import CancellableTransport, live
 from orchestrator.worker.member.generation import Connect, Ended, Generation, ProcessServices
 from orchestrator.worker.model import construction
+from orchestrator.worker.model.pipeline_adapter import PipelineAdapter
 from orchestrator.worker.model.replica import Replica
 from orchestrator.worker.model.updater import Updater
-from orchestrator.worker.model.workload import Workload
 from orchestrator.worker.server import Server
 from orchestrator.worker.strategies import Moment, Parts, execution
 
@@ -71,7 +71,7 @@ class Worker:
         self._listen()
         self._loaders = self._start_loaders()
         try:
-            with watching.window(self._plan.declared) as window:
+            with input_auditing.window(self._plan.declared) as window:
                 run_manifest = self._build()
             self.reads = window.reads | self._proved_loaders()
         except BaseException:
@@ -92,7 +92,7 @@ class Worker:
             self._callbacks = Callbacks(plan, self._services.emit)
         self._services.heartbeat.beat("prepare")
         with phases.of("data and model", "worker"):
-            self._workload = Workload(kind, plan.run, plan.data, self._staging, self._services.sites)
+            self._workload = PipelineAdapter(kind, plan.run, plan.data, self._staging, self._services.sites)
         construction.refuse_moving(self._workload.model, self._workload.buffer_rules, plan)
         if self._workload.streams is not None:
             _refuse_epochs(plan)

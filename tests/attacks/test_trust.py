@@ -21,12 +21,12 @@ from orchestrator.cli.runs import runs
 from orchestrator.cli.watch import watch
 from orchestrator.config.settings import load
 from orchestrator.config.settings.schema import TABLES, path_of
-from orchestrator.driver.before_start import begin
-from orchestrator.driver.before_start.others import Untrusted, is_own
 from orchestrator.driver.folders import project_folder
 from orchestrator.driver.launch.dry_run import dry_run
 from orchestrator.driver.launch.launch import launch
 from orchestrator.driver.launch.resume import resume
+from orchestrator.driver.preflight import begin
+from orchestrator.driver.preflight.others import Untrusted, is_own
 from orchestrator.errors import ConfigurationError, NotRerunnable, UsageError
 from orchestrator.experiments.rerun import run as rerun
 from orchestrator.experiments.rerun.sweep import rerun_sweep

@@ -26,7 +26,7 @@ LOADED = (  # what commands import once they need it
     "orchestrator.driver.launch.launch",
     "orchestrator.worker.worker",
     "orchestrator.provenance.crates",
-    "orchestrator.driver.before_start.preflight",
+    "orchestrator.driver.preflight.checks",
 )
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from orchestrator.comm.synchronization import laws as synchrony_laws
 from orchestrator.config.settings import load
-from orchestrator.driver.before_start import preflight
+from orchestrator.driver.preflight import checks
 from orchestrator.errors import ConfigurationError
 from tests.projects import REPOSITORY, Project
 
@@ -168,7 +168,7 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 @pytest.mark.parametrize(("override", "problem"), REFUSED.items())
 def test_a_variant_that_is_wrong_is_refused_before_the_start(project: Path, override: str, problem: str) -> None:
     with pytest.raises(ConfigurationError) as caught:
-        preflight.check(load(["own"], [override]), project)
+        checks.check(load(["own"], [override]), project)
     assert caught.value.exit_code == 2
     (found,) = caught.value.problems
     assert re.search(problem, found), found
@@ -176,7 +176,7 @@ def test_a_variant_that_is_wrong_is_refused_before_the_start(project: Path, over
 
 def test_the_variants_of_the_page_keep_to_the_laws(project: Path) -> None:
     for overrides in ([], ["cluster.workers={min: 2, max: 4}", "topology.center=7"], ["schedule.warmup=3"]):
-        preflight.check(load(["own"], overrides), project)
+        checks.check(load(["own"], overrides), project)
     assert synchrony_laws.problems("variants.steady:steady", {"lead": 0.0}) == []
 
 

@@ -25,8 +25,8 @@ from orchestrator.errors import CheckpointDamaged
 from orchestrator.provenance.code import snapshot
 from orchestrator.provenance.data import dvc_files
 from orchestrator.provenance.tracking import Past
+from orchestrator.records.hash_seal import Seal, of_rests, of_trace
 from orchestrator.records.lines import LineFile
-from orchestrator.records.sealing import Seal, of_rests, of_trace
 from tests.checkpoint.stores import events, example
 from tests.provenance.code.repositories import create, take, write
 from tests.provenance.data.dvc_project import capture

@@ -20,7 +20,7 @@ from typing import Any
 import numpy
 import pytest
 
-from orchestrator.numerics import tiles
+from orchestrator.numerics import batch_invariance
 from orchestrator.provenance.tracking import Store
 from tests.portable.answering import MODELS, inputs_of, picked
 from tests.projects import PATIENCE_S, REPOSITORY, Project
@@ -132,7 +132,7 @@ def asked(address: str, request: Any) -> Any:
 
 
 def listed(tree: Any) -> Any:
-    return tiles.mapped(lambda part: part.tolist(), tree, lists=False)
+    return batch_invariance.mapped(lambda part: part.tolist(), tree, lists=False)
 
 
 def table(rows: list[list[int]]) -> dict[str, Any]:

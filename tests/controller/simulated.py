@@ -43,8 +43,8 @@ from orchestrator.controller.events import (
     Left,
     NoRoom,
     Ready,
+    Rebalance,
     Recovered,
-    Redeal,
     Retire,
     Role,
     Slow,
@@ -273,7 +273,7 @@ class World:
             elif isinstance(command, Inspect):
                 assert not {*command.members} & self.known_dead
                 assert {*command.stuck} <= {*command.members}
-            elif isinstance(command, Redeal | Slow):
+            elif isinstance(command, Rebalance | Slow):
                 assert command.micro_batch_s
             elif isinstance(command, End):
                 self._end(command)

@@ -15,10 +15,10 @@ from torch import nn
 from orchestrator import Files, Pipeline
 from orchestrator.common.values import Steps
 from orchestrator.config.plan import Compute, Data, Declared, Run, Source, Variant
-from orchestrator.data import watching
+from orchestrator.data import input_auditing
 from orchestrator.data.files.index import index
 from orchestrator.errors import ConfigurationError, Inconsistent
-from orchestrator.worker.model.workload import Workload
+from orchestrator.worker.model.pipeline_adapter import PipelineAdapter
 
 CLINICS = ("a", "b", "c")
 SITES = {"here": (0, 1), "there": (2,)}
@@ -64,10 +64,10 @@ def place(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def workload(place: Path, how: str = "list", offered: Sequence[str] = ("there",), **changes: Any) -> Workload:
+def workload(place: Path, how: str = "list", offered: Sequence[str] = ("there",), **changes: Any) -> PipelineAdapter:
     run = Run(Source("-", {"place": str(place), "how": how}), Compute("cpu", 1, "float32", tf32=False), 1, 5, None)
     data = Data(3, Steps.constant(6), 0, partition=Variant("natural"), sites=SITES, **changes)
-    return Workload(Clinics, run, data, sites=offered)
+    return PipelineAdapter(Clinics, run, data, sites=offered)
 
 
 def test_a_worker_reads_the_files_of_its_site_and_needs_no_others(place: Path) -> None:
@@ -117,7 +117,7 @@ def test_files_of_a_list_that_lies_elsewhere_need_not_be_declared(
         (folder / f"{clinic}.jsonl").write_text('{"x": 1}\n')
     listed = str(tmp_path / "list.json") if elsewhere else None
     index(str(folder), "jsonl", {}, to=listed)
-    with watching.window(Declared((str(tmp_path / "list.json"), str(folder / "files.json")))) as window:
+    with input_auditing.window(Declared((str(tmp_path / "list.json"), str(folder / "files.json")))) as window:
         files = Files(listed or str(folder))
         assert [files[number]["x"] for number in range(3)] == [1, 1, 1]
     assert sorted(Path(name).name for name in window.reads.files) == noted

@@ -14,7 +14,7 @@ from orchestrator.checkpoint.catalog import Catalog
 from orchestrator.checkpoint.state import TrainingState
 from orchestrator.checkpoint.storage import LocalFolder
 from orchestrator.checkpoint.writer import Writer
-from orchestrator.cluster.actors.orphaned import PREFIX, written
+from orchestrator.cluster.actors.driver_loss import PREFIX, written
 from orchestrator.driver.folders import RunFolder
 from orchestrator.driver.recording.handed_over import HandedOver, take
 from orchestrator.records.lines import LineFile, read

@@ -11,8 +11,8 @@ import torch
 from safetensors.torch import save_file
 
 from orchestrator.config.settings import InitialSettings
-from orchestrator.driver.before_start import initial
-from orchestrator.driver.before_start.others import Untrusted
+from orchestrator.driver.preflight import initial
+from orchestrator.driver.preflight.others import Untrusted
 from orchestrator.errors import ConfigurationError, NotRerunnable
 from orchestrator.provenance.tracking import models
 from orchestrator.provenance.tracking.store import user

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from orchestrator.config.settings import load
-from orchestrator.driver.before_start import preflight
+from orchestrator.driver.preflight import checks
 from orchestrator.errors import ConfigurationError, NotRerunnable
 from orchestrator.provenance.data import versions
 from tests.provenance.code.repositories import create, write
@@ -38,9 +38,9 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 
 def test_code_that_a_snapshot_lacks_is_refused_where_that_is_strict(project: Path) -> None:
-    assert preflight.check(load([RUN], []), project).obstacles == []  # a worker tells of it, which has imported more
+    assert checks.check(load([RUN], []), project).obstacles == []  # a worker tells of it, which has imported more
     with pytest.raises(NotRerunnable, match=r"of_nobody\.py is imported, but not in the snapshot"):
-        preflight.check(load([RUN], ["strict=true"]), project)
+        checks.check(load([RUN], ["strict=true"]), project)
 
 
 @pytest.mark.parametrize(
@@ -48,7 +48,7 @@ def test_code_that_a_snapshot_lacks_is_refused_where_that_is_strict(project: Pat
     [("sqlite:///own.db", True), ("sqlite:///ignored/own.db", False), ("sqlite:////elsewhere/own.db", False)],
 )
 def test_a_store_among_the_code_is_pointed_out(project: Path, uri: str, is_among: bool) -> None:
-    notes = preflight.check(load([RUN], [f"tracking.uri={uri}"]), project).notes
+    notes = checks.check(load([RUN], [f"tracking.uri={uri}"]), project).notes
     assert [f"the MLflow store {project}/own.db lies in the repository" in note for note in notes] == [True] * is_among
 
 
@@ -61,11 +61,11 @@ def test_dvc_is_not_asked_before_the_start(project: Path, monkeypatch: pytest.Mo
         return []
 
     monkeypatch.setattr(versions, "look_up", look_up)
-    found = preflight.check(load([RUN], ["data.inputs=[of_nobody.py]"]), project)
+    found = checks.check(load([RUN], ["data.inputs=[of_nobody.py]"]), project)
     assert (list(found.scans), asked) == (["of_nobody.py"], [])
     assert (found.inputs, found.obstacles, asked) == ([], [], [project])  # once
     with pytest.raises(NotRerunnable):
-        preflight.check(load([RUN], ["data.inputs=[of_nobody.py]", "strict=true"]), project)
+        checks.check(load([RUN], ["data.inputs=[of_nobody.py]", "strict=true"]), project)
     assert len(asked) == 2
 
 
@@ -86,14 +86,14 @@ FREE = {
 def test_what_goes_with_lockstep_only_is_refused_otherwise(project: Path, overrides: str, problem: str) -> None:
     for sync, refused in {"bsp": False, "ssp": True}.items():
         with pytest.raises(ConfigurationError) as caught:
-            preflight.check(load([RUN], [*overrides.split(), f"sync={sync}", "data.inputs=[nowhere]"]), project)
+            checks.check(load([RUN], [*overrides.split(), f"sync={sync}", "data.inputs=[nowhere]"]), project)
         assert (f"{problem}, or set sync=bsp" in caught.value.problems) == refused
 
 
 def test_servers_have_nothing_to_do_where_models_are_mixed(project: Path) -> None:
-    preflight.check(load([RUN], ["sync=bap", "topology=parameter_server", "data.loaders=1"]), project)
+    checks.check(load([RUN], ["sync=bap", "topology=parameter_server", "data.loaders=1"]), project)
     with pytest.raises(ConfigurationError, match="topology: with sync=gossip models are mixed by workers"):
-        preflight.check(load([RUN], ["sync=gossip", "topology=parameter_server", "data.loaders=1"]), project)
+        checks.check(load([RUN], ["sync=gossip", "topology=parameter_server", "data.loaders=1"]), project)
 
 
 DRAWING = """
@@ -123,7 +123,7 @@ def test_what_nothing_can_be_drawn_by_is_refused(
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.delitem(sys.modules, "drawing", raising=False)
     with pytest.raises(ConfigurationError) as caught:
-        preflight.check(load([RUN], ["pipeline.target=drawing:Empty", override]), tmp_path)
+        checks.check(load([RUN], ["pipeline.target=drawing:Empty", override]), tmp_path)
     sys.modules.pop("drawing", None)
     (found,) = caught.value.problems
     assert found.startswith(problem), found
@@ -134,16 +134,16 @@ def test_options_of_a_local_optimizer_are_looked_at_as_those_of_the_other(projec
     with pytest.raises(
         ConfigurationError, match=r"local\.optimizer\.momentun: sgd has no momentun; did you mean momentum\?"
     ):
-        preflight.check(load([RUN], overrides), project)
+        checks.check(load([RUN], overrides), project)
 
 
 def test_what_a_client_dropped_is_not_added_by_another(project: Path) -> None:
     clients = ["data.partition={name: iid, clients: 40}", "local.steps=2", "local.optimizer={name: sgd, lr: 0.1}"]
-    preflight.check(load([RUN], [*clients, "compression={name: quantize, error_feedback: false}"]), project)
+    checks.check(load([RUN], [*clients, "compression={name: quantize, error_feedback: false}"]), project)
     with pytest.raises(
         ConfigurationError, match=r"compression\.error_feedback: .* set compression\.error_feedback=false"
     ):
-        preflight.check(load([RUN], [*clients, "compression=quantize"]), project)
+        checks.check(load([RUN], [*clients, "compression=quantize"]), project)
 
 
 STAGED = """
@@ -190,9 +190,9 @@ def test_what_does_not_go_with_stages_is_known_once_it_is_imported(
     monkeypatch.delitem(sys.modules, "staged", raising=False)
     given = [overrides] if ", " in overrides else overrides.split()
     staged = ["pipeline.target=staged:Empty", "cluster.stages=2", "cluster.workers=2", "cluster.pipeline=staged:eager"]
-    preflight.check(load([RUN], staged), tmp_path)
+    checks.check(load([RUN], staged), tmp_path)
     optimizer = {} if overrides.endswith("Own") else RUN["optimizer"]
     with pytest.raises(ConfigurationError) as caught:
-        preflight.check(load([{**RUN, "optimizer": optimizer}], [*staged, *given]), tmp_path)
+        checks.check(load([{**RUN, "optimizer": optimizer}], [*staged, *given]), tmp_path)
     sys.modules.pop("staged", None)
     assert caught.value.problems == (problem,)

@@ -11,9 +11,9 @@ import pytest
 
 from orchestrator.config.resolve import resolve
 from orchestrator.config.settings import Settings, load
-from orchestrator.driver.before_start import preflight, private
-from orchestrator.driver.before_start.private import Private
 from orchestrator.driver.folders import RunFolder
+from orchestrator.driver.preflight import checks, private
+from orchestrator.driver.preflight.private import Private
 from orchestrator.errors import ConfigurationError, NotRerunnable
 from orchestrator.optim.privacy.secret import Secret
 from tests.driver.test_preflight import RUN
@@ -82,19 +82,19 @@ def test_fewer_clients_than_play_are_refused() -> None:
 def test_other_modes_are_refused(project: Path, sync: str) -> None:
     given = {**BASE, "local": {}, "data": {"shards": 4, "batch_size": 8, "partition": {"name": "iid"}}}
     with pytest.raises(ConfigurationError, match=r"privacy\.clipping_norm: with sync=\w+ there is no sum of a step"):
-        preflight.check(load([given], [f"sync={sync}"]), project)
+        checks.check(load([given], [f"sync={sync}"]), project)
 
 
 @pytest.fixture
 def clean(monkeypatch: pytest.MonkeyPatch) -> None:
     """This process imports what no launch does: the tests."""
-    monkeypatch.setattr(preflight, "_imported_obstacles", lambda *_: [])
+    monkeypatch.setattr(checks, "_imported_obstacles", lambda *_: [])
 
 
 @pytest.mark.usefixtures("clean")
 def test_all_of_it_together_is_fine_and_layouts_do_not_matter(project: Path, tmp_path: Path) -> None:
     settings = load([BASE], [f"privacy.secret={tmp_path}/s", "transport=tcp", "topology=tree"])
-    assert preflight.check(settings, project).obstacles == []
+    assert checks.check(settings, project).obstacles == []
 
 
 def test_without_the_accountant_the_command_that_installs_it_is_told(
@@ -105,15 +105,15 @@ def test_without_the_accountant_the_command_that_installs_it_is_told(
     with pytest.raises(
         ConfigurationError, match=r"dp-accounting, which is not installed: pip install 'orchestrator\[priv"
     ):
-        preflight.check(load([BASE], []), project)
-    preflight.check(load([BASE], ["privacy.noise_multiplier=0", "privacy.delta=null"]), project)  # has no epsilon
+        checks.check(load([BASE], []), project)
+    checks.check(load([BASE], ["privacy.noise_multiplier=0", "privacy.delta=null"]), project)  # has no epsilon
 
 
 @pytest.mark.parametrize("place", ["s", "ignored/s", ".orchestrator/s"])
 def test_a_secret_among_what_is_recorded_is_refused(project: Path, place: str) -> None:
     settings = load([BASE], [f"privacy.secret={project / place}"])
     with pytest.raises(ConfigurationError, match="is recorded with the code; put it elsewhere"):
-        preflight.check(settings, project)
+        checks.check(settings, project)
 
 
 def test_code_that_is_not_recorded_is_refused(project: Path, tmp_path: Path) -> None:
@@ -121,21 +121,21 @@ def test_code_that_is_not_recorded_is_refused(project: Path, tmp_path: Path) -> 
     settings = load([BASE], [f"privacy.secret={tmp_path}/s"])
     (project / ".git").rename(tmp_path / "away")
     with pytest.raises(ConfigurationError, match=r"privacy\.noise_multiplier: "):
-        preflight.check(settings, project)
+        checks.check(settings, project)
 
 
 def test_imported_code_that_is_not_recorded_is_refused_too(project: Path, tmp_path: Path) -> None:
     with pytest.raises(
         ConfigurationError, match=r"privacy\.noise_multiplier: of_nobody\.py is imported, but not in the"
     ):
-        preflight.check(load([BASE], [f"privacy.secret={tmp_path}/s"]), project)
+        checks.check(load([BASE], [f"privacy.secret={tmp_path}/s"]), project)
 
 
 @pytest.mark.usefixtures("clean")
 @pytest.mark.parametrize(("workers", "words"), [(1, "nothing to mask"), (2, "take its own sum off"), (3, None)])
 def test_few_workers_are_told_what_masks_hide(project: Path, tmp_path: Path, workers: int, words: str | None) -> None:
     settings = load([BASE], [f"cluster.workers={workers}", f"privacy.secret={tmp_path}/s"])
-    notes = [note for note in preflight.check(settings, project).notes if "secure_aggregation" in note]
+    notes = [note for note in checks.check(settings, project).notes if "secure_aggregation" in note]
     assert [words in note for note in notes if words] == [True] * (words is not None)
     assert len(notes) == (words is not None)
 

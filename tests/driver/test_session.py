@@ -755,7 +755,9 @@ def test_where_members_of_a_step_that_stalls_stand_is_written_down_before_one_is
 ) -> None:
     clock = iter(range(0, 10**6, 2))
     monkeypatch.setattr(sessions, "time", SimpleNamespace(monotonic=lambda: float(next(clock))))
-    users = 'File "/p/net.py", line 7 in forward\n  File "/o/orchestrator/worker/model/workload.py", line 3 in loss'
+    users = (
+        'File "/p/net.py", line 7 in forward\n  File "/o/orchestrator/worker/model/pipeline_adapter.py", line 3 in loss'
+    )
     seen = {0: Seen("", "T"), 1: Seen(f"Thread 0x1 (most recent call first):\n  {users}\n", "S")}
     waits = Heard(1, "entries", heartbeat={**PULSE, "activity": "exchange"})
     said = [*BEGIN, DESCRIBED, *[entries(0), waits] * 9, left(1, "peer", 0), finished(1, 1)]
@@ -767,4 +769,6 @@ def test_where_members_of_a_step_that_stalls_stand_is_written_down_before_one_is
     assert events[0]["at"] is None
     assert "its process is stopped (SIGSTOP) and answers nothing; kill -CONT 100 lets it go on" in events[2]["why"]
     assert events[1]["at"] == "net.py:7 in forward"
-    assert events[1]["stacks"] == [["/p/net.py:7 in forward", "/o/orchestrator/worker/model/workload.py:3 in loss"]]
+    assert events[1]["stacks"] == [
+        ["/p/net.py:7 in forward", "/o/orchestrator/worker/model/pipeline_adapter.py:3 in loss"]
+    ]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from orchestrator.driver.before_start.unshared import Places, out_of_reach
+from orchestrator.driver.preflight.unshared import Places, out_of_reach
 
 SERVER, SERVED = "http://there:5000", "mlflow-artifacts:/1/a/artifacts"
 MODEL = "models:/points/1"

@@ -18,10 +18,10 @@ from torch import nn
 from orchestrator.cli import doctor
 from orchestrator.errors import ConfigurationError
 from orchestrator.numerics import determinism
-from orchestrator.numerics.portable import checking, mended, used
+from orchestrator.numerics.portable import checking, operator_overrides, used
 from orchestrator.numerics.portable.checking import Known
-from orchestrator.numerics.portable.page import PAGE
-from orchestrator.numerics.portable.page.drawing import results
+from orchestrator.numerics.portable.conformance import PAGE
+from orchestrator.numerics.portable.conformance.drawing import results
 from tests.portable.golden import ROOT, environment
 
 UNPORTABLE = {"acos", "atan", "cholesky", "grid sample"}  # docs/portable.md says so
@@ -31,7 +31,7 @@ UNPORTABLE = {"acos", "atan", "cholesky", "grid sample"}  # docs/portable.md say
 
 @given(st.floats(min_value=2.0**-149, max_value=2.0**127, width=32))
 def test_a_root_is_the_nearest_number(x: float) -> None:
-    root = mended.sqrt(torch.tensor([x]))
+    root = operator_overrides.sqrt(torch.tensor([x]))
     value = Fraction(root.item())
     below, above = (Fraction(float(numpy.nextafter(root.numpy(), numpy.float32(end))[0])) for end in (0, numpy.inf))
     assert ((below + value) / 2) ** 2 <= Fraction(x) <= ((value + above) / 2) ** 2
@@ -39,25 +39,25 @@ def test_a_root_is_the_nearest_number(x: float) -> None:
 
 def test_roots_of_other_types_and_layouts_are_torchs() -> None:
     grid = torch.arange(12.0).view(3, 4)
-    assert torch.equal(mended.sqrt(grid.t()), torch.sqrt(grid).t())
-    assert mended.sqrt(torch.tensor(4)).item() == 2.0
-    assert mended.sqrt(torch.tensor([9.0], dtype=torch.bfloat16)).dtype == torch.bfloat16
-    assert mended.sqrt(torch.tensor([-1.0])).isnan().all()
-    assert mended.sqrt(torch.tensor(2.0, dtype=torch.complex64)).dtype == torch.complex64
-    assert mended.power(torch.tensor([1, 2, 3]), 2).tolist() == [1, 4, 9]
-    assert mended.power(torch.tensor([4, 9]), 0.5).tolist() == [2.0, 3.0]
-    assert mended.power_(torch.tensor([4.0, 9.0]), 0.5).tolist() == [2.0, 3.0]
-    assert mended.power_(torch.tensor([4.0, 9.0]), 2).tolist() == [16.0, 81.0]
+    assert torch.equal(operator_overrides.sqrt(grid.t()), torch.sqrt(grid).t())
+    assert operator_overrides.sqrt(torch.tensor(4)).item() == 2.0
+    assert operator_overrides.sqrt(torch.tensor([9.0], dtype=torch.bfloat16)).dtype == torch.bfloat16
+    assert operator_overrides.sqrt(torch.tensor([-1.0])).isnan().all()
+    assert operator_overrides.sqrt(torch.tensor(2.0, dtype=torch.complex64)).dtype == torch.complex64
+    assert operator_overrides.power(torch.tensor([1, 2, 3]), 2).tolist() == [1, 4, 9]
+    assert operator_overrides.power(torch.tensor([4, 9]), 0.5).tolist() == [2.0, 3.0]
+    assert operator_overrides.power_(torch.tensor([4.0, 9.0]), 0.5).tolist() == [2.0, 3.0]
+    assert operator_overrides.power_(torch.tensor([4.0, 9.0]), 2).tolist() == [16.0, 81.0]
 
 
 def test_the_whole_process_has_them_and_torchs_own_are_put_back() -> None:
     numbers = torch.rand(5000, generator=torch.Generator().manual_seed(1)) * 10
     before, lstm = torch.sqrt(numbers), torch.lstm
     rounded = torch.from_numpy(numpy.sqrt(numbers.numpy()))
-    mended.install()
-    mended.install()
+    operator_overrides.install()
+    operator_overrides.install()
     try:
-        assert mended.installed()
+        assert operator_overrides.installed()
         assert torch.lstm is not lstm
         leaf = numbers.clone().requires_grad_()
         root = leaf.sqrt()
@@ -69,8 +69,8 @@ def test_the_whole_process_has_them_and_torchs_own_are_put_back() -> None:
         nn.LSTM(3, 4)(torch.ones(2, 3))
         assert torch._C._get_mkldnn_enabled()
     finally:
-        mended.remove()
-        mended.remove()
+        operator_overrides.remove()
+        operator_overrides.remove()
     assert torch.lstm is lstm
     assert torch.equal(torch.sqrt(numbers), before)
 
@@ -94,7 +94,7 @@ def test_a_process_that_was_started_otherwise_is_refused(monkeypatch: pytest.Mon
     with pytest.raises(ConfigurationError, match="MKL_CBWR=AUTO") as refused:
         determinism.prepare_thread(1, arithmetic="portable")
     assert "MKL_CBWR=COMPATIBLE" in refused.value.remedy
-    assert not mended.installed()
+    assert not operator_overrides.installed()
 
 
 def test_a_processor_without_avx2_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:

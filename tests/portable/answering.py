@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from orchestrator.numerics import determinism, tiles
+from orchestrator.numerics import batch_invariance, determinism
 from orchestrator.numerics.streams import seeded
 
 BATCHES = (1, 7, 20)
@@ -74,13 +74,13 @@ MODELS = {"mlp": mlp, "cnn": cnn, "gru": Recurrent, "transformer": Attending, "s
 
 
 def picked(tree: Any, rows: Any) -> Any:
-    return tiles.mapped(lambda part: part[rows], tree)
+    return batch_invariance.mapped(lambda part: part[rows], tree)
 
 
 def bits(tree: Any) -> list[bytes]:
     return [
         (part.numpy() if isinstance(part, torch.Tensor) else part).tobytes()
-        for _, part in tiles.parts(tree, lists=True)
+        for _, part in batch_invariance.parts(tree, lists=True)
     ]
 
 
@@ -89,7 +89,10 @@ def answered(name: str) -> str:
     with seeded(2, "model"), torch.no_grad():
         model = MODELS[name]().eval()
         rows = inputs_of(name, max(BATCHES))
-        answers = [bits(tiles.by_tiles(model, picked(rows, range(number)), tiles.ROWS)) for number in BATCHES]
+        answers = [
+            bits(batch_invariance.by_tiles(model, picked(rows, range(number)), batch_invariance.ROWS))
+            for number in BATCHES
+        ]
     for few in answers[:-1]:
         assert all(all_.startswith(part) for part, all_ in zip(few, answers[-1], strict=True))
     return hashlib.sha256(b"".join(answers[-1])).hexdigest()

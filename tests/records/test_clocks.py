@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from orchestrator.comm.synchronization import View, build_mode
-from orchestrator.records.clocks import Sprint, Update
+from orchestrator.records.clocks import AsyncPhase, Update
 
 Choose = Callable[[int], int]  # a number from 0 to below this one
 
@@ -51,11 +51,11 @@ class Workers:
         read = [update.shard for stream, count in known for update in stream[:count]]
         return [clock + read.count(shard) for shard, clock in enumerate(self.start)]
 
-    def sprint(self) -> Sprint:
-        return Sprint(self.start, self.hosted, tuple(tuple(stream) for stream in self.streams))
+    def sprint(self) -> AsyncPhase:
+        return AsyncPhase(self.start, self.hosted, tuple(tuple(stream) for stream in self.streams))
 
 
-def disturbed(choose: Choose) -> Sprint:
+def disturbed(choose: Choose) -> AsyncPhase:
     """Any order of updates and deliveries."""
     count = 1 + choose(5)
     shards = count + choose(5)
@@ -73,11 +73,11 @@ def disturbed(choose: Choose) -> Sprint:
 
 
 @st.composite
-def sprints(draw: st.DrawFn) -> Sprint:
+def sprints(draw: st.DrawFn) -> AsyncPhase:
     return disturbed(lambda below: draw(st.integers(0, below - 1)))
 
 
-def timed(workers: int, per_worker: int, rounds: int, spread: float, latency: float) -> Sprint:
+def timed(workers: int, per_worker: int, rounds: int, spread: float, latency: float) -> AsyncPhase:
     """Micro-batches that take 1 on average, and deliveries that take `latency`; polled between micro-batches."""
     generator = random.Random(3)
     hosted = tuple(tuple(range(w * per_worker, (w + 1) * per_worker)) for w in range(workers))
@@ -99,12 +99,12 @@ def timed(workers: int, per_worker: int, rounds: int, spread: float, latency: fl
 
 
 @given(sprints())
-def test_it_comes_back_from_its_bytes(sprint: Sprint) -> None:
-    assert Sprint.decode(sprint.encode(), sprint.start) == sprint
+def test_it_comes_back_from_its_bytes(sprint: AsyncPhase) -> None:
+    assert AsyncPhase.decode(sprint.encode(), sprint.start) == sprint
 
 
 @given(sprints())
-def test_the_order_extends_causality(sprint: Sprint) -> None:
+def test_the_order_extends_causality(sprint: AsyncPhase) -> None:
     wants, order = sprint.wants(), sprint.order()
     assert set(order) == {(s, c) for s, first in enumerate(sprint.start) for c in range(first, sprint.end[s])}
     assert len(order) == sum(map(len, sprint.streams))
@@ -117,7 +117,7 @@ def test_the_order_extends_causality(sprint: Sprint) -> None:
 
 
 @given(sprints())
-def test_what_is_read_is_closed_under_causes(sprint: Sprint) -> None:
+def test_what_is_read_is_closed_under_causes(sprint: AsyncPhase) -> None:
     wants = sprint.wants()
     for read in wants.values():
         for shard, clock in enumerate(read):
@@ -142,7 +142,7 @@ def test_who_keeps_to_a_bound_is_no_staler(staleness: int, generator: random.Ran
 def test_an_example_by_hand() -> None:
     """Worker 0 has shards 0 and 2. Its second update has read both of worker 1."""
     first, second = (Update(0, ()), Update(2, ((1, 2),)), Update(0, ())), (Update(1, ()), Update(1, ((0, 1),)))
-    sprint = Sprint((5, 7, 5), ((0, 2), (1,)), (first, second))
+    sprint = AsyncPhase((5, 7, 5), ((0, 2), (1,)), (first, second))
     assert sprint.end == (7, 9, 6)
     assert sprint.wants() == {
         (0, 5): (5, 7, 5),
@@ -153,7 +153,7 @@ def test_an_example_by_hand() -> None:
     }
     assert sprint.order() == [(0, 5), (1, 7), (1, 8), (2, 5), (0, 6)]
     assert sprint.staleness() == [(0, 0), (1, 2), (1, 3), (2, 0), (0, 0)]
-    assert Sprint((0,), ((0,),), ((),)).staleness() == []
+    assert AsyncPhase((0,), ((0,),), ((),)).staleness() == []
 
 
 @pytest.mark.parametrize(("spread", "latency"), [(0.05, 0.1), (0.5, 0.1), (0.9, 2.5)])
@@ -167,14 +167,14 @@ def test_it_is_small(spread: float, latency: float) -> None:
 
 
 @given(sprints(), st.data())
-def test_damage_is_noticed(sprint: Sprint, data: st.DataObject) -> None:
+def test_damage_is_noticed(sprint: AsyncPhase, data: st.DataObject) -> None:
     whole = sprint.encode()
     where = data.draw(st.integers(0, len(whole) - 1))
     flipped = bytearray(whole)
     flipped[where] ^= data.draw(st.integers(1, 255))
     for damaged in (bytes(flipped), whole[:where], whole + b"\0"):
         with pytest.raises(ValueError, match=r"^record of a sprint: "):
-            Sprint.decode(damaged, sprint.start)
+            AsyncPhase.decode(damaged, sprint.start)
 
 
 def framed(*numbers: int, tail: bytes = b"") -> bytes:
@@ -202,7 +202,7 @@ def framed(*numbers: int, tail: bytes = b"") -> bytes:
 )
 def test_what_is_damaged_is_named(data: bytes, problem: str) -> None:
     with pytest.raises(ValueError, match=rf"^record of a sprint: .*{problem}"):
-        Sprint.decode(data, (0, 0))
+        AsyncPhase.decode(data, (0, 0))
 
 
 @pytest.mark.parametrize(
@@ -218,4 +218,4 @@ def test_what_is_damaged_is_named(data: bytes, problem: str) -> None:
 )
 def test_what_no_sprint_can_be_is_refused(streams: tuple[tuple[Update, ...], ...], problem: str) -> None:
     with pytest.raises(ValueError, match=problem):
-        Sprint((0, 0), ((0,), (1,)), streams)
+        AsyncPhase((0, 0), ((0,), (1,)), streams)

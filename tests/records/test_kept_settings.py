@@ -22,9 +22,9 @@ from orchestrator.config.settings import Settings, from_yaml, identifying, kept,
 from orchestrator.config.settings.schema import KEYS, Key
 from orchestrator.config.settings.sections import KeyPath
 from orchestrator.errors import ConfigurationError
-from orchestrator.records import masking
-from tests.records.test_masking import ADDRESSES, SHAPES
-from tests.records.test_masking import KEYS as TELLING
+from orchestrator.records import redaction
+from tests.records.test_redaction import ADDRESSES, SHAPES
+from tests.records.test_redaction import KEYS as TELLING
 
 BASE: dict[str, Any] = {"run": {"steps": 40}, "pipeline": {"target": "a:B"}}
 CREDENTIALS = [SHAPES["GitHub"], SHAPES["AWS"], SHAPES["npm"], "hf_" + "transformerslargemodel1"]
@@ -188,8 +188,8 @@ def test_the_path_of_a_secret_is_no_secret(tmp_path: Path) -> None:
         file = recorded(tmp_path, load([BASE, {"data": {"partition": "iid"}, "privacy": private}], []))
         assert kept.given_again(file, []) == []
         assert load([str(file)], []).privacy.secret == path
-    assert masking.Masker({}, {}).arguments([f"privacy.secret={path}"]) == [f"privacy.secret={path}"]
-    assert masking.Masker({"privacy.secret": "/home/me/keys"}, {}).text("no /home/me/keys") == "no /home/me/keys"
+    assert redaction.Redactor({}, {}).arguments([f"privacy.secret={path}"]) == [f"privacy.secret={path}"]
+    assert redaction.Redactor({"privacy.secret": "/home/me/keys"}, {}).text("no /home/me/keys") == "no /home/me/keys"
 
 
 def test_a_record_that_lacks_the_path_asks_for_it(tmp_path: Path) -> None:

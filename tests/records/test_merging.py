@@ -108,12 +108,12 @@ def rest(number: int, steps: int, content: int) -> Entry:
     return {"rest": number, "steps": steps, "content": content}
 
 
-Sprint = list[Entry]  # the lines of a sprint, then its rest, as a member reports them
+AsyncPhase = list[Entry]  # the lines of a sprint, then its rest, as a member reports them
 Sent = list[dict[str, Any]]
 
 
 @st.composite
-def sprints(draw: st.DrawFn, number: int, steps: int) -> Sprint:
+def sprints(draw: st.DrawFn, number: int, steps: int) -> AsyncPhase:
     """Few contents, so that what is done again often comes out the same; where a sprint ends a line may have a digest."""
     lines = [line(steps + i, 1.0, draw(st.integers(0, 1))) for i in range(draw(st.integers(0, 2)))]
     if lines and (digest := draw(st.integers(0, 2))):
@@ -122,14 +122,14 @@ def sprints(draw: st.DrawFn, number: int, steps: int) -> Sprint:
 
 
 @st.composite
-def lives(draw: st.DrawFn) -> tuple[list[list[Sprint]], list[Sent]]:
+def lives(draw: st.DrawFn) -> tuple[list[list[AsyncPhase]], list[Sent]]:
     """What each generation of a run came to, and what each member sent in its life.
 
     A generation goes on from some rest of the one before, or of a checkpoint; whoever died may have been farther. Somebody may
     report the rest from which it goes on once more. Who joins takes over the reports that are not acknowledged.
     """
-    chain: list[Sprint] = []
-    made: list[list[Sprint]] = []
+    chain: list[AsyncPhase] = []
+    made: list[list[AsyncPhase]] = []
     sent: list[Sent] = [[]]  # member 0 outlives all
     for generation in range(draw(st.integers(1, 4))):
         start = draw(st.integers(max(0, len(chain) - 3), len(chain)))
@@ -179,7 +179,7 @@ def test_what_is_done_again_replaces_what_was_done(data: st.DataObject) -> None:
     assert (trace[: len(lines)], rests[: len(records)]) == (lines, records)
 
 
-def _files(chain: list[Sprint]) -> tuple[list[Entry], list[Entry]]:
+def _files(chain: list[AsyncPhase]) -> tuple[list[Entry], list[Entry]]:
     entries = [entry for sprint in chain for entry in sprint]
     return [each["trace"] for each in entries if "trace" in each], [each["rest"] for each in entries if "rest" in each]
 

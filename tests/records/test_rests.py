@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from orchestrator.records import comparison, identity, rests
-from orchestrator.records.clocks import Sprint, Update
+from orchestrator.records.clocks import AsyncPhase, Update
 from orchestrator.records.trace import line
 from orchestrator.records.verdict import Outcome, judge, parting
 
@@ -29,7 +29,7 @@ def made(*orders: str) -> list[dict[str, Any]]:
             unread = len(streams[1 - worker]) - read[worker]
             streams[worker].append(Update(worker, ((1 - worker, unread),) if unread else ()))
             read[worker] += unread
-        sprint = Sprint(clocks, HOSTED, (tuple(streams[0]), tuple(streams[1])))
+        sprint = AsyncPhase(clocks, HOSTED, (tuple(streams[0]), tuple(streams[1])))
         clocks = sprint.end
         updates = base64.b64encode(sprint.encode()).decode()
         told = {"rest": number, "steps": sum(clocks) // 2, "clocks": list(clocks), "heirs": [], "updates": updates}

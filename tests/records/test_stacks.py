@@ -17,7 +17,7 @@ Current thread 0x00007f2 (most recent call first):
   File "/venv/lib/python3.11/site-packages/torch/nn/modules/linear.py", line 125 in forward
   File "/home/u/project/pipelines/net.py", line 42 in forward
   File "/home/u/project/pipelines/digits.py", line 17 in loss
-  File "/home/u/project/orchestrator/worker/model/workload.py", line 310 in _gradients
+  File "/home/u/project/orchestrator/worker/model/pipeline_adapter.py", line 310 in _gradients
   File "/home/u/project/orchestrator/worker/step/local_trainer.py", line 99 in contribute
 """
 SPIED = """\
@@ -26,7 +26,7 @@ Python v3.11.2 (/usr/bin/python3.11)
 
 Thread 12 (active): "MainThread"
     loss (/home/u/project/pipelines/digits.py:17)
-    _gradients (/home/u/project/orchestrator/worker/model/workload.py:310)
+    _gradients (/home/u/project/orchestrator/worker/model/pipeline_adapter.py:310)
 Thread 14 (idle): "poll"
     wait (/usr/lib/python3.11/threading.py:331)
 """

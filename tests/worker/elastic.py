@@ -31,19 +31,19 @@ from orchestrator.config.resolve import resolve
 from orchestrator.config.settings import CheckpointSettings, Every, Settings
 from orchestrator.controller.checking import Verdict
 from orchestrator.controller.events import Inheritance
-from orchestrator.controller.hand_over import Standing, hand_over
 from orchestrator.controller.membership import ControllerState, Requirements, inherited, lost_shards, moves
 from orchestrator.controller.membership import Member as MemberStatus
 from orchestrator.controller.shard_assignment import assign_shards, assign_stages
+from orchestrator.controller.state_recovery import Standing, hand_over
 from orchestrator.errors import Inconsistent
 from orchestrator.pipeline import Pipeline
 from orchestrator.records.progress import Activity, Progress, advances_of, latest
 from orchestrator.records.trace import Line
 from orchestrator.worker.member import lasting_memory
-from orchestrator.worker.member.claims import Ground, Place
 from orchestrator.worker.member.generation import INITIAL
 from orchestrator.worker.member.heartbeat import Heartbeat
 from orchestrator.worker.member.shard_slots import Row, ShardSlots
+from orchestrator.worker.member.shared_queue import Ground, Place
 from orchestrator.worker.worker import Ended, Generation, ProcessServices, Server, Worker
 from tests.comm.transports.memory import LEFT, Hub, LocalRegions
 from tests.worker.runs import SECRET, Layout, Shared, in_stages, settings_for

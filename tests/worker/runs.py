@@ -54,8 +54,8 @@ from orchestrator.controller.shard_assignment import assign_shards, assign_stage
 from orchestrator.optim.privacy.secret import Secret
 from orchestrator.pipeline import Pipeline
 from orchestrator.records.trace import Line
-from orchestrator.worker.member.claims import Ground, Place
 from orchestrator.worker.member.heartbeat import Heartbeat
+from orchestrator.worker.member.shared_queue import Ground, Place
 from orchestrator.worker.member.time_account import TimeAccount
 from orchestrator.worker.worker import Ended, Generation, ProcessServices, Server, Worker
 from tests.comm.transports.memory import Hub, LocalRegions

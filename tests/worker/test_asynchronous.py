@@ -17,7 +17,7 @@ from orchestrator.config.settings import Every
 from orchestrator.errors import Inconsistent
 from orchestrator.pipeline import Pipeline
 from orchestrator.records import rests
-from orchestrator.records.clocks import Sprint
+from orchestrator.records.clocks import AsyncPhase
 from orchestrator.worker.asynchronous import deltas
 from orchestrator.worker.asynchronous import rows as shard_rows
 from orchestrator.worker.asynchronous.deltas import Deliveries, Delta
@@ -54,11 +54,11 @@ RICH: dict[str, Any] = {
 }
 
 
-def sprints_of(run: Run) -> list[Sprint]:
+def sprints_of(run: Run) -> list[AsyncPhase]:
     start = (0,) * len(run.rests[0]["clocks"])
-    found: list[Sprint] = []
+    found: list[AsyncPhase] = []
     for rest in run.rests:
-        found.append(Sprint.decode(base64.b64decode(rest["updates"]), start))
+        found.append(AsyncPhase.decode(base64.b64decode(rest["updates"]), start))
         start = found[-1].end
     return found
 

@@ -9,10 +9,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orchestrator.records.clocks import Sprint, Update
+from orchestrator.records.clocks import AsyncPhase, Update
 from orchestrator.worker.asynchronous import reports
 from orchestrator.worker.asynchronous.deltas import DELTA, Deliveries, Header, window_of
-from orchestrator.worker.asynchronous.reports import Done, RestConsensus, RestReport
+from orchestrator.worker.asynchronous.reports import BarrierConsensus, BarrierReport, Done
 from orchestrator.worker.asynchronous.rows import decode, encode
 from orchestrator.worker.member.heartbeat import Halt
 from orchestrator.worker.voting.step_report import Requests, Shape
@@ -78,9 +78,9 @@ def test_the_window_keeps_within_its_memory(elements: int, window: int) -> None:
 
 def test_a_report_is_what_was_encoded_and_the_maximum_what_all_agree_on() -> None:
     shape = Shape(shards=3, tensors=2, counters=1)
-    one = RestReport(None, Requests(save=True), {0: 5, 2: 7}, [3, 4], [9])
-    other = RestReport(1, Requests(halt=Halt.STOP), {1: 6}, [5, 1], [2])
-    agreed = RestConsensus.decode(torch.maximum(one.encode(shape), other.encode(shape)), shape)
+    one = BarrierReport(None, Requests(save=True), {0: 5, 2: 7}, [3, 4], [9])
+    other = BarrierReport(1, Requests(halt=Halt.STOP), {1: 6}, [5, 1], [2])
+    agreed = BarrierConsensus.decode(torch.maximum(one.encode(shape), other.encode(shape)), shape)
     assert (agreed.failing_shard, agreed.clocks, agreed.magnitudes, agreed.counters) == (1, (5, 6, 7), [5, 4], [9])
     assert agreed.requests == Requests(halt=Halt.STOP, save=True)
 
@@ -95,7 +95,7 @@ def test_updates_are_what_was_encoded(told: list[tuple[int, float | None, int]])
 
 def test_lines_take_the_updates_in_canonical_order_and_the_last_one_all_that_is_left() -> None:
     stream = [Done(Update(0, ()), 1.0, 10), Done(Update(1, ()), None, 20), Done(Update(0, ()), 3.0, 30)]
-    sprint = Sprint((0, 0), ((0, 1),), (tuple(each.update for each in stream),))
+    sprint = AsyncPhase((0, 0), ((0, 1),), (tuple(each.update for each in stream),))
     ordered = reports.in_order(sprint, [stream])
     lines, carry = reports.lines(ordered, 0, 1, last=False, per_line=2)
     assert [(line["loss"], line["gradient"]) for line in lines] == [((1.0).hex(), f"{30:016x}")]

@@ -17,8 +17,8 @@ from orchestrator.numerics.streams import seeded
 from orchestrator.optim.optimizers import OPTIMIZERS
 from orchestrator.pipeline import Pipeline
 from orchestrator.worker.between_steps import evaluation
+from orchestrator.worker.model.pipeline_adapter import PipelineAdapter
 from orchestrator.worker.model.replica import Replica
-from orchestrator.worker.model.workload import Workload
 from tests.products import thinned
 from tests.worker import pipelines as p
 from tests.worker.runs import LAYOUTS, LONELY, ONE, Layout, Run, rotating, train
@@ -238,7 +238,7 @@ def test_statistics_of_a_shard_without_weight_do_not_count() -> None:
 def test_evaluation_gives_every_module_its_mode_back() -> None:
     source, compute = plan.Source("p:Batchnorm", {}), plan.Compute("cpu", 1, "float32", False)
     run = plan.Run(source, compute, seed=0, steps=1, epochs=None)
-    work = Workload(p.Batchnorm, run, plan.Data(shards=2, batch_size=Steps.constant(4), loaders=0))
+    work = PipelineAdapter(p.Batchnorm, run, plan.Data(shards=2, batch_size=Steps.constant(4), loaders=0))
     work.model.get_submodule("1").eval()
     modes = [module.training for module in work.model.modules()]
     evaluation.compute(work, Replica(work.model), [0, 1], 2, 0, lambda: None)

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from orchestrator import Pipeline
 from orchestrator.errors import PipelineRaised, UsageError
-from orchestrator.numerics import tiles
+from orchestrator.numerics import batch_invariance
 from orchestrator.numerics.digests import distinct_state, model_digest
 from orchestrator.numerics.streams import seeded
 from orchestrator.worker.between_steps import answering
@@ -106,10 +106,10 @@ def served_of(name: str) -> served.Served:
     """As a run leaves it whose trial was made with other rows."""
     with seeded(2, "model"):
         model = MODELS[name]().eval()
-    rows = inputs_of(name, tiles.EXAMPLES)
+    rows = inputs_of(name, batch_invariance.EXAMPLES)
     with torch.no_grad():
-        tried = tiles.tried(model, rows)
-    assert (tried.rows, tried.why) == (tiles.ROWS, None)
+        tried = batch_invariance.tried(model, rows)
+    assert (tried.rows, tried.why) == (batch_invariance.ROWS, None)
     return served.Served(Plain(), model, served.Answers(tried.rows))
 
 
@@ -232,7 +232,7 @@ class OfKeywords(nn.Module):
         return named["x"] * 2
 
 
-def tried(model: nn.Module, batch: Any, pipeline: Pipeline | None = None) -> tiles.Tried:
+def tried(model: nn.Module, batch: Any, pipeline: Pipeline | None = None) -> batch_invariance.Tried:
     """What a run tells of a model, whose first samples are this batch."""
     workload: Any = SimpleNamespace(pipeline=pipeline or Plain(), model=model, samples=lambda _: batch)
     return answering._tried(workload, 1, "native")
@@ -254,7 +254,7 @@ def words(length: int = 6) -> Tensor:
     ],
 )
 def test_a_mapping_is_passed_as_keywords_where_the_model_takes_them(model: nn.Module, batch: Any) -> None:
-    assert tried(model, batch) == tiles.Tried(tiles.ROWS)
+    assert tried(model, batch) == batch_invariance.Tried(batch_invariance.ROWS)
 
 
 def test_what_does_not_fit_is_named_by_its_type_with_what_to_write() -> None:
@@ -299,4 +299,4 @@ def test_a_model_of_hugging_face_is_served_as_it_comes() -> None:
     sizes = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}
     model = BertForSequenceClassification(BertConfig(vocab_size=50, **sizes))
     told = {"input_ids": words(), "attention_mask": torch.ones_like(words()), "labels": torch.ones(12).long()}
-    assert tried(model, BatchEncoding(told)) == tiles.Tried(tiles.ROWS)
+    assert tried(model, BatchEncoding(told)) == batch_invariance.Tried(batch_invariance.ROWS)

@@ -10,7 +10,7 @@ import torch
 from orchestrator.common.values import Steps
 from orchestrator.config.plan import Compute, Data, Run, Source, Variant
 from orchestrator.errors import ConfigurationError
-from orchestrator.worker.model.workload import Workload
+from orchestrator.worker.model.pipeline_adapter import PipelineAdapter
 from tests.worker import pipelines as p
 
 SAMPLES = 10**15
@@ -35,8 +35,8 @@ class Two(p.Small):
         return {"a": Numbers(), "b": Numbers()}, None
 
 
-def work(kind: type[p.Small] = Virtual, **data: Any) -> Workload:
-    return Workload(kind, Run(SOURCE, COMPUTE, 3, 1, None), Data(4, Steps.constant(32), 0, **data))
+def work(kind: type[p.Small] = Virtual, **data: Any) -> PipelineAdapter:
+    return PipelineAdapter(kind, Run(SOURCE, COMPUTE, 3, 1, None), Data(4, Steps.constant(32), 0, **data))
 
 
 def test_in_blocks_micro_batches_are_computed() -> None:

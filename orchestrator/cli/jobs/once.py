@@ -9,10 +9,10 @@ from typing import Any
 from orchestrator.cli.answer import Answer, ended, ended_run
 from orchestrator.cli.arguments import Arguments
 from orchestrator.config.settings import Settings, kept
-from orchestrator.driver.before_start import others
 from orchestrator.driver.folders import project_folder
 from orchestrator.driver.launch.launch import launch
 from orchestrator.driver.launch.resume import resume
+from orchestrator.driver.preflight import others
 from orchestrator.driver.recording.recorded import Recorded
 from orchestrator.driver.report.outcome import Outcome
 from orchestrator.driver.terminal.progress import for_stream

@@ -18,11 +18,11 @@ from typing import TYPE_CHECKING, Any, Literal
 import ray
 
 from orchestrator import errors
-from orchestrator.cluster.actors.disturbing import disturb
+from orchestrator.cluster.actors.driver_loss import PREFIX, DriverWatch, Overseen, written
 from orchestrator.cluster.actors.event_queue import Entry, EventQueue, capture_prints
+from orchestrator.cluster.actors.fault_injection import disturb
 from orchestrator.cluster.actors.lease import Lease
-from orchestrator.cluster.actors.orphaned import PREFIX, DriverWatch, Overseen, written
-from orchestrator.controller.rehearsal import Kind
+from orchestrator.controller.fault_injection import Kind
 from orchestrator.records import phases
 
 if TYPE_CHECKING:
@@ -210,7 +210,7 @@ class MemberActor:
             from orchestrator.cluster.forkserver.children import child
             from orchestrator.comm.transports.shared_memory import SharedRegions
             from orchestrator.comm.transports.sockets import Listener
-            from orchestrator.worker.member.claims import Ground
+            from orchestrator.worker.member.shared_queue import Ground
             from orchestrator.worker.worker import ProcessServices, Server, Worker
 
         # Only who may need it is reachable by TCP: a private Ray opens no port.

@@ -16,13 +16,13 @@ import ray
 from ray.exceptions import RayError, RayTaskError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from orchestrator.cluster.actors.disturbing import disturb
+from orchestrator.cluster.actors.driver_loss import Overseen
+from orchestrator.cluster.actors.fault_injection import disturb
 from orchestrator.cluster.actors.member_actor import Answer, MemberActor, Role
-from orchestrator.cluster.actors.orphaned import Overseen
 from orchestrator.cluster.ray_calls import unless_gone
 from orchestrator.comm.transports.tls import Credentials
 from orchestrator.config.plan import Plan
-from orchestrator.controller.rehearsal import Disturbance
+from orchestrator.controller.fault_injection import Disturbance
 from orchestrator.errors import RunFailed, WorkerLost
 from orchestrator.records.stacks import Home
 from orchestrator.worker.member import lasting_memory, stack_dump

@@ -56,7 +56,7 @@ ROLES: Mapping[str, Role] = {
         (
             "torch",
             "orchestrator.worker.worker",
-            "orchestrator.worker.member.claims",
+            "orchestrator.worker.member.shared_queue",
             "orchestrator.worker.member.crash_record",
             "orchestrator.provenance.code.imported",
             "orchestrator.provenance.environment.node",

@@ -20,7 +20,7 @@ from typing import NamedTuple, Protocol
 
 import torch
 
-from orchestrator.numerics.narrow import Narrow
+from orchestrator.numerics.lossless_packing import Narrow
 
 
 class Tag(NamedTuple):

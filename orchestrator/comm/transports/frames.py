@@ -1,8 +1,8 @@
 """The wire format: one fixed header per frame, then the payload's bytes if they travel with it.
 
-A frame is a payload (INLINE: its bytes follow; NARROW: they follow in the narrow form of `numerics.narrow`; REGION: it lies in
-the sender's region `region` at `offset`) or a FAREWELL: the sender leaves the generation and sends nothing more. Everything is
-in the machine's byte order and nothing is pickled.
+A frame is a payload (INLINE: its bytes follow; NARROW: they follow in the narrow form of `numerics.lossless_packing`; REGION:
+it lies in the sender's region `region` at `offset`) or a FAREWELL: the sender leaves the generation and sends nothing more.
+Everything is in the machine's byte order and nothing is pickled.
 
 What it does not do: negotiate. Both ends run the same code of the same run; the magic number catches a stream that
 slipped and a peer of the other byte order.
@@ -16,7 +16,7 @@ from typing import Any, Final, NamedTuple
 import torch
 
 from orchestrator.comm.transports.base import ProtocolError, Tag
-from orchestrator.numerics import narrow
+from orchestrator.numerics import lossless_packing
 
 INLINE: Final = 1
 REGION: Final = 2
@@ -67,7 +67,9 @@ def decode(header: bytes | bytearray) -> Frame:
     frame = Frame(kind, Tag(*tag), DTYPES[code], elements, note, region)
     if kind != NARROW:
         return frame._replace(offset_bytes=extent)
-    if frame.dtype not in narrow.DTYPES or not narrow.least_bytes(elements) <= extent <= narrow.most_bytes(elements):
+    if frame.dtype not in lossless_packing.DTYPES or not lossless_packing.least_bytes(
+        elements
+    ) <= extent <= lossless_packing.most_bytes(elements):
         raise ProtocolError(f"{elements} x {frame.dtype} are never narrowed to {extent} bytes")
     return frame._replace(narrow_bytes=extent)
 

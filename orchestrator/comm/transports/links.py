@@ -13,9 +13,9 @@ Why TCP_USER_TIMEOUT is not set: the kernel also ends a connection whose *living
 that is gone while nothing is under way; while something is, `is_unreachable` looks for unanswered retransmissions in
 TCP_INFO.
 
-Between hosts a payload of 64-bit elements travels in narrow form (`numerics.narrow`), and is only narrowed when its turn on
-the wire comes, where its memory stays as it is: so nothing is copied, and what has just been narrowed is still in the cache
-when the kernel takes it.
+Between hosts a payload of 64-bit elements travels in narrow form (`numerics.lossless_packing`), and is only narrowed when its
+turn on the wire comes, where its memory stays as it is: so nothing is copied, and what has just been narrowed is still in the
+cache when the kernel takes it.
 
 What it does not do: name the frames it expects, wait for one, or decide what a loss means.
 """
@@ -40,8 +40,8 @@ from orchestrator.comm.transports import frames
 from orchestrator.comm.transports.base import ProtocolError, Received, Tag
 from orchestrator.comm.transports.shared_memory import Mapping
 from orchestrator.comm.transports.tls import buffered
-from orchestrator.numerics import narrow
-from orchestrator.numerics.narrow import Narrow
+from orchestrator.numerics import lossless_packing
+from orchestrator.numerics.lossless_packing import Narrow
 
 UNREACHABLE_S: Final = 5
 """Between hosts: a peer whose host has answered nothing for this long is lost, where nothing else is asked for."""
@@ -237,7 +237,7 @@ class Link:
         return (
             self.is_remote
             and payload is not None
-            and payload.dtype in narrow.DTYPES
+            and payload.dtype in lossless_packing.DTYPES
             and payload.numel() >= _NARROWED_ELEMENTS
         )
 
@@ -246,7 +246,9 @@ class Link:
         if payload is None or not payload.numel():
             return [memoryview(frames.encode(frame))]
         if self._is_narrowed(payload):
-            self._narrowed = _at_least(frames.HEADER_BYTES + narrow.most_bytes(payload.numel()), self._narrowed)
+            self._narrowed = _at_least(
+                frames.HEADER_BYTES + lossless_packing.most_bytes(payload.numel()), self._narrowed
+            )
             return [self._narrowed_message(frame, payload, self._narrowed)]
         self.sent_bytes += payload.numel() * payload.itemsize
         return [memoryview(frames.encode(frame)), frames.raw(payload)]
@@ -259,13 +261,13 @@ class Link:
             return lambda: parts
         if stays:
             return partial(self._parts, frame, payload)
-        into = torch.empty(frames.HEADER_BYTES + narrow.most_bytes(payload.numel()), dtype=torch.uint8)
+        into = torch.empty(frames.HEADER_BYTES + lossless_packing.most_bytes(payload.numel()), dtype=torch.uint8)
         message = self._narrowed_message(frame, payload, into)
         return lambda: [message]
 
     def _narrowed_message(self, frame: frames.Frame, payload: torch.Tensor, into: torch.Tensor) -> memoryview:
         """Header and payload, one after the other. into: long enough."""
-        size = narrow.narrow(payload.detach(), into[frames.HEADER_BYTES :])
+        size = lossless_packing.narrow(payload.detach(), into[frames.HEADER_BYTES :])
         self.sent_bytes += size
         message = frames.raw(into)[: frames.HEADER_BYTES + size]
         message[: frames.HEADER_BYTES] = frames.encode(frame._replace(kind=frames.NARROW, narrow_bytes=size))

@@ -1,4 +1,4 @@
-"""Settings that a record gives back, without the credentials that no record holds (`records.masking`).
+"""Settings that a record gives back, without the credentials that no record holds (`records.redaction`).
 
 What came from a telling variable is read there again; else what was left out is asked for by its key, and what is given again
 takes its place before a value is read. Nothing reads a variable before it is known that the record is trusted, but for
@@ -23,7 +23,7 @@ from orchestrator.config.settings.sections import KeyPath
 from orchestrator.config.settings.sources import Leaf, Source
 from orchestrator.config.settings.views import escaped, to_dict
 from orchestrator.errors import ConfigurationError
-from orchestrator.records.masking import MASK, is_masked, setting, variables_of, with_variables
+from orchestrator.records.redaction import MASK, is_masked, setting, variables_of, with_variables
 
 _PATH: KeyPath = ("privacy", "secret")
 

@@ -34,7 +34,7 @@ from orchestrator.common.values import (
 from orchestrator.data.sampling.mixtures import LONGEST, are_weights
 from orchestrator.records.loggers import WRITERS
 
-MOST_NOISE = 1000.0  # of `optim.privacy.lattice`, which needs torch
+MOST_NOISE = 1000.0  # of `optim.privacy.quantization_grid`, which needs torch
 KeyPath = tuple[str, ...]
 
 
@@ -437,7 +437,7 @@ class GradientSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class UpdateSettings:
-    """How the optimizer's step is computed; see `worker/model/divided_update.py`."""
+    """How the optimizer's step is computed; see `worker/model/sharded_optimizer.py`."""
 
     sharded: bool = field(
         default=False,
@@ -605,7 +605,7 @@ class CheckSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class ChaosSettings:
-    """How a user disturbs a run to see what that does; see `orchestrator/driver/run/rehearsing.py`."""
+    """How a user disturbs a run to see what that does; see `orchestrator/driver/run/fault_injection.py`."""
 
     every: Every | None = field(
         default=None,

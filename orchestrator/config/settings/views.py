@@ -20,7 +20,7 @@ from orchestrator.common.values import Every, Sites, Span, Steps, Workers, must,
 from orchestrator.config.settings.schema import KEYS, TABLES, Key, Settings
 from orchestrator.config.settings.sources import Loader
 from orchestrator.errors import UsageError
-from orchestrator.records.masking import Masker
+from orchestrator.records.redaction import Redactor
 
 _INTRODUCTION = """\
 # Settings
@@ -102,9 +102,9 @@ def to_yaml(settings: Settings, *, public: bool = False) -> str:
     return as_yaml(nested)
 
 
-def masker(settings: Settings) -> Masker:
+def masker(settings: Settings) -> Redactor:
     """Of what is known to be a credential in a process that has these settings."""
-    return Masker(flat(settings), os.environ)
+    return Redactor(flat(settings), os.environ)
 
 
 def shown(settings: Settings) -> dict[str, Any]:

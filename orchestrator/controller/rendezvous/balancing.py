@@ -18,9 +18,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
-from orchestrator.controller.dealing import Host, deal_by_speed, longest
 from orchestrator.controller.decision import Decision
-from orchestrator.controller.events import Redeal, Slow
+from orchestrator.controller.events import Rebalance, Slow
+from orchestrator.controller.load_balancing import Host, deal_by_speed, longest
 from orchestrator.controller.membership import ControllerState, Member, agreed, hosts_in, present, stage_mates
 from orchestrator.controller.rendezvous.formation import ask
 
@@ -76,7 +76,7 @@ def _look_for_better(decision: Decision, workers: Sequence[Member]) -> None:
         return
     _set(decision, better=0, moved=known.moved + 1)
     each = {worker.id: statistics.median(worker.lately) for worker in workers}
-    decision.do(Redeal(each, better.now_s, better.then_s, better.moving))
+    decision.do(Rebalance(each, better.now_s, better.then_s, better.moving))
     ask(decision, "regroup", _why(better))
 
 

@@ -13,8 +13,8 @@ from orchestrator.common.values import Steps
 from orchestrator.config.plan import Plan
 from orchestrator.config.settings import Settings
 from orchestrator.controller.shard_assignment import assign_stages, deal
-from orchestrator.driver.before_start import begin
 from orchestrator.driver.launch.rehearsal import rehearse
+from orchestrator.driver.preflight import begin
 from orchestrator.driver.report.layout import layout
 from orchestrator.records import reads
 

@@ -13,11 +13,11 @@ from typing import Any
 
 from orchestrator.config.plan import Plan, Segments
 from orchestrator.config.settings import Settings
-from orchestrator.driver.before_start import begin, private
-from orchestrator.driver.before_start.preflight import Provenance
 from orchestrator.driver.folders import project_folder
 from orchestrator.driver.launch.rehearsal import rehearse
 from orchestrator.driver.launch.resume import with_weights, without_ray
+from orchestrator.driver.preflight import begin, private
+from orchestrator.driver.preflight.checks import Provenance
 from orchestrator.driver.recording.opening import open_record
 from orchestrator.driver.recording.record import Record
 from orchestrator.driver.report.outcome import Outcome

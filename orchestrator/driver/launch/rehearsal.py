@@ -10,9 +10,9 @@ from typing import Any
 from orchestrator.config.plan import Declared, Plan
 from orchestrator.config.resolve import resolve
 from orchestrator.config.settings import Settings
-from orchestrator.data import watching
-from orchestrator.driver.before_start import preflight
-from orchestrator.driver.before_start.preflight import Provenance
+from orchestrator.data import input_auditing
+from orchestrator.driver.preflight import checks
+from orchestrator.driver.preflight.checks import Provenance
 from orchestrator.records import phases, reads
 from orchestrator.records.reads import Reads
 from orchestrator.worker.model import construction
@@ -36,11 +36,11 @@ class Rehearsed:
 def rehearse(settings: Settings, project: Path) -> Rehearsed:
     """Raises ConfigurationError, PipelineRaised, and NotRerunnable under `strict`."""
     declared = Declared(tuple(settings.data.inputs), tuple(settings.environment.variables))
-    with watching.window(declared) as whole:  # the pipeline's module is imported by the first of these
+    with input_auditing.window(declared) as whole:  # the pipeline's module is imported by the first of these
         with phases.of("code and data"):
-            provenance = preflight.check(settings, project)
+            provenance = checks.check(settings, project)
         plan = resolve(settings)
-        with _rehearsing, phases.of("pipeline and model"), watching.window(declared) as building:
+        with _rehearsing, phases.of("pipeline and model"), input_auditing.window(declared) as building:
             built, cut = construction.rehearse(plan), rehearse_cuts(plan)
     seen = replace(building.reads, variables=whole.reads.variables)
     read = reads.undeclared(reads.elsewhere(seen, provenance.is_code), settings.environment.variables)

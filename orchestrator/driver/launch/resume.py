@@ -21,8 +21,8 @@ from orchestrator.checkpoint.storage import open_storage
 from orchestrator.config.plan import Plan
 from orchestrator.config.resolve import resolve
 from orchestrator.config.settings import Settings
-from orchestrator.driver.before_start import begin, initial, preflight, private
 from orchestrator.driver.folders import RunFolder, project_folder
+from orchestrator.driver.preflight import begin, checks, initial, private
 from orchestrator.driver.recording import handed_over, trust, unsent
 from orchestrator.driver.recording.opening import reopen_record
 from orchestrator.driver.recording.recorded import Recorded
@@ -30,14 +30,14 @@ from orchestrator.driver.report.outcome import Outcome
 from orchestrator.driver.run.event_sink import Audience
 from orchestrator.driver.run.job import Beside, Job, Sharing, requirements, storage_of
 from orchestrator.driver.run.session import RunStart
-from orchestrator.driver.supervision import Supervision, alone, supervised, supervisor, taken_over
+from orchestrator.driver.supervision import Supervision, headless, supervised, supervisor, taken_over
 from orchestrator.driver.terminal import signals
 from orchestrator.driver.terminal.progress import ProgressDisplay, for_stream
 from orchestrator.errors import CheckpointDamaged, ConfigurationError, NotRerunnable, UsageError
 from orchestrator.provenance.code import changes, checkout, worktree
 from orchestrator.provenance.data import dvc_files, hashing, restoring
 from orchestrator.provenance.tracking import Past, Store
-from orchestrator.records import lines, sealing, trace
+from orchestrator.records import hash_seal, lines, trace
 from orchestrator.worker.model import snapshot
 
 _NAMED = 5  # changed files in a message
@@ -85,7 +85,7 @@ def resume(
     secret = private.of_record(settings, recorded.files, past.run_id)
     with recorded_project(recorded, project, folder, display) as place:
         settings = begin.all_pinned(settings, place, trusted=trusted)
-        provenance = preflight.check(settings, place)  # its notes are on what a launch is about to record
+        provenance = checks.check(settings, place)  # its notes are on what a launch is about to record
         plan = resolve(settings)
         run_start = beginning_of(plan, recorded.files, display.say)
         posted = signals.posted() if beside is None else contextlib.nullcontext(beside.pending_signal)
@@ -103,15 +103,15 @@ def resume(
 
 def without_ray(run_id: str, outcome: Outcome, plan: Plan, supervision: Supervision | None) -> None:
     """Go on with a run whose Ray is gone with its head, on this machine alone: then this does not return."""
-    if supervision is None or not outcome.is_headless or outcome.error is None or alone.refusal(plan) is not None:
+    if supervision is None or not outcome.is_headless or outcome.error is None or headless.refusal(plan) is not None:
         return
-    workers = alone.workers(plan)
+    workers = headless.workers(plan)
     for_stream().say(
         f"{outcome.error.message}; run {run_id} goes on without it, on this machine alone, with "
-        f"{workers.on(alone.cores())} of its {plan.cluster.members.most} workers"
+        f"{workers.on(headless.cores())} of its {plan.cluster.members.most} workers"
     )
     os.environ.pop(supervisor.TAKEN_OVER, None)  # by this process it is gone on with, whomever that has followed
-    alone.become(alone.words(supervision.words(run_id), workers, alone.cores()))
+    headless.become(headless.words(supervision.words(run_id), workers, headless.cores()))
 
 
 def with_weights(run_id: str, outcome: Outcome, uri: str | None, typed: Sequence[str] | None) -> tuple[str, Outcome]:
@@ -267,7 +267,7 @@ def _check_seals(files: RunFolder, journal: Sequence[Mapping[str, Any]], step: i
     """Raises CheckpointDamaged where trace or rests are not what they were when the checkpoint of this step was saved."""
     told = [event for event in journal if event["event"] == "checkpoint_saved" and event["step"] == step]
     for name, file in (("trace", files.trace), ("rests", files.rests)):
-        if told and name in told[-1] and file.exists() and sealing.is_broken(file, told[-1][name]):
+        if told and name in told[-1] and file.exists() and hash_seal.is_broken(file, told[-1][name]):
             why = f"it is not what it was when the checkpoint of step {step} was saved, as {files.journal} tells"
             raise CheckpointDamaged(f"{file} is damaged: {why}", f"restore both from the artifacts of the run, {_ANEW}")
 
@@ -293,7 +293,7 @@ def _is_event(event: Any) -> bool:
     match event["event"]:
         case "checkpoint_saved":
             return isinstance(event["step"], int) and all(
-                sealing.is_seal(event[name]) for name in ("trace", "rests") if name in event
+                hash_seal.is_seal(event[name]) for name in ("trace", "rests") if name in event
             )
         case "evaluated":
             return isinstance(event["step"], int) and isinstance(

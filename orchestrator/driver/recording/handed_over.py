@@ -1,5 +1,5 @@
 """What the members of a driver that died have left for the next one: files beside the checkpoints, one of each member
-(`cluster.actors.orphaned`), with what that driver had not heard: lines of the trace, rests, evaluations, and the parts of a
+(`cluster.actors.driver_loss`), with what that driver had not heard: lines of the trace, rests, evaluations, and the parts of a
 checkpoint that they wrote as they stopped.
 
 First all of it goes into the files of the run, then the checkpoint is committed, and only then the files of the members are
@@ -18,7 +18,7 @@ from typing import Any
 
 from orchestrator.checkpoint.catalog import Catalog
 from orchestrator.checkpoint.storage import Storage
-from orchestrator.cluster.actors.orphaned import PREFIX
+from orchestrator.cluster.actors.driver_loss import PREFIX
 from orchestrator.driver.folders import RunFolder
 from orchestrator.errors import CheckpointDamaged
 from orchestrator.records import lines

@@ -10,10 +10,10 @@ from types import MappingProxyType
 
 from orchestrator.config.settings import Settings, determining, masker, shown, to_yaml
 from orchestrator.config.settings.sources import COMMAND_LINE
-from orchestrator.driver.before_start import unshared
-from orchestrator.driver.before_start.preflight import Provenance
 from orchestrator.driver.folders import RunFolder, write_json
-from orchestrator.driver.recording import telling, unsent
+from orchestrator.driver.preflight import unshared
+from orchestrator.driver.preflight.checks import Provenance
+from orchestrator.driver.recording import loggers, unsent
 from orchestrator.driver.recording.record import Contents, Record
 from orchestrator.errors import ConfigurationError
 from orchestrator.provenance.code import checkout, git, snapshot, worktree
@@ -68,7 +68,7 @@ def open_record(
     if wanted is not None and any(each.name == tracker.name for each in store.past() if each.run_id != tracker.run_id):
         earlier.append(f"other runs are named {tracker.name}, too; to tell them apart: {wanted}")
     record = Record(settings, store, tracker, files, earlier, Contents(inputs, obstacles, work, lacking))
-    record.feed = telling.begin(settings, tracker, files)
+    record.feed = loggers.begin(settings, tracker, files)
     return record
 
 
@@ -82,7 +82,7 @@ def reopen_record(settings: Settings, store: Store, files: RunFolder, provenance
     files.error.unlink(missing_ok=True)
     earlier = [orphaned(run_id) for run_id in orphans]
     record = Record(settings, store, tracker, files, earlier, Contents(inputs, obstacles, provenance.work))
-    record.feed = telling.begin(settings, tracker, files, since)
+    record.feed = loggers.begin(settings, tracker, files, since)
     return record
 
 

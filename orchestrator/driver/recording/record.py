@@ -20,9 +20,9 @@ from orchestrator.config.resolve import resolve
 from orchestrator.config.settings import Settings, determining, identifying, masker, shown
 from orchestrator.data import drift
 from orchestrator.data.drift import Drift
-from orchestrator.driver.before_start.preflight import ORCHESTRATOR, code_in
-from orchestrator.driver.before_start.private import COMMITMENT, commitment_in
 from orchestrator.driver.folders import RunFolder, put, read_json, write_json
+from orchestrator.driver.preflight.checks import ORCHESTRATOR, code_in
+from orchestrator.driver.preflight.private import COMMITMENT, commitment_in
 from orchestrator.driver.recording import lineage, predecessor
 from orchestrator.driver.recording.predecessor import Predecessor
 from orchestrator.driver.recording.trained_model import UNTRIED, MadeOf, TrainedModel, answering
@@ -38,10 +38,10 @@ from orchestrator.provenance.environment import container, lock
 from orchestrator.provenance.tracking import DIGEST_OF_BEST, TRACE, Store, Tracker
 from orchestrator.records import files_read, identity, lines, merkle, reads, rests, times, trace
 from orchestrator.records.comparison import LISTING
+from orchestrator.records.hash_seal import Seal, of_rests, of_trace
 from orchestrator.records.lines import LineFile
 from orchestrator.records.loggers.feed import Feed
 from orchestrator.records.reads import Reads
-from orchestrator.records.sealing import Seal, of_rests, of_trace
 from orchestrator.worker import strategies as executions
 
 _MLFLOW: dict[Status, Literal["FINISHED", "FAILED", "KILLED"]] = {

@@ -17,7 +17,7 @@ from orchestrator.driver.report import card
 from orchestrator.driver.report.outcome import Outcome
 from orchestrator.provenance.code import worktree
 from orchestrator.provenance.tracking import Tracker, models
-from orchestrator.records.masking import Masker
+from orchestrator.records.redaction import Redactor
 
 # Of a model that no worker could try, as `worker.between_steps.answering` tells it.
 UNTRIED: Mapping[str, Any] = {"rows": None, "why": "no worker could try it", "detail": None}
@@ -46,7 +46,7 @@ class TrainedModel:
     """The model of one run. Of its methods parameters: their number; layers: the model in words; as a worker told them, None
     before one did; began: the state of other runs that it began with, in words."""
 
-    def __init__(self, settings: Settings, files: RunFolder, masker: Masker) -> None:
+    def __init__(self, settings: Settings, files: RunFolder, masker: Redactor) -> None:
         self._settings = settings
         self._files = files
         self._masker = masker

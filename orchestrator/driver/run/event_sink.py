@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from orchestrator.controller import events
-from orchestrator.controller.rehearsal import Disturbance
+from orchestrator.controller.fault_injection import Disturbance
 from orchestrator.driver.recording.record import Record
 from orchestrator.driver.report import few
 from orchestrator.driver.report.outcome import Outcome, recovery_in_words
@@ -354,7 +354,7 @@ class EventSink:
         now = "" if command.kind == "driver" else f"; {workers} worker{'s' * (workers != 1)} now"
         self._progress.say(f"{recovery_in_words(recovery)}{now}")
 
-    def redealt(self, command: events.Redeal) -> None:
+    def redealt(self, command: events.Rebalance) -> None:
         """Shards are about to be dealt by speed."""
         self.outcome.redealt += 1
         self.event(

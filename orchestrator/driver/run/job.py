@@ -22,9 +22,9 @@ from typing import Any
 from orchestrator.checkpoint import stream_log
 from orchestrator.checkpoint.catalog import Catalog
 from orchestrator.checkpoint.storage import open_storage
-from orchestrator.cluster.actors import standby
+from orchestrator.cluster.actors import driver_failover
+from orchestrator.cluster.actors.driver_loss import Overseen
 from orchestrator.cluster.actors.members import ActorPlacement, Members, this_node
-from orchestrator.cluster.actors.orphaned import Overseen
 from orchestrator.cluster.placement.actor_slots import ActorSlots
 from orchestrator.cluster.placement.project_transfer import LateWorkspaces, Project, prepare_workspaces
 from orchestrator.cluster.placement.reservation import Need, Node, living_nodes, reserved
@@ -38,10 +38,10 @@ from orchestrator.config.plan import Plan
 from orchestrator.config.settings import Settings
 from orchestrator.controller.membership import Requirements
 from orchestrator.controller.sites import workers_at
-from orchestrator.driver.before_start import begin
-from orchestrator.driver.before_start.preflight import Provenance
-from orchestrator.driver.before_start.private import Private
 from orchestrator.driver.folders import RunFolder
+from orchestrator.driver.preflight import begin
+from orchestrator.driver.preflight.checks import Provenance
+from orchestrator.driver.preflight.private import Private
 from orchestrator.driver.recording.record import Record
 from orchestrator.driver.report import pictures, summary
 from orchestrator.driver.report.layout import layout
@@ -50,15 +50,15 @@ from orchestrator.driver.run import best_model
 from orchestrator.driver.run.checkpointing import Saving
 from orchestrator.driver.run.drift_watch import DriftWatch
 from orchestrator.driver.run.event_sink import Audience, EventSink
-from orchestrator.driver.run.looks import Looks
+from orchestrator.driver.run.fault_injection import Rehearsing
 from orchestrator.driver.run.mailbox import Mailbox
 from orchestrator.driver.run.member_directory import MemberDirectory
-from orchestrator.driver.run.rehearsing import Rehearsing
+from orchestrator.driver.run.parameter_inspection import Looks
 from orchestrator.driver.run.session import NodeCheck, NodeTraits, RunStart, Session, Startup
 from orchestrator.driver.run.time_log import TimeLog, summed
 from orchestrator.driver.run.unrecorded import unrecorded
-from orchestrator.driver.supervision import Supervision, alone, supervisor, taken_over, watcher
-from orchestrator.driver.supervision.holding import holding
+from orchestrator.driver.supervision import Supervision, headless, remote_failover, supervisor, taken_over
+from orchestrator.driver.supervision.leader_lease import holding
 from orchestrator.driver.terminal.progress import ProgressDisplay, say_obstacles
 from orchestrator.driver.terminal.signals import PendingSignal
 from orchestrator.errors import (
@@ -345,31 +345,36 @@ class Job:
                 held.enter_context(holding(store, run_id, self.supervision.release))
             if task is not None:
                 record.is_stood_by = True
-                held.enter_context(standby.standing_by(standby.starter(task), ray.trouble))
+                held.enter_context(driver_failover.standing_by(driver_failover.starter(task), ray.trouble))
             yield
 
-    def _standby_task(self, supervision: Supervision, record: Record) -> standby.Task | None:
+    def _standby_task(self, supervision: Supervision, record: Record) -> driver_failover.Task | None:
         """Of whoever goes on when this node of a joined Ray is lost; None where nobody can, which the user is told."""
         run_id, store, node = record.tracker.run_id, record.store, this_node()
-        on_head, there = standby.is_head(node), standby.place(node)
+        on_head, there = driver_failover.is_head(node), driver_failover.place(node)
         for lacking, remedy in (
             (self.secret is not None, "its secret is on this machine alone"),
             (not is_server(store.uri), "set tracking.uri to an MLflow server that all nodes reach"),
             (self.plan.checkpoints.uri is None, "set checkpoint.uri to a place that all nodes reach"),
             (there is None, "this Ray has no other node; add one, and launch again"),
-            (on_head and alone.refusal(self.plan) is not None, f"its Ray is lost, too, and {alone.refusal(self.plan)}"),
+            (
+                on_head and headless.refusal(self.plan) is not None,
+                f"its Ray is lost, too, and {headless.refusal(self.plan)}",
+            ),
         ):
             if lacking:
                 self.display.say(f"note: when this machine is lost, nobody goes on with the run by himself: {remedy}")
                 return None
         words = [*(each for each in supervision.words(run_id) if each != _TRUSTED), _TRUSTED]
         variables = environment.of_workers(self.settings.environment.variables)
-        task = standby.Task(run_id, node, os.getpid(), words, str(self.project), variables, supervisor.TAKEN_OVER)
+        task = driver_failover.Task(
+            run_id, node, os.getpid(), words, str(self.project), variables, supervisor.TAKEN_OVER
+        )
         if not on_head:
             return task
         process = tuple(identity_of_process().values())
-        watched = watcher.Task(run_id, store.uri, process, tuple(words), alone.workers(self.plan))
-        return replace(task, words=[watcher.__name__], told=watched.told())
+        watched = remote_failover.Task(run_id, store.uri, process, tuple(words), headless.workers(self.plan))
+        return replace(task, words=[remote_failover.__name__], told=watched.told())
 
     def _check(self) -> None:
         if self.pending_signal.signal is not None:

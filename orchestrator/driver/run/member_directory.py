@@ -9,8 +9,8 @@ from typing import Any
 from orchestrator.config.plan import Exchange
 from orchestrator.controller.events import Begin
 from orchestrator.controller.rendezvous.schedules import groups_of, schedule_of
-from orchestrator.worker.member.claims import Place
 from orchestrator.worker.member.generation import INITIAL, Generation
+from orchestrator.worker.member.shared_queue import Place
 
 
 class MemberDirectory:

@@ -19,9 +19,9 @@ from orchestrator.controller.membership import ControllerState, Requirements, wa
 from orchestrator.driver.run import trained_weights
 from orchestrator.driver.run.checkpointing import Saving
 from orchestrator.driver.run.event_sink import EventSink
-from orchestrator.driver.run.looks import Looks
+from orchestrator.driver.run.fault_injection import Rehearsing
 from orchestrator.driver.run.member_directory import MemberDirectory
-from orchestrator.driver.run.rehearsing import Rehearsing
+from orchestrator.driver.run.parameter_inspection import Looks
 from orchestrator.driver.run.standstill import stand
 from orchestrator.driver.run.unrecorded import unrecorded
 from orchestrator.driver.supervision import TakenOver
@@ -453,7 +453,7 @@ class Session:
                     self._distrust(command)
                 case events.Recovered():
                     self._event_sink.recovered(command)
-                case events.Redeal():
+                case events.Rebalance():
                     self._event_sink.redealt(command)
                 case events.Slow(member):
                     self._event_sink.slow(command, self._traits(self._ready[member]["node"]).name)

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from orchestrator.driver.before_start import begin, initial
+from orchestrator.driver.preflight import begin, initial
 from orchestrator.driver.recording.recorded import Recorded
 from orchestrator.driver.report import description
 from orchestrator.driver.terminal import child_process, mlflow_ui, signals

@@ -25,13 +25,13 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
-from orchestrator.driver.before_start import begin, initial, others, private
 from orchestrator.driver.folders import RunFolder, project_folder
+from orchestrator.driver.preflight import begin, initial, others, private
 from orchestrator.driver.recording import trust
 from orchestrator.driver.recording.recorded import Recorded
 from orchestrator.driver.terminal.progress import for_stream
 from orchestrator.errors import Interrupted, NotRerunnable, OrchestratorError, UsageError, bulleted, ending
-from orchestrator.experiments.rerun import audit, preparation, rebuild
+from orchestrator.experiments.rerun import audit, data_stage_replay, rebuild
 from orchestrator.experiments.rerun.changed_files import changed_files
 from orchestrator.experiments.rerun.repeater import Repeater, failure
 from orchestrator.provenance.code import checkout
@@ -40,8 +40,8 @@ from orchestrator.provenance.environment import container
 from orchestrator.provenance.tracking import Past, Store
 from orchestrator.records import lines, trace
 from orchestrator.records.comparison import compare
+from orchestrator.records.data_stage_replay import Preparation
 from orchestrator.records.explanation import Explanation, explain
-from orchestrator.records.preparation import Preparation
 from orchestrator.records.verdict import Divergence, Verdict, judge
 
 _ELSEWHERE = ("checkpoint.uri=null", "cluster.address=null")  # places of others, which are theirs
@@ -166,7 +166,7 @@ def rerun(name: str, overrides: Sequence[str], uri: str | None, wanted: Wanted) 
 
 def _examined(original: Recorded, overrides: Sequence[str], folder: Path, wanted: Wanted) -> trust.WouldExecute:
     """What would be executed. Raises ConfigurationError and NotRerunnable."""
-    stages = preparation.commands(original, folder / "worktrees") if wanted.preparing else []
+    stages = data_stage_replay.commands(original, folder / "worktrees") if wanted.preparing else []
     return trust.examine(original, overrides, rebuilding=wanted.rebuilding, stages=stages)
 
 
@@ -199,7 +199,7 @@ def _repeat(repeater: Repeater, wanted: Wanted) -> Rerun | audit.Audited:
         return audit.audited(repeater, drawn, check_environment=wanted.check_environment)
     if not wanted.preparing:
         return _trained(repeater, wanted)
-    with preparation.prepared(repeater, check_environment=wanted.check_environment) as (prepared, places):
+    with data_stage_replay.prepared(repeater, check_environment=wanted.check_environment) as (prepared, places):
         repeater.tag({original.past.run_id: {"preparation": prepared.word}})
         if prepared.parted is not None:
             return Rerun(None, original.past.run_id, None, prepared=prepared)

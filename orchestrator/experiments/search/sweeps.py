@@ -40,7 +40,7 @@ from orchestrator.experiments.search.halving import Rung
 from orchestrator.experiments.search.members import METRIC, read_ensemble
 from orchestrator.experiments.search.outlook import Course
 from orchestrator.experiments.search.space import Space, corners
-from orchestrator.records.masking import Masker
+from orchestrator.records.redaction import Redactor
 from orchestrator.worker.ensemble.combinations import COMBINATIONS
 
 # key -> its type, its default, what it is, and whether it determines the result
@@ -197,7 +197,7 @@ def _checked(base: Sequence[Source], space: Space, places: Mapping[str, str]) ->
         twice = given.get(".".join(shorthand(tuple(key.split(".")))))
         if twice is not None:
             problems.append(f"{twice}: {key}: it is searched; leave it out here, or take it out of the space")
-        if Masker({}, os.environ).hidden({key: dimension.as_dict().get("choices", [])}):
+        if Redactor({}, os.environ).hidden({key: dimension.as_dict().get("choices", [])}):
             problems.append(
                 f"{places.get(key, 'space')}: {key}: credentials cannot be searched: no record would hold them"
             )

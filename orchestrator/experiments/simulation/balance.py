@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from orchestrator.controller.dealing import Host, deal_by_speed
+from orchestrator.controller.load_balancing import Host, deal_by_speed
 from orchestrator.controller.shard_assignment import assign_shards
 
 

@@ -19,9 +19,9 @@ from orchestrator.cluster.sessions.local import LocalRay
 from orchestrator.common.registry import is_reference
 from orchestrator.config.resolve import resolve
 from orchestrator.config.settings import kept, masker
-from orchestrator.driver.before_start import begin, initial, preflight
 from orchestrator.driver.folders import project_folder
 from orchestrator.driver.launch.resume import recorded_project
+from orchestrator.driver.preflight import begin, checks, initial
 from orchestrator.driver.recording import trust
 from orchestrator.driver.recording.recorded import Recorded
 from orchestrator.driver.report.summary import last_words, not_recorded
@@ -137,7 +137,7 @@ def _check(described: Sweep, project: Path) -> None:
         and (problems := combination_laws.problems(ensemble.combine, ensemble.options, ensemble.members))
     ):
         raise ConfigurationError(problems)
-    preflight.check(described.settings, project)
+    checks.check(described.settings, project)
     construction.rehearse(resolve(described.settings))
 
 

@@ -21,10 +21,10 @@ from typing import Any
 
 from orchestrator.cluster.sessions import RaySession
 from orchestrator.config.settings import Settings
-from orchestrator.driver.before_start.preflight import Provenance
 from orchestrator.driver.folders import RunFolder
 from orchestrator.driver.launch.launch import launch
 from orchestrator.driver.launch.resume import resume
+from orchestrator.driver.preflight.checks import Provenance
 from orchestrator.driver.report.outcome import Outcome
 from orchestrator.driver.run.job import Beside
 from orchestrator.driver.terminal.signals import PendingSignal

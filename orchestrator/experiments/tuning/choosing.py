@@ -22,7 +22,7 @@ from orchestrator.comm.topologies import TOPOLOGIES, asks_for_nodes
 from orchestrator.config.resolve import resolve
 from orchestrator.config.settings import Settings
 from orchestrator.config.settings.sections import AUTO, BY_MEMORY
-from orchestrator.driver.before_start import begin, preflight
+from orchestrator.driver.preflight import begin, checks
 from orchestrator.driver.terminal.progress import ProgressDisplay, for_stream
 from orchestrator.errors import UsageError
 from orchestrator.experiments.simulation import calibration
@@ -144,7 +144,7 @@ def _tuned(settings: Settings, keys: tuple[str, ...], display: ProgressDisplay, 
     replace(settings, tuning=replace(settings.tuning, auto=keys))  # its rules hold, or ConfigurationError
     project = Path.cwd()
     fixed = replace(settings, tuning=replace(settings.tuning, auto=()))
-    preflight.check(fixed, project)
+    checks.check(fixed, project)
     model = model_of(fixed)
     with probing(fixed, display) as prober:
         topologies = _topologies(fixed, free="topology" in keys)

@@ -14,7 +14,7 @@ from orchestrator.config.plan import Plan
 from orchestrator.config.resolve import resolve
 from orchestrator.config.settings import Settings
 from orchestrator.config.settings.sections import BY_MEMORY, ClusterSettings
-from orchestrator.driver.before_start import preflight
+from orchestrator.driver.preflight import checks
 from orchestrator.errors import ConfigurationError, PipelineRaised
 from orchestrator.experiments.simulation.stages import Need, StageChoice, choose_stages
 from orchestrator.worker.pipeline_parallel.needs import needs
@@ -33,7 +33,7 @@ def staged(settings: Settings) -> tuple[Settings, StageChoice | None]:
             ],
             "give the number; a launch says what each stage needs",
         )
-    preflight.check(_with(settings, 1, ()), Path.cwd())
+    checks.check(_with(settings, 1, ()), Path.cwd())
     workers = cluster.workers.most + cluster.spares
     chosen = choose_stages(_needs(settings), available_bytes(), workers, _own_bytes())
     others = tuple(key for key in settings.tuning.auto if key != BY_MEMORY)

@@ -17,7 +17,7 @@ import torch
 
 from orchestrator.numerics import determinism
 from orchestrator.numerics.portable import checking
-from orchestrator.numerics.portable.page import PAGE
+from orchestrator.numerics.portable.conformance import PAGE
 
 
 def computed() -> dict[str, Any]:

@@ -20,8 +20,8 @@ from typing import Any
 
 import torch
 
-from orchestrator.numerics.portable.page import PAGE
-from orchestrator.numerics.portable.page.drawing import results
+from orchestrator.numerics.portable.conformance import PAGE
+from orchestrator.numerics.portable.conformance.drawing import results
 from orchestrator.numerics.portable.used import recorded
 
 FILE = Path(__file__).with_name("known.json")

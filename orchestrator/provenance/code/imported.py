@@ -25,7 +25,7 @@ from urllib.parse import unquote, urlsplit
 from orchestrator.errors import few
 from orchestrator.provenance.code import git, objects
 from orchestrator.provenance.code.worktree import WorkTree
-from orchestrator.records import masking
+from orchestrator.records import redaction
 
 Kind = Literal["snapshot", "changed", "left out", "repository", "shadowing", "elsewhere"]
 _SITES = frozenset({"site-packages", "dist-packages"})
@@ -281,7 +281,7 @@ class _Repositories:
         url = git.line(root, "config", "--get", "remote.origin.url")
         same = self._origin is not None and git.line(root, "cat-file", "-t", self._origin) == "commit"
         package = ", ".join(sorted(packages)) or None
-        return Repository(str(root), commit, len(status), pushed, url and masking.text(url), same, package)
+        return Repository(str(root), commit, len(status), pushed, url and redaction.text(url), same, package)
 
 
 def _tracked(root: Path) -> frozenset[str]:

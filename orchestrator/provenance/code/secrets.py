@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from pathlib import Path, PurePosixPath
 
 from orchestrator.errors import few
-from orchestrator.records import masking
+from orchestrator.records import redaction
 
 _NAMES = re.compile(
     r"\.env(\..+)?|\.envrc|\.netrc|\.pypirc|\.htpasswd|\.git-credentials|id_(rsa|dsa|ecdsa|ed25519)(_sk)?|credentials(\..+)?"
@@ -68,8 +68,8 @@ def _place(root: Path, path: str) -> str | None:
         text = file.read_text(encoding="utf-8")
     except (OSError, ValueError):  # gone, or no text
         return None
-    if masking.text(text) == text:
+    if redaction.text(text) == text:
         return None
     lines = enumerate(text.splitlines(), 1)
-    number = next((number for number, line in lines if masking.text(line) != line), 1)
+    number = next((number for number, line in lines if redaction.text(line) != line), 1)
     return f"{path}:{number}"

@@ -20,7 +20,7 @@ from typing import Any
 
 from orchestrator.data.files.manifest import leads_out
 from orchestrator.errors import ConfigurationError
-from orchestrator.records import masking
+from orchestrator.records import redaction
 
 MD5, LEGACY = "md5", "md5-dos2unix"  # DVC 2 hashed text files with their line ends made those of Unix
 _MOST_BYTES = 16 << 20  # of a file that somebody else wrote for DVC
@@ -95,7 +95,7 @@ def storage(folder: Path) -> Storage | None:
     if top is None:
         return None
     settings = configuration(top)
-    remotes = {name: masking.text(str(remote.get("url", ""))) for name, remote in settings["remote"].items()}
+    remotes = {name: redaction.text(str(remote.get("url", ""))) for name, remote in settings["remote"].items()}
     cache = settings["cache"].get("dir") or top / ".dvc" / "cache"
     return Storage(Path(str(cache)), remotes, settings["core"].get("remote"))
 
@@ -277,7 +277,7 @@ def out_of(out: Any, name: str | None, file: Path, project: Path) -> Out:
     if source is not None:
         repository = source.def_repo
         rev = repository.get("rev_lock") or repository.get("rev") or ""
-        imported = {"url": masking.text(str(repository["url"])), "rev": rev, "path": source.def_path}
+        imported = {"url": redaction.text(str(repository["url"])), "rev": rev, "path": source.def_path}
     folder = os.path.relpath(file.parent, project)
     return Out(
         path=os.path.relpath(out.fs_path, project),

@@ -12,7 +12,7 @@ from pathlib import Path
 from orchestrator.provenance.data import dvc_files
 from orchestrator.provenance.data.dvc_files import Out
 from orchestrator.provenance.data.versions import Input
-from orchestrator.records import masking
+from orchestrator.records import redaction
 
 PATIENCE_S = 10.0
 
@@ -39,7 +39,7 @@ def _ask(project: Path, kept: Mapping[str, Sequence[Out]], found: list[str]) -> 
         for path, outs in kept.items():
             found += [sentence for out in outs if (sentence := _missing(project, path, out, storage)) is not None]
     except Exception as error:  # DVC and the libraries below it raise whatever they like
-        said = masking.text(f"{type(error).__name__}: {error}")
+        said = redaction.text(f"{type(error).__name__}: {error}")
         found.append(f"DVC's remote cannot be asked whether it has the data: {said}")
 
 

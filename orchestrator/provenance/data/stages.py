@@ -17,7 +17,7 @@ from orchestrator.provenance.data import dvc_files, hashing
 from orchestrator.provenance.data.dvc_files import MD5, Out
 from orchestrator.provenance.data.hashing import Scan, is_in
 from orchestrator.provenance.data.versions import Input
-from orchestrator.records.preparation import Made
+from orchestrator.records.data_stage_replay import Made
 
 _NAMED = 5  # files that differ
 

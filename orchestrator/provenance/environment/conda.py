@@ -20,7 +20,7 @@ from typing import Any
 
 from orchestrator.errors import NotRerunnable
 from orchestrator.provenance.environment import packages
-from orchestrator.records import masking
+from orchestrator.records import redaction
 
 FILE = "conda.txt"
 _META = "conda-meta"
@@ -132,5 +132,5 @@ def _package(told: Mapping[str, Any]) -> Package | None:
     url = str(told.get("url") or "")
     if PurePosixPath(url).suffix not in (".conda", ".bz2"):  # told by pip, or linked by hand
         return None
-    plain = masking.text(_TOKEN.sub("/", url))
+    plain = redaction.text(_TOKEN.sub("/", url))
     return Package(told["name"], told["version"], told["build"], plain, told.get("md5"), told.get("sha256"))

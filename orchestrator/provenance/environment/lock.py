@@ -19,7 +19,7 @@ from urllib.parse import unquote, urlsplit
 
 from orchestrator.errors import NotRerunnable, bulleted
 from orchestrator.provenance.environment import conda, packages
-from orchestrator.records import masking
+from orchestrator.records import redaction
 
 OWN = "orchestrator"
 PYLOCK = "pylock.toml"
@@ -233,7 +233,7 @@ def _folder(build: Mapping[str, Any], origin: Mapping[str, Any]) -> str:
 def _entry(item: Mapping[str, Any]) -> tuple[str, str, str]:
     """(name, version, the further lines) of what pip has installed."""
     name = packages.normalized(item["metadata"]["name"])
-    info, url = item["download_info"], masking.text(item["download_info"]["url"])
+    info, url = item["download_info"], redaction.text(item["download_info"]["url"])
     if "vcs_info" in info:
         vcs = info["vcs_info"]
         below = f", subdirectory = {_toml(info['subdirectory'])}" if info.get("subdirectory") else ""

@@ -20,7 +20,7 @@ from typing import Any
 from orchestrator.numerics import cuda
 from orchestrator.numerics.determinism import cpu_model
 from orchestrator.provenance.environment import conda, libraries, packages
-from orchestrator.records import masking
+from orchestrator.records import redaction
 
 _BITS = re.compile(
     r"(MKL|OMP|KMP|GOMP|ATEN|ONEDNN|DNNL|OPENBLAS|BLIS|NPY|CUBLAS|CUBLASLT|CUDA|CUDNN|NCCL|NVIDIA|TORCH|PYTORCH)_\w+"
@@ -107,7 +107,7 @@ def variables() -> dict[str, str]:
 
 def _chosen(wanted: Callable[[str], bool]) -> dict[str, str]:
     named = {name: value for name, value in sorted(os.environ.items()) if wanted(name) and not _SECRET.search(name)}
-    return {name: str(masking.setting(name, value)) for name, value in named.items()}
+    return {name: str(redaction.setting(name, value)) for name, value in named.items()}
 
 
 def _interpreter() -> dict[str, Any]:

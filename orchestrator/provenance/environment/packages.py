@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
 
-from orchestrator.records import masking
+from orchestrator.records import redaction
 
 PACKAGE = Path(__file__).resolve().parents[2]
 _OF_THE_INSTALLATION = re.compile(rb"[^/]*\.dist-info/(INSTALLER|REQUESTED|RECORD|direct_url\.json|uv_[^,]*)(,|$)")
@@ -109,7 +109,7 @@ def _is_of_the_build(line: bytes) -> bool:
 
 def _origin(told: dict[str, Any]) -> dict[str, Any]:
     """Of a `direct_url.json`."""
-    url = masking.text(str(told.get("url", "")))
+    url = redaction.text(str(told.get("url", "")))
     if "dir_info" in told:
         where = {"directory": os.path.realpath(unquote(url.removeprefix("file://")))}
         return {**where, **({"editable": True} if told["dir_info"].get("editable") else {})}

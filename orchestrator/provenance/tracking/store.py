@@ -29,7 +29,7 @@ from orchestrator.common import locks
 from orchestrator.errors import ConfigurationError, UsageError
 from orchestrator.provenance.tracking import empty, lean, names, tables
 from orchestrator.provenance.tracking.rebase import adopt, rebase
-from orchestrator.records import masking
+from orchestrator.records import redaction
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -194,7 +194,7 @@ class Store:
     @property
     def name(self) -> str | None:
         """As records may hold it: without credentials, and None for the project's own, which moves with the project."""
-        return None if self.uri == default_uri(self.folder) else masking.text(self.uri)
+        return None if self.uri == default_uri(self.folder) else redaction.text(self.uri)
 
     def usable(self) -> AbstractContextManager[None]:
         """Inside the block, a store that refuses what it is asked for is a ConfigurationError."""

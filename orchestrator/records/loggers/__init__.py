@@ -16,8 +16,8 @@ from collections.abc import Callable, Sequence
 
 from orchestrator.common.registry import Table
 from orchestrator.errors import ConfigurationError
+from orchestrator.records.loggers.logger import Told, Writer
 from orchestrator.records.loggers.tensorboard import TensorBoard
-from orchestrator.records.loggers.told import Told, Writer
 from orchestrator.records.loggers.wandb import WeightsAndBiases
 
 __all__ = ["WRITERS", "Told", "Writer", "problems"]

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from orchestrator.records.loggers import WRITERS
-from orchestrator.records.loggers.told import Status, Told, Writer
+from orchestrator.records.loggers.logger import Status, Told, Writer
 
 _LAST_S = 60.0  # for what they have not taken when the run ends
 _Call = Callable[[Writer], object]

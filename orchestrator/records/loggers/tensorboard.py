@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from orchestrator.records.loggers.told import Status, Told, missing
+from orchestrator.records.loggers.logger import Status, Told, missing
 
 FOLDER = "tensorboard"
 _RESULTS = ("validation/", "train/")

@@ -14,7 +14,7 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
-from orchestrator.records.loggers.told import Status, Told, missing
+from orchestrator.records.loggers.logger import Status, Told, missing
 
 _FORBIDDEN = re.compile(r"[/\\#?%:]")  # in the name of a project
 _LONGEST = 128

@@ -22,13 +22,13 @@ from orchestrator.numerics.portable import used
 from orchestrator.pipeline import naming
 from orchestrator.worker.admission import state_detection
 from orchestrator.worker.between_steps import evaluation
+from orchestrator.worker.model.pipeline_adapter import PipelineAdapter
 from orchestrator.worker.model.replica import Replica
-from orchestrator.worker.model.workload import Workload
 
 Loss = Callable[[int, int], tuple[float, float] | None]
 
 
-def reference(workload: Workload, replica: Replica, *, sparing: bool = False) -> str:
+def reference(workload: PipelineAdapter, replica: Replica, *, sparing: bool = False) -> str:
     """A digest of what the first micro-batch gives, none where samples are live; of the first validation batch where
     shards are pinned to sites, of which a worker reads its own only. sparing: `fingerprint_sparing` takes it. Raises
     Inconsistent; PipelineRaised for what may not be changed or used, and for a fault in the metrics."""
@@ -58,7 +58,7 @@ def reference(workload: Workload, replica: Replica, *, sparing: bool = False) ->
     return first or ""
 
 
-def operators(workload: Workload, replica: Replica) -> set[str]:
+def operators(workload: PipelineAdapter, replica: Replica) -> set[str]:
     """The operators of torch that the first micro-batch and the first validation batch use; none of a batch that fails, as its
     step will."""
     with used.recorded() as found:
@@ -70,7 +70,9 @@ def operators(workload: Workload, replica: Replica) -> set[str]:
     return found
 
 
-def _prove(workload: Workload, what: str, batches: Sequence[int], compute: Callable[[int], str | None]) -> str | None:
+def _prove(
+    workload: PipelineAdapter, what: str, batches: Sequence[int], compute: Callable[[int], str | None]
+) -> str | None:
     """What `compute` returns for batch 0, which has to be the same each time; None where it returns None for one of the
     batches. Raises Inconsistent."""
     if not batches:
@@ -99,13 +101,13 @@ def _prove(workload: Workload, what: str, batches: Sequence[int], compute: Calla
     return None if None in results else results[0]
 
 
-def _look(workload: Workload) -> state_detection.Observations:
+def _look(workload: PipelineAdapter) -> state_detection.Observations:
     with naming("looking at what the pipeline, its model and its data sets keep"):  # it meets objects of any class
         return state_detection.look(workload.held(), workload.model)
 
 
 def fingerprint(
-    workload: Workload,
+    workload: PipelineAdapter,
     replica: Replica,
     number: int,
     loss: Callable[[int], tuple[float, float] | None] | None = None,
@@ -127,11 +129,11 @@ def fingerprint(
 
 
 def fingerprint_sparing(
-    workload: Workload, replica: Replica, shard: int, loss: Loss | None = None, kept: Collection[str] = ()
+    workload: PipelineAdapter, replica: Replica, shard: int, loss: Loss | None = None, kept: Collection[str] = ()
 ) -> str | None:
     """As `fingerprint`, another one: of the digests of all tensors. Each gradient is let go of as soon as it is whole, since a
-    worker that is to host a stage has not the memory for all. loss: as `Workload.loss`, which it is unless another one is
-    given; kept: the parameters whose gradients `loss` needs."""
+    worker that is to host a stage has not the memory for all. loss: as `PipelineAdapter.loss`, which it is unless another one
+    is given; kept: the parameters whose gradients `loss` needs."""
     parameters = dict(zip((slot.name for slot in replica.layout.slots), replica.parameters, strict=False))
     compute = lambda: (loss or workload.loss)(0, shard)  # noqa: E731
     taken, tensors = _spared(replica, compute, {name: parameters[name] for name in parameters.keys() - set(kept)})
@@ -201,7 +203,7 @@ def _contributed(replica: Replica, compute: Callable[[], object]) -> list[torch.
     return tensors
 
 
-def _evaluated(workload: Workload, replica: Replica, batch: int) -> str:
+def _evaluated(workload: PipelineAdapter, replica: Replica, batch: int) -> str:
     """The numbers of a validation batch, bit for bit."""
     results = evaluation.compute(workload, replica, [batch], len(workload.evaluation_batches), -1, lambda: None)
     if results.fault is not None:

@@ -23,7 +23,7 @@ from orchestrator.numerics import exact
 from orchestrator.numerics.exact import wrap
 from orchestrator.numerics.fixed_point import FixedPoint, name_of, overflows
 from orchestrator.optim.transforms import State
-from orchestrator.worker.asynchronous.last_rest import LastRest
+from orchestrator.worker.asynchronous.rollback import Rollback
 from orchestrator.worker.asynchronous.shard_updates import Reading, ShardUpdates
 from orchestrator.worker.asynchronous.statistics import Statistics
 from orchestrator.worker.member.generation import ProcessServices
@@ -46,7 +46,7 @@ class FreeReplica:
         self._statistics = Statistics(replica)
         size = replica.layout.size
         self._x, self._base = torch.zeros(size, dtype=torch.int64), torch.zeros(size, dtype=torch.int64)
-        self._last_rest = LastRest(replica)
+        self._last_rest = Rollback(replica)
         self._fixed = FixedPoint(())
         self._ledger = 0
 

@@ -30,11 +30,11 @@ from orchestrator.numerics.fixed_point import FixedPoint, exponent_for, largest
 from orchestrator.optim.transforms import State
 from orchestrator.worker.asynchronous import reports
 from orchestrator.worker.asynchronous import rows as shard_rows
-from orchestrator.worker.asynchronous.last_rest import LastRest
-from orchestrator.worker.asynchronous.reports import RestConsensus, RestReport
-from orchestrator.worker.asynchronous.rest import Terms, agree
+from orchestrator.worker.asynchronous.reports import BarrierConsensus, BarrierReport
+from orchestrator.worker.asynchronous.rollback import Rollback
 from orchestrator.worker.asynchronous.shard_updates import Reading, ShardUpdates
 from orchestrator.worker.asynchronous.statistics import Statistics
+from orchestrator.worker.asynchronous.sync_barrier import Terms, agree
 from orchestrator.worker.between_steps.run_state import Clocks, RunState
 from orchestrator.worker.member.generation import ProcessServices, Withdrawn
 from orchestrator.worker.model.replica import Replica
@@ -99,7 +99,7 @@ class ShardModels:
         self._memory = memory
         self._services = services
         self._statistics = Statistics(replica)
-        self._last_rest = LastRest(replica)
+        self._last_rest = Rollback(replica)
 
     def begin(self, inherited: Mapping[int, State] = MappingProxyType({})) -> None:
         """From the last rest on. inherited: what these hosted shards go on with, in place of what they keep. Raises
@@ -130,13 +130,13 @@ class ShardModels:
         loss, update = self._updates.compute(shard, self.models[shard], reading)
         return loss, update.clone()
 
-    def report(self, requests: Requests, clocks: Mapping[int, int]) -> RestReport:
+    def report(self, requests: Requests, clocks: Mapping[int, int]) -> BarrierReport:
         buffers = self._updates.buffers()
-        return RestReport(
+        return BarrierReport(
             None, requests, clocks, self._statistics.magnitudes(buffers), self._statistics.counters(buffers)
         )
 
-    def contribute(self, consensus: RestConsensus) -> None:
+    def contribute(self, consensus: BarrierConsensus) -> None:
         """Put the sum of the hosted models into this worker's contribution, and stage what the shards keep."""
         contribution = self._memory.contribution.zero_()
         for shard, model in self.models.items():
@@ -144,7 +144,7 @@ class ShardModels:
             self._states.stage(shard, self._row(shard))
         self._statistics.contribute(self._updates.buffers(), consensus.magnitudes, contribution)
 
-    def averaged(self, consensus: RestConsensus) -> Mean:
+    def averaged(self, consensus: BarrierConsensus) -> Mean:
         """The mean of all models, from their sum; nothing is changed by it."""
         total = self._memory.result.clone()
         total[self._statistics.start :] = 0
@@ -152,7 +152,7 @@ class ShardModels:
         distances = {shard: self._distance(model, mean) for shard, model in self.models.items()}
         return Mean(mean, exact.fingerprint_of_integers(total), distances)
 
-    def adopt(self, consensus: RestConsensus, mean: Mean) -> None:
+    def adopt(self, consensus: BarrierConsensus, mean: Mean) -> None:
         """The replica becomes the mean of all models. After the last message of the rest: who is interrupted before, is
         where it was."""
         summed, shards = self._memory.result, len(consensus.clocks)

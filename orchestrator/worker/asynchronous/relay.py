@@ -10,7 +10,7 @@ from typing import Final
 
 from orchestrator.comm.collectives import Exchange, Memory
 from orchestrator.worker.asynchronous.held_slice import HeldSlice
-from orchestrator.worker.asynchronous.rest import Nothing, Terms, rest
+from orchestrator.worker.asynchronous.sync_barrier import Nothing, Terms, rest
 from orchestrator.worker.asynchronous.traffic import Traffic
 from orchestrator.worker.between_steps.run_state import RunState
 from orchestrator.worker.between_steps.timing import Patience

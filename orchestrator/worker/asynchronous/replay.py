@@ -19,13 +19,13 @@ import torch
 
 from orchestrator.comm.collectives import SPRINT, Exchange
 from orchestrator.errors import OrchestratorError
-from orchestrator.records.clocks import Sprint, Update
+from orchestrator.records.clocks import AsyncPhase, Update
 from orchestrator.worker.asynchronous import rows as shard_rows
+from orchestrator.worker.asynchronous.at_barrier import AtBarrier
 from orchestrator.worker.asynchronous.free_replica import FreeReplica
 from orchestrator.worker.asynchronous.reports import Done
-from orchestrator.worker.asynchronous.rest import Nothing, Terms, rest
-from orchestrator.worker.asynchronous.resting import Resting
 from orchestrator.worker.asynchronous.shard_updates import Reading
+from orchestrator.worker.asynchronous.sync_barrier import Nothing, Terms, rest
 from orchestrator.worker.between_steps.run_state import RunState
 from orchestrator.worker.member.generation import Withdrawn
 from orchestrator.worker.step.executor import Outcome
@@ -63,7 +63,7 @@ class Replays:
         try:
             repeated = _Repeated(self._replica, self._exchange, sprint, self._terms, state)
             repeated.run()
-            resting = Resting(self._replica, repeated, self._requests)
+            resting = AtBarrier(self._replica, repeated, self._requests)
             return rest(self._exchange, resting, state, self._terms, (record, sprint))
         except BaseException:
             self._replica.give_up()
@@ -88,14 +88,14 @@ class ReplayRelay:
         return rest(self._exchange, Nothing(), state, self._terms, (record, sprint))
 
 
-def recorded(records: Sequence[Mapping[str, Any]], state: RunState) -> tuple[Mapping[str, Any], Sprint]:
+def recorded(records: Sequence[Mapping[str, Any]], state: RunState) -> tuple[Mapping[str, Any], AsyncPhase]:
     """The record of the rest that comes next, and the sprint before it. Raises ValueError for a damaged one."""
     assert state.free is not None
     record = records[state.free.rests]
-    return record, Sprint.decode(base64.b64decode(record["updates"]), state.free.clocks)
+    return record, AsyncPhase.decode(base64.b64decode(record["updates"]), state.free.clocks)
 
 
-def waves(sprint: Sprint) -> Iterator[list[Key]]:
+def waves(sprint: AsyncPhase) -> Iterator[list[Key]]:
     """The updates of a sprint, some at a time: those whose readings are in earlier waves, among the first in canonical
     order."""
     wants, order, clocks = sprint.wants(), sprint.order(), list(sprint.start)
@@ -117,7 +117,9 @@ def waves(sprint: Sprint) -> Iterator[list[Key]]:
 class _Repeated:
     """One sprint, repeated by one worker together with the others."""
 
-    def __init__(self, replica: FreeReplica, exchange: Exchange, sprint: Sprint, terms: Terms, state: RunState) -> None:
+    def __init__(
+        self, replica: FreeReplica, exchange: Exchange, sprint: AsyncPhase, terms: Terms, state: RunState
+    ) -> None:
         assert state.free is not None
         self._replica = replica
         self._exchange = exchange

@@ -25,12 +25,12 @@ import torch
 from orchestrator.numerics.exact import wrap
 from orchestrator.numerics.grid import ABSENT
 from orchestrator.records import trace
-from orchestrator.records.clocks import Sprint, Update
+from orchestrator.records.clocks import AsyncPhase, Update
 from orchestrator.worker.voting.step_report import EMPTY, Requests, Shape, bits_of, float_of, head, read_head
 
 
 @dataclass(frozen=True)
-class RestReport:
+class BarrierReport:
     """One member's part of the vote. A server sends the default one."""
 
     failing_shard: int | None = None
@@ -50,7 +50,7 @@ class RestReport:
 
 
 @dataclass(frozen=True)
-class RestConsensus:
+class BarrierConsensus:
     """The combined reports, equal at all members."""
 
     failing_shard: int | None
@@ -60,7 +60,7 @@ class RestConsensus:
     counters: list[int]
 
     @classmethod
-    def decode(cls, vector: torch.Tensor, shape: Shape) -> RestConsensus:
+    def decode(cls, vector: torch.Tensor, shape: Shape) -> BarrierConsensus:
         told = iter(vector.tolist())
         failing_shard, requests = read_head(told, shape)
         clocks, magnitudes, counters = (
@@ -109,7 +109,7 @@ def _done(numbers: Iterator[int]) -> Done:
 Carry = tuple[tuple[str | None, int], ...]
 
 
-def in_order(sprint: Sprint, streams: Sequence[Sequence[Done]]) -> Carry:
+def in_order(sprint: AsyncPhase, streams: Sequence[Sequence[Done]]) -> Carry:
     """Loss and fingerprint of each update of a sprint, in its canonical order, which extends what caused what."""
     clocks = list(sprint.start)
     found: dict[tuple[int, int], Done] = {}

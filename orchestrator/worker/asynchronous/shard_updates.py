@@ -23,9 +23,9 @@ from orchestrator.errors import NonFinite
 from orchestrator.numerics.fixed_point import FixedPoint, name_of
 from orchestrator.optim.transforms import State
 from orchestrator.worker.asynchronous.shard_optimizers import ShardOptimizers
+from orchestrator.worker.model.pipeline_adapter import NON_FINITE_REMEDY, PipelineAdapter
 from orchestrator.worker.model.replica import Replica
 from orchestrator.worker.model.updater import Updater
-from orchestrator.worker.model.workload import NON_FINITE_REMEDY, Workload
 
 _FLOOR = 1e-2  # magnitudes below it count as this much when a change is called significant
 
@@ -43,7 +43,9 @@ class Reading(NamedTuple):
 class ShardUpdates:
     """Computes the updates of the hosted shards, one after the other. threshold: of the significance filter, 0 for none."""
 
-    def __init__(self, workload: Workload, replica: Replica, updater: Updater, shards: int, threshold: float) -> None:
+    def __init__(
+        self, workload: PipelineAdapter, replica: Replica, updater: Updater, shards: int, threshold: float
+    ) -> None:
         self._workload = workload
         self._replica = replica
         self._updater = updater

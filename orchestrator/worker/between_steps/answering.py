@@ -15,17 +15,17 @@ import torch
 
 from orchestrator.config.plan import Plan
 from orchestrator.errors import OrchestratorError, few
-from orchestrator.numerics import determinism, tiles
+from orchestrator.numerics import batch_invariance, determinism
+from orchestrator.numerics.batch_invariance import Tried
 from orchestrator.numerics.streams import seeded
-from orchestrator.numerics.tiles import Tried
 from orchestrator.pipeline import naming
-from orchestrator.worker.model.workload import Workload
+from orchestrator.worker.model.pipeline_adapter import PipelineAdapter
 
 UNFIT = "it could not be tried with what example() gives; write example() or predict() in the pipeline (docs/models.md)"
 _KEYS = 5  # in a sentence
 
 
-def answers(plan: Plan, workload: Workload) -> dict[str, Any]:
+def answers(plan: Plan, workload: PipelineAdapter) -> dict[str, Any]:
     """What was found, as plain data; of a run with noise nothing that is of its samples."""
     if plan.cluster.members.stages > 1:
         found = Tried(None, "no worker had the whole model to try it")
@@ -36,16 +36,16 @@ def answers(plan: Plan, workload: Workload) -> dict[str, Any]:
     return dataclasses.asdict(found)
 
 
-def _tried(workload: Workload, seed: int, arithmetic: determinism.Arithmetic) -> Tried:
+def _tried(workload: PipelineAdapter, seed: int, arithmetic: determinism.Arithmetic) -> Tried:
     determinism.prepare_thread(1, arithmetic=arithmetic)
     given: Any = None
     try:
         with seeded(seed, "predict"):
-            given = workload.samples(tiles.EXAMPLES)
+            given = workload.samples(batch_invariance.EXAMPLES)
             with naming("example()"):
                 inputs = given = workload.pipeline.example(given)
             with naming("predict()"), _asked(workload.model) as model, torch.no_grad():
-                return tiles.tried(lambda rows: workload.pipeline.predict(model, rows), inputs)
+                return batch_invariance.tried(lambda rows: workload.pipeline.predict(model, rows), inputs)
     except OrchestratorError as error:
         raised = error.message.partition("\n")[0].rstrip(": ")
         return Tried(None, UNFIT, raised if given is None else f"{raised}; it was given {_kind(given)}")

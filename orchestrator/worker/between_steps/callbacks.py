@@ -8,7 +8,7 @@ Training waits for it only at the end of the run. While a call lasts, later eval
 the model; where these copies become too large the oldest is left out, which is told. An exception, a wrong answer or the death
 of the process is told too; the next evaluation is called again.
 
-What it does not do: give the model in stages, which is whole nowhere (`driver.before_start.preflight` refuses that).
+What it does not do: give the model in stages, which is whole nowhere (`driver.preflight.checks` refuses that).
 """
 
 from __future__ import annotations

@@ -21,8 +21,8 @@ from orchestrator.comm.collectives import EVALUATION, EVALUATION_VOTE, Exchange
 from orchestrator.errors import OrchestratorError, PipelineRaised
 from orchestrator.pipeline import naming
 from orchestrator.worker.member.generation import Withdrawn
+from orchestrator.worker.model.pipeline_adapter import PipelineAdapter
 from orchestrator.worker.model.replica import Replica
-from orchestrator.worker.model.workload import Workload
 from orchestrator.worker.voting.step_report import EMPTY, from_slots, to_slots
 
 Beat = Callable[[], None]
@@ -50,7 +50,7 @@ class Results:
 
 
 def compute(
-    workload: Workload, replica: Replica, shards: Sequence[int], total_shards: int, step: int, beat: Beat
+    workload: PipelineAdapter, replica: Replica, shards: Sequence[int], total_shards: int, step: int, beat: Beat
 ) -> Results:
     """Evaluate the batches that these shards own, each from the same buffers; modes and buffers are left as they were, also
     when `beat`, which is called before each batch, raises."""
@@ -120,7 +120,8 @@ def combine(
 
 
 def means_of(names: Sequence[str], rows: Sequence[Sequence[float]]) -> dict[str, float]:
-    """Over all batches. rows: of each batch what `Workload.evaluate` gives with these names; NaN where no batch has weight."""
+    """Over all batches. rows: of each batch what `PipelineAdapter.evaluate` gives with these names; NaN where no batch has
+    weight."""
     means = {_LOSS: _mean([(row[0], row[1]) for row in rows])}
     for i, name in enumerate(names):
         means[f"validation/{name}"] = _mean([(row[_FIXED + i], row[2]) for row in rows])

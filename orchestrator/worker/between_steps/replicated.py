@@ -13,8 +13,8 @@ import torch
 
 from orchestrator.numerics.digests import distinct_state, model_digest, tensor_digests
 from orchestrator.worker.between_steps import evaluation
+from orchestrator.worker.model.pipeline_adapter import PipelineAdapter
 from orchestrator.worker.model.replica import Replica
-from orchestrator.worker.model.workload import Workload
 
 
 class Boundary(Protocol):
@@ -40,7 +40,7 @@ class Boundary(Protocol):
 class Whole:
     """Implements `Boundary` for a worker that holds all of the model. total_shards: of the run."""
 
-    def __init__(self, workload: Workload, replica: Replica, total_shards: int) -> None:
+    def __init__(self, workload: PipelineAdapter, replica: Replica, total_shards: int) -> None:
         self._workload = workload
         self._replica = replica
         self._total_shards = total_shards

@@ -16,7 +16,7 @@ from orchestrator.worker.ensemble import saved
 from orchestrator.worker.ensemble.judging import Judge
 from orchestrator.worker.ensemble.model import EnsembleModel
 from orchestrator.worker.ensemble.request import Combined, Request, answer
-from orchestrator.worker.model.workload import Workload
+from orchestrator.worker.model.pipeline_adapter import PipelineAdapter
 
 
 def combine(request: Request) -> Combined:
@@ -27,7 +27,7 @@ def combine(request: Request) -> Combined:
     compute = Compute("cpu", computing.threads, computing.precision, False, computing.arithmetic)
     run = Run(source, compute, computing.seed, computing.steps, None)
     data = Data(1, Steps.constant(computing.rows), 0, seed=computing.data_seed)
-    workload = Workload(find(source.target, source.args), run, data)
+    workload = PipelineAdapter(find(source.target, source.args), run, data)
     judge = Judge(workload, computing.rows, computing.steps - 1, computing.seed)
     model = blueprint.build(workload.pipeline)
     _fill(model, request)

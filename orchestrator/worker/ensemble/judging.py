@@ -19,7 +19,7 @@ from orchestrator.errors import ConfigurationError
 from orchestrator.worker.between_steps import evaluation
 from orchestrator.worker.ensemble.model import EnsembleModel
 from orchestrator.worker.ensemble.request import Combined
-from orchestrator.worker.model.workload import Workload
+from orchestrator.worker.model.pipeline_adapter import PipelineAdapter
 
 Batches = Sequence[Sequence[int]]
 
@@ -28,7 +28,7 @@ Batches = Sequence[Sequence[int]]
 class Judge:
     """rows: of a batch; step: after which it is judged; seed: of the draw of what weights are chosen on."""
 
-    workload: Workload
+    workload: PipelineAdapter
     rows: int
     step: int
     seed: int

@@ -21,9 +21,9 @@ from orchestrator.controller.shard_assignment import hosts_of
 from orchestrator.data.child import Start, Started
 from orchestrator.optim.privacy.keys import Keys
 from orchestrator.records.progress import Progress, plain
-from orchestrator.worker.member.claims import Place
 from orchestrator.worker.member.heartbeat import Heartbeat
 from orchestrator.worker.member.shard_slots import Row, ShardSlots
+from orchestrator.worker.member.shared_queue import Place
 
 Entry = dict[str, Any]
 Emit = Callable[[Entry], None]

@@ -9,13 +9,13 @@ import torch
 
 from orchestrator.config.plan import Update
 from orchestrator.optim import optimizers, schedules
+from orchestrator.optim.chunked_step import Pieces
 from orchestrator.optim.clipping import Clipping
-from orchestrator.optim.pieces import Pieces
 from orchestrator.optim.rates import rates_of, set_rates
 from orchestrator.optim.transforms import Chain, State, Transform
-from orchestrator.worker.model.divided_update import DividedUpdate
+from orchestrator.worker.model.pipeline_adapter import PipelineAdapter
 from orchestrator.worker.model.replica import Replica
-from orchestrator.worker.model.workload import Workload
+from orchestrator.worker.model.sharded_optimizer import ShardedOptimizer
 
 
 class Updater:
@@ -24,7 +24,7 @@ class Updater:
 
     def __init__(
         self,
-        workload: Workload,
+        workload: PipelineAdapter,
         replica: Replica,
         optimizer: torch.optim.Optimizer,
         update: Update,
@@ -42,7 +42,7 @@ class Updater:
             clipping = clipping or Clipping(update.clip)
         self._after = Chain(*([] if clipping is None else [clipping]))
         self.state = self._after.init(replica.parameters)
-        self.divided = DividedUpdate(optimizer, replica) if update.sharded else None
+        self.divided = ShardedOptimizer(optimizer, replica) if update.sharded else None
         self._made: State | None = None
         self._rate: Callable[[int, int], float] = lambda _step, _reductions: 1.0
 

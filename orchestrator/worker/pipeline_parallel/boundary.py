@@ -20,7 +20,7 @@ from orchestrator.errors import OrchestratorError
 from orchestrator.numerics import digests
 from orchestrator.pipeline import defines
 from orchestrator.worker.between_steps import evaluation
-from orchestrator.worker.model.workload import Workload
+from orchestrator.worker.model.pipeline_adapter import PipelineAdapter
 from orchestrator.worker.pipeline_parallel import messages
 from orchestrator.worker.pipeline_parallel.border_values import Activations, Generators
 from orchestrator.worker.pipeline_parallel.cuts import Way
@@ -35,7 +35,7 @@ _WORD_BYTES: Final = 7  # of a digest, so that no word is negative
 class Stages:
     """Implements `worker.between_steps.replicated.Boundary`. `take_on` comes with each generation."""
 
-    def __init__(self, workload: Workload, stage: Stage, held: StageState) -> None:
+    def __init__(self, workload: PipelineAdapter, stage: Stage, held: StageState) -> None:
         self._workload = workload
         self._stage = stage
         self._held = held

@@ -13,8 +13,8 @@ from dataclasses import dataclass, replace
 import torch
 
 from orchestrator.comm.pipeline_schedules import Task
+from orchestrator.worker.model.pipeline_adapter import Call, PipelineAdapter
 from orchestrator.worker.model.replica import Replica
-from orchestrator.worker.model.workload import Call, Workload
 from orchestrator.worker.pipeline_parallel.border_values import Activations, Generators
 from orchestrator.worker.pipeline_parallel.replay import Record, Stage
 
@@ -37,7 +37,7 @@ class Flight:
         """Without its activations."""
         return replace(self, record=None, loss=None if self.loss is None else self.loss.detach())
 
-    def whole(self, stage: Stage, replica: Replica, workload: Workload) -> Flight:
+    def whole(self, stage: Stage, replica: Replica, workload: PipelineAdapter) -> Flight:
         """With its activations, which are computed anew where they were not kept. Raises as a forward pass does."""
         if self.record is not None:
             return self

@@ -12,8 +12,8 @@ from orchestrator.errors import Inconsistent, PipelineRaised
 from orchestrator.pipeline import defines, naming
 from orchestrator.worker.admission import proof
 from orchestrator.worker.between_steps import evaluation
+from orchestrator.worker.model.pipeline_adapter import PipelineAdapter
 from orchestrator.worker.model.replica import Replica
-from orchestrator.worker.model.workload import Workload
 from orchestrator.worker.pipeline_parallel import messages
 from orchestrator.worker.pipeline_parallel.border_values import Generators
 from orchestrator.worker.pipeline_parallel.cuts import Cuts, Way, choose, cut
@@ -23,12 +23,12 @@ from orchestrator.worker.pipeline_parallel.whole import WholeModel
 _REMEDY = "let stages begin elsewhere, by stages(self, model) of the pipeline, or set cluster.stages=1"
 
 
-def plan_stages(workload: Workload, replica: Replica, stages: int) -> Cuts:
+def plan_stages(workload: PipelineAdapter, replica: Replica, stages: int) -> Cuts:
     """Raises PipelineRaised where the model cannot be cut so, by name."""
     return cuts_of(surveyed(workload, replica), workload, replica, stages)
 
 
-def cuts_of(surveys: dict[Way, Survey], workload: Workload, replica: Replica, stages: int) -> Cuts:
+def cuts_of(surveys: dict[Way, Survey], workload: PipelineAdapter, replica: Replica, stages: int) -> Cuts:
     """The same from what was `surveyed`, which is so for any number of stages."""
     model = workload.model
     names = [name for name, _ in [*model.named_parameters(), *model.named_buffers()]]
@@ -52,7 +52,7 @@ def summary(cuts: Cuts, model: torch.nn.Module) -> dict[str, Any]:
     }
 
 
-def prove(workload: Workload, replica: Replica, cuts: Cuts, reference: str) -> list[float]:
+def prove(workload: PipelineAdapter, replica: Replica, cuts: Cuts, reference: str) -> list[float]:
     """Raises Inconsistent where a micro-batch or a validation batch comes out differently in stages. reference: of micro-batch
     (0, 0), unsplit; empty where that fails, as the first step will. Returns the seconds that each stage has taken for it."""
     whole = WholeModel(workload.model, cuts)
@@ -74,7 +74,7 @@ def prove(workload: Workload, replica: Replica, cuts: Cuts, reference: str) -> l
     return whole.seconds
 
 
-def surveyed(workload: Workload, replica: Replica) -> dict[Way, Survey]:
+def surveyed(workload: PipelineAdapter, replica: Replica) -> dict[Way, Survey]:
     """One micro-batch and the first validation batch, each computed once while every operation is looked at."""
     shard = next(shard for shard in range(workload.order.shards) if workload.rows(0, shard))
     surveys: dict[Way, Survey] = {}
@@ -120,8 +120,8 @@ def _refuse(model: torch.nn.Module, replica: Replica, cuts: Cuts) -> None:
             )
 
 
-def _loss(workload: Workload, whole: WholeModel, step: int, shard: int) -> tuple[float, float] | None:
-    """As `Workload.loss`."""
+def _loss(workload: PipelineAdapter, whole: WholeModel, step: int, shard: int) -> tuple[float, float] | None:
+    """As `PipelineAdapter.loss`."""
     if not workload.rows(step, shard):
         return None
     with workload.call(step, shard) as call:
@@ -133,7 +133,7 @@ def _loss(workload: Workload, whole: WholeModel, step: int, shard: int) -> tuple
     return mean, weight
 
 
-def _differing(workload: Workload, replica: Replica, whole: WholeModel) -> str:
+def _differing(workload: PipelineAdapter, replica: Replica, whole: WholeModel) -> str:
     """The first tensor of the layout that comes out differently."""
     found = []
     for compute in (workload.loss, lambda step, shard: _loss(workload, whole, step, shard)):
@@ -147,7 +147,7 @@ def _differing(workload: Workload, replica: Replica, whole: WholeModel) -> str:
     return "some parameter in some bit"
 
 
-def _prove_evaluation(workload: Workload, replica: Replica, whole: WholeModel, cuts: Cuts) -> None:
+def _prove_evaluation(workload: PipelineAdapter, replica: Replica, whole: WholeModel, cuts: Cuts) -> None:
     with evaluation.in_eval_mode(workload.model), evaluation.restoring(replica):
         replica.begin_shard()
         expected = workload.evaluate(-1, 0)

@@ -21,19 +21,19 @@ from orchestrator.errors import ConfigurationError, OrchestratorError, PipelineR
 from orchestrator.numerics import determinism
 from orchestrator.numerics.determinism import left_as_it_was
 from orchestrator.pipeline import find
+from orchestrator.worker.model.pipeline_adapter import PipelineAdapter
 from orchestrator.worker.model.replica import Replica
-from orchestrator.worker.model.workload import Workload
 from orchestrator.worker.pipeline_parallel.planning import plan_stages, summary
 
 
 @contextmanager
-def prepared(plan: Plan) -> Iterator[tuple[Workload, Replica]]:
+def prepared(plan: Plan) -> Iterator[tuple[PipelineAdapter, Replica]]:
     """In silence: a worker says all this too. Leaves the process as it was."""
     with left_as_it_was(), warnings.catch_warnings(), open(devnull, "w") as nowhere, redirect_stdout(nowhere):
         warnings.simplefilter("ignore")
         source = plan.run.pipeline
         run = replace(plan.run, initial=None)  # whose values take no other memory, and move no border
-        workload = Workload(find(source.target, source.args), run, plan.data)
+        workload = PipelineAdapter(find(source.target, source.args), run, plan.data)
         yield workload, Replica(workload.model, None, watches_all=False, rules=workload.buffer_rules)
 
 

@@ -18,8 +18,8 @@ from orchestrator.worker.model import snapshot
 from orchestrator.worker.model.replica import Replica
 from orchestrator.worker.model.shard_states import fitted
 from orchestrator.worker.model.updater import Updater
+from orchestrator.worker.pipeline_parallel.commit_vote import HeldSum
 from orchestrator.worker.pipeline_parallel.cuts import Cuts
-from orchestrator.worker.pipeline_parallel.second_vote import HeldSum
 
 _MODEL, _OPTIMIZER = "model/", "optimizer/state/"
 Packed = dict[str, Any]  # a dictionary as `checkpoint.state.pack` makes it

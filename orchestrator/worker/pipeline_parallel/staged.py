@@ -25,9 +25,9 @@ from orchestrator.optim.clipping import Clipping, Norm
 from orchestrator.worker.between_steps.run_state import RunState
 from orchestrator.worker.member.generation import Generation, ProcessServices
 from orchestrator.worker.model import construction
+from orchestrator.worker.model.pipeline_adapter import PipelineAdapter
 from orchestrator.worker.model.replica import Replica
 from orchestrator.worker.model.updater import Updater
-from orchestrator.worker.model.workload import Workload
 from orchestrator.worker.pipeline_parallel.boundary import Stages
 from orchestrator.worker.pipeline_parallel.cuts import Cuts
 from orchestrator.worker.pipeline_parallel.links import Links, Wire
@@ -59,7 +59,7 @@ class WholeNames:
 class Waiting:
     """A worker that has proved itself and has no stage yet: its model has no values meanwhile. names: of the whole."""
 
-    def __init__(self, workload: Workload, names: WholeNames) -> None:
+    def __init__(self, workload: PipelineAdapter, names: WholeNames) -> None:
         self._workload = workload
         self._names = names
         self._digest = model_digest(workload.model)
@@ -91,7 +91,7 @@ class HostedStage:
     def __init__(
         self,
         plan: Plan,
-        workload: Workload,
+        workload: PipelineAdapter,
         whole: WholeNames,
         cuts: Cuts,
         stage: int,

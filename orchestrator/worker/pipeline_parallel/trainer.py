@@ -31,16 +31,16 @@ from orchestrator.records import trace
 from orchestrator.worker.between_steps.run_state import RunState, SecondVote
 from orchestrator.worker.member.generation import ProcessServices
 from orchestrator.worker.model.moving_buffers import Left
+from orchestrator.worker.model.pipeline_adapter import PipelineAdapter
 from orchestrator.worker.model.replica import Replica
 from orchestrator.worker.model.updater import Updater
-from orchestrator.worker.model.workload import Workload
 from orchestrator.worker.pipeline_parallel import messages
 from orchestrator.worker.pipeline_parallel.border_values import Generators, Gradients, pack, unpack
+from orchestrator.worker.pipeline_parallel.commit_vote import Ballot, HeldSum
 from orchestrator.worker.pipeline_parallel.flight import Flight, begins_at_once
 from orchestrator.worker.pipeline_parallel.links import Links
 from orchestrator.worker.pipeline_parallel.part import PartLayout, spread
 from orchestrator.worker.pipeline_parallel.replay import Stage
-from orchestrator.worker.pipeline_parallel.second_vote import Ballot, HeldSum
 from orchestrator.worker.pipeline_parallel.stage_state import StageState
 from orchestrator.worker.pipeline_parallel.whole import take_gradients
 from orchestrator.worker.step.summation import DirectSum
@@ -56,7 +56,7 @@ class StageParts:
 
     stage: Stage
     stages: int
-    workload: Workload
+    workload: PipelineAdapter
     replica: Replica
     layout: PartLayout
     counters: tuple[int, ...]

@@ -4,8 +4,8 @@ The module is built by the pipeline as the run built it, under its seed, and the
 without what `datasets()` finds, the data have to lie in the working directory. It computes on the CPU, with one thread, so that
 the number of cores changes no bit.
 
-Rows are answered by tiles (`numerics.tiles`), where the run has found that they may be: the bits of an answer are a function of
-its row.
+Rows are answered by tiles (`numerics.batch_invariance`), where the run has found that they may be: the bits of an answer are a
+function of its row.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ import torch
 from safetensors.torch import load_file
 
 from orchestrator.errors import PipelineRaised, UsageError
-from orchestrator.numerics import determinism, tiles
+from orchestrator.numerics import batch_invariance, determinism
 from orchestrator.numerics.determinism import left_as_it_was
 from orchestrator.numerics.digests import distinct_state
-from orchestrator.numerics.portable import mended
+from orchestrator.numerics.portable import operator_overrides
 from orchestrator.numerics.streams import seeded
 from orchestrator.pipeline import Pipeline, find, naming
 from orchestrator.worker.model import construction
@@ -67,8 +67,8 @@ class Served:
         if self._answers.rows is None:
             return self._call(inputs)
         try:
-            return tiles.by_tiles(self._call, inputs, self._answers.rows)
-        except tiles.NotByRows as error:
+            return batch_invariance.by_tiles(self._call, inputs, self._answers.rows)
+        except batch_invariance.NotByRows as error:
             raise UsageError(
                 f"predict answers row by row, and that does not go with this request: {error}",
                 "give each part of the inputs a row per answer, and what all rows share as a single number or text",
@@ -123,7 +123,7 @@ def _have_arithmetic(arithmetic: determinism.Arithmetic) -> None:
         return
     problem = determinism.portable_problem()
     if problem is None:
-        mended.install()
+        operator_overrides.install()
     else:
         warnings.warn(f"answers have bits of this processor only: {problem[0]}; {problem[1]}", stacklevel=4)
 

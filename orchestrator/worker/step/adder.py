@@ -9,7 +9,7 @@ from orchestrator.numerics.grid import Grid
 from orchestrator.records import trace
 from orchestrator.worker.between_steps.run_state import RunState
 from orchestrator.worker.step.carriers import Carriers
-from orchestrator.worker.step.lattice_carrier import LatticeCarrier
+from orchestrator.worker.step.grid_carrier import GridCarrier
 from orchestrator.worker.voting.step_report import Consensus, StepReport
 
 
@@ -18,7 +18,7 @@ class Adder:
     exchange buffers, which it hands on."""
 
     def __init__(
-        self, carriers: Carriers | None = None, lattice: LatticeCarrier | None = None, *, joins: bool = False
+        self, carriers: Carriers | None = None, lattice: GridCarrier | None = None, *, joins: bool = False
     ) -> None:
         self._carriers = carriers
         self._lattice = lattice

@@ -27,14 +27,14 @@ from orchestrator.numerics.grid import Grid
 from orchestrator.numerics.layout import Layout
 from orchestrator.numerics.staging import HostTransfer
 from orchestrator.optim.privacy.keys import Keys
-from orchestrator.optim.privacy.lattice import Lattice, loss_on_lattice, mean_loss
+from orchestrator.optim.privacy.quantization_grid import QuantizationGrid, loss_on_lattice, mean_loss
 from orchestrator.optim.transforms import State
 from orchestrator.records import trace
 from orchestrator.worker.member.generation import ProcessServices
+from orchestrator.worker.model.pipeline_adapter import NON_FINITE_REMEDY, PipelineAdapter
 from orchestrator.worker.model.replica import Replica
 from orchestrator.worker.model.updater import Updater
-from orchestrator.worker.model.workload import NON_FINITE_REMEDY, Workload
-from orchestrator.worker.step.lattice_carrier import LatticeCarrier
+from orchestrator.worker.step.grid_carrier import GridCarrier
 from orchestrator.worker.step.local_trainer import LocalTrainer
 from orchestrator.worker.step.shard_gradients import Contributing
 from orchestrator.worker.step.summation import Tensors
@@ -48,11 +48,11 @@ class ClippedSum:
 
     most_waiting = 1
 
-    def __init__(self, privacy: Privacy, carrier: LatticeCarrier, layout: Layout, result: torch.Tensor) -> None:
+    def __init__(self, privacy: Privacy, carrier: GridCarrier, layout: Layout, result: torch.Tensor) -> None:
         self._privacy = privacy
         self._carrier = carrier
         self._layout = layout
-        self._lattice = Lattice(privacy.clipping_norm, layout)
+        self._lattice = QuantizationGrid(privacy.clipping_norm, layout)
         self.result = result
         self.replicated: State = {}
         self.loss = 0.0
@@ -117,7 +117,7 @@ class ClippedTrainer(LocalTrainer):
 
     def __init__(
         self,
-        workload: Workload,
+        workload: PipelineAdapter,
         gradients: Contributing,
         replica: Replica,
         updater: Updater,

@@ -1,7 +1,7 @@
 """What a shard contributes to a round: how far its own steps took the parameters, as start - end, in the place of a gradient.
 
     x          the parameters at the start of the round, the same for all shards
-    y = x      then for each local step, numbered through the run (`Workload.local_steps`):
+    y = x      then for each local step, numbered through the run (`PipelineAdapter.local_steps`):
     g          the gradient of the micro-batch at y, plus proximal_mu * (y - x), clipped
     y          after a step of the local optimizer, which is new in each round
     x - y      the contribution, in float32; running statistics as they are after the last step
@@ -30,9 +30,9 @@ from orchestrator.config.plan import Local
 from orchestrator.controller.shard_assignment import deal_by_size
 from orchestrator.optim.clipping import clip
 from orchestrator.optim.transforms import State
+from orchestrator.worker.model.pipeline_adapter import PipelineAdapter
 from orchestrator.worker.model.replica import Replica
 from orchestrator.worker.model.shard_states import ShardStates
-from orchestrator.worker.model.workload import Workload
 from orchestrator.worker.step.shard_gradients import Contribution, settle, taken
 
 
@@ -45,7 +45,7 @@ class LocalSteps:
 
     def __init__(
         self,
-        workload: Workload,
+        workload: PipelineAdapter,
         replica: Replica,
         local: Local,
         seed: int,

@@ -19,9 +19,9 @@ from orchestrator.optim import optimizers
 from orchestrator.optim.transforms import Gradients
 from orchestrator.records import trace
 from orchestrator.worker.between_steps.run_state import RunState
-from orchestrator.worker.member.claims import Claims
-from orchestrator.worker.member.claims import check as check_claims
 from orchestrator.worker.member.generation import ProcessServices
+from orchestrator.worker.member.shared_queue import Claims
+from orchestrator.worker.member.shared_queue import check as check_claims
 from orchestrator.worker.model.replica import Replica
 from orchestrator.worker.model.updater import Updater
 from orchestrator.worker.step.checking import EMPTY_SHARD, FAILED, NEVER, Checks, answer_of

@@ -23,7 +23,7 @@ from orchestrator.errors import Inconsistent, NonFinite, PipelineRaised
 from orchestrator.numerics.grid import Grid
 from orchestrator.records import trace
 from orchestrator.worker.between_steps.run_state import RunState
-from orchestrator.worker.member import claims
+from orchestrator.worker.member import shared_queue
 from orchestrator.worker.member.generation import Withdrawn
 from orchestrator.worker.model.moving_buffers import DIFFERING
 from orchestrator.worker.step.checking import NEVER, Checked, Checks, checks_of
@@ -76,7 +76,7 @@ class StepContents:
     def of(cls, plan: Plan, run_manifest: Mapping[str, Any]) -> Self:
         tensors = [slot["name"] for slot in run_manifest["layout"]["slots"]]
         counters = run_manifest["counters"]
-        shape = Shape(plan.data.shards, len(tensors), len(counters), claims.goes(plan, run_manifest))
+        shape = Shape(plan.data.shards, len(tensors), len(counters), shared_queue.goes(plan, run_manifest))
         weighted = plan.data.privacy is None
         exact = plan.exchange.exact and plan.update.compression is None and weighted
         agree, divided = plan.update.local is None, plan.update.sharded

@@ -13,9 +13,9 @@ import torch
 
 from orchestrator.optim.transforms import Chain, State
 from orchestrator.pipeline import naming
+from orchestrator.worker.model.pipeline_adapter import PipelineAdapter
 from orchestrator.worker.model.replica import Replica
 from orchestrator.worker.model.shard_states import ShardStates
-from orchestrator.worker.model.workload import Workload
 
 
 class Contribution(NamedTuple):
@@ -48,7 +48,7 @@ class Contributing(Protocol):
         """The contribution of a shard."""
 
     def named(self, step: int, shard: int) -> str:
-        """The samples that it is of, as of `Workload.named`, where a message can name them."""
+        """The samples that it is of, as of `PipelineAdapter.named`, where a message can name them."""
 
 
 class ShardGradients:
@@ -59,7 +59,9 @@ class ShardGradients:
 
     counters_agree = True
 
-    def __init__(self, workload: Workload, replica: Replica, before: Chain, more: Callable[[], State] = dict) -> None:
+    def __init__(
+        self, workload: PipelineAdapter, replica: Replica, before: Chain, more: Callable[[], State] = dict
+    ) -> None:
         self._workload = workload
         self._replica = replica
         self._before = before
@@ -104,12 +106,12 @@ class ShardGradients:
         return self._workload.named(step, shard)
 
 
-def settle(workload: Workload, states: ShardStates, step: int, shard: int) -> None:
+def settle(workload: PipelineAdapter, states: ShardStates, step: int, shard: int) -> None:
     """Where samples come in streams: the shard goes on behind those of the last committed step."""
     if workload.streams is not None:
         workload.streams.settle(shard, states.of(shard), step)
 
 
-def taken(workload: Workload, shard: int) -> State:
+def taken(workload: PipelineAdapter, shard: int) -> State:
     """To be staged: where the shard's stream is behind the micro-batch that was computed last."""
     return {} if workload.streams is None else workload.streams.row(shard)

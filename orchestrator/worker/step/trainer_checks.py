@@ -10,8 +10,8 @@ from orchestrator.comm.collectives import BUFFERS, Exchange
 from orchestrator.errors import NonFinite, PipelineRaised
 from orchestrator.worker.member.generation import ProcessServices
 from orchestrator.worker.model.moving_buffers import DIFFERING, Left
+from orchestrator.worker.model.pipeline_adapter import NON_FINITE_REMEDY
 from orchestrator.worker.model.replica import Replica
-from orchestrator.worker.model.workload import NON_FINITE_REMEDY
 from orchestrator.worker.voting.step_report import UNKNOWN, Consensus
 
 
@@ -46,7 +46,8 @@ def check_counters(replica: Replica, before: Sequence[int] | None, now: Sequence
 
 
 def not_finite(replica: Replica, i: int, step: int, shard: int, samples: str) -> NonFinite:
-    """The error of a shard whose i-th tensor of the layout has a value that is not finite. samples: as of `Workload.named`."""
+    """The error of a shard whose i-th tensor of the layout has a value that is not finite. samples: as of
+    `PipelineAdapter.named`."""
     name = replica.layout.slots[i].name
     what = f"gradient of {name}" if i < len(replica.parameters) else f"statistic {name}"
     return NonFinite(f"the {what} is not finite at step {step}, shard {shard}{samples}", NON_FINITE_REMEDY)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from orchestrator.comm.transports import frames
 from orchestrator.comm.transports.base import ProtocolError, Tag
 from orchestrator.comm.transports.frames import Frame
-from orchestrator.numerics import narrow
+from orchestrator.numerics import lossless_packing
 
 TAG = Tag(1, 2, 3, 4, 5, 6)
 
@@ -31,11 +31,11 @@ def test_a_header_says_what_was_meant(frame: Frame) -> None:
     assert frames.decode(header) == frame
 
 
-@given(tags, st.sampled_from(narrow.DTYPES), st.integers(0, 2**50), int64, st.data())
+@given(tags, st.sampled_from(lossless_packing.DTYPES), st.integers(0, 2**50), int64, st.data())
 def test_a_narrow_frame_says_how_many_bytes_follow(
     tag: Tag, dtype: torch.dtype, elements: int, note: int, data: st.DataObject
 ) -> None:
-    size = data.draw(st.integers(narrow.least_bytes(elements), narrow.most_bytes(elements)))
+    size = data.draw(st.integers(lossless_packing.least_bytes(elements), lossless_packing.most_bytes(elements)))
     frame = Frame(frames.NARROW, tag, dtype, elements, note, narrow_bytes=size)
     assert frames.decode(frames.encode(frame)) == frame
 

@@ -13,7 +13,7 @@ import yaml
 from orchestrator.errors import NotRerunnable
 from orchestrator.provenance.data import dvc_files, stages
 from orchestrator.provenance.data.restoring import restore
-from orchestrator.records.preparation import Made
+from orchestrator.records.data_stage_replay import Made
 from tests.provenance.data.dvc_project import capture, git, listing, work_tree
 
 pytestmark = pytest.mark.filterwarnings("ignore:_NoneStep.value will soon raise")  # DVC's own use of a library

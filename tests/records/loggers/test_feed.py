@@ -16,7 +16,7 @@ from orchestrator.config.settings import determining, load
 from orchestrator.errors import ConfigurationError
 from orchestrator.records import loggers
 from orchestrator.records.loggers.feed import Feed
-from orchestrator.records.loggers.told import Told
+from orchestrator.records.loggers.logger import Told
 
 ME = f"{__name__}:Remembering"
 NEEDED = {"run": {"steps": 3}, "pipeline": {"target": "a:B"}, "optimizer": "sgd"}

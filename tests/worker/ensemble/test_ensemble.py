@@ -31,7 +31,7 @@ from orchestrator.worker.ensemble.model import EnsembleModel
 from orchestrator.worker.ensemble.pyfunc import _load_pyfunc
 from orchestrator.worker.ensemble.request import Combined, Computing, Request, answer, answered
 from orchestrator.worker.ensemble.saved import Blueprint
-from orchestrator.worker.model.workload import Workload
+from orchestrator.worker.model.pipeline_adapter import PipelineAdapter
 from tests.worker import pipelines as p
 
 TARGET = "tests.worker.pipelines:Mlp"
@@ -65,9 +65,9 @@ class Knowing(p.Small):
         return Constant()
 
 
-def workload(target: str = TARGET, args: Any = ARGS) -> Workload:
+def workload(target: str = TARGET, args: Any = ARGS) -> PipelineAdapter:
     run = Run(Source(target, args), Compute("cpu", 1, "float32", False), 3, 1, None)
-    return Workload(find(target, args), run, Data(1, Steps.constant(6), 0))
+    return PipelineAdapter(find(target, args), run, Data(1, Steps.constant(6), 0))
 
 
 def judge(blueprint: Blueprint = BLUEPRINT, *, chooses: bool = False) -> tuple[EnsembleModel, Combined]:
@@ -243,14 +243,14 @@ def test_members_of_a_pipeline_that_splits_at_random_have_the_same_samples(tmp_p
     described = load_sweep(str(file), [])
     assert described.ensemble is not None
     plans = [resolve(described.settings_of(point)) for point in described.ensemble.points()]
-    works = [Workload(find(plan.run.pipeline.target, {}), plan.run, plan.data) for plan in plans]
+    works = [PipelineAdapter(find(plan.run.pipeline.target, {}), plan.run, plan.data) for plan in plans]
     assert len({plan.run.seed for plan in plans}) == 3
     assert all(torch.equal(work.training_data[0][0], works[0].training_data[0][0]) for work in works)
     parts = [work.subset.tolist() for work in works if work.subset is not None]
     assert sorted(number for part in parts for number in part) == list(range(22))
     assert [work.order.samples for work in works] == [len(part) for part in parts]
     other = replace(plans[1].data, seed=None)
-    alone = Workload(find(plans[1].run.pipeline.target, {}), plans[1].run, other)
+    alone = PipelineAdapter(find(plans[1].run.pipeline.target, {}), plans[1].run, other)
     assert not torch.equal(alone.training_data[0][0], works[1].training_data[0][0])
 
 

@@ -12,7 +12,7 @@ from orchestrator.comm.collectives import STATE_TRANSFER, VOTE
 from orchestrator.config.settings import Every
 from orchestrator.errors import Inconsistent
 from orchestrator.worker.pipeline_parallel import messages
-from orchestrator.worker.strategies import StagedExecution
+from orchestrator.worker.strategies import PipelineStrategy
 from orchestrator.worker.worker import Ended, Worker
 from tests.products import thinned
 from tests.worker import pipelines
@@ -105,7 +105,7 @@ def test_a_spare_holds_no_values_until_it_has_a_stage() -> None:
         tensors = [*member._workload.model.parameters(), *member._workload.model.buffers()]
         member.stand_by()
         assert sum(tensor.untyped_storage().nbytes() for tensor in tensors) == 0
-        assert isinstance(member._execution, StagedExecution)
+        assert isinstance(member._execution, PipelineStrategy)
         assert member._execution._replica is None
     (one,) = {end.digest for end in members.run() if isinstance(end, Ended)}
     assert [one] == [end.digest for end in expected if isinstance(end, Ended)]

@@ -1,6 +1,6 @@
 """What goes with a model that is cut into stages (`cluster.stages` above 1), and what does not: each refusal with its remedy.
 
-What it does not do: look at the model, at the pipeline, or at variants of the user's own (`driver.before_start.preflight`).
+What it does not do: look at the model, at the pipeline, or at variants of the user's own (`driver.preflight.checks`).
 """
 
 from __future__ import annotations

@@ -1,0 +1,48 @@
+"""Who computes which shard of a step, where idle workers claim the shards of others on their host. Pure.
+
+A worker takes the shards that were dealt to it front to back, then the last free one of whoever has most left on its host,
+until none is free. Front and back, because what is dealt is read ahead from the front (`data.loaders`).
+
+The engine claims by the same rule, compiled (`worker.member.shared_queue`); a simulation asks `in_time` for a whole step.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Iterable, Sequence
+
+Seconds = Callable[[int, int], float]  # that a worker takes for a shard
+
+
+def last_of_most(free: Iterable[Sequence[int]], kept: int = 0) -> int | None:
+    """What an idle worker claims; None where nothing is to be had. free: of each other worker of its host the shards that
+    nobody has claimed, in order. kept: so many are left to each, which its loaders have read ahead: whoever took one would read
+    it again."""
+    most = max(free, key=len, default=())
+    return most[-1] if len(most) > kept else None
+
+
+def in_time(dealt: Sequence[Sequence[int]], nodes: Sequence[int], seconds: Seconds, kept: int = 0) -> list[list[int]]:
+    """The shards that each worker computes in a step that all begin together, in their order, in virtual time. dealt: by
+    worker; nodes: by worker, equal where two are on one host; kept: as in `last_of_most`. Of two who are idle at the same
+    moment the lower rank claims first."""
+    left = [list(shards) for shards in dealt]
+    computed: list[list[int]] = [[] for _ in dealt]
+    idle = [(0.0, worker) for worker in range(len(dealt))]
+    while idle:
+        now, worker = heapq.heappop(idle)
+        shard = _taken(left, worker, nodes, kept)
+        if shard is not None:
+            computed[worker].append(shard)
+            heapq.heappush(idle, (now + seconds(worker, shard), worker))
+    return computed
+
+
+def _taken(left: list[list[int]], worker: int, nodes: Sequence[int], kept: int) -> int | None:
+    if left[worker]:
+        return left[worker].pop(0)
+    beside = [each for other, each in enumerate(left) if other != worker and nodes[other] == nodes[worker]]
+    shard = last_of_most(beside, kept)
+    if shard is not None:
+        next(each for each in beside if shard in each).remove(shard)
+    return shard

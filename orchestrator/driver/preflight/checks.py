@@ -1,0 +1,409 @@
+"""What can be known to be wrong before anything is started, and what would keep the run from being repeated exactly."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+from orchestrator import pipeline
+from orchestrator.checkpoint.storage import try_out
+from orchestrator.cluster.sessions import metrics
+from orchestrator.comm.pipeline_schedules import PIPELINING, Hosts
+from orchestrator.comm.pipeline_schedules import laws as pipelining_laws
+from orchestrator.comm.synchronization import SYNCHRONY, build_mode
+from orchestrator.comm.synchronization import laws as synchrony_laws
+from orchestrator.comm.topologies import TOPOLOGIES, asks_for_nodes
+from orchestrator.comm.topologies import laws as topology_laws
+from orchestrator.common.registry import is_reference
+from orchestrator.common.values import Steps
+from orchestrator.config.settings import ScheduleSettings, Settings, Workers, flat, masker
+from orchestrator.controller.shard_assignment import assign_stages, deal, hosts_of
+from orchestrator.data.order import Epochs
+from orchestrator.data.sampling import orders, samplings, subsets
+from orchestrator.data.sampling.partitions import PARTITIONS
+from orchestrator.data.sampling.partitions import laws as partition_laws
+from orchestrator.driver.preflight import private
+from orchestrator.errors import ConfigurationError, NotRerunnable
+from orchestrator.numerics import cuda
+from orchestrator.optim import contribution_laws, optimizers
+from orchestrator.optim.compressions import COMPRESSIONS
+from orchestrator.optim.compressions import laws as compression_laws
+from orchestrator.optim.contributions import CONTRIBUTIONS
+from orchestrator.optim.privacy import accounting
+from orchestrator.optim.schedules import SCHEDULES
+from orchestrator.optim.schedules import laws as schedule_laws
+from orchestrator.provenance.code import git, imported, pushed, secrets, worktree
+from orchestrator.provenance.data import dvc_files, remote_state, versions
+from orchestrator.provenance.data.hashing import Scan, scan_input
+from orchestrator.provenance.tracking.store import absolute, database_of
+from orchestrator.records import loggers, reads, redaction
+
+ORCHESTRATOR = ("orchestrator",)  # this package is part of the environment, by the hash of its source
+_FEW_WORKERS, _SOME_WORKERS, _MANY_WORKERS = 5, 8, 64  # to look at all moves of more takes seconds
+_SOME_STEPS = 1000  # of a run whose length in steps is known only when its data are
+
+
+@dataclass(frozen=True)
+class Provenance:
+    """What was found about code and data before the start.
+
+    work: None where the code cannot be recorded; scans: what lies at each of the inputs; in_code: the obstacles to an
+    exact rerun that are in the code; notes: what a person should know before the run is recorded.
+    """
+
+    project: Path
+    work: worktree.WorkTree | None
+    scans: Mapping[str, Scan]
+    in_code: list[str]
+    notes: list[str]
+
+    @cached_property
+    def inputs(self) -> list[versions.Input]:
+        """The inputs, with what DVC and git know of them. The first call imports DVC, so it is left to the thread that
+        opens the record, unless `strict` asks earlier. Raises ConfigurationError."""
+        return versions.look_up(self.project, self.scans)
+
+    @cached_property
+    def is_code(self) -> Callable[[reads.File], bool]:
+        return code_in(self.work)
+
+    @property
+    def has_remote(self) -> bool:
+        """Whether the repository of the code is one that others may have a clone of."""
+        return self.work is not None and bool(git.line(self.work.root, "remote"))
+
+    @property
+    def unpushed(self) -> list[str]:
+        """What others lack of code and data: a sentence each, with the command that pushes it."""
+        commit = None if self.work is None else pushed.unpushed(self.work)
+        return [*([] if commit is None else [commit]), *remote_state.unpushed(self.project, self.inputs)]
+
+    @property
+    def obstacles(self) -> list[str]:
+        """The obstacles to an exact rerun, each with its remedy."""
+        return [*self.in_code, *(item.obstacle for item in self.inputs if item.obstacle is not None)]
+
+
+def code_in(work: worktree.WorkTree | None) -> Callable[[reads.File], bool]:
+    """Tells of a file that was read whether it is code."""
+    return reads.in_project if work is None else reads.code_of(work.entries, str(work.root.resolve()), work.project)
+
+
+def check(settings: Settings, project: Path) -> Provenance:
+    """What is known of code and data. Raises ConfigurationError with all problems, and NotRerunnable under `strict`
+    when there are obstacles."""
+    problems = [
+        *_pipeline_problems(settings),
+        *_local_problems(settings),
+        *_variant_problems(settings),
+        *_sync_problems(settings),
+        *_stage_problems(settings),
+        *_feedback_problems(settings),
+        *_privacy_problems(settings, project),
+        *_input_problems(settings, project),
+        *_checkpoint_problems(settings),
+        *_device_problems(settings),
+        *loggers.problems(settings.tracking.also),
+        *_metrics_problems(settings),
+    ]
+    if problems:
+        raise ConfigurationError(problems)
+    in_code: list[str] = []
+    work = None
+    try:
+        work = worktree.examine(project)
+        in_code += work.obstacles
+    except worktree.Unrecorded as error:
+        in_code.append(str(error))
+    if (settings.strict or settings.is_private) and work is not None:
+        in_code += _imported_obstacles(work, project)
+    unbound = private.unbound(settings, in_code)
+    if unbound is not None:
+        raise unbound
+    misplaced = [] if work is None else private.misplaced(settings, work.root)
+    if misplaced:
+        raise ConfigurationError(misplaced)
+    notes = [_unmasked_note(settings), _masked_note(settings)]
+    if work is not None:
+        looked_at = [*dict.fromkeys([*work.untracked, *work.changed, secrets.DVC_CONFIG])]
+        notes += [
+            secrets.note(work.left_out),
+            secrets.note_of_contents(work.root, looked_at),
+            _store_note(settings, work),
+        ]
+    scans = {path: scan_input(project, path) for path in settings.data.inputs}
+    found = Provenance(project, work, scans, in_code, [note for note in notes if note is not None])
+    if settings.strict and found.obstacles:
+        listed = "".join(f"\n  - {obstacle}" for obstacle in found.obstacles)
+        raise NotRerunnable(
+            f"strict: this run could not be repeated exactly:{listed}", "mend these, or leave strict out"
+        )
+    return found
+
+
+def _imported_obstacles(work: worktree.WorkTree, project: Path) -> list[str]:
+    """Of what this process has imported, the pipeline's module among it: what the workers will say once they run (record.py)
+    comes too late to refuse the start."""
+    command = sys.modules.get("__main__")  # under this name and under multiprocessing's; no worker imports it
+    modules = {name: module for name, module in sys.modules.items() if module is not command}
+    loaded = imported.gather(imported.files_of(modules), project, work.origin)
+    return list(imported.judge(loaded, work, ORCHESTRATOR).obstacles)
+
+
+def _masked_note(settings: Settings) -> str | None:
+    """What of the settings is not recorded."""
+    found = masker(settings).hidden(flat(settings))
+    if not found:
+        return None
+    names = dict.fromkeys(name for kept in found.values() for name in redaction.variables_of(kept))
+    again = [key for key, kept in found.items() if redaction.is_masked(kept) and not redaction.variables_of(kept)]
+    remedy = f"; a rerun reads {', '.join(names)} again" if names else ""
+    remedy += f"; a rerun asks for {', '.join(again)} again" if again else ""
+    return f"{', '.join(found)}: credentials are left out of the record{remedy}"
+
+
+def _store_note(settings: Settings, work: worktree.WorkTree) -> str | None:
+    """A store among the code grows by itself: each snapshot holds it, and it holds each snapshot."""
+    database = database_of(absolute(settings.tracking.uri or ""))
+    place = None if database is None else database.resolve()
+    if place is None or not place.is_relative_to(work.root) or git.line(work.root, "check-ignore", str(place)):
+        return None
+    return (
+        f"the MLflow store {place} lies in the repository: it and its artifacts are recorded with the code of every run, which "
+        f"so is never the same; list {place.name}, mlflow.lock and artifacts/ in .gitignore, or put it elsewhere"
+    )
+
+
+def _pipeline_problems(settings: Settings) -> list[str]:
+    try:
+        target = pipeline.find(settings.pipeline.target, settings.pipeline.args)
+    except ConfigurationError as error:
+        return _with_remedy(error)
+    if settings.data.sampling.name == "weighted" and not pipeline.defines(target, "weights"):
+        return ["data.sampling: weighted needs weights(self, train) in the pipeline, a weight for each training sample"]
+    own = pipeline.defines(target, "optimizer")
+    section = settings.optimizer
+    if pipeline.has_rate(target) and settings.schedule != ScheduleSettings():
+        return ["schedule: the pipeline has a rate() of its own; remove one of the two"]
+    if own and section.name is not None:
+        return ["optimizer: the pipeline has an optimizer() of its own; remove one of the two"]
+    if section.name is None:
+        return (
+            [] if own else ["optimizer: required, because the pipeline has no optimizer(); for example optimizer=adamw"]
+        )
+    return optimizers.problems(section.name, section.options)
+
+
+def _local_problems(settings: Settings) -> list[str]:
+    section = settings.local.optimizer
+    found = [] if section.name is None else optimizers.problems(section.name, section.options)
+    return [f"local.{problem}" for problem in found]
+
+
+def _variant_problems(settings: Settings) -> list[str]:
+    """Of variants of the user's own, which could not be looked at before they were imported."""
+    topology, schedule, contribution = settings.topology, settings.schedule, settings.contribution
+    partition, sampling, shards = settings.data.partition, settings.data.sampling, settings.data.shards
+    subset = settings.data.subset
+    compression = settings.compression
+    problems: list[str] = []
+    order_of_samples = settings.data.order
+    if is_reference(order_of_samples.name):
+        problems += orders.ORDERS.problems(order_of_samples.name, order_of_samples.options) or orders.problems(
+            order_of_samples.name, order_of_samples.options, *_small_epoch(shards)
+        )
+    if is_reference(partition.name):
+        problems += PARTITIONS.problems(partition.name, partition.options) or partition_laws.problems(
+            partition.name, partition.options, shards
+        )
+    if is_reference(sampling.name):
+        problems += samplings.SAMPLINGS.problems(sampling.name, sampling.options) or samplings.problems(
+            sampling.name, sampling.options, shards
+        )
+    if is_reference(subset.name):
+        problems += subsets.SUBSETS.problems(subset.name, subset.options) or subsets.problems(
+            subset.name, subset.options
+        )
+    if is_reference(topology.name):
+        problems += TOPOLOGIES.problems(topology.name, topology.options) or topology_laws.problems(
+            topology.name, topology.options, _numbers_of_workers(settings.cluster.workers)
+        )
+        if settings.reduction == "fast" and asks_for_nodes(topology.name):
+            problems.append(
+                f"topology: {topology.name} depends on which workers share a host; with reduction=fast set topology=ring"
+            )
+    if is_reference(schedule.name):
+        problems += SCHEDULES.problems(schedule.name, schedule.options) or schedule_laws.problems(
+            schedule.name, schedule.options, schedule.warmup, settings.run.steps or _SOME_STEPS
+        )
+    if is_reference(contribution.name):
+        problems += CONTRIBUTIONS.problems(contribution.name, contribution.options) or contribution_laws.problems(
+            contribution.name, contribution.options
+        )
+    order = settings.cluster.pipeline
+    if is_reference(order.name):
+        problems += PIPELINING.problems(order.name, order.options) or pipelining_laws.problems(
+            order.name, order.options, _some_hosts(settings)
+        )
+    if is_reference(compression.name):
+        problems += COMPRESSIONS.problems(compression.name, compression.options) or compression_laws.problems(
+            compression.name, compression.options, settings.data.shards
+        )
+    return problems
+
+
+def _small_epoch(shards: int) -> tuple[Callable[[], Epochs], int]:
+    """On which an order of the user's own is tried, and how many steps it has."""
+    epochs = Epochs(1, 40 * shards + 3, Steps.constant(8 * shards), shards)
+    return lambda: epochs, epochs.steps_per_epoch
+
+
+def _sync_problems(settings: Settings) -> list[str]:
+    """Of the mode of synchronisation, and of what goes with lockstep only."""
+    sync = settings.sync
+    if is_reference(sync.name) and (
+        found := SYNCHRONY.problems(sync.name, sync.options) or synchrony_laws.problems(sync.name, sync.options)
+    ):
+        return found
+    execution = build_mode(sync.name, sync.options).execution
+    if execution == "lockstep":
+        return []
+    why = {
+        "run.device": (settings.run.device != "cpu", "updates are added on CPUs; set run.device=cpu"),
+        "reduction": (
+            settings.reduction != "exact",
+            "updates that come in any order have to be added exactly; set reduction=exact",
+        ),
+        "contribution": (
+            settings.contribution.name != "gradient",
+            "each shard has an optimizer of its own and contributes its updates; leave contribution out",
+        ),
+        "compression": (
+            settings.compression.name != "none",
+            "updates travel as integers of their own, to be added in any order; leave compression out",
+        ),
+        "local": (
+            settings.has_local_steps,
+            "each shard takes steps of its own already; leave local out",
+        ),
+        "privacy.clipping_norm": (
+            settings.privacy.clipping_norm is not None,
+            "there is no sum of a step whose parts could be bounded; leave privacy and secure_aggregation out",
+        ),
+        "data.partition.clients": (
+            (settings.data.partition.options.get("clients") or 0) > settings.data.shards,
+            f"there are no steps in which shards play other clients; set data.partition.clients={settings.data.shards}",
+        ),
+        "topology": (
+            execution == "gossip" and settings.topology.name == "parameter_server",
+            "models are mixed by workers, and servers have nothing to do; set topology=peer_to_peer",
+        ),
+    }
+    return [
+        f"{key}: with sync={sync.name} {sentence}, or set sync=bsp" for key, (wrong, sentence) in why.items() if wrong
+    ]
+
+
+def _stage_problems(settings: Settings) -> list[str]:
+    """Of what goes with a model in stages, that which could not be looked at before the user's code was imported."""
+    if settings.cluster.stages == 1:
+        return []
+    topology, sync = settings.topology, settings.sync
+    problems = []
+    if is_reference(topology.name) and TOPOLOGIES.resolve(topology.name, topology.options).get("servers"):
+        problems.append(f"topology: {topology.name} has servers; set topology=ring")
+    if is_reference(sync.name) and build_mode(sync.name, sync.options).execution != "lockstep":
+        problems.append(f"sync: {sync.name} lets replicas run free; set sync=bsp")
+    target = pipeline.find(settings.pipeline.target, settings.pipeline.args)
+    if pipeline.defines(target, "optimizer"):
+        problems.append(
+            "optimizer: the pipeline's optimizer() may look at all parameters; name one, as optimizer=adamw"
+        )
+    if pipeline.defines(target, "on_evaluation"):
+        problems.append("pipeline: on_evaluation() gets the whole model; leave it out")
+    return [f"{problem}, or cluster.stages=1, because a worker has one stage only" for problem in problems]
+
+
+def _some_hosts(settings: Settings) -> list[Hosts]:
+    """Of the numbers of workers that the run may come to; of two stages where it has none."""
+    stages, shards = max(2, settings.cluster.stages), settings.data.shards
+    numbers = {*_numbers_of_workers(settings.cluster.workers), stages, 2 * stages}
+    dealt = [
+        assign_stages([None] * number, stages) for number in sorted(numbers) if stages <= number <= stages * shards
+    ]
+    return [hosts_of(stage_of, deal(shards, stage_of)) for stage_of in dealt]
+
+
+def _feedback_problems(settings: Settings) -> list[str]:
+    """A shard that plays another client in each round would add what that one's compression had dropped."""
+    compression, clients = settings.compression, settings.data.partition.options.get("clients") or 0
+    if is_reference(compression.name) or clients <= settings.data.shards:
+        return []
+    if not COMPRESSIONS.resolve(compression.name, compression.options).get("error_feedback"):
+        return []
+    return [
+        "compression.error_feedback: what a shard's compression drops belongs to the client that it plays, and the next round "
+        "has another; set compression.error_feedback=false"
+    ]
+
+
+def _privacy_problems(settings: Settings, project: Path) -> list[str]:
+    if not settings.is_private:
+        return []
+    missing = [] if accounting.is_installed() else [accounting.MISSING]
+    return [*missing, *private.misplaced(settings, project)]
+
+
+def _unmasked_note(settings: Settings) -> str | None:
+    workers = settings.cluster.workers.most
+    if not settings.secure_aggregation or workers > 2:
+        return None
+    if workers == 1:
+        return "secure_aggregation: with one worker there is nothing to mask: its sum is the sum that all may see"
+    return "secure_aggregation: of two workers each can take its own sum off and has the other's; three hide it from each other"
+
+
+def _numbers_of_workers(workers: Workers) -> list[int]:
+    """Those that the run may come to; where it may shrink to one also a few more, so that a slip shows in a small run."""
+    most = max(workers.most, _FEW_WORKERS) if workers.least == 1 else workers.most
+    numbers = {*range(workers.least, min(most, workers.least + _SOME_WORKERS) + 1), workers.start, workers.most}
+    return sorted(number for number in numbers if number <= _MANY_WORKERS) or [_MANY_WORKERS]
+
+
+def _checkpoint_problems(settings: Settings) -> list[str]:
+    if settings.checkpoint.uri is None:
+        return []
+    try:
+        try_out(settings.checkpoint.uri)
+    except ConfigurationError as error:
+        return _with_remedy(error)
+    return []
+
+
+def _with_remedy(error: ConfigurationError) -> list[str]:
+    return [problem if not error.remedy else f"{problem} ({error.remedy})" for problem in error.problems]
+
+
+def _device_problems(settings: Settings) -> list[str]:
+    """A private Ray runs this very torch; of another one's nodes its workers say it."""
+    if settings.run.device == "cpu" or settings.cluster.address is not None:
+        return []
+    problem = cuda.build_problem()
+    return [] if problem is None else [problem]
+
+
+def _metrics_problems(settings: Settings) -> list[str]:
+    lacking = None if settings.tracking.metrics_port is None else metrics.lacking()
+    return [] if lacking is None else [f"tracking.metrics_port: {lacking}"]
+
+
+def _input_problems(settings: Settings, project: Path) -> list[str]:
+    problems = []
+    for path in settings.data.inputs:
+        if not (project / path).exists():
+            remedy = dvc_files.how_to_have(project, path)
+            problems.append(f"data.inputs: there is no {path} in {project}{remedy and f'; {remedy}'}")
+    return problems

@@ -1,0 +1,84 @@
+"""Contributions of bounded norm as integers: clipped, then truncated toward zero on a lattice that never changes.
+
+    lsb     = 2**(e - 40), where the clipping norm is below 2**e
+    factor  = clipping norm / norm of all tensors together, or 1 where that is larger
+    k       = trunc(x * factor / lsb)                  so |k * lsb| <= |x * factor|, element by element
+    sum     = all k, and the noise as one more, in int64
+
+Truncation makes no element longer, so the norm of what is released of a client is at most the clipping norm, exactly; rounding
+to the nearest would exceed it. The factor allows for the error of the norm that it is computed from. The integers of one client
+are at most 2**40, so 2**19 clients and noise of 1000 clipping norms stay below 2**61.
+
+Source: clipping, McMahan et al., "Learning differentially private recurrent language models" (2018), section 2.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Final
+
+import torch
+
+from orchestrator.numerics.exact import in_order
+from orchestrator.numerics.layout import Layout, Slot
+from orchestrator.optim.privacy import noise
+from orchestrator.optim.privacy.keys import Stream
+
+BITS: Final = 40
+MOST_CLIENTS: Final = 1 << 19
+MOST_NOISE: Final = 1000.0
+_LOSS_BITS, _LOSS_LIMIT = 24, 2.0**16
+
+Tensors = Sequence[torch.Tensor | None]
+
+
+class QuantizationGrid:
+    """clipping_norm: of a contribution, over all its tensors. layout: of the tensors and of the sums."""
+
+    def __init__(self, clipping_norm: float, layout: Layout) -> None:
+        self.clipping_norm = clipping_norm
+        self.lsb = 2.0 ** (math.frexp(clipping_norm)[1] - BITS)
+        self._slots = layout.slots
+        elements = sum(slot.elements for slot in layout.slots)
+        self._margin = (elements + 8) * 2.0**-53
+
+    def add(self, tensors: Tensors, total: torch.Tensor) -> bool:
+        """total (int64) += the clipped tensors (float32, None for zeros). False, and nothing is added, where one is not
+        finite."""
+        flat = [None if t is None else in_order(t, slot) for t, slot in zip(tensors, self._slots, strict=True)]
+        wide = [None if t is None else t.as_strided((t.numel(),), (1,)).double() for t in flat]
+        norm = math.sqrt(math.fsum(float(t.square().sum()) for t in wide if t is not None))
+        if not math.isfinite(norm):
+            return False
+        factor = 1.0
+        if norm * (1 + self._margin) > self.clipping_norm:
+            factor = self.clipping_norm / norm * (1 - self._margin)
+        for slot, tensor in zip(self._slots, wide, strict=True):
+            if tensor is not None:
+                self._place(slot, total).add_(tensor.mul_(factor / self.lsb).to(torch.int64))
+        return True
+
+    def add_noise(self, multiplier: float, stream: Stream, total: torch.Tensor) -> None:
+        """total += normal numbers with a standard deviation of so many clipping norms, rounded."""
+        scale = multiplier * self.clipping_norm / self.lsb
+        for slot in self._slots:
+            numbers = torch.from_numpy(noise.normal(stream, slot.elements))
+            self._place(slot, total).add_(numbers.mul_(scale).round_().to(torch.int64))
+
+    def mean(self, total: torch.Tensor, expected: float, result: torch.Tensor) -> None:
+        """result (float32) = total * lsb / expected."""
+        result.copy_(total.double().mul_(self.lsb / expected))
+
+    def _place(self, slot: Slot, total: torch.Tensor) -> torch.Tensor:
+        return total[slot.offset : slot.offset + slot.elements]
+
+
+def loss_on_lattice(loss: float) -> int:
+    """A loss as an integer; what is above 65,536 counts as that."""
+    return round(max(-_LOSS_LIMIT, min(loss, _LOSS_LIMIT)) * 2.0**_LOSS_BITS)
+
+
+def mean_loss(total: int, count: int) -> float:
+    """Of so many losses on the lattice; zero of none."""
+    return total / (count << _LOSS_BITS) if count else 0.0

@@ -1,0 +1,174 @@
+"""Credentials kept out of a record: in settings by key or shape, in any text by shape or as a known value. Pure.
+
+Of an address the name and the password go, and what is left is still the address. Another value becomes MASK, and the
+record says by its key that it was there. A known value of a variable becomes the variable's name between two MASKs, so that
+it can be read there again. What has the shape of no known credential, stands under no telling key and is the value of no
+telling variable is not found: a password in a file's text cannot be told from a word.
+Source of the shapes: the prefixes that their issuers publish for such scans (GitHub, GitLab, Hugging Face, OpenAI, Anthropic,
+AWS, Google, Slack, PyPI, npm, SendGrid, Stripe, DigitalOcean; RFC 7519, section 3, for JSON Web Tokens; RFC 7468 for keys).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+MASK = "***"
+_SHAPES = re.compile(
+    r"(?<![A-Za-z0-9])(?:"
+    r"gh[pousr]_[A-Za-z0-9]{20,}|github_pat_[A-Za-z0-9_]{20,}|glpat-[A-Za-z0-9_-]{16,}|hf_[A-Za-z0-9]{20,}"
+    r"|sk-[A-Za-z0-9_-]{20,}|(?:sk|rk)_(?:live|test)_[A-Za-z0-9]{16,}|(?:AKIA|ASIA)[A-Z0-9]{16}"
+    r"|AIza[A-Za-z0-9_-]{35}|ya29\.[A-Za-z0-9_-]{20,}|xox[abeoprs]-[A-Za-z0-9-]{10,}|pypi-[A-Za-z0-9_-]{30,}"
+    r"|npm_[A-Za-z0-9]{30,}|SG\.[A-Za-z0-9_-]{16,}\.[A-Za-z0-9_-]{16,}|do[opr]_v1_[a-f0-9]{40,}"
+    r"|eyJ[A-Za-z0-9_-]{8,}\.eyJ[A-Za-z0-9_-]{8,}\.[A-Za-z0-9_-]{8,}"
+    r")"
+)
+_PRIVATE_KEY = re.compile(r"-----BEGIN [A-Z ]*PRIVATE KEY-----.*?(?:-----END [A-Z ]*PRIVATE KEY-----|\Z)", re.DOTALL)
+_USER_INFO = re.compile(r"(?<=://)[^/\s\"'<>]*@")
+_PARAMETER = re.compile(
+    r"([?&;](?:[\w.-]*(?:token|secret|password|passwd|signature|credential)|sig|api_?key|access_?key|account_?key|pwd)=)"
+    r"[^&;\s\"'<>]+",
+    re.IGNORECASE,
+)
+_HEADER = re.compile(r"(\b(?:Bearer|Basic)\s+)[A-Za-z0-9+/=_.~-]{12,}")
+# What a key's name is made of. A value under the second kind is masked only if it could be one: NLP has tokens of its own.
+_CERTAIN = re.compile(r"passw(or)?d|passphrase|pwd|secret|credentials?|api_?key|(access|private|account|signing)_?key")
+_POSSIBLE = re.compile(r"tokens?|auth|sas|bearer|authorization")
+_COULD_BE = re.compile(r"(?=.*[0-9])(?=.*[A-Za-z])[A-Za-z0-9+=_~-]{16,}")
+_FOLDERS = ("PWD", "OLDPWD")  # of the shell, and no passwords
+_NAMES = ("privacy.secret", "pipeline.target")  # where a secret lies, and what code is called: neither is one itself
+_WORDS = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|[0-9]+")
+_NAMED = re.compile(rf"{re.escape(MASK)}([A-Za-z_][A-Za-z0-9_]*){re.escape(MASK)}")
+_LIKELY = "0123456789abcdef"  # could be a credential under any key that may hold one
+
+
+def text(value: str) -> str:
+    """A text without what has the shape of a credential."""
+    if "://" in value:
+        value = _USER_INFO.sub("", value)
+    if "=" in value:
+        value = _PARAMETER.sub(rf"\1{MASK}", value)
+    if "PRIVATE KEY" in value:
+        value = _PRIVATE_KEY.sub(MASK, value)
+    return _HEADER.sub(rf"\1{MASK}", _SHAPES.sub(MASK, value))
+
+
+def setting(key: str, value: Any) -> Any:
+    """The value of a setting or a variable as a record may hold it; lists and mappings with all that is in them."""
+    if isinstance(value, Mapping):
+        return {name: setting(f"{key}.{name}", item) for name, item in value.items()}
+    if isinstance(value, list | tuple):
+        return type(value)(setting(key, item) for item in value)
+    if not isinstance(value, str) or not value or key in _NAMES:
+        return value
+    return MASK if names_secret(key, value) else text(value)
+
+
+def names_secret(key: str, value: str) -> bool:
+    """Whether a value under such a key is a credential, whatever its shape."""
+    if key in _NAMES:
+        return False
+    last = "_".join(_WORDS.findall(key.rsplit(".", 1)[-1])).lower()
+    if re.search(rf"(^|_)({_CERTAIN.pattern})(_|$)", last):
+        return True
+    return bool(re.search(rf"(^|_)({_POSSIBLE.pattern})$", last) and _COULD_BE.fullmatch(value))
+
+
+def is_masked(value: Any) -> bool:
+    """Whether something was taken out here that a rerun needs again; an address without its password is whole."""
+    if isinstance(value, Mapping):
+        return any(map(is_masked, value.values()))
+    if isinstance(value, list | tuple):
+        return any(map(is_masked, value))
+    return isinstance(value, str) and MASK in value
+
+
+def variables_of(value: Any) -> list[str]:
+    """The variables whose values were taken out here, so far as they can be told from a word."""
+    return [name for _, text in _texts("", value) for name in _NAMED.findall(text) if names_secret(name, _LIKELY)]
+
+
+def with_variables(value: Any, replacement: Callable[[str], str]) -> Any:
+    """The value with a replacement for each of `variables_of`, by its name."""
+
+    def replaced(found: re.Match[str]) -> str:
+        return replacement(found[1]) if names_secret(found[1], _LIKELY) else found[0]
+
+    return _over_texts(value, lambda text: _NAMED.sub(replaced, text))
+
+
+class Redactor:
+    """Takes known credentials out, too, under whatever key or in whatever text they stand: in messages of errors, say. values:
+    of settings and variables that are credentials, and long enough not to be words."""
+
+    def __init__(self, settings: Mapping[str, Any], variables: Mapping[str, str]) -> None:
+        self._named = {
+            value: name
+            for name, value in sorted(variables.items(), reverse=True)
+            if value and name not in _FOLDERS and names_secret(name, value)
+        }
+        known = {
+            value for key, each in settings.items() for name, value in _texts(key, each) if names_secret(name, value)
+        }
+        found = sorted(filter(_is_no_word, {*known, *self._named}), key=len, reverse=True)
+        self._known = re.compile("|".join(map(re.escape, found))) if found else None
+
+    def text(self, value: str) -> str:
+        return text(value if self._known is None else self._known.sub(MASK, value))
+
+    def setting(self, key: str, value: Any) -> Any:
+        """The value of a setting as a record may hold it; lists and mappings with all that is in them."""
+        if isinstance(value, Mapping):
+            return {name: self.setting(f"{key}.{name}", item) for name, item in value.items()}
+        if isinstance(value, list | tuple):
+            return type(value)(self.setting(key, item) for item in value)
+        if not isinstance(value, str) or not value or key in _NAMES:
+            return value
+        if names_secret(key, value):
+            return self._mark(value)
+        return text(value if self._known is None else self._known.sub(lambda found: self._mark(found[0]), value))
+
+    def identifying(self, key: str, value: Any) -> Any:
+        """The same as an identity holds it: without the names of variables, which may be others elsewhere."""
+        return with_variables(self.setting(key, value), lambda _: MASK)
+
+    def hidden(self, values: Mapping[str, Any]) -> dict[str, str]:
+        """Of flat settings those that a record holds otherwise: key -> what it holds."""
+        return {key: str(masked) for key, value in values.items() if (masked := self.setting(key, value)) != value}
+
+    def arguments(self, typed: Iterable[str]) -> list[str]:
+        """A command line as a record may hold it."""
+        found = []
+        for argument in typed:
+            key, equals, value = argument.partition("=")
+            found.append(f"{key}={self.identifying(key, value)}" if equals else self.text(argument))
+        return found
+
+    def _mark(self, known: str) -> str:
+        """What stands in the place of a credential."""
+        name = self._named.get(known, "")
+        marked = f"{MASK}{name}{MASK}"
+        return marked if _NAMED.fullmatch(marked) else MASK
+
+
+def _is_no_word(value: str) -> bool:
+    """Long enough to be found in a text by chance nowhere; one of digits alone could be a number in JSON."""
+    return len(value) >= 8 and any(map(str.isalpha, value))
+
+
+def _texts(key: str, value: Any) -> list[tuple[str, str]]:
+    """Every text in a value, with the key that it stands under."""
+    if isinstance(value, Mapping):
+        return [found for name, item in value.items() for found in _texts(f"{key}.{name}", item)]
+    if isinstance(value, list | tuple):
+        return [found for item in value for found in _texts(key, item)]
+    return [(key, value)] if isinstance(value, str) else []
+
+
+def _over_texts(value: Any, change: Callable[[str], str]) -> Any:
+    if isinstance(value, Mapping):
+        return {name: _over_texts(item, change) for name, item in value.items()}
+    if isinstance(value, list | tuple):
+        return type(value)(_over_texts(item, change) for item in value)
+    return change(value) if isinstance(value, str) else value

@@ -1,0 +1,210 @@
+"""Sprints: the executor under which replicas run free, and then rest.
+
+    until a rest is due, or somebody rings:
+        apply what has come                   poll, never waiting while there is something to compute
+        compute one hosted shard's update     the one that is furthest behind, where the mode lets it start
+        send it, where the window has room    otherwise it is added to what is sent next
+    ring, and rest
+
+A rest is due after so many steps, where an evaluation or a checkpoint is due, at the end of the run, and when somebody asks
+for one: to regroup, to stop, to save. What decides is the sum of the clocks that a worker knows, so the run overshoots by a few
+updates.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final
+
+from orchestrator.comm.collectives import Exchange
+from orchestrator.comm.synchronization import Mode, View
+from orchestrator.comm.transports.base import DeadlineExceeded
+from orchestrator.errors import OrchestratorError
+from orchestrator.numerics.exact import wrap
+from orchestrator.records.clocks import Update
+from orchestrator.worker.asynchronous import deltas
+from orchestrator.worker.asynchronous.at_barrier import AtBarrier
+from orchestrator.worker.asynchronous.deltas import APPLIED, DELTA, Deliveries, Header
+from orchestrator.worker.asynchronous.free_replica import FreeReplica
+from orchestrator.worker.asynchronous.reports import Done
+from orchestrator.worker.asynchronous.shard_updates import Reading
+from orchestrator.worker.asynchronous.sync_barrier import Terms, rest
+from orchestrator.worker.asynchronous.traffic import Traffic
+from orchestrator.worker.between_steps.run_state import RunState
+from orchestrator.worker.between_steps.timing import Patience, Timing
+from orchestrator.worker.member.heartbeat import Halt
+from orchestrator.worker.step.executor import Outcome
+
+_WAIT_S: Final = 0.05  # between two looks at requests, while nothing may start
+
+Make = Callable[[int], Traffic]  # the traffic of a sprint, by its number
+
+
+class AsyncPhases:
+    """An Executor whose `advance` is a sprint and its rest. One that raises has brought the replica back to the last rest."""
+
+    def __init__(
+        self, replica: FreeReplica, mode: Mode, exchange: Exchange, make: Make, terms: Terms, cadence: Cadence, me: int
+    ) -> None:
+        self._replica = replica
+        self._mode = mode
+        self._exchange = exchange
+        self._make = make
+        self._terms = terms
+        self._cadence = cadence
+        self._me = me
+
+    def advance(self, state: RunState) -> Outcome:
+        """Raises PipelineRaised, NonFinite, Inconsistent, Withdrawn, and what the transport raises."""
+        assert state.free is not None
+        self._replica.begin()
+        try:
+            traffic = self._make(state.free.rests)
+            if self._me == 0 and traffic.is_held:
+                traffic.begin(*self._replica.shown())
+            sprint = _Sprint(self._replica, self._mode, traffic, self._terms, state, self._me)
+            sprint.run(self._cadence)
+            return rest(self._exchange, AtBarrier(self._replica, sprint, self._cadence.requests), state, self._terms)
+        except BaseException:
+            self._replica.give_up()
+            raise
+
+
+class Cadence:
+    """When a rest is due: where an evaluation or a checkpoint is, every so many steps, and when this member requests it.
+    deadline_s: of a wait in which no clock moves."""
+
+    def __init__(self, timing: Timing, every: int, deadline_s: float) -> None:
+        self.requests = timing.requests
+        self.deadline_s = deadline_s
+        self._timing = timing
+        self._every = every
+
+    def due(self, steps: int) -> int:
+        """The step after which a rest is due next."""
+        others = [timer.next(steps) for timer in (self._timing.evaluation, self._timing.checkpoint)]
+        return min([(steps // self._every + 1) * self._every, *(step for step in others if step is not None)])
+
+    def asks(self, *, further: bool) -> bool:
+        """Whether this member requests what wants a rest. further: a step was completed since the last one; before that there
+        is nothing to evaluate or to save, and a short interval would let no update be made."""
+        requests = self.requests()
+        return requests.halt != Halt.NONE or (further and (requests.save or requests.evaluate))
+
+
+class _Sprint:
+    """One sprint of one worker. clocks: as applied here; made: its own updates, in order."""
+
+    def __init__(
+        self, replica: FreeReplica, mode: Mode, traffic: Traffic, terms: Terms, state: RunState, me: int
+    ) -> None:
+        assert state.free is not None
+        self._replica = replica
+        self._mode = mode
+        self._traffic = traffic
+        self._memory = memory = traffic.memory
+        self._terms = terms
+        self._state = state
+        self._me = me
+        workers = len(terms.hosted)
+        self.clocks = list(state.free.clocks)
+        self.made: list[Done] = []
+        self.fault: tuple[int, OrchestratorError] | None = None
+        self._deliveries = Deliveries(workers, self._me, len(memory.borders) - 1)
+        self._alone = workers == 1
+        self._known = [0] * workers  # updates of each worker that are applied here
+        self._read = [0] * workers  # of them, when the last own update began
+        self._deltas_read = [0] * workers
+        self._unsent = [0] * len(self.clocks)
+        self._unsent_print = 0
+        self._outbox = None if self._alone else memory.pending
+        self._news = False
+        if self._outbox is not None:
+            self._outbox.zero_()
+
+    def run(self, cadence: Cadence) -> None:
+        """Until a rest; a fault of a shard is kept for its vote."""
+        due = min(cadence.due(self._state.steps), self._terms.steps) * len(self.clocks)
+        patience = Patience(cadence.deadline_s)
+        while not self._traffic.rung and sum(self.clocks) < due and not cadence.asks(further=self._further):
+            shard = self._next()
+            if patience.exhausted(list(self.clocks) if shard is None else None):
+                raise DeadlineExceeded(self._awaited, None, patience.limit_s)
+            if shard is not None:
+                try:
+                    self._update(shard)
+                except OrchestratorError as error:
+                    self.fault = (shard, error)
+                    break
+            self._send()
+            self._take(0.0 if shard is not None else _WAIT_S)
+        self._traffic.end(len(self.clocks), Patience(cadence.deadline_s), _WAIT_S)
+        if self.fault is None:
+            self._replica.check_ledger()
+
+    @property
+    def _awaited(self) -> int:
+        """The other worker that hosts the shard which is furthest behind: a wait is for that one."""
+        others = [(self.clocks[shard], w) for w, own in enumerate(self._terms.hosted) for shard in own if w != self._me]
+        return min(others)[1]
+
+    @property
+    def _further(self) -> bool:
+        return sum(self.clocks) // len(self.clocks) > self._state.steps
+
+    def _next(self) -> int | None:
+        """The hosted shard that is furthest behind and may start."""
+        waits = self._mode.waits
+        able = [shard for shard in self._replica.shards if waits(View(self.clocks, shard)) is None]
+        return min(able, key=lambda shard: (self.clocks[shard], shard), default=None)
+
+    def _update(self, shard: int) -> None:
+        reading = Reading(self.clocks[shard], sum(self.clocks), self._terms.steps, self._state.reductions)
+        self._deltas_read = list(self._deliveries.applied)
+        reads = tuple(
+            (worker, known - before)
+            for worker, (known, before) in enumerate(zip(self._known, self._read, strict=True))
+            if worker != self._me and known > before
+        )
+        self._read = list(self._known)
+        loss, update = self._replica.compute(shard, reading)
+        printed = self._replica.own(update, *(() if self._outbox is None else (self._outbox,)))
+        self.clocks[shard] += 1
+        self.made.append(Done(Update(shard, reads), loss, printed))
+        if self._outbox is not None:
+            self._unsent[shard] += 1
+            self._unsent_print = wrap(self._unsent_print + printed)
+
+    def _send(self) -> None:
+        """Send what is unsent where the window has room, and otherwise an acknowledgement, where one is new."""
+        if self._outbox is None:
+            return
+        if any(self._unsent) and self._deliveries.unacknowledged < self._memory.window:
+            number = self._deliveries.sent()
+            self._memory.own(number).copy_(self._outbox)
+            self._traffic.send(self._header(DELTA, number))
+            self._outbox.zero_()
+            self._unsent, self._unsent_print = [0] * len(self.clocks), 0
+        elif self._news:
+            self._traffic.send(self._header(APPLIED, 0))
+        self._news = False
+
+    def _header(self, kind: int, number: int) -> Header:
+        applied = tuple(self._deliveries.applied)
+        return Header(
+            kind, self._me, number, self._unsent_print, tuple(self._unsent), tuple(self._deltas_read), applied
+        )
+
+    def _take(self, timeout_s: float) -> None:
+        """Take what has come, and apply what may be applied."""
+        if not self._traffic.has_peers:
+            return
+        self._traffic.take(len(self.clocks), self._deliveries, timeout_s)
+        while (delta := self._deliveries.next()) is not None:
+            header, borders = delta.header, self._memory.borders
+            for part, payload in delta.slices.items():
+                printed = header.fingerprint if part == 0 else 0
+                self._replica.other(payload, printed, slice(borders[part], borders[part + 1]))
+            self.clocks = deltas.total(self.clocks, header.counts)
+            self._known[header.origin] += sum(header.counts)
+            self._news = True

@@ -1,0 +1,27 @@
+"""A replica as it was at the last rest, to the bit: where a sprint that fails goes back to."""
+
+from __future__ import annotations
+
+import torch
+
+from orchestrator.worker.model.replica import Replica
+
+
+class Rollback:
+    """parameters: in float32, of the layout's size; buffers: statistics, then counters."""
+
+    def __init__(self, replica: Replica) -> None:
+        self.parameters = torch.zeros(replica.layout.size, dtype=torch.float32)
+        self._buffers: list[torch.Tensor] = []
+        self._replica = replica
+
+    def keep(self) -> None:
+        """This is a rest."""
+        self.parameters.copy_(self._replica.flat)
+        self._buffers = self._replica.buffers()
+
+    def bring_back(self) -> None:
+        self._replica.flat.copy_(self.parameters)
+        self._replica.set_buffers(self._buffers)
+        self._replica.begin_step()
+        self._replica.begin_shard()

@@ -1,0 +1,730 @@
+"""The calls into the user's pipeline: batches from its datasets, losses and metrics from its functions, errors by name.
+
+All calls of the user's code in a step are here, so that every exception of it becomes one PipelineRaised that names the
+step and the shard, with the user's own frames in the message and the full traceback in `details`.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any, NamedTuple
+
+import torch
+
+from orchestrator.checkpoint.stream_log import Logged, StreamLog
+from orchestrator.comm.transports.available_memory import available_bytes
+from orchestrator.common.values import Span, megabytes
+from orchestrator.config.plan import Data, Run, Variant
+from orchestrator.data import mixture
+from orchestrator.data.clients import ClientSampler
+from orchestrator.data.division import Division, divide
+from orchestrator.data.drawn import Drawn, PassSampler, WeightedSampler
+from orchestrator.data.fetching import fetch
+from orchestrator.data.files import cache
+from orchestrator.data.files.stream import Stream
+from orchestrator.data.labels import Labels
+from orchestrator.data.loaders import Key, Loaders, upcoming
+from orchestrator.data.mixture import Mixture, Sources
+from orchestrator.data.order import Epochs, EvaluationBatches
+from orchestrator.data.poisson import PoissonSampler
+from orchestrator.data.positions import Positions, positions
+from orchestrator.data.sampling.orders import COMPUTED, ORDERS, Order
+from orchestrator.data.sampling.partitions import PARTITIONS
+from orchestrator.data.sampling.population import Whole
+from orchestrator.data.sampling.subsets import chosen
+from orchestrator.data.sites import Attendance
+from orchestrator.errors import ConfigurationError, NonFinite, PipelineRaised
+from orchestrator.numerics import streams
+from orchestrator.numerics.staging import Direct, Staging
+from orchestrator.optim import optimizers
+from orchestrator.optim.optimizers import kept_aside
+from orchestrator.optim.privacy.keys import Keys
+from orchestrator.optim.transforms import State
+from orchestrator.pipeline import Pipeline, has_rate, naming, takes_step
+from orchestrator.worker.model import construction, moving_buffers
+from orchestrator.worker.model.foresight import Account, Ahead, Foresight
+from orchestrator.worker.model.sample_names import listed, strange
+from orchestrator.worker.model.stream_readers import StreamReaders
+
+_ROWS_TO_SHARE = 3  # from so many rows a batch on, batches of equal lengths leave none a single row
+_HEAD = 2**14  # elements of the gradient that are compared, for changes that raise no version
+_SMALLEST_WEIGHT, _LARGEST_WEIGHT = 1e-100, 1e100  # so that no product with a float32 leaves the range of float64
+
+
+class _MicroBatch(NamedTuple):
+    """A micro-batch: its samples, how messages call it, and the seeds for reading it and for computing it."""
+
+    key: Key
+    where: str
+    samples_seed: int
+    seed: int
+
+
+class Call(NamedTuple):
+    """A call of the user's, on a batch that has been read. precision: of its products."""
+
+    function: Callable[[], Any]
+    precision: Callable[[], AbstractContextManager[None]]
+    rows: int
+    where: str
+
+    def make(self) -> Any:
+        with self.precision():
+            return self.function()
+
+
+class PipelineAdapter:
+    """Micro-batches and evaluation batches of one run. Built under the run's seed; raises PipelineRaised. taken: whether
+    another worker computes a shard that this one hosts in a step of the run."""
+
+    def __init__(
+        self,
+        kind: type[Pipeline],
+        run: Run,
+        data: Data,
+        staging: Staging | None = None,
+        sites: Collection[str] = (),
+    ) -> None:
+        """kind: the class that `run.pipeline` names; sites: whose bytes this node holds."""
+        self._seed = seed = run.seed
+        self._mixed = run.compute.precision == "bfloat16"
+        self._staging = staging or Direct()
+        self._loaders: Loaders | None = None
+        self.taken: Callable[[int, int], bool] = lambda _step, _shard: False
+        self.attendance = Attendance(data, sites)
+        self._planned: dict[tuple[int, int], _MicroBatch] = {}
+        self.pipeline = construction.make_pipeline(kind, run.pipeline.args, seed)
+        with naming("reading the parameters of loss()"):
+            self._takes_step = takes_step(self.pipeline)
+        cache.use(*data.cache)
+        self._store_timeout_s = data.store_timeout_s
+        with naming("datasets()"), streams.seeded(seed if data.seed is None else data.seed, "datasets"):
+            train, self._validation = self._datasets()
+            self._train = mixture.whole(train)
+        mixture.check(self._train, data.mixture)
+        self.model = construction.first_model(self.pipeline, run)
+        self.buffer_rules = moving_buffers.declared(self.pipeline, self.model)
+        self.subset: Whole | None = None
+        self.division: Division | None = None
+        self.streams: StreamReaders | None = None
+        self.order: Epochs | Drawn
+        self._sampler: Order | PassSampler | WeightedSampler | ClientSampler | Mixture | Positions
+        if isinstance(self._train, Stream):
+            if self._train.live and data.stream_log is not None:
+                self._train = Logged(data.stream_log)
+            self.order = self._sampler = positions(data)
+            self.streams = StreamReaders(self._train, seed, data.shards)
+        else:
+            self._number_samples(seed, data)
+        self._foresight: Foresight | None = None
+        self._ahead: Ahead | None = None
+        self.account = Account(_files(self._train))
+        self._stretch = _stretch(data, self._sampler)
+        self._weighs = data.privacy is None
+        self._in_rounds = data.local is not None
+        self._has_least = data.partition is not None and "least" in PARTITIONS.options(data.partition.name)
+        self.held_out = 0 if self._validation is None else _length(self._validation, "validation")
+        self.evaluation_batches = EvaluationBatches(self.held_out, max(1, data.batch_size.at(0) // data.shards))
+
+    def _number_samples(self, seed: int, data: Data) -> None:
+        samples = _length(self._train, "training")
+        if data.subset is not None:
+            self.subset = chosen(data.subset.name, data.subset.options, samples)
+        if self.attendance.is_pinned and hasattr(self._train, "only"):
+            self._train.only(frozenset())  # until it is known whose they are
+        self._labels = Labels(self.pipeline, self._train, samples, seed, self.subset)
+        samples = samples if self.subset is None else len(self.subset)
+        self.division = divide(self._labels, data)
+        if self.attendance.is_pinned:
+            self.attendance.confine(self._train, self.division, _files(self._train), self.subset)
+        self.order, self._sampler = _order(seed, self._train, samples, data, self.division)
+        self._refuse_small_cache()
+        self._refuse_large_order(data.order.name, samples)
+
+    @property
+    def may_wait_s(self) -> float:
+        """For files from elsewhere."""
+        return self._store_timeout_s if getattr(self._train, "is_elsewhere", False) else 0.0
+
+    @property
+    def training_data(self) -> Any:
+        return self._train
+
+    def samples(self, most: int) -> Any:
+        """A batch of the first ones, of the validation set where there is one. Raises PipelineRaised."""
+        of = self._validation if self.held_out else self._train
+        indices: Sequence[int] = range(min(most, len(of)))
+        if not self.held_out and self.attendance.is_pinned:
+            first = next((found for shard in self.attendance.own if (found := self._drawn(0, shard))), ())
+            indices = first[:most]
+        with naming("reading samples"):
+            return fetch(of, indices, self.pipeline.collate)
+
+    def partition(self) -> dict[str, Any] | None:
+        """How the samples are divided, for a picture; None where they are not."""
+        return None if self.division is None else self.division.table(self._labels)
+
+    @property
+    def has_rate(self) -> bool:
+        return has_rate(type(self.pipeline))
+
+    def rate(self, step: int) -> float:
+        """The pipeline's own factor on the learning rates. Raises PipelineRaised."""
+        with naming(f"rate() (step {step})"), streams.seeded(self._seed, "rate", step):
+            returned: Any = self.pipeline.rate(step)
+            try:
+                factor = float(returned)
+            except (TypeError, ValueError, RuntimeError):
+                factor = math.nan
+            if not 0 <= factor < math.inf:
+                raise PipelineRaised(
+                    f"rate() (step {step}) returned {returned!r}",
+                    "return the factor on the learning rates at this step, a number that is 0 or more",
+                )
+        return factor
+
+    def held(self) -> dict[str, Any]:
+        """All objects of the user's, by names for messages, and the globals of the modules that define their classes."""
+        held = {"pipeline": self.pipeline, "model": self.model, "train": self._train, "validation": self._validation}
+        names = sorted({type(each).__module__ for each in held.values()})
+        modules = [(name, sys.modules.get(name)) for name in names]
+        written = [(name, vars(module)) for name, module in modules if _is_written_here(module)]
+        return held | {f"{name}.{key}": value for name, found in written for key, value in found.items()}
+
+    def fetch_ahead(self, loaders: Loaders, shards: Sequence[int], steps: int) -> None:
+        """Take training batches from `loaders` from now on, for a worker that hosts `shards` in a run of `steps`."""
+        self._loaders, self._hosted, self._steps = loaders, tuple(shards), steps * self._stretch
+
+    def host(self, shards: Sequence[int]) -> None:
+        """These are computed from now on; what was fetched ahead for others is fetched in vain."""
+        if self._loaders is not None:
+            self._hosted = tuple(shards)
+
+    def look_ahead(self, shards: Sequence[int], steps: int, share: int) -> None:
+        """From now on have the files fetched of what a worker reads next that hosts `shards` in a run of `steps`, where the
+        training set can; share: the bytes that they may take of the cache."""
+        if isinstance(self._sampler, PoissonSampler) or not hasattr(self._train, "ahead"):
+            return
+        self._ahead = self._ahead or self._train.ahead(share)
+        if self._ahead is not None:
+            self._ahead.share = share
+            stretches = range(0, steps * self._stretch + 1, self._stretch)
+            self._foresight = Foresight(self._ahead, shards, stretches, self._drawn)
+
+    def close(self) -> None:
+        """Stop what fetches ahead. Safe to call twice."""
+        if self._ahead is not None:
+            self._ahead.close()
+        self._ahead = self._foresight = None
+
+    @property
+    def is_live(self) -> bool:
+        """Whether its samples are given once, so that none can be computed before the first step."""
+        return self.streams is not None and self.streams.live
+
+    def host_streams(self, shards: Sequence[int], log: Callable[[], StreamLog]) -> None:
+        """Where samples come in streams: those of other shards are closed. log: makes that of live ones."""
+        if self.streams is not None:
+            self.streams.host(shards)
+        if self.is_live:
+            assert self.streams is not None
+            self.streams.log = log()
+
+    def prove_streams(self, steps: int) -> None:
+        """Raises Inconsistent where a stream does not go on where it was. steps: of the run."""
+        if self.streams is not None:
+            last = self._sampler.indices(steps * self._stretch - 1, 0)
+            self.streams.prove(self.rows(0, 0), last[-1] + 1)
+
+    def shard_state(self) -> State:
+        """What a shard keeps of its samples before the first step: nothing, where these have numbers."""
+        return {} if self.streams is None else self.streams.first()
+
+    def prove(self, loaders: Loaders) -> None:
+        """Raises Inconsistent where the loaders read other samples than this process does."""
+        shards = self.attendance.own
+        first = next((found for shard in shards if (found := self._micro_batch(0, shard)).key.indices), None)
+        if first is not None:
+            loaders.prove(first.key, self._read(first))
+
+    def local_steps(self, step: int, shard: int) -> range:
+        """The local steps of a shard in a step of the run, numbered through the run as micro-batches are then; of some the
+        micro-batch may be empty."""
+        if shard in self.attendance.absent(step):
+            return range(0)
+        local = self._sampler.local_steps(step, shard) if isinstance(self._sampler, ClientSampler) else self._stretch
+        return range(step * self._stretch, step * self._stretch + local)
+
+    def unlock(self, keys: Keys) -> None:
+        """From now on it is known which clients play."""
+        if isinstance(self._sampler, PoissonSampler):
+            self._sampler.unlock(keys)
+
+    def players(self, step: int, shard: int) -> tuple[int, ...]:
+        """What a shard computes in a step of the run: itself, or the clients that it plays. Each is asked for in the place of a
+        shard."""
+        return self._sampler.players(step, shard) if isinstance(self._sampler, PoissonSampler) else (shard,)
+
+    def shard_of(self, step: int, player: int) -> int:
+        """Which shard computes one of its `players`."""
+        return self._sampler.slot_of(step, player) if isinstance(self._sampler, PoissonSampler) else player
+
+    def plan(self, steps: Iterable[int], shards: Sequence[int]) -> None:
+        """Prepare the samples and seeds of these micro-batches together: between two backward passes the same code
+        takes ten times as long, because it has been evicted from the processor's cache."""
+        self._planned = {(step, shard): self._micro_batch(step, shard) for step in steps for shard in shards}
+
+    def loss(self, step: int, shard: int) -> tuple[float, float] | None:
+        """(mean loss, weight) of micro-batch (step, shard), whose gradients are in the model then; None when it is empty.
+
+        The caller has called `model.train()`. Raises PipelineRaised, NonFinite.
+        """
+        micro_batch = self._known(step, shard)
+        where, rows = micro_batch.where, len(micro_batch.key.indices)
+        if not rows:
+            return None
+        batch = self._fetch(micro_batch)
+        hint = lambda: self._of_one_row(step, shard)  # noqa: E731
+        with self._naming_samples(micro_batch.key, batch):
+            return self._gradients(batch, step, rows, where, micro_batch.seed, hint)
+
+    def loss_of_validation(self, batch: int) -> tuple[float, float] | None:
+        """As `loss`, of a validation batch: by that workers prove that they compute alike who may not read the same training
+        samples."""
+        indices, where = self.evaluation_batches[batch], _evaluated(-1, batch)
+        with naming(f"reading samples ({where})"), streams.seeded(self._seed, "evaluation samples", -1, batch):
+            items = fetch(self._validation, indices, self.pipeline.collate)
+        return self._gradients(items, 0, len(indices), where, streams.seed_of(self._seed, "compute", -1, batch))
+
+    def _gradients(
+        self, batch: Any, step: int, rows: int, where: str, seed: int, hint: Callable[[], str | None] = lambda: None
+    ) -> tuple[float, float] | None:
+        with naming(f"loss() ({where})", hint), streams.seeded_with(seed):
+            batch = self._staging.batch(batch)
+            with self._autocast():
+                returned = self._loss(batch, step)
+            if not self._weighs and isinstance(returned, Sequence):
+                raise PipelineRaised(
+                    f"loss() ({where}) returned a weight, and with privacy.clipping_norm all count the same",
+                    "return the mean alone",
+                )
+            judged = _judged(returned, rows, where)
+            if judged is None:
+                return None
+            loss, mean, weight = judged
+            loss.backward()  # type: ignore[no-untyped-call]
+        return mean, weight
+
+    @contextmanager
+    def _naming_samples(self, key: Key, batch: Any) -> Iterator[None]:
+        """A loss that is not finite is told with the samples that it came from."""
+        try:
+            yield
+        except NonFinite as error:
+            found = strange(batch, key.indices)
+            named = self.named(key.step, key.shard)
+            told = f"; not finite itself: {listed(found)}" if found and named else ""
+            raise NonFinite(f"{error.message}{named}{told}", error.remedy) from None
+
+    def named(self, step: int, shard: int) -> str:
+        """The samples of a micro-batch as its data set numbers them, to follow a message; nothing where they are the secret of
+        a private run."""
+        found = () if isinstance(self._sampler, PoissonSampler) else self._known(step, shard).key.indices
+        what = "training samples" if self.streams is None else "samples of its stream"
+        return f" ({what} {listed(found)})" if found else ""
+
+    def rows(self, step: int, shard: int) -> int:
+        """Of micro-batch (step, shard)."""
+        return len(self._known(step, shard).key.indices)
+
+    @contextmanager
+    def call(self, step: int, shard: int) -> Iterator[Call]:
+        """The loss of micro-batch (step, shard), which is not empty, to be called within the block, by parts of a model:
+        there the generators are seeded for it. Raises PipelineRaised for what is raised within the block."""
+        micro_batch = self._known(step, shard)
+        batch = self._fetch(micro_batch)
+        naming_samples = self._naming_samples(micro_batch.key, batch)
+        with naming_samples, naming(f"loss() ({micro_batch.where})"), streams.seeded_with(micro_batch.seed):
+            yield Call(lambda: self._loss(batch, step), self._autocast, len(micro_batch.key.indices), micro_batch.where)
+
+    @contextmanager
+    def going_on(self, step: int, shard: int) -> Iterator[None]:
+        """For the backward pass of what `call` has begun, which sets the generators by itself."""
+        with naming(f"loss() (step {step}, shard {shard})"), streams.held():
+            yield
+
+    def judge(self, returned: Any, call: Call) -> tuple[torch.Tensor, float, float] | None:
+        """Loss, its value and its weight, from what loss() returned; None where it weighs nothing. Raises PipelineRaised,
+        NonFinite."""
+        return _judged(returned, call.rows, call.where)
+
+    @contextmanager
+    def evaluation(self, step: int, batch: int) -> Iterator[tuple[Call, Call]]:
+        """Loss and metrics of a validation batch, to be called within the block, as `call` says; in which order, and that the
+        second goes on with the generators of the first, is the caller's care."""
+        indices, where = self.evaluation_batches[batch], _evaluated(step, batch)
+        with naming(f"reading samples ({where})"), streams.seeded(self._seed, "evaluation samples", step, batch):
+            items = fetch(self._validation, indices, self.pipeline.collate)
+        updates = (step + 1) * self._stretch
+        with naming(f"evaluation ({where})"), streams.seeded(self._seed, "evaluation", step, batch), torch.no_grad():
+            yield (
+                Call(lambda: self._loss(items, updates), self._autocast, len(indices), where),
+                Call(lambda: self.pipeline.metrics(self.model, items), self._autocast, len(indices), where),
+            )
+
+    @contextmanager
+    def evaluation_going_on(self, step: int, batch: int) -> Iterator[None]:
+        """For the second call of what `evaluation` has given, behind its block, for which the generators are set there."""
+        with naming(f"evaluation ({_evaluated(step, batch)})"), streams.held(), torch.no_grad():
+            yield
+
+    def evaluated(self, call: Call, loss: Any, metrics: Any) -> tuple[list[str], list[float]]:
+        """As `evaluate`, from what the two calls have returned."""
+        mean, weight = _mean_and_weight(loss, call.rows, call.where)
+        numbers = _numbers(metrics, call.where)
+        return list(numbers), [mean.item(), weight, float(call.rows), *numbers.values()]
+
+    def local_optimizer(self, variant: Variant, step: int, shard: int) -> torch.optim.Optimizer:
+        """A new one over the model's parameters."""
+        what = f"building the local optimizer (round {step}{self._whose(step, shard)})"
+        with naming(what), streams.seeded(self._seed, "local optimizer", step, shard):
+            return optimizers.build(variant.name, variant.options, self.model)
+
+    def optimize_locally(self, step: int, shard: int, optimizer: torch.optim.Optimizer) -> None:
+        """One step of a shard's own optimizer, which finds its gradients at the parameters."""
+        where = f"the local optimizer ({self._where(step, shard)})"
+        with naming(where), streams.seeded(self._seed, "local optimizer step", step, shard):
+            optimizer.step()
+
+    def optimize(
+        self, step: int, optimizer: torch.optim.Optimizer, gradients: torch.Tensor, act: Callable[[], object]
+    ) -> None:
+        """One step of the optimizer, by `act`, which finds its gradients as views of `gradients`; peers may still be reading
+        those."""
+        version, head = gradients._version, gradients[:_HEAD].clone()
+        aside, options = kept_aside(optimizer, self.model), optimizers.options(optimizer)
+        with naming(f"the optimizer (step {step})"), streams.seeded(self._seed, "optimizer step", step):
+            act()
+        optimizers.keep_own(optimizer, gradients)
+        for name, after in kept_aside(optimizer, self.model).items():
+            if after != aside.get(name):
+                raise PipelineRaised(
+                    f"the optimizer changed its attribute {name!r} (step {step}), which no checkpoint and no worker that joins "
+                    "would have",
+                    "keep it in the optimizer's state or param_groups, or in frozen parameters of the model",
+                )
+        now = optimizers.options(optimizer)
+        strange = optimizers.differing(
+            [dict.fromkeys(group) for group in options], [dict.fromkeys(group) for group in now]
+        )
+        if strange is not None:
+            raise PipelineRaised(
+                f"the optimizer added or removed {strange!r} in its param_groups (step {step})",
+                "give it a value when the optimizer is built: a state has to fit the optimizer of a worker that joins",
+            )
+        if [group["lr"] for group in now] != [group["lr"] for group in options]:
+            raise PipelineRaised(
+                f"the optimizer, or a scheduler that follows it, changed its learning rate (step {step})",
+                "let `schedule` do that, which sets the rates for each step, or keep a factor of your own in param_groups",
+            )
+        if gradients._version != version or not torch.equal(gradients[:_HEAD], head):
+            raise PipelineRaised(
+                f"the optimizer changed gradients in place (step {step})",
+                "give it copies in its step(): parameter.grad = parameter.grad.clone(); or turn foreach off, where it has that",
+            )
+
+    def evaluate(self, step: int, batch: int) -> tuple[list[str], list[float]]:
+        """Names and values of one validation batch: loss, its weight, rows, then the pipeline's metrics by name.
+
+        The caller has called `model.eval()`. step: the one before it; -1: none yet.
+        """
+        return self.evaluate_batch(step, batch, self.evaluation_batches[batch], self.model)
+
+    def evaluate_batch(
+        self, step: int, batch: int, indices: Sequence[int], model: torch.nn.Module
+    ) -> tuple[list[str], list[float]]:
+        """As `evaluate`, of these validation samples and in the place of the model another one."""
+        where = _evaluated(step, batch)
+        with naming(f"reading samples ({where})"), streams.seeded(self._seed, "evaluation samples", step, batch):
+            items = fetch(self._validation, indices, self.pipeline.collate)
+        with naming(f"evaluation ({where})"), streams.seeded(self._seed, "evaluation", step, batch), torch.no_grad():
+            items = self._staging.batch(items)
+            with self._autocast():
+                updates = (step + 1) * self._stretch
+                loss, weight = _mean_and_weight(self._loss(items, updates, model), len(indices), where)
+                metrics = _numbers(self.pipeline.metrics(model, items), where)
+            values = [loss.item(), weight, float(len(indices)), *metrics.values()]
+        return list(metrics), values
+
+    def _loss(self, batch: Any, updates: int, model: torch.nn.Module | None = None) -> Any:
+        """updates: how many the model has had; model: another than its own."""
+        more = {"step": updates} if self._takes_step else {}
+        return self.pipeline.loss(self.model if model is None else model, batch, **more)
+
+    def _known(self, step: int, shard: int) -> _MicroBatch:
+        return self._planned.get((step, shard)) or self._micro_batch(step, shard)
+
+    def _micro_batch(self, step: int, shard: int) -> _MicroBatch:
+        return _MicroBatch(
+            Key(step, shard, tuple(self._indices(step, shard))),
+            self._where(step, shard),
+            streams.seed_of(self._seed, "samples", step, shard),
+            streams.seed_of(self._seed, "compute", step, shard),
+        )
+
+    def _where(self, step: int, shard: int) -> str:
+        """A micro-batch for messages. step: of the run, or where a step of the run is a round the local one, as `local_steps`
+        numbers them."""
+        round_, nth = divmod(step, self._stretch)
+        return (
+            f"{f'round {round_}, local step {nth}' if self._in_rounds else f'step {step}'}{self._whose(round_, shard)}"
+        )
+
+    def _whose(self, round_: int, shard: int) -> str:
+        """Under noise it is told to nobody who plays."""
+        if isinstance(self._sampler, PoissonSampler):
+            return ""
+        client = f", client {self._sampler.client(round_, shard)}" if isinstance(self._sampler, ClientSampler) else ""
+        return f"{client}, shard {shard}"
+
+    def _of_one_row(self, step: int, shard: int) -> str | None:
+        """What to do where batch normalisation found a single row in a client's micro-batch; None of others."""
+        if not isinstance(self._sampler, ClientSampler) or isinstance(self._sampler, PoissonSampler):
+            return None
+        samples = self._sampler.samples(step // self._stretch, shard)
+        instead = "or put GroupNorm or LayerNorm in its place"
+        if samples == 1:
+            given = "set data.partition.least=2" if self._has_least else "give each client two samples or more"
+            return f"batch normalisation needs two rows, and this client owns one sample: {given}, {instead}"
+        return (
+            f"batch normalisation needs two rows, and of this client's {samples} samples a batch was left one: set "
+            f"data.batch_size={_ROWS_TO_SHARE * self.order.shards}, so that a shard takes {_ROWS_TO_SHARE} at a time, {instead}"
+        )
+
+    def _indices(self, step: int, shard: int) -> Sequence[int]:
+        """Of the samples of micro-batch (step, shard), as the data set numbers them, or as its stream gives them."""
+        known = None if self._foresight is None else self._foresight.known(step, shard)
+        return self._drawn(step, shard) if known is None else known
+
+    def _drawn(self, step: int, shard: int) -> Sequence[int]:
+        if shard in self.attendance.absent(step // self._stretch):
+            return ()
+        found = self._sampler.indices(step, shard)
+        if self.subset is None:
+            return found
+        used: list[int] = self.subset[found].tolist()
+        return used
+
+    def _fetch(self, micro_batch: _MicroBatch) -> Any:
+        if self._foresight is not None and self._foresight.hosts(micro_batch.key.shard):
+            self._foresight.reaches(micro_batch.key)
+        batch = self._fetched(micro_batch)
+        self.account.add(micro_batch.key.indices, 0 if self._ahead is None else self._ahead.fetched())
+        return batch
+
+    def _fetched(self, micro_batch: _MicroBatch) -> Any:
+        step, shard, _ = key = micro_batch.key
+        self.attendance.check(shard)
+        if (
+            self._loaders is None or shard not in self._hosted
+        ):  # of another worker: loaders go on with what is hosted here
+            return self._read(micro_batch)
+        stretches = range(0, self._steps + 1, self._stretch)
+        ahead = upcoming(step, shard, self._hosted, stretches, self._indices)
+        wanted = (each for each in ahead if not self.taken(each.step // self._stretch, each.shard))
+        return self._loaders.batch(key, wanted, lambda each: self._is_over(each, step // self._stretch))
+
+    def _is_over(self, key: Key, now: int) -> bool:
+        """Whether nobody asks for a micro-batch any more in step `now` of the run."""
+        step = key.step // self._stretch
+        return step < now or self.taken(step, key.shard)
+
+    def _read(self, micro_batch: _MicroBatch) -> Any:
+        if self.streams is not None:
+            return self._taken(self.streams, micro_batch)
+        with naming(f"reading samples ({micro_batch.where})"), streams.seeded_with(micro_batch.samples_seed):
+            return fetch(self._train, micro_batch.key.indices, self.pipeline.collate)
+
+    def _refuse_small_cache(self) -> None:
+        """Raises ConfigurationError where the cache does not hold what a shard reads together."""
+        need_room = getattr(self._train, "need_room", None)
+        if need_room is not None:
+            need_room(getattr(self._sampler, "together", 1))
+
+    def _refuse_large_order(self, name: str, samples: int) -> None:
+        """Raises ConfigurationError where there is not the memory for what the order of the samples holds."""
+        held, available = getattr(self._sampler, "held_bytes", 0), available_bytes()
+        if held > available:
+            raise ConfigurationError(
+                [
+                    f"data.order: {name} holds {megabytes(held)} in each worker for the order of {samples:,} training samples, "
+                    f"and {megabytes(available)} of memory are available"
+                ],
+                COMPUTED,
+            )
+
+    def _taken(self, readers: StreamReaders, micro_batch: _MicroBatch) -> Any:
+        """From the stream of its shard."""
+        _, shard, indices = micro_batch.key
+        items = readers.read(shard, range(indices[0], indices[-1] + 1), micro_batch.where)
+        with naming(f"collate() ({micro_batch.where})"), streams.seeded_with(micro_batch.samples_seed):
+            return self.pipeline.collate(items)
+
+    def _autocast(self) -> AbstractContextManager[None]:
+        """Under `precision: bfloat16` products are computed in it; parameters and gradients stay float32 (rule A9). Each use
+        of a parameter casts it anew: uses that share a cast add up their gradients in bfloat16, which stages cannot do
+        together."""
+        if not self._mixed:
+            return nullcontext()
+        return torch.autocast(self._staging.device.type, dtype=torch.bfloat16, cache_enabled=False)
+
+    def _datasets(self) -> tuple[Any, Any]:
+        returned: Any = self.pipeline.datasets()
+        if not (isinstance(returned, tuple) and len(returned) == 2):
+            raise PipelineRaised(
+                f"datasets() returned {type(returned).__name__}", "return (train, validation), or (train, None)"
+            )
+        return returned
+
+
+def _order(
+    seed: int, train: Any, samples: int, data: Data, division: Division | None
+) -> tuple[Epochs | Drawn, Order | PassSampler | WeightedSampler | ClientSampler | Mixture]:
+    """The sampler may be a PoissonSampler, which is asked by client."""
+    order = ORDERS.build(data.order.name, data.order.options)
+    if isinstance(train, Sources):
+        drawn = Drawn(len(train), data.batch_size, data.shards)
+        return drawn, Mixture(seed, drawn, train, data.mixture, order, _files)
+    if division is None:
+        epochs = Epochs(seed, samples, data.batch_size, data.shards, _files(train))
+        return epochs, order(epochs)
+    drawn = Drawn(samples, data.batch_size, data.shards)
+    if data.privacy is not None and data.privacy.noise:
+        return drawn, PoissonSampler(seed, data, division.parts)
+    if len(division.parts) > data.shards or (data.local is not None and data.local.epochs is not None):
+        return drawn, ClientSampler(seed, drawn, division.parts, data.local or Span(steps=1))
+    by_weight = any(part.weights is not None for part in division.parts)
+    return drawn, (WeightedSampler if by_weight else PassSampler)(seed, drawn, division.parts)
+
+
+def _stretch(data: Data, sampler: object) -> int:
+    """The most local steps that a shard has in a step of the run."""
+    if isinstance(sampler, ClientSampler):
+        return sampler.stretch
+    return 1 if data.local is None else data.local.in_steps(0)
+
+
+def _is_written_here(module: Any) -> bool:
+    """Whether the module is part of a project, and not an installed package."""
+    file = getattr(module, "__file__", None)
+    return file is not None and "site-packages" not in file
+
+
+NON_FINITE_REMEDY = (
+    "lower optimizer.lr, set gradient.clip (of local steps: local.optimizer.lr, local.clip), or look at the samples of this "
+    "micro-batch"
+)
+
+
+def _length(dataset: Any, which: str) -> int:
+    with naming(f"len() of the {which} dataset"):
+        if not _is_addressed(dataset):
+            raise PipelineRaised(
+                f"the {which} dataset is a {type(dataset).__name__}",
+                "it needs __len__ and __getitem__ (a map-style dataset): exact order needs samples that can be addressed; what "
+                "cannot be is read by an orchestrator.Stream, one for each shard",
+            )
+        length = len(dataset)
+    if length == 0 and which == "training":
+        raise PipelineRaised("the training dataset is empty", "look at what datasets() reads")
+    return length
+
+
+def _is_addressed(dataset: Any) -> bool:
+    """Whether samples are read by number, whatever the class inherits from: torch's IterableDataset only seems to have
+    __getitem__, MosaicML's StreamingDataset has it."""
+    read = getattr(type(dataset), "__getitem__", None)
+    return hasattr(dataset, "__len__") and read not in (None, torch.utils.data.Dataset.__getitem__)
+
+
+def _files(dataset: Any) -> Sequence[int] | None:
+    """How many samples each file of a training set holds, where it says so (`file_lengths`)."""
+    lengths = getattr(dataset, "file_lengths", None)
+    if lengths is not None and sum(lengths) != len(dataset):
+        raise PipelineRaised(
+            f"file_lengths of the training dataset add up to {sum(lengths)}, and its length is {len(dataset)}",
+            "let file_lengths say how many samples each file holds, in the order of the indices",
+        )
+    return lengths
+
+
+def _evaluated(step: int, batch: int) -> str:
+    return f"{'before the first step' if step < 0 else f'after step {step + 1}'}, validation batch {batch}"
+
+
+def _judged(returned: Any, rows: int, where: str) -> tuple[torch.Tensor, float, float] | None:
+    """Loss, its value and its weight; None where it weighs nothing."""
+    loss, weight = _mean_and_weight(returned, rows, where)
+    if weight == 0:
+        return None
+    mean = loss.item()
+    if not math.isfinite(mean):
+        raise NonFinite(f"the loss is {mean} at {where}", NON_FINITE_REMEDY)
+    return loss, mean, weight
+
+
+def _mean_and_weight(returned: Any, rows: int, where: str) -> tuple[torch.Tensor, float]:
+    """What loss() returned, checked: a scalar float tensor, alone or with its weight (rule A5)."""
+    loss, weight = returned if isinstance(returned, Sequence) and len(returned) == 2 else (returned, rows)
+    if not isinstance(loss, torch.Tensor) or loss.numel() != 1 or not loss.is_floating_point():
+        raise PipelineRaised(
+            f"loss() ({where}) returned {_kind(loss)}",
+            "return a scalar float tensor, or (scalar tensor, weight)",
+        )
+    try:
+        value = float(weight.detach() if isinstance(weight, torch.Tensor) else weight)
+    except (TypeError, ValueError, RuntimeError):
+        raise PipelineRaised(
+            f"loss() ({where}) returned a pair whose second part, {_kind(weight)}, is no weight",
+            "return the mean alone, or (mean, weight) with one number as the weight; other outputs belong into metrics()",
+        ) from None
+    if value != 0 and not _SMALLEST_WEIGHT <= value <= _LARGEST_WEIGHT:
+        raise PipelineRaised(
+            f"loss() ({where}) returned the weight {value}",
+            f"a weight is zero, or a number between {_SMALLEST_WEIGHT:g} and {_LARGEST_WEIGHT:g}",
+        )
+    return loss if loss.dim() == 0 else loss.reshape(()), value
+
+
+def _numbers(metrics: Any, where: str) -> dict[str, float]:
+    """What metrics() returned, checked and sorted by name: scalars, or numbers of Python or numpy."""
+    if not isinstance(metrics, Mapping):
+        raise PipelineRaised(
+            f"metrics() ({where}) returned {_kind(metrics)}",
+            "return {name: its mean over the batch}; {} if there is none",
+        )
+    if "loss" in metrics:
+        raise PipelineRaised(
+            f"metrics() ({where}) returned one named 'loss'", "the loss is reported anyway; choose another name"
+        )
+    strange = next((name for name in metrics if not isinstance(name, str)), None)
+    if strange is not None:
+        raise PipelineRaised(f"metrics() ({where}) returned a metric named by {_kind(strange)}", "name each by a text")
+    numbers = {}
+    for name, value in sorted(metrics.items()):
+        try:
+            numbers[name] = float(value)
+        except (TypeError, ValueError, RuntimeError):
+            raise PipelineRaised(
+                f"metrics() ({where}) returned {_kind(value)} for {name!r}",
+                "return one number for each name: its mean over the batch",
+            ) from None
+    return numbers
+
+
+def _kind(value: Any) -> str:
+    shape = f" of shape {tuple(value.shape)}, {value.dtype}" if isinstance(value, torch.Tensor) else ""
+    return f"a {type(value).__name__}{shape}"

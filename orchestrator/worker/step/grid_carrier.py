@@ -1,0 +1,83 @@
+"""The sum of a step whose contributions are integers on a lattice: one memory of int64, and masks where workers want them.
+
+    vector    the clipped contributions (and the noise), then the losses on a lattice of their own, and how many there are
+    keys      at the first sum of a generation every worker tells the others its public key, through the same links
+    sum       modulo 2**64, over the topology's schedule; masks cancel in it
+
+A region is mapped by peers, so only what is masked is ever written there; the plain sum of a worker is in its own memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from orchestrator.comm.collectives import LATTICE, LATTICE_KEYS, Exchange, Memory
+from orchestrator.comm.topologies.schedule import Schedule
+from orchestrator.comm.transports.base import Regions
+from orchestrator.numerics.exact import INTEGERS
+from orchestrator.numerics.layout import Layout
+from orchestrator.optim.privacy.masks import PUBLIC_BYTES, KeyPair, Masks
+
+_LOSSES = 2  # elements: their sum, and their number
+
+
+class GridCarrier:
+    """One member's. size: of the layout of the contributions; contributes: not so a server. own: this worker's plain sum, and
+    losses: where its losses go; both are set before `carry`."""
+
+    def __init__(self, size: int, regions: Regions, *, masked: bool, contributes: bool = True) -> None:
+        layout = Layout.of([("sum", torch.empty(size, device="meta")), ("losses", torch.empty(_LOSSES, device="meta"))])
+        self.memory = Memory(layout, regions, sums=INTEGERS, contributes=contributes)
+        self._masked = masked
+        self._vector = torch.zeros(layout.size if contributes else 0, dtype=torch.int64)
+        self.own, self.losses = layout.views(self._vector) if contributes else (self._vector, self._vector)
+        self._summed = layout.views(self.memory.result)
+        self._keys_told = False
+        self._masks: Masks | None = None
+        self._rank = -1
+
+    def suit(self, schedule: Schedule, rank: int) -> None:
+        """As `Memory.suit`. A new generation has new keys."""
+        self.memory.suit(schedule, rank)
+        self._rank, self._keys_told, self._masks = rank, False, None
+
+    def clear(self) -> None:
+        self._vector.zero_()
+
+    def carry(self, exchange: Exchange, step: int, attempt: int) -> tuple[torch.Tensor, int, int]:
+        """Add up with all members; (sum, sum of the losses, their number). To be read before the next step."""
+        self._tell_keys(exchange, step)
+        if self._masks is not None:
+            self._masks.add(step, attempt, self._vector)
+        self.memory.contribution.copy_(self._vector)
+        exchange.add_up(self.memory, step, attempt, LATTICE)
+        total, (losses, count) = self._summed[0], self._summed[1].tolist()
+        return total, losses, count
+
+    def relay(self, exchange: Exchange, step: int, attempt: int) -> None:
+        """A server's part."""
+        self._tell_keys(exchange, step)
+        exchange.add_up(self.memory, step, attempt, LATTICE)
+
+    def _tell_keys(self, exchange: Exchange, step: int) -> None:
+        """Once in a generation; a lone worker has nobody to hide from, and its sum is the sum."""
+        if not self._masked or self._keys_told:
+            return
+        own = KeyPair()
+        told = exchange.gather(step, 0, LATTICE_KEYS, _as_tensor(own.public))
+        publics = [_as_bytes(each) for each in told]
+        if publics:  # a server gets none
+            self._masks = own.agree(self._rank, publics, exchange.generation)
+        self._keys_told = True
+
+
+def _as_tensor(text: bytes) -> torch.Tensor:
+    return torch.frombuffer(bytearray(text), dtype=torch.uint8)
+
+
+def _as_bytes(tensor: torch.Tensor) -> bytes:
+    values: Sequence[int] = tensor.tolist()
+    assert len(values) == PUBLIC_BYTES
+    return bytes(values)

@@ -1,0 +1,296 @@
+"""`update.sharded`: the workers of a host divide the optimizer's step, and nothing else is different, whoever dies when."""
+
+from __future__ import annotations
+
+import functools
+import random
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from orchestrator.comm.transports.base import PeerLost
+from orchestrator.config.settings.rules import sharded
+from orchestrator.errors import ConfigurationError, RunFailed
+from orchestrator.optim import by_element
+from orchestrator.optim.optimizers import OPTIMIZERS as OPTIMIZERS_OF_TABLE
+from orchestrator.worker.member.shared_queue import Place
+from orchestrator.worker.model import sharded_optimizer
+from orchestrator.worker.model.replica import Replica
+from orchestrator.worker.strategies import LockstepStrategy
+from tests.worker import pipelines as p
+from tests.worker.elastic import EVERYTHING, Fault, Told, What, survive
+from tests.worker.runs import LAYOUTS, ONE, Keeping, Layout, Run, Shared, settings_for, train
+
+pytestmark = pytest.mark.threads
+
+RICH: dict[str, Any] = {**EVERYTHING, "checkpoint_every": 2}
+OPTIMIZERS: dict[str, dict[str, Any]] = {
+    "adam": {"lr": 0.01, "amsgrad": True},
+    "adamw": {"lr": 0.01},
+    "sgd": {"lr": 0.1, "momentum": 0.9, "nesterov": True},
+    "rmsprop": {"lr": 0.01, "momentum": 0.5, "centered": True},
+    "adagrad": {"lr": 0.05},
+    "nadam": {"lr": 0.01},
+    "radam": {"lr": 0.01},
+    "adadelta": {"lr": 0.5},
+    "adamax": {"lr": 0.01},
+    "asgd": {"lr": 0.05},
+    "rprop": {"lr": 0.01},
+}
+
+
+@pytest.fixture(autouse=True)
+def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sharded_optimizer, "PIECE", 64)
+
+
+@functools.cache
+def whole(name: str) -> Run:
+    return train(p.Mlp, ONE, optimizer={"name": name, **OPTIMIZERS[name]}, clip=0.5)
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_each_optimizer_gives_the_bits_of_the_whole_update(name: str) -> None:
+    """With clipping by the norm of the whole gradient."""
+    divided = train(p.Mlp, Layout(3), optimizer={"name": name, **OPTIMIZERS[name]}, clip=0.5, sharded=True)
+    assert (divided.trace, divided.digest) == (whole(name).trace, whole(name).digest)
+
+
+@pytest.mark.parametrize(
+    "options", [{"foreach": True}, {"fused": True}, {"maximize": True, "weight_decay": 0.1}], ids=str
+)
+def test_each_way_of_torch_gives_the_bits_of_the_whole_update(options: dict[str, Any]) -> None:
+    optimizer = {"name": "adamw", "lr": 0.01, **options}
+    runs = [train(p.Mlp, layout, optimizer=optimizer, sharded=layout.workers > 1) for layout in (ONE, Layout(2))]
+    assert runs[0].trace == runs[1].trace
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("layout", LAYOUTS, ids=str)
+def test_every_topology(layout: Layout) -> None:
+    settings: dict[str, Any] = {"optimizer": {"name": "adamw", "lr": 0.01}, "args": {}}
+    assert train(p.Batchnorm, layout, sharded=True, **settings).trace == _batchnorm().trace
+
+
+@functools.cache
+def _batchnorm() -> Run:
+    return train(p.Batchnorm, ONE, optimizer={"name": "adamw", "lr": 0.01}, args={})
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"compression": {"name": "topk", "ratio": 0.25}},
+        {"local": {"steps": 2, "optimizer": {"name": "sgd", "lr": 0.05}}},
+        {"claims": True},
+        {"loaders": 0, "schedule": {"name": "cosine", "warmup": 2}},
+    ],
+    ids=lambda more: next(iter(more)),
+)
+def test_what_it_goes_with(more: dict[str, Any]) -> None:
+    settings = {"optimizer": {"name": "sgd", "lr": 0.5, "momentum": 0.9}, **more}
+    assert train(p.Mlp, Layout(3), sharded=True, **settings).trace == train(p.Mlp, ONE, **settings).trace
+
+
+@pytest.mark.parametrize("pipeline", [p.LayerDrop, p.ChannelsLast, p.Frozen], ids=str)
+def test_parameters_without_a_gradient_and_in_other_orders_of_memory(pipeline: Any) -> None:
+    settings: dict[str, Any] = {"optimizer": {"name": "adamw", "lr": 0.01}, "steps": 6}
+    assert train(pipeline, Layout(2), sharded=True, **settings).trace == train(pipeline, ONE, **settings).trace
+
+
+def test_groups_of_the_pipelines_own() -> None:
+    divided = train(p.OwnOptimizer, Layout(3), sharded=True, optimizer=None)
+    assert divided.trace == train(p.OwnOptimizer, ONE, optimizer=None).trace
+
+
+def test_what_was_half_made_is_made_again() -> None:
+    """A worker is killed in the middle of its pieces; another one makes them, and finds the others made already."""
+    grounds = Shared()
+    (place, _) = grounds.places((0, 0))
+    gradients = [torch.randn(300, generator=torch.Generator().manual_seed(1))]
+
+    def worker(nth: int, workers: int) -> tuple[torch.optim.Optimizer, Replica, sharded_optimizer.ShardedOptimizer]:
+        model = torch.nn.Module()
+        model.weight = torch.nn.Parameter(torch.linspace(-1, 1, 300))
+        optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+        replica = Replica(model)
+        divided = sharded_optimizer.ShardedOptimizer(optimizer, replica)
+        divided.settle(place, nth, workers)
+        return optimizer, replica, divided
+
+    def killed(go: Callable[[], None]) -> None:
+        go()
+        memory = workers[0][2]._memory
+        assert memory is not None
+        memory.made[:100] = memory.kept["exp_avg"][0][:100] = torch.nan
+        raise KeyboardInterrupt
+
+    workers = [worker(nth, 2) for nth in range(2)]
+    optimizers = [optimizer for optimizer, _, _ in workers]
+    for step in range(3):
+        for _, _, divided in workers:
+            divided.make(step, gradients, lambda go: go())
+        for _, _, divided in workers:
+            divided.commit()
+    with pytest.raises(KeyboardInterrupt):
+        workers[0][2].make(3, gradients, killed)
+    workers[1][2].make(3, gradients, lambda go: go())
+    workers[1][2].settle(place, 0, 1)
+    workers[1][2].make(3, gradients, lambda go: go())
+    workers[1][2].commit()
+    plain, replica, _ = worker(0, 1)
+    for _ in range(4):
+        replica.parameters[0].grad = gradients[0]
+        plain.step()
+    assert torch.equal(workers[1][1].flat, replica.flat)
+    kept, expected = (each.state[r.parameters[0]] for each, r in ((optimizers[1], workers[1][1]), (plain, replica)))
+    assert list(kept) == list(expected)
+    assert all(torch.equal(kept[key], expected[key]) for key in expected)
+
+
+def test_checkpoints_are_the_same_bytes(tmp_path: Path) -> None:
+    """And the sums of states over all steps: what is kept of each element, numbers and their order."""
+    kept = []
+    for nth, layout in enumerate((ONE, Layout(2), Layout(3))):
+        keeping = Keeping(tmp_path / str(nth), archive=1)
+        optimizer = {"name": "adamw", "lr": 0.01}
+        train(p.Mlp, layout, keeping=keeping, optimizer=optimizer, sharded=layout.workers > 1)
+        kept.append(keeping.saved)
+    assert kept[0]
+    assert kept[0] == kept[1] == kept[2]
+
+
+def test_each_steps_its_part_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Between them all pieces, and none twice."""
+    made: list[int] = []
+    keep = sharded_optimizer.ShardedOptimizer._keep
+
+    def counted(self: Any, memory: Any, version: int, piece: Any, entry: Any) -> None:
+        made.append(piece.at)
+        keep(self, memory, version, piece, entry)
+
+    monkeypatch.setattr(sharded_optimizer.ShardedOptimizer, "_keep", counted)
+    train(p.Mlp, Layout(3), sharded=True, steps=1, optimizer={"name": "adamw", "lr": 0.01})
+    assert len(made) == len(set(made)) > 3
+
+
+@pytest.mark.parametrize("alive", [True, False])
+def test_who_died_before_its_memory_was_shared_is_told_as_lost(alive: bool) -> None:
+    """Campaign, seed 102: a worker that ended as the others began to share its memory ended the run."""
+    gone = subprocess.Popen([sys.executable, "-c", ""])
+    gone.wait()
+    model = torch.nn.Linear(3, 2)
+    divided = sharded_optimizer.ShardedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), Replica(model))
+    place = Place(0, gone.pid, 5)
+
+    class Connected:
+        def poll(self, _phases: object, _timeout_s: float) -> list[object]:
+            if not alive:
+                raise PeerLost(0, "it closed the connection")
+            return []
+
+    generation = SimpleNamespace(updates=(place, place))
+    moment: Any = SimpleNamespace(generation=generation, rank=1, transport=Connected())
+    execution: Any = SimpleNamespace(_updater=SimpleNamespace(divided=divided))
+    with pytest.raises(RunFailed if alive else PeerLost):
+        LockstepStrategy._divide(execution, moment)
+
+
+@given(st.lists(st.integers(1, 100), min_size=1, max_size=30), st.integers(1, 8))
+def test_pieces_are_shared_out(sizes: list[int], workers: int) -> None:
+    """Each to one worker, and nobody has more than its part and a piece."""
+    shares = [list(sharded_optimizer._shares(sizes, nth, workers)) for nth in range(workers)]
+    assert sorted(piece for share in shares for piece in share) == list(range(len(sizes)))
+    assert all(sum(sizes[n] for n in share) <= sum(sizes) / workers + max(sizes) for share in shares)
+
+
+@functools.cache
+def undisturbed() -> Told:
+    return survive(p.Batchnorm, Layout(1), **RICH)
+
+
+def _disturbed(layout: Layout, faults: list[Fault]) -> None:
+    told, untouched = survive(p.Batchnorm, layout, faults, sharded=True, **RICH), undisturbed()
+    assert told.digest == untouched.digest
+    assert all(untouched.trace[line["step"]] == line for line in told.trace)  # what is restored is not computed again
+    assert all(untouched.metrics[step] == metrics for step, metrics in told.metrics.items())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("at", range(0, 120, 7))
+def test_a_worker_may_die_at_any_moment(at: int) -> None:
+    """The first one in whose memory the update is made, and another one somewhat later."""
+    layout = [Layout(3, "ring"), Layout(4, "tree"), Layout(3, "parameter_server"), Layout(4, "hierarchical", nodes=2)]
+    _disturbed(layout[at % 4], [Fault(0, at, "die"), Fault(2, at + 30, "die")])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(12))
+def test_chaos(seed: int) -> None:
+    draw = random.Random(seed)
+    kinds: list[What] = ["die", "die", "join", "call off", "regroup", "save"]
+    faults = [Fault(draw.randrange(6), draw.randrange(110), draw.choice(kinds)) for _ in range(12)]
+    _disturbed(Layout(draw.randint(2, 4), draw.choice(["ring", "tree", "peer_to_peer"])), faults)
+
+
+class _Total(torch.optim.SGD):
+    """Looks at the whole of a vector."""
+
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]  # noqa: ARG002
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                parameter.sub_(parameter.grad.sum())
+
+
+def test_an_optimizer_that_looks_at_more_than_an_element_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    weight = torch.nn.Parameter(torch.ones(4))
+    assert "may look at more" in str(by_element.problem(_Total([weight], lr=0.1)))
+    monkeypatch.setattr(by_element, "BY_ELEMENT", {_Total})
+    assert "other bits than the whole" in str(by_element.problem(_Total([weight], lr=0.1)))
+    assert by_element.problem(torch.optim.AdamW([weight])) is not None  # it is not among them now
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_those_of_torch_keep_to_the_law(name: str) -> None:
+    kind = {each.__name__.lower(): each for each in by_element.BY_ELEMENT}[name]
+    for options in ({}, {"foreach": True}):
+        first, second = torch.nn.Parameter(torch.ones(4)), torch.nn.Parameter(torch.ones(3))
+        optimizer = kind([{"params": [first], "lr": 0.1}, {"params": [second]}], **OPTIMIZERS[name], **options)
+        assert by_element.problem(optimizer) is None
+        assert [group["params"] for group in optimizer.param_groups] == [[first], [second]]
+        assert set(optimizer.state) <= {first, second}
+
+
+def test_the_table_of_optimizers_is_divided_into_two() -> None:
+    by_tensor = {name for name, kind in OPTIMIZERS_OF_TABLE.items() if kind not in by_element.BY_ELEMENT}
+    assert by_tensor == set(sharded.BY_TENSOR)
+
+
+@pytest.mark.parametrize(
+    ("settings", "key"),
+    [
+        ({"optimizer": {"name": "lamb", "lr": 0.1}}, "optimizer"),
+        ({"sync": {"name": "asp"}}, "sync"),
+        ({"reduction": "fast"}, "reduction"),
+        ({"layout": Layout(2, stages=2)}, "stages"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_what_it_does_not_go_with_is_refused(settings: dict[str, Any], key: str) -> None:
+    layout = settings.pop("layout", Layout(2))
+    with pytest.raises(ConfigurationError, match=key) as refused:
+        settings_for(p.Mlp, layout, sharded=True, **settings)
+    assert "or update.sharded=false" in str(refused.value.problems)
+
+
+def test_an_own_optimizer_of_another_kind_is_refused() -> None:
+    with pytest.raises(ConfigurationError, match=r"update\.sharded"):
+        train(p.Langevin, Layout(2), sharded=True, optimizer=None)
