@@ -21,15 +21,15 @@ from orchestrator.records import reads
 
 @dataclass(frozen=True)
 class DryRun:
-    """parameters: of the model, None where only a worker can build it; cut: where it is cut into stages, None where it is not
-    or where only a worker can tell; obstacles: to an exact rerun, each with its remedy."""
+    """What a launch would do."""
 
-    plan: Plan
-    parameters: int | None
+    plan: Plan  # what the settings come to
+    parameters: int | None  # number of those of the model; None where only a worker can build it
+    # where the model is cut into stages; None where it is not, or where only a worker can tell
     cut: dict[str, Any] | None
-    notes: list[str]
-    inputs: list[dict[str, Any]]
-    obstacles: list[str]
+    notes: list[str]  # sentences for the user
+    inputs: list[dict[str, Any]]  # path, md5 and keeper of each input; the keeper is None where nobody keeps it
+    obstacles: list[str]  # to an exact rerun, each with its remedy
 
     @property
     def hosted(self) -> list[tuple[int, tuple[int, ...]]]:

@@ -64,22 +64,17 @@ class Contents:
 
 
 class Record:
-    """The record of one run, opened by `open_record` or `reopen_record`; `journal`, `trace` and `rests` (None in lockstep) are
-    appended while it runs.
-
-    earlier: what was found of earlier runs, in sentences; obstacles: to an exact rerun, as far as they are known; unshared:
-    as in Contents; run_manifest: what the workers agreed on, once they have; described: the `profile` of the training data
-    and their `partition`, as far as a worker could tell them.
-    """
+    """The record of one run, opened by `open_record` or `reopen_record`. `journal`, `trace` and `rests` are appended while it
+    runs."""
 
     def __init__(
         self,
-        settings: Settings,
-        store: Store,
-        tracker: Tracker,
-        files: RunFolder,
-        earlier: Sequence[str],
-        contents: Contents,
+        settings: Settings,  # of the run
+        store: Store,  # the MLflow store that the run is in
+        tracker: Tracker,  # of its MLflow run
+        files: RunFolder,  # the folder of the run
+        earlier: Sequence[str],  # sentences on what was found of earlier runs
+        contents: Contents,  # what the run is made of
     ) -> None:
         self.store = store
         self.tracker = tracker
@@ -88,13 +83,14 @@ class Record:
         self._masker = masker(settings)
         self.journal = LineFile(files.journal, self._masker.text)
         self.trace = LineFile(files.trace)
-        self.rests = None if resolve(settings).lockstep else LineFile(files.rests)
+        self.rests = None if resolve(settings).lockstep else LineFile(files.rests)  # None in lockstep
         self._seals = {"trace": Seal(self.trace, of_trace)}
         if self.rests is not None:
             self._seals["rests"] = Seal(self.rests, of_rests)
-        self.obstacles = list(contents.obstacles)
-        self.unshared = list(contents.unshared)
-        self.run_manifest: Mapping[str, Any] = {}
+        self.obstacles = list(contents.obstacles)  # to an exact rerun, as far as they are known
+        self.unshared = list(contents.unshared)  # as in Contents
+        self.run_manifest: Mapping[str, Any] = {}  # what the workers agreed on, once they have
+        # The `profile` of the training data and their `partition`, as far as a worker could tell them.
         self.described: Mapping[str, Any] = {}
         self.answers: Mapping[str, Any] = UNTRIED
         self._settings = settings

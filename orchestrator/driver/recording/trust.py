@@ -33,27 +33,24 @@ _OURS = "orchestrator"
 
 @dataclass(frozen=True)
 class WouldExecute:
-    """command: as it is started in the restored code; names: of code that the settings name, the pipeline first; modules: that
-    the run had imported from its own code, and from elsewhere; packages: those that are not as they were, "name recorded ->
-    here"; installs: those that pip would install, with environment=rebuild; variables: that are set; data: path -> md5;
-    initial: the model whose weights it begins with; stages: of DVC that are executed before, "name: command"."""
+    """What a command would execute that begins with the record of somebody else."""
 
-    key: ClassVar[str] = "would_execute"
-    asked: ClassVar[str] = "executes its code with your rights. It would execute"
-    left: ClassVar[str] = "nothing of it was executed or imported"
-    command: list[str]
-    names: list[str]
-    tree: str | None
-    commit: str | None
-    modules: list[str]
-    elsewhere: list[str]
-    packages: list[str]
-    installs: list[str]
-    variables: dict[str, str]
-    search_path: list[str]
-    data: dict[str, str]
-    initial: str | None
-    stages: list[str] = field(default_factory=list)
+    key: ClassVar[str] = "would_execute"  # of it in the JSON object of the error
+    asked: ClassVar[str] = "executes its code with your rights. It would execute"  # words of the error before it
+    left: ClassVar[str] = "nothing of it was executed or imported"  # words of the error on what was done
+    command: list[str]  # words of the command, as it is started in the restored code
+    names: list[str]  # code that the settings name, the pipeline first
+    tree: str | None  # of git, which holds the code; None where none is recorded
+    commit: str | None  # from which the code was made; None where there is none
+    modules: list[str]  # that the run had imported from its own code
+    elsewhere: list[str]  # modules that the run had imported from other places
+    packages: list[str]  # those that are not as they were, "name recorded -> here"
+    installs: list[str]  # packages that pip would install with environment=rebuild
+    variables: dict[str, str]  # environment variables that are set, name -> value
+    search_path: list[str]  # folders that are searched for modules
+    data: dict[str, str]  # path -> md5
+    initial: str | None  # name of the model whose weights it begins with; None where there is none
+    stages: list[str] = field(default_factory=list)  # of DVC that are executed before, "name: command"
 
     @property
     def text(self) -> str:

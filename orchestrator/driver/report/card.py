@@ -61,52 +61,45 @@ _CAPTIONS = {
 
 @dataclass(frozen=True)
 class Trained:
-    """The model. layers: in words, None where no worker told; tensors: of the weights, name -> dtype and shape; registered: the
-    URI by which it is found in the registry; initial: the weights or the state that it began with; answers: how it answers when
-    it is served."""
+    """The model, as a run card tells of it."""
 
-    target: str
-    args: Mapping[str, Any]
-    parameters: int | None = None
-    layers: str | None = None
+    target: str  # the pipeline, "module:name"
+    args: Mapping[str, Any]  # of the pipeline
+    parameters: int | None = None  # number of them; None where no worker told
+    layers: str | None = None  # in words; None where no worker told
+    # of the weights, name -> dtype and shape; empty where they are not kept
     tensors: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    registered: str | None = None
-    initial: str | None = None
-    answers: str | None = None
+    registered: str | None = None  # URI of it in the registry; None where it is not registered
+    initial: str | None = None  # what it began with, in words; None for fresh weights
+    answers: str | None = None  # how it answers when it is served; None where it is not kept
 
 
 @dataclass(frozen=True)
 class CardContents:
-    """What stands on a run card.
+    """What stands on a run card."""
 
-    code, data, nodes, identity: the contents of the run's files, empty where there is none; settings: flat, those that
-    determine the result; execution: the others. outcome: the rows of the table of results; said: what the comparison
-    with other runs found; obstacles: to an exact rerun; reads: what else was read; events: of the journal; pictures: files;
-    before: the run before, with how the data differ from its own; uri: of the MLflow store, where it is not the project's;
-    recurs: whether it would end like this again if somebody went on with it.
-    """
-
-    run_id: str
-    name: str
-    status: str
-    started: str
-    command: str
-    outcome: Mapping[str, Any]
-    code: Mapping[str, Any]
-    data: Mapping[str, Any]
-    nodes: Mapping[str, Any]
-    identity: Mapping[str, Any]
-    settings: Mapping[str, Any]
-    execution: Mapping[str, Any]
-    said: Sequence[str]
-    obstacles: Sequence[str]
-    reads: Mapping[str, str] = field(default_factory=dict)
-    trained: Trained | None = None
-    events: Sequence[Mapping[str, Any]] = ()
-    pictures: Sequence[Path] = ()
+    run_id: str  # of MLflow, too
+    name: str  # of the run, for a person
+    status: str  # how it ended, as in the JSON object
+    started: str  # date and time in UTC
+    command: str  # as it was typed, without secrets
+    outcome: Mapping[str, Any]  # rows of the table of results
+    code: Mapping[str, Any]  # contents of the file on the code; empty where there is none
+    data: Mapping[str, Any]  # contents of the file on the data; empty where there is none
+    nodes: Mapping[str, Any]  # environment of each node; empty where none is known
+    identity: Mapping[str, Any]  # digests of what the run is made of; empty where there is no such file
+    settings: Mapping[str, Any]  # those that determine the result, by dotted key
+    execution: Mapping[str, Any]  # the other settings, by dotted key
+    said: Sequence[str]  # sentences on the comparison with other runs
+    obstacles: Sequence[str]  # to an exact rerun
+    reads: Mapping[str, str] = field(default_factory=dict)  # what else the code has read, name -> sentence
+    trained: Trained | None = None  # the model; None where there is none to tell of
+    events: Sequence[Mapping[str, Any]] = ()  # of the journal, in order
+    pictures: Sequence[Path] = ()  # files of the run's pictures
+    # id of the run before, and how the data differ from its own; None where none was compared
     before: tuple[str, Drift] | None = None
-    uri: str | None = None
-    recurs: bool = False
+    uri: str | None = None  # of the MLflow store; None for the project's own
+    recurs: bool = False  # whether it would end like this again if somebody went on with it
 
 
 def card(contents: CardContents) -> str:

@@ -18,64 +18,55 @@ from orchestrator.records.files_read import FilesRead
 
 @dataclass(frozen=True)
 class BestModel:
-    """step: how many were done then; digest: of its parameters."""
+    """The state of its training that is the model of a run."""
 
-    step: int
-    digest: str
+    step: int  # steps that were done by then
+    digest: str  # of its parameters
 
 
 @dataclass
 class Outcome:
-    """How a run ended, filled in while it runs.
+    """How a run ended, filled in while it runs."""
 
-    workers: of the last generation; loss: of the last step; metrics: of the last evaluation; first_step_at: when the
-    driver heard of the first step, on the monotonic clock; steps_per_s: from the first report of a step to the last,
-    evaluations included; bytes_per_step: payloads of the member that sends most, of the last step of which that is
-    known; checkpoint: the step of the newest one; staleness: of an asynchronous run, by how many updates the shard of an
-    update was ahead of the slowest one at most; epsilon: of a private run; times: shares of the workers' time
-    (`records.times`); shards: where they are claimed, of each worker how many it computed, and how many of those were dealt to
-    others, as far as it has told; hosted: shards of each worker of the last generation; redealt: so often they were dealt anew
-    by speed; slow: workers that were far slower than others, in words; wrong: what checks have found, in words; disturbed: what
-    was done to workers on purpose, and how often; schedule: of the generation with most workers, for a picture; bytes_read: by
-    node, of files from elsewhere: fetched, and found in its cache; files_read: of the training set;
-    weights_lost: all its steps are done, and whoever had the result is gone; is_headless: the head of its Ray is gone; best: of
-    a run whose model is not the last one; trace: the head of the Merkle tree of its trace; trained_at: when its last
-    step was done, as first_step_at; spent: seconds until the first step, until the last
-    and after it; not_recorded: why MLflow has not all
-    of it, which does not make the run a failed one; not_told: which writers beside MLflow have not, and why.
-    """
-
-    workers: int = 0
-    steps: int = 0
-    loss: float | None = None
-    digest: str | None = None
-    metrics: dict[str, float] = field(default_factory=dict)
-    generations: int = 0
-    error: OrchestratorError | None = None
+    workers: int = 0  # of the last generation
+    steps: int = 0  # steps that are done, those before a resume included
+    loss: float | None = None  # of the last step; None before the first one
+    digest: str | None = None  # of the parameters at the end; None where the run has no result
+    metrics: dict[str, float] = field(default_factory=dict)  # of the last evaluation; empty before the first one
+    generations: int = 0  # generations that have begun
+    error: OrchestratorError | None = None  # what ended the run; None where it finished
+    # when the driver heard of the first step, on the monotonic clock; None before that
     first_step_at: float | None = None
+    # from the first report of a step to the last, evaluations included; None with fewer than two
     steps_per_s: float | None = None
+    # payloads of the member that sends most, in the last step of which that is known; None where it is of none
     bytes_per_step: int | None = None
+    # each with its kind, seconds and lost steps, as in the journal
     recoveries: list[dict[str, Any]] = field(default_factory=list)
-    checkpoint: int | None = None
-    staleness: int | None = None
-    epsilon: float | None = None
-    times: dict[str, float] = field(default_factory=dict)
-    hosted: tuple[int, ...] = ()
-    redealt: int = 0
-    slow: list[str] = field(default_factory=list)
-    wrong: list[str] = field(default_factory=list)
+    checkpoint: int | None = None  # step of the newest one; None where there is none
+    staleness: int | None = None  # most updates that a shard was ahead of the slowest one; None in lockstep
+    epsilon: float | None = None  # privacy that is spent; None where the run is not private
+    times: dict[str, float] = field(default_factory=dict)  # share of the workers' time, by kind (`records.times`)
+    hosted: tuple[int, ...] = ()  # number of shards of each worker of the last generation, by rank
+    redealt: int = 0  # how often shards were dealt anew by speed
+    slow: list[str] = field(default_factory=list)  # a sentence for each worker that was far slower than the others
+    wrong: list[str] = field(default_factory=list)  # a sentence for each wrong answer that a check has found
+    # how often each kind of harm was done to workers on purpose
     disturbed: dict[str, int] = field(default_factory=dict)
+    # worker -> shards that it computed, and how many of them were dealt to others; empty without claims
     shards: dict[str, tuple[int, int]] = field(default_factory=dict)
+    # node -> bytes of files from elsewhere that were fetched, and that its cache had
     bytes_read: dict[str, tuple[int, int]] = field(default_factory=dict)
-    files_read: FilesRead = field(default_factory=FilesRead)
-    not_recorded: str | None = None
-    not_told: list[str] = field(default_factory=list)
-    schedule: Schedule | None = None
-    weights_lost: bool = False
-    is_headless: bool = False
-    best: BestModel | None = None
-    trace: str | None = None
-    trained_at: float | None = None
+    files_read: FilesRead = field(default_factory=FilesRead)  # files of the training set that were read
+    not_recorded: str | None = None  # why MLflow has not all of it, which makes no run a failed one; None where it has
+    not_told: list[str] = field(default_factory=list)  # which writers beside MLflow have not all of it, and why
+    schedule: Schedule | None = None  # of the generation with most workers, for a picture; None before the first one
+    weights_lost: bool = False  # whether all steps are done, and the workers that had the result are gone
+    is_headless: bool = False  # whether the head of its Ray is gone
+    best: BestModel | None = None  # the model of the run; None where that is the last state
+    trace: str | None = None  # head of the Merkle tree of its trace; None before the record is closed
+    trained_at: float | None = None  # when training ended, on the monotonic clock; None before that
+    # seconds until the first step ("start"), until the last ("training") and after it ("record")
     spent: dict[str, float] = field(default_factory=dict)
 
     @property

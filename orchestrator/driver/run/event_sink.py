@@ -52,16 +52,17 @@ class Audience:
 
 
 class EventSink:
-    """Receives the events of a run and writes them down. outcome: the result of the run so far; epsilon: of so many steps of a
-    private run; drift_watch: begun with the first step; time_log: where members' reports of their time go, None for nowhere."""
+    """Receives the events of a run and writes them down. Its `outcome` is the result of the run so far."""
 
     def __init__(
         self,
-        record: Record,
-        audience: Audience,
+        record: Record,  # where events are written
+        audience: Audience,  # people and functions that are told of events
+        # privacy that so many steps spend; None where the run is not private
         epsilon: Callable[[int], float] | None = None,
+        # compares the data with those of the run before, from the first step on; None for no comparison
         drift_watch: DriftWatch | None = None,
-        time_log: TimeLog | None = None,
+        time_log: TimeLog | None = None,  # where members' reports of their time go; None for nowhere
     ) -> None:
         self._time_log = time_log
         self._on_event, progress = audience.on_event, audience.display

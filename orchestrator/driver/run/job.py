@@ -83,38 +83,31 @@ Sharing = Callable[[Plan], AbstractContextManager[RaySession]]
 @dataclass(frozen=True)
 class Beside:
     """What a run has in common with others that the same process drives, each in a thread of its own, such as the trials of a
-    sweep.
+    sweep."""
 
-    folder: the `.orchestrator` that they are recorded in; pending_signal: the one of all; tags: of its MLflow run; check: told
-    what was found of code and data, before anything is started, and may raise; opened: told the id of the run.
-    """
-
-    folder: Path
-    display: ProgressDisplay
-    pending_signal: PendingSignal
-    tags: Mapping[str, str] = field(default_factory=dict)
+    folder: Path  # the `.orchestrator` that they are recorded in
+    display: ProgressDisplay  # shows the progress of this run
+    pending_signal: PendingSignal  # tells all of a request to end
+    tags: Mapping[str, str] = field(default_factory=dict)  # of its MLflow run
+    # told what was found of code and data before anything is started; may raise
     check: Callable[[Provenance], None] = lambda _provenance: None
-    opened: Callable[[str], None] = lambda _run_id: None
+    opened: Callable[[str], None] = lambda _run_id: None  # told the id of the run
 
 
 @dataclass(frozen=True)
 class Job:
-    """A run with its resources, executed by `complete`.
+    """A run with its resources, executed by `complete`."""
 
-    settings, plan: of the run; project: the folder from which the pipeline is imported; ray: the Ray to run on, entered
-    for the time of the job: a private one, or one that outlives it and other jobs share; secret: of a private run; supervision:
-    who goes on with it when this process is gone; notes: for the user, told with those that follow from the preparation.
-    """
-
-    settings: Settings
-    plan: Plan
-    project: Path
-    audience: Audience
-    pending_signal: PendingSignal
+    settings: Settings  # of the run
+    plan: Plan  # what the settings come to
+    project: Path  # folder from which the pipeline is imported
+    audience: Audience  # people and functions that are told of events
+    pending_signal: PendingSignal  # tells of a request to end
+    # the Ray to run on, entered for the time of the job, which other jobs may share; None for one of its own
     ray: Sharing | None = None
-    secret: Secret | None = None
-    supervision: Supervision | None = None
-    notes: tuple[str, ...] = ()
+    secret: Secret | None = None  # of a private run; None elsewhere
+    supervision: Supervision | None = None  # goes on with the run when this process is gone; None where nobody does
+    notes: tuple[str, ...] = ()  # for the user, told with those that follow from the preparation
 
     @property
     def display(self) -> ProgressDisplay:

@@ -85,50 +85,45 @@ def _unnamed(node: str) -> NodeTraits:
 
 @dataclass(frozen=True)
 class RunStart:
-    """Where a run begins.
+    """Where a run begins. A run that is resumed has the values of its record; the defaults are those of a new one."""
 
-    requirements: what it asks of the controller. When it is resumed, written, rests: how many lines of its trace and how many
-    of its rests stand; loss, metrics: the last ones up to there; cut: the lines after them, with which what is computed again
-    is compared. first: the step that it begins with, in a state of another run. ranges: of the steps that an audit repeats;
-    none where all are computed. untold: lines of the trace and evaluations that only the files tell of yet; taken_over: of a
-    driver that died, by the process that watched it.
-    """
-
-    requirements: Requirements
-    written: int = 0
-    loss: float | None = None
-    metrics: Mapping[str, float] = field(default_factory=dict)
-    cut: Sequence[Line] = ()
-    rests: int = 0
-    first: int = 0
+    requirements: Requirements  # what it asks of the controller
+    written: int = 0  # lines of its trace that stand
+    loss: float | None = None  # the last one up to there; None where there is none
+    metrics: Mapping[str, float] = field(default_factory=dict)  # the last ones up to there
+    cut: Sequence[Line] = ()  # lines of the trace after them, with which what is computed again is compared
+    rests: int = 0  # number of its rests that stand
+    first: int = 0  # step that it begins with; above 0 in the state of another run
+    # first step, and the one after the last, of each part that an audit repeats; empty where all are computed
     ranges: Sequence[tuple[int, int]] = ()
-    untold: Sequence[Mapping[str, Any]] = ()
+    untold: Sequence[Mapping[str, Any]] = ()  # lines of the trace, and evaluations, that only the files tell of yet
+    # what is known of a driver that died, by the process that watched it; None elsewhere
     taken_over: TakenOver | None = None
 
 
 @dataclass(frozen=True)
 class Startup:
-    """The first members of a run, started already: they prepare while the driver opens the record. niceness: of this
-    process, where a lower priority of the members is worth a note; traits: of a node."""
+    """The first members of a run, started already: they prepare while the driver opens the record."""
 
-    run_start: RunStart
-    members: Members
-    actor_slots: ActorSlots
-    node_check: NodeCheck
-    state: ControllerState
-    roles: Mapping[int, events.Role]
+    run_start: RunStart  # where the run begins
+    members: Members  # all members, to which commands are sent
+    actor_slots: ActorSlots  # where members are started
+    node_check: NodeCheck  # tells why a member on a node cannot take part
+    state: ControllerState  # of the controller, after its first decision
+    roles: Mapping[int, events.Role]  # of the members that were started, by number
+    # nice level of this process: a higher one of members is worth a note; None on a private Ray
     niceness: int | None = None
-    traits: Callable[[str], NodeTraits] = _unnamed
+    traits: Callable[[str], NodeTraits] = _unnamed  # name and speed of a node, by its id
 
     @classmethod
     def begin(
         cls,
-        run_start: RunStart,
-        members: Members,
-        actor_slots: ActorSlots,
-        node_check: NodeCheck = lambda _node: None,
-        niceness: int | None = None,
-        traits: Callable[[str], NodeTraits] = _unnamed,
+        run_start: RunStart,  # where the run begins
+        members: Members,  # all members, which starts the first of them
+        actor_slots: ActorSlots,  # where members are started
+        node_check: NodeCheck = lambda _node: None,  # says why a member on a node cannot take part
+        niceness: int | None = None,  # nice level of this process; None on a private Ray
+        traits: Callable[[str], NodeTraits] = _unnamed,  # name and speed of a node, by its id
     ) -> Self:
         state, commands = controller.initial(run_start.requirements, time.monotonic())
         roles = {command.member: command.role for command in commands if isinstance(command, events.Start)}
@@ -142,16 +137,15 @@ class Session:
 
     def __init__(
         self,
-        startup: Startup,
-        member_directory: MemberDirectory,
-        saving: Saving,
-        event_sink: EventSink,
-        looks: Looks | None = None,
+        startup: Startup,  # the first members, started already
+        member_directory: MemberDirectory,  # where members find each other
+        saving: Saving,  # of checkpoints
+        event_sink: EventSink,  # hears of all that happens
+        looks: Looks | None = None,  # of others at the running model, which are passed on; None where nobody looks
+        # of a private run, by its run manifest; None elsewhere
         keys: Callable[[Mapping[str, Any]], Keys] | None = None,
-        rehearsing: Rehearsing | None = None,
+        rehearsing: Rehearsing | None = None,  # what is done to workers on purpose; None for nothing
     ) -> None:
-        """looks: of others at the running model, which are passed on; keys: of a private run, by its run manifest; rehearsing:
-        what is done to workers on purpose."""
         self._rehearsing = rehearsing
         run_start = startup.run_start
         self._members = startup.members

@@ -27,15 +27,15 @@ from orchestrator.records.rests import Staleness
 
 @dataclass(frozen=True)
 class Seen:
-    """What there is to show of a run. partition: `data.division.Division.table`, None where samples are not divided; rests: of
-    an asynchronous run; pipelining: of a model in stages, the order and its options; times: the file of where time went."""
+    """What there is to show of a run."""
 
-    trace: Path
-    journal: Path
-    partition: Mapping[str, Any] | None = None
-    rests: Sequence[Staleness] = ()
+    trace: Path  # file of the steps
+    journal: Path  # file of the events
+    partition: Mapping[str, Any] | None = None  # `data.division.Division.table`; None where samples are not divided
+    rests: Sequence[Staleness] = ()  # of an asynchronous run; empty in lockstep
+    # order of the micro-batches of a model in stages, with its options; None without stages
     pipelining: Variant | None = None
-    times: Path | None = None
+    times: Path | None = None  # file of where time went; None where there is none to draw
 
 
 def draw(folder: Path, seen: Seen, title: str, schedule: Schedule) -> str | None:
