@@ -20,6 +20,7 @@ PACKAGE = Path(__file__).resolve().parents[1] / "orchestrator"
 # Rooms of the house that are held; a room is a folder or a module beside them.
 ROOMS = {
     *("common", "numerics", "pipeline", "errors"),
+    *("driver",),
 }
 FIELDS = 6  # a class of so many is large
 PARAMETERS = 5  # and so is a constructor, beside self
