@@ -1,7 +1,8 @@
 """What a member is told at the start of a generation, what its process provides, and how it leaves.
 
-Generation who does what, the same for every member ProcessServices the member's process as the engine sees it:
-heartbeat, events, checkpoints Ended how a generation ended for one member; its own errors are exceptions instead
+Generation        who does what, the same for every member
+ProcessServices   the member's process as the engine sees it: heartbeat, events, checkpoints
+Ended             how a generation ended for one member; its own errors are exceptions instead
 """
 
 from __future__ import annotations
@@ -35,44 +36,38 @@ _LOOK_S: Final = 0.1  # between two looks at whether the generation still stands
 
 @dataclass(frozen=True)
 class Generation:
-    """One membership with its assignment of shards. Ranks 0..workers-1 are workers, then come the servers.
+    """One membership with its assignment of shards. Ranks 0..workers-1 are workers, then come the servers."""
 
-    shards: by worker's rank. state_transfers: (donor, recipient) pairs of ranks, done before the first step. moves: (donor,
-    recipient, shards): who hands over what these shards keep, after that and in this order. heirs: (lost, heir): the lost shard
-    goes on with what the heir keeps; before the moves. inherited: all such pairs since the last rest, in order. restore: (rank,
-    where): that rank loads a checkpoint before anything else; INITIAL: it goes back to the state in which the run began.
-    boards: by worker's rank, where it claims shards; None of one that is alone on its host. updates: likewise, where it shares
-    the update, if that is divided.
-    writers: the ranks that write the parts of checkpoints, in order, and storage: where these lie. keys: of a private run, told
-    to workers only, and to no record. nodes: by rank, servers too; two that have the same number share memory, others do not.
-
-    Where the model is cut into stages: stages: by worker's rank, the one that it hosts; groups: by stage, who add up its
-    gradient and how (`schedule` is that of the vote, in which all take part); restorers: of each stage the rank that loads
-    the checkpoint of `restore`. Before the transfers of state, which are within a stage then, the second of each pair of
-    `run_states` gets the run's state from the first, without parameters; with that a rank of `applies` applies the sum that it
-    holds (Ended.holds_sum). Whoever holds one and is not named drops it.
-    absent: the shards of sites that are away, which sit out.
-    """
-
-    number: int
-    schedule: Schedule
-    shards: tuple[tuple[int, ...], ...]
+    number: int  # counts the generations of a run
+    schedule: Schedule  # routes of the sum and of the vote; in stages that of the vote alone, in which all take part
+    shards: tuple[tuple[int, ...], ...]  # by worker's rank, the shards that it hosts
+    # by rank, servers too; two that have the same number share memory, others do not
     nodes: tuple[int, ...] = field(kw_only=True)
+    # (donor, recipient) ranks, done before the first step; of stages, within a stage
     state_transfers: tuple[tuple[int, int], ...] = ()
+    # (rank, where): that rank loads a checkpoint before anything else; INITIAL: it goes back to the state in which the
+    # run began; None: nobody loads
     restore: tuple[int, str] | None = None
-    writers: tuple[int, ...] = ()
-    storage: str | None = None
+    writers: tuple[int, ...] = ()  # the ranks that write the parts of checkpoints, in order
+    storage: str | None = None  # where the parts of checkpoints lie; None: nowhere
+    # (donor, recipient, shards): who hands over what these shards keep, after the transfers of state and in this order
     moves: tuple[Move, ...] = ()
+    # (lost, heir) shards: the lost one goes on with what the heir keeps; before the moves
     heirs: tuple[Inheritance, ...] = ()
-    inherited: tuple[Inheritance, ...] = ()
+    inherited: tuple[Inheritance, ...] = ()  # all pairs of heirs since the last rest, in order
+    # of a private run; told to workers only, and to no record; None of others
     keys: Keys | None = field(default=None, repr=False)
-    stages: tuple[int, ...] = ()
-    groups: tuple[Group, ...] = ()
-    restorers: tuple[int, ...] = ()
+    stages: tuple[int, ...] = ()  # by worker's rank, the stage that it hosts; empty: the model is not cut
+    groups: tuple[Group, ...] = ()  # by stage, the workers that add up its gradient, and how
+    restorers: tuple[int, ...] = ()  # by stage, the rank that loads the checkpoint of `restore`
+    # with stages, the ranks that apply the sum that they hold (Ended.holds_sum); others drop theirs
     applies: tuple[int, ...] = ()
+    # with stages, (from, to) ranks: the run's state without parameters, before the transfers of state
     run_states: tuple[tuple[int, int], ...] = ()
+    # by worker's rank, where it claims shards; None of one that is alone on its host
     boards: tuple[Place | None, ...] = ()
-    absent: tuple[int, ...] = ()
+    absent: tuple[int, ...] = ()  # the shards of sites that are away, which sit out
+    # by worker's rank, where it shares a divided update; None of one that is alone on its host
     updates: tuple[Place | None, ...] = ()
 
     @property
@@ -189,22 +184,19 @@ def _nowhere(shards: int, row: Row) -> ShardSlots | None:  # noqa: ARG001
 
 @dataclass(frozen=True)
 class ProcessServices:
-    """What the process of a member provides to the engine.
+    """What the process of a member provides to the engine."""
 
-    emit: takes `{"trace": line}` and events for the driver. unacknowledged: the entries that the driver may not have
-    received yet; they are sent with the state when this member gives it to others. load: the state in a checkpoint, of it
-    those tensors that are wanted. slots: where what so many shards keep outlives this process, given one row; None where
-    that is nowhere. sites: whose bytes its node holds. start: how a loader process begins.
-    """
-
+    # tells the driver that training moves on, and the engine what is requested
     heartbeat: Heartbeat = field(default_factory=Heartbeat)
-    emit: Emit = _ignore
+    emit: Emit = _ignore  # takes `{"trace": line}` and events for the driver
+    # entries that the driver may not have received; sent with the state when this member gives it to others
     unacknowledged: Callable[[], list[Entry]] = list
-    load: Load = _nothing_to_load
-    writer: Writer = field(default_factory=NoWriter)
+    load: Load = _nothing_to_load  # the state in a checkpoint, of it those tensors that are wanted
+    writer: Writer = field(default_factory=NoWriter)  # writes this member's parts of checkpoints
+    # where what so many shards keep outlives this process, given one row; None where that is nowhere
     slots: Callable[[int, Row], ShardSlots | None] = _nowhere
-    sites: tuple[str, ...] = ()
-    start: Start = Started
+    sites: tuple[str, ...] = ()  # the sites whose bytes this member's node holds
+    start: Start = Started  # how a loader process begins
 
     def await_copied(self) -> None:
         """Wait until no checkpoint is being copied: before that the state may not change. Raises CalledOff."""
@@ -232,23 +224,19 @@ class ProcessServices:
 
 @dataclass(frozen=True)
 class Ended:
-    """How a generation ended for one member.
+    """How a generation ended for one member."""
 
-    progress: None for one that has no state of the run yet. digest: of a worker that finished. accuses: the rank of a peer
-    that this member itself found dead or silent. held, staged: the shards whose state this worker has, as of its last committed
-    step and as of the one after it; of a run whose shards keep any. holds_sum: with stages, this worker has the sum of its
-    stage for the step after its last committed one, and has not applied it. verdict: of a check, by which all have left.
-    """
-
-    kind: Literal["finished", "peer", "called off", "regroup", "stop", "withdrew", "distrust"]
-    progress: Progress | None
-    digest: str | None = None
-    accuses: int | None = None
-    why: str = ""
+    kind: Literal["finished", "peer", "called off", "regroup", "stop", "withdrew", "distrust"]  # why it ended here
+    progress: Progress | None  # how far the member is; None for one that has no state of the run yet
+    digest: str | None = None  # of the final parameters, at a worker that finished; None otherwise
+    accuses: int | None = None  # the rank of a peer that this member itself found dead or silent; None: nobody
+    why: str = ""  # the reason in words, for the log
+    # shards whose state this worker has as of its last committed step; empty where shards keep none
     held: tuple[int, ...] = ()
-    staged: tuple[int, ...] = ()
+    staged: tuple[int, ...] = ()  # likewise, as of the step after its last committed one
+    # with stages: it has the sum of its stage for the step after its last committed one, not yet applied
     holds_sum: bool = False
-    verdict: Verdict | None = None
+    verdict: Verdict | None = None  # of a check, by which all have left; None where none has
 
     def as_answer(self) -> dict[str, Any]:
         """The answer to the driver, as values for JSON."""
