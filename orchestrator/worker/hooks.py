@@ -34,18 +34,18 @@ from orchestrator.worker.pipeline_parallel.stage_state import StageState
 
 @dataclass
 class WorkerState:
-    """What a worker keeps between generations. has_state: of the run; a fresh worker has only the initial one. initial: makes
-    that anew, where a loss may send the run back to it; callbacks: None of a pipeline without."""
+    """What a worker keeps between generations."""
 
-    plan: Plan
-    services: ProcessServices
-    held: ReplicaState | StageState
-    boundary: Boundary
-    loop: Loop
-    timing: Timing
-    has_state: bool = False
+    plan: Plan  # of the run
+    services: ProcessServices  # of the member's process
+    held: ReplicaState | StageState  # what the worker has at a boundary
+    boundary: Boundary  # evaluates, saves and publishes between steps
+    loop: Loop  # goes from step to step
+    timing: Timing  # when an evaluation or a checkpoint is due
+    has_state: bool = False  # of the run; a fresh worker has only the initial one
+    # makes the initial state anew, where a loss may send the run back to it; None where none may
     initial: Callable[[], TrainingState] | None = None
-    callbacks: Callbacks | None = None
+    callbacks: Callbacks | None = None  # of the pipeline; None of a pipeline without
 
     @property
     def progress(self) -> Progress | None:

@@ -44,7 +44,14 @@ class AsyncPhases:
     """An Executor whose `advance` is a sprint and its rest. One that raises has brought the replica back to the last rest."""
 
     def __init__(
-        self, replica: FreeReplica, mode: Mode, exchange: Exchange, make: Make, terms: Terms, cadence: Cadence, me: int
+        self,
+        replica: FreeReplica,  # this worker's, with the states of its shards
+        mode: Mode,  # decides which update may start
+        exchange: Exchange,  # with the other members, at rests
+        make: Make,  # the traffic of a sprint, by its number
+        terms: Terms,  # what a rest has to know of the run
+        cadence: Cadence,  # when a rest is due
+        me: int,  # this worker's rank
     ) -> None:
         self._replica = replica
         self._mode = mode
@@ -93,10 +100,16 @@ class Cadence:
 
 
 class _Sprint:
-    """One sprint of one worker. clocks: as applied here; made: its own updates, in order."""
+    """One sprint of one worker."""
 
     def __init__(
-        self, replica: FreeReplica, mode: Mode, traffic: Traffic, terms: Terms, state: RunState, me: int
+        self,
+        replica: FreeReplica,  # to which updates are added
+        mode: Mode,  # decides which update may start
+        traffic: Traffic,  # messages of this sprint
+        terms: Terms,  # of the run and the generation
+        state: RunState,  # of the run, as of the last rest
+        me: int,  # this worker's rank
     ) -> None:
         assert state.free is not None
         self._replica = replica
@@ -107,8 +120,8 @@ class _Sprint:
         self._state = state
         self._me = me
         workers = len(terms.hosted)
-        self.clocks = list(state.free.clocks)
-        self.made: list[Done] = []
+        self.clocks = list(state.free.clocks)  # as applied here
+        self.made: list[Done] = []  # its own updates, in order
         self.fault: tuple[int, OrchestratorError] | None = None
         self._deliveries = Deliveries(workers, self._me, len(memory.borders) - 1)
         self._alone = workers == 1

@@ -33,15 +33,15 @@ def window_of(elements: int) -> int:
 
 @dataclass(frozen=True)
 class Header:
-    """counts: updates in the delta, by shard; the others as in the module's docstring."""
+    """Begins each message of a sprint; the module's docstring gives the order of its numbers."""
 
-    kind: int
-    origin: int
-    number: int
-    fingerprint: int
-    counts: tuple[int, ...]
-    read: tuple[int, ...]
-    applied: tuple[int, ...]
+    kind: int  # DELTA, APPLIED or BELL
+    origin: int  # the rank of the worker that made the delta
+    number: int  # counts the deltas of one origin
+    fingerprint: int  # of the sum, which the ledger compares
+    counts: tuple[int, ...]  # updates in the delta, by shard
+    read: tuple[int, ...]  # by origin, the deltas that had been applied here before the first of these updates began
+    applied: tuple[int, ...]  # by origin, the deltas that are applied now: the acknowledgement
 
     def encode(self) -> torch.Tensor:
         numbers = [self.kind, self.origin, self.number, self.fingerprint, *self.counts, *self.read, *self.applied]

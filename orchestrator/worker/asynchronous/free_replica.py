@@ -32,13 +32,18 @@ from orchestrator.worker.model.shard_states import ShardStates
 
 
 class FreeReplica:
-    """A replica that runs free between rests, and the states of its shards. shards: those that are hosted."""
+    """A replica that runs free between rests, and the states of its shards."""
 
     def __init__(
-        self, replica: Replica, updates: ShardUpdates, states: ShardStates, memory: Memory, services: ProcessServices
+        self,
+        replica: Replica,  # in float32, which counts at rests
+        updates: ShardUpdates,  # computes those of the hosted shards
+        states: ShardStates,  # what the hosted shards keep
+        memory: Memory,  # in which the sum of a rest is added up
+        services: ProcessServices,  # of the member's process
     ) -> None:
         self.replica = replica
-        self.shards: tuple[int, ...] = ()
+        self.shards: tuple[int, ...] = ()  # those that are hosted
         self._updates = updates
         self._states = states
         self._memory = memory

@@ -86,12 +86,17 @@ class Mean:
 
 
 class ShardModels:
-    """The models of the hosted shards, with their optimizers and statistics. shards: those that are hosted."""
+    """The models of the hosted shards, with their optimizers and statistics."""
 
     def __init__(
-        self, replica: Replica, updates: ShardUpdates, states: ShardStates, memory: Memory, services: ProcessServices
+        self,
+        replica: Replica,  # in which each model is computed in its turn
+        updates: ShardUpdates,  # computes those of the hosted shards
+        states: ShardStates,  # what the hosted shards keep
+        memory: Memory,  # in which the models of a rest are added up
+        services: ProcessServices,  # of the member's process
     ) -> None:
-        self.shards: tuple[int, ...] = ()
+        self.shards: tuple[int, ...] = ()  # those that are hosted
         self.models: dict[int, torch.Tensor] = {}
         self._replica = replica
         self._updates = updates
@@ -190,15 +195,14 @@ class Gossip:
 
     def __init__(
         self,
-        models: ShardModels,
-        mixing: Mixing,
-        exchange: Exchange,
-        terms: Terms,
-        due: Callable[[int], int],
-        requests: Callable[[], Requests],
-        records: Sequence[Mapping[str, Any]] = (),
+        models: ShardModels,  # those of the hosted shards
+        mixing: Mixing,  # who mixes with whom, and with what weights
+        exchange: Exchange,  # with the other members
+        terms: Terms,  # of the run and the generation
+        due: Callable[[int], int],  # the step of the next rest, by the present one
+        requests: Callable[[], Requests],  # what this member requests at a rest
+        records: Sequence[Mapping[str, Any]] = (),  # of the rests of a run that is repeated; empty of another one
     ) -> None:
-        """due: the step of the next rest, by the present one. records: of the rests of a run that is repeated."""
         self._models = models
         self._mixing = mixing
         self._exchange = exchange

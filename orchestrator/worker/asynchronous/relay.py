@@ -20,17 +20,16 @@ _WAIT_S: Final = 0.05
 
 
 class Relay:
-    """An Executor of a member that hosts no shards. held: the slice that it holds, if it does; memory: of the sum;
-    deadline_s: of the wait for the end of a sprint."""
+    """An Executor of a member that hosts no shards."""
 
     def __init__(
         self,
-        exchange: Exchange,
-        make: Callable[[int], Traffic],
-        terms: Terms,
-        held: HeldSlice | None,
-        memory: Memory,
-        deadline_s: float,
+        exchange: Exchange,  # with the other members, at rests
+        make: Callable[[int], Traffic],  # the traffic of a sprint, by its number
+        terms: Terms,  # of the run and the generation
+        held: HeldSlice | None,  # the slice that this member holds; None: it holds none
+        memory: Memory,  # in which the sum of a rest is added up
+        deadline_s: float,  # seconds to wait for the end of a sprint
     ) -> None:
         self._exchange = exchange
         self._make = make

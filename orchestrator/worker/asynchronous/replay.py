@@ -38,15 +38,15 @@ Key = tuple[int, int]  # a shard and its clock
 
 
 class Replays:
-    """An Executor whose `advance` repeats a sprint and its rest. records: of the rests of the run that is repeated."""
+    """An Executor whose `advance` repeats a sprint and its rest."""
 
     def __init__(
         self,
-        replica: FreeReplica,
-        exchange: Exchange,
-        terms: Terms,
-        records: Sequence[Mapping[str, Any]],
-        requests: Callable[[], Requests],
+        replica: FreeReplica,  # this worker's, with the states of its shards
+        exchange: Exchange,  # with the other members
+        terms: Terms,  # of the run and the generation
+        records: Sequence[Mapping[str, Any]],  # of the rests of the run that is repeated
+        requests: Callable[[], Requests],  # what this member requests at a rest
     ) -> None:
         self._replica = replica
         self._exchange = exchange
@@ -118,7 +118,12 @@ class _Repeated:
     """One sprint, repeated by one worker together with the others."""
 
     def __init__(
-        self, replica: FreeReplica, exchange: Exchange, sprint: AsyncPhase, terms: Terms, state: RunState
+        self,
+        replica: FreeReplica,  # to which updates are added
+        exchange: Exchange,  # brings the updates of other workers
+        sprint: AsyncPhase,  # as it was recorded
+        terms: Terms,  # of the run and the generation
+        state: RunState,  # of the run, as of the last rest
     ) -> None:
         assert state.free is not None
         self._replica = replica

@@ -41,10 +41,15 @@ class Reading(NamedTuple):
 
 
 class ShardUpdates:
-    """Computes the updates of the hosted shards, one after the other. threshold: of the significance filter, 0 for none."""
+    """Computes the updates of the hosted shards, one after the other."""
 
     def __init__(
-        self, workload: PipelineAdapter, replica: Replica, updater: Updater, shards: int, threshold: float
+        self,
+        workload: PipelineAdapter,  # gives the micro-batches and the loss
+        replica: Replica,  # on which an update is computed
+        updater: Updater,  # applies a gradient to it
+        shards: int,  # how many add up to one model
+        threshold: float,  # of the significance filter; 0: none
     ) -> None:
         self._workload = workload
         self._replica = replica

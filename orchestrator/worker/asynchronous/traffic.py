@@ -79,10 +79,16 @@ class DeltaMemory:
 
 
 class Traffic:
-    """One member's messages of one sprint. rung: a bell was heard, or rung here."""
+    """One member's messages of one sprint."""
 
     def __init__(
-        self, transport: Transport, routes: Routes, member: int, generation: int, sprint: int, memory: DeltaMemory
+        self,
+        transport: Transport,  # of this generation
+        routes: Routes,  # by which deltas reach all members
+        member: int,  # this member's rank
+        generation: int,  # its number
+        sprint: int,  # its number, which is that of the rest that it ends with
+        memory: DeltaMemory,  # where deltas lie while they are on their way
     ) -> None:
         self._transport = transport
         self._routes = routes
@@ -95,6 +101,7 @@ class Traffic:
 
     @property
     def rung(self) -> bool:
+        """Whether a bell was heard, or rung here."""
         return bool(self._ended)
 
     def send(self, header: Header) -> None:

@@ -24,22 +24,21 @@ class Sum(Protocol):
 
 
 class ReplicaState:
-    """What a worker has at a boundary. shards: those it hosts; keeps_shard_state: whether shards have a state of their own.
-    summation: None where the mode sums nothing that is kept."""
+    """What a worker has at a boundary."""
 
     holds_sum = False  # who has the whole model applies a step as soon as it is added up
 
     def __init__(
         self,
-        replica: Replica,
-        updater: Updater,
-        states: ShardStates,
+        replica: Replica,  # its parameters and buffers
+        updater: Updater,  # its optimizer's state
+        states: ShardStates,  # what shards keep
         *,
-        keeps_shard_state: bool,
-        summation: Sum | None = None,
+        keeps_shard_state: bool,  # whether shards have a state of their own
+        summation: Sum | None = None,  # what the sum keeps; None where the mode sums nothing that is kept
     ) -> None:
         self.replica = replica
-        self.shards: tuple[int, ...] = ()
+        self.shards: tuple[int, ...] = ()  # those that it hosts
         self.keeps_shard_state = keeps_shard_state
         self._updater = updater
         self._states = states

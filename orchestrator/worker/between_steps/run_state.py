@@ -62,28 +62,23 @@ class Clocks:
 
 @dataclass(frozen=True)
 class RunState:
-    """How far a run is.
+    """How far a run is."""
 
-    grid: for the next step. steps: committed ones. evaluation_due: after the last of them. save_due: a checkpoint, at
-    the next boundary where it can be taken. unpublished: the trace lines since the last boundary, without digest, until
-    its evaluation is done. stopping, plateau: what early stopping and the plateau schedule have seen. free: of replicas that
-    run free; None in lockstep. second_vote: of a model in stages, what it agreed on for the last step: with it a worker that
-    missed its end applies the sum that it holds. It is handed over, and no part of a checkpoint. best: the evaluations whose
-    checkpoints stay; archived: whether that of these steps stays for ever; save_here: it has to be taken at this very boundary.
-    """
-
-    grid: Grid
-    steps: int = 0
-    evaluation_due: bool = False
-    save_due: bool = False
+    grid: Grid  # for the next step
+    steps: int = 0  # committed ones
+    evaluation_due: bool = False  # after the last committed step
+    save_due: bool = False  # a checkpoint, at the next boundary where it can be taken
+    # the trace lines since the last boundary, without digest, until its evaluation is done
     unpublished: tuple[Line, ...] = ()
-    stopping: Patience | None = None
-    plateau: Patience | None = None
-    free: Clocks | None = None
+    stopping: Patience | None = None  # the evaluations that early stopping has seen; None: it is off
+    plateau: Patience | None = None  # the evaluations that the plateau schedule has seen; None: there is none
+    free: Clocks | None = None  # of replicas that run free; None in lockstep
+    # of a model in stages, what it agreed on for the last step: with it a worker that missed its end applies the sum
+    # that it holds. It is handed over, and no part of a checkpoint
     second_vote: SecondVote = ()
-    best: Ranking | None = None
-    archived: bool = False
-    save_here: bool = False
+    best: Ranking | None = None  # the evaluations whose checkpoints stay; None: no ranking is kept
+    archived: bool = False  # whether the checkpoint of these steps stays for ever
+    save_here: bool = False  # the checkpoint has to be taken at this very boundary
 
     @classmethod
     def start(cls, plan: Plan, tensors: int) -> RunState:

@@ -88,7 +88,14 @@ def _hand(
 class _Stream:
     """The receiving end of a state transfer."""
 
-    def __init__(self, transport: Transport, generation: int, stream: int, donor: int, timeout_s: float) -> None:
+    def __init__(
+        self,
+        transport: Transport,  # of this generation
+        generation: int,  # its number
+        stream: int,  # its number, which tells streams of one donor apart
+        donor: int,  # the rank of the member that sends
+        timeout_s: float,  # seconds to wait for a piece
+    ) -> None:
         self._transport = transport
         self._generation = generation
         self._of = stream

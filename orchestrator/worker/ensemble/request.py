@@ -19,16 +19,15 @@ from orchestrator.worker.ensemble.saved import Blueprint
 
 @dataclass(frozen=True)
 class Computing:
-    """How a member's process computes. seed: of the ensemble; data_seed: of `datasets()`; rows: of a batch; steps: how many
-    updates a member has had."""
+    """How a member's process computes."""
 
-    seed: int
-    data_seed: int
-    rows: int
-    steps: int
-    threads: int
-    precision: Any
-    arithmetic: Any
+    seed: int  # of the ensemble
+    data_seed: int  # of `datasets()`
+    rows: int  # of a batch
+    steps: int  # how many updates a member has had
+    threads: int  # of torch
+    precision: Any  # of products
+    arithmetic: Any  # of `run.arithmetic`
 
 
 @dataclass(frozen=True)
@@ -56,21 +55,19 @@ Numbers = Mapping[str, float | None]
 
 @dataclass(frozen=True)
 class Combined:
-    """What an ensemble came to. metrics: of the whole, `mean_of_members` and `of_members` of the members, over the same
-    `samples` of the validation set; chosen_on: how many further ones the weights were chosen on, 0 where they were not;
-    disagreement: of the members, a mean over the samples, None where the model's output has no row for each; agreed, disagreed:
-    of the whole on the half of the samples on which members disagree least and most."""
+    """What an ensemble came to."""
 
-    digest: str
-    weights: Sequence[float]
-    samples: int
-    chosen_on: int
-    metrics: Numbers
-    mean_of_members: Numbers
-    of_members: Sequence[Numbers]
+    digest: str  # of the whole ensemble
+    weights: Sequence[float]  # of the members, in order
+    samples: int  # of the validation set, on which all these metrics are taken
+    chosen_on: int  # further samples on which the weights were chosen; 0 where they were not
+    metrics: Numbers  # of the whole, by name
+    mean_of_members: Numbers  # by name, the mean of the members' metrics
+    of_members: Sequence[Numbers]  # each member's metrics, by name
+    # of the members, a mean over the samples; None where the model's output has no row for each
     disagreement: float | None
-    agreed: Numbers
-    disagreed: Numbers
+    agreed: Numbers  # metrics of the whole on the half of the samples on which members disagree least
+    disagreed: Numbers  # metrics of the whole on the other half, on which they disagree most
 
     def as_dict(self) -> dict[str, Any]:
         """What is no finite number is None there: JSON has none."""

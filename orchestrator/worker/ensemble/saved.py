@@ -29,15 +29,15 @@ DESCRIPTION, WEIGHTS = "ensemble.json", "model.safetensors"
 
 @dataclass(frozen=True)
 class Blueprint:
-    """target, args: of the pipeline; seeds: of the members; combine, options: of the combination; output, classes: the form."""
+    """All that it takes to build an ensemble, beside its weights."""
 
-    target: str
-    args: Mapping[str, Any]
-    seeds: Sequence[int]
-    combine: str
-    options: Mapping[str, Any]
-    output: Any
-    classes: int
+    target: str  # the pipeline's class, by reference
+    args: Mapping[str, Any]  # of the pipeline's constructor
+    seeds: Sequence[int]  # of the members, in order
+    combine: str  # the name of the combination
+    options: Mapping[str, Any]  # of the combination
+    output: Any  # the form's: "logits" or "values"
+    classes: int  # the dimension in which the classes of logits lie
 
     def build(self, pipeline: Pipeline | None = None, weights: Sequence[float] | None = None) -> EnsembleModel:
         """With members as they are before training, in evaluation mode. Raises ConfigurationError, PipelineRaised."""
