@@ -21,6 +21,7 @@ PACKAGE = Path(__file__).resolve().parents[1] / "orchestrator"
 ROOMS = {
     *("common", "numerics", "pipeline", "errors"),
     *("driver",),
+    *("worker",),
 }
 FIELDS = 6  # a class of so many is large
 PARAMETERS = 5  # and so is a constructor, beside self

@@ -59,28 +59,28 @@ _DEATH_S: Final = 5.0  # until the death of another member is known
 
 @dataclass(frozen=True)
 class Parts:
-    """What a worker has built before its first generation. before: transforms of a shard's gradient before the sum."""
+    """What a worker has built before its first generation."""
 
-    plan: Plan
-    workload: PipelineAdapter
-    replica: Replica
-    updater: Updater
-    before: Chain
-    regions: Regions
-    services: ProcessServices
-    staging: Staging
+    plan: Plan  # of the run
+    workload: PipelineAdapter  # micro-batches and evaluation batches
+    replica: Replica  # its copy of the model
+    updater: Updater  # applies summed gradients to it
+    before: Chain  # transforms of a shard's gradient before the sum
+    regions: Regions  # the memory that members exchange through
+    services: ProcessServices  # of the member's process
+    staging: Staging  # to the device that computes
 
 
 @dataclass(frozen=True)
 class Moment:
-    """What an executor is made for. transport: of this generation."""
+    """What an executor is made for."""
 
-    generation: Generation
-    rank: int
-    transport: Transport
-    timing: Timing
-    run_manifest: Mapping[str, Any]
-    deadline_s: float
+    generation: Generation  # the present one
+    rank: int  # of this worker in it
+    transport: Transport  # of this generation
+    timing: Timing  # when an evaluation or a checkpoint is due
+    run_manifest: Mapping[str, Any]  # what is known of the run once its pipeline is built
+    deadline_s: float  # seconds to wait for a peer
 
     @property
     def shards(self) -> tuple[int, ...]:

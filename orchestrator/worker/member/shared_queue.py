@@ -126,10 +126,16 @@ def opened(place: Place, shards: int) -> Board:
 
 
 class Claims:
-    """One worker's turns at the shards of its host, in one generation. board: None where it has none; ranks: of the workers of
-    its host; kept: as in `controller.work_stealing`."""
+    """One worker's turns at the shards of its host, in one generation."""
 
-    def __init__(self, board: Board | None, generation: int, rank: int, ranks: Sequence[int], kept: int = 0) -> None:
+    def __init__(
+        self,
+        board: Board | None,  # of the host; None where it has none
+        generation: int,  # its number
+        rank: int,  # this worker's
+        ranks: Sequence[int],  # of the workers of its host
+        kept: int = 0,  # shards left to each worker, as in `controller.work_stealing`
+    ) -> None:
         self._board = board
         self._generation = generation
         self._rank = rank

@@ -77,22 +77,21 @@ class Call(NamedTuple):
 
 
 class PipelineAdapter:
-    """Micro-batches and evaluation batches of one run. Built under the run's seed; raises PipelineRaised. taken: whether
-    another worker computes a shard that this one hosts in a step of the run."""
+    """Micro-batches and evaluation batches of one run. Built under the run's seed; raises PipelineRaised."""
 
     def __init__(
         self,
-        kind: type[Pipeline],
-        run: Run,
-        data: Data,
-        staging: Staging | None = None,
-        sites: Collection[str] = (),
+        kind: type[Pipeline],  # the class that `run.pipeline` names
+        run: Run,  # what of the plan a pipeline is built from
+        data: Data,  # what of the plan the batches follow from
+        staging: Staging | None = None,  # brings tensors to the device that computes; None: they stay in host memory
+        sites: Collection[str] = (),  # the sites whose bytes this node holds
     ) -> None:
-        """kind: the class that `run.pipeline` names; sites: whose bytes this node holds."""
         self._seed = seed = run.seed
         self._mixed = run.compute.precision == "bfloat16"
         self._staging = staging or Direct()
         self._loaders: Loaders | None = None
+        # Whether another worker computes a shard that this one hosts in a step of the run.
         self.taken: Callable[[int, int], bool] = lambda _step, _shard: False
         self.attendance = Attendance(data, sites)
         self._planned: dict[tuple[int, int], _MicroBatch] = {}

@@ -41,16 +41,15 @@ class Replica:
 
     def __init__(
         self,
-        model: torch.nn.Module,
-        staging: Staging | None = None,
+        model: torch.nn.Module,  # which it owns from now on
+        staging: Staging | None = None,  # to the device that computes; None: the model is in host memory
+        # where the exchanged tensors lie, if that does not follow from them alone: of a part of a model
         layout: Layout | None = None,
         *,
+        # whether all tensors are watched until the first step; not so where a part of this model makes a replica before
         watches_all: bool = True,
-        rules: Mapping[str, str] | None = None,
+        rules: Mapping[str, str] | None = None,  # those that are declared, by the name of a buffer
     ) -> None:
-        """layout: where the exchanged tensors lie, if that does not follow from them alone: of a part of a model. watches_all:
-        until the first step; not so where a part of this model makes a replica of its own before that. rules: those that are
-        declared, by the name of a buffer."""
         staging = staging or Direct()
         refuse_unsupported(model)
         self.model = model

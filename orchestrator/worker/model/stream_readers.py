@@ -112,7 +112,14 @@ class StreamReaders:
 class _Opened:
     """A stream in one of its epochs. Raises PipelineRaised."""
 
-    def __init__(self, source: Stream, seed: int, shard: int, shards: int, epoch: int) -> None:
+    def __init__(
+        self,
+        source: Stream,  # has `stream()`
+        seed: int,  # from which the generator of a shard and an epoch follows
+        shard: int,  # whose samples these are
+        shards: int,  # of the run
+        epoch: int,  # counts from 0
+    ) -> None:
         self.epoch = epoch
         self.taken = 0
         self.seed = seed
@@ -151,7 +158,14 @@ _END = object()
 class _Reader:
     """One shard's samples. What was read since the last `settle` is kept, since a step may be repeated."""
 
-    def __init__(self, source: Stream, seed: int, shard: int, shards: int, first: State) -> None:
+    def __init__(
+        self,
+        source: Stream,  # has `stream()`
+        seed: int,  # from which the generator of a shard and an epoch follows
+        shard: int,  # whose samples these are
+        shards: int,  # of the run
+        first: State,  # the state before the first sample
+    ) -> None:
         self._source = source
         self._live = source.live
         self._open: Callable[[int], _Opened] = lambda epoch: _Opened(source, seed, shard, shards, epoch)

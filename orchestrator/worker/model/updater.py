@@ -24,13 +24,13 @@ class Updater:
 
     def __init__(
         self,
-        workload: PipelineAdapter,
-        replica: Replica,
-        optimizer: torch.optim.Optimizer,
-        update: Update,
+        workload: PipelineAdapter,  # has the rate, and the pipeline's own way to take the optimizer's step
+        replica: Replica,  # whose parameters are updated
+        optimizer: torch.optim.Optimizer,  # with the rates that it was made with
+        update: Update,  # schedule, warm-up, scaling and clipping of the plan
+        # instead of that of `update`, by the norm of a gradient of which this is a part; None: that of `update`
         clipping: Transform | None = None,
     ) -> None:
-        """clipping: instead of that of `update`, by the norm of a gradient of which this is a part."""
         self._workload = workload
         self._replica = replica
         self.optimizer = optimizer

@@ -24,18 +24,16 @@ _REMEDY: Final = "name modules at which stages begin in the pipeline's stages(se
 
 @dataclass(frozen=True)
 class Cuts:
-    """borders: the modules at whose first call stages 1, 2, ... begin. hosted: by stage, the parameters and buffers that it
-    uses; owners: the first stage of each; skips: by way and border, the earlier outputs that cross beside the arguments;
-    shares: by stage, its part of the cost of the loss in training; apart: the ways that use nothing of the model, which the
-    last stage goes alone; draws: whether the loss draws random numbers in evaluation."""
+    """Where a model is cut into stages, and what crosses there."""
 
-    borders: tuple[str, ...]
-    hosted: tuple[frozenset[str], ...]
-    owners: Mapping[str, int]
+    borders: tuple[str, ...]  # the modules at whose first call stages 1, 2, ... begin
+    hosted: tuple[frozenset[str], ...]  # by stage, the parameters and buffers that it uses
+    owners: Mapping[str, int]  # the first stage of each parameter and buffer
+    # by way and border, the earlier outputs that cross beside the arguments
     skips: Mapping[Way, tuple[tuple[Key, ...], ...]]
-    shares: tuple[float, ...]
-    apart: frozenset[Way] = frozenset()
-    draws: bool = False
+    shares: tuple[float, ...]  # by stage, its part of the cost of the loss in training
+    apart: frozenset[Way] = frozenset()  # the ways that use nothing of the model, which the last stage goes alone
+    draws: bool = False  # whether the loss draws random numbers in evaluation
 
     @property
     def stages(self) -> int:

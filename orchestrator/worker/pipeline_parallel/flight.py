@@ -21,17 +21,16 @@ from orchestrator.worker.pipeline_parallel.replay import Record, Stage
 
 @dataclass(frozen=True)
 class Flight:
-    """record: None where it is computed anew, from `call` and what came; generators, buffers: as the forward pass left them;
-    seeded: as it found the generators; loss: of the last stage, with its weight."""
+    """A shard between its forward and its backward pass in one stage."""
 
-    record: Record | None
-    call: Call
-    came: Activations | None
-    generators: Generators
-    seeded: Generators
-    buffers: list[torch.Tensor]
-    weight: float = 0.0
-    loss: torch.Tensor | None = None
+    record: Record | None  # of the forward pass; None where it is computed anew, from `call` and what came
+    call: Call  # the micro-batch and how it is computed
+    came: Activations | None  # from the stage before; None in the first one
+    generators: Generators  # as the forward pass left them
+    seeded: Generators  # as the forward pass found the generators
+    buffers: list[torch.Tensor]  # as the forward pass left them
+    weight: float = 0.0  # of the loss, in the last stage
+    loss: torch.Tensor | None = None  # of the last stage; None in the others
 
     def light(self) -> Flight:
         """Without its activations."""

@@ -40,19 +40,25 @@ class Wire:
 
 
 class Links:
-    """Of the member `rank`. program: its tasks of a step; shards: those of its stage that it hosts; alone: nobody else hosts
-    it. tied: the trained parameters that several stages use."""
+    """What one member of a stage exchanges with the members of other stages."""
 
     def __init__(
-        self, hosts: Hosts, rank: int, program: Sequence[Task], cuts: Cuts, tied: Sequence[str], wire: Wire
+        self,
+        hosts: Hosts,  # by stage and shard, the rank that hosts it
+        rank: int,  # this member's
+        program: Sequence[Task],  # its tasks of a step
+        cuts: Cuts,  # where the model is cut
+        tied: Sequence[str],  # the trained parameters that several stages use
+        wire: Wire,  # of this generation
     ) -> None:
         self.hosts = hosts
         self.rank = rank
         self.program = tuple(program)
         self.groups = groups_of(hosts)
         self.stage = next(stage for stage, ranks in enumerate(self.groups) if rank in ranks)
+        # Those of its stage that it hosts.
         self.shards = tuple(shard for shard, host in enumerate(hosts[self.stage]) if host == rank)
-        self.alone = len(self.groups[self.stage]) == 1
+        self.alone = len(self.groups[self.stage]) == 1  # nobody else hosts its stage
         self.is_last = self.stage == len(hosts) - 1
         self.wire = wire
         self._cuts = cuts

@@ -27,27 +27,26 @@ Made = tuple[torch.nn.Module, torch.optim.Optimizer]  # this stage's part of a m
 
 
 class StageState:
-    """Has the verbs of `between_steps.replica_state.ReplicaState`. owned, guests: by name, the tensors of this stage, and those
-    of other stages that it uses; order: the names of all trained parameters of the model; make: this stage's part once
-    more, with its first values. sum: one that it holds."""
+    """Has the verbs of `between_steps.replica_state.ReplicaState`."""
 
     keeps_shard_state = False
     rows: tuple[tuple[int, ...], tuple[int, ...]] = ((), ())
 
     def __init__(
         self,
-        replica: Replica,
-        updater: Updater,
-        cuts: Cuts,
-        stage: int,
-        held: Mapping[str, torch.Tensor],
-        order: Sequence[str],
-        make: Callable[[], Made],
+        replica: Replica,  # of this stage's part
+        updater: Updater,  # applies a gradient to it
+        cuts: Cuts,  # where the model is cut
+        stage: int,  # its number
+        held: Mapping[str, torch.Tensor],  # by name, the tensors that the stage uses, its own and those of other stages
+        order: Sequence[str],  # the names of all trained parameters of the model
+        make: Callable[[], Made],  # makes this stage's part once more, with its first values
     ) -> None:
         self.replica = replica
         self.cuts = cuts
         self.shards: tuple[int, ...] = ()
-        self.sum: HeldSum | None = None
+        self.sum: HeldSum | None = None  # one that it holds
+        # By name, the tensors of this stage, and those of other stages that it uses.
         self.owned = {name: tensor for name, tensor in held.items() if cuts.owners[name] == stage}
         self.guests = {name: tensor for name, tensor in held.items() if cuts.owners[name] != stage}
         self._updater = updater

@@ -90,13 +90,13 @@ class HostedStage:
 
     def __init__(
         self,
-        plan: Plan,
-        workload: PipelineAdapter,
-        whole: WholeNames,
-        cuts: Cuts,
-        stage: int,
-        regions: Regions,
-        services: ProcessServices,
+        plan: Plan,  # of the run
+        workload: PipelineAdapter,  # has the whole model
+        whole: WholeNames,  # layout, counters and rules of the whole model
+        cuts: Cuts,  # where the model is cut
+        stage: int,  # its number
+        regions: Regions,  # the memory that members exchange through
+        services: ProcessServices,  # of the member's process
     ) -> None:
         model = workload.model
         trained = [name for name, parameter in model.named_parameters() if parameter.requires_grad]

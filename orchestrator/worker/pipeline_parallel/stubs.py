@@ -40,15 +40,14 @@ class Prefix(Protocol):
 
 
 class _Leaf(NamedTuple):
-    """Of a result. given: which leaf of the arguments it is; first: which leaf of the result it is once more; like: the shape
-    of a fake tensor, with its key, whose count is from where the call began; value: of what is neither."""
+    """Says from where a leaf of a result is taken: an argument, an earlier leaf, a fake tensor, or a value."""
 
-    given: int | None = None
-    first: int | None = None
-    like: torch.Tensor | None = None
-    home: str = "cpu"
-    key: Key | None = None
-    value: Any = None
+    given: int | None = None  # which leaf of the arguments it is; None: none
+    first: int | None = None  # which leaf of the result it is once more; None: none
+    like: torch.Tensor | None = None  # the shape of a fake tensor; None of what is none
+    home: str = "cpu"  # the device of the fake tensor
+    key: Key | None = None  # of the fake tensor, with a count from where the call began; None: it has none
+    value: Any = None  # of what is none of these
 
 
 class _Recipe(NamedTuple):

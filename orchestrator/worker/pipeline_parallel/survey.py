@@ -43,16 +43,14 @@ _CHECKPOINT: Final = "torch/utils/checkpoint.py"
 
 @dataclass(frozen=True)
 class Crossing:
-    """A bound tensor. key: as an output of a module, of which it is one from position `made` on, None where it is none;
-    trailed: as the result of an operation at position `born`; used: the positions of its uses; given: those of the calls
-    whose arguments it is among."""
+    """A bound tensor."""
 
-    key: Key | None
-    made: int
-    trailed: Key
-    born: int
-    used: tuple[int, ...]
-    given: frozenset[int]
+    key: Key | None  # as an output of a module; None where it is none
+    made: int  # the position from which on it is an output of a module; -1 where it is none
+    trailed: Key  # its key as the result of an operation
+    born: int  # the position of that operation
+    used: tuple[int, ...]  # the positions of its uses
+    given: frozenset[int]  # the positions of the calls whose arguments it is among
 
     def crosses(self, border: int) -> bool:
         """Beside the arguments of the call there."""
@@ -65,17 +63,15 @@ class Crossing:
 
 @dataclass(frozen=True)
 class Survey:
-    """calls: the modules in the order of their first calls, the call of position p at p - 1; barred: by position, why no
-    stage can begin there; glued: where glue crosses by a name of its own; uses: by parameter or buffer, the positions; costs:
-    by position, what is computed there; draws: whether random numbers were drawn."""
+    """What a call does with a model. The call of position p is `calls[p - 1]`."""
 
-    calls: tuple[str, ...]
-    barred: Mapping[int, str]
-    glued: frozenset[int]
-    uses: Mapping[str, tuple[int, ...]]
-    crossings: tuple[Crossing, ...]
-    costs: tuple[float, ...]
-    draws: bool
+    calls: tuple[str, ...]  # the modules in the order of their first calls
+    barred: Mapping[int, str]  # by position, why no stage can begin there
+    glued: frozenset[int]  # the positions where glue crosses by a name of its own
+    uses: Mapping[str, tuple[int, ...]]  # by parameter or buffer, the positions of its uses
+    crossings: tuple[Crossing, ...]  # of all bound tensors that are used
+    costs: tuple[float, ...]  # by position, what is computed there, in floating-point operations
+    draws: bool  # whether random numbers were drawn
 
     @property
     def is_apart(self) -> bool:
@@ -105,15 +101,15 @@ def survey(model: torch.nn.Module, call: Callable[[], Any]) -> Survey:
 class _Bound:
     """What is known of a bound tensor, which is held so that no other one gets its id."""
 
-    tensor: torch.Tensor
-    born: int
-    trailed: Key
-    within: Opened
-    key: Key | None = None
-    made: int = -1
+    tensor: torch.Tensor  # held, so that no other one gets its id
+    born: int  # the position of the operation that it is the result of
+    trailed: Key  # its key as the result of that operation
+    within: Opened  # the innermost module call that was open then
+    key: Key | None = None  # as an output of a module; None while it is none
+    made: int = -1  # the position from which on it is an output of a module; -1 while it is none
     drawn: bool = False  # from generators that stages before would leave otherwise
-    used: list[int] = field(default_factory=list)
-    given: set[int] = field(default_factory=set)
+    used: list[int] = field(default_factory=list)  # the positions of its uses
+    given: set[int] = field(default_factory=set)  # the positions of the calls whose arguments it is among
 
     def crossing(self) -> Crossing:
         return Crossing(self.key, self.made, self.trailed, self.born, tuple(self.used), frozenset(self.given))

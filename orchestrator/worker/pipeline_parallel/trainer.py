@@ -50,32 +50,31 @@ from orchestrator.worker.voting.step_report import EMPTY, Consensus, StepReport,
 
 @dataclass(frozen=True)
 class StageParts:
-    """What a member has built of its stage. held: its tensors, and those of others that it uses; counters: where its
-    counters stand among those of the whole model; norm: of the whole gradient, for clipping; recompute: whether forward passes
-    are computed anew before their backward passes."""
+    """What a member has built of its stage."""
 
-    stage: Stage
-    stages: int
-    workload: PipelineAdapter
-    replica: Replica
-    layout: PartLayout
-    counters: tuple[int, ...]
-    held: StageState
-    norm: Norm | None
-    recompute: bool
+    stage: Stage  # computes forward and backward passes
+    stages: int  # how many the model is cut into
+    workload: PipelineAdapter  # gives the micro-batches and judges the loss
+    replica: Replica  # of this stage's part
+    layout: PartLayout  # of this part within the layout of the whole
+    counters: tuple[int, ...]  # where its counters stand among those of the whole model
+    held: StageState  # its tensors, and those of others that it uses
+    norm: Norm | None  # of the whole gradient, for clipping; None where nothing is clipped
+    recompute: bool  # whether forward passes are computed anew before their backward passes
 
 
 @dataclass
 class _Tally:
     """What the hosted shards of one attempt report, and what they leave."""
 
-    left: Left
-    weights: dict[int, float] = field(default_factory=dict)
-    losses: dict[int, float] = field(default_factory=dict)
+    left: Left  # what they leave in buffers that are joined
+    weights: dict[int, float] = field(default_factory=dict)  # by shard
+    losses: dict[int, float] = field(default_factory=dict)  # by shard, of the last stage
+    # by shard in their order, for each tensor whether it has a gradient
     present: list[Sequence[bool]] = field(default_factory=list)
-    counters: list[int] | None = None
-    faults: dict[int, OrchestratorError] = field(default_factory=dict)
-    magnitudes: list[int] = field(default_factory=list)
+    counters: list[int] | None = None  # as the shards leave them, all alike; None: no shard was computed
+    faults: dict[int, OrchestratorError] = field(default_factory=dict)  # by shard, what it raised
+    magnitudes: list[int] = field(default_factory=list)  # bits of the largest weighted element, by tensor
 
 
 class StageTrainer:

@@ -42,9 +42,14 @@ class Carriers:
     """All that one member carries in a step: the statistics' phase, where there are any, and those of the codec."""
 
     def __init__(
-        self, codec: Codec, statistics: Sequence[int], shards: int, regions: Regions, *, contributes: bool = True
+        self,
+        codec: Codec,  # of the compression
+        statistics: Sequence[int],  # the elements of each
+        shards: int,  # of the run
+        regions: Regions,  # the memory that members exchange through
+        *,
+        contributes: bool = True,  # whether shards are computed here; not so at a server
     ) -> None:
-        """statistics: the elements of each. contributes: not so a server."""
         phases: list[Phase] = [*([Means(tuple(statistics))] if statistics else []), *codec.phases]
         self.all = [_carrier(phase, shards, regions, contributes) for phase in phases]
         self._phases = phases

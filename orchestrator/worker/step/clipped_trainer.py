@@ -117,13 +117,13 @@ class ClippedTrainer(LocalTrainer):
 
     def __init__(
         self,
-        workload: PipelineAdapter,
-        gradients: Contributing,
-        replica: Replica,
-        updater: Updater,
-        summation: ClippedSum,
-        host_transfer: HostTransfer,
-        services: ProcessServices,
+        workload: PipelineAdapter,  # gives the players of a shard, and their micro-batches
+        gradients: Contributing,  # clips and contributes those of the shards
+        replica: Replica,  # whose gradient is computed
+        updater: Updater,  # applies the sum
+        summation: ClippedSum,  # of clipped contributions
+        host_transfer: HostTransfer,  # between the device and the memory that is exchanged
+        services: ProcessServices,  # of the member's process
     ) -> None:
         super().__init__(gradients, replica, updater, summation, host_transfer, services)
         self._workload = workload

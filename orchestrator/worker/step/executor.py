@@ -13,15 +13,14 @@ from orchestrator.worker.voting.step_report import Requests
 
 @dataclass(frozen=True)
 class Outcome:
-    """What one advance has done. steps: those that are done in all; lines: of the trace, one for each that was done now; grid:
-    for the next one; requests: of all members together; free: where replicas run free; second_vote: as of `RunState`."""
+    """What one advance has done."""
 
-    steps: int
-    lines: tuple[Line, ...]
-    grid: Grid
-    requests: Requests
-    free: Clocks | None = None
-    second_vote: SecondVote = ()
+    steps: int  # those that are done in all
+    lines: tuple[Line, ...]  # of the trace, one for each step that was done now
+    grid: Grid  # for the next step
+    requests: Requests  # of all members together
+    free: Clocks | None = None  # where replicas run free; None in lockstep
+    second_vote: SecondVote = ()  # as of `RunState`
 
 
 class Executor(Protocol):

@@ -37,21 +37,21 @@ from orchestrator.worker.step.shard_gradients import Contribution, settle, taken
 
 
 class LocalSteps:
-    """Implements `shard_gradients.Contributing`. beat: called before each local step with (step, shard), may raise, and the
-    parameters are those of the round's start then too. await_copied: until no checkpoint is being copied, since local steps
-    move the parameters; may raise. residuals: what a shard keeps for a compression before the first step."""
+    """Implements `shard_gradients.Contributing`."""
 
     counters_agree = False
 
     def __init__(
         self,
-        workload: PipelineAdapter,
-        replica: Replica,
-        local: Local,
-        seed: int,
+        workload: PipelineAdapter,  # gives the micro-batches
+        replica: Replica,  # on which local steps are taken
+        local: Local,  # how many local steps, and by what optimizer
+        seed: int,  # of the run
+        # called before each local step with (step, shard), the parameters being those of the round's start; may raise
         beat: Callable[[int, int], None],
+        # waits until no checkpoint is being copied, since local steps move the parameters; may raise
         await_copied: Callable[[], None],
-        residuals: Callable[[], State] = dict,
+        residuals: Callable[[], State] = dict,  # what a shard keeps for a compression before the first step
     ) -> None:
         self._workload = workload
         self._replica = replica

@@ -38,13 +38,13 @@ class LocalTrainer:
 
     def __init__(
         self,
-        gradients: Contributing,
-        replica: Replica,
-        updater: Updater,
-        summation: Summation,
-        host_transfer: HostTransfer,
-        services: ProcessServices,
-        checks: Checks = NEVER,
+        gradients: Contributing,  # of the shards, as they contribute them
+        replica: Replica,  # whose gradient is computed
+        updater: Updater,  # applies the sum
+        summation: Summation,  # adds up the contributions
+        host_transfer: HostTransfer,  # between the device and the memory that is exchanged
+        services: ProcessServices,  # of the member's process
+        checks: Checks = NEVER,  # when micro-batches are computed twice
     ) -> None:
         self._checks = checks
         self._gradients = gradients

@@ -58,19 +58,15 @@ class Member(Protocol):
 
 @dataclass(frozen=True)
 class StepContents:
-    """What is added up in a step. shape: the lengths of a step report; names: of the layout's tensors, then of the
-    counters; exact: on the grid of the run state, which a compression does without: it rounds after the vote. counters_agree:
-    whether every shard has to leave the same, or else the largest are taken. weighted: shards tell their weights and losses
-    before the sum; not so where contributions are clipped. divided: members wait until all have made their part of the update,
-    before they apply any of it. checks: when micro-batches are computed twice."""
+    """What is added up in a step."""
 
-    shape: Shape
-    names: tuple[str, ...]
-    exact: bool
-    counters_agree: bool = True
-    weighted: bool = True
-    divided: bool = False
-    checks: Checks = NEVER
+    shape: Shape  # the lengths of a step report
+    names: tuple[str, ...]  # of the layout's tensors, then of the counters
+    exact: bool  # on the grid of the run state, which a compression does without: it rounds after the vote
+    counters_agree: bool = True  # whether every shard has to leave the same counters, or else the largest are taken
+    weighted: bool = True  # shards tell their weights and losses before the sum; not so where contributions are clipped
+    divided: bool = False  # members wait until all have made their part of the update, before they apply any of it
+    checks: Checks = NEVER  # when micro-batches are computed twice
 
     @classmethod
     def of(cls, plan: Plan, run_manifest: Mapping[str, Any]) -> Self:
@@ -96,13 +92,12 @@ class Lockstep:
 
     def __init__(
         self,
-        member: Member,
-        exchange: Exchange,
-        contents: StepContents,
-        requests: Callable[[], Requests] = Requests,
-        checked: Checked | None = None,
+        member: Member,  # computes and applies, or only adds
+        exchange: Exchange,  # with the other members
+        contents: StepContents,  # what is added up in a step
+        requests: Callable[[], Requests] = Requests,  # what this member requests for the end of a step
+        checked: Checked | None = None,  # the same member where micro-batches are computed twice; None of a server
     ) -> None:
-        """checked: the same member where micro-batches are computed twice; None of a server."""
         self._member = member
         self._checked = checked
         self._exchange = exchange

@@ -117,10 +117,13 @@ class CompressedSum:
     that it did not commit itself."""
 
     def __init__(
-        self, codec: Codec, carriers: Carriers, layout: Layout, result: torch.Tensor, states: ShardStates | None
+        self,
+        codec: Codec,  # its parameters come first in the layout, then statistics
+        carriers: Carriers,  # the phases of the codec and of the statistics
+        layout: Layout,  # of the exchanged tensors
+        result: torch.Tensor,  # of the layout's size
+        states: ShardStates | None,  # what shards keep; None where they keep nothing
     ) -> None:
-        """result: of the layout's size; the codec's parameters come first in the layout, then statistics. states: None where
-        shards keep nothing."""
         self._codec = codec
         self._carriers = carriers
         self._slots = layout.slots

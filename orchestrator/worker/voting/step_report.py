@@ -62,17 +62,19 @@ class Requests:
 
 @dataclass(frozen=True)
 class StepReport:
-    """One member's part of the vote. A server sends the default one. checks: by shard its answers, two of who is alone."""
+    """One member's part of the vote. A server sends the default one."""
 
-    failing_shard: int | None = None
-    requests: Requests = Requests()
-    sent_bytes: int = UNKNOWN
-    magnitudes: Sequence[int] = ()
+    failing_shard: int | None = None  # the first shard that failed here; None: none
+    requests: Requests = Requests()  # for the end of the step
+    sent_bytes: int = UNKNOWN  # in the step before; UNKNOWN in the first of a generation
+    magnitudes: Sequence[int] = ()  # bits of the largest weighted element, by tensor of the layout
+    # by tensor of the layout, whether a shard here has a gradient for it, or has changed it
     present: Sequence[bool] = ()
-    weights: Mapping[int, float] = field(default_factory=dict)
-    losses: Mapping[int, float] = field(default_factory=dict)
-    counters: Sequence[int] | None = None
-    claimants: Mapping[int, int] = field(default_factory=dict)
+    weights: Mapping[int, float] = field(default_factory=dict)  # by shard that was computed here
+    losses: Mapping[int, float] = field(default_factory=dict)  # by shard that was computed here
+    counters: Sequence[int] | None = None  # values that the shards leave; None of a member that does not have them
+    claimants: Mapping[int, int] = field(default_factory=dict)  # by shard that was claimed here, this rank
+    # by shard that is computed twice, the answers from here; two of a member that is alone
     checks: Mapping[int, Sequence[int]] = field(default_factory=dict)
 
     def encode(self, shape: Shape) -> torch.Tensor:
@@ -100,21 +102,20 @@ class StepReport:
 
 @dataclass(frozen=True)
 class Consensus:
-    """The combined step reports, equal at all members. weights and losses have an entry for each shard that was computed.
-    sent_bytes: by the member that sent most in the step before. claimants: by shard, of several the highest rank.
-    disputed: shards of which two answers differ."""
+    """The combined step reports, equal at all members."""
 
-    failing_shard: int | None
-    requests: Requests
-    sent_bytes: int
-    magnitudes: list[int]
-    present: list[bool]
-    weights: dict[int, float]
-    losses: dict[int, float]
-    counters: list[int]
-    disagreeing_counters: list[int]
+    failing_shard: int | None  # the first shard that failed at any member; None: none
+    requests: Requests  # what all members will do at the end of the step
+    sent_bytes: int  # by the member that sent most in the step before; UNKNOWN in the first of a generation
+    magnitudes: list[int]  # bits of the largest weighted element, by tensor of the layout
+    present: list[bool]  # by tensor of the layout, whether a shard has a gradient for it, or has changed it
+    weights: dict[int, float]  # by shard that was computed
+    losses: dict[int, float]  # by shard that was computed
+    counters: list[int]  # the largest value of each
+    disagreeing_counters: list[int]  # the indices of those of which members have different values
+    # by shard, the rank that has claimed it, of several the highest
     claimants: dict[int, int] = field(default_factory=dict)
-    disputed: list[int] = field(default_factory=list)
+    disputed: list[int] = field(default_factory=list)  # shards of which two answers differ
 
     @classmethod
     def decode(cls, vector: torch.Tensor, shape: Shape) -> Consensus:
