@@ -21,7 +21,8 @@ PACKAGE = Path(__file__).resolve().parents[1] / "orchestrator"
 ROOMS = {
     *("common", "numerics", "pipeline", "errors"),
     *("driver",),
-    *("worker",),
+    *("worker", "provenance", "checkpoint", "records"),
+    *("cluster/actors", "cluster/placement", "cluster/sessions", "cluster/slurm"),
 }
 FIELDS = 6  # a class of so many is large
 PARAMETERS = 5  # and so is a constructor, beside self

@@ -59,14 +59,14 @@ class Run(Outcome, total=False):
 
 @dataclass(frozen=True)
 class Difference:
-    """a, b: plain data, None where a run has no such thing; text: both in a line; share: what it bears upon."""
+    """One thing in which two runs differ."""
 
-    kind: Kind
-    name: str
-    a: Any
-    b: Any
-    text: str
-    share: Share = "result"
+    kind: Kind  # of thing
+    name: str  # of the file, setting, package, ...
+    a: Any  # plain data of the first run; None where it has no such thing
+    b: Any  # plain data of the second run; None where it has no such thing
+    text: str  # both in a line
+    share: Share = "result"  # what it bears upon
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)

@@ -24,16 +24,15 @@ _WIDTH = 40  # of a value in a sentence
 
 @dataclass(frozen=True)
 class File:
-    """A file, or a folder that was listed. path: absolute; inside: relative to the project, None elsewhere; also: where a
-    link on the way leads to, relative to the project or absolute; sha256: None of a folder, and where there was too much to
-    hash."""
+    """A file, or a folder that was listed."""
 
-    path: str
-    inside: str | None = None
+    path: str  # absolute
+    inside: str | None = None  # its path relative to the project; None elsewhere
+    # where a link on the way leads to, relative to the project or absolute; None without a link
     also: str | None = None
-    folder: bool = False
-    size: int | None = None
-    sha256: str | None = None
+    folder: bool = False  # whether it is one
+    size: int | None = None  # in bytes; None of a folder
+    sha256: str | None = None  # of its bytes; None of a folder, and where there was too much to hash
 
     @property
     def name(self) -> str:

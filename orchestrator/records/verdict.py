@@ -67,16 +67,15 @@ class Parting(NamedTuple):
 
 @dataclass(frozen=True)
 class Verdict:
-    """steps: how many were the same before the first that differs, or all; differences: of the inputs, as phrases;
-    tensors: the first step at which digests of single tensors differ, and the names of those tensors; finished: the original
-    has final parameters to compare with."""
+    """Whether a rerun repeated its original, and if not, where they part."""
 
-    word: Word
-    first_divergence: Divergence | None
-    steps: int
-    differences: tuple[str, ...] = ()
+    word: Word  # exact, diverged or inputs-differ
+    first_divergence: Divergence | None  # where the two part; None where they do not
+    steps: int  # how many were the same before the first that differs, or all
+    differences: tuple[str, ...] = ()  # of the inputs, as phrases
+    # the first step at which digests of single tensors differ, and the names of those tensors; None: none differ
     tensors: tuple[int, tuple[str, ...]] | None = None
-    finished: bool = True
+    finished: bool = True  # the original has final parameters to compare with
 
     @property
     def text(self) -> str:

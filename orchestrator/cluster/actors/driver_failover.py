@@ -41,18 +41,16 @@ _OF_A_WORKER = ("RAY_JOB_ID", "RAY_RAYLET_PID", "RAY_NODE_ID", "OMP_NUM_THREADS"
 
 @dataclass(frozen=True)
 class Task:
-    """What to do when the node is lost. node, driver: of the driver, its node by id and its process; words: of the command line
-    after `python -m`; project: the folder of the driver; variables: of the new process, beside those of its node; told_by:
-    the variable that tells the new process whom it follows (`driver.supervision`); told: to the process by its standard input,
-    which is started at once where there is something, and hears of the driver after it."""
+    """What to do when the node of the driver is lost."""
 
-    run: str
-    node: str
-    driver: int
-    words: Sequence[str]
-    project: str
-    variables: Mapping[str, str]
-    told_by: str
+    run: str  # the run's id
+    node: str  # of the driver, by its id
+    driver: int  # its process
+    words: Sequence[str]  # of the command line after `python -m`
+    project: str  # the folder of the driver
+    variables: Mapping[str, str]  # of the new process, beside those of its node
+    told_by: str  # the variable that tells the new process whom it follows (`driver.supervision`)
+    # to the new process by its standard input; then it is started at once, and hears of the driver after it
     told: str = ""
 
 

@@ -79,16 +79,17 @@ def with_imports(heartbeat: Answer) -> Answer:
 
 
 class MemberActor:
-    """One member's process: a worker or a server, with its event queue and its lease. secrets: by which members know each
-    other, and with which they encrypt, where they do; project: the folder from which the pipeline is imported; None where Ray
-    has already made a copy the working directory; overseen: where somebody goes on with the run when the driver is gone."""
+    """One member's process: a worker or a server, with its event queue and its lease."""
 
     def __init__(
         self,
-        role: Role,
-        plan: Plan,
+        role: Role,  # worker or server
+        plan: Plan,  # of the run
+        # by which members know each other, and with which they encrypt, where they do
         secrets: tuple[bytes, Credentials | None],
+        # the folder from which the pipeline is imported; None where Ray has already made a copy the working directory
         project: str | None,
+        # where somebody goes on with the run when the driver is gone; None where nobody does
         overseen: Overseen | None = None,
     ) -> None:
         phases.began("process of Ray", role)

@@ -55,28 +55,28 @@ Kind = Literal["prepared", "ran", "entries", "described", "looked", "died"]
 
 @dataclass(frozen=True)
 class Heard:
-    """Something that came from a member: an answer to `prepare` or `run`, entries of its event queue with its
-    heartbeat, or its death (`why`: Ray's message)."""
+    """Something that came from a member."""
 
-    member: int
-    kind: Kind
-    answer: Answer = field(default_factory=dict)
-    entries: list[dict[str, Any]] = field(default_factory=list)
-    heartbeat: dict[str, Any] = field(default_factory=dict)
-    why: str = ""
+    member: int  # its id
+    kind: Kind  # an answer to `prepare`, `run`, `describe` or `look`; entries; or its death
+    answer: Answer = field(default_factory=dict)  # of the member, where it was asked
+    entries: list[dict[str, Any]] = field(default_factory=list)  # of its event queue
+    heartbeat: dict[str, Any] = field(default_factory=dict)  # of the member, with the entries
+    why: str = ""  # of its death, Ray's message
 
 
 @dataclass
 class _Member:
-    actor: Any
+    actor: Any  # Ray's handle
     seen: int = 0  # entries of its event queue
-    pid: int | None = None
-    node: str | None = None
-    crash_record: CrashRecordReader | None = None
+    pid: int | None = None  # of its process; None until it has told
+    node: str | None = None  # Ray's id of its node; None until it has told
+    crash_record: CrashRecordReader | None = None  # of its process; None until it is prepared
+    # where its stacks are dumped; None until it is prepared, or where they are not
     stacks: stack_dump.Place | None = None
-    runtime_env: Mapping[str, Any] = field(default_factory=dict)
+    runtime_env: Mapping[str, Any] = field(default_factory=dict)  # of Ray, with which its actor was started
     pending: int = 0  # answers that are waited for
-    over: bool = False
+    over: bool = False  # it is dead or killed, and what it was doing is known
 
     def close(self) -> None:
         if self.crash_record is not None:
@@ -85,16 +85,16 @@ class _Member:
 
 
 class Members:
-    """All members of a run, by id. secret: with which they authenticate to each other; credentials: with which they encrypt,
-    where they do; overseen: where somebody goes on with the run when this process is gone; trouble: with the Ray."""
+    """All members of a run, by id."""
 
     def __init__(
         self,
-        plan: Plan,
-        secret: bytes,
-        credentials: Credentials | None = None,
+        plan: Plan,  # of the run
+        secret: bytes,  # with which members authenticate to each other
+        credentials: Credentials | None = None,  # with which they encrypt; None where they do not
+        # where somebody goes on with the run when this process is gone; None where nobody does
         overseen: Overseen | None = None,
-        trouble: Callable[[], str | None] = lambda: None,
+        trouble: Callable[[], str | None] = lambda: None,  # with the Ray; None while there is none
     ) -> None:
         self._trouble = trouble
         options: dict[str, Any] = {"max_restarts": 0, "concurrency_groups": {"control": 3}}

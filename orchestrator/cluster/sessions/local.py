@@ -40,25 +40,22 @@ _LOOK_S = 0.02
 
 
 class LocalRay:
-    """A private Ray, running within the block; implements RaySession.
-
-    cpus: how many CPUs the actors will ask for, whether or not the machine has them. start_timeout_s: how long each of
-    Ray's processes may take to start, and until when a start that failed is tried again. check: called while waiting,
-    may raise. runtime_envs: whether actors may ask for a runtime environment; where none does, its agent is left out.
-    metrics_port: where its agent shows metrics to Prometheus; None for no agent. outlived: whether actors go on when
-    this process is gone, which end themselves then; otherwise Ray ends them within seconds. cpus_each: of an actor.
-    """
+    """A private Ray, running within the block; implements RaySession."""
 
     def __init__(
         self,
-        cpus: float,
+        cpus: float,  # how many CPUs the actors will ask for, whether or not the machine has them
+        # seconds that each of Ray's processes may take to start, and until when a start that failed is tried again
         start_timeout_s: float,
-        check: Callable[[], None] = lambda: None,
+        check: Callable[[], None] = lambda: None,  # called while waiting, may raise
         *,
+        # whether actors may ask for a runtime environment; where none does, its agent is left out
         runtime_envs: bool = True,
-        metrics_port: int | None = None,
+        metrics_port: int | None = None,  # where its agent shows metrics to Prometheus; None for no agent
+        # whether actors go on when this process is gone, which end themselves then; otherwise Ray ends them within
+        # seconds
         outlived: bool = False,
-        cpus_each: float = 1.0,
+        cpus_each: float = 1.0,  # CPUs of an actor
     ) -> None:
         self._cpus = cpus
         self._runtime_envs = runtime_envs

@@ -36,31 +36,28 @@ _CODE = (".py", _NOTEBOOK)
 
 @dataclass(frozen=True)
 class Repository:
-    """The repository that an imported file lies in. changed: how many of its files differ from the commit; pushed: whether a
-    remote branch has the commit; url: of the remote, without credentials; same: it is the one the snapshot was made from;
-    package: the distribution installed from it, if one is."""
+    """The repository that an imported file lies in."""
 
-    root: str
-    commit: str | None
-    changed: int
-    pushed: bool
-    url: str | None
-    same: bool
-    package: str | None
+    root: str  # its top folder
+    commit: str | None  # checked out; None before the first
+    changed: int  # how many of its files differ from the commit
+    pushed: bool  # whether a remote branch has the commit
+    url: str | None  # of the remote, without credentials; None where there is none
+    same: bool  # whether it is the one that the snapshot was made from
+    package: str | None  # the distribution installed from it; None if none is
 
 
 @dataclass(frozen=True)
 class Loaded:
-    """A module from outside Python and its distributions. inside: its path relative to the process's project, if it is in
-    there; sha256 and ids (git's, by algorithm): of the file's bytes; tracked: whether its repository tracks it."""
+    """A module from outside Python and its distributions."""
 
-    name: str
-    file: str
-    inside: str | None
-    sha256: str
-    ids: dict[str, str]
-    repository: Repository | None
-    tracked: bool
+    name: str  # by which it was imported
+    file: str  # its path
+    inside: str | None  # its path relative to the process's project; None if it is not in there
+    sha256: str  # of the file's bytes
+    ids: dict[str, str]  # git's ids of the file's bytes, by algorithm
+    repository: Repository | None  # that the file lies in; None where it lies in none
+    tracked: bool  # whether its repository tracks it
 
     def as_dict(self) -> dict[str, Any]:
         return dataclasses.asdict(self)

@@ -61,29 +61,25 @@ class Nested:
 
 @dataclass(frozen=True)
 class WorkTree:
-    """root: the repository's top folder; project: the folder asked for, relative to it ("" for the top itself).
-    head: the commit checked out, None before the first; origin: the commit that the code was made from, which in a restored
-    snapshot is that of the original repository, else head. tree: the id of all entries. algorithm: of ids.
-    present: ids that the repository holds; shown: entries as the patch shows them, without what only filters, sparse
-    checkouts and nested repositories change. changed: paths that differ from head; untracked: those of them that git does not
-    know; left_out: untracked files that are not recorded, because their names are typical of secrets; notes: what a reader
-    should know; obstacles: what keeps this tree from being restored exactly, with remedies."""
+    """The files that belong to a repository, and what a reader of their snapshot should know."""
 
-    root: Path
-    project: str
-    head: str | None
+    root: Path  # the repository's top folder
+    project: str  # the folder asked for, relative to it ("" for the top itself)
+    head: str | None  # the commit checked out; None before the first
+    # the commit that the code was made from: in a restored snapshot that of the original repository, else head
     origin: str | None
-    tree: str
-    algorithm: str
-    entries: Entries
-    present: frozenset[str]
+    tree: str  # the id of all entries
+    algorithm: str  # of ids
+    entries: Entries  # of the files on disk, by path
+    present: frozenset[str]  # ids that the repository holds
+    # entries as the patch shows them, without what only filters, sparse checkouts and nested repositories change
     shown: Entries
-    changed: tuple[str, ...]
-    untracked: tuple[str, ...]
-    left_out: tuple[str, ...]
-    nested: tuple[Nested, ...]
-    notes: tuple[str, ...]
-    obstacles: tuple[str, ...]
+    changed: tuple[str, ...]  # paths that differ from head
+    untracked: tuple[str, ...]  # those of the changed paths that git does not know
+    left_out: tuple[str, ...]  # untracked files that are not recorded, because their names are typical of secrets
+    nested: tuple[Nested, ...]  # repositories inside the repository
+    notes: tuple[str, ...]  # what a reader should know
+    obstacles: tuple[str, ...]  # what keeps this tree from being restored exactly, with remedies
 
     @property
     def dirty(self) -> bool:
@@ -214,19 +210,21 @@ class _Repository:
 class _Reading:
     """What is found while the repositories are walked. Paths of bytes are relative to the main root."""
 
-    root: Path
-    algorithm: str
-    entries: dict[bytes, Entry] = field(default_factory=dict)
+    root: Path  # the main repository's top folder
+    algorithm: str  # of ids
+    entries: dict[bytes, Entry] = field(default_factory=dict)  # of the files on disk, by path
     instead: dict[bytes, Entry] = field(default_factory=dict)  # what the patch shows in place of these paths
+    # by folder, whether no symbolic link is on the way there
     free_of_links: dict[bytes, bool] = field(default_factory=dict)
     hidden: list[bytes] = field(default_factory=list)  # folders whose files the patch does not show
-    changed: list[str] = field(default_factory=list)
-    untracked: list[str] = field(default_factory=list)
-    left_out: list[str] = field(default_factory=list)
-    nested: list[Nested] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)
-    obstacles: list[str] = field(default_factory=list)
-    new_bytes: dict[str, int] = field(default_factory=dict)  # by folder at the top
+    changed: list[str] = field(default_factory=list)  # as of `WorkTree`
+    untracked: list[str] = field(default_factory=list)  # as of `WorkTree`
+    left_out: list[str] = field(default_factory=list)  # as of `WorkTree`
+    nested: list[Nested] = field(default_factory=list)  # as of `WorkTree`
+    notes: list[str] = field(default_factory=list)  # as of `WorkTree`
+    obstacles: list[str] = field(default_factory=list)  # as of `WorkTree`
+    # sizes in bytes of what git does not hold yet, by folder at the top
+    new_bytes: dict[str, int] = field(default_factory=dict)
 
 
 class _Seen(NamedTuple):

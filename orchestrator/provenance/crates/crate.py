@@ -45,17 +45,15 @@ class Made:
 
 @dataclass(frozen=True)
 class Crate:
-    """A crate that was unpacked and checked. place: its folder; run: `run.json`; carried: path of an input -> where its bytes
-    are; weights: the file of those that the run began with, where they are in it; signed_by: the fingerprint of the key, None
-    of an unsigned one; trace: the head of the Merkle tree of its trace, None of an older format."""
+    """A crate that was unpacked and checked."""
 
-    place: Path
-    run: Mapping[str, Any]
-    carried: Mapping[str, Path]
-    weights: Path | None
-    statement_sha256: str
-    signed_by: str | None
-    trace: str | None
+    place: Path  # its folder
+    run: Mapping[str, Any]  # `run.json`
+    carried: Mapping[str, Path]  # path of an input -> where its bytes are
+    weights: Path | None  # the file of those that the run began with; None where they are not in it
+    statement_sha256: str  # the hash that stands for all of it
+    signed_by: str | None  # the fingerprint of the key; None of an unsigned one
+    trace: str | None  # the head of the Merkle tree of its trace; None of an older format
 
 
 def make(

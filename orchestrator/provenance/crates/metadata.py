@@ -70,16 +70,16 @@ Entity = dict[str, Any]
 
 @dataclass(frozen=True)
 class Described:
-    """What the metadata tell. sizes, hashes: of every file, by name; inputs: of `data.json`; carried: path of an input -> the
-    name of its file or folder in the crate, of those that are in it; license: a URL, None where nobody has said one."""
+    """What the metadata tell."""
 
-    run: Mapping[str, Any]
-    commit: str | None
-    inputs: Sequence[Mapping[str, Any]]
+    run: Mapping[str, Any]  # `run.json`
+    commit: str | None  # that the code was made from; None where there is none
+    inputs: Sequence[Mapping[str, Any]]  # of `data.json`
+    # path of an input -> the name of its file or folder in the crate, of those that are in it
     carried: Mapping[str, str]
-    sizes: Mapping[str, int]
-    hashes: Mapping[str, str]
-    license: str | None = None
+    sizes: Mapping[str, int]  # of every file in bytes, by name
+    hashes: Mapping[str, str]  # of every file, by name
+    license: str | None = None  # a URL; None where nobody has said one
 
 
 def document(crate: Described, unhashed: Sequence[str]) -> bytes:

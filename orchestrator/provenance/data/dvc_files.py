@@ -30,17 +30,16 @@ _PRUNED = frozenset({".dvc", ".git", ".orchestrator", ".venv", "venv", "node_mod
 
 @dataclass(frozen=True)
 class Out:
-    """A path that DVC holds. path: relative to the project; file: the DVC file that says so, likewise; md5: None where it was
-    never made; cached: False where DVC keeps the hash alone (`cache: false`); remote: one of its own; imported: the
-    repository, revision and path that `dvc import` took it from."""
+    """A path that DVC holds."""
 
-    path: str
-    md5: str | None
-    hash: str
-    file: str
-    stage: str | None = None
-    remote: str | None = None
-    cached: bool = True
+    path: str  # relative to the project
+    md5: str | None  # of its bytes; None where it was never made
+    hash: str  # the name of the algorithm
+    file: str  # the DVC file that says so, relative to the project
+    stage: str | None = None  # that makes it, by its address; None of a `.dvc` file
+    remote: str | None = None  # one of its own; None where it has none
+    cached: bool = True  # False where DVC keeps the hash alone (`cache: false`)
+    # the repository, revision and path that `dvc import` took it from; None of what was not imported
     imported: Mapping[str, str] | None = None
 
     def as_dict(self) -> dict[str, Any]:

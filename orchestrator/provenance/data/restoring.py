@@ -88,15 +88,15 @@ def lend_storage(project: Path, source: Path, top: Path) -> None:
 
 @dataclass
 class _Job:
-    """One input on its way. source: where it came from, None while it is not there; reasons: why not, as far as tried."""
+    """One input on its way."""
 
-    item: Input
-    target: Path
-    origin: Path
-    top: Path
-    source: str | None = None
-    notes: list[str] = field(default_factory=list)
-    reasons: list[str] = field(default_factory=list)
+    item: Input  # the input as it was recorded
+    target: Path  # the project's folder in a disposable work tree, changed
+    origin: Path  # the project's folder where the command was typed, only read
+    top: Path  # the first folder of that work tree, outside of which nothing is written
+    source: str | None = None  # where it came from; None while it is not there
+    notes: list[str] = field(default_factory=list)  # what a person should know
+    reasons: list[str] = field(default_factory=list)  # why it is not there, as far as tried
 
     @property
     def problem(self) -> str | None:

@@ -21,30 +21,24 @@ from orchestrator.provenance.data.hashing import Scan, is_in, scan_input
 
 @dataclass(frozen=True)
 class Input:
-    """path: as declared; md5: of what is on disk; size in bytes.
-    recorded_md5: what DVC's files say of it, None where they do not; stage: the DVC stage that makes it;
-    place: where it lies, relative to the project, links followed where DVC knows it only so;
-    outs: the paths of DVC that hold it, lie in it, or are it; as_recorded: those are on disk what DVC has recorded;
-    in_code: what of it DVC does not keep, a snapshot of the code does; loose: the files of which neither is true;
-    in_cache: the local cache has what DVC keeps (the bytes are not looked at), None where DVC keeps nothing;
-    remotes: name -> URL without credentials;
-    ignored: how many files `.dvcignore` leaves out of the hash;
-    lists: of a manifest (`files.json`), how many files that lists, and how many bytes these have."""
+    """An input of a run, as it was on disk, and what DVC knows of it."""
 
-    path: str
-    md5: str
-    size: int
-    files: int
-    recorded_md5: str | None = None
-    stage: str | None = None
-    place: str = ""
-    outs: tuple[Out, ...] = ()
-    as_recorded: bool = False
-    in_code: bool = False
+    path: str  # as declared
+    md5: str  # of what is on disk
+    size: int  # in bytes
+    files: int  # how many it has
+    recorded_md5: str | None = None  # what DVC's files say of it; None where they do not
+    stage: str | None = None  # the DVC stage that makes it; None where none does, or several do
+    place: str = ""  # where it lies, relative to the project, links followed where DVC knows it only so
+    outs: tuple[Out, ...] = ()  # the paths of DVC that hold it, lie in it, or are it
+    as_recorded: bool = False  # whether those are on disk what DVC has recorded
+    in_code: bool = False  # whether a snapshot of the code keeps what of it DVC does not keep
+    # whether the local cache has what DVC keeps (the bytes are not looked at); None where DVC keeps nothing
     in_cache: bool | None = None
-    remotes: Mapping[str, str] | None = None
-    loose: tuple[str, ...] = ()
-    ignored: int = 0
+    remotes: Mapping[str, str] | None = None  # name -> URL without credentials; None where there is no DVC
+    loose: tuple[str, ...] = ()  # the files that neither DVC nor a snapshot of the code keeps
+    ignored: int = 0  # how many files `.dvcignore` leaves out of the hash
+    # of a manifest (`files.json`), how many files that lists, and how many bytes these have; None of another file
     lists: tuple[int, int] | None = None
 
     @property

@@ -34,14 +34,14 @@ _METADATA = re.compile(r"lib/python[\d.]+/site-packages/([^/-]+)[^/]*\.(?:dist|e
 
 @dataclass(frozen=True)
 class Package:
-    """url: of its file, without credentials; md5, sha256: of that file, None where conda has not kept them."""
+    """A package of a conda environment."""
 
-    name: str
-    version: str
-    build: str
-    url: str
-    md5: str | None = None
-    sha256: str | None = None
+    name: str  # of the package
+    version: str  # of the package
+    build: str  # conda's name of the build
+    url: str  # of its file, without credentials
+    md5: str | None = None  # of its file; None where conda has not kept it
+    sha256: str | None = None  # of its file; None where conda has not kept it
 
     @property
     def digest(self) -> str:

@@ -74,15 +74,15 @@ class Own:
 
 @dataclass(frozen=True)
 class Lock:
-    """python: `sys.version`; implementation: CPython, ...; machine: x86_64, ...; of_conda: the packages of its environment,
-    with the interpreter among them; none where it is none of conda."""
+    """All that it takes to make an environment anew."""
 
-    python: str
-    implementation: str
-    machine: str
-    pinned: tuple[Pinned, ...]
-    local: tuple[Local, ...]
-    own: Own
+    python: str  # `sys.version`
+    implementation: str  # CPython, ...
+    machine: str  # x86_64, ...
+    pinned: tuple[Pinned, ...]  # packages that pip installs
+    local: tuple[Local, ...]  # packages that were installed from folders of the repository
+    own: Own  # this package as it was
+    # the packages of its environment, with the interpreter among them; none where it is none of conda
     of_conda: tuple[conda.Package, ...] = ()
 
     def key(self, python: str) -> str:

@@ -34,16 +34,17 @@ _INSTRUCTION_SETS = re.compile(r"sse4_[12]|avx\w*|fma|f16c|amx\w*|asimd\w*|neon|
 
 @dataclass(frozen=True)
 class Environment:
-    """packages: name -> version; builds: name -> what tells two builds of that version apart: `sha256` of the files it
-    installed, `commit`, or `editable` with its `location`. origins: name -> where it came from, of what did not come from an
-    index (packages.py, or `conda`). bits and host as above; conda: the packages of its environment (conda.py)."""
+    """What a run was made with on one node."""
 
-    packages: dict[str, str]
+    packages: dict[str, str]  # name -> version
+    # name -> what tells two builds of a version apart: `sha256` of the files it installed, `commit`, or `editable` with
+    # its `location`
     builds: dict[str, dict[str, Any]]
+    # name -> where it came from, of what did not come from an index (packages.py, or `conda`)
     origins: dict[str, dict[str, Any]]
-    bits: dict[str, Any]
-    host: dict[str, Any]
-    conda: Sequence[conda.Package] = ()
+    bits: dict[str, Any]  # what may change the result
+    host: dict[str, Any]  # what only describes
+    conda: Sequence[conda.Package] = ()  # the packages of its environment (conda.py); empty where it is none of conda
 
     @property
     def packages_sha256(self) -> str:

@@ -56,18 +56,16 @@ class Registration:
 
 @dataclass(frozen=True)
 class ModelFolder:
-    """What is to be logged. path: the folder, which gets its MLmodel file here; step: after which the weights are; params,
-    tags, name: of the logged model; loader: a module with `_load_pyfunc(path)`; code: the folder in `path` from which Python
-    imports the pipeline; tag: of the run, which gets the model's URI."""
+    """What is to be logged."""
 
-    path: Path
-    step: int
-    params: Mapping[str, str]
-    tags: Mapping[str, str] = field(default_factory=dict)
-    name: str = NAME
-    loader: str = LOADER
-    code: str | None = None
-    tag: str | None = None
+    path: Path  # the folder, which gets its MLmodel file here
+    step: int  # after which the weights are
+    params: Mapping[str, str]  # of the logged model
+    tags: Mapping[str, str] = field(default_factory=dict)  # of the logged model
+    name: str = NAME  # of the logged model
+    loader: str = LOADER  # a module with `_load_pyfunc(path)`
+    code: str | None = None  # the folder in `path` from which Python imports the pipeline; None where it needs none
+    tag: str | None = None  # of the run, which gets the model's URI; None: no tag
 
 
 class ModelLog:

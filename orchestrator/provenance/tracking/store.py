@@ -70,31 +70,27 @@ def default_uri(folder: Path) -> str:
 
 @dataclass(frozen=True)
 class Past:
-    """A run that the store knows. steps: completed ones; None when it ended before its first; rerun_of: the run that it
-    repeats; verdict: of itself as a rerun, or else of the last rerun of it; user: who launched it, by their own account;
-    settings: as text, by dotted key; labels: of `run.tags`, by name; kind: "run", or what it is the record of; parent: of which
-    it is a part; best: the digest of its model, where that is not the last one; trace: the head of the Merkle tree of its
-    trace."""
+    """A run that the store knows."""
 
-    run_id: str
-    name: str
-    experiment: str
-    status: str
-    started_ms: int
-    steps: int | None
-    metrics: dict[str, float]
-    digest: str | None
-    rerun_of: str | None = None
-    verdict: str | None = None
-    user: str | None = None
-    ended_ms: int | None = None
-    settings: dict[str, str] = field(default_factory=dict)
-    kind: str = "run"
-    parent: str | None = None
-    labels: dict[str, str] = field(default_factory=dict)
-    best: str | None = None
-    trace: str | None = None
-    is_orphan: bool = False
+    run_id: str  # MLflow's
+    name: str  # of the run, for people
+    experiment: str  # its name
+    status: str  # MLflow's, such as FINISHED
+    started_ms: int  # milliseconds since 1970
+    steps: int | None  # completed ones; None when it ended before its first
+    metrics: dict[str, float]  # the last value of each, by name
+    digest: str | None  # of the final parameters; None of a run that did not finish
+    rerun_of: str | None = None  # the id of the run that it repeats; None of an original
+    verdict: str | None = None  # of itself as a rerun, or else of the last rerun of it; None where there is none
+    user: str | None = None  # who launched it, by their own account; None where none is given
+    ended_ms: int | None = None  # milliseconds since 1970; None while it runs
+    settings: dict[str, str] = field(default_factory=dict)  # as text, by dotted key
+    kind: str = "run"  # "run", or what it is the record of
+    parent: str | None = None  # the id of the run that it is a part of; None of a whole
+    labels: dict[str, str] = field(default_factory=dict)  # of `run.tags`, by name
+    best: str | None = None  # the digest of its model, where that is not the last one; None where it is
+    trace: str | None = None  # the head of the Merkle tree of its trace; None where none is recorded
+    is_orphan: bool = False  # whether the store says that it runs, though its driver on this machine is gone
 
 
 class Driving(NamedTuple):

@@ -21,15 +21,15 @@ _TRIED = "dc11669786a5"  # Alembic's name of the version of the tables
 class Row:
     """A run that is not deleted, of an experiment that is not."""
 
-    run_id: str
-    name: str
-    experiment: str
-    status: str
-    started_ms: int
-    ended_ms: int | None
-    settings: Mapping[str, str]
-    tags: Mapping[str, str]
-    metrics: Mapping[str, float]
+    run_id: str  # MLflow's
+    name: str  # of the run, for people
+    experiment: str  # its name
+    status: str  # MLflow's, such as FINISHED
+    started_ms: int  # milliseconds since 1970
+    ended_ms: int | None  # milliseconds since 1970; None while it runs
+    settings: Mapping[str, str]  # MLflow's parameters as text, by key
+    tags: Mapping[str, str]  # as text, by key
+    metrics: Mapping[str, float]  # the last value of each, by key
 
 
 def runs(database: Path, tag: str, value: str | None = None) -> list[Row] | None:

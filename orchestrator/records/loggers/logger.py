@@ -13,17 +13,16 @@ Status = Literal["finished", "failed", "killed"]
 
 @dataclass(frozen=True)
 class Told:
-    """A run as it begins. folder: its own, in which a writer may make a folder; settings: by dotted key, without credentials;
-    tags: by name; since: the step from which on it is told of a run that goes on, None for a new one."""
+    """A run as it begins."""
 
-    run_id: str
-    name: str
-    experiment: str
-    folder: Path
-    settings: Mapping[str, Any]
-    note: str | None = None
-    tags: Mapping[str, str | None] | None = None
-    since: int | None = None
+    run_id: str  # of the record
+    name: str  # of the run, for people
+    experiment: str  # its name
+    folder: Path  # its own, in which a writer may make a folder
+    settings: Mapping[str, Any]  # by dotted key, without credentials
+    note: str | None = None  # of whoever launched it; None where there is none
+    tags: Mapping[str, str | None] | None = None  # by name; None where there are none
+    since: int | None = None  # of a run that goes on, the first step that it tells again; None for a new one
 
 
 class Writer(Protocol):
