@@ -48,7 +48,15 @@ ROOMS = {
     ],
     "provenance": ["crates", "data", "environment", "code", "tracking"],
     "controller": [
-        *("controller", "rendezvous", "fault_attribution", "fault_injection", "decision", "membership", "load_balancing"),
+        *(
+            "controller",
+            "rendezvous",
+            "fault_attribution",
+            "fault_injection",
+            "decision",
+            "membership",
+            "load_balancing",
+        ),
         *("state_recovery", "shard_assignment", "sites", "work_stealing", "events", "checking"),
     ],
     "config": ["resolve", "plan", "settings"],
