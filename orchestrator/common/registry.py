@@ -8,9 +8,9 @@ model); each further one is an option, whose annotation says what it must be and
 
     def tree(workers: int, *, arity: Annotated[int, Field(ge=1, description="Children of a node.")] = 2) -> Schedule:
 
-So adding one is a file and a line: settings, documentation, messages and laws read the options from here. Behind the key can
-also stand `package.module:name`, a callable of the same form in the user's project. An entry of several functions is a class
-whose instances have them as methods.
+So adding one is a function and a line: settings, documentation, messages and laws read the options from here. Behind the key
+can also stand `package.module:name`, a callable of the same form in the user's project. An entry of several functions is a
+class whose instances have them as methods.
 
 What it does not do: know what entries are for.
 """

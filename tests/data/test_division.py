@@ -13,8 +13,8 @@ from orchestrator.common.values import Steps
 from orchestrator.config.plan import Data, Variant
 from orchestrator.data.division import divide
 from orchestrator.data.labels import Labels
+from orchestrator.data.sampling import partition_laws as laws
 from orchestrator.data.sampling import samplings
-from orchestrator.data.sampling.partitions import laws
 from orchestrator.errors import ConfigurationError, OrchestratorError, PipelineRaised
 from orchestrator.pipeline import Pipeline
 

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from orchestrator.common.values import Span
 from orchestrator.optim.rates import rates_of, set_rates
+from orchestrator.optim.schedule_laws import broken
 from orchestrator.optim.schedules import SCHEDULES, Moment, build
-from orchestrator.optim.schedules.laws import broken
 
 
 def values(steps: int, name: str = "constant", warmup: int = 0, **options: object) -> list[float]:

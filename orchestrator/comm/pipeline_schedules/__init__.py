@@ -4,15 +4,14 @@
     border_slots(hosts, programs)        # where their messages lie (slots)
     timeline(hosts, programs, costs)     # when they begin and end, and how much of that is waiting (timeline)
 
-An order is a file and a line in the table `PIPELINING` (orders); the laws of `laws.py` hold it to the same properties as the
-others.
+An order is a function and a line in the table `PIPELINING` (orders); the laws of `laws.py` hold it to the same properties as
+the others.
 
 What it does not do: cut a model, or execute anything (`orchestrator.worker`).
 """
 
 from orchestrator.comm.pipeline_schedules.flow import Hosts, Programs, Task, groups_of, next_task, programs
-from orchestrator.comm.pipeline_schedules.order import Order, Place
-from orchestrator.comm.pipeline_schedules.orders import PIPELINING
+from orchestrator.comm.pipeline_schedules.orders import PIPELINING, Order, Place
 from orchestrator.comm.pipeline_schedules.slots import border_slots
 from orchestrator.comm.pipeline_schedules.timeline import Span, bubble, nominal, timeline
 

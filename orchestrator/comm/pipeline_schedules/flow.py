@@ -22,8 +22,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
-from orchestrator.comm.pipeline_schedules.order import Decide, Order, Place
-from orchestrator.comm.pipeline_schedules.orders import build_order
+from orchestrator.comm.pipeline_schedules.orders import Decide, Order, Place, build_order
 
 Hosts = tuple[tuple[int, ...], ...]  # hosts[stage][shard] = rank
 Kind = Literal["forward", "backward"]

@@ -18,8 +18,7 @@ from functools import partial
 from typing import Any
 
 from orchestrator.comm.pipeline_schedules.flow import Hosts, Programs, Task, play, stages_of
-from orchestrator.comm.pipeline_schedules.order import Order, Place
-from orchestrator.comm.pipeline_schedules.orders import PIPELINING, build_order
+from orchestrator.comm.pipeline_schedules.orders import PIPELINING, Order, Place, build_order
 
 
 def problems(name: str, options: Mapping[str, Any], several: Iterable[Hosts]) -> list[str]:

@@ -1,18 +1,59 @@
-"""The table of orders: when the members of a pipeline take which shard forward and backward.
+"""The orders of a stage's tasks: how many shards may be in flight in it, and when backwards may begin.
 
-An order is a function of a member's place that returns an `Order`; adding one is a file and a line here, and the laws of
-`laws.py` then hold it to the same properties as the others. A user's own meets the laws at launch.
+An order is a function of a member's place that returns an `Order`; adding one is a function here and a line in `PIPELINING`,
+and the laws of `laws.py` then hold it to the same properties as the others. A user's own meets the laws at launch.
+
+What it does not do: put tasks in order (`flow`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
-from orchestrator.comm.pipeline_schedules.gpipe import gpipe
-from orchestrator.comm.pipeline_schedules.one_forward_one_backward import one_forward_one_backward
-from orchestrator.comm.pipeline_schedules.order import Decide, Order
 from orchestrator.common.registry import Table
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A member of a pipeline. stage: of `stages`, the first is 0; hosted: how many shards of each step it takes through its
+    stage."""
+
+    stage: int
+    stages: int
+    hosted: int
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """in_flight: how many shards a member may have taken forward and not yet backward, which its memory has to hold; warmup:
+    how many it takes forward before it takes the first one backward, at most all that it hosts. After them a backward that
+    can start goes before a forward that can start at the same time."""
+
+    in_flight: int
+    warmup: int = 0
+
+
+Decide = Callable[[Place], Order]
+
+
+def one_forward_one_backward(place: Place) -> Order:
+    """A member holds as many shards as there are stages from its own on, and no more.
+
+    Source: Narayanan et al., "PipeDream", SOSP 2019, section 3.2; without weight versions, as in Fan et al., "DAPPLE", PPoPP
+    2021.
+    """
+    return Order(in_flight=place.stages - place.stage)
+
+
+def gpipe(place: Place) -> Order:
+    """All forwards, then all backwards. Its bubble is that of one forward, one backward; it holds every shard in between.
+
+    Source: Huang et al., "GPipe", NeurIPS 2019, section 2.3.
+    """
+    return Order(in_flight=place.hosted, warmup=place.hosted)
+
 
 PIPELINING: Table[Callable[..., Order]] = Table("cluster.pipeline", {"1f1b": one_forward_one_backward, "gpipe": gpipe})
 

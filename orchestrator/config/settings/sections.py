@@ -447,7 +447,7 @@ class UpdateSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class ScheduleSettings:
-    """How the learning rate changes; see `orchestrator/optim/schedules`. Options as those of a topology."""
+    """How the learning rate changes; see `orchestrator/optim/schedules.py`. Options as those of a topology."""
 
     name: str = field(default="constant", metadata=result("How the learning rate goes on after the warm-up."))
     warmup: int = field(default=0, metadata=result("Steps in which the learning rate rises to its value.", at_least(0)))

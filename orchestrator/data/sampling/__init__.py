@@ -2,7 +2,7 @@
 draws from them, step by step, is `orchestrator.data`.
 
     population.py     what a run gives to an entry of the next two tables
-    partitions/       who owns which sample
+    partitions.py     who owns which sample
     samplings.py      how likely a shard draws each sample of its part
     subsets.py        which samples a run has at all
     orders.py         in which order an epoch visits them

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from orchestrator.common.registry import Table
-from orchestrator.data.sampling.partitions.options import By
+from orchestrator.data.sampling.partitions import By
 from orchestrator.data.sampling.population import Population, Real, Whole, tried
 
 

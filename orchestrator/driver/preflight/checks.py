@@ -22,19 +22,17 @@ from orchestrator.common.values import Steps
 from orchestrator.config.settings import ScheduleSettings, Settings, Workers, flat, masker
 from orchestrator.controller.shard_assignment import assign_stages, deal, hosts_of
 from orchestrator.data.order import Epochs
-from orchestrator.data.sampling import orders, samplings, subsets
+from orchestrator.data.sampling import orders, partition_laws, samplings, subsets
 from orchestrator.data.sampling.partitions import PARTITIONS
-from orchestrator.data.sampling.partitions import laws as partition_laws
 from orchestrator.driver.preflight import private
 from orchestrator.errors import ConfigurationError, NotRerunnable
 from orchestrator.numerics import cuda
-from orchestrator.optim import contribution_laws, optimizers
+from orchestrator.optim import contribution_laws, optimizers, schedule_laws
 from orchestrator.optim.compressions import COMPRESSIONS
 from orchestrator.optim.compressions import laws as compression_laws
 from orchestrator.optim.contributions import CONTRIBUTIONS
 from orchestrator.optim.privacy import accounting
 from orchestrator.optim.schedules import SCHEDULES
-from orchestrator.optim.schedules import laws as schedule_laws
 from orchestrator.provenance.code import git, imported, pushed, secrets, worktree
 from orchestrator.provenance.data import dvc_files, remote_state, versions
 from orchestrator.provenance.data.hashing import Scan, scan_input

@@ -35,10 +35,10 @@ from orchestrator.experiments.search import SEARCHES
 from orchestrator.experiments.search.asking import Search
 from orchestrator.experiments.search.declared import read_own, read_space
 from orchestrator.experiments.search.described import Sweep, source_of
-from orchestrator.experiments.search.grid import endless, size
 from orchestrator.experiments.search.halving import Rung
 from orchestrator.experiments.search.members import METRIC, read_ensemble
 from orchestrator.experiments.search.outlook import Course
+from orchestrator.experiments.search.samplers import endless, size
 from orchestrator.experiments.search.space import Space, corners
 from orchestrator.records.redaction import Redactor
 from orchestrator.worker.ensemble.combinations import COMBINATIONS

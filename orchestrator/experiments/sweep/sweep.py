@@ -53,7 +53,7 @@ from orchestrator.experiments.sweep.record import (
 from orchestrator.experiments.sweep.report import SweepReport, report_of, summary_of_whole
 from orchestrator.experiments.sweep.trials import Trials, failed_all
 from orchestrator.provenance.tracking import Past, Store
-from orchestrator.worker.ensemble.combinations import laws as combination_laws
+from orchestrator.worker.ensemble import combination_laws
 from orchestrator.worker.model import construction
 
 _LEAST_OVERRIDES = ("tracking.uri", "output")

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from orchestrator.errors import PipelineRaised
-from orchestrator.worker.ensemble.combinations.combination import Combination
+from orchestrator.worker.ensemble.combinations import Combination
 
 _TINY = 1e-300  # below it float64 has not all of its digits
 

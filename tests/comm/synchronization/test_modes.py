@@ -114,4 +114,4 @@ def test_a_users_own_is_found_and_held_to_the_laws() -> None:
         "sync: tests.comm.synchronization.test_modes:backwards is not live: no shard can start at the clocks [0]: behind"
     ]
     assert "ValueError" in problems("tests.comm.synchronization.test_modes:raising", {})[0]
-    assert problems("orchestrator.comm.synchronization.ssp:ssp", {"staleness": 1}) == []
+    assert problems("orchestrator.comm.synchronization.modes:ssp", {"staleness": 1}) == []

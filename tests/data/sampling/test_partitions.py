@@ -12,7 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from orchestrator.data.sampling.partitions import PARTITIONS, laws
+from orchestrator.data.sampling import partition_laws as laws
+from orchestrator.data.sampling.partitions import PARTITIONS
 from orchestrator.data.sampling.population import Population, Real, Whole, tried
 from orchestrator.errors import ConfigurationError
 

@@ -11,9 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from orchestrator.worker.ensemble.combinations import COMBINATIONS, laws
-from orchestrator.worker.ensemble.combinations.vote import Vote
-from orchestrator.worker.ensemble.combinations.weighted import Weighted
+from orchestrator.worker.ensemble import combination_laws as laws
+from orchestrator.worker.ensemble.combinations import COMBINATIONS, Vote, Weighted
 
 
 @pytest.mark.parametrize("members", [2, 3, 8])
@@ -77,7 +76,7 @@ class Greedy(Loudest):
 
 
 def test_ones_own_is_held_to_the_laws() -> None:
-    here = "tests.worker.ensemble.combinations.test_combinations"
+    here = "tests.worker.ensemble.test_combinations"
     assert laws.problems(f"{here}:Loudest", {"times": 2}, 3) == []
     for name, said in (
         ("First", "in another order"),

@@ -1,0 +1,124 @@
+"""Learning-rate schedules: the factor on every learning rate as a pure function of the moment, so that nothing has to be saved.
+
+A schedule is a function `name(at: Moment, *, option, ...) -> float`; adding one is a function here and a line in `SCHEDULES`.
+Its factor counts after the warm-up, which is the same for all. A user's own is held to the laws at launch (`schedule_laws.py`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from orchestrator.common.registry import Table
+from orchestrator.common.values import Span
+
+# Options that several schedules have.
+Gamma = Annotated[float, Field(gt=0, description="The factor of a reduction.")]
+FinalFactor = Annotated[float, Field(ge=0, description="The factor at the end.")]
+EndStep = Annotated[
+    Span | None, Field(description="The step at which the factor is `final`, and stays so; null: the last one.")
+]
+
+
+@dataclass(frozen=True)
+class Moment:
+    """Where in a run a schedule is asked for its factor. step: counted from 0, of so many `steps`; warmup: the first of them,
+    in which the factor rises from 1 / warmup to 1; reductions: how often the watched metric has ceased to improve, for
+    `plateau`; epoch: the steps of one."""
+
+    step: int
+    steps: int
+    warmup: int = 0
+    reductions: int = 0
+    epoch: int = 1
+
+    @property
+    def since(self) -> int:
+        """The steps since the end of the warm-up."""
+        return self.step - self.warmup
+
+    def part(self, end: Span | None = None) -> float:
+        """How much of the way from the warm-up to `end`, or the last step, is done, from 0 to 1."""
+        last = self.steps - 1 if end is None else end.in_steps(self.epoch)
+        return min(1.0, self.since / max(1, last - self.warmup))
+
+
+def constant(at: Moment) -> float:  # noqa: ARG001
+    """The learning rate as it is, once it has warmed up."""
+    return 1.0
+
+
+def linear(at: Moment, *, final: FinalFactor = 0.0, end: EndStep = None) -> float:
+    """From 1 to `final` at the step `end`, or the last one, on a straight line, and `final` after it."""
+    return 1 + (final - 1) * at.part(end)
+
+
+def cosine(at: Moment, *, final: FinalFactor = 0.0, end: EndStep = None) -> float:
+    """From 1 to `final` at the step `end`, or the last one, along half a cosine, and `final` after it.
+
+    Source: Loshchilov and Hutter, "SGDR" (2017), equation 5.
+    """
+    return final + (1 - final) * (1 + math.cos(math.pi * at.part(end))) / 2
+
+
+def exponential(at: Moment, *, gamma: Gamma = 0.1) -> float:
+    """`gamma` to the power of the steps."""
+    return gamma**at.since
+
+
+def steps(
+    at: Moment,
+    *,
+    gamma: Gamma = 0.1,
+    every: Annotated[Span, Field(description="How far it is from one reduction to the next.")],
+) -> float:
+    """A reduction by `gamma` after every so many steps or epochs."""
+    return gamma ** (at.since // every.in_steps(at.epoch))
+
+
+def inverse_sqrt(at: Moment) -> float:
+    """Down with the square root of the step.
+
+    Source: Vaswani et al., "Attention Is All You Need" (2017), section 5.3.
+    """
+    return math.sqrt(max(1, at.warmup) / (at.step + 1))
+
+
+def plateau(
+    at: Moment,
+    *,
+    gamma: Gamma = 0.1,
+    patience: Annotated[int, Field(ge=1, description="Evaluations without improvement until a reduction.")] = 3,  # noqa: ARG001
+    metric: Annotated[str, Field(min_length=1, description="The metric to watch.")] = "validation/loss",  # noqa: ARG001
+    mode: Annotated[Literal["min", "max"], Field(description="Whether less or more is better.")] = "min",  # noqa: ARG001
+) -> float:
+    """A reduction by `gamma` whenever a metric has ceased to improve; `optim.patience` counts them, at every member alike."""
+    return gamma**at.reductions
+
+
+SCHEDULES: Table[Callable[..., float]] = Table(
+    "schedule",
+    {
+        "constant": constant,
+        "linear": linear,
+        "cosine": cosine,
+        "exponential": exponential,
+        "steps": steps,
+        "inverse_sqrt": inverse_sqrt,
+        "plateau": plateau,
+    },
+)
+
+
+def build(name: str, options: Mapping[str, Any]) -> Callable[[Moment], float]:
+    """The factor at a moment. Raises ConfigurationError."""
+    schedule = SCHEDULES.build(name, options)
+
+    def factor(at: Moment) -> float:
+        return (at.step + 1) / at.warmup if at.step < at.warmup else schedule(at)
+
+    return factor
