@@ -20,14 +20,14 @@ __all__ = ["Run", "Staleness", "launch", "load_ensemble", "look", "staleness"]
 
 @dataclass(frozen=True)
 class Run:
-    """A finished run. folder: its files; loss: of the last step; metrics: of the last evaluation."""
+    """A finished run."""
 
-    run_id: str
-    folder: Path
-    steps: int
-    digest: str
-    loss: float
-    metrics: dict[str, float]
+    run_id: str  # of the tracker
+    folder: Path  # its files
+    steps: int  # how many were done
+    digest: str  # of its parameters
+    loss: float  # of the last step
+    metrics: dict[str, float]  # of the last evaluation
 
 
 def launch(

@@ -123,23 +123,26 @@ class Way(NamedTuple):
 
 class Exchange:
     """One member's collective operations in one generation. They raise what the transport raises: PeerLost,
-    DeadlineExceeded.
-
-    generation: its number. rank: this member's; workers: so many, who have the first ranks. sent_bytes: of the payloads of its
-    calls so far, as the transport counts them.
-    """
+    DeadlineExceeded."""
 
     def __init__(
-        self, schedule: Schedule, rank: int, generation: int, transport: Transport, memory: Memory, timeout_s: float
+        self,
+        schedule: Schedule,  # who sends what to whom
+        rank: int,  # this member's
+        generation: int,  # its number
+        transport: Transport,  # to the peers of the schedule
+        memory: Memory,  # what `total` adds up
+        timeout_s: float,  # of each wait for a peer
     ) -> None:
         self._schedule = schedule
         self._rank = rank
-        self.rank, self.workers = rank, schedule.workers
+        self.rank = rank
+        self.workers = schedule.workers  # so many, who have the first ranks
         self.generation = generation
         self._transport = transport
         self._memory = memory
         self._timeout_s = timeout_s
-        self.sent_bytes = 0
+        self.sent_bytes = 0  # of the payloads of the calls so far, as the transport counts them
         self._ways: dict[int, Way] = {}
         self._way(memory.layout)
         # A vote is short, so it travels whole, as one chunk. A server sees only the chunks that it owns and has to know the

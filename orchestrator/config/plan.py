@@ -114,16 +114,15 @@ class Segments:
 
 @dataclass(frozen=True)
 class Run:
-    """seed: of all randomness. Of steps and epochs one is set. initial: None where the pipeline's model is trained as it is;
-    begin: None where the first step is step 0."""
+    """What is trained, from where, and for how long."""
 
-    pipeline: Source
-    compute: Compute
-    seed: int
-    steps: int | None
-    epochs: int | None
-    initial: Initial | None = None
-    begin: Begin | None = None
+    pipeline: Source  # the user's pipeline
+    compute: Compute  # how each member computes
+    seed: int  # of all randomness
+    steps: int | None  # how many are trained; None where `epochs` says it
+    epochs: int | None  # passes over the training data; None where `steps` says it
+    initial: Initial | None = None  # the weights to begin with; None where the pipeline's model is trained as it is
+    begin: Begin | None = None  # the state of another run to begin with; None where the first step is step 0
 
     @property
     def first_step(self) -> int:
@@ -147,23 +146,19 @@ class Local:
 
 @dataclass(frozen=True)
 class Update:
-    """What happens to a gradient. optimizer: None where the pipeline has its own; clip: the largest norm; warmup: steps in
-    which the learning rate rises, before `schedule` has its way; contribution: what a shard makes of its gradient before the
-    sum, and may keep state for, None for nothing; scaling: of the rate with the batch size, None for none; compression: in
-    which form gradients travel, None for as they are; local: steps of a shard by itself, whose sum is then applied as a
-    gradient is, None for none; sharded: the workers of a host divide it."""
+    """What happens to a gradient."""
 
-    optimizer: Variant | None
-    clip: float | None
-    schedule: Variant
-    warmup: int
-    stopping: Watching | None
-    plateau: Watching | None
-    contribution: Variant | None = None
-    scaling: Scaling | None = None
-    compression: Variant | None = None
-    local: Local | None = None
-    sharded: bool = False
+    optimizer: Variant | None  # None where the pipeline has its own
+    clip: float | None  # the largest norm of a gradient; None for no bound
+    schedule: Variant  # how the learning rate changes over the steps after `warmup`
+    warmup: int  # steps in which the learning rate rises to its value
+    stopping: Watching | None  # the metric that ends the run early; None for none
+    plateau: Watching | None  # the metric that lowers the learning rate; None for other schedules
+    contribution: Variant | None = None  # what a shard makes of its gradient before the sum; None for nothing
+    scaling: Scaling | None = None  # of the learning rate with the batch size; None for none
+    compression: Variant | None = None  # the form in which gradients travel; None for as they are
+    local: Local | None = None  # a shard's steps by itself, whose sum is applied as a gradient is; None for none
+    sharded: bool = False  # whether the workers of a host divide the update
 
     @property
     def watches_a_metric(self) -> bool:
@@ -173,28 +168,26 @@ class Update:
 
 @dataclass(frozen=True)
 class Exchange:
-    """How members add up. exact: on a grid, free of order. by_tcp: also within a node; between_nodes: members of several nodes
-    may have to reach each other. masked: workers mask their sums. tls: what travels by TCP is encrypted."""
+    """How members add up."""
 
-    exact: bool
-    topology: Variant
-    by_tcp: bool
-    between_nodes: bool
-    masked: bool = False
-    tls: bool = False
+    exact: bool  # whether sums are made on a grid, free of order
+    topology: Variant  # who sends what to whom
+    by_tcp: bool  # whether members of one node use TCP too
+    between_nodes: bool  # whether members of several nodes may have to reach each other
+    masked: bool = False  # whether workers mask their sums
+    tls: bool = False  # whether what travels by TCP is encrypted
 
 
 @dataclass(frozen=True)
 class Members:
-    """Of workers: how many to start with, the least to go on with, the most to grow to. servers: where the topology has them;
-    stages: into so many the model is cut, and a worker hosts one of them."""
+    """How many processes a run has."""
 
-    start: int
-    least: int
-    most: int
-    spares: int
-    servers: int
-    stages: int = 1
+    start: int  # workers to start with
+    least: int  # workers to go on with; below, the run pauses
+    most: int  # workers to grow to
+    spares: int  # prepared workers that wait for a place
+    servers: int  # 0 where the topology has none
+    stages: int = 1  # parts into which the model is cut; a worker hosts one of them
 
     def total(self, workers: int) -> int:
         """Processes, with so many workers."""
@@ -203,21 +196,18 @@ class Members:
 
 @dataclass(frozen=True)
 class Cluster:
-    """address: of a Ray to join, None for a private one; cpus, gpus: set aside per member; together: all on one node; claims:
-    whether workers of a host claim shards from each other, unless shards keep a state; claims_required: they must not;
-    by_speed: shards are dealt by how fast workers are, where the mode leaves that free; speeds: of nodes by address, as
-    declared."""
+    """Where members run, and who computes which shards."""
 
-    address: str | None
-    members: Members
-    cpus: float
-    gpus: float
-    together: bool
-    timeouts: Timeouts
-    by_speed: bool = False
-    speeds: Mapping[str, float] = field(default_factory=dict)
-    claims: bool = False
-    claims_required: bool = False
+    address: str | None  # of a Ray to join; None for a private one
+    members: Members  # how many
+    cpus: float  # set aside per member
+    gpus: float  # set aside per member
+    together: bool  # whether all members run on one node
+    timeouts: Timeouts  # how long members wait for each other
+    by_speed: bool = False  # whether shards are dealt by how fast workers are, where the mode leaves that free
+    speeds: Mapping[str, float] = field(default_factory=dict)  # of nodes by address, as declared
+    claims: bool = False  # whether workers of a host claim shards from each other, unless shards keep a state
+    claims_required: bool = False  # whether shards that keep a state are refused, since the user asked for claims
 
 
 @dataclass(frozen=True)
@@ -247,15 +237,14 @@ class Chaos:
 
 @dataclass(frozen=True)
 class Checkpoints:
-    """every: None at the end only; keep: so many, the newest; uri: under which they lie, None for the run's folder; best: those
-    of the best evaluations stay too; archive: one in so many steps for ever; is_model: the best one is the run's model."""
+    """When checkpoints are written, where to, and which of them stay."""
 
-    every: Every | None
-    keep: int
-    uri: str | None
-    best: Best | None = None
-    archive: int | None = None
-    is_model: bool = False
+    every: Every | None  # steps or seconds between two; None for one at the end only
+    keep: int  # so many of the newest stay
+    uri: str | None  # the place they lie under; None for the run's folder
+    best: Best | None = None  # those of the best evaluations stay too; None for none
+    archive: int | None = None  # one in so many steps stays for ever; None for none
+    is_model: bool = False  # whether the best one is the run's model
 
 
 @dataclass(frozen=True)
@@ -273,19 +262,18 @@ class Cadence:
 
 @dataclass(frozen=True)
 class Plan:
-    run: Run
-    data: Data
-    update: Update
-    exchange: Exchange
-    cluster: Cluster
-    checkpoints: Checkpoints
-    cadence: Cadence
+    run: Run  # what is trained, and for how long
+    data: Data  # which samples a micro-batch holds
+    update: Update  # what happens to a gradient
+    exchange: Exchange  # how members add up
+    cluster: Cluster  # where members run
+    checkpoints: Checkpoints  # when state is written, and what of it stays
+    cadence: Cadence  # when something is looked at
     sync: Variant  # of `orchestrator.comm.synchronization`
-    pipelining: Variant = field(
-        default_factory=partial(Variant, "1f1b")
-    )  # of `pipeline_orders`; for several stages only
+    # of `orchestrator.comm.pipeline_schedules`; for several stages only
+    pipelining: Variant = field(default_factory=partial(Variant, "1f1b"))
     recompute: bool = False  # whether stages compute forward passes once more; means nothing where there is one stage
-    declared: Declared = field(default_factory=Declared)
+    declared: Declared = field(default_factory=Declared)  # what the pipeline may read
     replay: tuple[Mapping[str, Any], ...] = ()  # the records of rests that are repeated; none where replicas run live
     segments: Segments | None = None  # of an audit, which repeats these steps alone
     chaos: Chaos | None = None  # None where nobody disturbs it on purpose

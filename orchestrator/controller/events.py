@@ -22,52 +22,42 @@ Role = Literal["worker", "server"]
 
 @dataclass(frozen=True)
 class Ready:
-    """A member is prepared.
+    """A member is prepared."""
 
-    run_manifest: what it found out about the run (a server: nothing); can_restore: it reaches the checkpoints. node: a number
-    that it has in common with whom it shares memory, and with nobody else; 0 for all where there is one node. speed: declared,
-    in proportion to others'. sites: whose bytes its node holds.
-    """
-
-    member: int
-    run_manifest: Mapping[str, Any]
-    can_restore: bool = False
-    node: int = 0
-    speed: float = 1.0
-    sites: tuple[str, ...] = ()
+    member: int  # its id
+    run_manifest: Mapping[str, Any]  # what it found out about the run; a server: nothing
+    can_restore: bool = False  # whether it reaches the checkpoints
+    node: int = 0  # the same number for all that share memory, and for nobody else; 0 for all where there is one node
+    speed: float = 1.0  # declared, in proportion to others'
+    sites: tuple[str, ...] = ()  # whose bytes its node holds
 
 
 @dataclass(frozen=True)
 class Left:
-    """A member has left the generation and waits for the next one.
+    """A member has left the generation and waits for the next one."""
 
-    accuses: the rank it lost contact with; None where that one had said farewell, and for every other reason. held, staged: the
-    shards whose state it has, as of its last committed step and as of the one after it. holds_sum: with stages, it has the sum
-    of its stage for the step after its last committed one, and has not applied it. verdict: of a check, the same at all.
-    """
-
-    member: int
-    generation: int
-    why: Literal["peer", "called off", "regroup", "stop", "withdrew", "distrust"]
-    progress: Progress | None
-    accuses: int | None = None
-    text: str = ""
-    held: tuple[int, ...] = ()
-    staged: tuple[int, ...] = ()
-    holds_sum: bool = False
-    verdict: Verdict | None = None
+    member: int  # its id
+    generation: int  # the number of the one it has left
+    why: Literal["peer", "called off", "regroup", "stop", "withdrew", "distrust"]  # its reason
+    progress: Progress | None  # as of its last committed step; None for the initial state
+    accuses: int | None = None  # the rank it lost contact with; None where that one said farewell, or `why` is another
+    text: str = ""  # the reason in words, for messages
+    held: tuple[int, ...] = ()  # the shards whose state it has as of its last committed step
+    staged: tuple[int, ...] = ()  # the shards whose state it has as of the step after that
+    holds_sum: bool = False  # with stages: it has its stage's sum for the step after that, and has not applied it
+    verdict: Verdict | None = None  # of a check, the same at all members; None for every other reason
 
 
 @dataclass(frozen=True)
 class Finished:
-    """A member has done all steps. digest: of its parameters; None for a server. held, staged: as of one that left."""
+    """A member has done all steps."""
 
-    member: int
-    generation: int
-    progress: Progress | None
-    digest: str | None
-    held: tuple[int, ...] = ()
-    staged: tuple[int, ...] = ()
+    member: int  # its id
+    generation: int  # the number of its generation
+    progress: Progress | None  # as of its last committed step; None for the initial state
+    digest: str | None  # of its parameters; None for a server
+    held: tuple[int, ...] = ()  # as in `Left`
+    staged: tuple[int, ...] = ()  # as in `Left`
 
 
 @dataclass(frozen=True)
@@ -197,39 +187,32 @@ class Start:
 class Begin:
     """Begin a generation: its members by rank, workers (node by node, the oldest first) before servers, all idle.
 
-    shards: by worker rank; stages: by worker rank, the stage that it hosts, of which these are the shards; none where every
-    worker has the whole model. state_transfers: (donor rank, recipient rank), within a stage. With stages two things come
-    before these: run_states: (donor rank, recipient rank) of the state of the run, without parameters, also between stages;
-    applies: the ranks that with it apply the sum they hold. restore: the rank that first loads the newest checkpoint; it is the
-    donor then, and with stages the first of `restorers`, one of each, which all load it. without_servers: the topology wants
-    servers and none lives, so the workers use another exact topology. moves: (donor rank, recipient rank, shards): what these
-    shards keep, where they keep anything.
-    heirs: (lost, heir): what this shard keeps is lost with its only holder, and it goes on with what that one keeps. inherited:
-    all such pairs since the replicas were equal last, in order, which the record of a run has to tell.
-    forgets: all go back to what the donor restores, also those who are farther; where there is no checkpoint, to the state
-    in which the run began.
-    nodes: by rank, servers too; two that have the same number share memory.
-    absent: the shards of sites that are away, which sit out: whoever hosts them computes nothing of them.
+    With stages, `run_states` are transferred first; then `applies` apply their sums; then `state_transfers` follow.
     """
 
-    generation: int
-    members: tuple[int, ...]
-    workers: int
-    servers: int
-    shards: tuple[tuple[int, ...], ...]
-    state_transfers: tuple[tuple[int, int], ...]
-    restore: int | None
-    without_servers: bool
-    run_manifest: Mapping[str, Any]
-    nodes: tuple[int, ...] = field(kw_only=True)
-    moves: tuple[Move, ...] = ()
+    generation: int  # its number
+    members: tuple[int, ...]  # ids, by rank
+    workers: int  # so many; they have the first ranks
+    servers: int  # so many; they have the last ranks
+    shards: tuple[tuple[int, ...], ...]  # by worker rank, those it hosts; with stages, of its stage
+    state_transfers: tuple[tuple[int, int], ...]  # (donor rank, recipient rank), within a stage
+    restore: int | None  # the rank that first loads the newest checkpoint, and is the donor then; None for none
+    without_servers: bool  # the topology wants servers and none lives, so the workers use another exact topology
+    run_manifest: Mapping[str, Any]  # what the members have agreed on about the run
+    nodes: tuple[int, ...] = field(kw_only=True)  # by rank, servers too; two that have the same number share memory
+    moves: tuple[Move, ...] = ()  # by whom to whom what these shards keep is handed, where they keep anything
+    # (lost, heir): what the lost shard keeps is gone with its only holder, and it goes on with what the heir keeps
     heirs: tuple[Inheritance, ...] = ()
+    # all such pairs since the replicas were equal last, in order, which the record of a run has to tell
     inherited: tuple[Inheritance, ...] = ()
+    # all go back to what the donor restores, also those who are farther; without a checkpoint, to the state at the start
     forgets: bool = False
-    stages: tuple[int, ...] = ()
-    restorers: tuple[int, ...] = ()
-    applies: tuple[int, ...] = ()
+    stages: tuple[int, ...] = ()  # by worker rank, the stage it hosts; empty where every worker has the whole model
+    restorers: tuple[int, ...] = ()  # with stages, one rank of each that loads the checkpoint; `restore` is the first
+    applies: tuple[int, ...] = ()  # with stages, ranks that apply the sum they hold
+    # with stages, (donor rank, recipient rank) of the state of the run, without parameters, also between stages
     run_states: tuple[tuple[int, int], ...] = ()
+    # the shards of sites that are away, which sit out: their hosts compute nothing of them
     absent: tuple[int, ...] = ()
 
 

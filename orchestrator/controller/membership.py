@@ -25,46 +25,33 @@ Phase = Literal["preparing", "running", "regrouping", "paused", "saving", "ended
 
 @dataclass(frozen=True, kw_only=True)
 class Requirements:
-    """What a run requires.
+    """What a run requires."""
 
-    start: workers that must be ready to begin; least: it pauses below; most: it grows to. servers: 0 where the
-    topology has none. stages: into so many the model is cut; above 1 each worker hosts one of them, and a step is committed by
-    a second vote, so that a loss costs no step while every stage keeps a worker. checkpoint: the newest committed one when the
-    run begins, so None unless it is a resume. whole: no generation begins without all of them, because the layout determines
-    the result. stores: checkpoints can be written. inherits: what a lost shard kept is replaced by what another one keeps;
-    otherwise all go back. watches: micro-batches are alike, so that a worker that is far slower than others is worth a word;
-    by_speed: shards are dealt by how fast their workers are seen to be, as no result depends on who hosts them; claims: workers
-    of one node share their shards in a step, unless shards keep something; leaps: members go from the end of a segment of the
-    run to the beginning of the next one, so some may be many steps ahead. sites: the shards of each, which only a worker may
-    host whose node holds its bytes; sits_out: the run goes on without a site that is away, once it has begun, and otherwise
-    waits.
-    start_timeout_s: how long a start may go without progress. unreachable_s: after so long an accused member that is not heard
-    of is taken for dead. generation, member: the first numbers to give, above all that
-    an earlier part of the run has used.
-    """
-
-    shards: int
-    start: int
-    least: int
-    most: int
-    spares: int = 0
-    servers: int = 0
+    shards: int  # the slices into which each step is divided
+    start: int  # workers that must be ready to begin
+    least: int  # workers below which the run pauses
+    most: int  # workers the run grows to
+    spares: int = 0  # prepared workers that wait for a place
+    servers: int = 0  # 0 where the topology has none
+    # parts into which the model is cut; above 1 each worker hosts one of them, and a step is committed by a second vote,
+    # so that a loss costs no step while every stage keeps a worker
     stages: int = 1
-    start_timeout_s: float
-    step_timeout_s: float
-    unreachable_s: float = 5.0
-    checkpoint: int | None = None
-    whole: bool = False
-    stores: bool = True
-    inherits: bool = False
-    watches: bool = False
-    by_speed: bool = False
-    claims: bool = False
-    leaps: bool = False
+    start_timeout_s: float  # how long a start may go without progress
+    step_timeout_s: float  # how long a step may go without progress
+    unreachable_s: float = 5.0  # after so long an accused member that is not heard of is taken for dead
+    checkpoint: int | None = None  # the step of the newest committed one as the run begins; None unless it is a resume
+    whole: bool = False  # no generation begins without all of them, because the layout determines the result
+    stores: bool = True  # checkpoints can be written
+    inherits: bool = False  # what a lost shard kept is replaced by what another one keeps; otherwise all go back
+    watches: bool = False  # micro-batches are alike, so that a worker far slower than others is worth a word
+    by_speed: bool = False  # shards are dealt by how fast workers are seen to be; who hosts them changes no result
+    claims: bool = False  # workers of one node share their shards in a step, unless shards keep something
+    leaps: bool = False  # members go from the end of a segment of the run to the next one, so some are many steps ahead
+    # by site, the shards that only a worker may host whose node holds the site's bytes
     sites: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
-    sits_out: bool = False
-    generation: int = 0
-    member: int = 0
+    sits_out: bool = False  # the run, once it has begun, goes on without a site that is away; otherwise it waits
+    generation: int = 0  # the first number to give, above all that an earlier part of the run has used
+    member: int = 0  # likewise the first id
 
     @property
     def supersedes(self) -> bool:
@@ -82,37 +69,29 @@ class Requirements:
 
 @dataclass(frozen=True, kw_only=True)
 class Member:
-    """A living member.
+    """A living member."""
 
-    asked: when its start was ordered; ready: since when it is prepared; joins: it got ready while there was room for it
-    in a generation (a spare did not). stage: which one it hosts, from its first generation on; None before, and where
-    every worker has the whole model. held, staged: the shards whose state it has, as of its last committed step and as of
-    the one after it. holds_sum: as of its report. heard, moved: when it last answered, and when its compute thread last moved.
-    node, speed, sites: as of `Ready`, from then on. lately: its last reports of how long a micro-batch takes it, which outlive
-    a generation. leaves: its node goes away, and so long others are waited for.
-    """
-
-    id: int
-    role: Role
-    asked: float
-    ready: float | None = None
-    run_manifest: Mapping[str, Any] = field(default_factory=dict)
-    can_restore: bool = False
-    joins: bool = False
-    node: int = 0
-    speed: float = 1.0
-    sites: tuple[str, ...] = ()
-    leaves: float | None = None
-    lately: tuple[float, ...] = ()
-    stage: int | None = None
-    progress: Progress | None = None
-    report: Left | Finished | None = None
-    held: tuple[int, ...] = ()
-    staged: tuple[int, ...] = ()
-    holds_sum: bool = False
-    heard: float = 0.0
-    moved: float = 0.0
-    heartbeat: Heartbeat | None = None
+    id: int  # never reused; the order of ids is the order of age
+    role: Role  # what it does in the run
+    asked: float  # when its start was ordered
+    ready: float | None = None  # since when it is prepared; None before
+    run_manifest: Mapping[str, Any] = field(default_factory=dict)  # as in `Ready`, from then on; empty before
+    can_restore: bool = False  # likewise
+    joins: bool = False  # it got ready while a generation had room for it; a spare did not
+    node: int = 0  # as in `Ready`, from then on
+    speed: float = 1.0  # likewise
+    sites: tuple[str, ...] = ()  # likewise
+    leaves: float | None = None  # its node goes away, and until then others are waited for; None where it stays
+    lately: tuple[float, ...] = ()  # its last reports of the seconds a micro-batch takes; they outlive a generation
+    stage: int | None = None  # hosted from its first generation on; None before, and where workers have the whole model
+    progress: Progress | None = None  # as of its last report; None for the initial state
+    report: Left | Finished | None = None  # how it ended the present generation; None while it is at work
+    held: tuple[int, ...] = ()  # the shards whose state it has as of its last committed step
+    staged: tuple[int, ...] = ()  # the shards whose state it has as of the step after that
+    holds_sum: bool = False  # as of its report
+    heard: float = 0.0  # when it last answered
+    moved: float = 0.0  # when its compute thread last moved
+    heartbeat: Heartbeat | None = None  # its last one while it starts, or in the present generation; None before
 
     @property
     def name(self) -> str:
@@ -134,23 +113,17 @@ class LostMember:
 
 @dataclass(frozen=True, kw_only=True)
 class GenerationStatus:
-    """The present (or last) generation.
+    """The present (or last) generation."""
 
-    steps: how many were committed when it began; before: the progress of each member then; asked: what its
-    members were asked to request; withdrawn: when the first one withdrew, and why; lost_members: those
-    lost before they reported; lost: how many of its members are gone, reported or not; judged: the verdict of a check has been
-    carried out.
-    """
-
-    begin: Begin
-    steps: int
-    before: Mapping[int, Progress | None]
-    called_off: bool = False
-    asked: frozenset[str] = frozenset()
-    withdrawn: tuple[float, str] | None = None
-    lost_members: tuple[LostMember, ...] = ()
-    lost: int = 0
-    judged: bool = False
+    begin: Begin  # the command it began with
+    steps: int  # how many were committed when it began
+    before: Mapping[int, Progress | None]  # by member, its progress when the generation began
+    called_off: bool = False  # members were told to leave it
+    asked: frozenset[str] = frozenset()  # what its members were asked to request
+    withdrawn: tuple[float, str] | None = None  # when the first member withdrew, and why; None where none has
+    lost_members: tuple[LostMember, ...] = ()  # those lost before they reported
+    lost: int = 0  # how many of its members are gone, reported or not
+    judged: bool = False  # the verdict of a check has been carried out
 
     @property
     def number(self) -> int:
@@ -188,50 +161,41 @@ class Balance:
 
 @dataclass(frozen=True, kw_only=True)
 class ControllerState:
-    """All that the controller remembers.
+    """All that the controller remembers. Times are seconds of the clock that `decide` is given."""
 
-    members: the living. next_member: the next id to give; lower ones are living or gone. run_manifest: what the first
-    generation agreed on. checkpoint: the newest committed one. seen: steps that the driver has seen completed; clocks: as
-    of `events.Stepped`; best: the most steps that it has ever seen. mark: what has to be passed to count as progress;
-    without_progress: generations since then that ended without and with a loss; restarts: losses of all state in a row.
-    failures: failed starts in a row; failed: members below this id were ordered before the last of them was known. deaths: in
-    preparation. retry: when a start is tried again after there was no room; later: after too many in a row have failed.
-    link_failures: pairs of living members that have lost each other once. losses, stalls: by micro-batch (step, shard, stage),
-    whether each was seen or inferred. recoveries: open ones. inherited: which shards went on with others' state, each with the
-    advances of all replicas that had been made then. distrusted: nodes where nobody is started any more, since one there has
-    computed wrongly. interrupted: the signal and when. since: when the present phase began. listened: the last tick.
-    """
-
-    requirements: Requirements
-    started: float
-    phase: Phase = "preparing"
-    since: float = 0.0
-    listened: float = 0.0
-    members: Mapping[int, Member] = field(default_factory=dict)
-    next_member: int = 0
-    run_manifest: Mapping[str, Any] | None = None
-    generation: GenerationStatus | None = None
-    checkpoint: int | None = None
-    seen: int = 0
-    clocks: tuple[int, ...] = ()
-    best: int = 0
-    mark: Progress | None = None
-    without_progress: tuple[int, int] = (0, 0)
-    restarts: int = 0
-    failures: int = 0
-    failed: int = 0
-    deaths: int = 0
-    trouble: str = ""
-    retry: float | None = None
-    later: float | None = None
-    link_failures: frozenset[frozenset[int]] = frozenset()
+    requirements: Requirements  # what the run requires
+    started: float  # when the run began
+    phase: Phase = "preparing"  # the present one
+    since: float = 0.0  # when the present phase began
+    listened: float = 0.0  # the last tick
+    members: Mapping[int, Member] = field(default_factory=dict)  # the living, by id
+    next_member: int = 0  # the next id to give; lower ones are living or gone
+    run_manifest: Mapping[str, Any] | None = None  # what the first generation agreed on; None before
+    generation: GenerationStatus | None = None  # the present or last one; None before the first
+    checkpoint: int | None = None  # the step of the newest committed one; None where there is none
+    seen: int = 0  # steps that the driver has seen completed
+    clocks: tuple[int, ...] = ()  # as in `events.Stepped`
+    best: int = 0  # the most steps that the driver has ever seen completed
+    mark: Progress | None = None  # what has to be passed to count as progress; None for the initial state
+    without_progress: tuple[int, int] = (0, 0)  # generations since `mark` that ended without, and with, a loss
+    restarts: int = 0  # losses of all state in a row
+    failures: int = 0  # failed starts in a row
+    failed: int = 0  # members below this id were ordered before the last failed start was known
+    deaths: int = 0  # in preparation
+    trouble: str = ""  # why the last member could not start or stay, for the message where the run cannot go on
+    retry: float | None = None  # when a start is tried again, after there was no room; None where there was
+    later: float | None = None  # when a start is tried again, after too many in a row failed; None where they did not
+    link_failures: frozenset[frozenset[int]] = frozenset()  # pairs of living members that have lost each other once
+    # of members, by micro-batch (step, shard, stage): for each whether it was seen (True) or inferred
     losses: Mapping[tuple[int, int, int], tuple[bool, ...]] = field(default_factory=dict)
+    # likewise of members whose compute thread stood still
     stalls: Mapping[tuple[int, int, int], tuple[bool, ...]] = field(default_factory=dict)
-    recoveries: tuple[Recovery, ...] = ()
+    recoveries: tuple[Recovery, ...] = ()  # those that are not complete yet
+    # which shards went on with others' state, each with the advances that all replicas had made then
     inherited: tuple[tuple[int, Inheritance], ...] = ()
-    distrusted: frozenset[int] = frozenset()
-    interrupted: tuple[float, str] | None = None
-    balance: Balance = Balance()
+    distrusted: frozenset[int] = frozenset()  # nodes that start nobody any more, since one there has computed wrongly
+    interrupted: tuple[float, str] | None = None  # when, and the signal; None where nobody asked the run to stop
+    balance: Balance = Balance()  # whether shards should be dealt anew
 
     def name(self, member: int) -> str:
         known = self.members.get(member)

@@ -36,10 +36,16 @@ _ROUNDS_KEPT = 4
 
 
 class ClientSampler:
-    """order: how many rows a slot takes in a local step; parts: of the clients; local: of a round; stretch: where the clients'
-    sizes may not decide it. Raises ConfigurationError where more slots than clients with samples are to be filled."""
+    """A sampler of clients. Raises ConfigurationError where more slots than clients with samples are to be filled."""
 
-    def __init__(self, seed: int, order: Drawn, parts: Sequence[Part], local: Span, stretch: int | None = None) -> None:
+    def __init__(
+        self,
+        seed: int,  # of what is drawn
+        order: Drawn,  # how many rows a slot takes in a local step
+        parts: Sequence[Part],  # by client, its samples
+        local: Span,  # how long a slot trains in a round
+        stretch: int | None = None,  # the most local steps of a round; None: the clients' sizes decide it
+    ) -> None:
         self._seed = seed
         self._parts = parts
         self._local = local

@@ -33,15 +33,14 @@ Profile = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Shift:
-    """Of one column, or of the labels. statistic: KS, or for labels the largest change of a share; chance: of as large a one by
-    chance; text: for people."""
+    """How one column, or the labels, differ."""
 
-    column: str
-    psi: float
-    statistic: float
-    chance: float
-    drifted: bool
-    text: str
+    column: str  # its name, or LABELS
+    psi: float  # the population stability index
+    statistic: float  # KS; for labels the largest change of a share
+    chance: float  # the probability to see as large a one by chance
+    drifted: bool  # whether the difference is of consequence
+    text: str  # for people
 
     def as_dict(self) -> dict[str, Any]:
         return {key: _rounded(value) for key, value in asdict(self).items()}

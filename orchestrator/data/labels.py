@@ -22,10 +22,16 @@ _WEIGHTS = "return one number for each training sample, 0 or more, as a tensor, 
 
 
 class Labels:
-    """train: the training data set, of so many `samples`; subset: those of them that are used, None for all: what is told is
-    of these, in this order."""
+    """What the pipeline's hooks say of the samples that are used."""
 
-    def __init__(self, pipeline: Pipeline, train: Any, samples: int, seed: int, subset: Whole | None = None) -> None:
+    def __init__(
+        self,
+        pipeline: Pipeline,  # whose hooks are called
+        train: Any,  # the training data set
+        samples: int,  # of the training data set
+        seed: int,  # of the run
+        subset: Whole | None = None,  # the samples that are used: what is told is of these, in this order; None for all
+    ) -> None:
         self._pipeline = pipeline
         self._train = train
         self._samples = samples

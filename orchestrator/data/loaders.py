@@ -58,15 +58,16 @@ class Key(NamedTuple):
 class Recipe:
     """What a loader needs to build the datasets."""
 
-    target: str
-    args: dict[str, Any]
-    seed: int
-    threads: int
-    arithmetic: determinism.Arithmetic = "native"
-    data_seed: int | None = None  # of datasets(), where it is not that of the run
-    cache: tuple[int, str | None, float] | None = None  # of files from elsewhere, as `data.files.cache.use` takes it
-    inputs: tuple[str, ...] = ()  # those that the settings declare
-    variables: tuple[str, ...] = ()  # likewise
+    target: str  # the class of the pipeline
+    args: dict[str, Any]  # with which it is built
+    seed: int  # of the run
+    threads: int  # of torch
+    arithmetic: determinism.Arithmetic = "native"  # of this processor, or with the same bits on all
+    data_seed: int | None = None  # of datasets(); None where it is that of the run
+    # of files from elsewhere, as `data.files.cache.use` takes it; None where there is none
+    cache: tuple[int, str | None, float] | None = None
+    inputs: tuple[str, ...] = ()  # files and folders that the settings declare
+    variables: tuple[str, ...] = ()  # of the environment, likewise
 
 
 Lost = Callable[[str], None]  # hears of each loader that died

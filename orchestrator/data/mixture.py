@@ -164,14 +164,14 @@ class Mixture:
 
     def __init__(
         self,
-        seed: int,
-        drawn: Rows,
-        sources: Sources,
-        weights: Mapping[str, float],
-        order: Callable[[Epochs], Order],
-        files: Callable[[Any], Sequence[int] | None],
+        seed: int,  # of the run
+        drawn: Rows,  # how many rows each shard has
+        sources: Sources,  # the training set
+        weights: Mapping[str, float],  # by source
+        order: Callable[[Epochs], Order],  # builds that of a source
+        files: Callable[[Any], Sequence[int] | None],  # of a source, as `Epochs.files`
     ) -> None:
-        """order: builds that of a source; files: of a source, as `Epochs.files`. Raises PipelineRaised."""
+        """Raises PipelineRaised."""
         counts = counts_of(weights)
         self._drawn = drawn
         self._pattern = Pattern(seed, tuple(counts[name] for name in sources.by_name))

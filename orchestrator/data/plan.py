@@ -11,34 +11,27 @@ from orchestrator.common.values import Span, Steps
 
 @dataclass(frozen=True)
 class Data:
-    """batch_size: rows of a whole step; loaders: processes per worker that fetch batches ahead; partition: which samples a
-    shard draws from, None for all; subset: which samples the run has at all, None for all; seed: of `datasets()`, None: that of
-    the run; order: in which an epoch visits the samples; mixture: of a training set of several sources, the weight of each;
-    sampling: with which weights, None for each once in a pass; local: how
-    long a shard trains by itself in a step of the run, None for a single micro-batch; privacy: None where contributions are
-    added as they are; cache_bytes, cache_folder: of files from elsewhere on each node, None: in the user's cache folder;
-    store_timeout_s: for how long a store that does not answer is asked; sites: of each the shards whose bytes are read there
-    only; sits_out: the run goes on without a site that is away; sat_out: by step of the run the shards that sat out in one that
-    is repeated; stream_log: a file with what live streams gave in a run
-    that is repeated."""
+    """Which samples a micro-batch holds, and where they come from."""
 
-    shards: int
-    batch_size: Steps
-    loaders: int
-    partition: Variant | None = None
-    sampling: Variant | None = None
-    local: Span | None = None
-    privacy: Privacy | None = None
-    subset: Variant | None = None
-    seed: int | None = None
-    order: Variant = field(default_factory=lambda: Variant("shuffled"))
-    mixture: Mapping[str, float] = field(default_factory=dict)
-    cache_bytes: int = 10**10
-    cache_folder: str | None = None
-    store_timeout_s: float = 600.0
-    stream_log: str | None = None
+    shards: int  # the slices into which each step is divided
+    batch_size: Steps  # rows of a whole step, over all shards
+    loaders: int  # processes per worker that fetch batches ahead; 0: the worker fetches them
+    partition: Variant | None = None  # which samples a shard draws from; None for all
+    sampling: Variant | None = None  # with which weights samples are drawn; None for each once in a pass
+    local: Span | None = None  # how long a shard trains by itself in a step; None for a single micro-batch
+    privacy: Privacy | None = None  # what is done to contributions; None where they are added as they are
+    subset: Variant | None = None  # which samples the run has at all; None for all
+    seed: int | None = None  # of `datasets()`; None for that of the run
+    order: Variant = field(default_factory=lambda: Variant("shuffled"))  # in which an epoch visits the samples
+    mixture: Mapping[str, float] = field(default_factory=dict)  # by source of the training set, its weight
+    cache_bytes: int = 10**10  # of files from elsewhere, on each node
+    cache_folder: str | None = None  # where a node keeps them; None for the user's cache folder
+    store_timeout_s: float = 600.0  # how long a store that does not answer is asked again
+    stream_log: str | None = None  # a file with what live streams gave in a run that is repeated; None otherwise
+    # by site, the shards whose bytes are read there only
     sites: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
-    sits_out: bool = False
+    sits_out: bool = False  # whether the run goes on without a site that is away
+    # by step of a run that is repeated, the shards that sat out in it
     sat_out: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
 
     @property

@@ -20,9 +20,9 @@ class Lamb(torch.optim.Optimizer):
 
     def __init__(
         self,
-        params: Iterable[Any],
+        params: Iterable[Any],  # as any optimizer of torch takes them
         lr: Annotated[float, Field(ge=0, description="The learning rate.")] = 0.001,
-        betas: tuple[float, float] = (0.9, 0.999),
+        betas: tuple[float, float] = (0.9, 0.999),  # how much of the first and of the second moment stays in a step
         eps: Annotated[float, Field(gt=0, description="Added to the root of the second moment, and to a norm.")] = 1e-6,
         weight_decay: Annotated[float, Field(ge=0, description="Times the parameter, added to its change.")] = 0.0,
         bound: Annotated[float, Field(gt=0, description="The norm of a parameter counts up to here.")] = 10.0,

@@ -19,7 +19,7 @@ class Lars(torch.optim.Optimizer):
 
     def __init__(
         self,
-        params: Iterable[Any],
+        params: Iterable[Any],  # as any optimizer of torch takes them
         lr: Annotated[float, Field(ge=0, description="The learning rate.")] = 1.0,
         momentum: Annotated[float, Field(ge=0, lt=1, description="Of the scaled gradients.")] = 0.9,
         weight_decay: Annotated[float, Field(ge=0, description="Times the parameter, added to its gradient.")] = 0.0,

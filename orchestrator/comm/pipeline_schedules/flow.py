@@ -128,16 +128,15 @@ def _places(hosts: Hosts, stage_of: Mapping[int, int]) -> Iterator[Place]:
 class _Member:
     """One rank in virtual time. Tasks of a kind are done in the order in which they came, so links keep their order."""
 
-    order: Order
-    hosted: int
+    order: Order  # in which it does its tasks
+    hosted: int  # shards that it hosts
     free: int = 0  # since when it is
-    forwards: list[tuple[int, int, Task]] = field(
-        default_factory=list
-    )  # heaps of (since when it can start, shard, task)
-    backwards: list[tuple[int, int, Task]] = field(default_factory=list)
-    in_flight: int = 0
-    forwarded: int = 0
-    done: list[Task] = field(default_factory=list)
+    # a heap of (since when it can start, shard, task)
+    forwards: list[tuple[int, int, Task]] = field(default_factory=list)
+    backwards: list[tuple[int, int, Task]] = field(default_factory=list)  # likewise
+    in_flight: int = 0  # forwards done whose backwards are not
+    forwarded: int = 0  # forwards done
+    done: list[Task] = field(default_factory=list)  # in the order in which they were
 
     def give(self, task: Task, ready: int) -> None:
         heapq.heappush(self._queue(task.kind), (ready, task.shard, task))

@@ -28,18 +28,16 @@ def never(view: View) -> None:
 
 @dataclass(frozen=True)
 class Mode:
-    """execution: `lockstep`, `sprints` (replicas run free between rests, at which all become equal) or `gossip` (each shard has
-    a model of its own and mixes it with its neighbours'). waits: why this shard may not start yet, None when it may; pure.
-    staleness: by how many updates a shard that starts is ahead of the slowest one at most, None without a bound. threshold: of
-    the significance filter at clock 0, falling as 1/sqrt(clock + 1); 0: every update is sent whole. rest_every: steps between
-    two rests at most. graph: of gossip, a key of `graphs.GRAPHS`."""
+    """When replicas go on without each other, and what they exchange."""
 
+    # sprints: replicas run free between rests, at which all become equal;
+    # gossip: each shard has a model of its own and mixes it with its neighbours'
     execution: Literal["lockstep", "sprints", "gossip"]
-    waits: Waits = never
-    staleness: int | None = None
-    threshold: float = 0.0
-    rest_every: int = 1
-    graph: str | None = None
+    waits: Waits = never  # why this shard may not start yet; None when it may; pure
+    staleness: int | None = None  # updates a shard that starts is ahead of the slowest one at most; None for no bound
+    threshold: float = 0.0  # of the significance filter at clock 0, falling as 1/sqrt(clock + 1); 0: all is sent
+    rest_every: int = 1  # steps between two rests at most
+    graph: str | None = None  # of gossip, a key of `graphs.GRAPHS`; None for other modes
 
 
 def bounded(staleness: int) -> Waits:

@@ -24,15 +24,14 @@ from orchestrator.numerics.lossless_packing import Narrow
 
 
 class Tag(NamedTuple):
-    """What a message is; `receive` names the tag it expects and anything else is a `ProtocolError`. piece: of a chunk that
-    travels in several."""
+    """What a message is; `receive` names the tag it expects and anything else is a `ProtocolError`."""
 
-    generation: int
-    step: int
-    attempt: int
-    phase: int
-    chunk: int
-    piece: int = 0
+    generation: int  # the number of the membership
+    step: int  # the step of the run
+    attempt: int  # at this step
+    phase: int  # which of the step's collective operations
+    chunk: int  # which part of the memory that is added up
+    piece: int = 0  # of a chunk that travels in several; 0 for one that travels whole
 
 
 class Received:

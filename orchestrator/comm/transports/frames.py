@@ -38,16 +38,16 @@ HEADER_BYTES: Final = _HEADER.size
 
 
 class Frame(NamedTuple):
-    """offset_bytes: of a REGION; narrow_bytes: of a NARROW one, how many follow."""
+    """What a header says."""
 
-    kind: int
-    tag: Tag
-    dtype: torch.dtype = torch.uint8
-    elements: int = 0
-    note: int = 0
-    region: int = 0
-    offset_bytes: int = 0
-    narrow_bytes: int = 0
+    kind: int  # INLINE, REGION, FAREWELL or NARROW
+    tag: Tag  # what the message is
+    dtype: torch.dtype = torch.uint8  # of the payload's elements
+    elements: int = 0  # of the payload
+    note: int = 0  # 64 bits beside the payload, signed
+    region: int = 0  # of a REGION, the number of the sender's region
+    offset_bytes: int = 0  # of a REGION, where in it the payload lies
+    narrow_bytes: int = 0  # of a NARROW one, how many bytes follow
 
 
 def encode(frame: Frame) -> bytes:

@@ -86,16 +86,15 @@ class Poller:
 
 
 class Link:
-    """The connection with `peer`; owns the socket. `memory`: the peer's regions, mapped here; unreachable_s: between hosts,
-    after how many seconds without any answer the peer is lost; sent_bytes: of payloads, as they travel, so far."""
+    """The connection with a peer; owns the socket."""
 
     def __init__(
         self,
-        peer: int,
-        connection: socket.socket,
-        memory: Sequence[Mapping],
-        poller: Poller,
-        unreachable_s: int = UNREACHABLE_S,
+        peer: int,  # its rank
+        connection: socket.socket,  # from now on owned by the link
+        memory: Sequence[Mapping],  # the peer's regions, mapped here
+        poller: Poller,  # that tells when the socket is ready
+        unreachable_s: int = UNREACHABLE_S,  # between hosts: seconds without any answer after which the peer is lost
     ) -> None:
         self.peer = peer
         self.inbox: deque[tuple[Tag, Received]] = deque()
@@ -105,7 +104,7 @@ class Link:
         self.memory = tuple(memory)
         self._poller = poller
         self._socket = connection
-        self.sent_bytes = 0
+        self.sent_bytes = 0  # of payloads, as they travel, so far
         self._sending: Parts = []  # what is left of the message that is being written
         self._queue: deque[Callable[[], Parts]] = deque()  # later messages
         self._narrowed = torch.empty(0, dtype=torch.uint8)  # where the one that is being written was narrowed

@@ -94,7 +94,14 @@ class Tls:
 class TlsSocket(socket.socket):
     """A connection in TLS. Its first call of `send` or `recv_into` begins to agree upon keys, and each goes on with that."""
 
-    def __init__(self, connection: socket.socket, context: ssl.SSLContext, own: bytes, side: Side, peer: str) -> None:
+    def __init__(
+        self,
+        connection: socket.socket,  # taken over
+        context: ssl.SSLContext,  # with the run's certificate and key
+        own: bytes,  # the run's certificate, in DER, which the peer has to show too
+        side: Side,  # which one this is
+        peer: str,  # the name of the other end, for messages
+    ) -> None:
         family, kind, protocol = connection.family, connection.type, connection.proto
         super().__init__(family, kind, protocol, fileno=connection.detach())
         self.setblocking(False)

@@ -89,10 +89,10 @@ TABLES: dict[str, Table[Any]] = {
 class Settings:
     """The whole configuration of a run. Raises ConfigurationError, with every problem, when it is wrong."""
 
-    run: RunSettings = field(default_factory=RunSettings)
-    pipeline: PipelineSettings
-    data: DataSettings = field(default_factory=DataSettings)
-    cluster: ClusterSettings = field(default_factory=ClusterSettings)
+    run: RunSettings = field(default_factory=RunSettings)  # what is trained, for how long, and with which arithmetic
+    pipeline: PipelineSettings  # the user's pipeline
+    data: DataSettings = field(default_factory=DataSettings)  # which samples a step holds, and where they come from
+    cluster: ClusterSettings = field(default_factory=ClusterSettings)  # where workers run, and how many
     topology: Variant = field(
         default_factory=partial(Variant, "ring"),
         metadata=variant("a topology", execution("Who sends what to whom when workers add up gradients.", layout=True)),
@@ -104,9 +104,9 @@ class Settings:
     reduction: Literal["exact", "fast"] = field(
         default="exact", metadata=result("exact: sums free of order, the same bits on any layout; fast: plain sums.")
     )
-    transport: TransportSettings = field(default_factory=TransportSettings)
-    initial: InitialSettings = field(default_factory=InitialSettings)
-    begin: BeginSettings = field(default_factory=BeginSettings)
+    transport: TransportSettings = field(default_factory=TransportSettings)  # how gradients travel between workers
+    initial: InitialSettings = field(default_factory=InitialSettings)  # the weights that training begins with
+    begin: BeginSettings = field(default_factory=BeginSettings)  # the state of another run that this one begins with
     optimizer: OptimizerSettings = field(
         default_factory=OptimizerSettings,
         metadata=optimizer(
@@ -121,24 +121,25 @@ class Settings:
         default_factory=partial(Variant, "none"),
         metadata=variant("a compression", result("In which form gradients travel between workers.")),
     )
-    local: LocalSettings = field(default_factory=LocalSettings)
-    privacy: PrivacySettings = field(default_factory=PrivacySettings)
+    local: LocalSettings = field(default_factory=LocalSettings)  # what a shard does by itself in a step
+    privacy: PrivacySettings = field(default_factory=PrivacySettings)  # how single clients are hidden
     secure_aggregation: bool = field(
         default=False,
         metadata=execution("Whether workers mask what they send, so that servers and observers see only sums."),
     )
-    gradient: GradientSettings = field(default_factory=GradientSettings)
-    update: UpdateSettings = field(default_factory=UpdateSettings)
-    schedule: ScheduleSettings = field(default_factory=ScheduleSettings)
-    early_stopping: EarlyStoppingSettings = field(default_factory=EarlyStoppingSettings)
-    checkpoint: CheckpointSettings = field(default_factory=CheckpointSettings)
-    evaluation: EvaluationSettings = field(default_factory=EvaluationSettings)
-    trace: TraceSettings = field(default_factory=TraceSettings)
-    check: CheckSettings = field(default_factory=CheckSettings)
-    chaos: ChaosSettings = field(default_factory=ChaosSettings)
-    tracking: TrackingSettings = field(default_factory=TrackingSettings)
-    tuning: TuningSettings = field(default_factory=TuningSettings)
+    gradient: GradientSettings = field(default_factory=GradientSettings)  # what is done to a gradient before the update
+    update: UpdateSettings = field(default_factory=UpdateSettings)  # how the optimizer's step is computed
+    schedule: ScheduleSettings = field(default_factory=ScheduleSettings)  # how the learning rate changes
+    early_stopping: EarlyStoppingSettings = field(default_factory=EarlyStoppingSettings)  # the metric that ends the run
+    checkpoint: CheckpointSettings = field(default_factory=CheckpointSettings)  # when state is written, and what stays
+    evaluation: EvaluationSettings = field(default_factory=EvaluationSettings)  # when the model is evaluated
+    trace: TraceSettings = field(default_factory=TraceSettings)  # which digests and times of steps are recorded
+    check: CheckSettings = field(default_factory=CheckSettings)  # when workers check each other
+    chaos: ChaosSettings = field(default_factory=ChaosSettings)  # how the run is disturbed on purpose
+    tracking: TrackingSettings = field(default_factory=TrackingSettings)  # where the record of the run goes
+    tuning: TuningSettings = field(default_factory=TuningSettings)  # which settings are measured at launch
     strict: bool = field(default=False, metadata=execution("Refuse to start a run that could not be repeated exactly."))
+    # whether a rerun needs the same environment, and which variables the pipeline reads
     environment: EnvironmentSettings = field(default_factory=EnvironmentSettings)
     output: Literal["text", "json"] = field(
         default="text", metadata=execution("json: the last line of stdout is one JSON object.")
@@ -173,16 +174,15 @@ class Settings:
 
 @dataclass(frozen=True, eq=False)
 class Key:
-    """One field of the schema: `path` is where its value stands in YAML, `holder`, the dotted path of its section, and
-    `attribute` where in Settings."""
+    """One field of the schema."""
 
-    path: KeyPath
-    holder: str | None
-    attribute: str
-    kind: Any  # with its bounds
-    about: About
-    default: Any
-    table: Table[Any] | None = None  # of the options below it
+    path: KeyPath  # where its value stands in YAML
+    holder: str | None  # the dotted path of its section in Settings; None for Settings itself
+    attribute: str  # its name in that section
+    kind: Any  # the type of its value, with its bounds
+    about: About  # what it is, and what it determines
+    default: Any  # MISSING where it is required
+    table: Table[Any] | None = None  # of the options below it; None where it has none
 
     @property
     def name(self) -> str:

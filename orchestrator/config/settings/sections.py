@@ -552,7 +552,7 @@ class CheckpointSettings:
         metadata=execution("How often a checkpoint is written; null: only at the end and when the run is interrupted."),
     )
     keep: int = field(default=2, metadata=execution("How many checkpoints are kept, the newest ones.", at_least(1)))
-    best: BestSettings = field(default_factory=BestSettings)
+    best: BestSettings = field(default_factory=BestSettings)  # which checkpoints of evaluations stay too
     archive: int | None = field(
         default=None,
         metadata=execution("Steps between two checkpoints that are kept for ever; null: none.", at_least(1)),

@@ -22,16 +22,15 @@ _PAUSE_S = 1.0
 
 
 class Ahead:
-    """place: of these files; file_of: the number of the file that holds a sample; share: the bytes of the cache that may be
-    expected at a time; keep_only: closes all files but these."""
+    """The files of the samples that are expected, and the process that fetches them."""
 
     def __init__(
         self,
-        place: Place,
-        files: Sequence[File],
-        file_of: Callable[[int], int],
-        share: int,
-        keep_only: Callable[[Iterable[int]], None],
+        place: Place,  # where the files lie
+        files: Sequence[File],  # by number
+        file_of: Callable[[int], int],  # the number of the file that holds a sample
+        share: int,  # the bytes of the cache that may be expected at a time
+        keep_only: Callable[[Iterable[int]], None],  # closes all files but these
     ) -> None:
         self._place, self._files, self._file_of, self._keep_only = place, files, file_of, keep_only
         self.share = share

@@ -41,13 +41,13 @@ class LowRank:
 
     def __init__(
         self,
-        model: Model,
-        rank: int,
+        model: Model,  # whose gradients travel
+        rank: int,  # columns through which a matrix is seen
         *,
-        error_feedback: bool,
-        warmup: int = 0,
-        saving: float = 1.0,
-        reset: int | None = None,
+        error_feedback: bool,  # whether a shard keeps what they do not show
+        warmup: int = 0,  # the first steps, in which all is summed as it is
+        saving: float = 1.0,  # how many times smaller the two thin matrices have to be
+        reset: int | None = None,  # in the last of so many steps all is summed as it is; None for never
     ) -> None:
         self._rank = rank
         self._seed = model.seed

@@ -102,11 +102,11 @@ def _chunks(index: Mapping[str, Any]) -> Counts:
 class _Chunk:
     def __init__(
         self,
-        path: Path,
-        compressed: bool,
-        config: Mapping[str, Any],
-        block_size: int | None,
-        serializers: Mapping[str, Any],
+        path: Path,  # of the chunk's file
+        compressed: bool,  # whether the file is
+        config: Mapping[str, Any],  # of the index
+        block_size: int | None,  # tokens of a sample; None where chunks hold samples
+        serializers: Mapping[str, Any],  # by name, those of litdata
     ) -> None:
         from litdata.utilities._pytree import treespec_loads
 
