@@ -21,7 +21,7 @@ PACKAGE = Path(__file__).resolve().parents[1] / "orchestrator"
 # Rooms of the house that are held; a room is a folder or a module beside them.
 ROOMS = {
     *("api", "comm", "common", "config", "controller", "data", "errors", "numerics", "optim", "pipeline"),
-    *("driver",),
+    *("driver", "cli", "experiments"),
     *("worker", "provenance", "checkpoint", "records"),
     *("cluster/actors", "cluster/placement", "cluster/sessions", "cluster/slurm"),
 }

@@ -12,15 +12,14 @@ from orchestrator.errors import UsageError
 
 @dataclass
 class Arguments:
-    """value: of the command, "digits" of conf=digits; rest: the other arguments, as given; started: the time of the command;
-    conf: the configuration, where the command takes one; overrides, loaded: of `load`."""
+    """What was typed beside a command."""
 
-    value: str
-    rest: tuple[str, ...]
-    started: float
-    conf: str = ""
-    overrides: list[str] = field(default_factory=list)
-    loaded: Settings | None = None
+    value: str  # of the command, "digits" of conf=digits
+    rest: tuple[str, ...]  # the other arguments, as given
+    started: float  # time of the command, on the monotonic clock
+    conf: str = ""  # the configuration, where the command takes one; "" elsewhere
+    overrides: list[str] = field(default_factory=list)  # those of the settings, after `load`
+    loaded: Settings | None = None  # the settings, after `load`; None before
 
     def load(self, overrides: list[str], used: Sequence[str] = ()) -> None:
         """Read the settings of a command that has some. used: as of `settings.load`. Raises OrchestratorError."""

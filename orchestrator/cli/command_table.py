@@ -28,30 +28,23 @@ Refused = Callable[[Arguments], Mapping[str, Any]]
 
 @dataclass(frozen=True)
 class Command:
-    """One thing that the command line does.
+    """One thing that the command line does."""
 
-    form: the line of the usage; about: what is typed -> what it means; brief: the same in a line, of those that a user
-    needs first; at: the module and the function that do it, the module
-    of its name and `run` where nothing is said; takes: the arguments beside it, None where they are settings; settings: those
-    of conf=, which are then loaded before; uses: those of them that have an effect whatever the others say; with_conf:
-    whether conf= stands beside it; starts_ray: whether it may start or join one before it has loaded settings; arithmetic:
-    for which torch is loaded; refused: the JSON object where it comes to nothing, to which the error is added; speaks:
-    whether it writes to stdout while it runs, where others keep it for their answer.
-    """
-
-    name: str
-    form: str
-    about: Mapping[str, str]
-    brief: str = ""
-    at: str = ""
-    takes: tuple[str, ...] | None = None
+    name: str  # as it is typed before "="
+    form: str  # line of the usage
+    about: Mapping[str, str]  # what is typed -> what it means
+    brief: str = ""  # the same in a line, of those that a user needs first; "" of the others
+    at: str = ""  # "module:function" that does it; the module of its name where empty, and `run` without a function
+    takes: tuple[str, ...] | None = None  # arguments beside it; None where they are settings
+    # gives the overrides of the settings of conf=, which are loaded before; None where none are loaded
     settings: Callable[[Arguments], list[str]] | None = None
-    uses: tuple[str, ...] = ()
-    with_conf: bool = False
-    starts_ray: bool = False
-    arithmetic: Arithmetic = "native"
+    uses: tuple[str, ...] = ()  # settings that have an effect whatever the others say
+    with_conf: bool = False  # whether conf= stands beside it
+    starts_ray: bool = False  # whether it may start a Ray, or join one, before it has loaded settings
+    arithmetic: Arithmetic = "native"  # for which torch is loaded
+    # gives the JSON object where it comes to nothing, to which the error is added
     refused: Refused = field(default=lambda _: {})
-    speaks: bool = False
+    speaks: bool = False  # whether it writes to stdout while it runs, where others keep it for their answer
 
     @property
     def is_bare(self) -> bool:

@@ -25,17 +25,16 @@ from orchestrator.records.verdict import divergence_text
 
 @dataclass(frozen=True)
 class Compared:
-    """changed: the files of the code that differ; ancestry: what each side changed since their common ancestor, or why that is
-    not known; None of equal code; drift: of the training data, None where a run does not tell how they are distributed;
-    picture: where it is drawn."""
+    """What is known of two runs, a and b, side by side."""
 
-    a: str
-    b: str
-    found: Comparison
-    changed: list[Change]
+    a: str  # id of the first run
+    b: str  # id of the second run
+    found: Comparison  # differences in what they are made of and in what they came to
+    changed: list[Change]  # files of the code that differ
+    # what each side changed since their common ancestor, or why that is not known; None of equal code
     ancestry: Ancestry | str | None = None
-    drift: Drift | None = None
-    picture: Path | None = None
+    drift: Drift | None = None  # of the training data; None where a run does not tell how they are distributed
+    picture: Path | None = None  # file in which the drift is drawn; None where there is no drift
 
     def as_dict(self) -> dict[str, Any]:
         files = [{"path": each.path, "kind": each.kind, "diff": each.diff} for each in self.changed]

@@ -42,22 +42,21 @@ _STEPS = re.compile(r"(\d{1,15})-(\d{1,15})")
 
 @dataclass(frozen=True)
 class Exported:
-    """size: of the zip, or of the folder's files, in bytes; data: path of an input -> "included", "code" (the snapshot holds
-    it) or "referenced" (its md5 and DVC's remotes are named); initial: "included" or "missing", of the weights that the run
-    began with, None where it began with none; trace: the head of the Merkle tree of its trace; checkpoints: how many came
-    along."""
+    """A run that was exported into a crate."""
 
-    run_id: str
-    to: str
-    files: int
-    size: int
+    run_id: str  # of the run
+    to: str  # folder or zip of the crate
+    files: int  # number of files in it
+    size: int  # of the zip, or of the folder's files, in bytes
+    # path of an input -> "included", "code" (the snapshot holds it) or "referenced" (by its md5 and DVC's remotes)
     data: dict[str, str]
+    # "included" or "missing", of the weights that the run began with; None where it began with none
     initial: str | None
-    statement_sha256: str
-    signed_by: str | None
-    trace: str | None
-    checkpoints: int
-    notes: list[str]
+    statement_sha256: str  # of the statement, which lists each file with its hash
+    signed_by: str | None  # fingerprint of the key that signed; None where nobody did
+    trace: str | None  # head of the Merkle tree of its trace; None where there is none
+    checkpoints: int  # number of checkpoints that came along
+    notes: list[str]  # for the user
 
     def as_dict(self) -> dict[str, Any]:
         told = {"size_bytes" if key == "size" else key: value for key, value in asdict(self).items()}
@@ -75,17 +74,15 @@ class Exported:
 
 @dataclass(frozen=True)
 class Wanted:
-    """What is asked for. with_data: the data themselves, too; key: the private key that signs; license: a URL; wheels: a
-    folder, of which the wheels of recorded packages travel along; with_checkpoints: those that the run has kept, too; trusted:
-    places that a record of somebody else names may be opened."""
+    """What is asked for."""
 
-    to: Path
-    with_data: bool
-    key: Path | None
-    license: str | None
-    wheels: Path | None = None
-    with_checkpoints: bool = False
-    trusted: bool = False
+    to: Path  # folder or zip to be made
+    with_data: bool  # whether the data themselves travel along
+    key: Path | None  # file of the private key that signs; None for no signature
+    license: str | None  # URL of it; None where none is named
+    wheels: Path | None = None  # folder of which the wheels of recorded packages travel along; None for none
+    with_checkpoints: bool = False  # whether those that the run has kept travel along
+    trusted: bool = False  # whether places that a record of somebody else names may be opened
 
 
 def run(given: Arguments) -> Answer:

@@ -20,15 +20,14 @@ from orchestrator.provenance.data.listing import stored
 
 @dataclass(frozen=True)
 class Indexed:
-    """What a manifest says. path: of it; size: of all files, in bytes; named: what the pipeline has to say to read them, since
-    no list may."""
+    """What a manifest says."""
 
-    path: str
-    reader: str
-    files: int
-    samples: int
-    size: int
-    named: str
+    path: str  # of the manifest
+    reader: str  # of the files, by its name or as "module:name"
+    files: int  # number of them
+    samples: int  # number of those of all files
+    size: int  # of all files, in bytes
+    named: str  # further arguments of `Files` in a pipeline, for what no list may name; "" for none
 
     def as_dict(self) -> dict[str, Any]:
         return {

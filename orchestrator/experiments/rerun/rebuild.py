@@ -39,17 +39,15 @@ _NAMED = 8
 
 @dataclass(frozen=True)
 class Rebuilt:
-    """An environment made from a record. kept: the folder with the packages of an index; pylock: the files that they came from;
-    as_recorded: whether all of them are the recorded builds; wheels: folders where pip looks besides its index; of_conda: the
-    environment of conda below it."""
+    """An environment made from a record."""
 
-    lock: Lock
-    interpreter: interpreters.Interpreter
-    kept: Path
-    pylock: str
-    as_recorded: bool
-    wheels: Sequence[Path]
-    of_conda: Path | None = None
+    lock: Lock  # what the record says of packages
+    interpreter: interpreters.Interpreter  # Python that runs in it
+    kept: Path  # folder with the packages of an index
+    pylock: str  # text of the lock file that names the files which they came from
+    as_recorded: bool  # whether all of them are the recorded builds
+    wheels: Sequence[Path]  # folders where pip looks besides its index
+    of_conda: Path | None = None  # environment of conda below it; None where there is none
 
     def above(self, restored: Restored) -> Path:
         """Where the thin environment for code that was restored is: beside it, and gone with it."""

@@ -34,20 +34,18 @@ from orchestrator.records.reads import differing, settable
 
 @dataclass(frozen=True)
 class Repeater:
-    """project: where the command was typed; folder: its `.orchestrator`; overrides: of the settings, those that leave the
-    result as it is; carried: where the data are that came with the record, by path; None of a record that did not travel;
-    rebuilt: the environment to repeat it in, None for the one that runs here; made: where the data are that its stages made
-    again, by path."""
+    """Repeats one run, each time in a clean checkout."""
 
-    project: Path
-    folder: Path
-    store: Store
-    original: Recorded
-    overrides: Sequence[str]
-    display: ProgressDisplay
+    project: Path  # folder where the command was typed
+    folder: Path  # its `.orchestrator`
+    store: Store  # the MLflow store of original and repetitions
+    original: Recorded  # the run to repeat
+    overrides: Sequence[str]  # of the settings, those that leave the result as it is
+    display: ProgressDisplay  # shows what goes on
+    # path -> place of the data that came with the record; None of a record that did not travel
     carried: Mapping[str, Path] | None = None
-    rebuilt: Rebuilt | None = None
-    made: Mapping[str, Path] = field(default_factory=dict)
+    rebuilt: Rebuilt | None = None  # environment to repeat it in; None for the one that runs here
+    made: Mapping[str, Path] = field(default_factory=dict)  # path -> place of the data that its stages made again
 
     def repeat(self, tags: Mapping[str, str], last: int | None = None) -> dict[str, Any]:
         """A run in a clean checkout of its own, ended after step `last`; the object that it reports."""

@@ -54,16 +54,18 @@ def exit_code(error: OrchestratorError | None, verdict: str | None) -> int:
 
 @dataclass(frozen=True)
 class Rerun:
-    """run_id: of the repetition, None where none was started; rerun_of: the original, or what was given as its name where that
-    names none; verdict: None without one; explained: by which second run, and what it showed; prepared: what the stages
-    that made its data came to, where they were asked for."""
+    """What a rerun came to."""
 
-    run_id: str | None
-    rerun_of: str
-    verdict: Verdict | None
+    run_id: str | None  # of the repetition; None where none was started
+    rerun_of: str  # id of the original, or what was given as its name where that names none
+    verdict: Verdict | None  # how both compare; None where there is no repetition to judge
+    # between original and repetition, those that bear on exactness
     differences: list[dict[str, Any]] = field(default_factory=list)
+    # id of the second repetition, and what it showed; None where there was none
     explained: tuple[str, Explanation] | None = None
+    # what kept the repetition, or its explanation, from its end; None where nothing did
     error: OrchestratorError | None = None
+    # what the stages that made its data came to; None where they were not asked for
     prepared: Preparation | None = None
 
     @property
@@ -111,19 +113,16 @@ class Rerun:
 
 @dataclass(frozen=True)
 class Wanted:
-    """What the command asks for. check_environment: another environment leaves no run exact; explaining: what has diverged is
-    looked into by a second repetition; trusted: the code of others may be executed; key: that has to have signed a crate;
-    rebuilding: in an environment made from the record; wheels: a folder of wheels for it; preparing: the stages that made
-    its data are executed again; auditing: some segments of it instead of the whole."""
+    """What the command asks for."""
 
-    check_environment: bool = True
-    explaining: bool = False
-    trusted: bool = False
-    key: Path | None = None
-    rebuilding: bool = False
-    wheels: Path | None = None
-    preparing: bool = False
-    auditing: audit.Asked | None = None
+    check_environment: bool = True  # whether another environment leaves no run exact
+    explaining: bool = False  # whether a second repetition looks into what has diverged
+    trusted: bool = False  # whether the code of others may be executed
+    key: Path | None = None  # file of the public key that has to have signed a crate; None for any
+    rebuilding: bool = False  # whether it runs in an environment made from the record
+    wheels: Path | None = None  # folder of wheels for that environment; None for none
+    preparing: bool = False  # whether the stages that made its data are executed again
+    auditing: audit.Asked | None = None  # segments of it that are repeated instead of the whole; None for the whole
 
 
 def rerun(name: str, overrides: Sequence[str], uri: str | None, wanted: Wanted) -> Rerun | audit.Audited:

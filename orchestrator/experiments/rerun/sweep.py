@@ -39,16 +39,15 @@ _WORST = ("diverged", "inputs-differ", "exact")
 
 @dataclass(frozen=True)
 class SweepRerun:
-    """sweep_id: of the repetition; verdict: the worst of all trials; trials: of each run, its two ids and its verdict; parted:
-    what differs first, in a sentence."""
+    """What the rerun of a sweep came to."""
 
-    sweep_id: str | None
-    rerun_of: str
-    verdict: str | None
-    trials: list[dict[str, Any]] = field(default_factory=list)
-    parted: str | None = None
-    error: OrchestratorError | None = None
-    kind: str = "sweep"
+    sweep_id: str | None  # of the repetition; None where none was started
+    rerun_of: str  # id of the original
+    verdict: str | None  # the worst of all trials; None where the repetition did not finish
+    trials: list[dict[str, Any]] = field(default_factory=list)  # of each run, its two ids and its verdict
+    parted: str | None = None  # sentence on what differs first; None where nothing does
+    error: OrchestratorError | None = None  # what ended the rerun; None where it came to a verdict
+    kind: str = "sweep"  # "sweep" or "ensemble"
 
     @property
     def exit_code(self) -> int:

@@ -39,16 +39,15 @@ class Result:
 
 @dataclass(frozen=True)
 class Ask:
-    """What a search gets. results: of all trials before, in their order; count: of the points that are wanted; first: the
-    number of the first one; seed: of the sweep; size: of a whole batch."""
+    """What a search gets."""
 
-    space: Space
-    results: Sequence[Result]
-    first: int
-    count: int
-    seed: int
-    size: int
-    direction: Direction = "minimize"
+    space: Space  # keys with what they may be
+    results: Sequence[Result]  # of all trials before, in their order
+    first: int  # number of the first point that is wanted
+    count: int  # number of the points that are wanted
+    seed: int  # of the sweep
+    size: int  # of a whole batch
+    direction: Direction = "minimize"  # whether small values are good, or large ones
 
     @property
     def batch(self) -> int:
@@ -70,15 +69,14 @@ Searcher = Callable[..., Sequence[Point]]
 
 @dataclass(frozen=True)
 class Search:
-    """Which search a sweep uses. name, ask: its entry in the table; trials: how many in all; batch: how many are asked for at
-    once; options: what the entry takes."""
+    """Which search a sweep uses."""
 
-    name: str
-    ask: Searcher
-    trials: int
-    batch: int
-    direction: Direction = "minimize"
-    options: Mapping[str, Any] = field(default_factory=dict)
+    name: str  # of its entry in the table
+    ask: Searcher  # function of its entry in the table, which gives points
+    trials: int  # how many in all
+    batch: int  # how many are asked for at once
+    direction: Direction = "minimize"  # whether small values are good, or large ones
+    options: Mapping[str, Any] = field(default_factory=dict)  # what the entry takes
 
 
 def next_batch(space: Space, search: Search, seed: int, results: Sequence[Result]) -> list[Trial]:

@@ -17,16 +17,14 @@ from orchestrator.experiments.search.space import Point
 
 @dataclass(frozen=True)
 class Sweep:
-    """A sweep whose every key was read. settings: of its runs, with the first point of the space (of an ensemble: without);
-    options: of the search, as they were given; parallel: how many trials run side by side; ensemble: what is made of them,
-    None for a search."""
+    """A sweep whose every key was read."""
 
-    settings: Settings
-    course: Course
-    options: Mapping[str, Any]
-    metric: str
-    parallel: int
-    ensemble: Ensemble | None = None
+    settings: Settings  # of its runs, with the first point of the space; of an ensemble without one
+    course: Course  # what determines its trials
+    options: Mapping[str, Any]  # of the search, as they were given
+    metric: str  # of the objective
+    parallel: int  # how many trials run side by side
+    ensemble: Ensemble | None = None  # what is made of the trials; None for a search
 
     @property
     def kind(self) -> Literal["sweep", "ensemble"]:

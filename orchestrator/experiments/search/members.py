@@ -52,16 +52,17 @@ METRIC = "validation/loss"
 
 @dataclass(frozen=True)
 class Ensemble:
-    """options: of the combination, as they were given; seed: of which those of the members follow."""
+    """An ensemble whose every key was read. The fields are the keys of its section, and the seed."""
 
-    members: int
+    members: int  # how many are trained
+    # training samples of a member: "all", "bagging" (as many, drawn with replacement) or "disjoint" (a part of its own)
     data: str
-    combine: str
-    output: Literal["logits", "values"]
-    classes: int
-    seed: int
-    register: str | None = None
-    options: Mapping[str, Any] = field(default_factory=dict)
+    combine: str  # name of the combination that makes them one
+    output: Literal["logits", "values"]  # what the model returns
+    classes: int  # dimension in which the classes lie, of logits
+    seed: int  # from which those of the members follow
+    register: str | None = None  # registered model of MLflow of which it becomes a version; None for none
+    options: Mapping[str, Any] = field(default_factory=dict)  # of the combination, as they were given
 
     def as_dict(self) -> dict[str, Any]:
         """The section of the file."""

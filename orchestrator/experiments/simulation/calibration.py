@@ -48,19 +48,16 @@ class Layout:
 
 @dataclass(frozen=True)
 class Measured:
-    """One layout, as it ran. Per step: wall_s: its time; busy_s: processor seconds of a worker's computing thread, by kind;
-    process_s: of a worker's process; driver_s: of the driver and of Ray's own processes. steps: that were looked at; fixed:
-    share of computing that is no micro-batch's, 0 where that is not known; disturbed: share of the cores that other programs
-    took meanwhile."""
+    """One layout, as it ran. Seconds are of a step."""
 
-    layout: Layout
-    wall_s: float
-    busy_s: Mapping[str, float]
-    process_s: float
-    driver_s: float
-    steps: int
-    fixed: float = 0.0
-    disturbed: float = 0.0
+    layout: Layout  # topology, workers and loaders
+    wall_s: float  # time of a step on the wall clock
+    busy_s: Mapping[str, float]  # processor time of a worker's computing thread, by kind
+    process_s: float  # processor time of a worker's process
+    driver_s: float  # processor time of the driver and of Ray's own processes
+    steps: int  # number of steps that were looked at
+    fixed: float = 0.0  # share of computing that is no micro-batch's; 0 where that is not known
+    disturbed: float = 0.0  # share of the cores that other programs took meanwhile
 
 
 @dataclass(frozen=True)

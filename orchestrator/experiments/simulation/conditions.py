@@ -21,17 +21,15 @@ _SIZES = {"": 1.0, "K": 1e3, "M": 1e6, "B": 1e9}
 
 @dataclass(frozen=True)
 class Network:
-    """latency_s: of a message; bandwidth: bytes per second out of a member, and as much into it; message_s: processor time of
-    handing over and of taking one message; byte_s: of adding or copying a byte of it. hosts: that members are on; a message
-    between two takes wire_latency_s, and goes at wire_bandwidth out of one and into the other, which their members share."""
+    """What messages cost, in seconds. One between two hosts goes over the wire of each, which its members share."""
 
-    latency_s: float = 50e-6
-    bandwidth: float = 1.25e9
-    message_s: float = 0.0
-    byte_s: float = 0.0
-    hosts: int = 1
-    wire_latency_s: float = 50e-6
-    wire_bandwidth: float = 1.25e9
+    latency_s: float = 50e-6  # of a message between members of one host
+    bandwidth: float = 1.25e9  # bytes per second out of a member, and as much into it
+    message_s: float = 0.0  # processor time of handing over, or taking, one message
+    byte_s: float = 0.0  # processor time of adding or copying one byte
+    hosts: int = 1  # number of hosts that the members are on
+    wire_latency_s: float = 50e-6  # of a message between two hosts
+    wire_bandwidth: float = 1.25e9  # bytes per second out of a host, and as much into it
 
     def nodes(self, workers: int, servers: int = 0) -> tuple[int, ...]:
         """The host of each member, by rank: as nearly as many workers on each as may be, and as many servers."""
@@ -40,45 +38,31 @@ class Network:
 
 @dataclass(frozen=True)
 class Conditions:
-    """compute_s: of one shard's micro-batch, by a worker that is alone; update_s: of the rest of a worker's step, whatever it
-    hosts (the order of samples, optimizer, trace); with several workers both take `contention` times as long, where they share
-    caches and memory. vote_s: processor time of a member's vote and sum beside its messages, where there are others.
+    """What a simulated run meets. Times are in seconds."""
 
-    speeds: of the workers, in proportion, by rank, and again from the first where there are more workers; none: all alike.
-    stragglers: this share of the workers computes slower_by times as long, always; jitter: relative standard deviation of
-    a micro-batch, log-normal; stalls: with this probability a worker's step waits stall_s.
-
-    cores: that all workers share, 0 where each has its own. Where they are shared: background_s: processor time of a worker's
-    step beside its computing thread; others: share of a core that the driver and Ray take all the time; switch_s: for how long
-    a core is taken more in each worker's step where there are more workers than cores, which take turns and find their caches
-    used by others.
-
-    failure_s: mean time until a worker is lost, exponential, 0 for never; detect_s: until that is known and the others have
-    left; regroup_s: until the members of a new generation begin its first step; start_s: until another worker is ready.
-    save_s: a checkpoint holds up a step for. seed: of all that is drawn.
-    """
-
-    network: Network = Network()
-    compute_s: float = 0.02
+    network: Network = Network()  # what messages cost
+    compute_s: float = 0.02  # of one shard's micro-batch, by a worker that is alone
+    # how many times as long micro-batch and update take with several workers, which share caches and memory
     contention: float = 1.0
-    update_s: float = 0.001
-    vote_s: float = 0.0
-    speeds: tuple[float, ...] = ()
-    stragglers: float = 0.0
-    slower_by: float = 3.0
-    jitter: float = 0.0
-    stalls: float = 0.0
-    stall_s: float = 0.2
-    cores: int = 0
-    background_s: float = 0.0
-    others: float = 0.0
+    update_s: float = 0.001  # of the rest of a worker's step, whatever it hosts: order of samples, optimizer, trace
+    vote_s: float = 0.0  # processor time of a member's vote and sum beside its messages, where there are others
+    speeds: tuple[float, ...] = ()  # of the workers by rank, in proportion, and again from the first; empty: all alike
+    stragglers: float = 0.0  # share of the workers that are always slow
+    slower_by: float = 3.0  # how many times as long a straggler computes
+    jitter: float = 0.0  # relative standard deviation of a micro-batch's time, log-normal
+    stalls: float = 0.0  # probability that a worker's step waits for `stall_s`
+    stall_s: float = 0.2  # seconds of such a wait
+    cores: int = 0  # number of cores that all workers share; 0 where each has its own
+    background_s: float = 0.0  # processor time of a worker's step beside its computing thread, where cores are shared
+    others: float = 0.0  # share of a core that the driver and Ray take all the time, where cores are shared
+    # further seconds of a core in a worker's step with more workers than cores, which take turns and lose their caches
     switch_s: float = 0.0
-    failure_s: float = 0.0
-    detect_s: float = 0.1
-    regroup_s: float = 0.0
-    start_s: float = 5.0
-    save_s: float = 0.0
-    seed: int = 0
+    failure_s: float = 0.0  # mean time until a worker is lost, exponential; 0 for never
+    detect_s: float = 0.1  # seconds until a loss is known and the others have left
+    regroup_s: float = 0.0  # seconds until the members of a new generation begin its first step
+    start_s: float = 5.0  # seconds until another worker is ready
+    save_s: float = 0.0  # seconds that a checkpoint holds up a step
+    seed: int = 0  # of all that is drawn
 
     def slowed(self, workers: int) -> float:
         """How many times as long a worker's own part of a step takes beside so many."""

@@ -28,17 +28,15 @@ MOST_MOVES = 4_000_000
 
 @dataclass(frozen=True)
 class Exchanged:
-    """seconds: until the last member has the result; sent: bytes out of the member that sends most; link: over the busiest
-    link, one way; messages: of the member that handles most, sent and taken; busy_s: processor time of all members together.
-    played: whether all moves were; wire: bytes out of the host that sends most to others."""
+    """What one exchange takes."""
 
-    seconds: float
-    sent: float
-    link: float
-    messages: int
-    busy_s: float
-    played: bool = True
-    wire: float = 0.0
+    seconds: float  # until the last member has the result
+    sent: float  # bytes out of the member that sends most
+    link: float  # bytes over the busiest link, one way
+    messages: int  # sent and taken by the member that handles most
+    busy_s: float  # processor time of all members together
+    played: bool = True  # whether all moves were played
+    wire: float = 0.0  # bytes out of the host that sends most to others
 
 
 @dataclass(frozen=True)

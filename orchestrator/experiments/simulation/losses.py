@@ -46,16 +46,15 @@ _NOTHING = (0.0, 0, 0.0, 0.0)
 
 @dataclass(frozen=True)
 class Outcome:
-    """seconds: of the whole run; steps: that count; again: computed again; losses, joins: how many; lost_s: seconds in which no
-    step that counts was computed. ended: why the controller ended the run before its last step, None where it did not."""
+    """What became of a simulated run."""
 
-    seconds: float
-    steps: int
-    again: int
-    losses: int
-    joins: int
-    lost_s: float
-    ended: str | None = None
+    seconds: float  # of the whole run
+    steps: int  # number of steps that count
+    again: int  # number of steps that were computed again
+    losses: int  # number of workers that were lost
+    joins: int  # number of workers that joined
+    lost_s: float  # seconds in which no step that counts was computed
+    ended: str | None = None  # why the controller ended the run before its last step; None where it did not
 
     @property
     def goodput(self) -> float:
@@ -65,14 +64,14 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Scenario:
-    """A run to be simulated. step_s: of a step with so many workers; checkpoint: steps between two, 0 for none; losses:
-    when, in seconds, and which of the workers that live then is lost, by its place among them; before those that are drawn."""
+    """A run to be simulated."""
 
-    requirements: Requirements
-    conditions: Conditions
-    steps: int
-    step_s: Callable[[int], float]
-    checkpoint: int = 0
+    requirements: Requirements  # what it asks of the controller
+    conditions: Conditions  # what it meets
+    steps: int  # number of steps to be done
+    step_s: Callable[[int], float]  # seconds of a step with so many workers
+    checkpoint: int = 0  # steps from one checkpoint to the next; 0 for none
+    # seconds from the start, and place of the lost worker among those that live then; others are drawn besides
     losses: Sequence[tuple[float, int]] = ()
 
 
@@ -82,24 +81,28 @@ def simulate(scenario: Scenario) -> Outcome:
 
 @dataclass
 class _VirtualRun:
-    scenario: Scenario
-    now: float = 0.0
+    """A scenario while it goes on, in virtual time."""
+
+    scenario: Scenario  # what is simulated
+    now: float = 0.0  # virtual time, in seconds from the start
+    # what happens next: (time, number, action), a heap
     queue: list[tuple[float, int, Callable[[], None]]] = field(default_factory=list)
-    numbered: int = 0
-    running: Begin | None = None
+    numbered: int = 0  # entries that were queued so far; of equal times the first queued comes first
+    running: Begin | None = None  # order of the present generation; None before the first one
     begun: int = 0  # which attempt at a step is under way
     begins: int = 0  # generations so far
     under_way: tuple[float, int, float, float] = _NOTHING  # since when, steps, seconds of each, and without saving
-    done: int = 0
-    best: int = 0
-    saved: int = 0
-    again: int = 0
-    computed_s: float = 0.0
-    losses: int = 0
-    joins: int = 0
+    done: int = 0  # steps that count so far
+    best: int = 0  # most steps that were ever done
+    saved: int = 0  # steps of the last checkpoint
+    again: int = 0  # steps that were computed again
+    computed_s: float = 0.0  # seconds in which steps that count were computed
+    losses: int = 0  # workers that were lost
+    joins: int = 0  # workers that joined
+    # living member -> steps that it has; None before its first generation
     held: dict[int, Progress | None] = field(default_factory=dict)
-    reported: set[int] = field(default_factory=set)
-    ended: End | None = None
+    reported: set[int] = field(default_factory=set)  # members that have left the present generation
+    ended: End | None = None  # last order of the controller; None while the run goes on
     _regroup: bool = False  # asked for, at the next step
 
     def run(self) -> Outcome:

@@ -34,46 +34,40 @@ _MOST_ROUTES = 128
 
 @dataclass(frozen=True)
 class Question:
-    """elements: of the model; sum_bytes: of an element of a sum, 8 where it is exact; topologies, modes: (name, options). In
-    lockstep: by_speed: shards are dealt by the workers' speeds; claims: workers of a host claim from each other."""
+    """What a simulation is asked."""
 
-    workers: int
-    shards: int
-    elements: int
-    steps: int
-    topologies: Sequence[tuple[str, Mapping[str, Any]]]
-    modes: Sequence[tuple[str, Mapping[str, Any]]]
-    conditions: Conditions
-    sum_bytes: int = _SUM_BYTES
-    checkpoint: int = 0
-    by_speed: bool = False
-    claims: bool = False
+    workers: int  # number of them
+    shards: int  # number of them, dealt to the workers
+    elements: int  # number of those of the model
+    steps: int  # number of steps to simulate
+    topologies: Sequence[tuple[str, Mapping[str, Any]]]  # (name, options) of each
+    modes: Sequence[tuple[str, Mapping[str, Any]]]  # (name, options) of each
+    conditions: Conditions  # what the runs meet
+    sum_bytes: int = _SUM_BYTES  # bytes of an element of a sum; 8 where it is exact
+    checkpoint: int = 0  # steps from one checkpoint to the next; 0 for none
+    by_speed: bool = False  # whether shards are dealt by the workers' speeds, in lockstep
+    claims: bool = False  # whether workers of a host claim shards from each other, in lockstep
 
 
 @dataclass(frozen=True)
 class Row:
-    """Of one topology under one mode. Seconds and bytes are of a step.
+    """The answer for one topology under one mode. Seconds and bytes are of a step."""
 
-    waiting: share of the workers' time in which they wait for slower ones; goodput: share of the time not lost to losses of
-    workers; losses: of workers, in the scenario that was looked at; played: whether all moves of the schedule were; driven:
-    whether the controller itself decided; wire_bytes: out of the host that sends most to others.
-    """
-
-    topology: str
-    mode: str
-    step_s: float
-    median_s: float
-    worst_s: float
-    compute_s: float
-    exchange_s: float
-    waiting: float
-    link_bytes: float
-    sent_bytes: float
-    goodput: float
-    losses: int
-    played: bool
-    driven: bool
-    wire_bytes: float = 0.0
+    topology: str  # name of it
+    mode: str  # name of it
+    step_s: float  # mean of the steps
+    median_s: float  # median of the steps
+    worst_s: float  # of the slowest step
+    compute_s: float  # part of a step in which the mean worker computes
+    exchange_s: float  # part of a step that the exchange takes
+    waiting: float  # share of the workers' time in which they wait for slower ones
+    link_bytes: float  # over the busiest link, one way
+    sent_bytes: float  # out of the member that sends most
+    goodput: float  # share of the time that is not lost to losses of workers
+    losses: int  # number of lost workers, in the scenario that was looked at
+    played: bool  # whether all moves of the schedule were played
+    driven: bool  # whether the controller itself decided
+    wire_bytes: float = 0.0  # out of the host that sends most to others
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)

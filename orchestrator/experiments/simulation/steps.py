@@ -22,16 +22,14 @@ Times = npt.NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Stepped:
-    """seconds: of a step, in the mean (in sprints: of one update per shard); median_s, worst_s: the median and the worst (of
-    rests, shared by their steps); compute_s, exchange_s: of which the mean worker computes, and the exchange takes; waiting:
-    share of the workers' time in which they wait for slower ones."""
+    """What a step takes under a mode, in seconds. In sprints a step is one update per shard."""
 
-    seconds: float
-    median_s: float
-    worst_s: float
-    compute_s: float
-    exchange_s: float
-    waiting: float
+    seconds: float  # mean of the steps
+    median_s: float  # median of the steps; in sprints of the rests, shared by their steps
+    worst_s: float  # of the slowest step; in sprints of the slowest rest, shared by its steps
+    compute_s: float  # part of a step in which the mean worker computes
+    exchange_s: float  # part of a step that the exchange takes
+    waiting: float  # share of the workers' time in which they wait for slower ones
 
 
 @dataclass(frozen=True)

@@ -20,31 +20,31 @@ _WARNINGS = ("warning:", "ALARM")
 
 @dataclass
 class Row:
-    """A run of a trial. state: "running", "failed", or the value's text."""
+    """A run of a trial, as the board shows it."""
 
-    number: int
-    rung: int
-    point: Mapping[str, Any]
-    done: int = 0
-    steps: int = 0
-    loss: float | None = None
-    value: float | None = None
-    state: str = "running"
+    number: int  # of the trial
+    rung: int  # number of the rung that the run is on
+    point: Mapping[str, Any]  # settings of the trial
+    done: int = 0  # steps that are done
+    steps: int = 0  # number of its steps; 0 while that is not known
+    loss: float | None = None  # of the last step; None before the first
+    value: float | None = None  # of the objective; None before the end, and where it failed
+    state: str = "running"  # "running", "failed", or the value's text
 
 
 @dataclass
 class Seen:
-    """What there is to show. trials: how many there will be; ended: how many have; noun: what one of them is called."""
+    """What there is to show."""
 
-    metric: str
-    trials: int
-    parallel: int
-    direction: str = "minimize"
-    noun: str = "trial"
-    running: dict[Place, Row] = field(default_factory=dict)
-    ended: int = 0
-    failed: int = 0
-    best: Row | None = None
+    metric: str  # of the objective
+    trials: int  # how many there will be
+    parallel: int  # how many run side by side
+    direction: str = "minimize"  # whether small values are good ("minimize"), or large ones
+    noun: str = "trial"  # what a trial is called
+    running: dict[Place, Row] = field(default_factory=dict)  # runs that go on, by trial and rung
+    ended: int = 0  # how many trials have ended
+    failed: int = 0  # how many trials have failed
+    best: Row | None = None  # run with the best value so far; None before the first value
 
     def better(self, row: Row) -> bool:
         if row.value is None:

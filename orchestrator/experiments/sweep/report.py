@@ -15,15 +15,14 @@ from orchestrator.experiments.sweep.record import SweepRecord
 
 @dataclass(frozen=True)
 class SweepReport:
-    """What a sweep came to. sweep_id: None where it was refused; trials, best: as the JSON object has them; whole: of an
-    ensemble that has been combined."""
+    """What a sweep came to."""
 
-    sweep_id: str | None
-    trials: list[dict[str, Any]] = field(default_factory=list)
-    best: dict[str, Any] | None = None
-    objective: Mapping[str, str] = field(default_factory=dict)
-    error: OrchestratorError | None = None
-    whole: Mapping[str, Any] | None = None
+    sweep_id: str | None  # of the sweep; None where it was refused
+    trials: list[dict[str, Any]] = field(default_factory=list)  # as the JSON object has them
+    best: dict[str, Any] | None = None  # as the JSON object has it; None where no trial has a value
+    objective: Mapping[str, str] = field(default_factory=dict)  # its metric and direction
+    error: OrchestratorError | None = None  # what ended the sweep; None where it finished
+    whole: Mapping[str, Any] | None = None  # of an ensemble that has been combined; None elsewhere
 
     @property
     def status(self) -> Status:

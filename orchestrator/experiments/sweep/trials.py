@@ -54,18 +54,18 @@ class WrongMetricError(RunFailed):
 
 @dataclass
 class Trials:
-    """Runs what is due until nothing is; `ray`: serves all; `overrides`: of the execution, where a sweep goes on."""
+    """Runs what is due until nothing is."""
 
-    sweep: Sweep
-    record: SweepRecord
-    ray: RaySession
-    board: Board
-    pending_signal: PendingSignal
-    folder: Path
-    overrides: list[str] = field(default_factory=list)
+    sweep: Sweep  # what is asked for
+    record: SweepRecord  # of the sweep, which tells what was done before
+    ray: RaySession  # serves all trials
+    board: Board  # shows the progress
+    pending_signal: PendingSignal  # tells all of a request to end
+    folder: Path  # the `.orchestrator` that runs are recorded in
+    overrides: list[str] = field(default_factory=list)  # of the execution, where a sweep goes on
     tree: str | None = None  # of the code that all trials have
     trusted: bool = False  # as `launch` takes it
-    _lock: threading.Lock = field(default_factory=threading.Lock)
+    _lock: threading.Lock = field(default_factory=threading.Lock)  # of `tree`, which trials find at the same time
 
     def complete(self) -> Outlook:
         """Raises Interrupted, and what ends a sweep."""

@@ -46,17 +46,17 @@ _BEST: Final = 3
 
 @dataclass(frozen=True)
 class Tuned:
-    """What was found. keys: that were free; chosen: their values; cpus: of the machine, or of the cluster's nodes together."""
+    """What was found."""
 
-    keys: tuple[str, ...]
-    chosen: Mapping[str, Any]
-    reason: str
-    predicted_s: float
-    cpus: int
-    candidates: Sequence[Candidate]
-    points: Sequence[Measured]
-    conditions: Conditions
-    took_s: float
+    keys: tuple[str, ...]  # settings that were free
+    chosen: Mapping[str, Any]  # key -> the value that it gets
+    reason: str  # sentence for a person, with the figures
+    predicted_s: float  # seconds of a step with these values
+    cpus: int  # CPUs of the machine, or of the cluster's nodes together
+    candidates: Sequence[Candidate]  # layouts that were considered, with their seconds of a step
+    points: Sequence[Measured]  # runs that were measured
+    conditions: Conditions  # of the simulation, from those runs
+    took_s: float  # seconds that the measurement took
 
     def as_dict(self) -> dict[str, Any]:
         listed = [

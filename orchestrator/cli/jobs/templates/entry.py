@@ -23,17 +23,16 @@ _RUN = (
 
 @dataclass(frozen=True)
 class Submission:
-    """id: of the job, which the run keeps; conf, overrides: as for a launch; project: the folder to run in, where the job
-    runs; members: processes that the run starts with, each with so many cpus and gpus."""
+    """A job that is to be submitted."""
 
-    id: str
-    conf: str
-    overrides: tuple[str, ...]
-    project: str
-    members: int
-    cpus: float
-    gpus: float
-    start_timeout_s: float = 120.0
+    id: str  # of the job, which the run keeps
+    conf: str  # the configuration, as for a launch
+    overrides: tuple[str, ...]  # of the settings, as for a launch
+    project: str  # folder to run in, on the machine of the job
+    members: int  # processes that the run starts with
+    cpus: float  # CPUs of each member
+    gpus: float  # GPUs of each member
+    start_timeout_s: float = 120.0  # seconds that members have to start
 
     def words(self) -> list[str]:
         """To be run in the project's folder, with cluster.address= of the Ray to join besides."""
