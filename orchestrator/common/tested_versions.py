@@ -30,3 +30,5 @@ class Tried:
 RAY = Tried("ray", ("2.60",))
 MLFLOW = Tried("mlflow", ("3.17",))
 TORCH = Tried("torch", ("2.13",))
+NUMBA = Tried("numba", ("0.68",))
+LLVMLITE = Tried("llvmlite", ("0.50",))

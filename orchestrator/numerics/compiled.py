@@ -4,22 +4,26 @@ What is made is kept in `__pycache__` beside the source, and in the user's cache
 find it, such as that of a rerun; under a name that changes with the loops, this module, numba, LLVM and the processor. A
 process that finds it loads it by LLVM alone: numba itself, which takes half a second to import and seconds to make them,
 is only needed to make it. Where no folder takes it, each process makes it for itself.
+
+This hangs on the insides of numba and LLVM. With other versions than `common.tested_versions` names, the loops are made by
+`numba.cfunc`, which takes longer at the start of each process and computes the same bits.
 """
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
+import functools
 import hashlib
 import importlib.metadata
 import math
 import os
-from collections.abc import Callable, Iterator, Mapping
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
-import llvmlite.binding as llvm
-
-from orchestrator.common import file_cache
+from orchestrator.common import file_cache, tested_versions
 
 _LONG, _DOUBLE, _BOOL, _AT = ctypes.c_int64, ctypes.c_double, ctypes.c_bool, ctypes.c_void_p
 _KINDS: Final[Mapping[str, Any]] = {"float64": ctypes.c_double, "float32": ctypes.c_float}  # of the total: exact, fast
@@ -89,40 +93,65 @@ def _entries() -> dict[str, tuple[str, list[Any]]]:
     return found
 
 
+class Code(Protocol):
+    """The loops as functions of C. Arrays are given by the addresses of their elements, which lie one after the other."""
+
+    def loop(self, name: str) -> Callable[..., int]:
+        """The loop of this name, for any thread."""
+
+    def prepared(self, name: str, arguments: Sequence[Any]) -> Callable[[], int]:
+        """The same with arguments of ctypes, which are read at each call. For one thread."""
+
+
 class Loops(dict[str, Callable[..., int]]):
-    """The loops, callable: ["add float64"] is `loops._add` for a total of that type. Arrays are given by the addresses of
-    their elements, which lie one after the other."""
+    """The loops, callable: ["add float64"] is `loops._add` for a total of that type. They are loaded when one is first asked
+    for, or by `load`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._code: Code | None = None
+        self._loading = threading.RLock()
+
+    def load(self) -> None:
+        """Have all of them at hand. Safe to call twice."""
+        for name in _entries():
+            self[name]
+
+    def prepared(self, name: str, *arguments: Any) -> Callable[[], int]:
+        """A loop with these arguments, which are converted only once; some are of ctypes, so that they can be changed. For one
+        thread."""
+        kinds = _entries()[name][1]
+        return self._loaded().prepared(
+            name, [each if isinstance(each, kind) else kind(each) for each, kind in zip(arguments, kinds, strict=True)]
+        )
+
+    def __missing__(self, name: str) -> Callable[..., int]:
+        with self._loading:
+            self[name] = found = self._loaded().loop(name)
+        return found
+
+    def _loaded(self) -> Code:
+        with self._loading:
+            if self._code is None:
+                self._code = load()
+            return self._code
+
+
+class ObjectCode:
+    """`Code` of object files, called as numba calls it: behind two pointers, for the result and for an exception. The answer is
+    its state."""
 
     def __init__(self, objects: Mapping[str, bytes]) -> None:
+        from llvmlite import binding as llvm
+
         machine = llvm.Target.from_default_triple().create_target_machine()
         self._engine = llvm.create_mcjit_compiler(llvm.parse_assembly(""), machine)  # owns the code
         for data in objects.values():
             self._engine.add_object_file(llvm.ObjectFileRef.from_data(data))
         self._engine.finalize_object()
-        super().__init__({name: self._loop(name, types) for name, (_, types) in _entries().items()})
 
-    def prepared(self, name: str, *arguments: Any) -> Callable[[], int]:
-        """A loop with these arguments, which are converted only once; some are of ctypes, so that they can be changed. For one
-        thread."""
-        function, result = self._function(name, _entries()[name][1]), _LONG()
-        kinds, told = _entries()[name][1], ctypes.byref(result)
-        converted = [
-            each if isinstance(each, kind) else kind(each) for each, kind in zip(arguments, kinds, strict=True)
-        ]
-
-        def call() -> int:
-            function(told, None, *converted)
-            return result.value
-
-        return call
-
-    def _function(self, name: str, types: list[Any]) -> Any:
-        """As numba calls it: behind two pointers, for the result and for an exception, and with its state as the answer."""
-        signature = ctypes.PYFUNCTYPE(ctypes.c_int32, ctypes.POINTER(_LONG), _AT, *types)
-        return signature(self._engine.get_function_address(_symbol(name)))
-
-    def _loop(self, name: str, types: list[Any]) -> Callable[..., int]:
-        function = self._function(name, types)
+    def loop(self, name: str) -> Callable[..., int]:
+        function = self._function(name)
 
         def call(*arguments: Any) -> int:
             result = _LONG()
@@ -132,27 +161,72 @@ class Loops(dict[str, Callable[..., int]]):
 
         return call
 
+    def prepared(self, name: str, arguments: Sequence[Any]) -> Callable[[], int]:
+        function, result = self._function(name), _LONG()
+        place = ctypes.byref(result)
+
+        def call() -> int:
+            function(place, None, *arguments)
+            return result.value
+
+        return call
+
+    def _function(self, name: str) -> Any:
+        signature = ctypes.PYFUNCTYPE(ctypes.c_int32, ctypes.POINTER(_LONG), _AT, *_entries()[name][1])
+        return signature(self._engine.get_function_address(_symbol(name)))
+
+
+class PublicCode:
+    """`Code` by `numba.cfunc` alone, for versions of numba and LLVM whose insides nobody has tried. It computes the same bits.
+    numba is imported in each process and keeps what it makes where it finds room for it."""
+
+    def __init__(self) -> None:
+        self._compiled: dict[str, Any] = {}  # owns the code
+
+    def loop(self, name: str) -> Callable[..., int]:
+        if name not in self._compiled:
+            with _compiling():
+                self._compiled[name] = self._made(name)
+        found: Callable[..., int] = ctypes.PYFUNCTYPE(_LONG, *_entries()[name][1])(self._compiled[name].address)
+        return found
+
+    def prepared(self, name: str, arguments: Sequence[Any]) -> Callable[[], int]:
+        return functools.partial(self.loop(name), *arguments)
+
+    @staticmethod
+    def _made(name: str) -> Any:
+        try:
+            return _cfunc(name, cache=True)
+        except RuntimeError:  # no folder takes it
+            return _cfunc(name, cache=False)
+
 
 def inverts(divisor: float) -> bool:
     """Whether a divisor is a power of two, so that to multiply by its inverse is to divide."""
     return math.frexp(divisor)[0] == 0.5
 
 
-def load() -> Loops:
-    """From the cache; made and kept there when it has none."""
+def load() -> Code:
+    """From the cache; made and kept there when it has none. With versions that were not tried, numba's own."""
+    if not (tested_versions.NUMBA.is_here and tested_versions.LLVMLITE.is_here):
+        return PublicCode()
+    from llvmlite import binding as llvm
+
     llvm.initialize_native_target()
     llvm.initialize_native_asmprinter()
     name = f"loops-{_version()}.o"
     kept = file_cache.read(_folders(), name)
     if kept is not None:
-        return Loops(_unpacked(kept))
+        return ObjectCode(_unpacked(kept))
     objects = _made()
     file_cache.keep(_folders(), name, _packed(objects))
-    return Loops(objects)
+    return ObjectCode(objects)
 
 
 def _version() -> str:
     """What the machine code depends on."""
+    from llvmlite import binding as llvm
+
     here = Path(__file__)
     digest = hashlib.sha256()
     for source in (here, here.with_name("loops.py")):
@@ -184,27 +258,43 @@ def _unpacked(data: bytes) -> dict[str, bytes]:
 
 
 def _made() -> dict[str, bytes]:
-    """The machine code of each loop. Also where NUMBA_DISABLE_JIT is set, which is for loops that a user debugs."""
+    """The machine code of each loop."""
+    found = {}
+    with _compiling():
+        for name in _entries():
+            compiled = _cfunc(name)
+            native = compiled.native_name.removeprefix("cfunc.")
+            found[name] = _object(compiled.inspect_llvm(), native, _symbol(name))
+    return found
+
+
+@contextlib.contextmanager
+def _compiling() -> Iterator[None]:
+    """Within this numba compiles, also where NUMBA_DISABLE_JIT is set, which is for loops that a user debugs."""
     import numba
 
     config: Any = numba.config
     disabled, config.DISABLE_JIT = config.DISABLE_JIT, 0
     try:
-        from orchestrator.numerics import loops
-
-        found = {}
-        for name, (arguments, _) in _entries().items():
-            function = getattr(loops, f"_{name.partition(' ')[0]}")
-            compiled = numba.cfunc(f"int64({arguments})", error_model="numpy")(function)
-            native = compiled.native_name.removeprefix("cfunc.")
-            found[name] = _object(compiled.inspect_llvm(), native, _symbol(name))
-        return found
+        yield
     finally:
         config.DISABLE_JIT = disabled
 
 
+def _cfunc(name: str, *, cache: bool = False) -> Any:
+    """Raises RuntimeError where numba is to cache it and finds no folder to do so."""
+    import numba
+
+    from orchestrator.numerics import loops
+
+    function = getattr(loops, f"_{name.partition(' ')[0]}")
+    return numba.cfunc(f"int64({_entries()[name][0]})", error_model="numpy", cache=cache)(function)
+
+
 def _object(assembly: str, native: str, symbol: str) -> bytes:
     """Of numba's code only the function itself, under a name of ours: what it is wrapped in for Python needs numba to run."""
+    from llvmlite import binding as llvm
+
     module: Any = llvm.parse_assembly(assembly)
     for function in module.functions:
         if not function.is_declaration and function.name != native:

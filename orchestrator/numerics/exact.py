@@ -27,7 +27,7 @@ import numpy
 import torch
 from numpy.typing import NDArray
 
-from orchestrator.numerics.compiled import inverts, load
+from orchestrator.numerics.compiled import Loops, inverts
 from orchestrator.numerics.grid import ABSENT, Grid
 from orchestrator.numerics.layout import Layout, Slot, most_waiting
 
@@ -36,8 +36,13 @@ Array = NDArray[Any]
 
 _ANCHOR: Final = 1.5 * 2.0**52  # multiples of lsb
 _PIECE: Final = 128  # elements, as in `loops`
-LOOPS: Final = load()
+LOOPS: Final = Loops()
 _LONG, _DOUBLE = numpy.dtype(numpy.int64), numpy.dtype(numpy.float64)
+
+
+def load() -> None:
+    """Have the loops at hand before the first step, and before a process is forked."""
+    LOOPS.load()
 
 
 class Accumulator:

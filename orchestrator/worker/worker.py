@@ -25,7 +25,7 @@ from orchestrator.data import input_auditing
 from orchestrator.data.files import waiting
 from orchestrator.data.loaders import Loaders, Recipe
 from orchestrator.errors import ConfigurationError, RunFailed
-from orchestrator.numerics import allocator, cuda, determinism, staging
+from orchestrator.numerics import allocator, cuda, determinism, exact, staging
 from orchestrator.numerics.digests import model_digest
 from orchestrator.pipeline import defines, find, naming
 from orchestrator.records import phases
@@ -53,6 +53,7 @@ class Worker:
     """A member that hosts shards and holds a replica. `prepare` and `run` are called from the compute thread."""
 
     def __init__(self, plan: Plan, regions: Regions, services: ProcessServices | None = None) -> None:
+        exact.load()
         self._plan = plan
         self._regions = regions
         self._services = services or ProcessServices()

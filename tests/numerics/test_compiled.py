@@ -87,41 +87,41 @@ def _adds(found: compiled.Loops) -> bool:
 
 
 def test_loops_are_made_once_and_then_read(construction: list[str], folders: list[Path]) -> None:
-    assert _adds(compiled.load())
-    assert _adds(compiled.load())
+    assert _adds(compiled.Loops())
+    assert _adds(compiled.Loops())
     assert construction == ["made"]
     assert [[file.suffix for file in folder.iterdir()] for folder in folders] == [[".o"]] * len(folders)
 
 
 def test_what_another_checkout_made_is_found(construction: list[str], folders: list[Path]) -> None:
-    compiled.load()
+    compiled.Loops().load()
     next(folders[0].iterdir()).unlink()
-    assert _adds(compiled.load())
+    assert _adds(compiled.Loops())
     assert construction == ["made"]
 
 
 def test_a_folder_that_takes_nothing_is_passed_over(construction: list[str], folders: list[Path]) -> None:
     folders[0].write_text("no folder")
-    assert _adds(compiled.load())
-    assert _adds(compiled.load())
+    assert _adds(compiled.Loops())
+    assert _adds(compiled.Loops())
     assert construction == ["made"]
 
 
 def test_without_a_folder_to_write_to_each_process_makes_them(construction: list[str], folders: list[Path]) -> None:
     for folder in folders:
         folder.write_text("no folder")
-    assert _adds(compiled.load())
+    assert _adds(compiled.Loops())
     assert construction == ["made"]
 
 
 def test_a_damaged_file_is_made_again(construction: list[str], folders: list[Path]) -> None:
-    compiled.load()
+    compiled.Loops().load()
     files = [next(folder.iterdir()) for folder in folders]
     whole = files[0].read_bytes()
     for damaged in (b"", whole[:-1], whole[:40] + b"?" + whole[41:]):
         for file in files:
             file.write_bytes(damaged)
-        assert _adds(compiled.load())
+        assert _adds(compiled.Loops())
         assert [file.read_bytes() for file in files] == [whole] * len(files)
     assert len(construction) == 4
 

@@ -55,6 +55,7 @@ ROLES: Mapping[str, Role] = {
     "worker": Role(
         (
             "torch",
+            "orchestrator.numerics.exact:load",
             "orchestrator.worker.worker",
             "orchestrator.worker.member.shared_queue",
             "orchestrator.worker.member.crash_record",
@@ -69,6 +70,7 @@ ROLES: Mapping[str, Role] = {
     "driver": Role(
         (
             "torch",
+            "orchestrator.numerics.exact:load",
             "orchestrator.provenance.tracking.lean:prefer",
             "orchestrator.provenance.tracking.store:load",
             "orchestrator.driver.launch.rehearsal",
