@@ -201,15 +201,19 @@ def _look(project: str | None, inputs: list[str]) -> dict[str, Any]:
 def _upload(project: Project, nodes: Iterable[Node]) -> str:
     """Hand the project to Ray; returns the URI from which nodes unpack it. Ray has no public name for this: it packs by
     itself, and only for all workers of a job, and would leave out what git ignores, which is where data lies."""
-    from ray._private.runtime_env.packaging import GCS_STORAGE_MAX_SIZE
-    from ray._private.runtime_env.working_dir import upload_working_dir_if_needed
-
     where = ", ".join(node.name for node in nodes)
     remedy = f"put the project with its data on node {where}, as {project.path}, or on a file system that nodes share"
     if away := node_tree.outside(project.path, project.inputs):
         raise ClusterUnavailable(
             f"node {where} lacks the project or its data, and {away[0]} is outside the project", remedy
         )
+    try:
+        from ray._private.runtime_env.packaging import GCS_STORAGE_MAX_SIZE
+        from ray._private.runtime_env.working_dir import upload_working_dir_if_needed
+    except ImportError as error:
+        raise ClusterUnavailable(
+            f"node {where} lacks the project or its data, and this version of Ray does not carry them: {error}", remedy
+        ) from error
     size = node_tree.packed_bytes(project.path, project.inputs)
     if size >= GCS_STORAGE_MAX_SIZE:
         raise ClusterUnavailable(

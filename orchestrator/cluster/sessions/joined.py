@@ -123,6 +123,9 @@ def _draining_nodes(known: Mapping[str, float | None]) -> Mapping[str, float | N
 
 
 def _pidfd_of_raylet() -> int | None:
+    """None where there is none to be had; its end is then seen as the loss of its members."""
+    if not RAY.is_here:
+        return None
     from ray._private import worker
 
     node: Any = worker._global_node

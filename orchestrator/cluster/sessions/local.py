@@ -13,13 +13,13 @@ import math
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
 from orchestrator.cluster.forkserver.places import OfLaunch
-from orchestrator.cluster.sessions import agent, folders, metrics, workers
+from orchestrator.cluster.sessions import agent, folders, listening, metrics, workers
 from orchestrator.cluster.sessions.environment import enter, outliving, patient, prepare_environment, replaced
 from orchestrator.common import tested_versions
 from orchestrator.errors import ClusterUnavailable, OrchestratorError
@@ -99,6 +99,7 @@ class LocalRay:
                 stack.enter_context(outliving())
                 self.lock.touch()
             self._server = stack.enter_context(workers.forked(self._cpus_each))
+            known = listening.beyond_loopback()
             enter(
                 "local",
                 num_cpus=max(1, math.ceil(self._cpus)),
@@ -107,6 +108,8 @@ class LocalRay:
                 _temp_dir=str(folders.of_ray(self._folder)),
                 **({"_metrics_export_port": self._metrics_port} if shown else {"_node_ip_address": _LOOPBACK}),
             )
+        if not shown:
+            _refuse_strangers(known)
 
     @property
     def lock(self) -> Path:
@@ -120,7 +123,9 @@ class LocalRay:
 
     def trouble(self) -> str | None:
         """Which of its two processes has ended by itself: the members do not outlive them for long, and no other can be
-        started."""
+        started. An untested Ray is not asked; the members it takes along are lost then."""
+        if not tested_versions.RAY.is_here:
+            return None
         from ray._private import worker
 
         node = worker._global_node
@@ -141,6 +146,17 @@ class LocalRay:
             self._server = None
         if self._folder is not None:
             folders.remove(self._folder)
+
+
+def _refuse_strangers(known: Collection[str]) -> None:
+    """Raises ClusterUnavailable where Ray listens to other machines. Its insides alone keep it to the loopback, and those of
+    another version may not. known: what listened before it was started."""
+    if open_to_all := [each for each in listening.beyond_loopback() if each not in known]:
+        raise ClusterUnavailable(
+            f"the private Ray listens to other machines, not at {_LOOPBACK} alone: {', '.join(open_to_all)}",
+            f"install the Ray that this was tested with (ray=={tested_versions.RAY.versions[-1]}.*), or join one of your own: "
+            "cluster.address=HOST:PORT",
+        )
 
 
 def _taken(port: int) -> ClusterUnavailable:
