@@ -140,7 +140,6 @@ DIGITS = Trained("digits", "benchmarks.wired:Images", ("conf=digits", "run.arith
 CHARACTERS = Trained("characters", "benchmarks.wired:Text", ("conf=characters",), 2, 32, 0.002, 1.0)
 # What this version does not have yet: with a value here, its rows are there.
 SHARDED: Sequence[str] | None = ("update.sharded=true",)
-WARM: Sequence[str] | None = ("warm",)
 
 
 def training(trained: Trained, variants: Mapping[str, Sequence[str]]) -> Callable[[Effort], Acts]:
@@ -224,27 +223,15 @@ def start(effort: Effort) -> Iterator[Sequence[Act]]:
         outcome = launch.outcome(project, *command, "run.steps=5", "cluster.workers=2")
         return {name: [outcome["launch_s"]]}
 
-    def warm(name: str, *command: str) -> Found:
-        """Of the launches after the first, which adds to the pool what it needs."""
-        assert WARM
-        launch.run((*program, *WARM), project)
-        try:
-            launched(name, *command)
-            return launched(name, *command)
-        finally:
-            launch.run((*program, *WARM, "stop=true"), project)
-
     def ray_train(name: str, hidden: int) -> Found:
         return {name: [first_step_of_ray_train(hidden)]}
 
     with projects() as project, tempfile.TemporaryDirectory(prefix="marks-", dir="/tmp") as marks:
-        program = (sys.executable, "-m", "orchestrator")
         args = json.dumps({"folder": marks, "hidden": effort.hidden})
         wide = (*MLP.settings, f"pipeline.target={MLP.target}", f"pipeline.args={args}")
         yield [
             partial(launched, "digits", "conf=digits"),
             partial(launched, "mlp", *wide),
-            *([partial(warm, "digits, warm", "conf=digits"), partial(warm, "mlp, warm", *wide)] if WARM else []),
             partial(ray_train, "Ray Train, digits", 16),
             partial(ray_train, "Ray Train, mlp", effort.hidden),
         ]
@@ -321,7 +308,7 @@ def _all_reduce_rows() -> Iterator[Row]:
         )
 
 
-ABSENT = {name for name, settings in (("sharded", SHARDED), ("warm", WARM)) if settings is None}
+ABSENT = {"sharded"} if SHARDED is None else set()
 
 
 def _there(*rows: Row) -> Sequence[Row]:
@@ -371,13 +358,10 @@ GROUPS = {
         rounds=1,
     ),
     "start": Group(
-        _there(
-            *(
-                Row(f"{FIRST_STEP}, {model}{pool}", f"{key}{way}", f"Ray Train, {key}", "s", goal, "value")
-                for key, model, goal in (("digits", "`conf=digits`", 3.5), ("mlp", "MLP of 25 million", 6.0))
-                for way, pool in (("", ""), (", warm", ", warm pool"))
-            )
-        ),
+        [
+            Row(f"{FIRST_STEP}, {model}", key, f"Ray Train, {key}", "s", goal, "value")
+            for key, model, goal in (("digits", "`conf=digits`", 3.5), ("mlp", "MLP of 25 million", 6.0))
+        ],
         start,
     ),
     "verbs": Group(

@@ -1,4 +1,4 @@
-"""The command line, in a process of the warm pool where there is one (`orchestrator.cluster.forkserver`), else in this one."""
+"""The command line."""
 
 from __future__ import annotations
 
@@ -10,11 +10,6 @@ def main() -> int:
     from orchestrator.cli import surroundings
 
     surroundings.prepare()
-    from orchestrator.cluster.forkserver import handing_over
-
-    code = handing_over.handed_over(sys.argv, "orchestrator.cli.line")
-    if code is not None:
-        return code
     from orchestrator.cli import line
 
     return line.main()

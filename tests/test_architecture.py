@@ -27,7 +27,6 @@ ROOMS = {
             "help",
             "command_table",
             "conf",
-            "warm",
             "resume",
             "jobs",
             "export",

@@ -365,18 +365,6 @@ _ALL = (
         speaks=True,
     ),
     Command(
-        "warm",
-        "warm [idle=10min] [stop=true]",
-        {
-            "warm": (
-                "keep processes that have imported torch, MLflow and the rest, in which the next commands begin at once, until "
-                "they are idle for 10 minutes, or for idle=TIME; stop=true: end them now, and not what goes on in them"
-            )
-        },
-        takes=(_JSON, "idle=TIME", "stop=true"),
-        refused=lambda _: {"servers": []},
-    ),
-    Command(
         "new",
         "new NAME",
         {
@@ -492,9 +480,6 @@ def the_command(arguments: list[str]) -> tuple[Command, str]:
     found = [argument for argument in arguments if argument.partition("=")[0] in COMMANDS]
     if any(COMMANDS[argument.partition("=")[0]].with_conf for argument in found):
         found = [argument for argument in found if not argument.startswith("conf=")]
-    beside = {key.partition("=")[0] for each in found for key in COMMANDS[each.partition("=")[0]].takes or ()}
-    if len(found) > 1:  # `warm stop=true` is no `stop=`
-        found = [argument for argument in found if argument.partition("=")[0] not in beside]
     if not found:
         raise _without_verb(arguments)
     if len(found) > 1:

@@ -9,7 +9,6 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext, redirect_stdout
 
-from orchestrator.cli import surroundings
 from orchestrator.cli.answer import Answer, refused
 from orchestrator.cli.arguments import Arguments
 from orchestrator.cli.command_table import COMMANDS, Command, the_command, usage
@@ -23,15 +22,14 @@ from orchestrator.records import phases
 _COLLECTED_AFTER = 100_000
 
 
-def main(began: float | None = None) -> int:
-    """The exit code of the command. began: when it was typed, in seconds of the epoch, where that was in another process."""
-    began = phases.process_began() if began is None else began
+def main() -> int:
+    """The exit code of the command."""
+    began = phases.process_began()
     phases.note(phases.COMMAND, began, time.time())
     started = time.monotonic() - (time.time() - began)
     gc.set_threshold(_COLLECTED_AFTER)
     lean.prefer()
     console.prepare()
-    surroundings.prepare()
     arguments = sys.argv[1:]
     if {"--help", "-h"} & set(arguments):
         return console.answer(usage(), 0)
@@ -65,7 +63,3 @@ def _interruptible() -> Iterator[None]:
         yield
     except KeyboardInterrupt as interrupt:
         raise Interrupted(f"interrupted by {interrupt}") from None
-
-
-if __name__ == "__main__":
-    sys.exit(main())

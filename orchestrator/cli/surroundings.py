@@ -14,7 +14,6 @@ _EASED = (
 
 
 def prepare() -> None:
-    """Safe to call twice."""
     sys.argv[1:] = map(as_utf8, sys.argv[1:])
     _ease_warnings()
 

@@ -343,7 +343,7 @@ def upcoming(step: int, shard: int, shards: Sequence[int], stretches: range, ind
         begin, position = end, 0
 
 
-def main(_began: float = 0.0) -> None:
+def main() -> None:
     requests, answers = sys.stdin.buffer, os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # what the pipeline prints must not get into the answers
     with contextlib.suppress(BrokenPipeError, KeyboardInterrupt):

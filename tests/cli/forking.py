@@ -14,7 +14,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from orchestrator.cli.line import main
+from orchestrator.__main__ import main
 from orchestrator.cluster.sessions.environment import prepare_environment
 
 prepare_environment(None)

@@ -20,7 +20,6 @@ LIGHT = """
 import sys
 import orchestrator.__main__
 import orchestrator.cli.line
-import orchestrator.cluster.forkserver.handing_over
 from orchestrator.cli import completion
 assert not {"torch", "numpy", "ray", "mlflow", "matplotlib", "requests"} & sys.modules.keys()
 """

@@ -18,7 +18,7 @@ from orchestrator.common import tested_versions
 def _usual(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     for name in ("OMP_NUM_THREADS", workers.OFF):
         monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr(places, "untried", lambda: None)
+    monkeypatch.setattr(places, "is_tried", lambda: True)
     yield
     workers.end()
 
@@ -29,7 +29,7 @@ def test_they_are_where_one_thread_is_theirs_and_all_has_been_tried(monkeypatch:
     assert not workers._can_be_forked(1.0)
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     assert workers._can_be_forked(2.0)
-    monkeypatch.setattr(places, "untried", lambda: "a GPU")
+    monkeypatch.setattr(places, "is_tried", lambda: False)
     assert not workers._can_be_forked(1.0)
 
 

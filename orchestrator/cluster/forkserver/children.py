@@ -7,7 +7,6 @@ import os
 import signal
 import socket
 import sys
-import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import IO
@@ -17,7 +16,7 @@ from orchestrator.data.child import Child, Started
 
 
 def child(module: str) -> Child:
-    """The module's `main`, told when it was asked for, in seconds of the epoch."""
+    """The module's `main`, in a process of its own."""
     return _forked(module) or Started(module)
 
 
@@ -67,7 +66,6 @@ def _forked(module: str) -> Forked | None:
         "since": _differences(own["environ"], os.environ),
         "path": [path or str(Path.cwd()) for path in sys.path],
         "program": module,
-        "began": time.time(),
     }
     try:
         answer = client.ask(connection, request, streams=(theirs_in, theirs_out, 2))

@@ -8,10 +8,10 @@ orchestrator. Ray knows a worker by the token in its arguments and by the proces
 one than Ray has started; tried with Ray 2.60 (see `cluster.sessions.workers`).
 
     request     {"argv", "environ", "interpreter"}, with the descriptors of its standard streams and of the working directory;
-                of a command also {"program", "path", "flags", "began"}, of a child {"since"}: variables that its parent has
-                set since it was forked itself, null where it has removed them; or {"about"} or {"stop"} alone
-    answer      {"forked"}: a process, which begins when it is told to go on; {"refused"}; {"pid", ...}: of the server
-    later       {"status"}: how the process of a command has ended
+                of a child also {"program", "path"} and {"since"}: variables that its parent has set since it was
+                forked itself, null where it has removed them
+    answer      {"forked"}: a process, which begins when it is told to go on; {"refused"}
+    later       {"status"}: how a child has ended
 
 A process that is not told to go on ends, so there are never two where who asks has waited for too long and begun by itself.
 """

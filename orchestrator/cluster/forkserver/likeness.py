@@ -29,10 +29,6 @@ _LIMITS = sorted(value for name, value in vars(resource).items() if name.startsw
 Files = dict[str, tuple[int, int]]
 
 
-def is_read_by_c(name: str) -> bool:
-    return _READ_BY_C.fullmatch(name) is not None
-
-
 @contextmanager
 def variables_read() -> Iterator[dict[str, str | None]]:
     """Which variables Python code asks for inside the block, with their values; whoever takes all of them asks for none.
@@ -71,7 +67,7 @@ def other_variables(
 ) -> list[str]:
     """Variables by which imports may have come out otherwise. own: of the server when it began; read: what was asked for;
     given: what it set for its imports alone, which who asks may have set to the same. Pure."""
-    of_c = {name for name in (*own, *theirs) if is_read_by_c(name)}
+    of_c = {name for name in (*own, *theirs) if _READ_BY_C.fullmatch(name)}
     before = {**{name: own.get(name) for name in of_c}, **read}
     other = {name for name, value in before.items() if name not in given and theirs.get(name) != value}
     return sorted(other | {name for name, value in given.items() if theirs.get(name, value) != value})
@@ -122,13 +118,6 @@ def _is_ours(folder: int, name: str) -> bool:
         return file is not None and os.path.samestat(os.stat(f"{name}/__init__.py", dir_fd=folder), Path(file).stat())
     except OSError:
         return False
-
-
-def flags() -> list[Any]:
-    """The options that this interpreter was started with."""
-    flags = {name: getattr(sys.flags, name) for name in dir(sys.flags) if name[0] != "_" and name.isidentifier()}
-    shown = {name: value for name, value in flags.items() if isinstance(value, int) and name != "safe_path"}
-    return [sorted(map(list, shown.items())), sys.warnoptions, sorted(map(str, sys._xoptions.items()))]
 
 
 def rights(process: int) -> dict[str, str]:

@@ -1,10 +1,9 @@
-"""A fork server: imports what its role needs, waits, and forks for who asks.
+"""A fork server: imports what workers need, waits, and forks for who asks.
 
-    python -P -c "..." ROLE PLACE LISTENER OWNER IDLE ROOT        # started by places.py alone
+    python -P -c "..." PLACE LISTENER OWNER ROOT        # started by places.py alone
 
-PLACE: the file of its socket; LISTENER: the socket's descriptor; OWNER: of a pipe, with whose end it ends, or -1; IDLE: after
-so many seconds without a process of its own that lives; ROOT: where orchestrator lies. A line of its output says that it is
-ready, and what it is. It runs a single thread, so what is forked holds no lock of another one.
+PLACE: the file of its socket; LISTENER: the socket's descriptor; OWNER: of a pipe, with whose end it ends; ROOT: where
+orchestrator lies. It runs a single thread, so what is forked holds no lock of another one.
 """
 
 from __future__ import annotations
@@ -12,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import gc
 import importlib
-import json
 import os
 import random
 import runpy
@@ -21,96 +19,60 @@ import signal
 import socket
 import sys
 import threading
-import time
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from orchestrator.cluster.forkserver import client, likeness
 from orchestrator.cluster.forkserver.client import Message
-from orchestrator.numerics import determinism
 
 _DESCRIPTORS = 4
 _PATIENCE_S = 10.0  # with one that has connected and says nothing
-_LOOK_MS = 3_600_000
+# Variables set while modules are imported, where they are not set: the libraries of numpy and of Arrow start threads otherwise.
 _SINGLE = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
-
-
-# What a command sets before it imports torch, and Python reads as it starts.
-_OF_COMMANDS = {name: value for name, value in determinism.ENVIRONMENT.items() if name != "PYTHONHASHSEED"}
-
-
-@dataclass(frozen=True)
-class Role:
-    """loads: modules that are imported, and functions of them that are called, `module:function`: neither ray, which reads its
-    variables as it is imported, nor anything of a project; variables: set while it is imported, where they are not set:
-    the libraries of numpy and of Arrow start threads otherwise."""
-
-    loads: Sequence[str]
-    variables: Mapping[str, str] = field(default_factory=lambda: _SINGLE)
-
-
-ROLES: Mapping[str, Role] = {
-    "worker": Role(
-        (
-            "torch",
-            "orchestrator.numerics.exact:load",
-            "orchestrator.worker.worker",
-            "orchestrator.worker.member.shared_queue",
-            "orchestrator.worker.member.crash_record",
-            "orchestrator.provenance.code.imported",
-            "orchestrator.provenance.environment.node",
-            "orchestrator.comm.transports.shared_memory",
-            "orchestrator.comm.transports.sockets",
-            "orchestrator.checkpoint.writer",
-            "orchestrator.data.loaders",
-        )
-    ),
-    "driver": Role(
-        (
-            "torch",
-            "orchestrator.numerics.exact:load",
-            "orchestrator.provenance.tracking.lean:prefer",
-            "orchestrator.provenance.tracking.store:load",
-            "orchestrator.driver.launch.rehearsal",
-            "orchestrator.driver.recording.opening",
-            "orchestrator.driver.report.pictures.drawing",
-            "dvc.repo",
-        ),
-        {**_SINGLE, "JE_ARROW_MALLOC_CONF": "background_thread:false", **_OF_COMMANDS},
-    ),
-}
+# Modules that are imported, and functions of them that are called, `module:function`: neither ray, which reads its variables as
+# it is imported, nor anything of a project.
+LOADED = (
+    "torch",
+    "orchestrator.numerics.exact:load",
+    "orchestrator.worker.worker",
+    "orchestrator.worker.member.shared_queue",
+    "orchestrator.worker.member.crash_record",
+    "orchestrator.provenance.code.imported",
+    "orchestrator.provenance.environment.node",
+    "orchestrator.comm.transports.shared_memory",
+    "orchestrator.comm.transports.sockets",
+    "orchestrator.checkpoint.writer",
+    "orchestrator.data.loaders",
+)
 
 
 @dataclass(frozen=True)
 class Request:
-    """What a process that has been forked is to become: a program by its path, or the command that an asker stands for."""
+    """What a process that has been forked is to become: a program by its path, or a child of a worker."""
 
     argv: Sequence[str]
     path: Sequence[str]
-    command: Command | None
+    child: Child | None
 
 
 @dataclass(frozen=True)
-class Command:
-    """program: the module whose `main` it is, told when the command began, in seconds of the epoch."""
+class Child:
+    """program: the module whose `main` it is; parent: the connection over which it was asked for."""
 
     program: str
-    began: float
-    asker: socket.socket
+    parent: socket.socket
 
 
 class Server:
     """place, owner: see above; own, read, given, made: variables that it began with, that imports have read, that were set for
     them alone, and that they have set themselves."""
 
-    def __init__(self, role: str, place: Path, listener: socket.socket, owner: int, idle_s: float) -> None:
-        self._role = role
+    def __init__(self, place: Path, listener: socket.socket, owner: int) -> None:
         self._place = place
         self._listener: socket.socket | None = listener  # None: nobody finds it any more
         self._owner = owner
-        self._idle_s = idle_s
         self._base = list(sys.path)
         self._own = dict(os.environ)
         self._read: dict[str, str | None] = {}
@@ -119,15 +81,13 @@ class Server:
         self._private: list[int] = []  # descriptors that what is forked does without
         self._rights = likeness.rights(os.getpid())
         self._waiting: dict[int, socket.socket | None] = {}  # by process: who is told how it ends
-        self._last = time.monotonic()
 
-    def load(self) -> None:
+    def load(self, modules: Sequence[str] = LOADED) -> None:
         """Raises RuntimeError where nothing can be forked from what was imported."""
-        role = ROLES[self._role]
-        self._given = {name: value for name, value in role.variables.items() if name not in os.environ}
+        self._given = {name: value for name, value in _SINGLE.items() if name not in os.environ}
         os.environ.update(self._given)
         with likeness.variables_read() as self._read:
-            for name, _, function in (each.partition(":") for each in role.loads):
+            for name, _, function in (each.partition(":") for each in modules):
                 module = importlib.import_module(name)
                 if function:
                     getattr(module, function)()
@@ -148,21 +108,22 @@ class Server:
         wake, write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         signal.set_wakeup_fd(write, warn_on_full_buffer=False)
         signal.signal(signal.SIGCHLD, lambda _number, _frame: None)
-        self._private = [wake, write, self._listener.fileno(), *([self._owner] if self._owner >= 0 else [])]
+        self._private = [wake, write, self._listener.fileno(), self._owner]
         poll = select.poll()
         for descriptor in self._private:
             if descriptor != write:
                 poll.register(descriptor, select.POLLIN | select.POLLHUP)
         while self._is_wanted:
-            ready = {descriptor for descriptor, _ in poll.poll(self._left_ms())}
+            ready = {descriptor for descriptor, _ in poll.poll()}
             if wake in ready:
                 os.read(wake, 4096)
             self._reap()
             if self._owner in ready:
                 self._over()
                 return None
-            if self._listener is not None:
-                request = self._turn(self._listener, ready)
+            if self._listener is not None and self._listener.fileno() in ready:
+                connection, _ = self._listener.accept()
+                request = self._answer(connection)
                 if request is not None:
                     return request
                 if not self._is_found:
@@ -178,15 +139,6 @@ class Server:
         """Who is to be told how a process ends is told, also by a server that nobody finds any more."""
         return self._is_found or any(self._waiting.values())
 
-    def _turn(self, listener: socket.socket, ready: Collection[int]) -> Request | None:
-        """As `serve`, of one that asks."""
-        if self._left_ms() == 0:
-            self._over()
-        elif listener.fileno() in ready:
-            connection, _ = listener.accept()
-            return self._answer(connection)
-        return None
-
     def _over(self) -> None:
         """From now on nobody finds this server."""
         if self._listener is not None:
@@ -194,16 +146,10 @@ class Server:
             self._listener.close()
             self._listener = None
 
-    def _left_ms(self) -> int | None:
-        """Until it is idle for too long; None while a process of its own lives."""
-        left_s = self._last + self._idle_s - time.monotonic()
-        return None if self._waiting else max(0, min(_LOOK_MS, round(1000 * left_s)))
-
     def _reap(self) -> None:
         for process in list(self._waiting):
             found, status = os.waitpid(process, os.WNOHANG)
             if found:
-                self._last = time.monotonic()
                 connection = self._waiting.pop(process)
                 if connection is not None:
                     with contextlib.suppress(OSError), connection:
@@ -230,29 +176,13 @@ class Server:
         self, connection: socket.socket, asker: int, message: Message, descriptors: Sequence[int]
     ) -> Request | None:
         """As `serve`. Raises what a message of another form leads to."""
-        if message.get("stop"):
-            self._over()  # before it is said: another one may begin here then
-        if message.get("stop") or message.get("about"):
-            client.send(connection, self.about())
-            return None
         why, for_all = self._refusal(asker, message, descriptors)
         if for_all:
             self._over()
-        if why is not None or message.get("probe"):
-            client.send(connection, {"refused": why} if why is not None else self.about())
+        if why is not None:
+            client.send(connection, {"refused": why})
             return None
         return self._fork(connection, asker, message, descriptors)
-
-    def about(self) -> Message:
-        """What is said of it: its process, and how long it still waits."""
-        left_s = None if self._waiting else round(self._last + self._idle_s - time.monotonic(), 1)
-        return {
-            "pid": os.getpid(),
-            "role": self._role,
-            "busy": len(self._waiting),
-            "idle_s": self._idle_s,
-            "left_s": left_s,
-        }
 
     def _refusal(self, asker: int, message: Message, descriptors: Sequence[int]) -> tuple[str | None, bool]:
         """Why a process that is forked would not be what is asked for, and whether that is so for all that will be asked."""
@@ -265,8 +195,6 @@ class Server:
             return f"other values of {', '.join(names[:4])}", False
         if message.get("interpreter", sys.executable) != sys.executable:
             return f"another interpreter: {message['interpreter']}", False
-        if (flags := message.get("flags")) is not None and flags != likeness.flags():
-            return "Python was started with other options", False
         if descriptors and (name := likeness.shadowed(descriptors[-1])) is not None:
             return f"{name} in the working directory hides a library", False
         return None, False
@@ -299,7 +227,7 @@ class Server:
             raise ConnectionAbortedError
         if (program := message.get("program")) is None:
             return Request(message["argv"], self._base, None)
-        return Request(message["argv"], message["path"], Command(program, message["began"], connection.dup()))
+        return Request(message["argv"], message["path"], Child(program, connection.dup()))
 
     def _leave_behind(self) -> None:
         for other in self._waiting.values():
@@ -357,34 +285,29 @@ def _open_streams() -> None:
 def run(request: Request) -> None:
     """In a process that was forked: what was asked for, from its first line on."""
     sys.argv[:] = request.argv
-    command = request.command
-    if command is None:
+    child = request.child
+    if child is None:
         sys.path[:] = [os.path.dirname(request.argv[0]), *request.path]  # noqa: PTH120
         runpy.run_path(request.argv[0], run_name="__main__")
         return
     sys.path[:] = request.path
-    threading.Thread(target=_end_with, args=(command.asker,), name="asker", daemon=True).start()
-    sys.exit(importlib.import_module(command.program).main(command.began))
+    threading.Thread(target=_end_with, args=(child.parent,), name="parent", daemon=True).start()
+    sys.exit(importlib.import_module(child.program).main())
 
 
-def _end_with(connection: socket.socket) -> None:
-    """The one that has asked stands for this process and its group: it is killed, and they are."""
-    connection.settimeout(None)
+def _end_with(parent: socket.socket) -> None:
+    """Once the parent has ended or closes the connection, this process and its group are killed."""
+    parent.settimeout(None)
     with contextlib.suppress(OSError):
-        connection.recv(1)
+        parent.recv(1)
     os.killpg(0, signal.SIGKILL)
 
 
 def main() -> None:
-    role, place, (listener, owner), idle = sys.argv[1], sys.argv[2], map(int, sys.argv[3:5]), float(sys.argv[5])
+    place, listener, owner = sys.argv[1], *map(int, sys.argv[2:4])
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    server = Server(role, Path(place), socket.socket(fileno=listener), owner, idle)
+    server = Server(Path(place), socket.socket(fileno=listener), owner)
     server.load()
-    print(json.dumps(server.about()), flush=True)
-    nowhere = os.open(os.devnull, os.O_RDWR)
-    for number in (0, 1, 2):
-        os.dup2(nowhere, number)
-    os.close(nowhere)
     request = server.serve()
     if request is None:
         os._exit(0)  # at once: to take all modules apart takes a while

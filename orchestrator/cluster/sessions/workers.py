@@ -5,7 +5,7 @@ trial of a sweep. The raylet starts `cluster/forkserver/client.py` in place of a
 becomes the worker itself. Begun as soon as it is known that there will be a private Ray, so that it imports beside the driver.
 
 Left out with other versions of Ray than `common.tested_versions.RAY`: that a raylet takes workers which it has not started
-itself is promised nowhere; and where nothing is forked at all (`places.untried`). ORCHESTRATOR_FORK=0 leaves it out, too.
+itself is promised nowhere; and where it has not been tried (`places.is_tried`). ORCHESTRATOR_FORK=0 leaves it out, too.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from orchestrator.cluster.forkserver import client, places
 from orchestrator.cluster.sessions.environment import replaced
 from orchestrator.common import tested_versions
 
-OFF = "ORCHESTRATOR_FORK"  # set to 0, it keeps every process of this program from being forked
+OFF = "ORCHESTRATOR_FORK"  # set to 0, it keeps every worker and loader from being forked
 _COMMAND = "--python_worker_command="
 _begun: list[places.OfLaunch] = []
 
@@ -72,4 +72,4 @@ def _asking(argument: str, place: str) -> str:
 def _can_be_forked(cpus: float) -> bool:
     """Ray has numpy's library start a thread for each CPU of a worker while it is loaded, and a server runs a single one."""
     threads = os.environ.get("OMP_NUM_THREADS") or str(max(1, math.floor(cpus)))
-    return tested_versions.RAY.is_here and threads == "1" and os.environ.get(OFF) != "0" and places.untried() is None
+    return tested_versions.RAY.is_here and threads == "1" and os.environ.get(OFF) != "0" and places.is_tried()

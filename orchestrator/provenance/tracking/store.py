@@ -462,13 +462,6 @@ def server_command(uri: str, port: int) -> tuple[list[str], dict[str, str]]:
     return [sys.executable, "-m", "mlflow", "ui", *options], light
 
 
-def load() -> None:
-    """Import what a store in a file needs, ahead of any."""
-    with lean.importing():
-        import mlflow.store.tracking.sqlalchemy_store
-        import mlflow.tracking  # noqa: F401
-
-
 def _open(uri: str) -> MlflowClient:
     with lean.importing(), _usable(uri):
         import mlflow

@@ -16,7 +16,7 @@ pytestmark = pytest.mark.slow
 
 ECHO = """
 import os, sys
-def main(began=0.0):
+def main():
     seen = [os.environ.get(name) for name in ("REMOVED", "SET")]
     for line in sys.stdin:
         print(line.strip(), *seen, os.getcwd(), flush=True)

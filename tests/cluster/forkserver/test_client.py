@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 from orchestrator.cluster.forkserver import client
-from orchestrator.cluster.forkserver.handing_over import handed_over
 
 RAYS = ["python", "/ray/setup_worker.py", "/ray/default_worker.py", "--node-ip=1.2.3.4", "--language=PYTHON"]
 
@@ -71,24 +70,3 @@ def test_a_worker_is_what_ray_meant_where_no_server_makes_it(monkeypatch: pytest
     monkeypatch.setattr(client, "forked", lambda _place, _command: True)
     client.main(["/nowhere/s.sock", *RAYS])
     assert len(become) == 1
-
-
-@pytest.mark.parametrize(("folder", "is_told"), [("project", True), (".orchestrator/worktrees/x", False)])
-def test_why_no_process_came_is_told_to_who_has_typed_the_command(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    folder: str,
-    is_told: bool,
-) -> None:
-    """A rerun executes commands with the variables of the record, of which nobody can say that they fit the pool."""
-    (tmp_path / folder).mkdir(parents=True)
-    monkeypatch.chdir(tmp_path / folder)
-    ours, theirs = socket.socketpair()
-    monkeypatch.setattr("orchestrator.cluster.forkserver.places.pooled", lambda _: tmp_path)
-    monkeypatch.setattr("orchestrator.cluster.forkserver.client.connected", lambda _: ours)
-    with theirs:
-        client.send(theirs, {"refused": "other values of LANG"})
-        assert handed_over(["orchestrator", "runs"], "orchestrator.cli.line") is None
-    told = "note: the warm pool is not used: other values of LANG\n"
-    assert capsys.readouterr().err == (told if is_told else "")

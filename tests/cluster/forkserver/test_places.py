@@ -27,7 +27,6 @@ def listener() -> Iterator[socket.socket]:
 
 
 def test_the_folder_is_for_its_user_alone(temporary: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert places.folder(make=False) is None
     assert places.folder() == temporary
     assert temporary.stat().st_mode & 0o777 == 0o700
     temporary.chmod(0o750)
@@ -66,37 +65,19 @@ def test_what_a_killed_server_has_left_is_removed_and_no_other(temporary: Path, 
     places._listen(listener, temporary / "living.sock")
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as gone:
         places._listen(gone, temporary / "gone.sock")
-    places.remove_abandoned()
+    places.remove_abandoned(temporary)
     assert [file.name for file in temporary.iterdir()] == ["living.sock"]
 
 
-def test_without_a_pool_there_is_nothing_to_ask_or_end() -> None:
-    assert (places.pooled("driver"), places.pool(), places.stop()) == (None, [], 0)
-
-
-def test_what_cannot_be_started_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    long = tmp_path / ("n" * 100)
-    long.mkdir()
-    monkeypatch.setattr("tempfile.tempdir", str(long))
-    assert "AF_UNIX path too long" in places.start("driver", 1.0, os.environ)["failed"]
+def test_a_launch_without_a_folder_of_its_own_has_no_server(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(places, "folder", lambda: None)
-    assert "only this user may enter" in places.start("driver", 1.0, os.environ)["failed"]
-
-
-def test_workers_that_compute_otherwise_are_another_servers(monkeypatch: pytest.MonkeyPatch) -> None:
-    names = {places._name("driver"), places._name("worker")}
-    monkeypatch.setenv("ATEN_CPU_CAPABILITY", "avx2")
-    assert len(names | {places._name("driver"), places._name("worker")}) == 3
+    server = places.OfLaunch()
+    assert server.place is None
+    server.close()
 
 
 def test_with_a_gpu_nothing_is_forked(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cuda, "driver", lambda: None)
-    assert places.untried() is None
+    assert places.is_tried()
     monkeypatch.setattr(cuda, "driver", lambda: "570.1")
-    assert "has a GPU" in (places.untried() or "")
-
-
-def test_of_what_a_server_prints_one_line_counts() -> None:
-    assert places._as_ready(b"a warning: of a library\n") is None
-    assert places._as_ready(b"[1]\n") is None
-    assert places._as_ready(b'{"pid": 1, "role": "driver"}\n') == {"pid": 1, "role": "driver"}
+    assert not places.is_tried()

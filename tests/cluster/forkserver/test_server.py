@@ -34,12 +34,12 @@ found |= {"random": random.random(), "descriptors": sorted(map(int, os.listdir("
 with open(sys.argv[1], "w") as file:
     json.dump(found, file)
 """
-COMMAND = """
+CHILD = """
 import os, subprocess, sys
-def main(began):
+def main():
     child = subprocess.Popen(["sleep", "10000"])
     with open(sys.argv[1], "w") as file:  # a FIFO: from here on the test knows it
-        file.write(f"{child.pid} {began}")
+        file.write(str(child.pid))
     with open(sys.argv[1]) as file:
         file.read()
     child.kill()
@@ -56,6 +56,10 @@ class Light:
     def ask(self, message: Mapping[str, Any]) -> client.Message | None:
         with self.connected() as connection:
             return client.ask(connection, dict(message))
+
+    def is_heard(self) -> bool:
+        """Whether it answers, and so has done with all that was asked before."""
+        return "refused" in (self.ask({**worker(), "interpreter": "/bin/python"}) or {})
 
     def connected(self) -> socket.socket:
         connection = client.connected(str(self.place))
@@ -75,17 +79,15 @@ class Light:
         found: dict[str, Any] = json.loads((self.folder / name).read_text())
         return found
 
-    def command(self, connection: socket.socket) -> tuple[int, int, Path]:
-        """A command that goes on: its process, that of its child, and the file which it waits for."""
-        (self.folder / "commanded.py").write_text(COMMAND)
+    def child(self, connection: socket.socket) -> tuple[int, int, Path]:
+        """A child that goes on: its process, that of its own child, and the file which it waits for."""
+        (self.folder / "asked_for.py").write_text(CHILD)
         waits = self.folder / "waits"
         os.mkfifo(waits)
-        more = {"program": "commanded", "path": [str(self.folder), *sys.path], "began": 5.0}
-        answer = client.ask(connection, {**worker("orchestrator", str(waits)), **more})
+        more = {"program": "asked_for", "path": [str(self.folder), *sys.path]}
+        answer = client.ask(connection, {**worker("asked_for", str(waits)), **more})
         assert answer is not None
-        child, began = waits.read_text().split()
-        assert began == "5.0"
-        return answer["forked"], int(child), waits
+        return answer["forked"], int(waits.read_text()), waits
 
     @property
     def children(self) -> list[str]:
@@ -108,16 +110,16 @@ def ended(process: int) -> None:
 
 
 @contextlib.contextmanager
-def started(folder: Path, idle_s: float = 1000.0, *modules: str) -> Iterator[Light]:
+def started(folder: Path, *modules: str) -> Iterator[Light]:
     place = folder / "s.sock"
-    command = [sys.executable, "-m", "tests.cluster.forkserver.light", str(place), str(idle_s), str(folder), *modules]
+    command = [sys.executable, "-m", "tests.cluster.forkserver.light", str(place), str(folder), *modules]
     with subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=REPOSITORY, process_group=0
     ) as process:
         assert process.stdout is not None
         assert process.stdin is not None
         try:
-            assert json.loads(process.stdout.readline())["role"] == "light"
+            assert process.stdout.readline() == "ready\n"
             yield Light(place, process, folder)
         finally:
             process.stdin.close()
@@ -129,7 +131,7 @@ def light(tmp_path: Path) -> Iterator[Light]:
     (tmp_path / "imported.py").write_text(
         "import os\nos.environ['OF_THE_IMPORT'] = 'there'\nseen = os.environ.get('READ')"
     )
-    with started(tmp_path, 1000.0, "imported") as found:
+    with started(tmp_path, "imported") as found:
         yield found
 
 
@@ -164,11 +166,12 @@ def test_what_nobody_waits_for_any_more_never_begins(light: Light, hears: bool) 
         os.close(folder)
         if hears:
             assert "forked" in (client.receive(connection)[0] or {})
-    assert "pid" in (light.ask({"about": True}) or {})  # it has been forked by now
+    assert light.is_heard()  # it has been forked by now
     for process in light.children:
         ended(int(process))
     assert light.told("other")["argv"] == [str(light.folder / "other")]  # the server goes on, and is one
-    assert (light.ask({"about": True}) or {})["busy"] == 0
+    assert light.is_heard()
+    assert light.children == []
     assert not (light.folder / "begun").exists()
 
 
@@ -179,7 +182,6 @@ def test_what_would_be_another_process_is_refused_with_the_reason(
     other = {**asked, "environ": {**os.environ, "READ": "another", "LC_ALL": "C.UTF-8", "UNREAD": "1"}}
     assert light.ask(other) == {"refused": "other values of LC_ALL, READ"}
     assert light.ask({**asked, "interpreter": "/bin/python"}) == {"refused": "another interpreter: /bin/python"}
-    assert light.ask({**asked, "flags": []}) == {"refused": "Python was started with other options"}
     assert light.ask({"argv": []}) is None
     for nonsense in (b"\xff\xff\xff\xff", b"\0\0\0\2[]", b"\0\0\0\1x"):
         with light.connected() as connection:
@@ -200,10 +202,11 @@ def test_after_a_file_has_changed_it_refuses_and_ends(light: Light) -> None:
     assert not light.place.exists()
 
 
-def test_a_server_that_is_stopped_still_tells_a_command_how_it_ended(light: Light) -> None:
+def test_a_server_that_nobody_finds_any_more_still_tells_how_a_child_ended(light: Light) -> None:
     with light.connected() as connection:
-        _, _, waits = light.command(connection)
-        assert (light.ask({"stop": True}) or {})["busy"] == 1
+        _, _, waits = light.child(connection)
+        (light.folder / "imported.py").write_text("changed = True\n")
+        assert "refused" in (light.ask(light.telling("never")) or {})
         assert not light.place.exists()
         waits.write_text("go on")
         status, _ = client.receive(connection)
@@ -211,24 +214,24 @@ def test_a_server_that_is_stopped_still_tells_a_command_how_it_ended(light: Ligh
     assert light.process.wait(PATIENCE_S) == 0
 
 
-def test_how_a_command_was_killed_is_told(light: Light) -> None:
+def test_how_a_child_was_killed_is_told(light: Light) -> None:
     with light.connected() as connection:
-        process, child, _ = light.command(connection)
+        process, child, _ = light.child(connection)
         os.kill(process, signal.SIGKILL)
         assert client.receive(connection)[0] == {"status": signal.SIGKILL}
     os.kill(child, signal.SIGKILL)
 
 
-def test_a_command_and_its_group_end_with_who_stands_for_it(light: Light) -> None:
+def test_a_child_and_its_group_end_with_its_parent(light: Light) -> None:
     with light.connected() as connection:
-        process, child, _ = light.command(connection)
+        process, child, _ = light.child(connection)
     ended(process)
     ended(child)
 
 
-def test_a_command_outlives_a_server_that_is_killed(light: Light) -> None:
+def test_a_child_outlives_a_server_that_is_killed(light: Light) -> None:
     with light.connected() as connection:
-        process, _, waits = light.command(connection)
+        process, _, waits = light.child(connection)
         light.process.kill()
         light.process.wait()
         waits.write_text("go on")
@@ -252,9 +255,7 @@ def test_generators_that_all_processes_have_begin_anew() -> None:
     assert [first == second for first, second in zip(before, after, strict=True)] == [False] * 3
 
 
-def test_it_ends_with_its_owner_and_when_it_is_idle(tmp_path: Path) -> None:
+def test_it_ends_with_its_owner(tmp_path: Path) -> None:
     with started(tmp_path) as light:
         assert light.place.exists()
     assert (light.process.returncode, light.place.exists()) == (0, False)
-    with started(tmp_path, 0.1) as light:
-        assert (light.process.wait(PATIENCE_S), light.place.exists()) == (0, False)
