@@ -22,8 +22,7 @@ PACKAGE = Path(__file__).resolve().parents[1] / "orchestrator"
 ROOMS = {
     *("api", "comm", "common", "config", "controller", "data", "errors", "numerics", "optim", "pipeline"),
     *("driver", "cli", "experiments"),
-    *("worker", "provenance", "checkpoint", "records"),
-    *("cluster/actors", "cluster/placement", "cluster/sessions", "cluster/slurm"),
+    *("worker", "cluster", "provenance", "checkpoint", "records"),
 }
 FIELDS = 6  # a class of so many is large
 PARAMETERS = 5  # and so is a constructor, beside self
