@@ -23,11 +23,11 @@ from orchestrator.driver.terminal import signals
 from orchestrator.errors import Interrupted, UsageError
 from orchestrator.provenance.code import checkout
 
-PACKAGE = Path(locks.__file__).parent
+PACKAGE = Path(locks.__file__).parents[1]
 HOLDER = """
 import sys
 from pathlib import Path
-from orchestrator import locks
+from orchestrator.common import locks
 with locks.held(Path(sys.argv[1])):
     print("held", flush=True)
     sys.stdin.read()
@@ -92,7 +92,7 @@ def test_every_lock_is_taken_in_one_module() -> None:
         for node in ast.walk(ast.parse(file.read_text())):
             if isinstance(node, ast.Attribute) and node.attr in ("flock", "lockf"):
                 found.add(str(file.relative_to(PACKAGE)))
-    assert found == {"locks.py", "driver/supervision/supervisor.py"}
+    assert found == {"common/locks.py", "driver/supervision/supervisor.py"}
 
 
 def test_one_holds_it_at_a_time(tmp_path: Path) -> None:

@@ -143,12 +143,12 @@ def _of_session(number: int) -> list[int]:
 _DRIVER = """
 import sys, threading
 from pathlib import Path
-from orchestrator.driver.supervision import holding
+from orchestrator.driver.supervision import leader_lease
 from orchestrator.provenance.tracking import Store, Tracker
-holding.EVERY_S = 0.05
+leader_lease.EVERY_S = 0.05
 store = Store(sys.argv[1], Path.cwd())
 run_id = Tracker.create(store, store.experiment("e"), None, every_s=1.0).run_id
-with holding.holding(store, run_id, lambda: print("released", flush=True)):
+with leader_lease.holding(store, run_id, lambda: print("released", flush=True)):
     print(run_id, flush=True)
     threading.Event().wait()
 """
