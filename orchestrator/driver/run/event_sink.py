@@ -405,8 +405,9 @@ class EventSink:
             self._progress.say(f"warning: {each}{again}{left}{remedy}")
 
     def sync(self) -> None:
-        """Wait until trace and rests are on the disk, as they have to be before a checkpoint of their last step, and what the
-        run is made of; and their metrics there or at the store: a run that is resumed from it goes on behind them. Raises
+        """Wait until the trace, the rests and what the run is made of are on the disk, and their metrics there or at the store.
+
+        This comes before a checkpoint of their last step, since a run that is resumed from it goes on behind them. Raises
         OSError when the disk does not take them."""
         for file in self._record.history:
             file.sync()

@@ -41,6 +41,5 @@ class Predictor:
 
 
 def _load_pyfunc(path: str) -> Predictor:
-    return Predictor(
-        load(Path(path), trusted=True)
-    )  # MLflow has imported code that was logged with it, and this because of it
+    # MLflow has already imported the code that was logged with this model, so asking for trust here would come too late.
+    return Predictor(load(Path(path), trusted=True))
