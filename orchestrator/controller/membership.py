@@ -376,7 +376,8 @@ def by_node(members: Sequence[Member]) -> list[Member]:
 def _compose_stages(state: ControllerState, workers: Sequence[Member]) -> Begin | str:
     """As `compose`, of a model that is cut into stages."""
     requirements = state.requirements
-    stages = assign_stages([member.stage for member in workers], requirements.stages)
+    leaves = [member.leaves is not None for member in workers]
+    stages = assign_stages([member.stage for member in workers], requirements.stages, leaves)
     if empty := sorted(set(range(requirements.stages)) - set(stages)):
         return f"no worker is ready for stage{'s' * (len(empty) > 1)} {', '.join(map(str, empty))}"
     planned = _stage_hand_over(state, workers, stages)

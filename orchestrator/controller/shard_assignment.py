@@ -10,6 +10,7 @@ from __future__ import annotations
 import heapq
 from collections import Counter
 from collections.abc import Sequence
+from itertools import zip_longest
 
 from orchestrator.comm.pipeline_schedules import Hosts
 
@@ -41,16 +42,22 @@ def deal_by_size(sizes: Sequence[int], workers: int) -> tuple[tuple[int, ...], .
     return tuple(tuple(sorted(shards)) for shards in dealt)
 
 
-def assign_stages(fixed: Sequence[int | None], stages: int) -> tuple[int, ...]:
-    """For each worker its stage: the one that is fixed, or else, in their order, the lowest of those that the fewest host."""
-    hosted = Counter(stage for stage in fixed if stage is not None)
-    found: list[int] = []
-    for stage in fixed:
+def assign_stages(fixed: Sequence[int | None], stages: int, leaves: Sequence[bool] = ()) -> tuple[int, ...]:
+    """For each worker its stage: the one that is fixed, or else, in their order, the lowest of those that the fewest host.
+
+    fixed: by worker, None for a newcomer. leaves: by worker, whether its node goes away; a newcomer first replaces those."""
+    here = Counter(stage for stage in fixed if stage is not None)
+    stays = Counter(
+        stage for stage, goes in zip_longest(fixed, leaves, fillvalue=False) if stage is not None and not goes
+    )
+    assigned: list[int] = []
+    for stage, goes in zip_longest(fixed, leaves, fillvalue=False):
         if stage is None:
-            stage = min(range(stages), key=lambda each: (hosted[each], each))
-            hosted[stage] += 1
-        found.append(stage)
-    return tuple(found)
+            stage = min(range(stages), key=lambda each: (stays[each], here[each], each))
+            here[stage] += 1
+            stays[stage] += not goes
+        assigned.append(stage)
+    return tuple(assigned)
 
 
 def deal(shards: int, stage_of: Sequence[int]) -> tuple[tuple[int, ...], ...]:

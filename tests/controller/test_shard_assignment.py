@@ -81,6 +81,7 @@ def test_some_stages() -> None:
     assert assign_stages([None] * 5, 2) == (0, 1, 0, 1, 0)
     assert assign_stages([0, 1, 0, None], 2) == (0, 1, 0, 1)
     assert assign_stages([1, 1, None], 2) == (1, 1, 0)
+    assert assign_stages([0, 1, None], 2, [False, True, False]) == (0, 1, 1)  # beside the one that leaves
     assert deal(4, (0, 1, 0)) == ((0, 1), (0, 1, 2, 3), (2, 3))
     assert hosts_of((0, 1, 0), deal(4, (0, 1, 0))) == ((0, 0, 2, 2), (1, 1, 1, 1))
     with pytest.raises(ValueError, match="2 workers cannot share 1 shards"):

@@ -9,6 +9,7 @@ import pytest
 from orchestrator.controller.events import (
     CheckpointSaved,
     Died,
+    Drained,
     Finished,
     Heartbeat,
     Interrupt,
@@ -158,6 +159,14 @@ def test_where_there_is_no_room_a_stage_without_a_worker_gets_the_place_of_anoth
     assert (play.begin().members, play.begin().stages) == ((0, replacement), (0, 1))
     play.wait(30.0, *[Heartbeat(member, "compute", 3, 0, beats) for beats in range(3) for member in (0, replacement)])
     assert len(play.of(Kill)) == 1
+
+
+def test_a_newcomer_takes_the_stage_of_a_worker_that_leaves() -> None:
+    play = begun(staged(start=2, most=2))
+    play(Drained((1,), None))
+    newcomer = play.of(Start)[-1].member
+    play(Ready(newcomer, FACTS, can_restore=True), left(0, 1, "regroup"), left(1, 1, "regroup"))
+    assert (play.begin().members, play.begin().stages) == ((0, 1, newcomer), (0, 1, 1))
 
 
 def test_the_last_worker_of_a_stage_is_not_ended_for_another() -> None:
