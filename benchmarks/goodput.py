@@ -25,6 +25,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from orchestrator.config.plan import Members, Timeouts
 from orchestrator.numerics.determinism import prepare_environment
 
 prepare_environment()
@@ -131,9 +132,8 @@ def _median(values: Sequence[float]) -> float:
 
 def _outcome(known: Disturbed, count: int, kills: Sequence[int]) -> float:
     """Seconds of a run with these kills, by the conditions that another one told."""
-    requirements = Requirements(
-        shards=SHARDS, start=WORKERS, least=1, most=WORKERS, start_timeout_s=1e9, step_timeout_s=1e9
-    )
+    members, timeouts = Members(start=WORKERS, least=1, most=WORKERS), Timeouts(1e9, 1e9, 1e9)
+    requirements = Requirements(shards=SHARDS, members=members, timeouts=timeouts)
     told = Conditions(detect_s=known.detect_s, regroup_s=known.regroup_s, start_s=known.start_s)
     step_s = lambda workers: known.step_s if workers == WORKERS else known.between_s  # noqa: E731
     losses: list[tuple[float, int]] = []

@@ -22,6 +22,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from orchestrator.controller.events import Begin
 from orchestrator.numerics.determinism import prepare_environment
 
 prepare_environment()
@@ -103,8 +104,9 @@ def run_engine(settings: Settings, emit: Callable[[dict[str, Any]], None]) -> No
     worker = Worker(resolve(settings), regions, ProcessServices(emit=emit))
     run_manifest = {**worker.prepare(), "evaluation_batches": 0}
     schedule = build_schedule(settings.topology.name, 1)
-    generation = Generation(0, schedule, assign_shards(settings.data.shards, 1), nodes=(0,))
-    worker.run(generation, 0, lambda: hub.transport(0, regions), run_manifest)
+    shards = assign_shards(settings.data.shards, 1)
+    begin = Begin(generation=0, members=(0,), shards=shards, nodes=(0,), run_manifest=run_manifest)
+    worker.run(Generation(begin, schedule), 0, lambda: hub.transport(0, regions))
 
 
 def side_by_side(settings: Settings) -> list[Pair]:

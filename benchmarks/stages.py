@@ -27,7 +27,7 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -137,9 +137,9 @@ def _ours(side: Side, rank: int, chosen: Chosen, pipe: Connection, before: int) 
     peers = {peer: each["unix"] for peer, each in enumerate(pipe.recv()) if peer != rank}
     rounds.append(_Rounds(pipe, chosen.steps, before))
     rounds[0].wait()
-    generation = _generation(plan)
+    generation = _generation(plan, run_manifest)
     with _profiled(chosen.profile == rank, side.name):
-        worker.run(generation, rank, lambda: connect(listener, rank, 0, peers, regions, PATIENCE_S), run_manifest)
+        worker.run(generation, rank, lambda: connect(listener, rank, 0, peers, regions, PATIENCE_S))
     listener.close()
     regions.close()
 
@@ -157,28 +157,20 @@ def _plan(side: Side, chosen: Chosen) -> Plan:
     return resolve(load([conf], chosen.more if side.stages > 1 else ()))
 
 
-def _generation(plan: Plan) -> Generation:
+def _generation(plan: Plan, run_manifest: Mapping[str, Any]) -> Generation:
     workers, stages = plan.cluster.members.start, plan.cluster.members.stages
     schedule = build_schedule("ring", workers)
-    if stages == 1:
-        return Generation(0, schedule, assign_shards(plan.data.shards, workers), nodes=(0,) * workers)
-    stage_of = assign_stages([None] * workers, stages)
-    shards = deal(plan.data.shards, stage_of)
+    stage_of = assign_stages([None] * workers, stages) if stages > 1 else ()
+    shards = deal(plan.data.shards, stage_of) if stages > 1 else assign_shards(plan.data.shards, workers)
     begin = Begin(
         generation=0,
         members=tuple(range(workers)),
-        workers=workers,
-        servers=0,
         shards=shards,
-        state_transfers=(),
-        restore=None,
-        without_servers=False,
-        run_manifest={},
+        run_manifest=run_manifest,
         nodes=(0,) * workers,
         stages=stage_of,
     )
-    groups = groups_of(begin, plan.exchange)
-    return Generation(0, schedule, shards, nodes=begin.nodes, stages=stage_of, groups=groups)
+    return Generation(begin, schedule, groups=groups_of(begin, plan.exchange))
 
 
 def _torch(side: Side, rank: int, chosen: Chosen, pipe: Connection, before: int) -> None:

@@ -19,6 +19,7 @@ from typing import Any
 
 import torch
 
+from orchestrator.controller.events import Begin
 from orchestrator.numerics.determinism import prepare_environment
 
 prepare_environment()
@@ -90,10 +91,12 @@ def run(conf: str, workers: int, topology: str, steps: int) -> tuple[float, floa
         own = ProcessServices(Heartbeat(times=account), told.append) if rank == 0 else ProcessServices()
         members.append((Worker if rank < workers else Server)(plan, regions[rank], own))
     manifest, *_ = [member.prepare() for member in members]
-    generation = Generation(0, schedule, assign_shards(plan.data.shards, workers), nodes=(0,) * schedule.members)
+    shards, everyone = assign_shards(plan.data.shards, workers), tuple(range(schedule.members))
+    begin = Begin(generation=0, members=everyone, shards=shards, nodes=(0,) * schedule.members, run_manifest=manifest)
+    generation = Generation(begin, schedule)
     with ThreadPoolExecutor(schedule.members) as pool:
         lives = [
-            pool.submit(member.run, generation, rank, lambda rank=rank: hub.transport(rank), manifest)
+            pool.submit(member.run, generation, rank, lambda rank=rank: hub.transport(rank))
             for rank, member in enumerate(members)
         ]
         for life in lives:

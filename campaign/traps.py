@@ -313,7 +313,7 @@ def _at_commit(traps: Traps, loop: Any, outcome: Any) -> None:
 def _at_running(traps: Traps, hooks: Any) -> None:
     """The first step of a generation is committed: who takes part, and where."""
     generation, rank = hooks._generation, hooks._rank
-    stage = generation.stages[rank] if generation.stages else 0
+    stage = generation.begin.stages[rank] if generation.begin.stages else 0
     step = hooks._state.loop.run_state.steps
     workers = generation.workers
     traps.tell(what="running", generation=generation.number, rank=rank, workers=workers, stage=stage, step=step)

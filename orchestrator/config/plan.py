@@ -185,8 +185,8 @@ class Members:
     start: int  # workers to start with
     least: int  # workers to go on with; below, the run pauses
     most: int  # workers to grow to
-    spares: int  # prepared workers that wait for a place
-    servers: int  # 0 where the topology has none
+    spares: int = 0  # prepared workers that wait for a place
+    servers: int = 0  # 0 where the topology has none
     stages: int = 1  # parts into which the model is cut; a worker hosts one of them
 
     def total(self, workers: int) -> int:

@@ -13,7 +13,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Self
 
 
 @dataclass(frozen=True)
@@ -30,19 +29,6 @@ class Verdict:
     since: int
     wrong: tuple[int, ...]
     between: tuple[int, ...]
-
-    def as_dict(self) -> dict[str, Any]:
-        return {
-            "step": self.step,
-            "shard": self.shard,
-            "since": self.since,
-            "wrong": list(self.wrong),
-            "between": list(self.between),
-        }
-
-    @classmethod
-    def from_dict(cls, told: Mapping[str, Any]) -> Self:
-        return cls(told["step"], told["shard"], told["since"], tuple(told["wrong"]), tuple(told["between"]))
 
 
 def chosen(

@@ -28,15 +28,15 @@ from orchestrator.controller.events import (
     Command,
     Died,
     Drained,
+    Ended,
     Event,
     Failed,
-    Finished,
     Heartbeat,
     Inspect,
     Interrupt,
-    Left,
     NoRoom,
     Ready,
+    Reported,
     StartFailed,
     Stepped,
     Tick,
@@ -87,8 +87,11 @@ def initial(requirements: Requirements, now: float) -> tuple[ControllerState, tu
         mark=Progress(done) if done else None,
     )
     decision = Decision(state, now)
-    for role in ["worker"] * (requirements.start + requirements.spares) + ["server"] * requirements.servers:
-        decision.start("server" if role == "server" else "worker")
+    members = requirements.members
+    for _ in range(members.start + members.spares):
+        decision.start("worker")
+    for _ in range(members.servers):
+        decision.start("server")
     return decision.state, tuple(decision.commands)
 
 
@@ -142,7 +145,7 @@ def _is_missing(state: ControllerState, member: Member) -> bool:
 
 def _begin_first(decision: Decision) -> None:
     ready = [member for member in living(decision.state, "worker") if member.ready is not None]
-    if len(ready) < decision.state.requirements.start:
+    if len(ready) < decision.state.requirements.members.start:
         return
     for other in ready[1:]:
         error = disagreement(ready[0].name, ready[0].run_manifest, other.name, other.run_manifest)
@@ -246,11 +249,11 @@ def _note_loss(decision: Decision, lost_member: LostMember) -> None:
     """Call off the generation, which has lost a member, unless that member and another one of its stage had done all steps."""
     member, generation = lost_member.member, decision.generation()
     others_finished = any(
-        isinstance(other.report, Finished) and other.stage == member.stage
+        other.has_finished and other.stage == member.stage
         for other in present(decision.state)
         if other.role == "worker"
     )
-    if isinstance(member.report, Finished) and others_finished:
+    if member.has_finished and others_finished:
         decision.say("it had finished, and so has another one")
         return
     told = generation.lost_members if member.report is not None else (*generation.lost_members, lost_member)
@@ -278,50 +281,42 @@ def _call_off(decision: Decision) -> None:
 # ---- leaving and finishing
 
 
-def _left(decision: Decision, event: Left) -> None:
-    member = _reporter(decision, event)
+def _reported(decision: Decision, event: Reported) -> None:
+    member, ended = _reporter(decision, event), event.ended
     if member is None:
         return
-    _note_report(decision, member, event)
-    decision.enter("regrouping")
-    decision.say(
-        f"{member.name} left ({event.why}) {in_words(event.progress)}{': ' + event.text if event.text else ''}"
+    decision.update(
+        member.id,
+        report=ended,
+        progress=ended.progress,
+        held=ended.held,
+        staged=ended.staged,
+        holds_sum=ended.holds_sum,
+        heard=decision.now,
+        moved=decision.now,
     )
-    if event.why == "withdrew" and decision.generation().withdrawn is None:
-        decision.set_generation(withdrawn=(decision.now, f"{member.name}: {event.text}"))
-    if event.why == "peer":
-        _open_loss(decision)
-        _call_off(decision)
-    if event.verdict is not None and not decision.generation().judged:
-        decision.set_generation(judged=True)
-        _lost(decision, distrusted(decision, event.verdict))
+    if ended.kind == "finished":
+        decision.say(f"{member.name} finished")
+    else:
+        _left(decision, member, ended)
     if decision.state.phase != "ended":
         conclude(decision)
 
 
-def _finished(decision: Decision, event: Finished) -> None:
-    member = _reporter(decision, event)
-    if member is None:
-        return
-    _note_report(decision, member, event)
-    decision.say(f"{member.name} finished")
-    conclude(decision)
+def _left(decision: Decision, member: Member, ended: Ended) -> None:
+    decision.enter("regrouping")
+    decision.say(f"{member.name} left ({ended.kind}) {in_words(ended.progress)}{': ' + ended.why if ended.why else ''}")
+    if ended.kind == "withdrew" and decision.generation().withdrawn is None:
+        decision.set_generation(withdrawn=(decision.now, f"{member.name}: {ended.why}"))
+    if ended.kind == "peer":
+        _open_loss(decision)
+        _call_off(decision)
+    if ended.verdict is not None and not decision.generation().judged:
+        decision.set_generation(judged=True)
+        _lost(decision, distrusted(decision, ended.verdict))
 
 
-def _note_report(decision: Decision, member: Member, event: Left | Finished) -> None:
-    decision.update(
-        member.id,
-        report=event,
-        progress=event.progress,
-        held=event.held,
-        staged=event.staged,
-        holds_sum=isinstance(event, Left) and event.holds_sum,
-        heard=decision.now,
-        moved=decision.now,
-    )
-
-
-def _reporter(decision: Decision, event: Left | Finished) -> Member | None:
+def _reporter(decision: Decision, event: Reported) -> Member | None:
     """The member that reports; None when the report is of another generation, or of a member that has reported or is
     gone."""
     generation = decision.state.generation
@@ -417,7 +412,7 @@ def _forgive_own_pause(decision: Decision) -> None:
 
 def _watch_start(decision: Decision) -> None:
     state = decision.state
-    limit = state.requirements.start_timeout_s
+    limit = state.requirements.timeouts.start_s
     last = max((progressed(member) for member in state.members.values()), default=state.started)
     if state.phase != "preparing" or decision.now - last <= limit:
         return
@@ -438,7 +433,7 @@ def _how_far(member: Member) -> str:
 def _watch_joiners(decision: Decision) -> None:
     if decision.state.phase == "preparing":
         return
-    limit = decision.state.requirements.start_timeout_s
+    limit = decision.state.requirements.timeouts.start_s
     for member in list(decision.state.members.values()):
         if member.ready is None and decision.now - progressed(member) > limit:
             decision.kill(member, f"its start has not progressed for {limit:g} s: {_how_far(member)}")
@@ -492,8 +487,7 @@ def _watch_pause(decision: Decision) -> None:
 
 _HANDLERS: dict[type[Event], Callable[[Decision, Any], None]] = {
     Ready: _ready,
-    Left: _left,
-    Finished: _finished,
+    Reported: _reported,
     Failed: _failed,
     Died: _died,
     Heartbeat: _heartbeat,

@@ -8,7 +8,7 @@ of age. A member that was never given a state has the progress None: it has the 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Literal
 
 from orchestrator.controller.checking import Verdict
@@ -33,31 +33,28 @@ class Ready:
 
 
 @dataclass(frozen=True)
-class Left:
-    """A member has left the generation and waits for the next one."""
+class Ended:
+    """How a generation ended for one member, as the member tells it; its own errors are `Failed` instead."""
 
-    member: int  # its id
-    generation: int  # the number of the one it has left
-    why: Literal["peer", "called off", "regroup", "stop", "withdrew", "distrust"]  # its reason
+    # why: all steps are done; it lost contact with a peer; it was called off; a vote; another's shard failed; a check
+    kind: Literal["finished", "peer", "called off", "regroup", "stop", "withdrew", "distrust"]
     progress: Progress | None  # as of its last committed step; None for the initial state
-    accuses: int | None = None  # the rank it lost contact with; None where that one said farewell, or `why` is another
-    text: str = ""  # the reason in words, for messages
+    accuses: int | None = None  # the rank it lost contact with; None where that one said farewell, or `kind` is another
+    why: str = ""  # the reason in words, for messages
     held: tuple[int, ...] = ()  # the shards whose state it has as of its last committed step
     staged: tuple[int, ...] = ()  # the shards whose state it has as of the step after that
     holds_sum: bool = False  # with stages: it has its stage's sum for the step after that, and has not applied it
     verdict: Verdict | None = None  # of a check, the same at all members; None for every other reason
+    digest: str | None = None  # of the final parameters, at a worker that finished; None otherwise
 
 
 @dataclass(frozen=True)
-class Finished:
-    """A member has done all steps."""
+class Reported:
+    """A generation has ended for a member, which has done all steps, or waits for the next one."""
 
     member: int  # its id
-    generation: int  # the number of its generation
-    progress: Progress | None  # as of its last committed step; None for the initial state
-    digest: str | None  # of its parameters; None for a server
-    held: tuple[int, ...] = ()  # as in `Left`
-    staged: tuple[int, ...] = ()  # as in `Left`
+    generation: int  # the number of the one that has ended for it
+    ended: Ended  # how
 
 
 @dataclass(frozen=True)
@@ -159,8 +156,7 @@ class Tick:
 
 Event = (
     Ready
-    | Left
-    | Finished
+    | Reported
     | Failed
     | Died
     | Heartbeat
@@ -190,17 +186,17 @@ class Begin:
     With stages, `run_states` are transferred first; then `applies` apply their sums; then `state_transfers` follow.
     """
 
-    generation: int  # its number
+    generation: int  # its number; it counts the generations of a run
     members: tuple[int, ...]  # ids, by rank
-    workers: int  # so many; they have the first ranks
-    servers: int  # so many; they have the last ranks
     shards: tuple[tuple[int, ...], ...]  # by worker rank, those it hosts; with stages, of its stage
-    state_transfers: tuple[tuple[int, int], ...]  # (donor rank, recipient rank), within a stage
-    restore: int | None  # the rank that first loads the newest checkpoint, and is the donor then; None for none
-    without_servers: bool  # the topology wants servers and none lives, so the workers use another exact topology
+    nodes: tuple[int, ...]  # by rank, servers too; two that have the same number share memory, others do not
     run_manifest: Mapping[str, Any]  # what the members have agreed on about the run
-    nodes: tuple[int, ...] = field(kw_only=True)  # by rank, servers too; two that have the same number share memory
-    moves: tuple[Move, ...] = ()  # by whom to whom what these shards keep is handed, where they keep anything
+    # (donor rank, recipient rank), done before the first step; with stages, within a stage
+    state_transfers: tuple[tuple[int, int], ...] = ()
+    restore: int | None = None  # the rank that first loads the newest checkpoint, and is the donor then; None for none
+    without_servers: bool = False  # the topology wants servers and none lives, so another exact topology stands in
+    # (donor, recipient, shards): who hands over what these shards keep, after the transfers of state and in this order
+    moves: tuple[Move, ...] = ()
     # (lost, heir): what the lost shard keeps is gone with its only holder, and it goes on with what the heir keeps
     heirs: tuple[Inheritance, ...] = ()
     # all such pairs since the replicas were equal last, in order, which the record of a run has to tell
@@ -214,6 +210,16 @@ class Begin:
     run_states: tuple[tuple[int, int], ...] = ()
     # the shards of sites that are away, which sit out: their hosts compute nothing of them
     absent: tuple[int, ...] = ()
+
+    @property
+    def workers(self) -> int:
+        """So many; they have the first ranks."""
+        return len(self.shards)
+
+    @property
+    def servers(self) -> int:
+        """So many; they have the last ranks."""
+        return len(self.members) - len(self.shards)
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
 
-from orchestrator.controller.events import Heartbeat, Left
+from orchestrator.controller.events import Heartbeat
 from orchestrator.controller.membership import ControllerState, GenerationStatus, LostMember, Member, present, waiting
 from orchestrator.errors import RunFailed, Stalled, WorkerLost
 
@@ -34,7 +34,7 @@ Suspicions = Mapping[tuple[int, int, int], tuple[bool, ...]]  # (step, shard, st
 
 def stuck(state: ControllerState, now: float) -> list[tuple[LostMember, str]]:
     """Members of the present generation that stand still, each with the reason; those that wait for others do not."""
-    limit = state.requirements.step_timeout_s
+    limit = state.requirements.timeouts.step_s
     found = []
     for member in waiting(state):
         still, silent = now - member.moved, now - member.heard
@@ -64,7 +64,7 @@ def accusations(state: ControllerState) -> list[tuple[Member, int]]:
     return [
         (member, state.generation.begin.members[member.report.accuses])
         for member in present(state)
-        if isinstance(member.report, Left) and member.report.accuses is not None
+        if member.report is not None and member.report.accuses is not None
     ]
 
 
@@ -77,7 +77,7 @@ def silent(state: ControllerState, now: float) -> list[tuple[LostMember, str]]:
             f"was accused by {accusers[member.id]} and did not answer for {now - member.heard:.1f} s",
         )
         for member in waiting(state)
-        if member.id in accusers and now - member.heard > state.requirements.unreachable_s
+        if member.id in accusers and now - member.heard > state.requirements.timeouts.unreachable_s
     ]
 
 
@@ -119,7 +119,7 @@ def _has_another_cause(state: ControllerState) -> bool:
     assert state.generation is not None
     reports = [member.report for member in present(state)]
     return state.generation.lost > 0 or any(
-        not isinstance(report, Left) or report.why not in ("peer", "called off") for report in reports
+        report is None or report.kind not in ("peer", "called off") for report in reports
     )
 
 

@@ -12,7 +12,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from orchestrator.controller.events import Begin, Finished, Heartbeat, Inheritance, Left, Move, Role
+from orchestrator.config.plan import Members, Timeouts
+from orchestrator.controller.events import Begin, Ended, Heartbeat, Inheritance, Move, Role
 from orchestrator.controller.load_balancing import Host, Pace, deal_by_speed, expected_seconds
 from orchestrator.controller.shard_assignment import assign_shards, assign_stages
 from orchestrator.controller.sites import away, deal_at_sites, hosts, shards_of
@@ -28,17 +29,10 @@ class Requirements:
     """What a run requires."""
 
     shards: int  # the slices into which each step is divided
-    start: int  # workers that must be ready to begin
-    least: int  # workers below which the run pauses
-    most: int  # workers the run grows to
-    spares: int = 0  # prepared workers that wait for a place
-    servers: int = 0  # 0 where the topology has none
-    # parts into which the model is cut; above 1 each worker hosts one of them, and a step is committed by a second vote,
-    # so that a loss costs no step while every stage keeps a worker
-    stages: int = 1
-    start_timeout_s: float  # how long a start may go without progress
-    step_timeout_s: float  # how long a step may go without progress
-    unreachable_s: float = 5.0  # after so long an accused member that is not heard of is taken for dead
+    # how many processes. With several stages each worker hosts one, and a step is committed by a second vote, so that a
+    # loss costs no step while every stage keeps a worker
+    members: Members
+    timeouts: Timeouts  # how long a start or a step may go without progress, and one that is accused without an answer
     checkpoint: int | None = None  # the step of the newest committed one as the run begins; None unless it is a resume
     whole: bool = False  # no generation begins without all of them, because the layout determines the result
     stores: bool = True  # checkpoints can be written
@@ -59,11 +53,11 @@ class Requirements:
         return self.inherits or self.sits_out
 
     def __post_init__(self) -> None:
-        most = self.shards * self.stages
-        if not 1 <= self.stages <= self.least <= self.start <= self.most <= most:
+        asked, most = self.members, self.shards * self.members.stages
+        if not 1 <= asked.stages <= asked.least <= asked.start <= asked.most <= most:
             raise ValueError(
-                f"1 <= stages {self.stages} <= least {self.least} <= start {self.start} <= most {self.most} <= shards {most} "
-                "must hold"
+                f"1 <= stages {asked.stages} <= least {asked.least} <= start {asked.start} <= most {asked.most} <= shards "
+                f"{most} must hold"
             )
 
 
@@ -85,7 +79,7 @@ class Member:
     lately: tuple[float, ...] = ()  # its last reports of the seconds a micro-batch takes; they outlive a generation
     stage: int | None = None  # hosted from its first generation on; None before, and where workers have the whole model
     progress: Progress | None = None  # as of its last report; None for the initial state
-    report: Left | Finished | None = None  # how it ended the present generation; None while it is at work
+    report: Ended | None = None  # how it ended the present generation; None while it is at work
     held: tuple[int, ...] = ()  # the shards whose state it has as of its last committed step
     staged: tuple[int, ...] = ()  # the shards whose state it has as of the step after that
     holds_sum: bool = False  # as of its report
@@ -96,6 +90,11 @@ class Member:
     @property
     def name(self) -> str:
         return f"{self.role} {self.id}"
+
+    @property
+    def has_finished(self) -> bool:
+        """Whether it has done all steps, as of its report."""
+        return self.report is not None and self.report.kind == "finished"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -237,7 +236,7 @@ def progressed(member: Member) -> float:
 def room(state: ControllerState) -> int:
     """How many workers more the present generation could take."""
     stays = [member for member in present(state) if member.role == "worker" and member.leaves is None]
-    return state.requirements.most - len(stays)
+    return state.requirements.members.most - len(stays)
 
 
 def top(members: Iterable[Member]) -> Progress | None:
@@ -249,8 +248,8 @@ def quorum(state: ControllerState) -> int:
     """How many workers the next generation needs. One of each stage is enough to save the state, unless the layout determines
     the result."""
     if state.interrupted is not None and not state.requirements.whole:
-        return state.requirements.stages
-    return state.requirements.start if state.generation is None else state.requirements.least
+        return state.requirements.members.stages
+    return state.requirements.members.start if state.generation is None else state.requirements.members.least
 
 
 def compose(state: ControllerState) -> Begin | str:
@@ -261,15 +260,15 @@ def compose(state: ControllerState) -> Begin | str:
     workers = by_node(_seated(state, _candidates(state, holders_first)))
     all_servers = state.generation is None or state.requirements.whole
     servers = staying(state, "server")
-    if all_servers and len(servers) < state.requirements.servers:
+    if all_servers and len(servers) < state.requirements.members.servers:
         servers = [member for member in living(state, "server") if member.ready is not None]
     if len(workers) < quorum(state):
         return f"{len(workers)} workers are ready, {quorum(state)} are needed"
-    if all_servers and len(servers) < state.requirements.servers:
-        return f"{len(servers)} servers are ready, {state.requirements.servers} are needed"
+    if all_servers and len(servers) < state.requirements.members.servers:
+        return f"{len(servers)} servers are ready, {state.requirements.members.servers} are needed"
     if (missing := away(state.requirements.sites, [member.sites for member in workers])) and not _may_sit_out(state):
         return f"no worker is ready at site{'s' * (len(missing) > 1)} {', '.join(missing)}"
-    if state.requirements.stages > 1:
+    if state.requirements.members.stages > 1:
         return _compose_stages(state, workers)
     heirs = inherited(state, workers)
     lost = [] if heirs else lost_shards(state, workers)
@@ -285,12 +284,10 @@ def compose(state: ControllerState) -> Begin | str:
         generation=state.requirements.generation if state.generation is None else state.generation.number + 1,
         members=tuple(member.id for member in [*workers, *servers]),
         nodes=tuple(member.node for member in [*workers, *servers]),
-        workers=len(workers),
-        servers=len(servers),
         shards=shards,
         state_transfers=_state_transfers(workers, len(servers), restore),
         restore=restore,
-        without_servers=state.requirements.servers > 0 and not servers,
+        without_servers=state.requirements.members.servers > 0 and not servers,
         run_manifest=agreed(state, workers),
         moves=moves(state, workers, shards, restore),
         heirs=() if restore is not None else heirs,
@@ -303,7 +300,7 @@ def compose(state: ControllerState) -> Begin | str:
 def _candidates(state: ControllerState, ready: Sequence[Member]) -> Sequence[Member]:
     """As many as there may be; without those whose nodes go away, as soon as the others can go on without them. Until then one
     that has the state stays, and others get a place before the rest of those that leave. ready: holders of the state first."""
-    most, stages = state.requirements.most, state.requirements.stages
+    most, stages = state.requirements.members.most, state.requirements.members.stages
     stay = [member for member in ready if member.leaves is None]
     if len(stay) == len(ready) or _can_go_on(state, ready, stay):
         return stay[:most]
@@ -326,7 +323,11 @@ def _can_go_on(state: ControllerState, ready: Sequence[Member], stay: Sequence[M
     if away(state.requirements.sites, [member.sites for member in stay]) and not _may_sit_out(state):
         return False
     hosted = {member.stage for member in stay if member.progress == highest}
-    return state.requirements.stages == 1 or highest is None or hosted >= {*range(state.requirements.stages)}
+    return (
+        state.requirements.members.stages == 1
+        or highest is None
+        or hosted >= {*range(state.requirements.members.stages)}
+    )
 
 
 def may_leave(state: ControllerState) -> bool:
@@ -377,14 +378,14 @@ def _compose_stages(state: ControllerState, workers: Sequence[Member]) -> Begin 
     """As `compose`, of a model that is cut into stages."""
     requirements = state.requirements
     leaves = [member.leaves is not None for member in workers]
-    stages = assign_stages([member.stage for member in workers], requirements.stages, leaves)
-    if empty := sorted(set(range(requirements.stages)) - set(stages)):
+    stages = assign_stages([member.stage for member in workers], requirements.members.stages, leaves)
+    if empty := sorted(set(range(requirements.members.stages)) - set(stages)):
         return f"no worker is ready for stage{'s' * (len(empty) > 1)} {', '.join(map(str, empty))}"
     planned = _stage_hand_over(state, workers, stages)
     back = _goes_back(state, workers, stages)
     restorers: list[int] = []
     if back is not None or to_restore(state, workers):
-        for stage in range(requirements.stages):
+        for stage in range(requirements.members.stages):
             ranks = [rank for rank, other in enumerate(stages) if other == stage]
             able = [rank for rank in ranks if workers[rank].can_restore or state.checkpoint is None]
             if not able:
@@ -394,14 +395,11 @@ def _compose_stages(state: ControllerState, workers: Sequence[Member]) -> Begin 
         generation=requirements.generation if state.generation is None else state.generation.number + 1,
         members=tuple(member.id for member in workers),
         nodes=tuple(member.node for member in workers),
-        workers=len(workers),
-        servers=0,
         shards=deal_shards(state, workers, stages),
         state_transfers=tuple((restorers[stage], rank) for rank, stage in enumerate(stages) if rank not in restorers)
         if restorers
         else planned.transfers,
         restore=restorers[0] if restorers else None,
-        without_servers=False,
         run_manifest=agreed(state, workers),
         forgets=back is not None,
         stages=stages,
@@ -447,7 +445,7 @@ def hosts_in(state: ControllerState, workers: Sequence[Member]) -> list[Host] | 
         return None
     begin = None if state.generation is None else state.generation.begin
     held = {} if begin is None else dict(zip(begin.members, begin.shards, strict=False))
-    shared = requirements.claims and requirements.stages == 1 and not _keeps_shard_state(state, workers)
+    shared = requirements.claims and requirements.members.stages == 1 and not _keeps_shard_state(state, workers)
     return [
         Host(each, worker.node if shared else place, frozenset(held.get(worker.id, ())))
         for place, (each, worker) in enumerate(zip(seconds, workers, strict=True))
@@ -457,7 +455,7 @@ def hosts_in(state: ControllerState, workers: Sequence[Member]) -> list[Host] | 
 def _stage_hand_over(state: ControllerState, workers: Sequence[Member], stages: Sequence[int]) -> StateRecovery:
     return hand_over(
         [Standing(stage, each.progress, each.holds_sum) for stage, each in zip(stages, workers, strict=True)],
-        state.requirements.stages,
+        state.requirements.members.stages,
     )
 
 

@@ -7,7 +7,7 @@ was never given a state: it has the initial one, which it has built itself, and 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -65,18 +65,6 @@ def latest(progresses: Iterable[Progress | None]) -> Progress | None:
 def behind(one: Progress | None, other: Progress | None) -> int:
     """How many advances `other` has made beyond those of `one`; negative where it has made fewer."""
     return advances_of(other) - advances_of(one)
-
-
-def plain(progress: Progress | None) -> list[int] | None:
-    """As values for JSON."""
-    if progress is None:
-        return None
-    return [progress.steps, int(progress.evaluated), *(() if progress.rests is None else [progress.rests])]
-
-
-def parse(values: Sequence[int] | None) -> Progress | None:
-    """What `plain` described."""
-    return None if values is None else Progress(values[0], bool(values[1]), values[2] if len(values) > 2 else None)
 
 
 def in_words(progress: Progress | None) -> str:

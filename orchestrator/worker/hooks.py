@@ -98,7 +98,7 @@ class WorkerHooks:
     def arrive(self, transport: CancellableTransport) -> None:
         """Load, take and give state, as this generation says."""
         generation, restore = self._generation, self._generation.restore
-        if restore is not None and self._rank in (generation.restorers or restore[:1]):
+        if restore is not None and self._rank in (generation.begin.restorers or restore[:1]):
             self._services.heartbeat.beat("prepare")
             if restore[1] == INITIAL:
                 self._state.go_back()
@@ -112,7 +112,7 @@ class WorkerHooks:
                 self._services.emit(entry)
         self._give(transport)
         self._move_rows(transport)
-        self._state.loop.inherited(self._generation.inherited)
+        self._state.loop.inherited(self._generation.begin.inherited)
         self._state.has_state = True
         transport.activity, transport.waits = "exchange", {**VOTES, **WAITS}
 
@@ -121,7 +121,7 @@ class WorkerHooks:
         self._services.emit({"event": "generation_running", "generation": number, "step": step})
 
     def evaluate(self, step: int) -> evaluation.Results:
-        return self._state.boundary.evaluate(self._generation.shards[self._rank], step, self._evaluating(step))
+        return self._state.boundary.evaluate(self._generation.begin.shards[self._rank], step, self._evaluating(step))
 
     def publish(
         self,
@@ -200,14 +200,14 @@ class WorkerHooks:
         """Of a model in stages: who has the parameters, but not all that is known of the run, is told that. Who has only the
         sum by which they change applies that, with what it is told of the second vote."""
         number, stream = self._generation.number, state_transfer.RUN
-        for donor, recipient in self._generation.run_states:
+        for donor, recipient in self._generation.begin.run_states:
             if donor == self._rank:
                 run_alone = snapshot.of_the_run(self._state.loop.run_state.handed_over())
                 entries = [entry for entry in self._services.unacknowledged() if _is_of_the_run(entry)]
                 state_transfer.give(transport, number, [recipient], run_alone, entries, self.deadline_s, stream)
             elif recipient == self._rank:
                 state, entries = state_transfer.take(transport, number, donor, self.deadline_s, stream)
-                applies = recipient in self._generation.applies
+                applies = recipient in self._generation.begin.applies
                 (self._state.follow if applies else self._state.take_over)(state)
                 for entry in entries:
                     self._services.emit(entry)
@@ -217,9 +217,9 @@ class WorkerHooks:
         for each other."""
         generation, held, deadline_s = self._generation, self._state.held, self.deadline_s
         advances = self._state.loop.run_state.advances
-        for lost, heir in generation.heirs:
+        for lost, heir in generation.begin.heirs:
             held.inherit(lost, heir)
-        for donor, recipient, shards in generation.moves:
+        for donor, recipient, shards in generation.begin.moves:
             if donor == self._rank:
                 rows = TrainingState({"advances": advances}, held.rows_of(shards))
                 state_transfer.give(

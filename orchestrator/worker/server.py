@@ -13,6 +13,7 @@ from orchestrator.comm.collectives import VOTES, Exchange, Memory
 from orchestrator.comm.topologies.routes import Routes
 from orchestrator.comm.transports.base import Regions
 from orchestrator.config.plan import Plan, Segments
+from orchestrator.controller.events import Ended
 from orchestrator.numerics import determinism
 from orchestrator.numerics.layout import Layout
 from orchestrator.records import trace
@@ -29,7 +30,7 @@ from orchestrator.worker.between_steps.segments import kept_state
 from orchestrator.worker.between_steps.timing import Timing
 from orchestrator.worker.loop import Loop
 from orchestrator.worker.member.cancellation import CancellableTransport, live
-from orchestrator.worker.member.generation import Connect, Ended, Generation, ProcessServices
+from orchestrator.worker.member.generation import Connect, Generation, ProcessServices
 from orchestrator.worker.model import construction, snapshot
 from orchestrator.worker.step.adder import Adder
 from orchestrator.worker.step.carriers import Carriers
@@ -65,18 +66,18 @@ class Server:
         """None until it has been given the run state, in each generation anew."""
         return None if self._loop is None else self._loop.run_state.progress
 
-    def run(self, generation: Generation, rank: int, connect: Connect, run_manifest: Mapping[str, Any]) -> Ended:
+    def run(self, generation: Generation, rank: int, connect: Connect) -> Ended:
         """Take part in one generation: every step and every evaluation.
 
         Nothing is kept from the generation before: if no worker of it is left, the run begins anew.
         """
-        plan, heartbeat = self._plan, self._services.heartbeat
+        plan, heartbeat, run_manifest = self._plan, self._services.heartbeat, generation.begin.run_manifest
         deadline_s = plan.cluster.timeouts.deadline_s
         self.prepare()
         memory = self._memory or self._allocate(run_manifest)
         carriers, deltas = self._carriers, self._deltas
         (carriers or self._lattice or memory).suit(generation.schedule, rank)
-        routes, number = Routes(generation.schedule, generation.nodes), generation.number
+        routes, number = Routes(generation.schedule, generation.begin.nodes), generation.number
         self._held = None
         if deltas is not None:
             deltas.suit(routes, rank)
@@ -90,7 +91,7 @@ class Server:
             if deltas is None:
                 adder = Adder(carriers, self._lattice, joins=bool(run_manifest["joined"]))
                 return Lockstep(adder, exchange, StepContents.of(plan, run_manifest))
-            terms = Terms.of(plan, generation, run_manifest)
+            terms = Terms.of(plan, generation.begin)
             if plan.replay:
                 return ReplayRelay(exchange, terms, plan.replay)
             make = lambda sprint: Traffic(transport, routes, rank, number, sprint, deltas)  # noqa: E731

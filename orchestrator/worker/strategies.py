@@ -79,12 +79,16 @@ class Moment:
     rank: int  # of this worker in it
     transport: Transport  # of this generation
     timing: Timing  # when an evaluation or a checkpoint is due
-    run_manifest: Mapping[str, Any]  # what is known of the run once its pipeline is built
     deadline_s: float  # seconds to wait for a peer
 
     @property
+    def run_manifest(self) -> Mapping[str, Any]:
+        """What is known of the run once its pipeline is built."""
+        return self.generation.begin.run_manifest
+
+    @property
     def shards(self) -> tuple[int, ...]:
-        return self.generation.shards[self.rank]
+        return self.generation.begin.shards[self.rank]
 
     def exchange(self, memory: Memory) -> Exchange:
         number = self.generation.number
@@ -224,8 +228,8 @@ class LockstepStrategy(_Unsplit):
         self._divide(moment)
         turns = self._claims(moment)
         generation, alone = moment.generation, schedule.members == 1
-        nodes = generation.nodes[: generation.workers]
-        self._trainer.take_on(generation.shards, moment.rank, alone=alone, claims=turns, nodes=nodes)
+        nodes = generation.begin.nodes[: generation.workers]
+        self._trainer.take_on(generation.begin.shards, moment.rank, alone=alone, claims=turns, nodes=nodes)
         exchange = moment.exchange(self._memory)
         contents = StepContents.of(self._plan, moment.run_manifest)
         return Lockstep(self._trainer, exchange, contents, moment.timing.requests, self._trainer), exchange
@@ -305,14 +309,14 @@ class AsyncStrategy(_Free):
 
     def suit(self, generation: Generation, rank: int) -> None:
         super().suit(generation, rank)
-        self._routes = Routes(generation.schedule, generation.nodes)
+        self._routes = Routes(generation.schedule, generation.begin.nodes)
         self._deltas.suit(self._routes, rank)
 
     def executor(self, moment: Moment) -> tuple[Executor, Exchange]:
         generation, rank, deltas = moment.generation, moment.rank, self._deltas
         self._free.shards = moment.shards
         exchange = moment.exchange(self._memory)
-        terms = Terms.of(self._plan, generation, moment.run_manifest)
+        terms = Terms.of(self._plan, generation.begin)
         if self._plan.replay:
             requests = moment.timing.requests
             return Replays(self._free, exchange, terms, self._plan.replay, requests), exchange
@@ -335,7 +339,7 @@ class GossipStrategy(_Free):
     def executor(self, moment: Moment) -> tuple[Executor, Exchange]:
         self._models.shards = moment.shards
         exchange, requests = moment.exchange(self._memory), moment.timing.requests
-        terms = Terms.of(self._plan, moment.generation, moment.run_manifest)
+        terms = Terms.of(self._plan, moment.generation.begin)
         cadence = Cadence(moment.timing, self._mode.rest_every, moment.deadline_s)
         records = self._plan.replay
         return Gossip(self._models, self._mixing, exchange, terms, cadence.due, requests, records), exchange
@@ -387,7 +391,9 @@ class PipelineStrategy:
                 assert self._waiting is not None
                 names, self._waiting = self._waiting.over(self._plan.run), None
             self._hosted = HostedStage(
-                *(self._plan, self._workload, names, self._cuts, generation.stages[rank]), self._regions, self._services
+                *(self._plan, self._workload, names, self._cuts, generation.begin.stages[rank]),
+                self._regions,
+                self._services,
             )
             allocator.give_back()
         self._hosted.suit(generation, rank)

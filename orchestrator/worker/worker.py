@@ -21,6 +21,7 @@ from orchestrator.checkpoint.weights import Weights
 from orchestrator.comm.transports.base import Regions
 from orchestrator.common.values import Span
 from orchestrator.config.plan import Plan
+from orchestrator.controller.events import Ended
 from orchestrator.data import input_auditing
 from orchestrator.data.files import waiting
 from orchestrator.data.loaders import Loaders, Recipe
@@ -38,7 +39,7 @@ from orchestrator.worker.between_steps.timing import Timing
 from orchestrator.worker.hooks import WorkerHooks, WorkerState
 from orchestrator.worker.loop import Loop
 from orchestrator.worker.member.cancellation import CancellableTransport, live
-from orchestrator.worker.member.generation import Connect, Ended, Generation, ProcessServices
+from orchestrator.worker.member.generation import Connect, Generation, ProcessServices
 from orchestrator.worker.model import construction
 from orchestrator.worker.model.pipeline_adapter import PipelineAdapter
 from orchestrator.worker.model.replica import Replica
@@ -162,7 +163,7 @@ class Worker:
         """None until this member has taken part in a generation: its state is the initial one then."""
         return None if self._state is None else self._state.progress
 
-    def run(self, generation: Generation, rank: int, connect: Connect, run_manifest: Mapping[str, Any]) -> Ended:
+    def run(self, generation: Generation, rank: int, connect: Connect) -> Ended:
         """Take part in one generation: connect, give or take state where the generation says so, then run steps until
         it ends.
 
@@ -174,12 +175,12 @@ class Worker:
         self._left = generation
         self._execution.suit(generation, rank)
         if self._state is None:
-            self._state = self._first_state(run_manifest)
+            self._state = self._first_state(generation.begin.run_manifest)
         ended = live(
             generation,
             self._services.heartbeat,
             connect,
-            lambda transport: self._walk(generation, rank, transport, run_manifest),
+            lambda transport: self._walk(generation, rank, transport),
             lambda: self.progress,
         )
         if ended.kind == "stop":
@@ -268,22 +269,21 @@ class Worker:
             state.keep_initial()
         return state
 
-    def _walk(
-        self, generation: Generation, rank: int, transport: CancellableTransport, run_manifest: Mapping[str, Any]
-    ) -> Ended:
-        state, shards = self._state, generation.shards[rank]
+    def _walk(self, generation: Generation, rank: int, transport: CancellableTransport) -> Ended:
+        state, begin = self._state, generation.begin
+        shards, steps = begin.shards[rank], begin.run_manifest["steps"]
         assert state is not None
         hooks = WorkerHooks(state, self._workload, generation, rank)
         try:
             hooks.arrive(transport)
             state.timing.keeps_time = rank == 0
             state.held.shards = shards
-            self._workload.attendance.goes_on_without(generation.absent)
+            self._workload.attendance.goes_on_without(begin.absent)
             self._workload.host_streams(shards, lambda: _stream_log(generation, rank))
             if not state.loop.ended:
-                self._look_ahead(generation, rank, run_manifest["steps"])
-                self._fetch_ahead(shards, run_manifest["steps"])
-            moment = Moment(generation, rank, transport, state.timing, run_manifest, hooks.deadline_s)
+                self._look_ahead(generation, rank, steps)
+                self._fetch_ahead(shards, steps)
+            moment = Moment(generation, rank, transport, state.timing, hooks.deadline_s)
             executor, exchange = self._execution.executor(moment)
             halted = state.loop.run(executor, exchange, hooks, saving=bool(generation.writers))
         finally:
@@ -307,10 +307,10 @@ class Worker:
         )
 
     def _look_ahead(self, generation: Generation, rank: int, steps: int) -> None:
-        nodes = generation.nodes[: generation.workers]
+        nodes = generation.begin.nodes[: generation.workers]
         share = self._plan.data.cache_bytes // nodes.count(nodes[rank])
         self._workload.account.emit = self._services.emit
-        self._workload.look_ahead(generation.shards[rank], steps, share)
+        self._workload.look_ahead(generation.begin.shards[rank], steps, share)
 
     def _start_loaders(self) -> Loaders | None:
         """The processes that fetch batches ahead, where the plan wants them; they start beside the build, and outlive

@@ -36,15 +36,14 @@ from orchestrator.controller.events import (
     Drained,
     End,
     Event,
-    Finished,
     Heartbeat,
     Inspect,
     Kill,
-    Left,
     NoRoom,
     Ready,
     Rebalance,
     Recovered,
+    Reported,
     Retire,
     Role,
     Slow,
@@ -55,6 +54,7 @@ from orchestrator.controller.events import (
 )
 from orchestrator.controller.membership import Requirements
 from orchestrator.records.progress import Progress, advances_of, behind, latest, passed, reached, steps_of
+from tests.controller.reports import finishes, leaves
 
 START = Progress(0)
 AT_REST = (0, 0, 1, 2, 2, 4, 4, 5, 7, 8, 9)  # the steps that are done after so many rests
@@ -132,7 +132,7 @@ class World:
         self.near, self.races, self.poison, self.cut = near, races, poison, cut
         self.shard_state = shard_state
         self.free = requirements.inherits
-        self.staged, self.second_vote = requirements.stages > 1, second_vote
+        self.staged, self.second_vote = requirements.members.stages > 1, second_vote
         self.saved = {requirements.checkpoint: AT_REST.index(requirements.checkpoint or 0)}  # rests, by steps
         self.run_manifest = {"steps": steps, "shard_state": shard_state}
         self.now = 0.0
@@ -172,7 +172,7 @@ class World:
                 return
             self.seen.add(event.step)
         self.tell(event)
-        if self.near and isinstance(event, Left) and event.why == "peer":
+        if self.near and isinstance(event, Reported) and event.ended.kind == "peer":
             self._look_for_dead()
 
     def _look_for_dead(self) -> None:
@@ -299,14 +299,14 @@ class World:
         self._check_nodes(begin)
         leaving = len(self.draining) if self.staged else 0  # who give their stage to others stay beside them
         assert begin.workers <= min(
-            self.requirements.most + leaving, self.requirements.shards * self.requirements.stages
+            self.requirements.members.most + leaving, self.requirements.shards * self.requirements.members.stages
         )
-        assert begin.workers >= self.requirements.least or self.state.interrupted is not None
+        assert begin.workers >= self.requirements.members.least or self.state.interrupted is not None
         for hosted in self._by_stage(begin):
             assert sorted(shard for shards in hosted for shard in shards) == list(range(self.requirements.shards))
         assert len(begin.shards) == begin.workers
         assert all(begin.shards)
-        assert begin.without_servers == (self.requirements.servers > 0 and not servers)
+        assert begin.without_servers == (self.requirements.members.servers > 0 and not servers)
         assert not [process for process in self.processes.values() if process.state == "running"]
         if self.staged:
             self._check_stages(begin)
@@ -337,7 +337,7 @@ class World:
         """The shards of the workers of each stage."""
         stages = begin.stages or (0,) * begin.workers
         assert len(stages) == begin.workers
-        hosted: list[list[tuple[int, ...]]] = [[] for _ in range(self.requirements.stages)]
+        hosted: list[list[tuple[int, ...]]] = [[] for _ in range(self.requirements.members.stages)]
         for stage, shards in zip(stages, begin.shards, strict=True):
             hosted[stage].append(shards)
         return hosted
@@ -351,12 +351,14 @@ class World:
         highest = latest(process.progress for process in known)
         top = steps_of(highest)
         if begin.forgets:
-            lost = [stage for stage in range(self.requirements.stages) if not self._is_hosted(known, stage, top)]
+            lost = [
+                stage for stage in range(self.requirements.members.stages) if not self._is_hosted(known, stage, top)
+            ]
             assert lost or self._goes_back(known), "all go back though every stage has a living host"
         if begin.restore is not None:
             assert begin.forgets or highest is None or top < (self.checkpoint or 0)
             assert begin.restorers[0] == begin.restore
-            assert [begin.stages[rank] for rank in begin.restorers] == list(range(self.requirements.stages))
+            assert [begin.stages[rank] for rank in begin.restorers] == list(range(self.requirements.members.stages))
             assert not begin.applies
             assert not begin.run_states
         else:
@@ -608,8 +610,9 @@ class World:
         elif action == "finish":
             process.finished, process.state = True, "idle"
             digest = "digest" if process.role == "worker" else None
-            rows = self._rows(process)
-            process.news.append(Finished(process.id, self._number(process), process.progress, digest, *rows))
+            held, staged = self._rows(process)
+            number, progress = self._number(process), process.progress
+            process.news.append(finishes(process.id, number, progress, digest, held=held, staged=staged))
         elif action == "halt":
             self._leave(process, "stop" if process.halt == 2 else "regroup")
         elif action == "contribute":
@@ -659,8 +662,8 @@ class World:
         process.state = "idle"
         held, staged = self._rows(process)
         number = self._number(process)
-        left = Left(process.id, number, why, process.progress, accuses, "", held, staged)  # type: ignore[arg-type]
-        process.news.append(replace(left, holds_sum=process.summed))
+        rows = {"held": held, "staged": staged, "holds_sum": process.summed}
+        process.news.append(leaves(process.id, number, why, process.progress, accuses, **rows))
 
     def _stage(self, process: Process) -> None:
         begin = process.begin

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orchestrator.controller.checking import Verdict, chosen, judge
+from orchestrator.controller.checking import chosen, judge
 from orchestrator.controller.shard_assignment import assign_shards
 
 workers = st.integers(2, 7)
@@ -75,8 +75,3 @@ def test_of_two_the_one_that_contradicts_itself_is_wrong() -> None:
 def test_a_pipeline_that_gives_each_time_something_else_blames_no_machine() -> None:
     assert judge({0: 1, 1: 2}, {0: 3, 1: 4, 2: 5}) == ()
     assert judge({0: 1, 1: 2}, {0: 3, 1: 3, 2: 3}) == ()
-
-
-def test_a_verdict_travels_as_plain_data() -> None:
-    verdict = Verdict(7, 3, 5, (1,), (0, 1))
-    assert Verdict.from_dict(verdict.as_dict()) == verdict

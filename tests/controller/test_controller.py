@@ -21,15 +21,14 @@ from orchestrator.controller.events import (
     End,
     Event,
     Failed,
-    Finished,
     Heartbeat,
     Inspect,
     Interrupt,
     Kill,
-    Left,
     NoRoom,
     Ready,
     Recovered,
+    Reported,
     Start,
     StartFailed,
     Stepped,
@@ -48,6 +47,8 @@ from orchestrator.errors import (
     WorkerLost,
 )
 from orchestrator.records.progress import Progress
+from tests.controller.asked import required
+from tests.controller.reports import finishes, leaves
 
 FACTS = {"steps": 9, "shard_state": False}
 OTHER_FACTS = {**FACTS, "steps": 4}
@@ -57,8 +58,8 @@ Some = TypeVar("Some", bound=Command)
 
 def requirements(**changes: Any) -> Requirements:
     """Two workers of four shards, a step time-out of 30 s."""
-    usual = {"shards": 4, "start": 2, "least": 1, "most": 2, "start_timeout_s": 60.0, "step_timeout_s": 30.0}
-    return Requirements(**{**usual, **changes})
+    usual = {"shards": 4, "start": 2, "least": 1, "most": 2, "start_s": 60.0, "step_s": 30.0}
+    return required(**{**usual, **changes})
 
 
 class Play:
@@ -112,8 +113,8 @@ def begun(asked: Requirements, facts: Mapping[str, Any] = FACTS) -> Play:
     return play
 
 
-def left(member: int, step: int, why: Any = "called off", generation: int = 0, accuses: int | None = None) -> Left:
-    return Left(member, generation, why, Progress(step), accuses)
+def left(member: int, step: int, why: Any = "called off", generation: int = 0, accuses: int | None = None) -> Reported:
+    return leaves(member, generation, why, Progress(step), accuses)
 
 
 def compute(member: int, step: int, shard: int, beats: int = 1) -> Heartbeat:
@@ -135,18 +136,13 @@ def test_a_run_begins_when_all_are_ready_and_ends_when_all_are_finished() -> Non
         Begin(
             generation=0,
             members=(0, 1, 2),
-            workers=2,
-            servers=1,
             shards=((0, 1), (2, 3)),
-            state_transfers=(),
-            restore=None,
-            without_servers=False,
             run_manifest=FACTS,
             nodes=(0, 0, 0),
         )
     ]
-    assert play(Finished(0, 0, Progress(9), "d"), Finished(2, 0, Progress(9), None)) == []
-    assert play(Finished(1, 0, Progress(9), "d")) == [End(None)]
+    assert play(finishes(0, 0, Progress(9), "d"), finishes(2, 0, Progress(9), None)) == []
+    assert play(finishes(1, 0, Progress(9), "d")) == [End(None)]
 
 
 def test_workers_that_prepared_different_runs_do_not_begin() -> None:
@@ -273,7 +269,7 @@ def test_a_worker_that_has_not_got_the_state_yet_stays_when_a_spare_gets_ready()
     play = Play(requirements(spares=1))
     play(Ready(0, FACTS), Ready(1, FACTS), Stepped(0), Died(1, "killed"), Ready(3, FACTS), left(0, 5))
     assert play.begin().members == (0, 3)
-    play(Ready(2, FACTS), left(0, 5, generation=1), Left(3, 1, "called off", None))
+    play(Ready(2, FACTS), left(0, 5, generation=1), leaves(3, 1, "called off", None))
     assert play.begin().generation == 2
     assert play.begin().members == (0, 3)
 
@@ -306,7 +302,7 @@ def test_an_interrupted_run_whose_layout_determines_its_result_takes_no_step_wit
 def test_laggards_fresh_ones_and_servers_take_the_state_from_the_top_in_turn() -> None:
     play = begun(requirements(shards=8, start=4, most=4, servers=1, spares=1))
     play(Died(0, "killed"))
-    play(Left(1, 0, "called off", Progress(5, evaluated=False)), left(2, 5), left(3, 5))
+    play(leaves(1, 0, "called off", Progress(5, evaluated=False)), left(2, 5), left(3, 5))
     play(left(5, 5))
     assert play.begin().members == (1, 2, 3, 4, 5)
     assert play.begin().state_transfers == ((1, 0), (2, 3), (1, 4))
@@ -335,7 +331,7 @@ def test_a_joiner_that_has_not_taken_its_state_is_no_skew() -> None:
     play = begun(requirements(spares=1))
     play(Died(0, ""), left(1, 5))
     assert play.begin().members == (1, 2)
-    play(Left(1, 1, "peer", Progress(5), accuses=1), Left(2, 1, "called off", None))
+    play(leaves(1, 1, "peer", Progress(5), accuses=1), leaves(2, 1, "called off", None))
     assert play.begin().generation == 2
     assert play.begin().state_transfers == ((0, 1),)
 
@@ -344,7 +340,7 @@ def test_old_news_change_nothing() -> None:
     play = begun(requirements(start=3, most=3))
     play(Died(0, ""), left(1, 5), left(2, 5))
     state = play.state
-    assert play(Died(0, ""), left(1, 5), left(2, 4, generation=0), Finished(1, 0, Progress(9), "x"), Ready(0, {})) == []
+    assert play(Died(0, ""), left(1, 5), left(2, 4, generation=0), finishes(1, 0, Progress(9), "x"), Ready(0, {})) == []
     assert play.state == state
 
 
@@ -448,7 +444,7 @@ def test_one_that_lost_everybody_twice_goes_alone_though_it_is_the_oldest() -> N
 CAUSES: dict[str, Callable[[int], Event]] = {
     "a loss": lambda generation: Died(3 - generation, ""),
     "a vote": lambda generation: left(3, 8, "regroup", generation),
-    "the last step": lambda generation: Finished(3, generation, Progress(9), "d"),
+    "the last step": lambda generation: finishes(3, generation, Progress(9), "d"),
 }
 
 
@@ -565,7 +561,7 @@ def lose(play: Play, heartbeat: Heartbeat | None, *, step: int) -> None:
     victim, other = begin.members[0], begin.members[1]
     if heartbeat is not None:
         play(Heartbeat(victim, heartbeat.activity, heartbeat.step, heartbeat.shard, heartbeat.beats))
-    play(Died(victim, ""), Left(other, begin.generation, "called off", Progress(step)))
+    play(Died(victim, ""), leaves(other, begin.generation, "called off", Progress(step)))
     if play.state.phase != "ended":
         play(Ready(play.of(Start)[-1].member, FACTS))
 
@@ -620,7 +616,8 @@ def test_two_timeouts_at_one_micro_batch_end_the_run_by_name() -> None:
         begin = play.begin()
         play.wait(31.5, compute(begin.members[0], 5, 1), Heartbeat(begin.members[1], "exchange", 5, None, 1))
         play(
-            Left(begin.members[1], begin.generation, "called off", Progress(5)), Ready(play.of(Start)[-1].member, FACTS)
+            leaves(begin.members[1], begin.generation, "called off", Progress(5)),
+            Ready(play.of(Start)[-1].member, FACTS),
         )
     assert isinstance(play.error(), Stalled)
     assert "step 5, shard 1: 2 workers in a row stood still" in str(play.error())
@@ -693,7 +690,7 @@ def test_who_comes_and_is_never_reached_by_another_counts_as_a_start_that_failed
         generation = play.begin().generation
         play(Ready(newest, FACTS), left(0, 4, "regroup", generation), left(1, 4, "regroup", generation))
         for number in (generation + 1, generation + 2):
-            others = (left(0, 4, generation=number), Left(newest, number, "called off", None))
+            others = (left(0, 4, generation=number), leaves(newest, number, "called off", None))
             play(left(1, 4, "peer", number, accuses=2), *others)
         assert play.of(Kill)[-1].member == newest
         assert play.state.failures == tries
@@ -777,23 +774,23 @@ def test_a_pause_that_nobody_ends_ends_the_run() -> None:
 
 def test_a_finished_member_gives_its_state_to_who_has_not_finished() -> None:
     play = begun(requirements(start=3, most=3))
-    play(Finished(0, 0, Progress(9), "d"), Died(1, ""), left(2, 8))
+    play(finishes(0, 0, Progress(9), "d"), Died(1, ""), left(2, 8))
     assert (play.begin().members, play.begin().state_transfers) == ((0, 2), ((0, 1),))
-    assert play(Finished(0, 1, Progress(9), "d"), Finished(2, 1, Progress(9), "d"))[-1] == End(None)
+    assert play(finishes(0, 1, Progress(9), "d"), finishes(2, 1, Progress(9), "d"))[-1] == End(None)
 
 
 def test_a_member_that_died_after_finishing_is_no_loss_if_another_finished() -> None:
     play = begun(requirements(start=3, most=3))
-    play(Finished(0, 0, Progress(9), "d"), Finished(1, 0, Progress(9), "d"), Died(0, ""))
+    play(finishes(0, 0, Progress(9), "d"), finishes(1, 0, Progress(9), "d"), Died(0, ""))
     assert not play.of(CallOff)
-    assert play(Finished(2, 0, Progress(9), "d"))[-1] == End(None)
+    assert play(finishes(2, 0, Progress(9), "d"))[-1] == End(None)
     play = begun(requirements())
-    assert CallOff(0, (1,)) in play(Finished(0, 0, Progress(9), "d"), Died(0, ""))
+    assert CallOff(0, (1,)) in play(finishes(0, 0, Progress(9), "d"), Died(0, ""))
 
 
 def test_different_digests_are_an_error() -> None:
     play = begun(requirements())
-    play(Finished(0, 0, Progress(9), "a"), Finished(1, 0, Progress(9), "b"))
+    play(finishes(0, 0, Progress(9), "a"), finishes(1, 0, Progress(9), "b"))
     assert isinstance(play.error(), Inconsistent)
 
 
@@ -802,7 +799,7 @@ def test_a_failure_is_never_tried_again_and_a_withdrawal_waits_for_it() -> None:
     play(left(1, 5, "withdrew"), Failed(0, NonFinite("the loss is nan")))
     assert isinstance(play.error(), NonFinite)
     play = begun(requirements())
-    play(Left(0, 0, "withdrew", Progress(5), text="another one failed"), left(1, 5, "withdrew"))
+    play(leaves(0, 0, "withdrew", Progress(5), why="another one failed"), left(1, 5, "withdrew"))
     assert play.wait(controller.GRACE_S) == []
     play.wait(0.5)
     assert type(play.error()) is RunFailed
@@ -884,14 +881,14 @@ generations = st.integers(0, 3)
 any_event: st.SearchStrategy[Event] = st.one_of(
     st.builds(Ready, members, st.sampled_from([FACTS, FACTS, OTHER_FACTS]), st.booleans()),
     st.builds(
-        Left,
+        leaves,
         members,
         generations,
         st.sampled_from(["peer", "called off", "regroup", "stop", "withdrew"]),
         progresses,
         st.one_of(st.none(), st.just(0)),
     ),
-    st.builds(Finished, members, generations, progresses, st.sampled_from(["d", "d", "e"])),
+    st.builds(finishes, members, generations, progresses, st.sampled_from(["d", "d", "e"])),
     st.builds(Failed, members, st.builds(NonFinite, st.just("nan"))),
     st.builds(Died, members, st.just("why")),
     st.builds(
@@ -936,8 +933,8 @@ def test_the_limits_are_those_of_rule_d3() -> None:
 # ---- what shards keep
 
 
-def holding(member: int, step: int, held: tuple[int, ...], staged: tuple[int, ...] = ()) -> Left:
-    return Left(member, 0, "regroup", Progress(step), held=held, staged=staged)
+def holding(member: int, step: int, held: tuple[int, ...], staged: tuple[int, ...] = ()) -> Reported:
+    return leaves(member, 0, "regroup", Progress(step), held=held, staged=staged)
 
 
 def test_what_shards_keep_moves_to_their_new_hosts() -> None:
@@ -972,8 +969,10 @@ def test_what_only_the_dead_had_takes_all_back(checkpoint: int | None, step: int
     assert (recovered.kind, recovered.steps_lost) == ("restarted", 5 - step)
 
 
-def resting(member: int, rests: int, held: tuple[int, ...], staged: tuple[int, ...] = (), generation: int = 0) -> Left:
-    return Left(member, generation, "peer", Progress(rests, rests=rests), held=held, staged=staged)
+def resting(
+    member: int, rests: int, held: tuple[int, ...], staged: tuple[int, ...] = (), generation: int = 0
+) -> Reported:
+    return leaves(member, generation, "peer", Progress(rests, rests=rests), held=held, staged=staged)
 
 
 def test_lost_shards_go_on_with_what_the_lowest_living_one_keeps() -> None:

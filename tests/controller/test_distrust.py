@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from orchestrator.controller.checking import Verdict
-from orchestrator.controller.events import Begin, Distrust, Kill, Left, Ready, Recovered, Start, Stepped
+from orchestrator.controller.events import Begin, Distrust, Kill, Ready, Recovered, Start, Stepped
 from orchestrator.errors import Inconsistent
 from orchestrator.records.progress import Progress
+from tests.controller.reports import leaves
 from tests.controller.test_controller import FACTS, Play, requirements
 
 AT = Progress(4)
@@ -25,7 +26,7 @@ def on(nodes: tuple[int, ...], **more: Any) -> Play:
 
 def leave(play: Play, *members: int, verdict: Verdict = WRONG) -> None:
     for member in members:
-        play(Left(member, play.begin().generation, "distrust", AT, verdict=verdict))
+        play(leaves(member, play.begin().generation, "distrust", AT, verdict=verdict))
 
 
 def test_who_computed_wrongly_is_put_out_and_the_others_go_on_at_the_same_step() -> None:
@@ -58,7 +59,7 @@ def test_where_there_are_other_machines_its_own_is_left_out() -> None:
     (first, second) = [each.member for each in play.of(Start)][-2:]
     play(Ready(first, FACTS, True, 1), Ready(second, FACTS, True, 2))
     assert play.of(Kill)[-1].member == first
-    play(*(Left(member, 1, "regroup", Progress(5)) for member in (0, 3)))
+    play(*(leaves(member, 1, "regroup", Progress(5)) for member in (0, 3)))
     assert play.begin().members == (0, 3, second)
 
 
@@ -67,7 +68,7 @@ def test_on_one_machine_another_process_takes_its_place() -> None:
     leave(play, 0, 1, 2)
     new = play.of(Start)[-1].member
     play(Ready(new, FACTS, True, 0))
-    play(*(Left(member, 1, "regroup", Progress(5)) for member in (0, 2)))
+    play(*(leaves(member, 1, "regroup", Progress(5)) for member in (0, 2)))
     assert play.begin().members == (0, 2, new)
 
 

@@ -22,9 +22,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
 from orchestrator.controller.events import Interrupt, Timed
-from orchestrator.controller.membership import Requirements
 from orchestrator.errors import Interrupted, WorkerLost
 from orchestrator.records.progress import advances_of, latest, steps_of
+from tests.controller.asked import required
 from tests.controller.simulated import AT_REST, Process, World
 from tests.products import thinned
 
@@ -73,7 +73,7 @@ class Run(RuleBasedStateMachine):
     ) -> None:
         if stages > 1:  # which servers and what shards keep do not go with
             workers, servers, shard_state, inherits = max(workers, stages), 0, False, False
-        requirements = Requirements(
+        requirements = required(
             shards=6,
             start=workers,
             least=max(stages, min(least, workers)),
@@ -81,8 +81,8 @@ class Run(RuleBasedStateMachine):
             spares=spares,
             servers=servers,
             stages=stages,
-            start_timeout_s=10_000.0,
-            step_timeout_s=STEP_TIMEOUT_S,
+            start_s=10_000.0,
+            step_s=STEP_TIMEOUT_S,
             checkpoint=2 if resumed else None,
             inherits=inherits,
             watches=True,
@@ -392,15 +392,13 @@ def test_a_poisonous_micro_batch_ends_the_run_by_its_name(
 ) -> None:
     """On the driver's machine, where it is certain what the dead did. Each loss may be one of all state, and of all that
     the driver has not heard yet; without checkpoints the run begins anew each time."""
-    requirements = Requirements(
+    requirements = required(
         shards=6,
         start=max(workers, stages),
         least=max(stages, min(least, workers)),
         most=max(workers, stages),
         spares=spares,
         stages=stages,
-        start_timeout_s=100_000.0,
-        step_timeout_s=100_000.0,
     )
     world = World(requirements, deaf=deaf, near=True, poison=(step, shard))
     walk(world, random.Random(seed), heard=heard, saves=saves)
@@ -425,13 +423,11 @@ def test_of_two_that_cannot_reach_each_other_the_younger_goes(
 ) -> None:
     """Only one of them notices; the other one leaves because it is called off, or hears a farewell."""
     accuser, accused, *_ = (member for member in cut if member < workers)
-    requirements = Requirements(
+    requirements = required(
         shards=6,
         start=workers,
         least=1,
         most=workers,
-        start_timeout_s=100_000.0,
-        step_timeout_s=100_000.0,
         checkpoint=2 if resumed else None,
     )
     world = World(requirements, near=True, cut=(accuser, accused))

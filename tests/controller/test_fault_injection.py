@@ -9,12 +9,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from orchestrator.config.plan import Chaos
-from orchestrator.controller.events import CallOff, Finished, Left, Ready, Start, Stepped
+from orchestrator.controller.events import CallOff, Ready, Start, Stepped
 from orchestrator.controller.fault_injection import Disturbance, Kind, disturbance, victim
 from orchestrator.controller.membership import ControllerState
 from orchestrator.driver.report.rehearsed import sentence
 from orchestrator.driver.run.fault_injection import Rehearsing
 from orchestrator.records.progress import Progress
+from tests.controller.reports import finishes, leaves
 from tests.controller.test_controller import FACTS, Play, requirements
 
 kinds = st.lists(st.sampled_from(["kill", "pause"]), min_size=1, max_size=2, unique=True)
@@ -57,13 +58,13 @@ def test_a_kill_leaves_each_stage_a_worker(workers: int, stages: int, pick: int,
 def test_nobody_is_disturbed_before_the_last_loss_is_over() -> None:
     play = running(3)
     assert victim(KILL, play.state) is not None
-    play(Left(0, 0, "peer", Progress(1), accuses=1))
+    play(leaves(0, 0, "peer", Progress(1), accuses=1))
     assert play.of(CallOff)
     assert victim(KILL, play.state) is None
     interrupted = replace(running(3).state, interrupted=(1.0, "SIGINT"))
     assert victim(KILL, interrupted) is None
     ending = running(2)
-    ending(Finished(0, 0, Progress(9), "d"))
+    ending(finishes(0, 0, Progress(9), "d"))
     assert victim(KILL, ending.state) is None
 
 

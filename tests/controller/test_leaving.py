@@ -8,8 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orchestrator.controller.events import Ask, Drained, Kill, Left, NoRoom, Ready, Recovered, Retire, Start, Stepped
+from orchestrator.controller.events import Ask, Drained, Kill, NoRoom, Ready, Recovered, Retire, Start, Stepped
 from orchestrator.records.progress import Progress
+from tests.controller.reports import leaves
 from tests.controller.test_controller import FACTS, Play, begun, requirements
 from tests.controller.test_elastic import hunt
 
@@ -27,7 +28,7 @@ def on(nodes: tuple[int, ...], **more: Any) -> Play:
 def leave(play: Play, step: int) -> None:
     """All members of the generation leave behind this many steps."""
     begin = play.begin()
-    play(*(Left(member, begin.generation, "regroup", Progress(step)) for member in begin.members))
+    play(*(leaves(member, begin.generation, "regroup", Progress(step)) for member in begin.members))
 
 
 def ended(play: Play) -> list[int]:

@@ -6,12 +6,13 @@ import itertools
 import math
 from collections.abc import Sequence
 from random import Random
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orchestrator.controller.events import Begin, Died, Left, Ready, Rebalance, Slow, Stepped, Timed
+from orchestrator.controller.events import Begin, Died, Ready, Rebalance, Slow, Stepped, Timed
 from orchestrator.controller.load_balancing import (
     Host,
     Pace,
@@ -24,6 +25,8 @@ from orchestrator.controller.load_balancing import (
 from orchestrator.controller.membership import Requirements
 from orchestrator.controller.rendezvous.balancing import SLOW_S
 from orchestrator.records.progress import Progress
+from tests.controller.asked import required
+from tests.controller.reports import leaves
 from tests.controller.test_controller import Play
 
 SECONDS = st.sampled_from([0.5, 1.0, 1.5, 2.0, 3.0, 7.0])
@@ -108,8 +111,9 @@ STEPS = 1_000_000
 
 
 def requirements(shards: int = 8, workers: int = 4, **changes: object) -> Requirements:
-    asked = {"shards": shards, "start": workers, "least": 1, "most": workers, "watches": True, "by_speed": True}
-    return Requirements(start_timeout_s=60.0, step_timeout_s=600.0, **{**asked, **changes})  # type: ignore[arg-type]
+    alike: dict[str, Any] = {"watches": True, "by_speed": True, "start_s": 60.0, "step_s": 600.0}
+    usual = {**alike, "shards": shards, "start": workers}
+    return required(**{**usual, **changes})
 
 
 def begun(
@@ -117,7 +121,7 @@ def begun(
 ) -> Play:
     play = Play(asked)
     told = {"steps": STEPS, "shard_state": False, **manifest}
-    for rank in range(asked.start):
+    for rank in range(asked.members.start):
         node = rank if nodes is None else nodes[rank]
         play(Ready(rank, told, node=node, speed=speeds[rank] if speeds else 1.0))
     return play
@@ -132,7 +136,7 @@ def a_round(play: Play, seconds: Sequence[float]) -> None:
     if "regroup" in play.state.generation.asked:  # type: ignore[union-attr]
         step = play.state.seen + 1
         play(Stepped(step - 1))
-        play(*(Left(member, begin.generation, "regroup", Progress(step)) for member in begin.members))
+        play(*(leaves(member, begin.generation, "regroup", Progress(step)) for member in begin.members))
 
 
 def sizes(begin: Begin) -> list[int]:
@@ -193,11 +197,11 @@ def test_what_was_learned_outlives_a_generation() -> None:
         a_round(play, [0.02, 0.02, 0.06, 0.02])
     begin = play.begin()
     play(Died(0, "killed"))
-    play(*(Left(member, begin.generation, "peer", Progress(1)) for member in begin.members[1:]))
+    play(*(leaves(member, begin.generation, "peer", Progress(1)) for member in begin.members[1:]))
     assert sizes(play.begin()) == [7, 2, 7]
     play(Ready(4, {"steps": STEPS, "shard_state": False}, node=2))
     begin = play.begin()
-    play(*(Left(member, begin.generation, "regroup", Progress(1)) for member in begin.members))
+    play(*(leaves(member, begin.generation, "regroup", Progress(1)) for member in begin.members))
     assert sizes(play.begin()) == [6, 2, 2, 6], "as fast as its node, beside which it stands"
 
 

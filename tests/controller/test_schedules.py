@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -17,11 +18,7 @@ def begin(workers: int, servers: int, *, without_servers: bool = False, stages: 
     return Begin(
         generation=0,
         members=tuple(range(workers + servers)),
-        workers=workers,
-        servers=servers,
         shards=((),) * workers,
-        state_transfers=(),
-        restore=None,
         without_servers=without_servers,
         run_manifest={},
         nodes=(0,) * (workers + servers),
@@ -67,15 +64,8 @@ def test_members_of_stages_are_all_connected() -> None:
     stages = (0, 1, 2, 1, 0, 2, 1)
     shards = ((0, 1), (0,), (0, 1), (1, 2), (2, 3), (2, 3), (3,))
     given = begin(7, 0, stages=stages)
-    generation = Generation(
-        3,
-        schedule_of(given, exchange),
-        shards,
-        ((3, 6),),
-        nodes=given.nodes,
-        stages=stages,
-        groups=groups_of(given, exchange),
-    )
+    given = replace(given, shards=shards, state_transfers=((3, 6),))
+    generation = Generation(given, schedule_of(given, exchange), groups=groups_of(given, exchange))
     assert generation.hosts == ((0, 0, 4, 4), (1, 3, 3, 6), (2, 2, 5, 5))
     assert generation.peers_of(3) == {0, 1, 2, 4, 5, 6}
     assert generation.as_event()["stages"] == stages

@@ -10,14 +10,13 @@ from orchestrator.controller.events import (
     CheckpointSaved,
     Died,
     Drained,
-    Finished,
     Heartbeat,
     Interrupt,
     Kill,
-    Left,
     NoRoom,
     Ready,
     Recovered,
+    Reported,
     StandBy,
     Start,
     Stepped,
@@ -26,6 +25,7 @@ from orchestrator.controller.membership import Requirements
 from orchestrator.controller.shard_assignment import hosts_of
 from orchestrator.errors import Interrupted
 from orchestrator.records.progress import Progress
+from tests.controller.reports import finishes, leaves
 from tests.controller.test_controller import FACTS, Play, begun, left, requirements
 
 
@@ -34,9 +34,9 @@ def staged(**changes: Any) -> Requirements:
     return requirements(**{"stages": 2, "start": 4, "least": 2, "most": 4, **changes})
 
 
-def holding(member: int, step: int, generation: int = 0) -> Left:
+def holding(member: int, step: int, generation: int = 0) -> Reported:
     """It has the sum of the next step too."""
-    return Left(member, generation, "called off", Progress(step), holds_sum=True)
+    return leaves(member, generation, "called off", Progress(step), holds_sum=True)
 
 
 def test_workers_take_stages_in_turn_and_deal_all_shards_of_each() -> None:
@@ -189,20 +189,20 @@ def test_a_stage_stays_with_its_worker_through_everything() -> None:
 def test_a_run_whose_last_stage_is_lost_after_its_end_goes_back_to_save_it() -> None:
     """Worker 1 alone had what stage 1 had learned."""
     play = begun(requirements(stages=2, least=2))
-    play(CheckpointSaved(7), Finished(1, 0, Progress(9), "d"), Died(1, "gone"), Finished(0, 0, Progress(9), "d"))
+    play(CheckpointSaved(7), finishes(1, 0, Progress(9), "d"), Died(1, "gone"), finishes(0, 0, Progress(9), "d"))
     assert play.state.phase == "paused"
     (replacement,) = play.of(Start)[2:]
     play(Ready(replacement.member, FACTS, can_restore=True))
     assert play.begin().forgets
-    play(*[Finished(member, 1, Progress(9), "d") for member in play.begin().members])
+    play(*[finishes(member, 1, Progress(9), "d") for member in play.begin().members])
     assert play.error() is None
 
 
 def test_a_worker_that_finished_may_go_while_another_one_of_its_stage_has() -> None:
     play = begun(staged())
-    play(*[Finished(member, 0, Progress(9), "d") for member in (0, 1, 2)], Died(2, "gone"))
+    play(*[finishes(member, 0, Progress(9), "d") for member in (0, 1, 2)], Died(2, "gone"))
     assert play.state.phase == "running"
-    play(Finished(3, 0, Progress(9), "d"))
+    play(finishes(3, 0, Progress(9), "d"))
     assert play.error() is None
 
 

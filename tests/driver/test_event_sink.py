@@ -91,14 +91,18 @@ def test_many_small_shards_on_few_workers_are_noted_once(
     progress: Any = SimpleNamespace(say=shown.append, start=lambda _: None)
     generation: Any = SimpleNamespace(
         workers=len(shards),
-        shards=[range(count) for count in shards],
-        stages=(),
+        begin=SimpleNamespace(
+            members=[*range(len(shards))],
+            shards=[range(count) for count in shards],
+            stages=(),
+            run_manifest={"steps": 10},
+        ),
         storage=None,
         as_event=dict,
         schedule=None,
     )
     sink = EventSink(record, Audience(progress))
-    sink.begins(generation, list(range(len(shards))), 10)
+    sink.begins(generation)
     sink.times("worker", 0, {"first": 0})
     for _ in range(2):
         sink.times("worker", 0, {"first": 0, "micro_batch_s": micro_batch_s})

@@ -27,8 +27,6 @@ def begin(**changes: Any) -> Begin:
         "generation": 4,
         "members": (3, 5, 8),
         "nodes": (0, 1, 0),
-        "workers": 3,
-        "servers": 0,
         "shards": ((0, 1), (2,), (3,)),
         "state_transfers": ((0, 2),),
         "restore": None,
@@ -41,9 +39,9 @@ def begin(**changes: Any) -> Begin:
 def test_members_of_one_node_meet_by_unix_socket_and_others_by_tcp() -> None:
     found = directory()
     generation = found.generation(begin(), None)
-    assert found.peers(begin().members, generation, 0) == {1: ["tcp", "host", 5], 2: ["unix", "m8"]}
+    assert found.peers(generation, 0) == {1: ["tcp", "host", 5], 2: ["unix", "m8"]}
     by_tcp = directory("transport=tcp")
-    assert by_tcp.peers(begin().members, generation, 0) == {1: ["tcp", "host", 5], 2: ["tcp", "host", 8]}
+    assert by_tcp.peers(generation, 0) == {1: ["tcp", "host", 5], 2: ["tcp", "host", 8]}
 
 
 def test_members_have_the_same_number_exactly_where_they_share_memory() -> None:
@@ -51,7 +49,7 @@ def test_members_have_the_same_number_exactly_where_they_share_memory() -> None:
     assert [found.node(member) for member in (5, 3, 9, 8)] == [0, 1, 0, 1]
     assert [by_tcp.node(member) for member in (3, 5, 8, 9)] == [0, 1, 2, 3]
     generation = found.generation(begin(), None)
-    assert generation.nodes == (0, 1, 0)
+    assert generation.begin.nodes == (0, 1, 0)
     assert generation.as_event()["nodes"] == (0, 1, 0)
 
 
@@ -64,16 +62,14 @@ def test_workers_of_a_node_claim_shards_in_the_memory_of_its_first() -> None:
     for member, node in ((3, "here"), (5, "there"), (8, "here")):
         found.add(member, {"unix": [], "tcp": [], "board": (100 + member, member)}, node)
     assert found.generation(begin(), None).boards == ((0, 103, 3), None, (0, 103, 3))
-    assert found.generation(begin(workers=2, members=(3, 5)), None).boards == (None, None)
+    assert found.generation(begin(members=(3, 5), shards=((0, 1), (2, 3)), nodes=(0, 1)), None).boards == (None, None)
     assert directory().generation(begin(), None).boards == (None, None, None)
 
 
 def test_a_handover_connects_who_would_not_meet_otherwise() -> None:
     found = directory("topology=tree")
-    chain = begin(
-        members=(3, 5, 8, 9), workers=4, shards=((0,), (1,), (2,), (3,)), state_transfers=((2, 3),), nodes=(0, 1, 0, 1)
-    )
-    assert set(found.peers(chain.members, found.generation(chain, None), 2)) >= {3}
+    chain = begin(members=(3, 5, 8, 9), shards=((0,), (1,), (2,), (3,)), state_transfers=((2, 3),), nodes=(0, 1, 0, 1))
+    assert set(found.peers(found.generation(chain, None), 2)) >= {3}
 
 
 def test_only_who_reaches_the_checkpoints_writes_them() -> None:
@@ -84,9 +80,7 @@ def test_only_who_reaches_the_checkpoints_writes_them() -> None:
 
 def test_who_moves_what_a_shard_keeps_is_connected() -> None:
     found = directory("topology=tree")
-    four = begin(
-        members=(3, 5, 8, 9), workers=4, shards=((0,), (1,), (2,), (3,)), state_transfers=(), nodes=(0, 1, 0, 1)
-    )
+    four = begin(members=(3, 5, 8, 9), shards=((0,), (1,), (2,), (3,)), state_transfers=(), nodes=(0, 1, 0, 1))
     moving = replace(four, moves=((2, 3, (3,)),))
     assert not found.generation(four, None).peers_of(2) & {3}
     assert found.generation(moving, None).peers_of(2) >= {3}
@@ -109,9 +103,7 @@ def test_the_checkpoint_to_load_is_named_by_its_step() -> None:
 @pytest.mark.parametrize(("without", "name", "servers"), [(False, "parameter_server", 1), (True, "peer_to_peer", 0)])
 def test_while_no_server_lives_workers_add_up_among_themselves(without: bool, name: str, servers: int) -> None:
     found = directory("topology={name: parameter_server, servers: 2}")
-    changes = {"members": (3, 5), "workers": 2, "shards": ((0, 1), (2, 3)), "state_transfers": ()}
-    if not without:
-        changes = {**changes, "members": (3, 5, 8), "servers": 1}
+    changes = {"members": (3, 5) if without else (3, 5, 8), "shards": ((0, 1), (2, 3)), "state_transfers": ()}
     generation = found.generation(begin(without_servers=without, **changes), None)
     schedule = generation.schedule
     assert (schedule.topology, schedule.workers, schedule.servers) == (name, 2, servers)

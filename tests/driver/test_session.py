@@ -26,6 +26,7 @@ from orchestrator.cluster.placement.reservation import Node
 from orchestrator.config.resolve import resolve
 from orchestrator.config.settings import load
 from orchestrator.controller.checking import Verdict
+from orchestrator.controller.events import Ended
 from orchestrator.controller.rendezvous import balancing
 from orchestrator.driver.report import summary
 from orchestrator.driver.report.outcome import Outcome
@@ -50,6 +51,7 @@ from orchestrator.errors import (
 )
 from orchestrator.records import reads
 from orchestrator.records.lines import LineFile, read
+from orchestrator.records.progress import Progress
 from orchestrator.records.reads import Reads
 from orchestrator.records.stacks import Home
 from orchestrator.worker.member.stack_dump import Seen
@@ -76,7 +78,7 @@ class Script:
     def start(self, member: int, role: str, place: ActorPlacement) -> None:  # noqa: ARG002
         self.done.append(("start", member, role))
 
-    def run(self, member: int, generation: Any, rank: int, peers: Any, run_manifest: Any) -> None:  # noqa: ARG002
+    def run(self, member: int, generation: Any, rank: int, peers: Any) -> None:
         self.done.append(("run", member, generation.number, rank, sorted(peers)))
 
     def ask(self, member: int, what: str) -> None:
@@ -129,12 +131,12 @@ def prepared(member: int, *, shard_state: bool = False, node: str = "n") -> Hear
 
 
 def finished(member: int, generation: int = 0) -> Heard:
-    return Heard(member, "ran", {"finished": "d", "progress": [2, 1], "generation": generation})
+    return Heard(member, "ran", {"ended": Ended("finished", Progress(2), digest="d"), "generation": generation})
 
 
-def left(member: int, why: str, steps: int, generation: int = 0, accuses: int | None = None) -> Heard:
-    answer = {"left": why, "progress": [steps, 1], "generation": generation, "accuses": accuses, "why": "text"}
-    return Heard(member, "ran", answer)
+def left(member: int, why: Any, steps: int, generation: int = 0, accuses: int | None = None) -> Heard:
+    ended = Ended(why, Progress(steps), accuses, "text")
+    return Heard(member, "ran", {"ended": ended, "generation": generation})
 
 
 def entries(member: int, *said: dict[str, Any]) -> Heard:
@@ -689,8 +691,8 @@ def test_under_strict_a_run_that_reads_what_is_not_declared_ends_before_its_firs
 
 
 def test_who_computed_wrongly_is_named_with_its_machine_and_the_step_is_repeated(tmp_path: Path) -> None:
-    verdict = Verdict(1, 3, 0, wrong=(1,), between=(0, 1)).as_dict()
-    judged = {**left(0, "distrust", 1).answer, "verdict": verdict}
+    verdict = Verdict(1, 3, 0, wrong=(1,), between=(0, 1))
+    judged = {"ended": Ended("distrust", Progress(1), verdict=verdict), "generation": 0}
     first, second = ({"trace": line} for line in LINES)
     said = [
         *BEGIN,

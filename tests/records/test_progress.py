@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -13,9 +11,7 @@ from orchestrator.records.progress import (
     behind,
     just_committed,
     latest,
-    parse,
     passed,
-    plain,
     reached,
     steps_of,
 )
@@ -63,10 +59,3 @@ def test_where_replicas_run_free_a_rest_counts_though_it_completed_no_step(
         assert passed(one, other)
         assert behind(other, one) == advances_of(one) - advances_of(other)
         assert steps_of(one) >= steps_of(other)
-
-
-@given(progresses)
-def test_it_travels_as_plain_values(progress: Progress | None) -> None:
-    assert parse(plain(progress)) == progress
-    assert parse(json.loads(json.dumps(plain(progress)))) == progress
-    assert plain(Progress(4, evaluated=False)) == [4, 0]

@@ -285,7 +285,7 @@ class Cluster:
             pairs = {(rank, peer) for rank in ranks for peer in generation.peers_of(rank)}
             self.generations[number] = Hub(len(ranks), pairs), {}
             self.tell(
-                f"generation {number}: state transfers {generation.state_transfers}, restore {generation.restore}"
+                f"generation {number}: state transfers {generation.begin.state_transfers}, restore {generation.restore}"
             )
         self.lives_on = True
         hub, present = self.generations[number]
@@ -512,9 +512,9 @@ class Members(members.Members):
         self._cluster.next_member = member
         super().start(member, role, place)
 
-    def run(self, member: int, generation: Generation, rank: int, peers: dict[int, Any], run_manifest: Any) -> None:
+    def run(self, member: int, generation: Generation, rank: int, peers: dict[int, Any]) -> None:
         self._cluster.announce(generation, rank, self._members[member].actor.member)
-        super().run(member, generation, rank, peers, run_manifest)
+        super().run(member, generation, rank, peers)
 
     def is_gone(self, member: int) -> bool:
         known = self._members[member]

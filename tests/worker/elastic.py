@@ -30,8 +30,8 @@ from orchestrator.config.plan import Variant
 from orchestrator.config.resolve import resolve
 from orchestrator.config.settings import CheckpointSettings, Every, Settings
 from orchestrator.controller.checking import Verdict
-from orchestrator.controller.events import Inheritance
-from orchestrator.controller.membership import ControllerState, Requirements, inherited, lost_shards, moves
+from orchestrator.controller.events import Begin, Inheritance
+from orchestrator.controller.membership import ControllerState, inherited, lost_shards, moves
 from orchestrator.controller.membership import Member as MemberStatus
 from orchestrator.controller.shard_assignment import assign_shards, assign_stages
 from orchestrator.controller.state_recovery import Standing, hand_over
@@ -46,6 +46,7 @@ from orchestrator.worker.member.shard_slots import Row, ShardSlots
 from orchestrator.worker.member.shared_queue import Ground, Place
 from orchestrator.worker.worker import Ended, Generation, ProcessServices, Server, Worker
 from tests.comm.transports.memory import LEFT, Hub, LocalRegions
+from tests.controller.asked import required
 from tests.worker.runs import SECRET, Layout, Shared, in_stages, settings_for
 
 What = Literal["die", "call off", "regroup", "stop", "save", "join"]
@@ -301,7 +302,7 @@ class Member:
             return Scripted(hub.transport(rank, self.regions), self.meet, self.meet_sending)
 
         try:
-            return self.member.run(generation, rank, connect, self._run.run_manifest)
+            return self.member.run(generation, rank, connect)
         except Dead as dead:
             return dead
         finally:
@@ -437,20 +438,27 @@ class Elastic:
             and (not member.is_worker or member.progress != best or restore is not None)
         ]
         shards = assign_shards(self.settings.data.shards, len(workers))
-        generation = Generation(
-            self.generations,
-            self._schedule(workers),
-            shards,
-            tuple(behind),
-            restore,
-            tuple(range(0, len(workers), 1 if self.keeps_shard_state else 2)),
+        nodes = self._layout.nodes_of(len(self.members))
+        begin = Begin(
+            generation=self.generations,
+            members=tuple(range(len(self.members))),
+            shards=shards,
+            nodes=nodes,
+            run_manifest=self.run_manifest,
+            state_transfers=tuple(behind),
+            restore=None if restore is None else restore[0],
             moves=moves(state, seen, shards, None if restore is None else restore[0]),
             heirs=heirs,
             inherited=tuple(pair for each, pair in self.inherited if each == base),
+        )
+        generation = Generation(
+            begin,
+            self._schedule(workers),
+            None if restore is None else restore[1],
+            tuple(range(0, len(workers), 1 if self.keeps_shard_state else 2)),
             keys=SECRET.keys("tests"),
             boards=(Place(0, *self._ground.place),) * len(workers) if self.settings.cluster.claims else (),
-            updates=self._updates(self._layout.nodes_of(len(self.members))[: len(workers)]),
-            nodes=self._layout.nodes_of(len(self.members)),
+            updates=self._updates(nodes[: len(workers)]),
         )
         self.generations += 1
         return generation
@@ -472,14 +480,15 @@ class Elastic:
             for stage, member in zip(stage_of, workers, strict=True)
         ]
         planned = hand_over(standings, self._layout.stages)
-        generation = replace(
-            first,
-            number=self.generations,
+        begin = replace(
+            first.begin,
+            generation=self.generations,
+            run_manifest=self.run_manifest,
             state_transfers=planned.transfers,
             run_states=planned.run_states,
             applies=planned.applies,
-            writers=tuple(range(len(workers))),
         )
+        generation = replace(first, begin=begin, writers=tuple(range(len(workers))))
         self.applied += len(planned.applies)
         resumes = self.generations == 0 and bool(self.saved.complete)
         self.went_back += bool(planned.lost)
@@ -490,14 +499,15 @@ class Elastic:
                 for rank in restorers:  # the driver has heard what came before a checkpoint when it is complete
                     workers[rank].said[:0] = self.saved.heard[int(where)]
             behind = tuple((restorers[stage], rank) for rank, stage in enumerate(stage_of) if rank not in restorers)
-            generation = replace(
-                generation,
-                restore=(restorers[0], where),
+            begin = replace(
+                begin,
+                restore=restorers[0],
                 restorers=restorers,
                 state_transfers=behind,
                 run_states=(),
                 applies=(),
             )
+            generation = replace(generation, begin=begin, checkpoint=where)
         self.generations += 1
         return generation
 
@@ -507,13 +517,11 @@ class Elastic:
 
     def _as_the_controller_sees(self, workers: list[Member]) -> tuple[ControllerState, list[MemberStatus]]:
         shards = self.settings.data.shards
-        requirements = Requirements(
+        requirements = required(
             shards=shards,
             start=1,
             least=1,
             most=shards,
-            start_timeout_s=1,
-            step_timeout_s=1,
             inherits=not self.plan.lockstep and not self.plan.replay,
         )
         seen = [
@@ -562,7 +570,7 @@ class Elastic:
             for member, end in zip(self.members, survivors.values(), strict=True)
             if end.progress
         ]
-        assert not steps or generation.state_transfers or max(steps) - min(steps) <= 1
+        assert not steps or generation.begin.state_transfers or max(steps) - min(steps) <= 1
         return survivors
 
     def _put_out(self, survivors: dict[int, Ended]) -> None:

@@ -308,30 +308,22 @@ def members_end(
 def _generation(schedule: Schedule, plan: Plan, nodes: tuple[int, ...]) -> Generation:
     stages, shards = plan.cluster.members.stages, plan.data.shards
     if stages == 1:
-        return Generation(
-            0, schedule, assign_shards(shards, schedule.workers), nodes=(*nodes, *(0,) * schedule.servers)
-        )
+        by_rank = (*nodes, *(0,) * schedule.servers)
+        return generation_of(schedule, assign_shards(shards, schedule.workers), nodes=by_rank)
     return in_stages(schedule, plan, assign_stages([None] * schedule.workers, stages), nodes)
 
 
 def in_stages(schedule: Schedule, plan: Plan, stage_of: tuple[int, ...], nodes: tuple[int, ...]) -> Generation:
     """The first generation of a model in stages. stage_of, nodes: by rank."""
-    dealt, members = deal(plan.data.shards, stage_of), tuple(range(schedule.workers))
-    begin = Begin(
-        generation=0,
-        members=members,
-        workers=len(members),
-        servers=0,
-        shards=dealt,
-        state_transfers=(),
-        restore=None,
-        without_servers=False,
-        run_manifest={},
-        nodes=nodes,
-        stages=stage_of,
-    )
-    groups = groups_of(begin, plan.exchange)
-    return Generation(0, schedule, dealt, nodes=begin.nodes, stages=stage_of, groups=groups)
+    first = generation_of(schedule, deal(plan.data.shards, stage_of), nodes=nodes, stages=stage_of)
+    return replace(first, groups=groups_of(first.begin, plan.exchange))
+
+
+def generation_of(schedule: Schedule, shards: tuple[tuple[int, ...], ...], **begin: Any) -> Generation:
+    """Of these shards by rank, all on one node; begin: what else is known of it (`events.Begin`)."""
+    usual = {"generation": 0, "nodes": (0,) * schedule.members, "run_manifest": {}}
+    members = tuple(range(schedule.members))
+    return Generation(Begin(members=members, shards=shards, **{**usual, **begin}), schedule)
 
 
 @dataclass
@@ -399,13 +391,14 @@ class _Members:
         assert all(other == run_manifest[0] for other in run_manifest[: self._schedule.workers])
         self._run_manifest = run_manifest[0]
         generation = _generation(self._schedule, plan, nodes)
+        begin = replace(generation.begin, run_manifest=self._run_manifest)
         self._ground = Ground()
         boards = (Place(0, *self._ground.place),) * generation.workers if plan.cluster.claims else ()
         self._shared = Shared() if plan.update.sharded else None
-        updates = () if self._shared is None else self._shared.places(generation.nodes[: generation.workers])
+        updates = () if self._shared is None else self._shared.places(begin.nodes[: generation.workers])
         writers = () if keeping is None else tuple(range(generation.workers))
         self._generation = replace(
-            generation, keys=SECRET.keys("tests"), boards=boards, updates=updates, writers=writers
+            generation, begin=begin, keys=SECRET.keys("tests"), boards=boards, updates=updates, writers=writers
         )
 
     def run(self) -> list[End]:
@@ -417,6 +410,6 @@ class _Members:
         """One member's life."""
         member, regions = self.members[rank], self._regions[rank]
         try:
-            return member.run(self._generation, rank, lambda: self._wire(self._hub, rank, regions), self._run_manifest)
+            return member.run(self._generation, rank, lambda: self._wire(self._hub, rank, regions))
         finally:
             member.close()

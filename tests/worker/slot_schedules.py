@@ -4,7 +4,7 @@
 
 A world is a few workers over true slots (`worker/member/shard_slots.py`), who do one thing at a time, in any order: contribute,
 wait for all votes, write their slots and send their part, wait for all parts, commit. While a slot is written, others act too,
-and its writer may be killed. After a kill each survivor leaves at a moment of its own and reports what it sees then, as `Left`
+and its writer may be killed. After a kill each survivor leaves at a moment of its own and reports what it sees then, as `Ended`
 does; the farthest goes on, and all shards are dealt anew among the survivors and perhaps one who joins.
 
 What a protocol may do otherwise, to show that this finds it: write the slots before the vote; have one slot only; stamp a slot

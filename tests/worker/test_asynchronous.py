@@ -14,6 +14,7 @@ import torch
 
 from orchestrator.config.plan import Timeouts
 from orchestrator.config.settings import Every
+from orchestrator.controller.events import Ended
 from orchestrator.errors import Inconsistent
 from orchestrator.pipeline import Pipeline
 from orchestrator.records import rests
@@ -22,7 +23,6 @@ from orchestrator.worker.asynchronous import deltas
 from orchestrator.worker.asynchronous import rows as shard_rows
 from orchestrator.worker.asynchronous.deltas import Deliveries, Delta
 from orchestrator.worker.asynchronous.traffic import Traffic
-from orchestrator.worker.member.generation import Ended
 from tests.products import thinned
 from tests.worker import pipelines as p
 from tests.worker.runs import LAYOUTS, LONELY, Layout, Run, members_end, train

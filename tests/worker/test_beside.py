@@ -8,6 +8,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import Any, ClassVar
 
 import pytest
@@ -26,12 +27,12 @@ from orchestrator.pipeline import Pipeline
 from orchestrator.records.progress import Progress
 from orchestrator.records.trace import Line
 from orchestrator.worker.member.heartbeat import Heartbeat
-from orchestrator.worker.worker import Ended, Generation, ProcessServices, Worker
+from orchestrator.worker.worker import Ended, ProcessServices, Worker
 from tests.checkpoint.stores import Held, InMemory, same
 from tests.comm.transports.memory import Hub, LocalRegions
 from tests.worker import pipelines as p
 from tests.worker.elastic import elastic_settings
-from tests.worker.runs import PATIENCE_S, Layout
+from tests.worker.runs import PATIENCE_S, Layout, generation_of
 
 SAVED = 2  # after so many steps, and every so many
 
@@ -78,10 +79,13 @@ class Scene:
         self._run_manifest = self.worker.prepare()
 
     def run(self, number: int = 0) -> Ended:
-        restore = None if self._restored is None else (0, "there")
         shards = assign_shards(self._settings.data.shards, 1)
-        generation = Generation(number, build_schedule("ring", 1), shards, (), restore, (0,), nodes=(0,))
-        return self.worker.run(generation, 0, lambda: Hub(1).transport(0, self._regions), self._run_manifest)
+        restore = None if self._restored is None else 0
+        generation = generation_of(
+            build_schedule("ring", 1), shards, generation=number, restore=restore, run_manifest=self._run_manifest
+        )
+        generation = replace(generation, checkpoint="there", writers=(0,))
+        return self.worker.run(generation, 0, lambda: Hub(1).transport(0, self._regions))
 
     def checkpoint(self, step: int) -> TrainingState:
         """What was saved after so many steps."""

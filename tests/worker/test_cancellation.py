@@ -11,16 +11,16 @@ import torch
 
 from orchestrator.comm.topologies import build_schedule
 from orchestrator.comm.transports.base import DeadlineExceeded, PeerLeft, PeerLost, Received, Tag, Transport
+from orchestrator.controller.events import Ended
 from orchestrator.errors import PipelineRaised
 from orchestrator.records.progress import Progress
 from orchestrator.worker.member.cancellation import CancellableTransport, live
-from orchestrator.worker.member.generation import Ended, Generation
 from orchestrator.worker.member.heartbeat import CalledOff, Heartbeat
 from tests.comm.transports.memory import Hub
-from tests.worker.runs import PATIENCE_S
+from tests.worker.runs import PATIENCE_S, generation_of
 
 TAG = Tag(3, 0, 0, 0, 0)
-GENERATION = Generation(3, build_schedule("ring", 2), ((0,), (1,)), nodes=(0, 0))
+GENERATION = generation_of(build_schedule("ring", 2), ((0,), (1,)), generation=3)
 
 
 class Telling:
@@ -59,7 +59,6 @@ def test_a_call_off_ends_a_wait_and_the_member_says_farewell() -> None:
         heartbeat.call_off(3)
         ended = ending.result()
     assert (ended.kind, ended.progress, ended.accuses) == ("called off", Progress(4), None)
-    assert ended.as_answer()["left"] == "called off"
     assert heartbeat.snapshot()["activity"] == "idle"
     with pytest.raises(PeerLeft):
         hub.transport(1).receive(0, TAG, PATIENCE_S)

@@ -13,10 +13,11 @@ import torch
 from orchestrator.comm.topologies import build_schedule
 from orchestrator.comm.transports.base import Tag
 from orchestrator.comm.transports.sockets import Listener, connect
+from orchestrator.controller.events import Ended
 from orchestrator.worker.member.cancellation import CancellableTransport, live
-from orchestrator.worker.member.generation import Ended, Generation
 from orchestrator.worker.member.heartbeat import Heartbeat
 from tests.comm.transports.worlds import PATIENCE_S, SECRET
+from tests.worker.runs import generation_of
 
 MEMBERS = 4
 GENERATIONS = 30
@@ -44,7 +45,7 @@ def test_who_is_called_off_is_accused_by_nobody(kind: str) -> None:
     def take_part(number: int, rank: int) -> Ended:
         peers = {peer: listener.addresses[kind] for peer, listener in enumerate(listeners) if peer != rank}
         return live(
-            Generation(number, build_schedule("peer_to_peer", MEMBERS), (), nodes=(0,) * MEMBERS),
+            generation_of(build_schedule("peer_to_peer", MEMBERS), ((),) * MEMBERS, generation=number),
             pulses[rank],
             partial(connect, listeners[rank], rank, number, peers, None, PATIENCE_S),
             partial(exchange, number, rank),

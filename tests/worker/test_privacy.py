@@ -4,6 +4,7 @@ server, a region and a repeated step show."""
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -26,13 +27,24 @@ from orchestrator.optim.privacy.secret import Secret
 from orchestrator.pipeline import Pipeline
 from orchestrator.records.trace import loss_of
 from orchestrator.worker.model import construction
-from orchestrator.worker.worker import Generation, Worker
+from orchestrator.worker.worker import Worker
 from tests.comm.transports.memory import Hub, LocalRegions
 from tests.products import thinned
 from tests.worker import pipelines as p
 from tests.worker import runs
 from tests.worker.elastic import Dead, Elastic, Fault, Saved, elastic_settings, survive
-from tests.worker.runs import LAYOUTS, LONELY, SECRET, Layout, Run, members_end, rotating, settings_for, train
+from tests.worker.runs import (
+    LAYOUTS,
+    LONELY,
+    SECRET,
+    Layout,
+    Run,
+    generation_of,
+    members_end,
+    rotating,
+    settings_for,
+    train,
+)
 from tests.worker.test_divided import Labelled, LabelledBatchnorm
 
 pytestmark = pytest.mark.threads
@@ -89,9 +101,9 @@ def test_a_run_without_the_key_of_its_noise_ends() -> None:
     prepared = settings_for(Labelled, **CASES[4])
     worker = Worker(resolve(prepared), LocalRegions())
     run_manifest = worker.prepare()
-    generation = Generation(0, build_schedule("ring", 1), assign_shards(4, 1), nodes=(0,))
+    generation = generation_of(build_schedule("ring", 1), assign_shards(4, 1), run_manifest=run_manifest)
     with pytest.raises(Inconsistent, match="without a key"):
-        worker.run(generation, 0, lambda: Hub(1).transport(0, LocalRegions()), run_manifest)
+        worker.run(generation, 0, lambda: Hub(1).transport(0, LocalRegions()))
 
 
 def test_another_secret_is_another_run(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -363,7 +375,7 @@ def test_more_clients_than_the_settings_say_are_refused() -> None:
 
 def test_no_text_or_event_of_a_generation_shows_its_keys() -> None:
     keys = SECRET.keys("tests")
-    generation = Generation(0, build_schedule("ring", 1), assign_shards(4, 1), nodes=(0,), keys=keys)
+    generation = replace(generation_of(build_schedule("ring", 1), assign_shards(4, 1)), keys=keys)
     root = keys._root
     for text in (repr(generation), str(generation), str(generation.as_event())):
         assert root.hex() not in text

@@ -1,7 +1,7 @@
 """The Ray actor in which a worker or a server lives, and a handle by which the driver speaks to it.
 
 A plain class, wrapped by `ray.remote` only when a member is started. `prepare` and `run` block the compute thread; `take`
-answers beside them. Failures are answers (`{"failed": ...}`), not exceptions, so that nothing needs pickle and Ray adds no
+answers beside them. Failures are answers (`{"failed": ...}`), not exceptions, so that no error needs pickle and Ray adds no
 traceback of its own; only the death of the process is an exception, and means just that.
 """
 
@@ -132,13 +132,12 @@ class MemberActor:
         generation: Generation,
         rank: int,
         peers: dict[int, Any],
-        run_manifest: dict[str, Any],
         slots: tuple[int, int] | None,
     ) -> Answer:
-        """Take part in a generation; returns how it ended (`worker.member.generation.Ended`). slots: the driver's process and
+        """Take part in a generation; returns `{"ended": Ended, "generation"}`. slots: the driver's process and
         its descriptor of the memory in which what shards keep outlives this process; None on another node than the driver's."""
         self._slots = slots
-        answer = self._answer(lambda: self._run(generation, rank, peers, run_manifest))
+        answer = self._answer(lambda: self._run(generation, rank, peers))
         return {**answer, "generation": generation.number}
 
     @ray.method(concurrency_group="control")
@@ -289,7 +288,7 @@ class MemberActor:
             "modules": [module.as_dict() for module in modules],
         }
 
-    def _run(self, generation: Generation, rank: int, peers: dict[int, Any], run_manifest: dict[str, Any]) -> Answer:
+    def _run(self, generation: Generation, rank: int, peers: dict[int, Any]) -> Answer:
         from orchestrator.comm.transports.sockets import connect
 
         assert self._checkpoint_client is not None
@@ -304,10 +303,10 @@ class MemberActor:
 
         with self._in_generation:
             try:
-                ended = self._member.run(generation, rank, join, run_manifest)
+                ended = self._member.run(generation, rank, join)
             finally:
                 self._heartbeat.rest()
-        return dict(ended.as_answer())
+        return {"ended": ended}
 
     def _orphaned(self) -> None:
         """The driver is gone: stop as if it had asked for that, and leave what it has not heard."""

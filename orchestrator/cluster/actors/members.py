@@ -131,14 +131,14 @@ class Members:
         self._ask(member, "prepared", actor.prepare.remote())
         self._poll(member)
 
-    def run(self, member: int, generation: Generation, rank: int, peers: dict[int, Any], run_manifest: Any) -> None:
+    def run(self, member: int, generation: Generation, rank: int, peers: dict[int, Any]) -> None:
         """Have the member take part in a generation; "ran" is heard when it has ended for this member. The entries of
         rank 0 are wanted at once; the others' may wait."""
         if rank == 0:
             self._eager = member
         known = self._members[member]
         slots = (os.getpid(), self._lasting_memory) if known.node == this_node() else None
-        self._ask(member, "ran", known.actor.run.remote(generation, rank, peers, run_manifest, slots))
+        self._ask(member, "ran", known.actor.run.remote(generation, rank, peers, slots))
 
     def pid(self, member: int) -> int | None:
         """The id of its process; None before the member has reported it."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from orchestrator.controller import fault_attribution
 from orchestrator.controller.decision import Decision
-from orchestrator.controller.events import Finished, Left, Recovered
+from orchestrator.controller.events import Recovered
 from orchestrator.controller.membership import ControllerState, GenerationStatus, Member, present, skew, top, waiting
 from orchestrator.controller.rendezvous.formation import end_interrupted, form, worth_saving
 from orchestrator.controller.rendezvous.scaling import start_failed
@@ -23,7 +23,7 @@ def conclude(decision: Decision) -> None:
     """After a report or a loss: the generation may be over, and with it the run."""
     here = present(decision.state)
     workers = [member for member in here if member.role == "worker"]
-    if workers and all(isinstance(member.report, Finished) for member in workers) and _is_whole(decision, workers):
+    if workers and all(member.has_finished for member in workers) and _is_whole(decision, workers):
         _finish(decision, workers)
     elif not waiting(decision.state) and not awaits_cause(decision.state):
         decision.enter("regrouping")
@@ -42,7 +42,7 @@ def awaits_cause(state: ControllerState) -> bool:
 
 
 def _finish(decision: Decision, workers: list[Member]) -> None:
-    digests = {str(member.report.digest) for member in workers if isinstance(member.report, Finished)}
+    digests = {str(member.report.digest) for member in workers if member.report is not None}
     if len(digests) > 1:
         decision.end(
             Inconsistent(f"the workers ended with different parameters: {sorted(digests)}"), "the digests differ"
@@ -73,7 +73,7 @@ def _regroup(decision: Decision) -> None:
     step = _standing(decision.state, generation)
     losses, stalls = fault_attribution.suspect(decision.state, step)
     decision.set(losses=losses, stalls=stalls)
-    staged = decision.state.requirements.stages > 1
+    staged = decision.state.requirements.members.stages > 1
     error_or_none = fault_attribution.faulty_micro_batch(losses, stalls, staged=staged) or _without_progress(decision)
     if error_or_none is not None:
         decision.end(
@@ -147,7 +147,7 @@ def _put_out(decision: Decision) -> None:
 def _may_save(decision: Decision) -> bool:
     """Whether an interrupted run only waits for its checkpoint: after a voted stop no generation begins any more."""
     state = decision.state
-    stopped = all(isinstance(member.report, Left) and member.report.why == "stop" for member in present(state))
+    stopped = all(member.report is not None and member.report.kind == "stop" for member in present(state))
     if state.interrupted is None or not stopped or not present(state) or decision.generation().lost:
         return False
     decision.enter("saving")

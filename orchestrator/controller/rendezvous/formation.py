@@ -53,11 +53,11 @@ def _make_room(decision: Decision) -> None:
     """Where a stage has no worker, nobody comes and there is no room for one: end the youngest worker of the stage that most
     host, whose place a new one takes. At most one at each retry, since a place is not free at once."""
     state = decision.state
-    if state.requirements.stages == 1 or state.interrupted or state.retry is None or decision.now < state.retry:
+    if state.requirements.members.stages == 1 or state.interrupted or state.retry is None or decision.now < state.retry:
         return
     workers = living(state, "worker")
     hosted = Counter(member.stage for member in workers)
-    empty = [stage for stage in range(state.requirements.stages) if not hosted[stage]]
+    empty = [stage for stage in range(state.requirements.members.stages) if not hosted[stage]]
     if not workers or not empty or hosted[None]:
         return
     stage, number = max(hosted.items(), key=lambda item: (item[1], item[0] or 0))
@@ -77,7 +77,7 @@ def _give_up_if_nobody_comes(decision: Decision, why: str) -> None:
     state = decision.state
     # To order a start is no progress: members that never start would be ordered again and again.
     moving = [each.moved for each in state.members.values() if each.ready is None and each.heartbeat is not None]
-    late = decision.now - max([state.since, *moving]) > state.requirements.start_timeout_s
+    late = decision.now - max([state.since, *moving]) > state.requirements.timeouts.start_s
     hopeless = state.failures >= FAILURES and all(member.ready is not None for member in state.members.values())
     if late or hopeless:
         error = WorkerLost(
@@ -86,7 +86,7 @@ def _give_up_if_nobody_comes(decision: Decision, why: str) -> None:
         )
         decision.end(
             error,
-            "nobody else gets ready" if hopeless else f"nobody got ready for {state.requirements.start_timeout_s:g} s",
+            "nobody else gets ready" if hopeless else f"nobody got ready for {state.requirements.timeouts.start_s:g} s",
         )
 
 
@@ -140,7 +140,7 @@ def begin(decision: Decision, plan: Begin) -> None:
 
 def stand_by(decision: Decision, worker: Member) -> None:
     """One that is ready and has no place. Where every worker has the whole model, a spare has it too."""
-    if decision.state.requirements.stages > 1 and worker.stage is None:
+    if decision.state.requirements.members.stages > 1 and worker.stage is None:
         decision.do(StandBy(worker.id))
 
 

@@ -26,7 +26,7 @@ def drained(decision: Decision, event: Drained) -> None:
     leaving = [member for member in members if member.leaves is None]
     if not leaving:
         return
-    wait_s = state.requirements.start_timeout_s if event.seconds is None else max(0.0, WAIT_PART * event.seconds)
+    wait_s = state.requirements.timeouts.start_s if event.seconds is None else max(0.0, WAIT_PART * event.seconds)
     for member in leaving:
         decision.update(member.id, leaves=decision.now + wait_s)
     names = ", ".join(member.name for member in leaving)
@@ -57,5 +57,5 @@ def _is_time(decision: Decision) -> bool:
         return False
     by = min(member.leaves for member in state.members.values() if member.leaves is not None)
     workers, servers = (len(staying(state, role)) for role in ("worker", "server"))
-    all_there = workers >= state.requirements.most and servers >= state.requirements.servers
+    all_there = workers >= state.requirements.members.most and servers >= state.requirements.members.servers
     return all_there or state.retry is not None or decision.now >= by

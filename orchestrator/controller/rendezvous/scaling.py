@@ -35,9 +35,9 @@ def start_missing(decision: Decision) -> None:
     if fails and (state.phase == "paused" or state.later is None or decision.now < state.later):
         return
     missing: list[Role] = ["worker"] * (
-        state.requirements.most + state.requirements.spares - len(remaining(state, "worker"))
+        state.requirements.members.most + state.requirements.members.spares - len(remaining(state, "worker"))
     )
-    missing += ["server"] * (state.requirements.servers - len(remaining(state, "server")))
+    missing += ["server"] * (state.requirements.members.servers - len(remaining(state, "server")))
     if missing and state.retry is not None:
         if decision.now < state.retry:
             return

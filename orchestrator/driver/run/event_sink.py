@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from orchestrator.controller import events
@@ -214,14 +214,15 @@ class EventSink:
     def decided(self, before: str, after: str, reason: str) -> None:
         self.event("decided", **{"from": before, "to": after, "reason": reason})
 
-    def begins(self, generation: Generation, members: Sequence[int], steps: int) -> None:
+    def begins(self, generation: Generation) -> None:
         """A generation begins. The terminal hears of it with its first step (`recovered`)."""
+        members, steps = generation.begin.members, generation.begin.run_manifest["steps"]
         self._ranks = {member: rank for rank, member in enumerate(members[: generation.workers])}
         self.event("generation_started", **generation.as_event(), members=members, steps=steps)
         self.outcome.generations += 1
         self.outcome.workers = generation.workers
-        self.outcome.hosted = tuple(map(len, generation.shards))
-        if self.outcome.generations == 1 and len(set(generation.stages)) < 2:
+        self.outcome.hosted = tuple(map(len, generation.begin.shards))
+        if self.outcome.generations == 1 and len(set(generation.begin.stages)) < 2:
             self._hosted_first = self.outcome.hosted
         if self.outcome.schedule is None or generation.workers > self.outcome.schedule.workers:
             self.outcome.schedule = generation.schedule
@@ -389,7 +390,7 @@ class EventSink:
     def distrusts(self, command: events.Distrust, wrong: Sequence[str], between: Sequence[str]) -> None:
         """A check has found different answers. wrong, between: as of the command, with their machines."""
         verdict = command.verdict
-        self.event("answers_differ", **verdict.as_dict(), workers=command.wrong, names=wrong or between)
+        self.event("answers_differ", **asdict(verdict), workers=command.wrong, names=wrong or between)
         what = f"shard {verdict.shard}" if verdict.shard is not None else "the memory of its sum"
         spread = f"; it may have done so since step {verdict.since}" if verdict.since < verdict.step else ""
         told = [f"{each} computed {what} of step {verdict.step} wrongly{spread}" for each in wrong]

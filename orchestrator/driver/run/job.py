@@ -407,18 +407,10 @@ def beginning_of(plan: Plan) -> RunStart:
 
 def requirements(plan: Plan, *, checkpoint: int | None = None, generation: int = 0, member: int = 0) -> Requirements:
     """What the plan asks of the controller. checkpoint: to begin with; generation, member: the first numbers to give."""
-    members, timeouts = plan.cluster.members, plan.cluster.timeouts
     return Requirements(
         shards=plan.data.shards,
-        start=members.start,
-        least=members.least,
-        most=members.most,
-        spares=members.spares,
-        servers=members.servers,
-        stages=members.stages,
-        start_timeout_s=timeouts.start_s,
-        step_timeout_s=timeouts.step_s,
-        unreachable_s=timeouts.unreachable_s,
+        members=plan.cluster.members,
+        timeouts=plan.cluster.timeouts,
         whole=not plan.exchange.exact,
         inherits=not plan.lockstep and not plan.replay,
         watches=plan.update.local is None,

@@ -48,29 +48,16 @@ class MemberDirectory:
 
     def generation(self, begin: Begin, checkpoint: int | None) -> Generation:
         """The generation as its members get it. checkpoint: the step of the one to restore, if any."""
-        restore = None
-        if begin.restore is not None and (checkpoint is not None or begin.forgets):
-            restore = (begin.restore, INITIAL if checkpoint is None else str(checkpoint))
+        where = None if checkpoint is None else str(checkpoint)
         return Generation(
-            begin.generation,
+            begin,
             schedule_of(begin, self._exchange),
-            begin.shards,
-            begin.state_transfers,
-            restore,
+            INITIAL if where is None and begin.forgets else where,
             tuple(rank for rank in range(begin.workers) if self.reaches_checkpoints(begin.members[rank])),
             self._storage,
-            begin.moves,
-            begin.heirs,
-            begin.inherited,
-            nodes=begin.nodes,
+            groups=groups_of(begin, self._exchange),
             boards=self._places(begin, "board"),
             updates=self._places(begin, "update"),
-            stages=begin.stages,
-            groups=groups_of(begin, self._exchange),
-            restorers=begin.restorers,
-            applies=begin.applies,
-            run_states=begin.run_states,
-            absent=begin.absent,
         )
 
     def _places(self, begin: Begin, what: str) -> tuple[Place | None, ...]:
@@ -83,8 +70,9 @@ class MemberDirectory:
             places.append(None if memory is None or len(beside) == 1 else Place(beside[0], *memory))
         return tuple(places)
 
-    def peers(self, members: tuple[int, ...], generation: Generation, rank: int) -> dict[int, Any]:
+    def peers(self, generation: Generation, rank: int) -> dict[int, Any]:
         """The addresses of all ranks that `rank` is connected with: its links of the schedule and its state transfers."""
+        members = generation.begin.members
         peers = sorted(generation.peers_of(rank))
         return {peer: self._address(members[rank], members[peer]) for peer in peers}
 

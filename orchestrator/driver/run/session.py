@@ -14,7 +14,6 @@ from typing import Any, Protocol, Self
 
 from orchestrator.cluster.actors.members import ActorPlacement, Heard, Members
 from orchestrator.controller import controller, events, fault_attribution
-from orchestrator.controller.checking import Verdict
 from orchestrator.controller.membership import ControllerState, Requirements, waiting
 from orchestrator.driver.run import trained_weights
 from orchestrator.driver.run.checkpointing import Saving
@@ -38,7 +37,6 @@ from orchestrator.errors import (
 )
 from orchestrator.optim.privacy.keys import Keys
 from orchestrator.records.merging import Disagreement, History
-from orchestrator.records.progress import parse
 from orchestrator.records.trace import Line
 
 _TICK_S = 0.25
@@ -275,7 +273,7 @@ class Session:
         `trained_weights.save` raises."""
         holders: dict[int, list[int]] = {}  # by stage
         for member in self._state.members.values():
-            if member.role == "worker" and isinstance(member.report, events.Finished):
+            if member.role == "worker" and member.has_finished:
                 holders.setdefault(member.stage or 0, []).append(member.id)
         return trained_weights.save(self._members, [holders[stage] for stage in sorted(holders)], Path(path))
 
@@ -296,22 +294,12 @@ class Session:
                 self._prepared(member, answer)
         elif "failed" in answer:
             self._decide(events.Failed(member, from_dict(answer["failed"])))
-        elif "left" in answer:
-            progress = parse(answer["progress"])
-            number, kind, accuses, why = (answer[key] for key in ("generation", "left", "accuses", "why"))
-            rows, holds_sum = _rows(answer), answer.get("holds_sum", False)
-            verdict = Verdict.from_dict(answer["verdict"]) if "verdict" in answer else None
-            left = events.Left(
-                member, number, kind, progress, accuses, why, **rows, holds_sum=holds_sum, verdict=verdict
-            )
-            self._decide(left)
-            if answer["left"] == "peer":
-                self._look_for_dead()
         else:
-            self._event_sink.outcome.digest = answer["finished"] or self._event_sink.outcome.digest
-            progress = parse(answer["progress"])
-            number, digest = answer["generation"], answer["finished"]
-            self._decide(events.Finished(member, number, progress, digest, **_rows(answer)))
+            ended = answer["ended"]
+            self._event_sink.outcome.digest = ended.digest or self._event_sink.outcome.digest
+            self._decide(events.Reported(member, answer["generation"], ended))
+            if ended.kind == "peer":
+                self._look_for_dead()
 
     def _prepared(self, member: int, answer: dict[str, Any]) -> None:
         if "failed" in answer:
@@ -341,7 +329,7 @@ class Session:
             self._member_started(member, None, [])
         is_worker = self._roles[member] == "worker"
         can_restore = is_worker and self._member_directory.reaches_checkpoints(member)
-        alone = self._state.requirements.stages > 1 or (is_worker and answer["run_manifest"]["shard_state"])
+        alone = self._state.requirements.members.stages > 1 or (is_worker and answer["run_manifest"]["shard_state"])
         if is_worker and not can_restore and alone:
             self._refuse_out_of_reach(member, answer["node"])
             return
@@ -365,7 +353,7 @@ class Session:
 
     def _refuse_out_of_reach(self, member: int, node: str) -> None:
         """What a shard keeps, and the parameters of a stage, only who hosts them can write and has to restore."""
-        what = "its stage has learned" if self._state.requirements.stages > 1 else "its shards keep"
+        what = "its stage has learned" if self._state.requirements.members.stages > 1 else "its shards keep"
         problem = f"worker {member} on node {node} does not reach the checkpoints, and alone has what {what}"
         error = ConfigurationError([problem], "set checkpoint.uri to a place that all nodes reach")
         if self._state.generation is None:
@@ -479,13 +467,11 @@ class Session:
             rank = ranks.get(member)
             shards = begin.shards[rank] if rank is not None and rank < begin.workers else ()
             self._member_started(member, rank, shards)
-        self._event_sink.begins(generation, begin.members, begin.run_manifest["steps"])
+        self._event_sink.begins(generation)
+        for_workers, for_servers = replace(generation, keys=keys), replace(generation, begin=_for_servers(begin))
         for rank, member in enumerate(begin.members):
-            peers = self._member_directory.peers(begin.members, generation, rank)
-            if rank < begin.workers:
-                self._members.run(member, replace(generation, keys=keys), rank, peers, begin.run_manifest)
-            else:
-                self._members.run(member, generation, rank, peers, _for_servers(begin.run_manifest))
+            peers = self._member_directory.peers(generation, rank)
+            self._members.run(member, for_workers if rank < begin.workers else for_servers, rank, peers)
         self._event_sink.agreed(begin.run_manifest)
         if begin.run_manifest["shard_state"] and not self._state.requirements.inherits:
             self._event_sink.unprotected(self._member_directory.far(begin.members[: begin.workers]))
@@ -632,11 +618,7 @@ class Session:
             self._saving.trouble = None
 
 
-def _for_servers(run_manifest: Mapping[str, Any]) -> Mapping[str, Any]:
+def _for_servers(begin: events.Begin) -> events.Begin:
     """Without what was computed from samples: a server only adds."""
-    return {key: value for key, value in run_manifest.items() if key not in _OF_SAMPLES}
-
-
-def _rows(answer: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
-    """Of which shards a worker has the state; only where shards keep any."""
-    return {name: tuple(answer.get(name, ())) for name in ("held", "staged")}
+    known = {key: value for key, value in begin.run_manifest.items() if key not in _OF_SAMPLES}
+    return replace(begin, run_manifest=known)

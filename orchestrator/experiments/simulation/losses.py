@@ -24,12 +24,12 @@ from orchestrator.controller.events import (
     Command,
     Died,
     End,
+    Ended,
     Event,
-    Finished,
     Kill,
-    Left,
     Ready,
     Recovered,
+    Reported,
     Start,
     Stepped,
     Tick,
@@ -140,7 +140,7 @@ class _VirtualRun:
                 self._lose(draw.randrange(len(self.held)))
             self._draw_loss(draw)
 
-        self._after(draw.expovariate(max(1, self.scenario.requirements.start) / mean), lose)
+        self._after(draw.expovariate(max(1, self.scenario.requirements.members.start) / mean), lose)
 
     def _tell(self, event: Event) -> None:
         if self.ended is None:
@@ -202,7 +202,8 @@ class _VirtualRun:
         if self.done >= self.scenario.steps:
             assert self.running is not None
             for member in self.running.members:
-                self._tell(Finished(member, self.running.generation, Progress(self.done), "same"))
+                ended = Ended("finished", Progress(self.done), digest="same")
+                self._tell(Reported(member, self.running.generation, ended))
             return
         every = self.scenario.checkpoint
         seconds = self._step_s()
@@ -279,4 +280,4 @@ class _VirtualRun:
         if member not in self.held or member in self.reported:
             return
         self.reported.add(member)
-        self._tell(Left(member, generation, why, self.held[member]))  # type: ignore[arg-type]
+        self._tell(Reported(member, generation, Ended(why, self.held[member])))  # type: ignore[arg-type]

@@ -15,6 +15,7 @@ from orchestrator.comm.synchronization import Mode, build_mode
 from orchestrator.comm.topologies import TOPOLOGIES, Schedule, build_schedule
 from orchestrator.comm.topologies.routes import Routes
 from orchestrator.common.values import aligned
+from orchestrator.config.plan import Members, Timeouts
 from orchestrator.controller.membership import Requirements
 from orchestrator.controller.shard_assignment import assign_shards
 from orchestrator.errors import UsageError
@@ -27,6 +28,7 @@ from orchestrator.experiments.simulation.losses import MOST_WORKERS, Outcome, Sc
 _SUM_BYTES, _RESULT_BYTES = 8, 4  # of an element: exact sums are float64, results float32
 _UPDATE_BYTES = 8  # of an asynchronous update, int64
 _LOSSES = 40  # in the mean, of a scenario that is looked at
+_PATIENCE_S = 1e9  # nothing times out in virtual time
 _TRACED_STEPS = 3
 _TRACED_MEMBERS = 64
 _MOST_ROUTES = 128
@@ -160,9 +162,11 @@ def _outcome(question: Question, step_s: float) -> tuple[Outcome | None, bool]:
     if not conditions.failure_s:
         return None, True
     if workers <= MOST_WORKERS:
-        requirements = Requirements(
-            shards=question.shards, start=workers, least=1, most=workers, start_timeout_s=1e9, step_timeout_s=1e9
+        members, timeouts = (
+            Members(start=workers, least=1, most=workers),
+            Timeouts(_PATIENCE_S, _PATIENCE_S, _PATIENCE_S),
         )
+        requirements = Requirements(shards=question.shards, members=members, timeouts=timeouts)
         alone = step_s * workers  # of one worker with all shards
         length = max(question.steps, math.ceil(_LOSSES * conditions.failure_s / workers / step_s))
         scenario = Scenario(

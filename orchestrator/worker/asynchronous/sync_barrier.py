@@ -18,12 +18,13 @@ from typing import Any, Protocol, Self
 
 from orchestrator.comm.collectives import REST, VOTE, Exchange
 from orchestrator.config.plan import Plan
+from orchestrator.controller.events import Begin
 from orchestrator.errors import Inconsistent
 from orchestrator.records.clocks import AsyncPhase
 from orchestrator.worker.asynchronous import reports
 from orchestrator.worker.asynchronous.reports import BarrierConsensus, BarrierReport, Done
 from orchestrator.worker.between_steps.run_state import Clocks, RunState
-from orchestrator.worker.member.generation import Generation, Withdrawn
+from orchestrator.worker.member.generation import Withdrawn
 from orchestrator.worker.step.executor import Outcome
 from orchestrator.worker.voting.step_report import Requests, Shape
 
@@ -76,9 +77,10 @@ class Terms:
     hosted: tuple[tuple[int, ...], ...]
 
     @classmethod
-    def of(cls, plan: Plan, generation: Generation, run_manifest: Mapping[str, Any]) -> Self:
+    def of(cls, plan: Plan, begin: Begin) -> Self:
+        run_manifest = begin.run_manifest
         tensors, counters = len(run_manifest["layout"]["slots"]), len(run_manifest["counters"])
-        return cls(Shape(plan.data.shards, tensors, counters), run_manifest["steps"], generation.shards)
+        return cls(Shape(plan.data.shards, tensors, counters), run_manifest["steps"], begin.shards)
 
 
 def rest(

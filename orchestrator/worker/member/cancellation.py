@@ -13,9 +13,10 @@ from collections.abc import Callable, Collection, Mapping
 from typing import Final
 
 from orchestrator.comm.transports.base import DeadlineExceeded, PeerLeft, PeerLost, Received, Tag, Transport
+from orchestrator.controller.events import Ended
 from orchestrator.errors import OrchestratorError
 from orchestrator.records.progress import Activity, Progress
-from orchestrator.worker.member.generation import Connect, Distrusted, Ended, Generation, Withdrawn
+from orchestrator.worker.member.generation import Connect, Distrusted, Generation, Withdrawn
 from orchestrator.worker.member.heartbeat import CalledOff, Heartbeat
 
 _SLICE_S: Final = 0.05

@@ -1,27 +1,25 @@
-"""What a member is told at the start of a generation, what its process provides, and how it leaves.
+"""What a member is told at the start of a generation, what its process provides, and why it leaves.
 
 Generation        who does what, the same for every member
 ProcessServices   the member's process as the engine sees it: heartbeat, events, checkpoints
-Ended             how a generation ended for one member; its own errors are exceptions instead
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Final, Literal, Protocol
+from typing import Any, Final, Protocol
 
 from orchestrator.checkpoint.state import TrainingState
 from orchestrator.comm.pipeline_schedules import Hosts
 from orchestrator.comm.topologies.schedule import Schedule
 from orchestrator.comm.transports.base import Transport
 from orchestrator.controller.checking import Verdict
-from orchestrator.controller.events import Inheritance, Move
+from orchestrator.controller.events import Begin
 from orchestrator.controller.rendezvous.schedules import Group
 from orchestrator.controller.shard_assignment import hosts_of
 from orchestrator.data.child import Start, Started
 from orchestrator.optim.privacy.keys import Keys
-from orchestrator.records.progress import Progress, plain
 from orchestrator.worker.member.heartbeat import Heartbeat
 from orchestrator.worker.member.shard_slots import Row, ShardSlots
 from orchestrator.worker.member.shared_queue import Place
@@ -36,83 +34,81 @@ _LOOK_S: Final = 0.1  # between two looks at whether the generation still stands
 
 @dataclass(frozen=True)
 class Generation:
-    """One membership with its assignment of shards. Ranks 0..workers-1 are workers, then come the servers."""
+    """One membership with its assignment of shards, as its members get it. Workers have the first ranks."""
 
-    number: int  # counts the generations of a run
+    begin: Begin  # what the controller decided: who takes part, who hosts what, and who gives what to whom
     schedule: Schedule  # routes of the sum and of the vote; in stages that of the vote alone, in which all take part
-    shards: tuple[tuple[int, ...], ...]  # by worker's rank, the shards that it hosts
-    # by rank, servers too; two that have the same number share memory, others do not
-    nodes: tuple[int, ...] = field(kw_only=True)
-    # (donor, recipient) ranks, done before the first step; of stages, within a stage
-    state_transfers: tuple[tuple[int, int], ...] = ()
-    # (rank, where): that rank loads a checkpoint before anything else; INITIAL: it goes back to the state in which the
+    # what `begin.restore` and `begin.restorers` load before anything else; INITIAL: they go back to the state in which the
     # run began; None: nobody loads
-    restore: tuple[int, str] | None = None
+    checkpoint: str | None = None
     writers: tuple[int, ...] = ()  # the ranks that write the parts of checkpoints, in order
     storage: str | None = None  # where the parts of checkpoints lie; None: nowhere
-    # (donor, recipient, shards): who hands over what these shards keep, after the transfers of state and in this order
-    moves: tuple[Move, ...] = ()
-    # (lost, heir) shards: the lost one goes on with what the heir keeps; before the moves
-    heirs: tuple[Inheritance, ...] = ()
-    inherited: tuple[Inheritance, ...] = ()  # all pairs of heirs since the last rest, in order
     # of a private run; told to workers only, and to no record; None of others
     keys: Keys | None = field(default=None, repr=False)
-    stages: tuple[int, ...] = ()  # by worker's rank, the stage that it hosts; empty: the model is not cut
     groups: tuple[Group, ...] = ()  # by stage, the workers that add up its gradient, and how
-    restorers: tuple[int, ...] = ()  # by stage, the rank that loads the checkpoint of `restore`
-    # with stages, the ranks that apply the sum that they hold (Ended.holds_sum); others drop theirs
-    applies: tuple[int, ...] = ()
-    # with stages, (from, to) ranks: the run's state without parameters, before the transfers of state
-    run_states: tuple[tuple[int, int], ...] = ()
     # by worker's rank, where it claims shards; None of one that is alone on its host
     boards: tuple[Place | None, ...] = ()
-    absent: tuple[int, ...] = ()  # the shards of sites that are away, which sit out
     # by worker's rank, where it shares a divided update; None of one that is alone on its host
     updates: tuple[Place | None, ...] = ()
 
     @property
+    def number(self) -> int:
+        return self.begin.generation
+
+    @property
     def workers(self) -> int:
-        return self.schedule.workers
+        return self.begin.workers
+
+    @property
+    def restore(self) -> tuple[int, str] | None:
+        """(rank, where): who loads a checkpoint before anything else; None where nobody does."""
+        if self.begin.restore is None or self.checkpoint is None:
+            return None
+        return self.begin.restore, self.checkpoint
 
     @property
     def hosts(self) -> Hosts:
         """hosts[stage][shard] = rank, for the programs of `orchestrator.comm.pipeline_schedules`."""
-        return hosts_of(self.stages or (0,) * len(self.shards), self.shards)
+        return hosts_of(self.begin.stages or (0,) * self.workers, self.begin.shards)
 
     def as_event(self) -> dict[str, Any]:
         """The generation for the journal, as values for JSON."""
+        begin = self.begin
         return {
             "number": self.number,
             "topology": self.schedule.topology,
             "workers": self.schedule.workers,
             "servers": self.schedule.servers,
-            "nodes": self.nodes,
-            "shards": self.shards,
-            "state_transfers": self.state_transfers,
+            "nodes": begin.nodes,
+            "shards": begin.shards,
+            "state_transfers": begin.state_transfers,
             "restore": self.restore,
             "writers": self.writers,
             "storage": self.storage,
-            **({"moves": self.moves} if self.moves else {}),
-            **({"heirs": self.heirs} if self.heirs else {}),
-            **({"absent": self.absent} if self.absent else {}),
-            **({"stages": self.stages} if self.stages else {}),
-            **({"applies": self.applies} if self.applies else {}),
-            **({"run_states": self.run_states} if self.run_states else {}),
+            **({"moves": begin.moves} if begin.moves else {}),
+            **({"heirs": begin.heirs} if begin.heirs else {}),
+            **({"absent": begin.absent} if begin.absent else {}),
+            **({"stages": begin.stages} if begin.stages else {}),
+            **({"applies": begin.applies} if begin.applies else {}),
+            **({"run_states": begin.run_states} if begin.run_states else {}),
         }
 
     def donors_of(self, rank: int) -> list[int]:
-        return [donor for donor, recipient in self.state_transfers if recipient == rank]
+        return [donor for donor, recipient in self.begin.state_transfers if recipient == rank]
 
     def recipients_of(self, rank: int) -> list[int]:
-        return [recipient for donor, recipient in self.state_transfers if donor == rank]
+        return [recipient for donor, recipient in self.begin.state_transfers if donor == rank]
 
     def peers_of(self, rank: int) -> frozenset[int]:
         """The ranks that `rank` talks with and has to be connected with; of a model in stages all, for digests and parameters
         that several stages use go straight to whoever needs them."""
-        if self.stages:
+        if self.begin.stages:
             return frozenset(range(self.workers)) - {rank}
         moving = {
-            peer for donor, recipient, _ in self.moves for peer in (donor, recipient) if rank in (donor, recipient)
+            peer
+            for donor, recipient, _ in self.begin.moves
+            for peer in (donor, recipient)
+            if rank in (donor, recipient)
         }
         return self.schedule.peers_of(rank).union(self.donors_of(rank), self.recipients_of(rank), moving - {rank})
 
@@ -220,30 +216,3 @@ class ProcessServices:
         while not done(_LOOK_S):
             self.heartbeat.check()
         times.release()
-
-
-@dataclass(frozen=True)
-class Ended:
-    """How a generation ended for one member."""
-
-    kind: Literal["finished", "peer", "called off", "regroup", "stop", "withdrew", "distrust"]  # why it ended here
-    progress: Progress | None  # how far the member is; None for one that has no state of the run yet
-    digest: str | None = None  # of the final parameters, at a worker that finished; None otherwise
-    accuses: int | None = None  # the rank of a peer that this member itself found dead or silent; None: nobody
-    why: str = ""  # the reason in words, for the log
-    # shards whose state this worker has as of its last committed step; empty where shards keep none
-    held: tuple[int, ...] = ()
-    staged: tuple[int, ...] = ()  # likewise, as of the step after its last committed one
-    # with stages: it has the sum of its stage for the step after its last committed one, not yet applied
-    holds_sum: bool = False
-    verdict: Verdict | None = None  # of a check, by which all have left; None where none has
-
-    def as_answer(self) -> dict[str, Any]:
-        """The answer to the driver, as values for JSON."""
-        rows = {"held": list(self.held), "staged": list(self.staged)} if self.held or self.staged else {}
-        if self.kind == "finished":
-            return {"finished": self.digest, "progress": plain(self.progress), **rows}
-        more = {**rows, "holds_sum": True} if self.holds_sum else rows
-        if self.verdict is not None:
-            more = {**more, "verdict": self.verdict.as_dict()}
-        return {"left": self.kind, "progress": plain(self.progress), "accuses": self.accuses, "why": self.why, **more}

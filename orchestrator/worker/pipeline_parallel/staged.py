@@ -131,7 +131,7 @@ class HostedStage:
 
     def suit(self, generation: Generation, rank: int) -> None:
         """As `Memory.suit`. A held sum of which the generation does not tell is dropped: nobody has applied its step."""
-        if rank not in generation.applies:
+        if rank not in generation.begin.applies:
             self.held.sum = None
         group = generation.groups[self._index]
         self._memory.suit(group.schedule, group.place(rank))

@@ -11,10 +11,16 @@ from hypothesis import strategies as st
 from orchestrator.controller.membership import Requirements
 from orchestrator.experiments.simulation.conditions import Conditions
 from orchestrator.experiments.simulation.losses import Scenario, simulate
+from tests.controller.asked import required
 
 
 def requirements(workers: int) -> Requirements:
-    return Requirements(shards=8, start=workers, least=1, most=workers, start_timeout_s=1e9, step_timeout_s=1e9)
+    return required(
+        shards=8,
+        start=workers,
+        least=1,
+        most=workers,
+    )
 
 
 QUIET = Conditions(detect_s=0.25, start_s=10.0)
@@ -78,8 +84,12 @@ def test_whatever_is_lost_every_step_is_done_or_the_reason_said(workers: int, se
 
 
 def mesh(workers: int, stages: int) -> Requirements:
-    return Requirements(
-        shards=8, start=workers, least=stages, most=workers, stages=stages, start_timeout_s=1e9, step_timeout_s=1e9
+    return required(
+        shards=8,
+        start=workers,
+        least=stages,
+        most=workers,
+        stages=stages,
     )
 
 
@@ -105,7 +115,12 @@ def test_what_is_taken_for_very_many_is_what_the_controller_has_for_many() -> No
     conditions = Conditions(failure_s=6400.0, detect_s=0.5, start_s=0.0, seed=1)
     outcome = simulate(
         Scenario(
-            Requirements(shards=64, start=64, least=1, most=64, start_timeout_s=1e9, step_timeout_s=1e9),
+            required(
+                shards=64,
+                start=64,
+                least=1,
+                most=64,
+            ),
             conditions,
             20_000,
             lambda _workers: 1.0,
