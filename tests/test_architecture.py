@@ -59,7 +59,7 @@ ROOMS = {
         *("state_recovery", "shard_assignment", "sites", "work_stealing", "events", "checking"),
     ],
     "config": ["resolve", "plan", "settings"],
-    "comm": ["collectives", "partial_sums", "transports", "synchronization", "pipeline_schedules", "topologies"],
+    "comm": ["collectives", "transports", "synchronization", "pipeline_schedules", "topologies"],
     "common": ["registry", "values", "import_string", "file_cache", "locks", "tested_versions"],
 }
 ONLY_ROOM = {

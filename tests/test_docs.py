@@ -69,6 +69,14 @@ def test_a_page_begins_with_what_it_is_for_and_a_command(page: Path) -> None:
     assert re.search(r"(?:^```bash$|^    python -m |`make )", before_the_first_section, re.MULTILINE)
 
 
+def test_the_files_of_the_walks_are_there() -> None:
+    page = (REPOSITORY / "docs" / "architecture.md").read_text()
+    walks = page[page.index("\n## Walks\n") : page.index("\n## The house\n")]
+    named = re.findall(r"`([\w/]+/\w+\.py)`", walks)
+    assert len(named) > 20
+    assert [path for path in named if not (REPOSITORY / "orchestrator" / path).exists()] == []
+
+
 def test_the_picture_of_the_house_is_what_the_imports_give() -> None:
     page = house.PAGE.read_text()
     assert page == house.with_picture(page), "run: python -m tests.house"

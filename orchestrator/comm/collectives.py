@@ -26,7 +26,6 @@ from typing import Final, NamedTuple
 
 import torch
 
-from orchestrator.comm.partial_sums import completes, filled, partial_places
 from orchestrator.comm.topologies.gathering import gathering, spreading
 from orchestrator.comm.topologies.schedule import (
     Action,
@@ -121,6 +120,19 @@ class Way(NamedTuple):
         return whole[part.start : part.stop]
 
 
+def partial_places(layout: Layout, schedule: Schedule, rank: int) -> dict[int, slice]:
+    """Where in `partial` this member keeps its sum of each chunk that it has to keep one of."""
+    borders = layout.borders(schedule.chunks)
+    actions = program(schedule, rank, only=_filled(borders))
+    places: dict[int, slice] = {}
+    end = 0
+    for action, following in zip(actions, [*actions[1:], None], strict=False):
+        if isinstance(action, Add) and not _completes(action, following) and action.chunk not in places:
+            start, end = end, end + borders[action.chunk + 1] - borders[action.chunk]
+            places[action.chunk] = slice(start, end)
+    return places
+
+
 class Exchange:
     """One member's collective operations in one generation. They raise what the transport raises: PeerLost,
     DeadlineExceeded."""
@@ -195,7 +207,7 @@ class Exchange:
                 if isinstance(action, Copy):
                     way.place(memory, "result", part).copy_(received.payload)
                     prints[chunk][part.piece] = received.note
-                elif completes(action, following.action if following else None):
+                elif _completes(action, following.action if following else None):
                     last = (action, received)
                 else:
                     _add(way, memory, part, action.base, received)
@@ -248,7 +260,7 @@ class Exchange:
     def _way(self, layout: Layout) -> Way:
         if layout.size not in self._ways:
             borders = layout.borders(self._schedule.chunks)
-            ordered = turns(self._schedule, self._rank, only=filled(borders))
+            ordered = turns(self._schedule, self._rank, only=_filled(borders))
             parts = tuple(part for turn in ordered for part in _parts(turn, borders, self._transport.travels))
             self._ways[layout.size] = Way(borders, parts, partial_places(layout, self._schedule, self._rank))
         return self._ways[layout.size]
@@ -310,6 +322,17 @@ def _first_beat(action: Send | Add | Copy, whole: bool, placed: Sequence[_Placed
         if alike and not isinstance(other, Finish) and other.peer == action.peer:
             first = max(first, each.last)
     return first
+
+
+def _completes(action: Add, following: Action | None) -> bool:
+    """Whether this is the last addition to a chunk that is finished at once, so that both are done in one pass."""
+    finishes = isinstance(following, Finish) and (following.chunk, following.base) == (action.chunk, "partial")
+    return finishes and action.base != "nothing"
+
+
+def _filled(borders: tuple[int, ...]) -> frozenset[int]:
+    """The chunks that are not empty; a small model leaves some empty."""
+    return frozenset(chunk for chunk in range(len(borders) - 1) if borders[chunk] < borders[chunk + 1])
 
 
 def _part(action: Action, piece: int, whole: bool, borders: Sequence[int]) -> Part:

@@ -13,9 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from orchestrator.common.values import Span
-from orchestrator.optim.rates import rates_of, set_rates
 from orchestrator.optim.schedule_laws import broken
 from orchestrator.optim.schedules import SCHEDULES, Moment, build
+from orchestrator.worker.model.updater import rates_of, set_rates
 
 
 def values(steps: int, name: str = "constant", warmup: int = 0, **options: object) -> list[float]:

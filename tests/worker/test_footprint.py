@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from orchestrator.comm.collectives import Memory
-from orchestrator.comm.partial_sums import partial_places
+from orchestrator.comm.collectives import Memory, partial_places
 from orchestrator.comm.topologies import build_schedule
 from orchestrator.config.resolve import resolve
 from orchestrator.numerics.exact import FAST_MEANS, INTEGERS, MEANS, Sums

@@ -11,7 +11,6 @@ from orchestrator.config.plan import Update
 from orchestrator.optim import optimizers, schedules
 from orchestrator.optim.chunked_step import Pieces
 from orchestrator.optim.clipping import Clipping
-from orchestrator.optim.rates import rates_of, set_rates
 from orchestrator.optim.transforms import Chain, State, Transform
 from orchestrator.worker.model.pipeline_adapter import PipelineAdapter
 from orchestrator.worker.model.replica import Replica
@@ -114,3 +113,14 @@ class Updater:
             parameter.grad = gradient
         set_rates(self.optimizer, self._rates, self._rate(step, reductions))
         self._workload.optimize(step, self.optimizer, result, self._pieces.step)
+
+
+def set_rates(optimizer: torch.optim.Optimizer, rates: list[float], factor: float) -> None:
+    """Give each parameter group its base rate times the factor."""
+    for group, rate in zip(optimizer.param_groups, rates, strict=True):
+        group["lr"] = rate * factor
+
+
+def rates_of(optimizer: torch.optim.Optimizer) -> list[float]:
+    """The base rates: those that the optimizer was built with."""
+    return [float(group["lr"]) for group in optimizer.param_groups]

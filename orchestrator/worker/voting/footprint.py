@@ -12,7 +12,7 @@ from typing import Any, Final
 
 import torch
 
-from orchestrator.comm.partial_sums import partial_places
+from orchestrator.comm.collectives import partial_places
 from orchestrator.comm.topologies import build_schedule
 from orchestrator.comm.topologies.schedule import Schedule
 from orchestrator.comm.transports.available_memory import available_bytes
