@@ -90,6 +90,13 @@ def floor_of(file: Path) -> str:
 
 
 @functools.cache
+def nodes(text: str) -> list[ast.AST]:
+    """Of its syntax tree, what a test here looks at: every test reads every file."""
+    looked_at = (ast.Import, ast.ImportFrom, ast.Call, ast.ClassDef)
+    return [node for node in ast.walk(ast.parse(text)) if isinstance(node, looked_at)]
+
+
+@functools.cache
 def imported(file: Path) -> list[tuple[int, str]]:
     return list(imports(file.read_text(), file))
 
@@ -97,7 +104,7 @@ def imported(file: Path) -> list[tuple[int, str]]:
 def imports(text: str, file: Path) -> Iterator[tuple[int, str]]:
     """(line, dotted name) of everything imported; of `from a import b` both a and a.b, since b may be a module."""
     package = file.relative_to(ROOT).with_suffix("").parts[:-1]
-    for node in ast.walk(ast.parse(text)):
+    for node in nodes(text):
         if isinstance(node, ast.Import):
             yield from ((node.lineno, alias.name) for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -211,7 +218,7 @@ def test_modules_form_no_circle() -> None:
 
 def constructors(text: str) -> Iterator[tuple[str, int]]:
     """(name, parameters beside self) of every `__init__`, `__new__` and class method; dataclasses have none that is written."""
-    for kind in ast.walk(ast.parse(text)):
+    for kind in nodes(text):
         if not isinstance(kind, ast.ClassDef):
             continue
         for each in kind.body:

@@ -48,9 +48,12 @@ class Large(NamedTuple):
 
 def missing(source: str) -> list[tuple[int, str]]:
     """(line, what) of everything that lacks a line of its own, and of what the docstring above says once more."""
+    all_large = list(_large(ast.parse(source)))
+    if not all_large:
+        return []
     trailing, alone = _comments(source)
     found: list[tuple[int, str]] = []
-    for large in _large(ast.parse(source)):
+    for large in all_large:
         starts = [entry.first for entry in large.entries]
         for entry in large.entries:
             lines = range(entry.first, entry.last + 1)

@@ -83,12 +83,20 @@ def private_names(source: str) -> Iterator[str]:
             yield from filter(_of_library, names.values())
     for node in ast.walk(tree):
         if isinstance(node, ast.Attribute):
-            head, _, rest = ast.unparse(node).partition(".")
+            head, _, rest = _dotted(node).partition(".")
             name = f"{imported.get(head, '')}.{rest}"
-            if re.fullmatch(r"[\w.]+", name) and _of_library(name):
+            if _of_library(name):
                 yield name
             if INSPECTED.fullmatch(node.attr):
                 yield node.attr
+
+
+def _dotted(node: ast.expr) -> str:
+    """`a.b.c`; "" for what is an attribute of anything but names."""
+    if isinstance(node, ast.Name):
+        return node.id
+    before = _dotted(node.value) if isinstance(node, ast.Attribute) else ""
+    return f"{before}.{node.attr}" if before and isinstance(node, ast.Attribute) else ""
 
 
 def _of_library(name: str) -> bool:

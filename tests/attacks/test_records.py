@@ -89,6 +89,7 @@ def test_any_value_of_another_type_anywhere_is_one_message(tmp_path: Path, monke
     assert refused > 10
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["code.json", "data.json", "environment.json", "reads.json", "trace.jsonl"])
 @pytest.mark.parametrize("content", [b"", b"\xff\xfe", b"[" * 100_000, b'{"a":' * 100_000, b"null", b"NaN", b"[NaN]"])
 def test_rubbish_is_one_message(tmp_path: Path, name: str, content: bytes) -> None:

@@ -85,6 +85,7 @@ def test_a_crate_asks_and_nothing_of_it_is_executed(here: Path, tmp_path: Path) 
     assert f"pipeline: {TARGET}" in said.message
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("section", [*TABLES, "optimizer", "tracking"])
 def test_variants_that_settings_name_are_told_and_not_imported(here: Path, tmp_path: Path, section: str) -> None:
     said = asked(crate_of(tmp_path, settings=naming_code(section)), here).message

@@ -140,6 +140,7 @@ def test_help_tells_of_keys_sections_and_what_was_meant() -> None:
         described("run.sed")
 
 
+@pytest.mark.slow
 def test_every_key_completes_to_itself_and_choices_are_the_tables(tmp_path: Path) -> None:
     for name in names():
         assert f"{name}=" in completion.words(f"{name}", tmp_path), name

@@ -165,6 +165,7 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
             del sys.modules[name]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("override", "problem"), REFUSED.items())
 def test_a_variant_that_is_wrong_is_refused_before_the_start(project: Path, override: str, problem: str) -> None:
     with pytest.raises(ConfigurationError) as caught:

@@ -9,6 +9,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -187,6 +188,7 @@ def test_a_flipped_bit_of_a_seal_in_the_journal_is_not_told_as_one_of_the_trace_
         assert refused is None or "journal.jsonl" in refused.message
 
 
+@pytest.mark.slow
 def test_what_a_run_began_with_is_taken_where_it_lies_as_long_as_it_is_that(tmp_path: Path) -> None:
     """Also data of which `.dvcignore` leaves out a part; and a checkout knows the DVC cache of the folder it was made for."""
     files = {"code.py": "1\n", "data/a.csv": "1\n", "data/a.tmp": "", ".dvcignore": "*.tmp\n", ".dvc/config": ""}

@@ -33,6 +33,7 @@ def test_arguments_in_utf8_are_taken_as_such_under_another_locale() -> None:
     assert (found.stdout, found.stderr) == (ascii("run.note=ein Tüst") + "\n", "")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("wanted", ["error", "error::DeprecationWarning", "ignore::UserWarning,error"])
 def test_warnings_of_libraries_are_no_errors_and_that_is_said_once(wanted: str) -> None:
     found = done("surroundings.prepare(); warnings.warn('old', DeprecationWarning); print('on')", PYTHONWARNINGS=wanted)
@@ -41,6 +42,7 @@ def test_warnings_of_libraries_are_no_errors_and_that_is_said_once(wanted: str) 
     assert "DeprecationWarning: old" in found.stderr
 
 
+@pytest.mark.slow
 def test_other_wishes_about_warnings_stay() -> None:
     found = done("warnings.warn('old', UserWarning); print(sys.warnoptions)", PYTHONWARNINGS="ignore::UserWarning")
     assert (found.stdout, found.stderr) == ("['ignore::UserWarning']\n", "")

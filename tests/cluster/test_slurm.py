@@ -51,6 +51,7 @@ def run(command: Sequence[str], timeout_s: float = PATIENCE_S) -> int:
     return batch.run(2, timeout_s, command)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("body", "code"), [("exit 0", 0), ("exit 3", 3), ("kill -KILL $$", 137)])
 def test_a_job_ends_as_its_command_does_and_then_its_ray_does(place: Path, body: str, code: int) -> None:
     stand_in(place, "command", f"{ADDRESS}; {body}")

@@ -138,6 +138,7 @@ def test_and_passes_where_it_has_one(key: str) -> None:
     loaded(WITHOUT_EFFECT[key][1])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("key", SWITCHED)
 def test_who_switches_something_off_leaves_its_settings_behind(key: str, tmp_path: Path) -> None:
     before, later = SWITCHED[key]
@@ -156,6 +157,7 @@ def test_a_shortened_run_never_gets_to_its_rate(tmp_path: Path) -> None:
         load([str(file)], ["run.steps=10"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("key", WITHOUT_EFFECT)
 def test_what_a_record_holds_passes(key: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """A run that was launched before there was a rule is repeated and gone on with as it is."""

@@ -855,6 +855,7 @@ def test_what_no_measurement_may_choose_is_refused(override: str, problem: str) 
         assert load([], [*SMALLEST, "data.loaders=auto", override]).tuning.auto == ("data.loaders",)
 
 
+@pytest.mark.slow
 @given(all_settings())
 def test_the_text_of_settings_gives_equal_settings(settings: Settings) -> None:
     again = from_yaml(to_yaml(settings))
@@ -998,6 +999,7 @@ def test_every_key_and_section_of_the_page_can_be_linked_to() -> None:
     assert set(first) <= set(anchors)
 
 
+@pytest.mark.slow
 def test_loading_settings_needs_no_torch() -> None:
     check = (
         "import sys, orchestrator.config.settings; assert not {'torch', 'ray', 'mlflow', 'numpy'} & set(sys.modules)"

@@ -237,6 +237,7 @@ def test_noise_moves_shards_a_few_times_at_most(seed: int, workers: int, each: i
     assert best >= reached * 0.75, "what is clearly better is done"
 
 
+@pytest.mark.slow
 @given(st.integers(0, 2**32))
 def test_whatever_is_reported_small_gains_move_shards_ever_less_often(seed: int) -> None:
     dice = Random(seed)

@@ -133,6 +133,7 @@ class Slow(TensorDataset):
         return tuple(tensor[index] for tensor in self.tensors)
 
 
+@pytest.mark.slow
 def test_a_profile_depends_on_the_data_and_on_no_clock(monkeypatch: pytest.MonkeyPatch) -> None:
     tensors = torch.arange(3000.0).reshape(1000, 3), torch.arange(1000) % 7
     quick = profile(TensorDataset(*tensors))

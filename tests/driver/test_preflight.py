@@ -37,6 +37,7 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
         sys.modules.pop(name, None)
 
 
+@pytest.mark.slow
 def test_code_that_a_snapshot_lacks_is_refused_where_that_is_strict(project: Path) -> None:
     assert checks.check(load([RUN], []), project).obstacles == []  # a worker tells of it, which has imported more
     with pytest.raises(NotRerunnable, match=r"of_nobody\.py is imported, but not in the snapshot"):
@@ -52,6 +53,7 @@ def test_a_store_among_the_code_is_pointed_out(project: Path, uri: str, is_among
     assert [f"the MLflow store {project}/own.db lies in the repository" in note for note in notes] == [True] * is_among
 
 
+@pytest.mark.slow
 def test_dvc_is_not_asked_before_the_start(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its import takes longer than all the rest; only `strict` cannot do without."""
     asked: list[Path] = []

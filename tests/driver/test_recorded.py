@@ -121,6 +121,7 @@ def test_everything_that_is_missing_for_a_rerun_is_named(recorded: Recorded) -> 
         recorded.require()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rubbish", ["", "{", "[]", '{"other": 1}', "\udcff"])
 @pytest.mark.parametrize("name", ["data.json", "environment.json", "trace.jsonl"])
 def test_a_damaged_record_is_named_and_nothing_is_run(recorded: Recorded, name: str, rubbish: str) -> None:

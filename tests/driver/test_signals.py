@@ -90,6 +90,7 @@ with signals.posted() as pending:
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("first", "second"), [("SIGINT", "SIGINT"), ("SIGTERM", "SIGTERM"), ("SIGINT", "SIGTERM")])
 def test_a_second_signal_ends_the_process_after_its_last_words(first: str, second: str) -> None:
     """One of each kind is none, such as the SIGINT after Slurm's SIGTERM."""

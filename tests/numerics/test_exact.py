@@ -251,6 +251,7 @@ def test_tensors_land_in_their_slots_with_strides_and_gaps() -> None:
     assert total.count_nonzero() == used
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "weights", [(8.0,) * 4, (3.0, 8.0, 0.3, 1.0), (3.0, 8.0, 0.3, 1.0, 8.0, 0.7, 2.0, 5.0, 1e-3, 9.0)]
 )

@@ -75,6 +75,7 @@ class Trained:
         self.optimizer.load_state_dict(copy.deepcopy(self.optimizer.state_dict()))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("kind", "options"), CASES)
 @fewer(2)
 @given(

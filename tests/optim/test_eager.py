@@ -62,6 +62,7 @@ def test_no_optimizer_imports_the_compiler(name: str, without_the_compiler: None
     assert all(torch.isfinite(tensor).all() for tensor in trained(name))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", optimizers.OPTIMIZERS)
 def test_the_bits_are_those_of_torchs_own_functions(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     leave_the_compiler_out(optimizers.CLASSES)

@@ -28,7 +28,7 @@ from tests.records.test_redaction import KEYS as TELLING
 
 BASE: dict[str, Any] = {"run": {"steps": 40}, "pipeline": {"target": "a:B"}}
 CREDENTIALS = [SHAPES["GitHub"], SHAPES["AWS"], SHAPES["npm"], "hf_" + "transformerslargemodel1"]
-_MOST = 4
+_MOST = 2
 FORMS = (  # in which a text may hold one
     *("{}", "/home/me/{}", "~/{}/file", "{}:6379", "{}:Net", "package.{}:Net", "models:/{}@newest", "models:/{}/1"),
     *("runs:/abc0/{}", "s3://{}@host/bucket", "https://host/a?token={}", "{}@newest", "of {} and more", "${{{}}}"),
@@ -92,6 +92,7 @@ def test_the_law_is_about_most_texts() -> None:
     assert [key.name for key in LISTS if key.name == "data.inputs"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("key", TEXTS, ids=lambda key: key.name)
 def test_a_text_with_a_credential_is_valid_or_asked_for(key: Key, tmp_path: Path) -> None:
     for text in texts(key):
@@ -108,6 +109,7 @@ NEEDED: dict[str, dict[str, Any]] = {  # by what else it has an effect
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("key", OPEN, ids=lambda key: key.name)
 @pytest.mark.parametrize("option", ["token", "password", "a.b"])
 def test_an_option_of_the_users_own_is_asked_for(key: Key, option: str, tmp_path: Path) -> None:
@@ -124,6 +126,7 @@ VALUES = st.recursive(
 )
 
 
+@pytest.mark.slow
 @tried(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.dictionaries(NAMES, VALUES, max_size=3))
 def test_arguments_of_the_pipeline_are_whole_or_asked_for(tmp_path: Path, args: dict[str, Any]) -> None:

@@ -38,6 +38,7 @@ REFUSED = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("pipeline", "words"), REFUSED, ids=lambda value: getattr(value, "__name__", None))
 def test_what_every_worker_would_refuse_is_refused(pipeline: type[p.Small], words: str) -> None:
     own = "optimizer" in vars(pipeline)

@@ -14,6 +14,7 @@ from orchestrator.worker.member.crash_record import CrashRecord, CrashRecordRead
 from orchestrator.worker.member.heartbeat import Heartbeat
 
 
+@pytest.mark.slow
 def test_it_tells_the_last_activity_of_a_process_that_was_killed() -> None:
     context = multiprocessing.get_context("spawn")
     here, there = context.Pipe()

@@ -50,6 +50,7 @@ class Counting(LocalRegions):
         self.sizes.pop(region.data_ptr(), None)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("sums", [MEANS, FAST_MEANS, INTEGERS])
 def test_the_regions_are_those_that_are_foretold(name: str, sums: Sums) -> None:
@@ -106,6 +107,7 @@ def test_what_an_optimizer_remembers_is_found_out(name: str, options: dict[str, 
     assert optimizers.remembered(name, options) == elements
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("on", [On(), On(3, "ring"), On(4, "tree")])
 def test_the_sentence_says_what_a_worker_has(on: On, monkeypatch: pytest.MonkeyPatch) -> None:
     settings = settings_for(p.Mlp, on, optimizer={"name": "adamw", "lr": 0.01})
@@ -135,6 +137,7 @@ def test_facts_that_do_not_tell_have_no_sentence() -> None:
 FREE: list[dict[str, Any]] = [{"name": "bap"}, {"name": "asp", "threshold": 0.05}]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", FREE, ids=str)
 @pytest.mark.parametrize("on", [On(), On(3, "ring"), On(4, "tree"), On(2, "parameter_server", servers=2)], ids=str)
 def test_so_it_does_where_replicas_run_free(on: On, mode: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:

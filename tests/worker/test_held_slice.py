@@ -170,6 +170,7 @@ class Recomputed:
         return len(values)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("pipeline", "servers", "mode"),
     [

@@ -41,6 +41,7 @@ def saved(model: nn.Module, folder: Path) -> Initial:
     return Initial("models:/m/1", model_digest(model), str(file))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("pipeline", [p.Batchnorm, p.Lstm])
 def test_a_run_goes_on_from_the_weights_of_another_on_every_layout(
     pipeline: type[Pipeline], tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -24,6 +24,7 @@ GENERATIONS = 30
 LATEST_S = 0.01  # a generation of so many members connects in some 5 ms
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["unix", "tcp"])
 def test_who_is_called_off_is_accused_by_nobody(kind: str) -> None:
     listeners = [Listener(SECRET, "127.0.0.1") for _ in range(MEMBERS)]

@@ -49,6 +49,7 @@ def run(layout: Layout = Layout(1), order: dict[str, Any] | None = None, **args:
     )
 
 
+@pytest.mark.slow
 def test_it_is_one_digest_over_layouts_and_places(tmp_path: Path) -> None:
     written(tmp_path)
     reference = run()

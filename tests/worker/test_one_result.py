@@ -93,7 +93,7 @@ def _skip_what_torch_lacks(case: Case) -> None:
         pytest.skip("torch has no LSTM of bfloat16 for this processor")
 
 
-@pytest.mark.parametrize("number", thinned(range(len(CASES)), 3), ids=lambda number: str(CASES[number]))
+@pytest.mark.parametrize("number", thinned(range(len(CASES)), 5), ids=lambda number: str(CASES[number]))
 def test_every_layout_gives_the_same_run(number: int) -> None:
     case = CASES[number]
     _skip_what_torch_lacks(case)
@@ -120,7 +120,8 @@ def test_computing_beside_host_memory_changes_no_bit(case: Case, monkeypatch: py
     _assert_same(train(case.pipeline, Layout(2), **case.settings), direct)
 
 
-@pytest.mark.parametrize("layout", thinned([*LAYOUTS, *LONELY], 3), ids=str)
+@pytest.mark.slow
+@pytest.mark.parametrize("layout", thinned([*LAYOUTS, *LONELY], 4), ids=str)
 def test_one_model_on_all_layouts(layout: Layout, wide: Run) -> None:
     _assert_same(train(p.Wide, layout, steps=2), wide)
 
@@ -252,6 +253,7 @@ def test_evaluation_gives_every_module_its_mode_back() -> None:
 JUMPS: dict[str, Any] = {"shards": 8, "batch_size": 8, "epochs": 3, "args": {"rows": 32, "held_out": None}, "clip": 1.0}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "layout",
     thinned([Layout(3, "tree"), Layout(2), Layout(5, "parameter_server"), Layout(8), Layout(7, "peer_to_peer")], 3),
@@ -262,6 +264,7 @@ def test_a_gradient_that_jumps_gives_the_same_run(layout: Layout) -> None:
     _assert_same(train(p.Jump, layout, **JUMPS), train(p.Jump, **JUMPS))
 
 
+@pytest.mark.slow
 def test_a_kept_gradient_is_not_computed_again() -> None:
     """12 steps of 8 shards; the first is repeated by all, each jump up or down only by workers with several shards. Before them
     each worker computes three micro-batches to prove itself."""
@@ -288,6 +291,7 @@ def test_adam_does_not_move_a_parameter_that_no_shard_uses() -> None:
 FAST: dict[str, Any] = {"reduction": "fast", "shards": 6, "batch_size": 12, "steps": 3}
 
 
+@pytest.mark.slow
 def test_fast_is_repeatable_for_one_layout() -> None:
     for layout in (ONE, Layout(3), Layout(3, "tree"), Layout(3, "peer_to_peer"), Layout(3, "parameter_server")):
         _assert_same(train(p.Wide, layout, **FAST), train(p.Wide, layout, **FAST))
@@ -299,6 +303,7 @@ def test_fast_differs_between_layouts() -> None:
     assert len(digests) > 1
 
 
+@pytest.mark.slow
 def test_fast_stays_close_to_exact() -> None:
     exact = train(p.Wide, **{**FAST, "reduction": "exact"})
     for layout in (ONE, Layout(3), Layout(4, "tree")):

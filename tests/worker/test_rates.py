@@ -22,6 +22,7 @@ class NamedRate(p.Mlp):
     rate: Any = 0.4
 
 
+@pytest.mark.slow
 def test_a_rate_of_the_pipelines_own_is_a_schedule() -> None:
     expected = train(p.Mlp, schedule={"name": "exponential", "gamma": 0.5})
     assert train(p.Mlp).digest != expected.digest
@@ -33,6 +34,7 @@ def test_a_number_of_the_name_is_none() -> None:
     assert train(NamedRate).digest == train(p.Mlp).digest
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [{"name": "steps", "every": 3}, {"name": "cosine", "end": 3, "final": 0.1}])
 def test_epochs_are_the_steps_that_they_take(options: dict[str, Any]) -> None:
     """22 rows in batches of 10: three steps."""

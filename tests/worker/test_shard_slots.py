@@ -164,6 +164,7 @@ def test_no_schedule_of_kills_loses_or_tears_what_a_shard_keeps(schedules: int) 
     assert hunt(range(schedules), Protocol()) > schedules / 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("protocol", "found"),
     [

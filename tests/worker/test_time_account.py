@@ -173,6 +173,7 @@ def test_a_vote_is_waited_for_a_sum_is_exchanged_and_a_stage_goes_on(clock: Cloc
     assert taken(heartbeat.times)["seconds"] == {"compute": 30 + 100, "exchange": 1 + 100 + 100, "wait": 2}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sync", ["bsp", "ssp"])
 @pytest.mark.parametrize("topology", ["ring", "parameter_server"])
 def test_every_step_of_every_member_is_accounted_for(topology: str, sync: str) -> None:

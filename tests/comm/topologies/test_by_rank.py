@@ -140,6 +140,7 @@ def counted(schedule: Schedule) -> tuple[Schedule, Counting]:
     return replace(schedule, pattern=counting), counting
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "workers", "options", "rank", "own"),
     [

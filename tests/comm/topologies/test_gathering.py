@@ -18,6 +18,7 @@ from tests.comm.topologies.test_by_rank import counted
 from tests.comm.topologies.test_program import Machine
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_every_worker_ends_with_every_payload_once(name: str) -> None:
     for workers in (*range(1, 18), 33):
@@ -94,6 +95,7 @@ def test_servers_share_the_payloads() -> None:
     assert forwarded == [2, 2, 2]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["ring", "peer_to_peer"])
 def test_a_member_of_many_asks_for_its_own_moves_only(name: str) -> None:
     schedule, counting = counted(build_schedule(name, 10_000))

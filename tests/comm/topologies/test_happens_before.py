@@ -49,6 +49,7 @@ def test_no_access_of_a_peer_races_with_a_write(name: str, layout: Layout) -> No
         assert races(plan, layout) == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("workers", [16, 33, pytest.param(64, marks=pytest.mark.long)])
 def test_no_race_with_many_workers(name: str, workers: int) -> None:

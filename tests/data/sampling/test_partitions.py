@@ -56,6 +56,7 @@ def test_every_partition_keeps_to_the_laws(name: str, given_population: Populati
     assert laws.broken(lambda each: PARTITIONS[name](each, **options), given_population) is None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CUT)
 @given(given_population=populations)
 @settings(max_examples=40)

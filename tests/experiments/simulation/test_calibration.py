@@ -48,6 +48,7 @@ def as_measured(layout: Layout, conditions: Conditions, fixed_s: float = 0.0) ->
     return Measured(layout, wall, busy, process, conditions.others * wall, 100, fixed)
 
 
+@pytest.mark.slow
 @given(
     compute=st.floats(1e-4, 1e-1),
     update=st.floats(1e-5, 1e-2),
@@ -88,6 +89,7 @@ def test_two_runs_tell_the_conditions(
     assert predicted(MODEL, layout, calibrate(MODEL, slow, 2, 0.0)) == expected
 
 
+@pytest.mark.slow
 @given(vote=st.floats(0, 1e-3), switch=st.floats(0, 1e-3), contention=st.floats(1, 2))
 def test_a_third_run_on_more_workers_than_cores_tells_what_that_costs_and_votes_from_messages(
     vote: float, switch: float, contention: float

@@ -16,6 +16,7 @@ from orchestrator.experiments.simulation.exchange import exchange
 FREE = Network(latency_s=0.0, bandwidth=1e30)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("topology", TOPOLOGIES)
 @given(
     workers=st.integers(1, 7),

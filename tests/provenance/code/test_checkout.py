@@ -159,6 +159,7 @@ def test_what_a_tool_wrote_into_a_tree_is_undone(bundle: Path, tmp_path: Path) -
     assert on_disk(restored.root) == before
 
 
+@pytest.mark.slow
 def test_what_a_killed_process_left_is_swept(bundle: Path, tmp_path: Path) -> None:
     trees = tmp_path / "trees"
     script = (

@@ -73,6 +73,7 @@ def put(root: Path, tree: Content) -> None:
             place.chmod(0o755 if kind == "executable" else 0o644)
 
 
+@pytest.mark.slow
 @settings(max_examples=10, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(committed=TREES, staged=TREES, now=TREES, born=st.booleans())
 def test_any_work_tree_comes_back(
@@ -216,6 +217,7 @@ FILTERS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("attribute", FILTERS)
 def test_the_bytes_on_disk_come_back(repository: Path, tmp_path: Path, attribute: str) -> None:
     git(repository, "config", "filter.swap.clean", "tr ab ba")
@@ -292,6 +294,7 @@ def outer(repository: Path, tmp_path: Path) -> Path:
     return repository
 
 
+@pytest.mark.slow
 def test_a_submodule_is_plain_files_with_its_state(outer: Path, tmp_path: Path) -> None:
     inner = git(outer / "lib", "rev-parse", "HEAD")
     assert take(outer, RUN).work.changed == ()

@@ -109,6 +109,7 @@ def test_weights_are_not_looked_for_outside(tmp_path: Path) -> None:
         crate.read(tmp_path / "third", tmp_path / "nowhere")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("signed", [False, True])
 def test_a_changed_byte_is_found_and_named(tmp_path: Path, signed: bool) -> None:
     """In every file, at its first, at its last and at other bytes, with every file's name in the message."""

@@ -247,6 +247,7 @@ def test_a_tree_without_dvc_is_left_alone_and_so_is_the_folder_above(tracked: Pa
     assert listing(tracked) == untouched
 
 
+@pytest.mark.slow
 def test_imported_data_come_from_where_they_were_imported(tracked: Path, tmp_path: Path) -> None:
     """`dvc push` leaves imports out, so no remote of the project has them."""
     from dvc.repo import Repo

@@ -32,6 +32,7 @@ def test_packages_are_those_that_are_installed(found: node.Environment) -> None:
     assert len(found.builds["torch"]["sha256"]) == 64
 
 
+@pytest.mark.slow
 def test_a_process_without_torch_tells_the_same_of_packages_and_of_conda(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -9,11 +9,13 @@ import io
 import zipfile
 from pathlib import Path
 
+import pytest
 from packaging.utils import parse_wheel_filename
 
 from orchestrator.provenance.environment import own_wheel, packages
 
 
+@pytest.mark.slow
 def test_the_wheel_holds_the_source_and_the_data_of_the_package(tmp_path: Path) -> None:
     wheel = own_wheel.write(tmp_path, "0.1.0")
     assert str(parse_wheel_filename(wheel.name)[1]) == "0.1.0"
