@@ -1,40 +1,52 @@
 """The side of the campaign inside the processes of a run: they tell what they are about to do, and strike themselves there.
 
-`install` wraps functions by name; each wrapper first looks at one word (`moments.Words`). A fault is claimed by making a file,
-which the kernel lets one process do, and told in a log, one line in one write, before it strikes.
+`installed` makes this process's `Traps` the injector of its moments (`orchestrator.common.injection`). At most of them it only
+looks at one word (`moments.Words`). A fault is claimed by making a file, which the kernel lets one process do, and told in a
+log, one line in one write, before it strikes.
 """
 
 from __future__ import annotations
 
-import functools
 import json
 import os
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
+
+import torch
 
 from campaign import moments
 from campaign.kinds import BY_NAME, memory, process
 from campaign.moments import NAMES, VARIABLE, Words
+from orchestrator.comm import collectives
+from orchestrator.comm.transports.base import Tag
+from orchestrator.common import injection
+from orchestrator.common.injection import Moment
+from orchestrator.records.progress import Activity
+from orchestrator.worker.between_steps.run_state import RunState
+from orchestrator.worker.member.generation import Generation
+from orchestrator.worker.member.heartbeat import Heartbeat
+from orchestrator.worker.pipeline_parallel import messages
+from orchestrator.worker.step.shard_gradients import Contribution
 
 _LOOK_S = (0.002, 0.01)  # between the first two looks at the gate, and between later ones at most
 _ALIVE_S = 0.05  # between two beats of one who waits at the gate
 _HOUR_S = 3600
-_SUMS = (1, *range(12, 64))  # SUM, LATTICE, LATTICE_KEYS and what compressions send (`comm.collectives`)
 _OF_PHASE = {
-    **dict.fromkeys(_SUMS, "sum"),
-    0: "vote",
-    2: "evaluation",
-    3: "evaluation",
-    4: "end",
-    5: "state transfer",
-    6: "sprint",
-    7: "rest",
-    8: "rest",
-    66: "held sum",
-    67: "held sum",
+    **dict.fromkeys((collectives.SUM, *range(collectives.LATTICE, messages.ACTIVATIONS)), "sum"),
+    collectives.VOTE: "vote",
+    collectives.EVALUATION_VOTE: "evaluation",
+    collectives.EVALUATION: "evaluation",
+    collectives.END: "end",
+    collectives.STATE_TRANSFER: "state transfer",
+    collectives.SPRINT: "sprint",
+    collectives.REST: "rest",
+    collectives.HEIRS: "rest",
+    messages.DONE: "held sum",
+    messages.NORMS: "held sum",
 }  # by the phase of a message
 _OF_ACTIVITY = {"compute": "compute", "update": "apply", "checkpoint": "checkpoint copy", "evaluate": "evaluation"}
 
@@ -50,6 +62,25 @@ class Traps:
         self._passed: dict[int, int] = {}  # how often this process was there while that fault waited
         self._flips: Mapping[str, Any] | None = None  # what flips bits here
         self.is_of_another_build = False
+        self._met: Mapping[str, Callable[..., Any]] = {
+            **{activity: partial(self._at_activity, activity) for activity in get_args(Activity)},
+            "idle": self._at_rest,
+            "initial parameters": self._at_initial_parameters,
+            "send": self._at_send,
+            "receive": self._at_receive,
+            "contribution": self._at_contribution,
+            "parameters": self._at_parameters,
+            "commit": self._at_commit,
+            "running": self._at_running,
+            "checkpoint write": lambda *_: self.hit("checkpoint write"),
+            **(self._of_driver() if self.in_driver else {}),
+        }
+
+    def __call__(self, moment: Moment, step: int | None, subject: Any) -> Any:
+        """As `injection.Injector`. A trap that returns nothing leaves the subject as it is."""
+        act = self._met.get(moment)
+        instead = None if act is None else act(step, subject)
+        return subject if instead is None else instead
 
     def hit(self, moment: str, step: int | None = None) -> None:
         """This process is there. Where that is armed, and nobody was faster, it is struck."""
@@ -153,6 +184,73 @@ class Traps:
             return None
         return found
 
+    # ---- by the moment of `injection`; each is called with its step and its subject
+
+    def _of_driver(self) -> dict[str, Callable[..., None]]:
+        return {
+            "drive": self._at_drive,
+            "lost": self._at_lost,
+            "manifest": lambda step, _: self.hit("manifest", step),
+        }
+
+    def _at_drive(self, _step: int | None, _subject: None) -> None:
+        self.words.driver = os.getpid()
+
+    def _at_lost(self, _step: int | None, lost: tuple[str, int, str]) -> None:
+        role, member, why = lost
+        self.tell(what="lost", role=role, member=member, why=why)
+
+    def _at_activity(self, activity: Activity, step: int | None, heartbeat: Heartbeat) -> None:
+        number = self.words.armed(self._numbers[moments.FROM_OUTSIDE])
+        if number < 0:
+            self.obey(-number, step)
+        if activity == "compute" and step is not None:
+            self.wait_at_gate(step, heartbeat.live)
+        moment = _OF_ACTIVITY.get(activity)
+        if moment is not None:
+            self.hit(moment, step)
+
+    def _at_rest(self, _step: int | None, heartbeat: Heartbeat) -> None:
+        if heartbeat.snapshot()["activity"] == "prepare":
+            self.hit("admission")
+
+    def _at_initial_parameters(self, _step: int | None, _digest: str) -> str | None:
+        """The model of a worker of another build begins with other bits, so that it has prepared another run."""
+        return "0" * 64 if self.is_of_another_build else None
+
+    def _at_send(self, _step: int | None, tag: Tag) -> None:
+        moment = _OF_PHASE.get(tag.phase)
+        if moment is not None:
+            self.hit(moment, tag.step)
+
+    def _at_receive(self, step: int | None, tag: Tag) -> None:
+        if _OF_PHASE.get(tag.phase) == "state transfer":
+            self.hit("state transfer", step)
+
+    def _at_contribution(self, step: int, computed: Contribution | None) -> Contribution | None:
+        fault = self.flips(memory.GRADIENTS, step)
+        if computed is None or fault is None:
+            return None
+        return computed._replace(tensors=memory.in_copies(computed.tensors, fault["place"], fault["bit"]))
+
+    def _at_parameters(self, step: int, parameters: Sequence[torch.Tensor]) -> None:
+        fault = None if self.computes_wrongly else self.flips(memory.PARAMETER, step)
+        if fault is not None:
+            memory.in_place(parameters, fault["place"], fault["bit"])
+
+    def _at_commit(self, steps: int, before: RunState) -> None:
+        if before.free is not None:
+            self.hit("apply", steps)
+        self.words.committed(steps, time.monotonic_ns())
+        self.kept(steps - 1)
+
+    def _at_running(self, step: int, here: tuple[Generation, int]) -> None:
+        """The first step of a generation is committed: who takes part, and where."""
+        generation, rank = here
+        stage = generation.begin.stages[rank] if generation.begin.stages else 0
+        workers = generation.workers
+        self.tell(what="running", generation=generation.number, rank=rank, workers=workers, stage=stage, step=step)
+
 
 _installed: Traps | None = None
 
@@ -163,157 +261,13 @@ def installed() -> Traps | None:
     folder = os.environ.get(VARIABLE)
     if _installed is None and folder is not None:
         _installed = Traps(Path(folder))
-        _wrap_member(_installed)
-        if _installed.in_driver:
-            _wrap_driver(_installed)
+        _shift_clock(_installed.words)
+        injection.install(_installed)
     return _installed
 
 
-def _before(owner: Any, name: str, act: Callable[..., None]) -> None:
-    """Have `act` called with the same arguments before the function of this name."""
-    whole = getattr(owner, name)
-
-    @functools.wraps(whole)
-    def both(*arguments: Any, **named: Any) -> Any:
-        act(*arguments, **named)
-        return whole(*arguments, **named)
-
-    setattr(owner, name, both)
-
-
-def _after(owner: Any, name: str, act: Callable[..., None]) -> None:
-    """And of one that returns nothing, after it."""
-    whole = getattr(owner, name)
-
-    @functools.wraps(whole)
-    def both(*arguments: Any, **named: Any) -> None:
-        whole(*arguments, **named)
-        act(*arguments, **named)
-
-    setattr(owner, name, both)
-
-
-def _wrap_member(traps: Traps) -> None:
-    from orchestrator.checkpoint import writer
-    from orchestrator.worker.hooks import WorkerHooks
-    from orchestrator.worker.loop import Loop
-    from orchestrator.worker.member.cancellation import CancellableTransport
-    from orchestrator.worker.member.heartbeat import Heartbeat
-
-    _wrap_memory(traps)
-    _wrap_clock(traps)
-    _wrap_manifest(traps)
-    _before(writer, "write_part", lambda *_: traps.hit("checkpoint write"))
-    _before(Heartbeat, "rest", lambda heartbeat: _at_rest(traps, heartbeat))
-    _after(Heartbeat, "beat", functools.partial(_at_beat, traps))
-    _before(Loop, "_commit", functools.partial(_at_commit, traps))
-    _before(WorkerHooks, "running", functools.partial(_at_running, traps))
-    _before(CancellableTransport, "receive", lambda *given: _at_message(traps, given[2], "state transfer"))
-    made = CancellableTransport.__init__
-
-    def make(transport: Any, inner: Any, heartbeat: Any) -> None:
-        made(transport, inner, heartbeat)
-        send = transport.send
-
-        def trapped(peer: int, tag: Any, *more: Any, **named: Any) -> Any:
-            _at_message(traps, tag)
-            return send(peer, tag, *more, **named)
-
-        transport.send = trapped
-
-    CancellableTransport.__init__ = make  # type: ignore[method-assign,assignment]
-
-
-def _wrap_clock(traps: Traps) -> None:
+def _shift_clock(words: Words) -> None:
+    """The clock of the machine may be set wrong: so Python's functions tell."""
     seconds, nanoseconds = time.time, time.time_ns
-    time.time = lambda: seconds() + traps.words.shift_s
-    time.time_ns = lambda: nanoseconds() + traps.words.shift_s * 1_000_000_000
-
-
-def _wrap_manifest(traps: Traps) -> None:
-    """Of a worker of another build the model begins with other bits, so that it has prepared another run."""
-    from orchestrator.worker import worker
-
-    digest = worker.model_digest  # type: ignore[attr-defined]
-    worker.model_digest = lambda model: "0" * 64 if traps.is_of_another_build else digest(model)  # type: ignore[attr-defined]
-
-
-def _wrap_memory(traps: Traps) -> None:
-    from orchestrator.worker.model.updater import Updater
-    from orchestrator.worker.step.local_steps import LocalSteps
-    from orchestrator.worker.step.shard_gradients import ShardGradients
-
-    for owner in (ShardGradients, LocalSteps):
-        _flip_contributions(traps, owner)
-
-    def flip(updater: Any, step: int, *_: Any) -> None:
-        fault = None if traps.computes_wrongly else traps.flips(memory.PARAMETER, step)
-        if fault is not None:
-            memory.in_place(updater._replica.parameters, fault["place"], fault["bit"])
-
-    _after(Updater, "move", flip)
-
-
-def _flip_contributions(traps: Traps, owner: Any) -> None:
-    compute = owner.compute
-
-    @functools.wraps(compute)
-    def wrongly(gradients: Any, step: int, shard: int) -> Any:
-        found = compute(gradients, step, shard)
-        fault = traps.flips(memory.GRADIENTS, step)
-        if found is None or fault is None:
-            return found
-        return found._replace(tensors=memory.in_copies(found.tensors, fault["place"], fault["bit"]))
-
-    owner.compute = wrongly
-
-
-def _wrap_driver(traps: Traps) -> None:
-    from orchestrator.checkpoint.catalog import Catalog
-    from orchestrator.driver.run.event_sink import EventSink
-    from orchestrator.driver.run.session import Session
-
-    def drives(*_: Any, **__: Any) -> None:
-        traps.words.driver = os.getpid()
-
-    _before(Session, "run", drives)
-    _before(EventSink, "lost", lambda _, role, member, why: traps.tell(what="lost", role=role, member=member, why=why))
-    _before(Catalog, "_prune", lambda _, manifest: traps.hit("manifest", manifest.step))
-
-
-def _at_message(traps: Traps, tag: Any, only: str | None = None) -> None:
-    moment = _OF_PHASE.get(tag.phase)
-    if moment is not None and only in (None, moment):
-        traps.hit(moment, tag.step)
-
-
-def _at_rest(traps: Traps, heartbeat: Any) -> None:
-    if heartbeat.snapshot()["activity"] == "prepare":
-        traps.hit("admission")
-
-
-def _at_beat(traps: Traps, heartbeat: Any, activity: str, step: int | None = None, _shard: int | None = None) -> None:
-    number = traps.words.armed(NAMES.index(moments.FROM_OUTSIDE))
-    if number < 0:
-        traps.obey(-number, step)
-    if activity == "compute" and step is not None:
-        traps.wait_at_gate(step, heartbeat.live)
-    moment = _OF_ACTIVITY.get(activity)
-    if moment is not None:
-        traps.hit(moment, step)
-
-
-def _at_commit(traps: Traps, loop: Any, outcome: Any) -> None:
-    if loop.run_state.free is not None:
-        traps.hit("apply", outcome.steps)
-    traps.words.committed(outcome.steps, time.monotonic_ns())
-    traps.kept(outcome.steps - 1)
-
-
-def _at_running(traps: Traps, hooks: Any) -> None:
-    """The first step of a generation is committed: who takes part, and where."""
-    generation, rank = hooks._generation, hooks._rank
-    stage = generation.begin.stages[rank] if generation.begin.stages else 0
-    step = hooks._state.loop.run_state.steps
-    workers = generation.workers
-    traps.tell(what="running", generation=generation.number, rank=rank, workers=workers, stage=stage, step=step)
+    time.time = lambda: seconds() + words.shift_s
+    time.time_ns = lambda: nanoseconds() + words.shift_s * 1_000_000_000

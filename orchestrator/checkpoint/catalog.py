@@ -23,6 +23,7 @@ from orchestrator.checkpoint.manifest import Blob, Manifest, is_blob, manifest_n
 from orchestrator.checkpoint.parts import read_part, read_some
 from orchestrator.checkpoint.state import TrainingState
 from orchestrator.checkpoint.storage import Storage, bring
+from orchestrator.common import injection
 from orchestrator.errors import CheckpointDamaged
 
 ABANDONED_AFTER_S = 60.0
@@ -77,6 +78,7 @@ class Catalog:
         self._rejected.discard(step)
         self.unpin(blob.name for blob in manifest.blobs)
         try:
+            injection.at("manifest", step)
             self._prune(manifest)
         except OSError as error:
             return Saved(manifest, f"old checkpoints could not be removed: {error}")

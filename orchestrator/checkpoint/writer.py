@@ -28,6 +28,7 @@ import torch
 from orchestrator.checkpoint.parts import Copier, Part, share_of, write_part
 from orchestrator.checkpoint.state import TrainingState
 from orchestrator.checkpoint.storage import Storage
+from orchestrator.common import injection
 
 Emit = Callable[[dict[str, Any]], None]
 _NICE = 5  # yields to training on busy cores; 19 was starved there for half a minute, and held its copy as long
@@ -119,6 +120,7 @@ class Writer:
     def _write(self, part: Part, about: dict[str, Any]) -> None:
         started = time.monotonic()
         try:
+            injection.at("checkpoint write", about["step"])
             blob = write_part(self._storage, part)
         except Exception as error:
             self._emit(_failed(about, error))

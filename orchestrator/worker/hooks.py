@@ -12,6 +12,7 @@ from typing import Any
 
 from orchestrator.checkpoint.state import TrainingState
 from orchestrator.comm.collectives import VOTES
+from orchestrator.common import injection
 from orchestrator.config.plan import Plan, Segments
 from orchestrator.errors import Inconsistent
 from orchestrator.records import trace
@@ -117,7 +118,9 @@ class WorkerHooks:
         transport.activity, transport.waits = "exchange", {**VOTES, **WAITS}
 
     def running(self) -> None:
-        number, step = self._generation.number, self._state.loop.run_state.steps - 1
+        steps = self._state.loop.run_state.steps
+        injection.at("running", steps, (self._generation, self._rank))
+        number, step = self._generation.number, steps - 1
         self._services.emit({"event": "generation_running", "generation": number, "step": step})
 
     def evaluate(self, step: int) -> evaluation.Results:

@@ -21,6 +21,7 @@ from typing import Any, Literal, Protocol
 import torch
 
 from orchestrator.comm.collectives import END, Exchange
+from orchestrator.common import injection
 from orchestrator.config.plan import Plan, Segments
 from orchestrator.controller.events import Inheritance
 from orchestrator.records import trace
@@ -119,6 +120,7 @@ class Loop:
 
     def _commit(self, outcome: Outcome) -> None:
         before, steps, lines = self.run_state.steps, outcome.steps, outcome.lines
+        injection.at("commit", steps, self.run_state)
         self._times.stepped(steps)
         by_cadence = self._timing.evaluation.due(before, steps) or outcome.requests.evaluate
         evaluation_due = self._batches > 0 and (by_cadence or steps == self._steps)

@@ -19,6 +19,7 @@ import torch
 from orchestrator.checkpoint.stream_log import StreamLog
 from orchestrator.checkpoint.weights import Weights
 from orchestrator.comm.transports.base import Regions
+from orchestrator.common import injection
 from orchestrator.common.values import Span
 from orchestrator.config.plan import Plan
 from orchestrator.controller.events import Ended
@@ -145,7 +146,7 @@ class Worker:
             "counters": replica.counter_names(),
             "joined": list(replica.joined),
             "shard_state": self._execution.keeps_shard_state,
-            "initial_parameters": model_digest(self._workload.model),
+            "initial_parameters": injection.at("initial parameters", None, model_digest(self._workload.model)),
             "compute": compute,
             "reference": reference,
             **self._portability(replica, updater),

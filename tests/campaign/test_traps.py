@@ -7,14 +7,20 @@ import os
 import threading
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, cast, get_args
 
 import pytest
+import torch
 
 from campaign import moments, traps
-from campaign.kinds import process
+from campaign.kinds import memory, process
 from campaign.moments import Words
 from campaign.traps import Traps
+from orchestrator.comm import collectives
+from orchestrator.comm.transports.base import Tag
+from orchestrator.common.injection import Moment
+from orchestrator.records.progress import Activity
+from orchestrator.worker.step.shard_gradients import Contribution
 
 
 @pytest.fixture
@@ -146,20 +152,27 @@ def test_only_processes_under_test_have_traps(monkeypatch: pytest.MonkeyPatch) -
     assert threading.active_count() >= 1
 
 
-def test_phases_are_those_of_the_engine() -> None:
-    """The numbers that messages carry, by the names that the engine has for them."""
-    from orchestrator.comm import collectives
-    from orchestrator.worker.pipeline_parallel import messages
-
+def test_the_moments_of_the_program_become_those_of_the_campaign() -> None:
+    """Each phase and each activity that has a moment has one of the campaign's."""
     of = traps._OF_PHASE
-    assert of[collectives.VOTE] == "vote"
-    assert {
-        of[phase] for phase in (collectives.SUM, collectives.LATTICE, collectives.LATTICE_KEYS, collectives.COMPRESSED)
-    } == {"sum"}
-    assert of[collectives.STATE_TRANSFER] == "state transfer"
-    assert of[collectives.END] == "end"
-    assert of[collectives.SPRINT] == "sprint"
-    assert of[collectives.REST] == of[collectives.HEIRS] == "rest"
-    assert of[collectives.EVALUATION] == of[collectives.EVALUATION_VOTE] == "evaluation"
-    assert of[messages.DONE] == of[messages.NORMS] == "held sum"
-    assert set(traps._OF_PHASE.values()) | set(traps._OF_ACTIVITY.values()) <= set(moments.NAMES)
+    assert of[collectives.COMPRESSED] == of[collectives.LATTICE_KEYS] == of[collectives.SUM] == "sum"
+    assert set(of.values()) | set(traps._OF_ACTIVITY.values()) <= set(moments.NAMES)
+    assert set(traps._OF_ACTIVITY) <= set(get_args(Activity))
+
+
+def test_a_message_is_at_the_moment_of_its_phase(tmp_path: Path, struck: list[Any]) -> None:
+    found = armed(tmp_path)
+    for moment, phase in (("send", collectives.SUM), ("receive", collectives.VOTE), ("activity", 0)):
+        assert found(cast(Moment, moment), 4, Tag(1, 4, 0, phase, 0)).phase == phase
+    assert struck == []
+    found("send", 4, Tag(1, 4, 0, collectives.VOTE, 0))
+    assert struck == [("SIGKILL", 0.5)]
+
+
+def test_a_flipped_contribution_takes_the_place_of_the_true_one(tmp_path: Path) -> None:
+    found = armed(tmp_path, kind=memory.GRADIENTS, step=3, place=0.0, bit=0)
+    true = Contribution(0.5, 1.0, [torch.ones(2)])
+    found.words.flip = 1
+    assert found("contribution", 2, true) is true
+    assert not torch.equal(found("contribution", 3, true).tensors[0], true.tensors[0])
+    assert found("contribution", 3, None) is None

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from orchestrator.common import injection
 from orchestrator.controller import events
 from orchestrator.controller.fault_injection import Disturbance
 from orchestrator.driver.recording.record import Record
@@ -449,6 +450,7 @@ class EventSink:
 
     def lost(self, role: str, member: int, why: str, where: str | None = None) -> None:
         """where: its machine; None where it never said."""
+        injection.at("lost", None, (role, member, why))
         self.event(f"{role}_lost", **{role: member}, step=self.outcome.steps, why=why)
         at = "" if where is None else f" on {where}"
         self._progress.say(f"{role} {member}{at} was lost after step {self.outcome.steps}: {why}")

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Protocol, Self
 
 from orchestrator.cluster.actors.members import ActorPlacement, Heard, Members
+from orchestrator.common import injection
 from orchestrator.controller import controller, events, fault_attribution
 from orchestrator.controller.membership import ControllerState, Requirements, waiting
 from orchestrator.driver.run import trained_weights
@@ -194,6 +195,7 @@ class Session:
         trouble: what is wrong with the Ray that the members run on, if anything is; draining: which of its nodes go away, and
         when.
         """
+        injection.at("drive")
         while self._state.phase != "ended":
             try:
                 self._turn(pending_signal, trouble, draining)

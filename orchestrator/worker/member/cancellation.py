@@ -12,7 +12,10 @@ import time
 from collections.abc import Callable, Collection, Mapping
 from typing import Final
 
+import torch
+
 from orchestrator.comm.transports.base import DeadlineExceeded, PeerLeft, PeerLost, Received, Tag, Transport
+from orchestrator.common import injection
 from orchestrator.controller.events import Ended
 from orchestrator.errors import OrchestratorError
 from orchestrator.records.progress import Activity, Progress
@@ -35,7 +38,6 @@ class CancellableTransport:
         self._heartbeat = heartbeat
         self.activity: Activity = "state_transfer"
         self.waits: Mapping[int, bool] = {}
-        self.send = inner.send
         self.travels = inner.travels
         self.close = inner.close
         self.abort = inner.abort
@@ -44,7 +46,12 @@ class CancellableTransport:
     def sent_bytes(self) -> int:
         return self._inner.sent_bytes
 
+    def send(self, peer: int, tag: Tag, payload: torch.Tensor, note: int = 0) -> None:
+        injection.at("send", tag.step, tag)
+        self._inner.send(peer, tag, payload, note)
+
     def receive(self, peer: int, tag: Tag, timeout_s: float) -> Received:
+        injection.at("receive", tag.step, tag)
         times = self._heartbeat.times
         interrupted = times.kind
         self._heartbeat.beat(self.activity, tag.step)

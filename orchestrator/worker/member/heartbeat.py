@@ -20,6 +20,7 @@ import threading
 from collections.abc import Callable
 from typing import Any, Literal
 
+from orchestrator.common import injection
 from orchestrator.errors import StopsWaiting
 from orchestrator.records.progress import Activity
 from orchestrator.worker.member.time_account import TimeAccount
@@ -79,6 +80,7 @@ class Heartbeat:
         with self._lock:
             self._be(activity, step, shard)
             self._check()
+        injection.at(activity, step, self)
 
     def live(self) -> None:
         """It waits for what is nobody's fault, in the activity that it was in. Raises CalledOff."""
@@ -97,6 +99,7 @@ class Heartbeat:
 
     def rest(self) -> None:
         """The member is idle, between generations."""
+        injection.at("idle", None, self)
         with self._lock:
             self._be("idle")
 

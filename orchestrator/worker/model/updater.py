@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 
+from orchestrator.common import injection
 from orchestrator.config.plan import Update
 from orchestrator.optim import optimizers, schedules
 from orchestrator.optim.chunked_step import Pieces
@@ -113,6 +114,7 @@ class Updater:
             parameter.grad = gradient
         set_rates(self.optimizer, self._rates, self._rate(step, reductions))
         self._workload.optimize(step, self.optimizer, result, self._pieces.step)
+        injection.at("parameters", step, self._replica.parameters)
 
 
 def set_rates(optimizer: torch.optim.Optimizer, rates: list[float], factor: float) -> None:

@@ -11,6 +11,7 @@ import torch
 from numpy.typing import NDArray
 
 from orchestrator.comm.collectives import Exchange
+from orchestrator.common import injection
 from orchestrator.errors import NonFinite, OrchestratorError, PipelineRaised
 from orchestrator.numerics import exact
 from orchestrator.numerics.grid import ABSENT, INFINITE, Grid
@@ -194,7 +195,7 @@ class LocalTrainer:
         self._services.heartbeat.beat("compute", step, shard)
         self._gradients.plan(step, (shard,))
         try:
-            return answer_of(self._gradients.compute(step, shard), self._replica)
+            return answer_of(self._contribution(step, shard), self._replica)
         except OrchestratorError:
             return FAILED
         finally:
@@ -226,8 +227,12 @@ class LocalTrainer:
     def _compute(self, step: int, shard: int, nth: int) -> Contribution | None:
         """What one shard contributes, in host memory. nth: among those that wait to be added up, which have to stay as they
         are."""
-        computed = self._gradients.compute(step, shard)
+        computed = self._contribution(step, shard)
         return None if computed is None else computed._replace(tensors=self._host_transfer.out(computed.tensors, nth))
+
+    def _contribution(self, step: int, shard: int) -> Contribution | None:
+        computed: Contribution | None = injection.at("contribution", step, self._gradients.compute(step, shard))
+        return computed
 
     def _disturbance(self) -> tuple[int, OrchestratorError] | None:
         """An error for what the user's code changed while the shards were computed, though only the optimizer's step

@@ -1,0 +1,70 @@
+"""Moments have no effect before something is installed, each is one of a closed set, and the program installs nothing."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, get_args
+
+import pytest
+
+from orchestrator.common import injection
+from orchestrator.common.injection import Moment
+from orchestrator.records.progress import Activity
+from tests.worker import pipelines
+from tests.worker.runs import Layout, train
+
+PACKAGE = Path(injection.__file__).parent.parent
+
+
+@pytest.fixture
+def met() -> Iterator[list[str]]:
+    """The moments, as they come."""
+    found: list[str] = []
+
+    def note(moment: Moment, step: int | None, subject: Any) -> Any:  # noqa: ARG001
+        found.append(moment)
+        return subject
+
+    injection.install(note)
+    yield found
+    injection.install(None)
+
+
+def calls() -> Iterator[tuple[str, ast.Call]]:
+    """Of functions of `injection` in the program, by name."""
+    for file in PACKAGE.rglob("*.py"):
+        for node in ast.walk(ast.parse(file.read_text())):
+            if isinstance(node, ast.Call) and ast.unparse(node.func).startswith("injection."):
+                yield ast.unparse(node.func), node
+
+
+def test_without_an_injector_the_subject_stays() -> None:
+    subject = object()
+    assert injection.at("send", 1, subject) is subject
+    assert injection.at("manifest", 1) is None
+
+
+def test_an_injector_may_put_another_subject_in_its_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(injection, "_injector", lambda moment, step, subject: (moment, step, subject))
+    assert injection.at("contribution", 3, "mine") == ("contribution", 3, "mine")
+
+
+def test_the_program_installs_nothing() -> None:
+    assert {name for name, _ in calls()} == {"injection.at"}
+    assert not [file for file in PACKAGE.rglob("*.py") if "common.injection import" in file.read_text()]
+
+
+def test_each_moment_has_its_place() -> None:
+    """Activities are told by the heartbeat, whose call has no name of its own."""
+    named = [str(call.args[0].value) for _, call in calls() if isinstance(call.args[0], ast.Constant)]
+    assert sorted([*named, *get_args(Activity)]) == sorted([*get_args(Moment), "idle"])
+
+
+@pytest.mark.parametrize("stages", [1, 2])
+def test_a_run_comes_by_them(met: list[str], stages: int) -> None:
+    train(pipelines.Mlp, Layout(2, stages=stages), steps=2)
+    assert set(met) >= {"prepare", "compute", "exchange", "send", "receive", "update", "commit", "evaluate", "idle"}
+    assert set(met) <= set(get_args(Moment))
+    assert ("contribution" in met) == (stages == 1)
