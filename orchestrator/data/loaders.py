@@ -4,10 +4,9 @@ Random generators belong to a process, so a thread that fetches ahead would dist
 forked from its worker would inherit Ray. So a loader is a process that has seen neither (`start`). It builds the
 pipeline and its datasets under the run's seed as the worker does, and seeds each fetch by (step, shard).
 
-The protocol is plain: a loader reads requests from its standard input and writes answers to its standard output, each a length
-and a pickle; both ends are processes of one run, and nothing of it is recorded. A loader has at most one request, whose answer
-waits in the pipe. It ends when its input does, so it outlives its worker by one fetch at most. One that dies is replaced,
-and its request asked again: what a loader answers depends on the request alone.
+Requests and answers are pickles (`common.child`); both ends are processes of one run, and nothing of it is recorded. A loader
+has at most one request, whose answer waits in the pipe. It ends when its input does, so it outlives its worker by one fetch at
+most. One that dies is replaced, and its request asked again: what a loader answers depends on the request alone.
 
 torch's DataLoader cannot take its place: when one of its processes is killed, it raises in the main thread wherever that
 is, goes on without the batches that this process had, and starts no other one. Nor can its processes be asked all for the same
@@ -19,19 +18,15 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import io
-import os
 import pickle
-import select
-import struct
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
-from typing import IO, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
+from orchestrator.common.child import Messages, Start, Started, parent
 from orchestrator.data import input_auditing, mixture
-from orchestrator.data.child import Start, Started
 from orchestrator.data.fetching import fetch
 from orchestrator.data.files import cache, waiting
 from orchestrator.data.files.waiting import Taken
@@ -173,7 +168,7 @@ class _Loader:
 
     def has_answered(self) -> bool:
         """Whether the answer has begun to come, or never will."""
-        return bool(select.select([self._process.output], [], [], 0)[0])
+        return self._process.messages.has_come()
 
     def drop(self) -> None:
         """The answer is not wanted any more."""
@@ -201,7 +196,7 @@ class _Loader:
     def _read(self) -> dict[str, Any] | None:
         """The answer; None when the process died first. Raises what `waiting.pass_on` raises; then it is still to come."""
         while True:
-            answer: dict[str, Any] | None = _read(self._process.output)
+            answer: dict[str, Any] | None = _read(self._process.messages)
             if answer is None or "told" not in answer:
                 waiting.add(Taken(*(answer or {}).get("taken", ())))
                 return answer
@@ -209,7 +204,7 @@ class _Loader:
 
     def _write(self, message: object) -> None:
         with contextlib.suppress(OSError):  # it died: whoever reads its answer finds that out
-            _write(self._process.input, message)
+            _write(self._process.messages, message)
 
 
 def _code(code: int | None) -> str:
@@ -240,21 +235,21 @@ def fingerprint(batch: Any) -> bytes:
     return stream.getvalue()
 
 
-def _serve(requests: IO[bytes], answers: IO[bytes]) -> None:
+def _serve(worker: Messages) -> None:
     """A loader's life."""
-    recipe = Recipe(**_read(requests))
+    recipe = Recipe(**_read(worker))
     determinism.prepare_thread(recipe.threads, arithmetic=recipe.arithmetic)
     if recipe.cache is not None:
         cache.use(*recipe.cache)
-    waiting.listen(lambda text: _write(answers, {"told": text}), lambda: _write(answers, {"told": None}))
+    waiting.listen(lambda text: _write(worker, {"told": text}), lambda: _write(worker, {"told": None}))
     with input_auditing.window(Declared(recipe.inputs, recipe.variables)) as window:
         source = _source(recipe)
-        request = _read(requests)
+        request = _read(worker)
         first = {} if request is None else _answer(recipe, source, Key(*request))
     if request is not None:
-        _send(answers, _payload({**first, "reads": window.reads.as_dict()}))
-    while (request := _read(requests)) is not None:
-        _send(answers, _payload(_answer(recipe, source, Key(*request))))
+        worker.send(_payload({**first, "reads": window.reads.as_dict()}))
+    while (request := _read(worker)) is not None:
+        worker.send(_payload(_answer(recipe, source, Key(*request))))
 
 
 def _source(recipe: Recipe) -> tuple[Pipeline, Any] | OrchestratorError:
@@ -300,23 +295,14 @@ def _pickled(message: object) -> bytes:
         raise PipelineRaised(f"a batch of the pipeline cannot be handed to another process: {error}", _PLAIN) from None
 
 
-def _write(stream: IO[bytes], message: object) -> None:
-    _send(stream, _pickled(message))
+def _write(messages: Messages, message: object) -> None:
+    messages.send(_pickled(message))
 
 
-def _send(stream: IO[bytes], payload: bytes) -> None:
-    stream.write(struct.pack("<Q", len(payload)) + payload)
-    stream.flush()
-
-
-def _read(stream: IO[bytes]) -> Any:
-    """The next message; None at the end of the stream."""
-    header = stream.read(8)
-    if len(header) < 8:
-        return None
-    (length,) = struct.unpack("<Q", header)
-    payload = stream.read(length)
-    return _unpickled(payload) if len(payload) == length else None
+def _read(messages: Messages) -> Any:
+    """The next message; None where the other side has ended."""
+    payload = messages.receive()
+    return None if payload is None else _unpickled(payload)
 
 
 def _unpickled(payload: bytes) -> Any:
@@ -344,10 +330,8 @@ def upcoming(step: int, shard: int, shards: Sequence[int], stretches: range, ind
 
 
 def main() -> None:
-    requests, answers = sys.stdin.buffer, os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)  # what the pipeline prints must not get into the answers
     with contextlib.suppress(BrokenPipeError, KeyboardInterrupt):
-        _serve(requests, answers)
+        _serve(parent())
 
 
 if __name__ == "__main__":

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
-import threading
 from pathlib import Path
 
 import pytest
@@ -111,11 +109,6 @@ def test_it_ends_with_whoever_asked(project: Path) -> None:
     """As when a driver is killed: the other end of its input is closed."""
     profiling = Profiling("noise:Noise", {"waits": True}, 7)
     wait_for(project / "pid")
-    ended = threading.Thread(target=profiling._process.wait)
-    ended.start()
-    assert profiling._process.stdin is not None
-    profiling._process.stdin.close()
-    ended.join()
-    assert profiling._process.returncode == 1
-    assert profiling._process.returncode != -signal.SIGKILL
+    profiling._child.messages.end()
+    assert profiling._child.wait() == 1
     profiling.close()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -144,8 +145,8 @@ def test_closing_ends_a_call_that_does_not_return(calls: Callbacks, told: Told) 
     calls.call(0, {"loss": 0.0}, state(0.0))
     told.wait_for(lambda entries: any("step" in entry for entry in entries))
     calls.call(4, {"loss": 0.0}, state(0.0))
-    process = calls._process
-    assert process is not None
+    child = calls._child
+    assert child is not None
     calls.close()
-    assert process.returncode is not None
+    assert child.wait() == -signal.SIGKILL
     assert 4 not in told.calls

@@ -1,4 +1,4 @@
-"""A child of a worker (`data.child`): forked where the worker itself was forked and the server is still there, else started."""
+"""A child of a worker (`common.child`): forked where its worker was forked and the server is still there, else started."""
 
 from __future__ import annotations
 
@@ -9,10 +9,9 @@ import socket
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import IO
 
 from orchestrator.cluster.forkserver import client
-from orchestrator.data.child import Child, Started
+from orchestrator.common.child import Child, Messages, Started
 
 
 def child(module: str) -> Child:
@@ -23,9 +22,9 @@ def child(module: str) -> Child:
 class Forked:
     """It ends with this process, since it ends with the connection over which it was asked for."""
 
-    def __init__(self, pid: int, connection: socket.socket, streams: tuple[IO[bytes], IO[bytes]]) -> None:
+    def __init__(self, pid: int, connection: socket.socket, messages: Messages) -> None:
         self.pid = pid
-        self.input, self.output = streams
+        self.messages = messages
         self._connection = connection
         self._process: int | None = None
         with contextlib.suppress(ProcessLookupError):  # it has ended already
@@ -37,9 +36,7 @@ class Forked:
                 signal.pidfd_send_signal(self._process, signal.SIGKILL)
 
     def close(self) -> int | None:
-        for stream in (self.input, self.output):
-            with contextlib.suppress(BrokenPipeError):  # of what it did not read any more
-                stream.close()
+        self.messages.close()
         if self._process is not None:
             os.close(self._process)
             self._process = None
@@ -59,7 +56,7 @@ def _forked(module: str) -> Forked | None:
         return None
     theirs_in, ours_in = os.pipe()
     ours_out, theirs_out = os.pipe()
-    streams = os.fdopen(ours_in, "wb"), os.fdopen(ours_out, "rb")
+    messages = Messages(os.fdopen(ours_out, "rb"), os.fdopen(ours_in, "wb"))
     request = {
         "argv": [module],
         "environ": own["environ"],
@@ -73,9 +70,9 @@ def _forked(module: str) -> Forked | None:
         os.close(theirs_in)
         os.close(theirs_out)
     if answer is not None and "forked" in answer:
-        return Forked(answer["forked"], connection, streams)
-    for each in (*streams, connection):
-        each.close()
+        return Forked(answer["forked"], connection, messages)
+    messages.close()
+    connection.close()
     return None
 
 

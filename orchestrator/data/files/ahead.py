@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
-import subprocess
-import sys
 import threading
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Sequence
 from itertools import islice
 from typing import Any
 
+from orchestrator.common.child import Started
 from orchestrator.data.files import cache
 from orchestrator.data.files.manifest import File
 from orchestrator.data.files.places import Place
@@ -106,15 +104,7 @@ class _Fetcher:
     """The process, and the thread that reads what it says. One that dies is not replaced: nothing but time depends on it."""
 
     def __init__(self, place: str) -> None:
-        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "orchestrator.data.files.fetcher"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            env=environment,
-            start_new_session=True,  # an interrupt of the run is for its driver
-        )
+        self._child = Started("orchestrator.data.files.fetcher", apart=True)
         self._lock = threading.Lock()
         self._bytes = 0
         self._write({"place": place, "cache": cache.used()})
@@ -129,24 +119,18 @@ class _Fetcher:
         return found
 
     def close(self) -> None:
-        self._process.kill()
-        self._process.wait()
-        assert self._process.stdin is not None
-        with contextlib.suppress(OSError):
-            self._process.stdin.close()
+        self._child.kill()
+        self._child.close()
 
     def _write(self, message: object) -> None:
-        assert self._process.stdin is not None
         with contextlib.suppress(OSError):  # it has died
-            self._process.stdin.write(f"{json.dumps(message)}\n")
-            self._process.stdin.flush()
+            self._child.messages.send(json.dumps(message).encode())
 
     def _read(self) -> None:
-        assert self._process.stdout is not None
-        with self._process.stdout as answers:
-            for line in answers:
+        with contextlib.suppress(ValueError):  # closed
+            while (fetched := self._child.messages.receive()) is not None:
                 with self._lock:
-                    self._bytes += int(line)
+                    self._bytes += int(fetched)
 
 
 class Several:

@@ -1,8 +1,8 @@
 """A process that fetches files into the cache of its node before they are read.
 
-Its bytes, its hashing and the random numbers of its libraries disturb nobody here. It reads which files are expected
-from its standard input and writes the bytes of each that it has fetched to its standard output, in lines; it ends with its
-input. It fetches several at once, and gives up at the first difficulty: who needs the file meets it too, waits and says so.
+Its bytes, its hashing and the random numbers of its libraries disturb nobody here. It is told which files are
+expected, and tells the bytes of each that it has fetched (`common.child`), in JSON; it ends with its input. It fetches several
+at once, and gives up at the first difficulty: who needs the file meets it too, waits and says so.
 
 What is fetched is held by nobody: with each message what is expected is dated anew in the cache, so that it goes last.
 """
@@ -12,12 +12,11 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
-from typing import IO
 
+from orchestrator.common.child import Messages, parent
 from orchestrator.data.files import cache
 from orchestrator.data.files.manifest import File
 from orchestrator.data.files.places import place_of
@@ -67,8 +66,11 @@ class Expected:
             self._changed.notify_all()
 
 
-def serve(requests: IO[str], answers: IO[str]) -> None:
-    first = json.loads(requests.readline())
+def serve(worker: Messages) -> None:
+    told = worker.receive()
+    if told is None:
+        return
+    first = json.loads(told)
     cache.use(*first["cache"])
     held, place, expected = cache.current(), place_of(first["place"]), Expected()
     lock = threading.Lock()
@@ -81,7 +83,7 @@ def serve(requests: IO[str], answers: IO[str]) -> None:
                 came = False
             if came:
                 with lock:
-                    print(file.size, file=answers, flush=True)
+                    worker.send(json.dumps(file.size).encode())
             elif not held.has(file):
                 time.sleep(_PAUSE_S)
                 expected.put_back(file)
@@ -89,8 +91,8 @@ def serve(requests: IO[str], answers: IO[str]) -> None:
     with ThreadPoolExecutor(_AT_ONCE) as threads:
         for _ in range(_AT_ONCE):
             threads.submit(fetch)
-        for line in requests:
-            files = [File(*each) for each in json.loads(line)]
+        while (wished := worker.receive()) is not None:
+            files = [File(*each) for each in json.loads(wished)]
             for file in expected.replace(files):
                 held.forgets(file)
             for file in reversed(files):
@@ -100,4 +102,4 @@ def serve(requests: IO[str], answers: IO[str]) -> None:
 
 if __name__ == "__main__":
     with contextlib.suppress(BrokenPipeError, KeyboardInterrupt):
-        serve(sys.stdin, sys.stdout)
+        serve(parent())

@@ -18,18 +18,17 @@ import io
 import os
 import pickle
 import queue
-import subprocess
-import sys
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from types import MappingProxyType
-from typing import IO, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
+from orchestrator.common.child import Messages, Started, parent
 from orchestrator.config.plan import Plan
 from orchestrator.errors import OrchestratorError, PipelineRaised
 from orchestrator.numerics import determinism, streams
@@ -70,7 +69,7 @@ class Callbacks:
             run.pipeline.target, dict(run.pipeline.args), run.seed, compute.threads, compute.arithmetic
         )
         self._emit = emit
-        self._process: subprocess.Popen[bytes] | None = None
+        self._child: Started | None = None
         self._waiting: deque[_Call] = deque()
         self._returned = 0
         self._calling: int | None = None
@@ -109,13 +108,13 @@ class Callbacks:
             self._closed = True
             self._waiting.clear()
             self._changed.notify_all()
-            process = self._process
-        if process is not None:
-            process.kill()
+            child = self._child
+        if child is not None:
+            child.kill()
         if self._thread is not None:
             self._thread.join()
-        if process is not None:
-            process.communicate()
+        if child is not None:
+            child.close()
 
     @property
     def _pending(self) -> list[int]:
@@ -152,34 +151,26 @@ class Callbacks:
             return call
 
     def _answer(self, call: _Call) -> dict[str, Any]:
-        process = self._started()
-        assert process.stdin is not None
-        assert process.stdout is not None
-        try:
-            pickle.dump(tuple(call), process.stdin)
-            process.stdin.flush()
-            answer: dict[str, Any] = pickle.load(process.stdout)
+        child = self._started()
+        with contextlib.suppress(OSError):  # it died: there is no answer
+            child.messages.send(pickle.dumps(tuple(call)))
+        payload = child.messages.receive()
+        if payload is not None:
+            answer: dict[str, Any] = pickle.loads(payload)
             return answer
-        except (OSError, EOFError, pickle.UnpicklingError):
-            process.kill()
-            process.communicate()
-            self._process = None
-            return {"failed": f"its process ended with code {process.returncode}"}
+        child.kill()
+        self._child = None
+        return {"failed": f"its process ended with code {child.close()}"}
 
-    def _started(self) -> subprocess.Popen[bytes]:
+    def _started(self) -> Started:
         with self._changed:
-            if self._process is None:
-                environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
-                command = [sys.executable, "-m", __name__]
-                self._process = subprocess.Popen(
-                    command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment
-                )
+            if self._child is None:
+                self._child = Started(__name__)
                 if self._closed:
-                    self._process.kill()
-                assert self._process.stdin is not None
+                    self._child.kill()
                 with contextlib.suppress(OSError):  # it died: whoever reads its answer finds that out
-                    pickle.dump(asdict(self._recipe), self._process.stdin)
-            return self._process
+                    self._child.messages.send(pickle.dumps(asdict(self._recipe)))
+            return self._child
 
     def _tell(self, step: int, **told: Any) -> None:
         self._emit({"event": "called_back", "step": step, **told})
@@ -255,16 +246,18 @@ def _answered(caller: Callable[[], _Caller], call: _Call) -> dict[str, Any]:
     return {**answer, "said": said.lines()}
 
 
-def _main(requests: IO[bytes], answers: IO[bytes]) -> None:
+def _main(worker: Messages) -> None:
     """Requests are read beside the calls: when there are no more, whoever wanted this call is gone, and it ends within it."""
-    recipe = Recipe(**pickle.load(requests))
+    first = worker.receive()
+    if first is None:
+        return
+    recipe = Recipe(**pickle.loads(first))
     determinism.prepare_thread(recipe.threads, arithmetic=recipe.arithmetic)
     calls: queue.SimpleQueue[_Call] = queue.SimpleQueue()
 
     def read() -> None:
-        with contextlib.suppress(EOFError):
-            while True:
-                calls.put(_Call(*pickle.load(requests)))
+        while (payload := worker.receive()) is not None:
+            calls.put(_Call(*pickle.loads(payload)))
         os._exit(0)
 
     threading.Thread(target=read, daemon=True).start()
@@ -276,12 +269,9 @@ def _main(requests: IO[bytes], answers: IO[bytes]) -> None:
         return made[0]
 
     while True:
-        pickle.dump(_answered(caller, calls.get()), answers)
-        answers.flush()
+        worker.send(pickle.dumps(_answered(caller, calls.get())))
 
 
 if __name__ == "__main__":
-    _requests, _answers = sys.stdin.buffer, os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)  # what is written past Python must not get into the answers
-    with contextlib.suppress(BrokenPipeError, KeyboardInterrupt, EOFError):
-        _main(_requests, _answers)
+    with contextlib.suppress(BrokenPipeError, KeyboardInterrupt):
+        _main(parent())

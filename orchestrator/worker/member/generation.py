@@ -14,11 +14,11 @@ from orchestrator.checkpoint.state import TrainingState
 from orchestrator.comm.pipeline_schedules import Hosts
 from orchestrator.comm.topologies.schedule import Schedule
 from orchestrator.comm.transports.base import Transport
+from orchestrator.common.child import Start, Started
 from orchestrator.controller.checking import Verdict
 from orchestrator.controller.events import Begin
 from orchestrator.controller.rendezvous.schedules import Group
 from orchestrator.controller.shard_assignment import hosts_of
-from orchestrator.data.child import Start, Started
 from orchestrator.optim.privacy.keys import Keys
 from orchestrator.worker.member.heartbeat import Heartbeat
 from orchestrator.worker.member.shard_slots import Row, ShardSlots

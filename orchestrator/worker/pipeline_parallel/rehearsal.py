@@ -6,9 +6,6 @@ from __future__ import annotations
 import json
 import os
 import pickle
-import subprocess
-import sys
-import threading
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stdout, suppress
@@ -16,6 +13,7 @@ from dataclasses import replace
 from os import devnull
 from typing import Any
 
+from orchestrator.common.child import Started, end_with, parent
 from orchestrator.config.plan import Plan
 from orchestrator.errors import ConfigurationError, OrchestratorError, PipelineRaised
 from orchestrator.numerics import determinism
@@ -43,20 +41,11 @@ def rehearse_cuts(plan: Plan) -> dict[str, Any] | None:
     where the model cannot be cut so."""
     if plan.cluster.members.stages == 1:
         return None
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
-    with subprocess.Popen(
-        [sys.executable, "-m", __name__],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        env=environment,
-    ) as process:
-        assert process.stdin is not None
-        assert process.stdout is not None
-        with suppress(OSError):  # it died: there is no answer
-            pickle.dump(plan, process.stdin)
-            process.stdin.flush()
-        text = process.stdout.read()
+    child = Started(__name__, silent=True)
+    with suppress(OSError):  # it died: there is no answer
+        child.messages.send(pickle.dumps(plan))
+    text = child.messages.receive()
+    child.close()
     found = json.loads(text) if text else {}
     if "refused" in found:
         raise ConfigurationError([f"cluster.stages: {found['refused']}"], found["remedy"])
@@ -74,19 +63,12 @@ def _answer(plan: Plan) -> dict[str, Any]:
         return {}
 
 
-def _end_with_input() -> None:
-    sys.stdin.buffer.read()
-    os._exit(1)
-
-
 def _serve() -> None:
-    answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # what the pipeline prints must not get into the answer
-    plan: Plan = pickle.load(sys.stdin.buffer)
-    threading.Thread(target=_end_with_input, daemon=True).start()
+    asker = parent()
+    plan: Plan = pickle.loads(asker.receive() or b"")
+    end_with(asker)
     determinism.prepare_thread(1)
-    with answers:
-        json.dump(_answer(plan), answers)
+    asker.send(json.dumps(_answer(plan)).encode())
 
 
 if __name__ == "__main__":

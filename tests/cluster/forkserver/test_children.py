@@ -16,10 +16,13 @@ pytestmark = pytest.mark.slow
 
 ECHO = """
 import os, sys
+from orchestrator.common.child import parent
 def main():
+    messages = parent()
     seen = [os.environ.get(name) for name in ("REMOVED", "SET")]
-    for line in sys.stdin:
-        print(line.strip(), *seen, os.getcwd(), flush=True)
+    print("beside the messages")
+    while (line := messages.receive()) is not None:
+        messages.send(" ".join([line.decode(), *map(str, seen), os.getcwd()]).encode())
     sys.exit(7)
 if __name__ == "__main__":
     main()
@@ -45,9 +48,8 @@ def test_a_child_is_as_its_parent_is_now(light: Light, forked: bool, monkeypatch
         monkeypatch.setattr(client, "came_from", None)
     child = children.child("echoing")
     assert (str(child.pid) in light.children) == forked
-    child.input.write(b"a line\n")
-    child.input.flush()
-    assert child.output.readline().decode() == f"a line None later {Path.cwd()}\n"
+    child.messages.send(b"a line")
+    assert child.messages.receive() == f"a line None later {Path.cwd()}".encode()
     assert child.close() == 7
 
 
@@ -62,9 +64,8 @@ def test_without_its_server_a_child_goes_on_and_its_end_is_seen(light: Light) ->
     child = children.child("echoing")
     os.kill(light.process.pid, signal.SIGKILL)
     ended(light.process.pid)
-    child.input.write(b"a line\n")
-    child.input.flush()
-    assert child.output.readline().startswith(b"a line")
+    child.messages.send(b"a line")
+    assert (child.messages.receive() or b"").startswith(b"a line")
     assert child.close() is None
     other = children.child("echoing")  # started, since the server is gone
     assert other.close() == 7
