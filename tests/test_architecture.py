@@ -60,7 +60,17 @@ ROOMS = {
     ],
     "config": ["resolve", "plan", "settings"],
     "comm": ["collectives", "transports", "synchronization", "pipeline_schedules", "topologies"],
-    "common": ["registry", "values", "import_string", "file_cache", "locks", "child", "injection", "tested_versions"],
+    "common": [
+        "registry",
+        "values",
+        "import_string",
+        "file_cache",
+        "locks",
+        "child",
+        "processes",
+        "injection",
+        "tested_versions",
+    ],
 }
 ONLY_ROOM = {
     "ray": ("cluster",),

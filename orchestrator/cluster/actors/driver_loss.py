@@ -13,13 +13,13 @@ from __future__ import annotations
 
 import json
 import os
-import select
 import threading
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from orchestrator.common import locks
+from orchestrator.common.processes import wait_for_end
 
 PREFIX = "handed-over-"  # of the files beside the checkpoints
 
@@ -49,16 +49,6 @@ class DriverWatch:
             self._orphaned()
         finally:
             os._exit(0)
-
-
-def wait_for_end(process: int) -> None:
-    """Until this process is gone."""
-    try:
-        descriptor = os.pidfd_open(process)
-    except ProcessLookupError:
-        return
-    select.select([descriptor], [], [])
-    os.close(descriptor)
 
 
 def written(entries: Iterable[Mapping[str, Any]]) -> bytes:

@@ -8,7 +8,6 @@ import signal
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, Self
 
@@ -21,6 +20,7 @@ from orchestrator.cluster.actors.fault_injection import disturb
 from orchestrator.cluster.actors.member_actor import Answer, MemberActor, Role
 from orchestrator.cluster.ray_calls import unless_gone
 from orchestrator.comm.transports.tls import Credentials
+from orchestrator.common import processes
 from orchestrator.config.plan import Plan
 from orchestrator.controller.fault_injection import Disturbance
 from orchestrator.errors import RunFailed, WorkerLost
@@ -149,12 +149,7 @@ class Members:
         known = self._members[member]
         if known.pid is None or known.node != this_node():
             return False
-        try:
-            return b") Z " in Path(f"/proc/{known.pid}/stat").read_bytes()
-        except FileNotFoundError:
-            return True
-        except OSError:
-            return False
+        return not processes.lives(known.pid)
 
     def last_activity(self, member: int) -> Mapping[str, Any] | None:
         """What a dead member did last, in the form of its heartbeat; None where that cannot be known."""

@@ -15,7 +15,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from orchestrator.common import locks
+from orchestrator.common import locks, processes
 
 _PREFIX = "orc-"
 MEMBERS_LOCK = "members.lock"  # on which members that may outlive their driver hold a lock (`actors.orphaned`)
@@ -43,17 +43,9 @@ def remove_abandoned() -> None:
         for folder in Path(parent).glob(f"{_PREFIX}*-*"):
             pid = folder.name.removeprefix(_PREFIX).partition("-")[0]
             with contextlib.suppress(OSError):
-                is_ours = pid.isdigit() and not folder.is_symlink() and folder.stat().st_uid == os.getuid()
-                if is_ours and not _lives(pid) and not _is_handing_over(folder / MEMBERS_LOCK):
+                is_ours = pid.isdecimal() and not folder.is_symlink() and folder.stat().st_uid == os.getuid()
+                if is_ours and not processes.lives(int(pid)) and not _is_handing_over(folder / MEMBERS_LOCK):
                     remove(folder)
-
-
-def _lives(pid: str) -> bool:
-    """Not so a process whose end nobody has asked for yet."""
-    try:
-        return b") Z " not in Path(f"/proc/{pid}/stat").read_bytes()
-    except OSError:
-        return False
 
 
 def _is_handing_over(lock: Path) -> bool:

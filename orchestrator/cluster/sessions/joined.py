@@ -13,7 +13,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-import select
 import socket
 import threading
 from collections.abc import Mapping
@@ -21,7 +20,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from orchestrator.cluster.sessions.environment import enter, prepare_environment
-from orchestrator.comm.transports.links import open_pidfd
+from orchestrator.common.processes import has_ended, open_pidfd
 from orchestrator.common.tested_versions import RAY
 from orchestrator.errors import ClusterUnavailable
 
@@ -77,7 +76,7 @@ class JoinedRay:
         are lost, and reported as such."""
         if self.is_headless:
             return f"the head of the Ray at {self._address} is gone: {self._in_vain} calls in a row were in vain"
-        if self._raylet is not None and _has_ended(self._raylet):
+        if self._raylet is not None and has_ended(self._raylet):
             return f"the raylet of this node of the Ray at {self._address} has ended"
         return None
 
@@ -140,12 +139,6 @@ def _pidfd_of_raylet() -> int | None:
 def _tells_of_the_other_side(error: OSError) -> bool:
     """Whether the error is one of the other side, and not of this one, such as no descriptor or no port left."""
     return isinstance(error, ConnectionError | TimeoutError) or error.errno in (errno.EHOSTUNREACH, errno.ENETUNREACH)
-
-
-def _has_ended(pidfd: int) -> bool:
-    poll = select.poll()
-    poll.register(pidfd, select.POLLIN)
-    return bool(poll.poll(0))
 
 
 def _reach(address: str) -> None:

@@ -40,6 +40,7 @@ from orchestrator.comm.transports import frames
 from orchestrator.comm.transports.base import ProtocolError, Received, Tag
 from orchestrator.comm.transports.shared_memory import Mapping
 from orchestrator.comm.transports.tls import buffered
+from orchestrator.common.processes import open_pidfd
 from orchestrator.numerics import lossless_packing
 from orchestrator.numerics.lossless_packing import Narrow
 
@@ -323,24 +324,6 @@ class Link:
 def _at_least(size_bytes: int, memory: torch.Tensor) -> torch.Tensor:
     """That memory, or new one where it is too small."""
     return memory if memory.numel() >= size_bytes else torch.empty(size_bytes, dtype=torch.uint8)
-
-
-def peer_credentials(connection: socket.socket) -> tuple[int, int]:
-    """(process id, user id) of the other end of a Unix socket; the process id is 0 if it cannot be seen from here."""
-    size = struct.calcsize("3i")
-    pid, uid, _ = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size))
-    return pid, uid
-
-
-def open_pidfd(connection: socket.socket) -> int | None:
-    """A descriptor that becomes readable when the peer's process ends; None when there is none to be had."""
-    pid, _ = peer_credentials(connection)
-    if pid in (0, os.getpid()):
-        return None
-    try:
-        return os.pidfd_open(pid)
-    except OSError:  # already dead (its socket will tell), or another PID namespace, or a kernel without pidfds
-        return None
 
 
 def configure_tcp(connection: socket.socket, unreachable_s: int) -> None:

@@ -45,10 +45,11 @@ from orchestrator.comm.transports.handshake import (
     refusal,
 )
 from orchestrator.comm.transports.handshake_socket import Handshake, Result
-from orchestrator.comm.transports.links import UNREACHABLE_S, Link, is_unreachable, peer_credentials
+from orchestrator.comm.transports.links import UNREACHABLE_S, Link, is_unreachable
 from orchestrator.comm.transports.shared_memory import Descriptor, SharedRegions
 from orchestrator.comm.transports.socket_transport import FAREWELL, SocketTransport
 from orchestrator.comm.transports.tls import Credentials, Side, Tls, buffered
+from orchestrator.common.processes import peer_credentials
 
 Address = Sequence[str | int]
 

@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, Self
 from urllib.parse import quote, unquote
 
-from orchestrator.common import locks
+from orchestrator.common import locks, processes
 from orchestrator.errors import ConfigurationError, UsageError
 from orchestrator.provenance.tracking import empty, lean, names, tables
 from orchestrator.provenance.tracking.rebase import adopt, rebase
@@ -133,7 +133,7 @@ def _account() -> str:
 def identity_of_process() -> dict[str, str]:
     """Tags by which a later start can tell whether this process is still alive."""
     pid = os.getpid()
-    return {PID: str(pid), STARTED: _started(pid) or "", HOST: socket.gethostname(), BOOT: _boot_id()}
+    return {PID: str(pid), STARTED: processes.started(pid) or "", HOST: socket.gethostname(), BOOT: _boot_id()}
 
 
 class Store:
@@ -545,16 +545,7 @@ def _is_orphan(tags: Mapping[str, str]) -> bool:
     """Whether its driver, on this machine, is gone."""
     if PID not in tags or tags.get(HOST) != socket.gethostname():
         return False
-    return tags.get(BOOT) != _boot_id() or _started(int(tags[PID])) != tags.get(STARTED)
-
-
-def _started(pid: int) -> str | None:
-    """When the process started, in clock ticks since boot: with the pid it names a process for good."""
-    try:
-        stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return None
-    return stat.rpartition(")")[2].split()[19]
+    return tags.get(BOOT) != _boot_id() or processes.started(int(tags[PID])) != tags.get(STARTED)
 
 
 def _boot_id() -> str:

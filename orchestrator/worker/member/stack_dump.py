@@ -28,6 +28,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
+from orchestrator.common import processes
 from orchestrator.records.stacks import Home
 
 _NAME: Final = "orchestrator-stacks"
@@ -82,7 +83,7 @@ def take(places: Sequence[Place]) -> list[Seen]:
     files = [_ask(place) for place in places]
     deadline = time.monotonic() + _WAIT_S
     found = [
-        Seen(b"".join(_read(file, deadline)).decode(errors="replace"), _state(place.pid))
+        Seen(b"".join(_read(file, deadline)).decode(errors="replace"), processes.state(place.pid))
         for file, place in zip(files, places, strict=True)
     ]
     for file in files:
@@ -116,13 +117,6 @@ def _read(file: int | None, deadline: float) -> list[bytes]:
             size, since = grown, now
         time.sleep(_STILL_S / 10)
     return [os.pread(file, _MOST_BYTES, 0)]
-
-
-def _state(pid: int) -> str:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(") ")[2][:1]
-    except OSError:
-        return ""
 
 
 def _spied(pid: int) -> str:

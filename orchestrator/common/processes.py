@@ -1,0 +1,88 @@
+"""Processes of this machine, as the kernel tells of them: which one lives, which one it is, and when it ends.
+
+    lives(pid)               not so one that has ended and whose end nobody has asked for yet
+    state(pid)               the letter that ps shows, such as R, S, D or T
+    started(pid)             with its number it names a process for good
+    wait_for_end(pid)        until it is gone
+    open_pidfd(connection)   a descriptor of the process on the other side; has_ended(pidfd)
+    peer_credentials(connection)
+
+What it does not do: ask for a process of another machine, which Ray, a lock or a lease tells of. Programs that start without
+this package (`sessions/agent.py`, `supervision/supervisor.py`, `forkserver/client.py`) ask the kernel by themselves.
+Source: proc_pid_stat(5), pidfd_open(2), SO_PEERCRED in unix(7). Linux only.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import socket
+import struct
+from pathlib import Path
+
+_CREDENTIALS = struct.Struct("3i")
+_STATE, _STARTED = 0, 19  # of the fields after the name
+
+
+def lives(pid: int) -> bool:
+    """True too where that cannot be told, as when this process has no descriptor left."""
+    try:
+        return _stat(pid)[_STATE] not in ("Z", "X")
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+    except OSError:
+        return True
+
+
+def state(pid: int) -> str:
+    """Empty where there is no such process."""
+    try:
+        return _stat(pid)[_STATE]
+    except OSError:
+        return ""
+
+
+def started(pid: int) -> str | None:
+    """In clock ticks since boot; None where there is no such process."""
+    try:
+        return _stat(pid)[_STARTED]
+    except OSError:
+        return None
+
+
+def wait_for_end(pid: int) -> None:
+    try:
+        descriptor = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return
+    select.select([descriptor], [], [])
+    os.close(descriptor)
+
+
+def has_ended(pidfd: int) -> bool:
+    poll = select.poll()
+    poll.register(pidfd, select.POLLIN)
+    return bool(poll.poll(0))
+
+
+def open_pidfd(connection: socket.socket) -> int | None:
+    """A descriptor that becomes readable when the peer's process ends; None when there is none to be had."""
+    pid, _ = peer_credentials(connection)
+    if pid in (0, os.getpid()):
+        return None
+    try:
+        return os.pidfd_open(pid)
+    except OSError:  # already dead (its socket will tell), or another PID namespace, or a kernel without pidfds
+        return None
+
+
+def peer_credentials(connection: socket.socket) -> tuple[int, int]:
+    """(process id, user id) of the other end of a Unix socket; the process id is 0 if it cannot be seen from here."""
+    found = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+    pid, uid, _ = _CREDENTIALS.unpack(found)
+    return pid, uid
+
+
+def _stat(pid: int) -> list[str]:
+    """The fields after the name, which may hold any character. Raises OSError."""
+    return Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()

@@ -1,0 +1,73 @@
+"""A process lives until it has ended, also where nobody has asked for its end yet, and has a time at which it began."""
+
+from __future__ import annotations
+
+import errno
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from orchestrator.common import processes
+
+
+@pytest.fixture
+def child() -> Iterator[subprocess.Popen[bytes]]:
+    with subprocess.Popen([sys.executable, "-I", "-S", "-c", "import signal; signal.pause()"]) as found:
+        yield found
+        found.kill()
+
+
+def test_a_process_lives_until_it_has_ended(child: subprocess.Popen[bytes]) -> None:
+    assert processes.lives(child.pid)
+    pidfd = os.pidfd_open(child.pid)
+    assert not processes.has_ended(pidfd)
+    child.kill()
+    processes.wait_for_end(child.pid)
+    assert processes.has_ended(pidfd)
+    assert processes.state(child.pid) == "Z"  # nobody has asked for its end
+    assert not processes.lives(child.pid)
+    os.close(pidfd)
+    child.wait()
+    processes.wait_for_end(child.pid)
+    assert not processes.lives(child.pid)
+    assert (processes.state(child.pid), processes.started(child.pid)) == ("", None)
+
+
+def test_a_process_that_is_stopped_lives(child: subprocess.Popen[bytes]) -> None:
+    os.kill(child.pid, signal.SIGSTOP)
+    os.waitid(os.P_PID, child.pid, os.WSTOPPED)
+    assert processes.state(child.pid) == "T"
+    assert processes.lives(child.pid)
+
+
+def test_its_name_may_look_like_its_state(tmp_path: Path) -> None:
+    program = tmp_path / "a) Z (b"
+    program.symlink_to(sys.executable)
+    with subprocess.Popen([program, "-I", "-S", "-c", "print(flush=True); input()"], stdin=-1, stdout=-1) as named:
+        assert named.stdout is not None
+        named.stdout.readline()
+        assert Path(f"/proc/{named.pid}/comm").read_text() == f"{program.name}\n"
+        assert processes.lives(named.pid)
+        named.kill()
+
+
+def test_nobody_is_dead_because_this_process_may_open_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuses(_path: Path, **_: str) -> str:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    monkeypatch.setattr(Path, "read_text", refuses)
+    assert processes.lives(os.getpid())
+
+
+def test_the_other_side_of_a_socket_is_known(child: subprocess.Popen[bytes]) -> None:
+    here, there = socket.socketpair()
+    with here, there:
+        assert processes.peer_credentials(here) == (os.getpid(), os.geteuid())
+        assert processes.open_pidfd(here) is None  # this process itself
+    assert processes.started(child.pid) != processes.started(os.getppid())
