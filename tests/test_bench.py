@@ -16,16 +16,11 @@ from benchmarks import pages
 from benchmarks.bench import (
     FULL,
     GROUPS,
-    PICTURE,
-    SMOKE,
     Act,
     Effort,
     Found,
     Group,
     Row,
-    draw,
-    machine,
-    main,
     measure,
     table,
 )
@@ -76,18 +71,6 @@ def test_who_fails_is_told_and_has_no_further_turn_and_the_others_have_theirs() 
     assert "| a sum | | gloo | | not measured | 2 | |" in table({"some": group}, {"some": found})
 
 
-def test_the_effort_limits_the_rounds() -> None:
-    for effort, rounds in ((SMOKE, 1), (FULL, 2)):
-        assert measure(group_of(acts=[lambda: {"ours": [1.0]}]), effort)[0] == {"ours": [1.0] * rounds}
-
-
-def test_the_picture_has_a_bar_for_each_row_that_was_measured(tmp_path: Path) -> None:
-    draw({"some": group_of(FAST, SOON)}, {"some": {"ours": OURS, "gloo, 4 kB": PEER}}, tmp_path / PICTURE)
-    said = (tmp_path / PICTURE).read_text()
-    assert "<!-- a sum, gloo -->" in said
-    assert "a start" not in said
-
-
 def test_what_stands_between_the_marks_is_replaced_and_a_page_without_them_refused(tmp_path: Path) -> None:
     page = tmp_path / "page.md"
     page.write_text("before\n<!-- bench: made by make bench -->\nold\n<!-- end of bench -->\nafter\n")
@@ -95,24 +78,6 @@ def test_what_stands_between_the_marks_is_replaced_and_a_page_without_them_refus
     assert page.read_text() == "before\n<!-- bench: made by make bench -->\nnew \\1\n<!-- end of bench -->\nafter\n"
     with pytest.raises(ValueError, match="0 parts between <!-- other"):
         pages.replace(page, "other", "new")
-
-
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        (["rows=digits,vgg"], "no vgg; there is rows=A,B of all-reduce"),
-        (["digits"], "no digits; there is rows=A,B"),
-        (["rows=digits", "--page", "x.md"], "--page needs all rows"),
-    ],
-)
-def test_wrong_usage_is_told_in_one_line(arguments: list[str], words: str, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit):
-        main(arguments)
-    assert words in capsys.readouterr().err.splitlines()[-1]
-
-
-def test_the_machine_is_named_with_its_cores_and_versions() -> None:
-    assert re.search(r", \d+ cores, \d+ GB, Linux .*, Python 3\.\d+\.\d+, torch \d.*, ray \d.*, mlflow \d", machine())
 
 
 def test_the_page_shows_every_row() -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks import namespaces
-from benchmarks.hosts import DDP, Case, Course, course_of, draw, main, parsed, table
+from benchmarks.hosts import Case, Course, course_of, main, parsed
 from orchestrator.comm.topologies import TOPOLOGIES
 
 CASE = Case(2, 1, "mlp", "even")
@@ -42,22 +42,6 @@ def test_a_course_is_that_of_the_first_process_at_each_step(tmp_path: Path) -> N
         (tmp_path / name).write_text("\n".join(["99.0 0 0 0", *marks]))
     (tmp_path / "run.yaml").write_text("{}")
     assert course_of(tmp_path) == Course(2.0, 200.0)
-
-
-def test_the_table_compares_with_ddp() -> None:
-    found = {(CASE, "peer_to_peer"): [Course(2.0, 150e6), Course(4.0, 150e6)], (CASE, DDP): [Course(6.0, 100e6)]}
-    assert table(found).splitlines()[2:] == [
-        "| 2 | 1 | mlp | even | peer to peer | 0.33 | 2.00 | 150.00 | 1.50 |",
-        "| 2 | 1 | mlp | even | DDP over gloo | 0.17 | 1.00 | 100.00 | 1.00 |",
-    ]
-
-
-def test_the_picture_has_a_panel_for_each_condition(tmp_path: Path) -> None:
-    conditions = (CASE, CASE._replace(condition="slow"))
-    found = {(case, way): [Course(2.0, 1.0)] for case in conditions for way in ("ring", DDP)}
-    draw(found, tmp_path / "hosts.svg")
-    text = (tmp_path / "hosts.svg").read_text()
-    assert all(f"<!-- {title} -->" in text for title in ("mlp, even", "mlp, slow", "ring"))
 
 
 def test_outside_of_all_hosts_no_wire_is_counted() -> None:

@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from benchmarks.nodes import CASES, SIDES, Change, first_step, main, repeated, stillness, table
+from benchmarks.nodes import first_step, main, repeated, stillness
 from benchmarks.recovery import Marks
 
 LOSS = 10.0  # at step 3, which the victim, 1, has completed as well
@@ -49,15 +49,6 @@ def test_who_joins_makes_the_group_larger_with_its_first_step() -> None:
 
 def test_a_step_that_a_process_does_twice_is_repeated() -> None:
     assert repeated({2: [(9.8, 2), (9.9, 3), (10.1, 3), (10.2, 4)]}, {2}, LOSS) == 1
-
-
-def test_the_table_compares_medians_with_ours() -> None:
-    found = {(case, side): [Change(0.5, 0.25, 0)] for case in CASES for side in SIDES}
-    found[CASES[0], SIDES[0]] = [Change(20.0, 10.0, 3), Change(10.0, 5.0, 2), Change(30.0, 15.0, 4)]
-    assert table(found).splitlines()[2:4] == [
-        f"| a node lost | {SIDES[0]} | 3 | 10.00 / 20.00 | 40.0 | 5.00 / 10.00 | 40.0 | 3 |",
-        f"| a node lost | {SIDES[1]} | 1 | 0.50 / 0.50 | 1.0 | 0.25 / 0.25 | 1.0 | 0 |",
-    ]
 
 
 def test_without_root_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:

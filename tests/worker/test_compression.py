@@ -56,7 +56,7 @@ def test_every_layout_gives_the_same_run(number: int) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("number", thinned(range(len(CASES)), 4), ids=lambda n: CASES[n][0].__name__)
+@pytest.mark.parametrize("number", thinned(range(len(CASES)), 10), ids=lambda n: CASES[n][0].__name__)
 @pytest.mark.parametrize("method", METHODS, ids=str)
 def test_every_method_does_so(method: dict[str, Any], number: int) -> None:
     _try(method, number)
@@ -69,12 +69,12 @@ def _try(method: dict[str, Any], number: int) -> None:
         _assert_same(train(pipeline, layout, compression=method, **settings), reference)
 
 
-@pytest.mark.parametrize("layout", thinned([*LAYOUTS, *LONELY], 3), ids=str)
+@pytest.mark.parametrize("layout", thinned([*LAYOUTS, *LONELY], 6), ids=str)
 def test_one_model_on_all_layouts(layout: Layout) -> None:
     _assert_same(train(p.Batchnorm, layout, steps=3, compression=QUANTIZE), _batchnorm())
 
 
-@pytest.mark.parametrize("method", METHODS, ids=str)
+@pytest.mark.parametrize("method", thinned(METHODS, 4), ids=str)
 def test_computing_beside_host_memory_changes_no_bit(method: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     direct = train(p.Batchnorm, compression=method)
     monkeypatch.setattr(staging, "on", lambda _: staging.Copying(torch.device("cpu")))
@@ -130,7 +130,7 @@ def assert_same(method: int, told: Told) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("first", thinned(range(0, 23, 3), 3))
+@pytest.mark.parametrize("first", thinned(range(0, 23, 3), 8))
 @pytest.mark.parametrize("method", range(len(KEEPING)))
 def test_a_generation_may_be_called_off_at_any_moment(method: int, first: int) -> None:
     """Nobody is lost, so nothing is: who is a step behind has staged what others have committed."""
@@ -144,7 +144,7 @@ def test_a_generation_may_be_called_off_at_any_moment(method: int, first: int) -
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("first", thinned(range(0, 23, 3), 2))
+@pytest.mark.parametrize("first", thinned(range(0, 23, 3), 4))
 @pytest.mark.parametrize("method", range(len(KEEPING)))
 def test_members_may_die_at_any_moment(method: int, first: int) -> None:
     layout = [Layout(4, "ring"), Layout(4, "tree"), Layout(4, "parameter_server")][first % 3]
@@ -154,7 +154,7 @@ def test_members_may_die_at_any_moment(method: int, first: int) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", thinned(range(6), 2))
+@pytest.mark.parametrize("seed", thinned(range(6), 3))
 @pytest.mark.parametrize("method", range(len(KEEPING)))
 def test_chaos(method: int, seed: int) -> None:
     draw = random.Random(seed)
@@ -197,7 +197,7 @@ def test_what_outlives_its_host_is_not_computed_again(method: int) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("first", thinned(range(50), 12))
+@pytest.mark.parametrize("first", thinned(range(50), 25))
 @pytest.mark.parametrize("method", range(len(KEEPING)))
 def test_any_moment_may_be_the_last_of_a_host(method: int, first: int) -> None:
     """Its writes of what shards keep among them; one worker stays, since with the last one all is lost."""
@@ -209,7 +209,7 @@ def test_any_moment_may_be_the_last_of_a_host(method: int, first: int) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", thinned(range(60), 12))
+@pytest.mark.parametrize("seed", thinned(range(60), 30))
 def test_chaos_where_it_outlives_its_host(seed: int) -> None:
     """Whatever happens, all that is lost is what the last living worker takes along."""
     draw = random.Random(1000 + seed)

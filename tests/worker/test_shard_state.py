@@ -125,7 +125,7 @@ def test_nothing_happens(layout: Layout) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("first", thinned(range(23), 4))
+@pytest.mark.parametrize("first", thinned(range(23), 8))
 def test_a_generation_may_be_called_off_at_any_moment(first: int) -> None:
     """Nobody is lost, so nothing is: those who are a step behind have what they staged."""
     faults = [Fault(first % 2, first + 23 * i, "call off") for i in range(8)]
@@ -137,7 +137,7 @@ def test_a_generation_may_be_called_off_at_any_moment(first: int) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("first", thinned(range(23), 4))
+@pytest.mark.parametrize("first", thinned(range(23), 8))
 def test_members_may_die_at_any_moment(first: int) -> None:
     layout = [Layout(4, "ring"), Layout(4, "tree"), Layout(4, "parameter_server")][first % 3]
     told, run = told_of(layout, [Fault(i, first + 23 * i, "die") for i in range(3)])
@@ -147,7 +147,7 @@ def test_members_may_die_at_any_moment(first: int) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("first", thinned(range(40), 10))
+@pytest.mark.parametrize("first", thinned(range(40), 20))
 def test_on_the_machine_of_the_driver_it_is_not_lost_with_a_host(first: int) -> None:
     layout = [Layout(4, "ring"), Layout(4, "tree"), Layout(4, "parameter_server")][first % 3]
     told, run = told_of(layout, [Fault(i, first + 31 * i, "die") for i in range(3)], outlives=True)
@@ -157,7 +157,7 @@ def test_on_the_machine_of_the_driver_it_is_not_lost_with_a_host(first: int) -> 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("at", thinned(range(8, 60, 4), 3))
+@pytest.mark.parametrize("at", thinned(range(8, 60, 4), 5))
 def test_rows_move_to_those_who_join_at_any_moment(at: int) -> None:
     told, run = told_of(Layout(1), [Fault(0, at, "join"), Fault(0, at, "join"), Fault(0, at + 30, "join")])
     assert run.went_back == 0
@@ -166,7 +166,7 @@ def test_rows_move_to_those_who_join_at_any_moment(at: int) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("at", thinned(range(0, 40, 3), 4))
+@pytest.mark.parametrize("at", thinned(range(0, 40, 3), 7))
 @pytest.mark.parametrize("what", ["die", "call off"])
 def test_a_handover_of_rows_may_be_interrupted_anywhere(at: int, what: What) -> None:
     joins = [Fault(0, 24, "join"), Fault(0, 24, "join")]
@@ -175,7 +175,7 @@ def test_a_handover_of_rows_may_be_interrupted_anywhere(at: int, what: What) -> 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", thinned(range(24), 5))
+@pytest.mark.parametrize("seed", thinned(range(24), 8))
 def test_chaos(seed: int) -> None:
     draw = random.Random(seed)
     topology = draw.choice(["ring", "tree", "parameter_server", "peer_to_peer", "hierarchical"])

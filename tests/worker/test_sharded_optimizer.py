@@ -25,6 +25,7 @@ from orchestrator.worker.member.shared_queue import Place
 from orchestrator.worker.model import sharded_optimizer
 from orchestrator.worker.model.replica import Replica
 from orchestrator.worker.strategies import LockstepStrategy
+from tests.products import thinned
 from tests.worker import pipelines as p
 from tests.worker.elastic import EVERYTHING, Fault, Told, What, survive
 from tests.worker.runs import LAYOUTS, ONE, Keeping, Layout, Run, Shared, settings_for, train
@@ -225,7 +226,7 @@ def _disturbed(layout: Layout, faults: list[Fault]) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("at", range(0, 120, 7))
+@pytest.mark.parametrize("at", thinned(range(0, 120, 7), 3))
 def test_a_worker_may_die_at_any_moment(at: int) -> None:
     """The first one in whose memory the update is made, and another one somewhat later."""
     layout = [Layout(3, "ring"), Layout(4, "tree"), Layout(3, "parameter_server"), Layout(4, "hierarchical", nodes=2)]
@@ -233,7 +234,7 @@ def test_a_worker_may_die_at_any_moment(at: int) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", thinned(range(12), 4))
 def test_chaos(seed: int) -> None:
     draw = random.Random(seed)
     kinds: list[What] = ["die", "die", "join", "call off", "regroup", "save"]
