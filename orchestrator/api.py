@@ -116,5 +116,6 @@ def _named(conf: Mapping[str, Any]) -> dict[str, Any]:
         raise ConfigurationError(
             [f"pipeline.target: {target.__name__} is defined in the script that runs, where workers cannot import it"],
             "move the class into a module of its own",
+            code="pipeline.in-script",
         )
     return {**conf, "pipeline": {**dict(section or {}), "target": f"{target.__module__}:{target.__qualname__}"}}

@@ -15,8 +15,10 @@
     +-- NotRerunnable                 4   the run cannot be repeated exactly, and exactness was asked for
     +-- Interrupted                 130   SIGINT, SIGTERM or SIGHUP
 
-An error says what and where in its message and what to do about it in its remedy. It is an ordinary value: a worker sends
-it to the driver as the dictionary `as_dict` gives, because an exception that crosses processes must not need pickle.
+An error says what and where in its message and what to do about it in its remedy. Its code, such as `topology.fast-layout`,
+says the same to programs, and stays when the sentence changes; `docs/errors.md` lists all of them. An error is an ordinary
+value: a worker sends it to the driver as the dictionary `as_dict` gives, because an exception that crosses processes must not
+need pickle.
 """
 
 from __future__ import annotations
@@ -32,6 +34,24 @@ class StopsWaiting(Exception):
     """No error: whoever waits is to stop, and passes this on through the user's code."""
 
 
+class Coded(str):
+    """A sentence that knows the code of what it says."""
+
+    __slots__ = ("code",)
+    code: str
+
+
+def coded(code: str, sentence: str) -> Coded:
+    """A problem of a ConfigurationError. Where another sentence is made of it, `code_of` passes its code on."""
+    found = Coded(sentence)
+    found.code = code
+    return found
+
+
+def code_of(sentence: str) -> str:
+    return getattr(sentence, "code", "")
+
+
 class OrchestratorError(Exception):
     """An error that a user can cause or meet: one message, one remedy, one exit code. recurs: whoever goes on with the run,
     with its code, data and settings, meets it again."""
@@ -40,19 +60,30 @@ class OrchestratorError(Exception):
     recurs = False
     more: Mapping[str, object] = {}  # what the JSON object of a refused command says besides
 
-    def __init__(self, message: str, remedy: str = "", details: str = "") -> None:
+    def __init__(self, message: str, remedy: str = "", details: str = "", *, code: str = "") -> None:
         super().__init__(message)
         self.message = message
         self.remedy = remedy
         self.details = details  # a full traceback, for the run's folder; never shown
+        self.codes: tuple[str, ...] = (code,)  # of each of its problems; "": of a version that had no codes
 
     @property
     def kind(self) -> str:
         return type(self).__name__
 
-    def as_dict(self) -> dict[str, str]:
-        told = {"kind": self.kind, "message": self.message, "remedy": self.remedy, "details": self.details}
+    @property
+    def code(self) -> str:
+        """Of its first problem, where it has several."""
+        return self.codes[0]
+
+    def as_dict(self) -> dict[str, Any]:
+        told = {**self.told(), "details": self.details}
         return {**told, "recurs": "true"} if self.recurs else told
+
+    def told(self) -> dict[str, Any]:
+        """What a user is told, as JSON says it."""
+        told: dict[str, Any] = {"kind": self.kind, "code": self.code, "message": self.message, "remedy": self.remedy}
+        return {**told, "codes": [*self.codes]} if len(self.codes) > 1 else told
 
     def __str__(self) -> str:
         return f"{self.message}\n  {self.remedy}" if self.remedy else self.message
@@ -63,13 +94,19 @@ class UsageError(OrchestratorError):
 
 
 class ConfigurationError(UsageError):
-    """Settings that are wrong. `problems` holds one sentence each, so that all are reported at once."""
+    """Settings that are wrong. `problems` holds one sentence each, so that all are reported at once. code: of those problems
+    that are not `coded` themselves."""
 
-    def __init__(self, problems: Sequence[str], remedy: str = "") -> None:
-        self.problems = tuple(problems)
+    def __init__(self, problems: Sequence[str], remedy: str = "", *, code: str = "") -> None:
+        self.problems = tuple(coded(code_of(problem) or code, problem) for problem in problems)
         heading = "the configuration is wrong:" if len(self.problems) > 1 else "the configuration is wrong: "
         body = bulleted(self.problems) if len(self.problems) > 1 else self.problems[0]
         super().__init__(heading + body, remedy)
+        self.codes = tuple(dict.fromkeys(problem.code for problem in self.problems))
+
+    def with_remedy(self) -> list[str]:
+        """Its problems, to stand among those of others: each with the remedy."""
+        return [coded(each.code, f"{each} ({self.remedy})") if self.remedy else each for each in self.problems]
 
 
 class RunFailed(OrchestratorError):
@@ -131,8 +168,7 @@ def ending(error: OrchestratorError | None) -> dict[str, Any]:
     """How a command ended, as every JSON object says it."""
     if error is None:
         return {"status": "finished"}
-    told = {"kind": error.kind, "message": error.message, "remedy": error.remedy}
-    return {"status": status_of(error), "error": told}
+    return {"status": status_of(error), "error": error.told()}
 
 
 def status_of(error: OrchestratorError | None) -> Status:
@@ -141,11 +177,13 @@ def status_of(error: OrchestratorError | None) -> Status:
     return "killed" if isinstance(error, Interrupted) else "failed"
 
 
-def from_dict(error: dict[str, str]) -> OrchestratorError:
-    """The error that `as_dict` described; a kind this version does not know becomes a RunFailed."""
+def from_dict(error: Mapping[str, Any]) -> OrchestratorError:
+    """The error that `as_dict` described; a kind this version does not know becomes a RunFailed. An older version told no
+    codes."""
     kinds = {kind.__name__: kind for kind in _descendants(OrchestratorError)}
     kinds["ConfigurationError"] = UsageError  # its problems are in the message already
     found = kinds.get(error["kind"], RunFailed)(error["message"], error["remedy"], error["details"])
+    found.codes = tuple(error.get("codes", [error.get("code", "")]))
     found.recurs = "recurs" in error
     return found
 
@@ -165,5 +203,5 @@ def unusable(place: str, error: Exception, said: str) -> OrchestratorError:
     """Of a place that the settings name, `KEY: PLACE`, which could not be opened; they are not to blame where no descriptor was
     left. said: the error in words."""
     if is_out_of_descriptors(error):
-        return RunFailed(f"{place} cannot be used: {said}", OF_DESCRIPTORS)
-    return ConfigurationError([f"{place} cannot be used: {said}"])
+        return RunFailed(f"{place} cannot be used: {said}", OF_DESCRIPTORS, code="run.no-descriptors")
+    return ConfigurationError([f"{place} cannot be used: {said}"], code="settings.place")

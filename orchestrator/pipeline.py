@@ -194,15 +194,21 @@ def find(target: str, args: Mapping[str, Any]) -> type[Pipeline]:
     """
     found = import_string.find("pipeline.target", target, "class")
     if not (inspect.isclass(found) and issubclass(found, Pipeline)):
-        raise ConfigurationError([f"pipeline.target: {target} is not a subclass of orchestrator.Pipeline"])
+        raise ConfigurationError(
+            [f"pipeline.target: {target} is not a subclass of orchestrator.Pipeline"], code="pipeline.not-a-pipeline"
+        )
     missing = [name for name in ("model", "datasets", "loss") if not defines(found, name)]
     if missing:
-        raise ConfigurationError([f"pipeline.target: {target} does not define {' and '.join(missing)}"])
+        raise ConfigurationError(
+            [f"pipeline.target: {target} does not define {' and '.join(missing)}"], code="pipeline.lacks-methods"
+        )
     try:
         inspect.signature(found).bind(**args)
     except TypeError as error:
         name = target.rpartition(":")[2]
-        raise ConfigurationError([f"pipeline.args: {name}{inspect.signature(found)}: {error}"]) from None
+        raise ConfigurationError(
+            [f"pipeline.args: {name}{inspect.signature(found)}: {error}"], code="pipeline.args"
+        ) from None
     return found
 
 
@@ -223,6 +229,7 @@ def naming(what: str, of_one_row: Callable[[], str | None] = lambda: None) -> It
             f"{what} raised {type(error).__name__}: {error}{_frames(error)}",
             f"{advice};\n  {aside}" if advice else aside,
             traceback.format_exc(),
+            code="pipeline.raised",
         )
         raised.recurs = recurs
         raise raised from None

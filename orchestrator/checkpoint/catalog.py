@@ -91,7 +91,9 @@ class Catalog:
         try:
             sizes = self._storage.sizes()
         except OSError as error:
-            raise CheckpointDamaged(f"the checkpoints cannot be listed: {_say(error)}", "see to their place") from error
+            raise CheckpointDamaged(
+                f"the checkpoints cannot be listed: {_say(error)}", "see to their place", code="checkpoint.not-listed"
+            ) from error
         for step in steps_among(sizes):
             if until is not None and step > until:
                 self._storage.delete(manifest_name(step))
@@ -144,10 +146,10 @@ def read(storage: Storage, step: int) -> Manifest:
     try:
         data = storage.get(manifest_name(step))
     except FileNotFoundError as error:
-        raise CheckpointDamaged("its manifest is missing") from error
+        raise CheckpointDamaged("its manifest is missing", code="checkpoint.no-manifest") from error
     manifest = Manifest.from_json(data)
     if manifest.step != step:
-        raise CheckpointDamaged(f"its manifest is the one of step {manifest.step}")
+        raise CheckpointDamaged(f"its manifest is the one of step {manifest.step}", code="checkpoint.other-step")
     return manifest
 
 
@@ -175,13 +177,17 @@ def _manifest(step: int, parts: Sequence[Mapping[str, Any]]) -> Manifest:
     ordered = sorted(parts, key=lambda part: part["part"])
     wholes = {(part["step"], part["generation"], part["parts"]) for part in parts}
     if len(wholes) != 1 or [part["part"] for part in ordered] != list(range(ordered[0]["parts"])):
-        raise CheckpointDamaged(f"the parts of checkpoint {step} do not belong together: {sorted(wholes)}")
+        raise CheckpointDamaged(
+            f"the parts of checkpoint {step} do not belong together: {sorted(wholes)}", code="checkpoint.mixed-parts"
+        )
     if ordered[0]["step"] != step:
-        raise CheckpointDamaged(f"the parts of checkpoint {step} are of step {ordered[0]['step']}")
+        raise CheckpointDamaged(
+            f"the parts of checkpoint {step} are of step {ordered[0]['step']}", code="checkpoint.parts-of-other-step"
+        )
     blobs = tuple(Blob.from_dict(part["blob"]) for part in ordered)
     names = [name for blob in blobs for name in blob.tensors]
     if len(names) != len(set(names)):
-        raise CheckpointDamaged(f"two parts of checkpoint {step} hold the same tensor")
+        raise CheckpointDamaged(f"two parts of checkpoint {step} hold the same tensor", code="checkpoint.tensor-twice")
     return Manifest(step, dict(ordered[0]["values"]), blobs)
 
 
@@ -192,6 +198,7 @@ def _check_presence(manifest: Manifest, sizes: Mapping[str, int]) -> None:
                 f"a part of checkpoint {manifest.step} was reported but is not there: {blob.name} "
                 f"has {sizes.get(blob.name, 'no')} bytes instead of {blob.size_bytes}",
                 "workers and driver have to see the same folder: set checkpoint.uri to a place that they share",
+                code="checkpoint.part-absent",
             )
 
 

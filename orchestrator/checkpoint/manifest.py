@@ -28,7 +28,9 @@ def readable(what: str) -> Iterator[None]:
     try:
         yield
     except (ValueError, KeyError, IndexError, AttributeError, TypeError, ArithmeticError, RecursionError) as error:
-        raise CheckpointDamaged(f"{what} is not whole: {type(error).__name__}: {error}") from error
+        raise CheckpointDamaged(
+            f"{what} is not whole: {type(error).__name__}: {error}", code="checkpoint.not-whole"
+        ) from error
 
 
 @dataclass(frozen=True)
@@ -122,12 +124,19 @@ class Manifest:
         try:
             body = json.loads(data.decode())
         except (ValueError, RecursionError) as error:
-            raise CheckpointDamaged("the manifest is not whole: it cannot be read as JSON") from error
+            raise CheckpointDamaged(
+                "the manifest is not whole: it cannot be read as JSON", code="checkpoint.manifest-unreadable"
+            ) from error
         expected = body.pop("sha256")
         if _digest(body) != expected:
-            raise CheckpointDamaged("the manifest was altered: its digest is another one")
+            raise CheckpointDamaged(
+                "the manifest was altered: its digest is another one", code="checkpoint.manifest-altered"
+            )
         if body["format"] != FORMAT:
-            raise CheckpointDamaged(f"the manifest has format {body['format']}; this version reads format {FORMAT}")
+            raise CheckpointDamaged(
+                f"the manifest has format {body['format']}; this version reads format {FORMAT}",
+                code="checkpoint.format",
+            )
         if type(body["step"]) is not int or type(body["values"]) is not dict:
             raise TypeError("its step is no number, or its values are none")
         return cls(body["step"], body["values"], tuple(Blob.from_dict(blob) for blob in body["blobs"]))
@@ -159,7 +168,7 @@ def steps_among(names: Iterable[str]) -> list[int]:
 def blob_name(digest: str) -> str:
     name = f"{digest}.safetensors"
     if not is_blob(name):
-        raise CheckpointDamaged(f"{name!r} is not the name of a blob")
+        raise CheckpointDamaged(f"{name!r} is not the name of a blob", code="checkpoint.blob-name")
     return name
 
 

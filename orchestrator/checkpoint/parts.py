@@ -125,18 +125,27 @@ def read_part(storage: Storage, blob: Blob) -> dict[str, torch.Tensor]:
     try:
         data = storage.get(blob.name)
     except FileNotFoundError as error:
-        raise CheckpointDamaged(f"its file {blob.name} is missing") from error
+        raise CheckpointDamaged(f"its file {blob.name} is missing", code="checkpoint.file-missing") from error
     if len(data) != blob.size_bytes:
-        raise CheckpointDamaged(f"its file {blob.name} has {len(data)} bytes instead of {blob.size_bytes}")
+        raise CheckpointDamaged(
+            f"its file {blob.name} has {len(data)} bytes instead of {blob.size_bytes}", code="checkpoint.file-size"
+        )
     length = int.from_bytes(data[:_LENGTH_BYTES], "little")
     if _name(data[: _LENGTH_BYTES + length]) != blob.name:
-        raise CheckpointDamaged(f"its file {blob.name} was altered: the digest of its header is another one")
+        raise CheckpointDamaged(
+            f"its file {blob.name} was altered: the digest of its header is another one",
+            code="checkpoint.header-altered",
+        )
     try:
         read = dict(safetensors.deserialize(data))  # type: ignore[no-untyped-call]
     except safetensors.SafetensorError as error:
-        raise CheckpointDamaged(f"its file {blob.name} is no safetensors file: {error}") from error
+        raise CheckpointDamaged(
+            f"its file {blob.name} is no safetensors file: {error}", code="checkpoint.not-safetensors"
+        ) from error
     if read.keys() != blob.tensors.keys():
-        raise CheckpointDamaged(f"its file {blob.name} holds other tensors than the manifest says")
+        raise CheckpointDamaged(
+            f"its file {blob.name} holds other tensors than the manifest says", code="checkpoint.other-tensors"
+        )
     return {name: _tensor(name, read[name]["data"], entry) for name, entry in blob.tensors.items()}
 
 
@@ -152,18 +161,23 @@ def read_some(storage: Storage, blob: Blob, wanted: Callable[[str], bool]) -> di
         begin = _LENGTH_BYTES + min(int.from_bytes(header, "little"), blob.size_bytes)
         header = storage.get(blob.name, 0, begin)
         if _name(header) != blob.name:
-            raise CheckpointDamaged(f"its file {blob.name} was altered: the digest of its header is another one")
+            raise CheckpointDamaged(
+                f"its file {blob.name} was altered: the digest of its header is another one",
+                code="checkpoint.header-altered",
+            )
         with readable(f"the header of {blob.name}"):
             fields = json.loads(header[_LENGTH_BYTES:])
         for name in names:
             if name not in fields:
-                raise CheckpointDamaged(f"its file {blob.name} holds other tensors than the manifest says")
+                raise CheckpointDamaged(
+                    f"its file {blob.name} holds other tensors than the manifest says", code="checkpoint.other-tensors"
+                )
             with readable(f"the header of {blob.name}"):
                 start, stop = map(int, fields[name]["data_offsets"])
             data = bytearray(storage.get(blob.name, begin + start, begin + stop))
             found[name] = _tensor(name, data, blob.tensors[name])
     except FileNotFoundError as error:
-        raise CheckpointDamaged(f"its file {blob.name} is missing") from error
+        raise CheckpointDamaged(f"its file {blob.name} is missing", code="checkpoint.file-missing") from error
     return found
 
 
@@ -174,9 +188,13 @@ def _tensor(name: str, data: bytearray, entry: TensorEntry) -> torch.Tensor:
         assert isinstance(dtype, torch.dtype)
         tensor = raw.view(dtype).view(entry.shape)
     except (AssertionError, RuntimeError, TypeError, OverflowError) as error:
-        raise CheckpointDamaged(f"the tensor {name!r} is no {entry.dtype} of shape {entry.shape}") from error
+        raise CheckpointDamaged(
+            f"the tensor {name!r} is no {entry.dtype} of shape {entry.shape}", code="checkpoint.tensor-form"
+        ) from error
     if digest(tensor) != entry.sha256:
-        raise CheckpointDamaged(f"the tensor {name!r} was altered: its digest is another one")
+        raise CheckpointDamaged(
+            f"the tensor {name!r} was altered: its digest is another one", code="checkpoint.tensor-altered"
+        )
     return tensor
 
 

@@ -73,6 +73,7 @@ def pack(tree: Any, tensors: dict[str, torch.Tensor], path: str) -> Any:
     raise RunFailed(
         f"{path} is a {kind.__module__}.{kind.__qualname__}, which a checkpoint cannot hold",
         "use None, bool, int, float, str, a number of numpy, list, tuple, dict or a tensor, or keep it out of the state",
+        code="checkpoint.state-value",
     )
 
 
@@ -135,7 +136,11 @@ def digest(tensor: torch.Tensor) -> str:
 
 def _key(key: Any, path: str) -> Any:
     if type(key) not in (*_SCALARS, float):
-        raise RunFailed(f"{path} has the key {key!r}, which a checkpoint cannot hold", "use strings or numbers as keys")
+        raise RunFailed(
+            f"{path} has the key {key!r}, which a checkpoint cannot hold",
+            "use strings or numbers as keys",
+            code="checkpoint.state-key",
+        )
     return pack(key, {}, path)
 
 

@@ -70,6 +70,7 @@ def try_out(place: str) -> None:
         raise ConfigurationError(
             [f"checkpoint.uri: {place} cannot be written: {_say(error)}"],
             "see to its address, the rights and the way to it",
+            code="checkpoint.place-unwritable",
         ) from error
 
 
@@ -164,7 +165,9 @@ class Remote:
         try:
             self._files, self._root = fsspec.core.url_to_fs(url, use_listings_cache=False, skip_instance_cache=True)
         except ImportError as error:
-            raise ConfigurationError([f"checkpoint.uri: {url} needs a package that is missing: {error}"]) from error
+            raise ConfigurationError(
+                [f"checkpoint.uri: {url} needs a package that is missing: {error}"], code="checkpoint.store-package"
+            ) from error
         except Exception as error:
             raise unusable(f"checkpoint.uri: {url}", error, str(error)) from error
 

@@ -78,6 +78,7 @@ class StreamLog:
             raise RunFailed(
                 f"step {step}: what live streams gave cannot be {what} {self._place}: {error}",
                 "see to the room, the rights and the way to it; the checkpoints of the run stay as they are",
+                code="streams.log-failed",
             ) from error
 
 
@@ -119,6 +120,7 @@ class Logged(Stream):
             raise DataDamaged(
                 f"{file} cannot be read, which holds what the streams of the run gave: {error.strerror}",
                 "it has to be at the same path on each node that has workers",
+                code="streams.log-unreadable",
             ) from error
 
     def stream(self, shard: int, shards: int, epoch: int, generator: torch.Generator) -> Iterator[Any]:  # noqa: ARG002
@@ -139,7 +141,9 @@ class Logged(Stream):
         except (ValueError, KeyError, TypeError) as error:
             why = str(error)
         raise DataDamaged(
-            f"{self._file}, line {number}: {why}", "remove it, and it is taken from the run's artifacts again"
+            f"{self._file}, line {number}: {why}",
+            "remove it, and it is taken from the run's artifacts again",
+            code="streams.log-line",
         )
 
 
@@ -166,6 +170,7 @@ def _read(content: bytes, name: str) -> dict[int, Given]:
         raise DataDamaged(
             f"{name} in the log of live streams has another content than its name says",
             "the run cannot be repeated exactly",
+            code="streams.log-content",
         )
     return {int(shard): Given(*given) for shard, given in json.loads(content).items()}
 

@@ -62,14 +62,14 @@ class Arguments:
         """Raises UsageError."""
         found = self.get(key)
         if found is not None and not (found.isascii() and found.isdigit() and int(found) >= least):
-            raise UsageError(f"{key}={found}: expected a whole number, at least {least}")
+            raise UsageError(f"{key}={found}: expected a whole number, at least {least}", code="command.number")
         return None if found is None else int(found)
 
     def choice(self, key: str, *words: str) -> str:
         """The value of a key, the first word where it is not given. Raises UsageError."""
         found = self.get(key) or words[0]
         if found not in words:
-            raise UsageError(f"{key}={found}: it is {listed(words, 'or')}")
+            raise UsageError(f"{key}={found}: it is {listed(words, 'or')}", code="command.choice")
         return found
 
     def flag(self, key: str) -> bool:
@@ -87,7 +87,10 @@ class Arguments:
         if "output" in keys:
             unknown += [each for each in self.rest if each.startswith("output=") and each not in _OUTPUT]
         if unknown:
-            raise UsageError(f"{command} takes only {listed(takes, 'and') or 'nothing else'}, not {' '.join(unknown)}")
+            raise UsageError(
+                f"{command} takes only {listed(takes, 'and') or 'nothing else'}, not {' '.join(unknown)}",
+                code="command.options",
+            )
 
 
 _OUTPUT = ("output=json", "output=text")

@@ -72,7 +72,9 @@ class Command:
         """Raises UsageError."""
         conf = given.get("conf")
         if conf is None:
-            raise UsageError(f"{self.name}: it needs a configuration", f"such as: {self.form}")
+            raise UsageError(
+                f"{self.name}: it needs a configuration", f"such as: {self.form}", code="command.needs-conf"
+            )
         return conf
 
 
@@ -483,7 +485,11 @@ def the_command(arguments: list[str]) -> tuple[Command, str]:
     if not found:
         raise _without_verb(arguments)
     if len(found) > 1:
-        raise UsageError(f"{listed(found, 'and')}: one command at a time", "type them one after the other; see --help")
+        raise UsageError(
+            f"{listed(found, 'and')}: one command at a time",
+            "type them one after the other; see --help",
+            code="command.several",
+        )
     return COMMANDS[found[0].partition("=")[0]], found[0]
 
 
@@ -493,12 +499,18 @@ def _without_verb(arguments: list[str]) -> UsageError:
     shown, word = typed if typed.isprintable() else show(typed), typed.partition("=")[0]
     see = "--help lists the commands"
     if not arguments:
-        return UsageError("there is no command", f"such as: python -m orchestrator conf=NAME; {see}")
+        return UsageError(
+            "there is no command", f"such as: python -m orchestrator conf=NAME; {see}", code="command.none"
+        )
     near = difflib.get_close_matches(word, COMMANDS, 1)
     if typed.endswith((".yaml", ".yml")) or Path("conf", f"{typed}.yaml").is_file():
-        return UsageError(f"{shown}: no command; did you mean conf={shown}?", see)
+        return UsageError(f"{shown}: no command; did you mean conf={shown}?", see, code="command.conf-meant")
     if near:
-        return UsageError(f"{shown}: no command; did you mean {COMMANDS[near[0]].form.split()[0]}?", see)
+        return UsageError(
+            f"{shown}: no command; did you mean {COMMANDS[near[0]].form.split()[0]}?", see, code="command.other-meant"
+        )
     if "=" in typed:
-        return UsageError(f"{shown}: no command", f"a setting stands beside one: conf=NAME {shown}; {see}")
-    return UsageError(f"{shown}: no command; did you mean conf={shown}?", see)
+        return UsageError(
+            f"{shown}: no command", f"a setting stands beside one: conf=NAME {shown}; {see}", code="command.unknown"
+        )
+    return UsageError(f"{shown}: no command; did you mean conf={shown}?", see, code="command.conf-meant")

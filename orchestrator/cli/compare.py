@@ -82,7 +82,11 @@ def compare(names: str, uri: str | None) -> Compared | Several:
     ConfigurationError, NotRerunnable for a damaged snapshot."""
     wanted = [name for name in names.split(",") if name]
     if len(wanted) < 2:
-        raise UsageError(f"compare={names}: two runs are needed", "compare=RUN_A,RUN_B; list them with: runs")
+        raise UsageError(
+            f"compare={names}: two runs are needed",
+            "compare=RUN_A,RUN_B; list them with: runs",
+            code="command.compare-two",
+        )
     folder = project_folder(Path.cwd())
     store = Store.with_run(uri, folder, wanted[0])
     first, *others = (Recorded.find(store, folder, name) for name in wanted)

@@ -48,7 +48,9 @@ def run(given: Arguments) -> Answer:
 def script(shell: str) -> str:
     """For the shell's own start file, or `eval`. Raises UsageError."""
     if shell not in SCRIPTS:
-        raise UsageError(f"completion={shell}: there is none for it", f"it is {', '.join(SCRIPTS)}")
+        raise UsageError(
+            f"completion={shell}: there is none for it", f"it is {', '.join(SCRIPTS)}", code="command.completion"
+        )
     return SCRIPTS[shell].strip()
 
 

@@ -88,10 +88,14 @@ class Wanted:
 def run(given: Arguments) -> Answer:
     to, with_data, steps = given.path("to"), given.flag("data"), given.get("steps")
     if to is None:
-        raise UsageError("export needs a place: to=FOLDER or to=FILE.zip")
+        raise UsageError("export needs a place: to=FOLDER or to=FILE.zip", code="export.needs-place")
     if steps is not None:
         if others := given.without("to", "steps", "output", "tracking.uri"):
-            raise UsageError(f"steps= writes lines of the trace alone, without {' '.join(others)}", "leave that out")
+            raise UsageError(
+                f"steps= writes lines of the trace alone, without {' '.join(others)}",
+                "leave that out",
+                code="export.steps-alone",
+            )
         return reported(_excerpt(given.value, steps, to, given.uri), given)
     wanted = Wanted(
         *(to, with_data, given.path("key"), given.get("license"), given.path("wheels"), given.flag("checkpoints")),
@@ -124,7 +128,9 @@ def _excerpt(name: str, steps: str, to: Path, uri: str | None) -> Excerpt:
     """Raises UsageError, ConfigurationError and NotRerunnable."""
     found = _STEPS.fullmatch(steps)
     if found is None:
-        raise UsageError(f"steps={steps}: expected the first and the last step, such as steps=100-199")
+        raise UsageError(
+            f"steps={steps}: expected the first and the last step, such as steps=100-199", code="export.steps"
+        )
     begin, last = int(found[1]), int(found[2])
     _require_free(to)
     folder = project_folder(Path.cwd())
@@ -134,7 +140,7 @@ def _excerpt(name: str, steps: str, to: Path, uri: str | None) -> Excerpt:
         told = excerpt.made(original.past.run_id, trace, first, begin, last + 1)
     except ValueError:
         has = f"its trace has the steps {first} to {first + len(trace) - 1}" if trace else "it has no trace"
-        raise UsageError(f"steps={steps}: {has}") from None
+        raise UsageError(f"steps={steps}: {has}", code="export.steps-absent") from None
     _put(to, json.dumps(told, indent=1, ensure_ascii=False) + "\n")
     return Excerpt(original.past.run_id, str(to), begin, last, told["root"])
 
@@ -143,15 +149,21 @@ def _put(to: Path, text: str) -> None:
     try:
         to.write_text(text, encoding="utf-8")
     except OSError as error:
-        raise ConfigurationError([f"to={to}: it cannot be written: {error.strerror}"], "name another place") from error
+        raise ConfigurationError(
+            [f"to={to}: it cannot be written: {error.strerror}"], "name another place", code="export.unwritable"
+        ) from error
 
 
 def _require_free(to: Path) -> None:
     """Raises UsageError."""
     if to.exists():
-        raise UsageError(f"to={to}: it exists", "name another place, or remove it")
+        raise UsageError(f"to={to}: it exists", "name another place, or remove it", code="export.place-exists")
     if not to.absolute().parent.is_dir():
-        raise UsageError(f"to={to}: there is no folder {to.absolute().parent}", "make it, or name another place")
+        raise UsageError(
+            f"to={to}: there is no folder {to.absolute().parent}",
+            "make it, or name another place",
+            code="export.no-folder",
+        )
 
 
 def export(name: str, wanted: Wanted, uri: str | None) -> Exported:
@@ -164,7 +176,9 @@ def export(name: str, wanted: Wanted, uri: str | None) -> Exported:
     store = Store.with_run(uri, folder, name)
     original = Recorded.find(store, folder, name)
     if original.past.status == "RUNNING":
-        raise UsageError(f"run {original.past.run_id} is not at its end", "wait for it, or end it")
+        raise UsageError(
+            f"run {original.past.run_id} is not at its end", "wait for it, or end it", code="export.run-unfinished"
+        )
     original.require()
     with original.readable():
         places = _places(original, wanted, folder)
@@ -273,10 +287,12 @@ def _checkpoints(original: Recorded, folder: Path, held: ExitStack) -> dict[str,
             catalog.carry(storage, target, step)
     except (CheckpointDamaged, OSError) as error:
         raise UsageError(
-            f"checkpoints=true: those in {place} cannot be used: {error}", "see to them, or leave it out"
+            f"checkpoints=true: those in {place} cannot be used: {error}",
+            "see to them, or leave it out",
+            code="export.checkpoints-unusable",
         ) from error
     if not steps:
-        raise UsageError(f"checkpoints=true: there are none in {place}", "leave it out")
+        raise UsageError(f"checkpoints=true: there are none in {place}", "leave it out", code="export.no-checkpoints")
     return {f"{crate.CHECKPOINTS}/{file.name}": file for file in new.iterdir()}
 
 
@@ -347,5 +363,7 @@ def _write(made: crate.Made, to: Path) -> int:
         return to.stat().st_size if to.is_file() else sum((to / name).stat().st_size for name in names)
     except OSError as error:
         raise ConfigurationError(
-            [f"to={to}: it cannot be written: {error.strerror}"], "make room, or name another place"
+            [f"to={to}: it cannot be written: {error.strerror}"],
+            "make room, or name another place",
+            code="export.unwritable",
         ) from error

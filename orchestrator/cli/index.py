@@ -79,7 +79,9 @@ def _reader(typed: str | None) -> tuple[str | None, dict[str, Any]]:
         return str(options.pop("name")), options
     except (yaml.YAMLError, TypeError, ValueError, KeyError) as error:
         raise ConfigurationError(
-            [f"reader={typed} is no mapping with a name"], "reader='{name: NAME, option: value}'"
+            [f"reader={typed} is no mapping with a name"],
+            "reader='{name: NAME, option: value}'",
+            code="data.index-reader",
         ) from error
 
 

@@ -62,4 +62,4 @@ def _interruptible() -> Iterator[None]:
     try:
         yield
     except KeyboardInterrupt as interrupt:
-        raise Interrupted(f"interrupted by {interrupt}") from None
+        raise Interrupted(f"interrupted by {interrupt}", code="command.interrupted") from None

@@ -31,7 +31,9 @@ def run(given: Arguments) -> Answer:
 def _name(words: Sequence[str]) -> str:
     """Raises UsageError."""
     if len(words) != 1 or not _NAME.fullmatch(words[0]):
-        raise UsageError(f"new: expected the name of a project, got {' '.join(words) or 'none'}", _HOW)
+        raise UsageError(
+            f"new: expected the name of a project, got {' '.join(words) or 'none'}", _HOW, code="project.name"
+        )
     return words[0]
 
 
@@ -42,7 +44,9 @@ def make(folder: Path, name: str) -> str:
     try:
         folder.mkdir()
     except OSError as error:
-        raise UsageError(f"new: {folder} cannot be made: {error.strerror}", "choose another name") from None
+        raise UsageError(
+            f"new: {folder} cannot be made: {error.strerror}", "choose another name", code="project.not-made"
+        ) from None
     try:
         committed = _fill(folder, name, is_within=is_within)
     except BaseException:
@@ -95,5 +99,7 @@ def _checked(done: subprocess.CompletedProcess[str]) -> None:
     if done.returncode != 0:
         command = " ".join(done.args).replace(sys.executable, "python")
         raise RunFailed(
-            f"new: `{command}` failed: {done.stderr.strip() or done.stdout.strip()}", "see to that, and repeat"
+            f"new: `{command}` failed: {done.stderr.strip() or done.stdout.strip()}",
+            "see to that, and repeat",
+            code="project.command-failed",
         )

@@ -31,10 +31,16 @@ def run(given: Arguments) -> Answer:
     if wanted.auditing is not None and (wanted.explaining or wanted.preparing):
         what = "explain" if wanted.explaining else "stages"
         raise UsageError(
-            f"{what}=true goes with the repetition of a whole run, and audit= repeats parts", f"leave {what} out"
+            f"{what}=true goes with the repetition of a whole run, and audit= repeats parts",
+            f"leave {what} out",
+            code="rerun.audit-repeats-parts",
         )
     if wanted.wheels is not None and not wanted.rebuilding:
-        raise UsageError("wheels= names a folder of wheels for environment=rebuild, which is not asked for", "add it")
+        raise UsageError(
+            "wheels= names a folder of wheels for environment=rebuild, which is not asked for",
+            "add it",
+            code="rerun.wheels-unused",
+        )
     passed = given.without(*_OWN)
     past = None if crate.is_crate(given.value) or wanted.key is not None else find_sweep(given.value, given.uri)
     if past is None:
@@ -43,13 +49,19 @@ def run(given: Arguments) -> Answer:
         who = f"{who} segments of" if wanted.auditing is not None else who
         return _said(done, f"{who} run", given)
     if wanted.auditing is not None:
-        raise UsageError("audit: a sweep has many runs", "name one of its trials")
+        raise UsageError("audit: a sweep has many runs", "name one of its trials", code="rerun.audit-of-sweep")
     if wanted.explaining:
-        raise UsageError("explain=true: a sweep has many runs", "name the one of its trials that has diverged")
+        raise UsageError(
+            "explain=true: a sweep has many runs",
+            "name the one of its trials that has diverged",
+            code="rerun.explain-of-sweep",
+        )
     if wanted.rebuilding:
-        raise UsageError("environment=rebuild: a sweep has many runs", "name one of its trials")
+        raise UsageError(
+            "environment=rebuild: a sweep has many runs", "name one of its trials", code="rerun.rebuild-of-sweep"
+        )
     if wanted.preparing:
-        raise UsageError("stages=true: a sweep has many runs", "name one of its trials")
+        raise UsageError("stages=true: a sweep has many runs", "name one of its trials", code="rerun.stages-of-sweep")
     all_done = rerun_sweep(past, passed, given.uri, check_environment=wanted.check_environment, trusted=wanted.trusted)
     return _said(all_done, f"{past.kind} {all_done.sweep_id} repeats {past.kind}", given)
 
@@ -58,7 +70,9 @@ def _asked(given: Arguments) -> Asked | None:
     """Raises UsageError."""
     count, seed = given.number("audit", 1), given.get("audit.seed")
     if count is None and seed is not None:
-        raise UsageError("audit.seed= draws the segments of an audit, which is not asked for", "add audit=N")
+        raise UsageError(
+            "audit.seed= draws the segments of an audit, which is not asked for", "add audit=N", code="rerun.audit-seed"
+        )
     return None if count is None else Asked(count, seed)
 
 

@@ -134,7 +134,7 @@ def _check_names(found: Sequence[Past], names: Iterable[str]) -> None:
             hint = (
                 f"did you mean {' or '.join(near)}?" if near else f"there are {', '.join(_CELLS)}, settings and metrics"
             )
-            raise UsageError(f"runs: no run has {name!r}", hint)
+            raise UsageError(f"runs: no run has {name!r}", hint, code="record.no-such-name")
 
 
 def _condition(text: str) -> tuple[str, str, str]:
@@ -144,6 +144,7 @@ def _condition(text: str) -> tuple[str, str, str]:
         raise UsageError(
             f"where={text}: it is no condition",
             "write NAME=VALUE, NAME!=VALUE, NAME<VALUE, <=, > or >=, separated by commas",
+            code="record.condition",
         )
     return found[1], found[2], found[3]
 
@@ -156,7 +157,10 @@ def _holds(past: Past, name: str, sign: str, value: str) -> bool:
     except ValueError:
         if sign in ("=", "!="):
             return bool(held) and _COMPARED[sign](held, value)
-        raise UsageError(f"where: {name} {sign} {value}: {held!r} is not a number that could be compared") from None
+        raise UsageError(
+            f"where: {name} {sign} {value}: {held!r} is not a number that could be compared",
+            code="record.not-comparable",
+        ) from None
 
 
 def _started(past: Past) -> str:

@@ -80,11 +80,17 @@ def simulate(
     asked = load(conf, overrides)
     cluster = asked.cluster
     if cluster.stages > 1 or BY_MEMORY in asked.tuning.auto:
-        raise UsageError("cluster.stages: the time of a model in stages is not simulated", "leave it out")
+        raise UsageError(
+            "cluster.stages: the time of a model in stages is not simulated", "leave it out", code="simulation.stages"
+        )
     settings = load(conf, [*overrides, "cluster.workers=1"])
     number = cluster.workers.most if workers is None else _workers(workers)
     if by.network.hosts > number:
-        raise UsageError(f"hosts={by.network.hosts}: there are {number:,} workers", "give no more hosts than workers")
+        raise UsageError(
+            f"hosts={by.network.hosts}: there are {number:,} workers",
+            "give no more hosts than workers",
+            code="simulation.hosts",
+        )
     notes = []
     shards = settings.data.shards
     if number > shards:
@@ -130,7 +136,9 @@ def _checkpoint(settings: Settings) -> int:
 
 def _workers(text: str) -> int:
     if not text.isascii() or not text.isdigit() or not 1 <= int(text) <= _MOST_WORKERS:
-        raise UsageError(f"cluster.workers={text}: expected a number from 1 to {_MOST_WORKERS:,}")
+        raise UsageError(
+            f"cluster.workers={text}: expected a number from 1 to {_MOST_WORKERS:,}", code="simulation.workers"
+        )
     return int(text)
 
 
@@ -139,11 +147,15 @@ def _elements(settings: Settings, parameters: str | None) -> int:
         try:
             found = round(size_of(parameters))
         except ValueError as error:
-            raise UsageError(f"parameters={parameters}: expected {error}") from None
+            raise UsageError(f"parameters={parameters}: expected {error}", code="simulation.parameters") from None
     else:
         found = construction.rehearse(resolve(settings)).parameters or 0
     if found < 1:
-        raise UsageError("the model's size is not known before its data are", "give it, such as parameters=25M")
+        raise UsageError(
+            "the model's size is not known before its data are",
+            "give it, such as parameters=25M",
+            code="simulation.model-size",
+        )
     return found
 
 
@@ -170,9 +182,15 @@ def draw(found: Simulated, picture: str | None, trace: str | None) -> list[str]:
         if trace is not None:
             events = report.chrome_trace(found.question, found.question.topologies[0])
             if events is None:
-                raise UsageError(f"trace={trace}: too many members to look at", "trace a run of at most 64")
+                raise UsageError(
+                    f"trace={trace}: too many members to look at",
+                    "trace a run of at most 64",
+                    code="simulation.trace-members",
+                )
             Path(trace).write_text(json.dumps({"traceEvents": events}), encoding="utf-8")
             said.append(f"traced in {trace}; open it in ui.perfetto.dev or chrome://tracing")
     except OSError as error:
-        raise UsageError(f"{error.filename} cannot be written: {error.strerror}") from None
+        raise UsageError(
+            f"{error.filename} cannot be written: {error.strerror}", code="simulation.trace-unwritable"
+        ) from None
     return said

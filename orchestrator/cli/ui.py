@@ -18,7 +18,7 @@ from orchestrator.provenance.tracking import Store, experiment_page, is_server
 def run(given: Arguments) -> Answer:
     port = given.get("port")
     if port is not None and not (port.isascii() and port.isdigit() and 0 < int(port) < 1 << 16):
-        raise UsageError(f"port={port}: expected a number from 1 to 65535")
+        raise UsageError(f"port={port}: expected a number from 1 to 65535", code="mlflow.port")
     return Answer(ui(Path.cwd(), None if port is None else int(port), given.uri))
 
 
@@ -28,9 +28,13 @@ def ui(project: Path, port: int | None, uri: str | None = None) -> int:
     port: None for a free one. Raises UsageError, ConfigurationError, RunFailed when the server does not start or does not stay.
     """
     if uri is not None and is_server(uri):
-        raise UsageError(f"{uri} is an MLflow server, which shows its runs itself", f"open {uri} in a browser")
+        raise UsageError(
+            f"{uri} is an MLflow server, which shows its runs itself",
+            f"open {uri} in a browser",
+            code="mlflow.is-server",
+        )
     if uri is None and not (project / NAME / "mlflow.db").exists():
-        raise UsageError(f"there are no runs in {project}", "launch one with conf=NAME")
+        raise UsageError(f"there are no runs in {project}", "launch one with conf=NAME", code="mlflow.no-runs")
     runs(project, uri, lambda said: print(said, file=sys.stderr))  # what MLflow lacks it is told before it shows it
     store = Store(uri, project_folder(project))
     port = mlflow_ui.free_port(port)
@@ -44,4 +48,8 @@ def ui(project: Path, port: int | None, uri: str | None = None) -> int:
             server.wait()
         except KeyboardInterrupt:
             return 0
-        raise RunFailed(f"the MLflow server ended by itself (exit code {server.returncode})", mlflow_ui.last_words(log))
+        raise RunFailed(
+            f"the MLflow server ended by itself (exit code {server.returncode})",
+            mlflow_ui.last_words(log),
+            code="mlflow.server-ended",
+        )

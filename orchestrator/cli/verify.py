@@ -36,7 +36,7 @@ class Verified:
 def run(given: Arguments) -> Answer:
     root = given.get("root")
     if root is None:
-        raise UsageError("verify needs the root of the trace", _WHERE)
+        raise UsageError("verify needs the root of the trace", _WHERE, code="verify.needs-root")
     return reported(verify(Path(given.value), root), given)
 
 
@@ -46,16 +46,22 @@ def verify(file: Path, root: str) -> Verified:
         told = json.loads(file.read_text(encoding="utf-8"))
         problem = excerpt.problem(told, root)
     except OSError as error:
-        raise UsageError(f"verify={file}: it cannot be read: {error.strerror}") from None
+        raise UsageError(f"verify={file}: it cannot be read: {error.strerror}", code="verify.unreadable") from None
     except RecursionError:
-        raise NotRerunnable(f"{file} is refused: it is nested too deeply", "ask for it again") from None
+        raise NotRerunnable(
+            f"{file} is refused: it is nested too deeply", "ask for it again", code="verify.nested"
+        ) from None
     except json.JSONDecodeError as error:
-        raise NotRerunnable(f"{file} is refused: it is no JSON: {error}", "ask for it again") from None
+        raise NotRerunnable(
+            f"{file} is refused: it is no JSON: {error}", "ask for it again", code="verify.not-json"
+        ) from None
     except ValueError as error:
-        raise UsageError(f"root={root}: {error}", _WHERE) from None
+        raise UsageError(f"root={root}: {error}", _WHERE, code="verify.root") from None
     if problem is not None:
         raise NotRerunnable(
-            f"{file} is refused: {problem}", "ask for it again: export=RUN_ID steps=A-B to=FILE writes it"
+            f"{file} is refused: {problem}",
+            "ask for it again: export=RUN_ID steps=A-B to=FILE writes it",
+            code="verify.refused",
         )
     begin = int(told["begin"])
     return Verified(str(told.get("run")), begin, begin + len(told["lines"]) - 1, root)

@@ -77,6 +77,7 @@ def watch(project: Path, name: str, uri: str | None) -> Watched:
         raise UsageError(
             f"run {past.run_id} was not launched in {project}",
             "watch it there; MLflow's pages show it from anywhere: python -m orchestrator ui",
+            code="record.launched-elsewhere",
         )
     files, display = RunFolder(folder, past.run_id), for_stream()
     watched = Watched(past.run_id)

@@ -47,6 +47,7 @@ class Jobs:
                             f"the Ray at {self.url} has had no agent that starts jobs for {_AGENT_S:g} s",
                             _NO_AGENT,
                             str(error),
+                            code="ray.no-agent",
                         ) from error
                     time.sleep(_AGAIN_S)  # a head that has just started has no agent yet
                 else:
@@ -77,6 +78,7 @@ class Jobs:
             raise UsageError(
                 f"the Ray at {self.url} knows no job {name}",
                 "a head that was started again forgets its jobs: submit it again, and its run goes on",
+                code="ray.no-such-job",
             )
         return found
 
@@ -97,5 +99,5 @@ class Jobs:
         except (ConnectionError, requests.exceptions.RequestException, RuntimeError) as error:
             reason = (str(error).splitlines() or [repr(error)])[0]
             raise ClusterUnavailable(
-                f"the Ray at {self.url} does not take jobs: {reason}", _REMEDY, str(error)
+                f"the Ray at {self.url} does not take jobs: {reason}", _REMEDY, str(error), code="ray.takes-no-jobs"
             ) from error

@@ -25,14 +25,16 @@ def find(key: str, reference: str, what: str, is_one: Callable[[Any], bool] = in
     """
     module_name, _, name = reference.partition(":")
     if not module_name or not name:
-        raise ConfigurationError([f"{key}: {reference!r} does not have the form 'package.module:{what.capitalize()}'"])
+        raise ConfigurationError(
+            [f"{key}: {reference!r} does not have the form 'package.module:{what.capitalize()}'"], code="import.form"
+        )
     module = _import(key, module_name)
     found = getattr(module, name, None)
     if found is None:
         names = [other for other, value in vars(module).items() if is_one(value)]
         near = difflib.get_close_matches(name, names, n=1)
         hint = f"; did you mean {module_name}:{near[0]}?" if near else ""
-        raise ConfigurationError([f"{key}: {module_name} has no {what} {name!r}{hint}"])
+        raise ConfigurationError([f"{key}: {module_name} has no {what} {name!r}{hint}"], code="import.no-attribute")
     return found
 
 
@@ -52,10 +54,12 @@ def _import(key: str, name: str) -> Any:
             raise ConfigurationError(
                 [f"{key}: importing {name} failed: no module named {missing!r}"],
                 f"install {missing}, or mend the import",
+                code="import.lacks-package",
             ) from error
         raise ConfigurationError(
             [f"{key}: there is no module {name!r}"],
             "modules are looked up from the working directory: run from the folder that holds the package",
+            code="import.no-module",
         ) from None
     except (Exception, SystemExit) as error:
-        raise ConfigurationError([f"{key}: importing {name} {raised(error)}"]) from error
+        raise ConfigurationError([f"{key}: importing {name} {raised(error)}"], code="import.raised") from error

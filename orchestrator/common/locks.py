@@ -167,7 +167,10 @@ class Wait:
         waited = time.monotonic() - self._began
         signal = next(filter(None, (posted() for posted in _posted)), None) if waited >= _DEAF_S else None
         if signal is not None:
-            raise Interrupted(f"interrupted by {signal}, while waiting for {self._what().partition(chr(10))[0]}")
+            raise Interrupted(
+                f"interrupted by {signal}, while waiting for {self._what().partition(chr(10))[0]}",
+                code="lock.interrupted",
+            )
         if waited >= SAID_S and not self._said:
             self._said = True
             self._say(f"note: waiting for {self._what()}")
@@ -201,7 +204,9 @@ def _opened(path: Path) -> int:
         owner = _owner(path)
         whose = f"; it belongs to {owner}" if owner else ""
         remedy = "see to the rights of its folder" + (", or have the owner remove it" if owner else "")
-        raise UsageError(f"the lock {path} cannot be opened: {error.strerror}{whose}", remedy) from error
+        raise UsageError(
+            f"the lock {path} cannot be opened: {error.strerror}{whose}", remedy, code="lock.not-opened"
+        ) from error
     with contextlib.suppress(OSError):  # a file system without modes
         narrow(descriptor, path.parent)
     return descriptor

@@ -21,7 +21,7 @@ import difflib
 import functools
 import inspect
 import typing
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any, TypeVar
 
@@ -29,7 +29,7 @@ from pydantic.fields import FieldInfo
 
 from orchestrator.common.import_string import find, raised
 from orchestrator.common.values import Given, MismatchError, is_known, read
-from orchestrator.errors import ConfigurationError
+from orchestrator.errors import ConfigurationError, code_of, coded
 
 Entry = TypeVar("Entry", bound=Callable[..., Any])
 Problem = tuple[str, str]  # the option, or "name", and the sentence behind the key
@@ -74,11 +74,12 @@ class Table(dict[str, Entry]):
     def __missing__(self, name: str) -> Entry:
         """Raises ConfigurationError."""
         if not is_reference(name):
-            raise ConfigurationError([f"{self.key}.name: {self._not_on_offer(name)}"])
+            raise ConfigurationError(self._named([("name", self._not_on_offer(name))]))
         found: Entry = find(self.key, name, self.key, callable)
         if not callable(found):
             raise ConfigurationError(
-                [f"{self.key}: {name} is of type {type(found).__name__}; it must be a function or a class"]
+                [f"{self.key}: {name} is of type {type(found).__name__}; it must be a function or a class"],
+                code="settings.variant-type",
             )
         return found
 
@@ -110,7 +111,7 @@ class Table(dict[str, Entry]):
             option = options.get(key)
             if option is None:
                 if each.value is not None or key not in self.known_options():
-                    problems.append((key, self._no_such_option(name, key)))
+                    problems.append((key, coded("settings.no-such-option", self._no_such_option(name, key))))
                 continue
             if each.value is None and option.default is None:
                 continue
@@ -118,9 +119,9 @@ class Table(dict[str, Entry]):
                 values[key] = each.value if option.kind is Any else read(option.kind, each)
             except MismatchError as mismatch:
                 if each.value is not None:
-                    problems.append((key, str(mismatch)))
+                    problems.append((key, coded("settings.value", str(mismatch))))
         problems += [
-            (option.name, f"required by {self.key}={name}")
+            (option.name, coded("settings.option-required", f"required by {self.key}={name}"))
             for option in options.values()
             if option.is_required and (option.name not in given or given[option.name].value is None)
         ]
@@ -131,14 +132,14 @@ class Table(dict[str, Entry]):
         try:
             found = self.read(name, {key: Given(value) for key, value in options.items()})[1]
         except ConfigurationError as error:
-            return _told(error)
-        return [f"{self.key}.{option}: {sentence}" for option, sentence in found]
+            return error.with_remedy()
+        return self._named(found)
 
     def resolve(self, name: str, options: Mapping[str, Any]) -> dict[str, Any]:
         """All options of an entry: those that are given, as it takes them, over its defaults. Raises ConfigurationError."""
         values, problems = self.read(name, {key: Given(value) for key, value in options.items()})
         if problems:
-            raise ConfigurationError([f"{self.key}.{option}: {sentence}" for option, sentence in problems])
+            raise ConfigurationError(self._named(problems))
         return {option.name: option.default for option in self.options(name).values()} | values
 
     def build(self, name: str, options: Mapping[str, Any]) -> Entry:
@@ -151,15 +152,19 @@ class Table(dict[str, Entry]):
         try:
             broken = law()
         except ConfigurationError as error:
-            return _told(error)
+            return error.with_remedy()
         except Exception as error:
             broken = raised(error)
-        return [] if broken is None else [f"{self.key}: {named} {broken}"]
+        return [] if broken is None else [coded("settings.variant-breaks-law", f"{self.key}: {named} {broken}")]
+
+    def _named(self, problems: Sequence[Problem]) -> list[str]:
+        return [coded(code_of(sentence), f"{self.key}.{option}: {sentence}") for option, sentence in problems]
 
     def _not_on_offer(self, name: str) -> str:
         near = difflib.get_close_matches(name, self, n=1)
         hint = f"; did you mean {near[0]}?" if near else ""
-        return f"{name!r} is not on offer{hint} (there are {', '.join(self)}, or your own as package.module:name)"
+        there = f"there are {', '.join(self)}, or your own as package.module:name"
+        return coded("settings.no-such-variant", f"{name!r} is not on offer{hint} ({there})")
 
     def _no_such_option(self, name: str, key: str) -> str:
         options = list(self.options(name))
@@ -173,10 +178,6 @@ class Table(dict[str, Entry]):
 
 
 _FEW = 3  # entries that are named because they have an option
-
-
-def _told(error: ConfigurationError) -> list[str]:
-    return [f"{problem} ({error.remedy})" if error.remedy else problem for problem in error.problems]
 
 
 def is_reference(name: str) -> bool:

@@ -49,10 +49,12 @@ def resolve(settings: Settings) -> Plan:
             raise ConfigurationError(
                 [f"{BY_MEMORY}: auto is decided by the memory that is there when a run is launched"],
                 "give a number here",
+                code="settings.auto-by-memory",
             )
         raise ConfigurationError(
             [f"{', '.join(keys)}: auto is decided by a measurement when a run is launched"],
             "give a value here; `python -m orchestrator tune conf=...` measures, and says which",
+            code="settings.auto-by-measuring",
         )
     run, data = settings.run, settings.data
     return Plan(

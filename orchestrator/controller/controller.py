@@ -186,7 +186,12 @@ def _no_room(decision: Decision, event: NoRoom) -> None:
         return
     decision.remove(member)
     if decision.state.phase == "preparing":
-        decision.end(ClusterUnavailable(f"there is no room for {member.name}: {event.why}", "ask for less"), "no room")
+        decision.end(
+            ClusterUnavailable(
+                f"there is no room for {member.name}: {event.why}", "ask for less", code="worker.no-room"
+            ),
+            "no room",
+        )
         return
     trouble = f"there is no room for {member.name}: {event.why}"
     decision.set(retry=decision.now + RETRY_S, trouble=trouble)
@@ -216,7 +221,12 @@ def _lost_at_start(decision: Decision, member: Member, why: str, details: str) -
     decision.remove(member)
     decision.set(deaths=deaths)
     if deaths > START_DEATHS:
-        error = WorkerLost(f"{member.name} {why}; it is loss {deaths} before the first step", _KILLER, details)
+        error = WorkerLost(
+            f"{member.name} {why}; it is loss {deaths} before the first step",
+            _KILLER,
+            details,
+            code="worker.lost-at-start",
+        )
         decision.end(error, f"{deaths} members were lost before the first step")
     else:
         decision.start(member.role)
@@ -422,6 +432,7 @@ def _watch_start(decision: Decision) -> None:
     error = ClusterUnavailable(
         f"{what}, and nothing has progressed for {limit:g} s",
         "if the machine is busy (uptime), end what else runs there; raise cluster.start_timeout_s, or ask for less",
+        code="worker.no-progress",
     )
     decision.end(error, "the start has stalled")
 
@@ -469,7 +480,7 @@ def _watch_withdrawal(decision: Decision) -> None:
         return
     since, text = generation.withdrawn
     if decision.now - since > GRACE_S:
-        decision.end(RunFailed(text), f"no member named the cause within {GRACE_S:g} s")
+        decision.end(RunFailed(text, code="worker.no-cause"), f"no member named the cause within {GRACE_S:g} s")
 
 
 def _watch_stop(decision: Decision) -> None:

@@ -172,6 +172,9 @@ def _suspects(generation: GenerationStatus, lost_member: LostMember, step: int) 
     return [(step, shard) for shard in generation.begin.shards[rank]], False
 
 
+_LOOK = "look at the samples of this micro-batch, and at what the pipeline does with them"
+
+
 def faulty_micro_batch(losses: Suspicions, stalls: Suspicions, *, staged: bool = False) -> RunFailed | None:
     """The error of a run that cannot go on because of one micro-batch; None while there is none. staged: the model is cut into
     stages, and the one is named."""
@@ -182,11 +185,10 @@ def faulty_micro_batch(losses: Suspicions, stalls: Suspicions, *, staged: bool =
             shards = [shard for at, shard, of in at_fault if (at, of) == (step, stage)]
             count = max(len(suspicions[step, shard, stage]) for shard in shards)
             which = f"{_shards(shards)}{f' of stage {stage}' * staged}"
-            return kind(
-                f"step {step}, {which}: {count} workers in a row "
-                f"{'were lost' if kind is WorkerLost else 'stood still'} while they computed it",
-                "look at the samples of this micro-batch, and at what the pipeline does with them",
-            )
+            where = f"step {step}, {which}: {count} workers in a row"
+            if kind is WorkerLost:
+                return WorkerLost(f"{where} were lost while they computed it", _LOOK, code="worker.lost-computing")
+            return Stalled(f"{where} stood still while they computed it", _LOOK, code="worker.stalled-computing")
     return None
 
 

@@ -597,8 +597,10 @@ def disagreement(
         return Inconsistent(
             f"{one} and {other} compute different bits from the same micro-batch ({'; '.join(why) or 'like machines'})",
             "run on machines of one kind, or make them alike: ATEN_CPU_CAPABILITY, ONEDNN_MAX_CPU_ISA and MKL_CBWR",
+            code="replica.other-bits",
         )
     return Inconsistent(
         f"{one} and {other} prepared different runs: {', '.join(different)} differ",
         "model() and datasets() must depend on nothing but their arguments, their files and the seeded generators",
+        code="replica.other-manifest",
     )

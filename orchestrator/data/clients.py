@@ -60,6 +60,7 @@ class ClientSampler:
                     "each step a shard plays a client of its own"
                 ],
                 f"set data.shards={len(self._owning)}, or have the partition leave fewer clients empty",
+                code="data.empty-clients",
             )
         largest = max(len(part.samples) for part in parts)
         self.stretch = stretch or self._steps_of(largest, min(self._rows))

@@ -78,6 +78,7 @@ def divide(labels: Labels, data: Data) -> Division | None:
         raise ConfigurationError(
             [f"data: a partition or a sampling holds numbers for each training sample, and memory is short: {error}"],
             f"leave data.partition and data.sampling out, and {COMPUTED}",
+            code="data.division-memory",
         ) from error
 
 
@@ -91,7 +92,8 @@ def _divided(labels: Labels, data: Data) -> Division:
     parts = tuple(_part(data.sampling, population, part) for part in owned)
     if len({part.weights is None for part in parts if len(part.samples)}) > 1:
         raise ConfigurationError(
-            ["data.sampling: gives weights for some clients and None for others; give all the same"]
+            ["data.sampling: gives weights for some clients and None for others; give all the same"],
+            code="data.sampling-some-weights",
         )
     return Division(parts, owners, by)
 
@@ -121,7 +123,7 @@ def _part(sampling: Variant | None, population: Population, samples: Whole) -> P
         return Part(samples, None)
     problem = misfit(weights, len(samples))
     if problem is not None:
-        raise ConfigurationError([f"data.sampling: {name} gives {problem}"])
+        raise ConfigurationError([f"data.sampling: {name} gives {problem}"], code="data.sampling-gives")
     drawn = weights > 0
     return Part(samples[drawn], weights[drawn])
 
@@ -133,4 +135,4 @@ def _called(key: str, name: str, call: Any) -> Any:
     except (OrchestratorError, MemoryError):
         raise
     except Exception as error:
-        raise ConfigurationError([f"{key}: {name} {raised(error)}"]) from error
+        raise ConfigurationError([f"{key}: {name} {raised(error)}"], code="data.division-raised") from error

@@ -69,10 +69,13 @@ class Labels:
                         f"data: a partition or sampling by {by!r} needs labels of the training samples; the pipeline has none"
                     ],
                     "write labels(self, train, by) in the pipeline; by default they are the `targets` of the training data set",
+                    code="data.needs-labels",
                 )
             found = _array(returned)
         if found is None or found.dtype.kind not in "biuUS" or found.shape != (self._samples,):
-            raise PipelineRaised(f"{hook} returned {_said(returned, found)} for {self._samples} samples", _LABELS)
+            raise PipelineRaised(
+                f"{hook} returned {_said(returned, found)} for {self._samples} samples", _LABELS, code="pipeline.labels"
+            )
         values, numbers = numpy.unique(found, return_inverse=True)
         return self._used(numbers.astype(numpy.int64)), [str(value) for value in values.tolist()]
 
@@ -84,10 +87,15 @@ class Labels:
                 raise ConfigurationError(
                     ["data.sampling: weighted needs the weights of the training samples, but the pipeline has none"],
                     "write weights(self, train) in the pipeline",
+                    code="data.needs-weights",
                 )
             found = _array(returned)
         if found is None or found.dtype.kind not in "biuf" or found.shape != (self._samples,):
-            raise PipelineRaised(f"{hook} returned {_said(returned, found)} for {self._samples} samples", _WEIGHTS)
+            raise PipelineRaised(
+                f"{hook} returned {_said(returned, found)} for {self._samples} samples",
+                _WEIGHTS,
+                code="pipeline.weights",
+            )
         weights: Real = found.astype(numpy.float64)
         used: Real = self._used(weights)
         return used

@@ -121,6 +121,7 @@ class Loaders:
                     "a loader process reads other samples than its worker, from the same indices",
                     "datasets() has to give the same samples in each process: draw them from torch, numpy or random, which are "
                     "seeded for it (numpy.random.default_rng() is not), and read nothing that changes",
+                    code="data.loader-differs",
                 )
 
     def forget(self) -> None:
@@ -164,6 +165,7 @@ class _Loader:
         raise RunFailed(
             f"{where}: {_DEATHS} loader processes in a row ended before they had read its samples, the last with {_code(code)}",
             "look at these samples and for the kernel's out-of-memory killer (dmesg), or fetch in the workers: data.loaders=0",
+            code="data.loader-deaths",
         )
 
     def has_answered(self) -> bool:
@@ -292,7 +294,11 @@ def _pickled(message: object) -> bytes:
     try:
         return pickle.dumps(message, pickle.HIGHEST_PROTOCOL)
     except Exception as error:
-        raise PipelineRaised(f"a batch of the pipeline cannot be handed to another process: {error}", _PLAIN) from None
+        raise PipelineRaised(
+            f"a batch of the pipeline cannot be handed to another process: {error}",
+            _PLAIN,
+            code="data.batch-not-handed",
+        ) from None
 
 
 def _write(messages: Messages, message: object) -> None:
@@ -310,7 +316,9 @@ def _unpickled(payload: bytes) -> Any:
         return pickle.loads(payload)
     except Exception as error:
         raise PipelineRaised(
-            f"a batch of the pipeline cannot be taken over from another process: {error}", _PLAIN
+            f"a batch of the pipeline cannot be taken over from another process: {error}",
+            _PLAIN,
+            code="data.batch-not-taken",
         ) from None
 
 

@@ -99,12 +99,14 @@ def check(train: Any, weights: Mapping[str, float]) -> None:
         raise PipelineRaised(
             f"datasets() returned one training set, and data.mixture names {', '.join(sorted(weights))}",
             "return them as a mapping of these names to data sets, or leave data.mixture out",
+            code="data.mixture-one-set",
         )
     if returned is not None and returned != sorted(weights):
         raise PipelineRaised(
             f"datasets() returned the training sets {', '.join(returned)}, and data.mixture names "
             f"{', '.join(sorted(weights)) or 'none'}",
             f"set data.mixture to the weight of each, such as {{{', '.join(f'{name}: 1' for name in returned)}}}",
+            code="data.mixture-names",
         )
 
 
@@ -182,6 +184,7 @@ class Mixture:
                 raise PipelineRaised(
                     f"the training set {name!r} has {len(source)} samples for {drawn.shards} shards",
                     "each shard goes through a part of its own: give it more, or lower data.shards (which changes the result)",
+                    code="data.mixture-too-small",
                 )
             own = streams.seed_of(seed, f"source {name}")
             self._turns.append(Turns(own, len(source), drawn.shards, name, files(source)))

@@ -46,6 +46,7 @@ class PoissonSampler(ClientSampler):
                     "number is part of what is promised, so it has to be known without the data"
                 ],
                 "set privacy.clients to at least as many",
+                code="privacy.more-clients",
             )
         rows = data.batch_size.least // data.shards
         drawn = Drawn(sum(len(part.samples) for part in parts), Steps.constant(rows * len(parts)), len(parts))
@@ -56,6 +57,7 @@ class PoissonSampler(ClientSampler):
             raise ConfigurationError(
                 [f"local.epochs: a client has {longest} local steps in a round, at most {self.stretch} are possible"],
                 "lower local.epochs, or raise data.batch_size",
+                code="privacy.local-epochs",
             )
         self._dealt = functools.lru_cache(_ROUNDS_KEPT)(self._deal)
         self._keys: Keys | None = None
@@ -75,7 +77,11 @@ class PoissonSampler(ClientSampler):
 
     def _deal(self, round_: int) -> list[tuple[int, ...]]:
         if self._keys is None:
-            raise Inconsistent("who plays in a round is asked without a key", "this is a fault of orchestrator")
+            raise Inconsistent(
+                "who plays in a round is asked without a key",
+                "this is a fault of orchestrator",
+                code="privacy.no-key-for-clients",
+            )
         drawn = [each for each in players(self._keys, round_, self._expected, self._clients) if each < len(self._parts)]
         return dealt(drawn, self._slots)
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from orchestrator.data.drawn import Drawn
-from orchestrator.errors import ConfigurationError
+from orchestrator.errors import ConfigurationError, coded
 
 if TYPE_CHECKING:
     from orchestrator.data.plan import Data
@@ -21,6 +21,7 @@ class Positions(Drawn):
         raise ConfigurationError(
             ["run.epochs: the training set is a Stream, which has no length"],
             "give run.steps=N; when the samples of a stream end, it begins its next epoch by itself",
+            code="streams.run-epochs",
         )
 
     @property
@@ -36,7 +37,10 @@ class Positions(Drawn):
 def positions(data: Data) -> Positions:
     """For a run whose training set is a Stream. Raises ConfigurationError for what needs samples that have numbers."""
     refused = [
-        f"{key}: it chooses among samples by their numbers, and those of a Stream have none; leave it out"
+        coded(
+            "streams.chooses-by-number",
+            f"{key}: it chooses among samples by their numbers, and those of a Stream have none; leave it out",
+        )
         for key, given in (
             ("data.partition", data.partition is not None),
             ("data.sampling", data.sampling is not None),
@@ -48,10 +52,13 @@ def positions(data: Data) -> Positions:
     ]
     if data.loaders:
         refused.append(
-            "data.loaders: the samples of a Stream come one after the other, and its worker takes them; set data.loaders=0"
+            coded(
+                "streams.loaders",
+                "data.loaders: the samples of a Stream come one after the other, and its worker takes them; set data.loaders=0",
+            )
         )
     if data.local is not None and data.local.epochs is not None:
-        refused.append("local.epochs: a Stream has no length; set local.steps")
+        refused.append(coded("streams.local-epochs", "local.epochs: a Stream has no length; set local.steps"))
     if refused:
         raise ConfigurationError(refused)
     return Positions(0, data.batch_size, data.shards)

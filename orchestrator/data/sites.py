@@ -48,6 +48,7 @@ class Attendance:
             raise Inconsistent(
                 f"samples of shard {shard}, of site {self._site_of[shard]}, were to be read at a node that does not offer it",
                 "this is a fault of orchestrator",
+                code="site.wrong-node",
             )
 
     def confine(
@@ -59,6 +60,7 @@ class Attendance:
             raise ConfigurationError(
                 ["data.sites: without a data.partition every shard reads all files"],
                 "divide the samples by whose they are, as data.partition=natural does, or leave data.sites out",
+                code="site.no-partition",
             )
         if (clients := len(division.parts)) > self._shards:
             raise ConfigurationError(
@@ -66,6 +68,7 @@ class Attendance:
                     f"data.sites: there are {clients} clients, of which each round draws {self._shards}, whatever their site"
                 ],
                 f"set data.shards={clients}, so that each client is a shard of its own",
+                code="site.clients",
             )
         if lengths is not None:
             allowed = _files_of(self._sites_by_file(division, lengths, subset), {*self._offered, ""})
@@ -84,6 +87,7 @@ class Attendance:
             raise ConfigurationError(
                 [f"data.sites: file {mixed[0]} of the training set has samples of {sites}"],
                 "divide the samples by files, so that each file is of one site",
+                code="site.mixed-file",
             )
         return found
 

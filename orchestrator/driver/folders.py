@@ -29,7 +29,9 @@ def project_folder(project: Path) -> Path:
             ignore.write_text("*\n", encoding="utf-8")
     except OSError as error:
         raise ConfigurationError(
-            [f"{folder} cannot be written: {error.strerror}"], "run from a folder in which you may write"
+            [f"{folder} cannot be written: {error.strerror}"],
+            "run from a folder in which you may write",
+            code="project.unwritable",
         ) from error
     return folder
 
@@ -40,7 +42,11 @@ class RunFolder:
     def __init__(self, folder: Path, run_id: str) -> None:
         """Raises UsageError."""
         if not _ID.fullmatch(run_id):  # a store of others has given it
-            raise UsageError(f"{run_id!r} is no id of a run", "list the runs with: python -m orchestrator runs")
+            raise UsageError(
+                f"{run_id!r} is no id of a run",
+                "list the runs with: python -m orchestrator runs",
+                code="record.not-an-id",
+            )
         self.path = folder / run_id
         self.path.mkdir(exist_ok=True)
         _require_own_files(self.path)
@@ -83,7 +89,9 @@ class RunFolder:
             self._lock = locks.take(self._lease)
         except locks.Taken as taken:
             raise UsageError(
-                f"run {self.path.name} is being driven by {taken.who}", "wait for its end, or end that process"
+                f"run {self.path.name} is being driven by {taken.who}",
+                "wait for its end, or end that process",
+                code="record.being-driven",
             ) from None
 
     def release(self) -> None:
@@ -145,6 +153,7 @@ def _require_own_files(folder: Path) -> None:
             raise UsageError(
                 f"{entry.path} is refused: it is {what}",
                 "ask who put it there, and remove it; the file itself may be among the artifacts of the run",
+                code="record.file-refused",
             )
 
 

@@ -105,7 +105,9 @@ def look(
     shape, stride = known[parameter]
     size = math.prod(shape)
     if first >= size > 0:
-        raise UsageError(f"first={first}: {parameter} has {size} elements", f"the last one is {size - 1}")
+        raise UsageError(
+            f"first={first}: {parameter} has {size} elements", f"the last one is {size - 1}", code="look.first"
+        )
     values = torch.frombuffer(bytearray(raw), dtype=torch.float32) if raw else torch.empty(0)
     if first == 0 and count is None:
         values = values.as_strided(shape, stride).contiguous()
@@ -126,9 +128,13 @@ def _asked(past: Past, files: RunFolder, request: mailbox.Request, timeout_s: fl
             told, raw = mailbox.ask(files.looks, request, deadline - time.monotonic(), check)
             if "failed" in told:
                 error = from_dict(told["failed"])
-                raise type(error)(f"run {past.run_id} cannot be looked at: {error.message}", error.remedy)
+                raise type(error)(
+                    f"run {past.run_id} cannot be looked at: {error.message}", error.remedy, code=error.code
+                )
     except TimeoutError:
-        raise RunFailed(f"the servers of run {past.run_id} have not answered for {timeout_s:g} s") from None
+        raise RunFailed(
+            f"the servers of run {past.run_id} have not answered for {timeout_s:g} s", code="look.unanswered"
+        ) from None
     return told, raw
 
 
@@ -139,12 +145,14 @@ def _not_running(past: Past) -> UsageError:
     else:
         problem = f"it is {past.status.lower()}"
         remedy = "what was trained lies in the run's folder and its artifacts; with resume= it may go on"
-    return UsageError(f"run {past.run_id} is not running: {problem}", remedy)
+    return UsageError(f"run {past.run_id} is not running: {problem}", remedy, code="look.not-running")
 
 
 def _unknown(run_id: str, name: str, known: list[str]) -> UsageError:
     near = difflib.get_close_matches(name, known, n=1)
     hint = f"; did you mean {near[0]}?" if near else ""
     return UsageError(
-        f"parameter={name}: run {run_id} trains no parameter of that name{hint}", f"look={run_id} lists them"
+        f"parameter={name}: run {run_id} trains no parameter of that name{hint}",
+        f"look={run_id} lists them",
+        code="look.no-such-parameter",
     )

@@ -12,7 +12,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from orchestrator.errors import ConfigurationError
+from orchestrator.errors import ConfigurationError, coded
 
 _WORKSPACES = (":4096:8", ":16:8")  # those under which cuBLAS is deterministic
 
@@ -23,7 +23,10 @@ def build_problem() -> str | None:
 
     if torch.backends.cuda.is_built():  # type: ignore[no-untyped-call]
         return None
-    return f"run.device: torch {torch.__version__} is built without CUDA; install a build with CUDA, or take run.device=cpu"
+    return coded(
+        "gpu.torch-without",
+        f"run.device: torch {torch.__version__} is built without CUDA; install a build with CUDA, or take run.device=cpu",
+    )
 
 
 def start() -> None:
@@ -42,7 +45,8 @@ def start() -> None:
             [
                 f"run.device: the GPU does not compute: {error}; look at nvidia-smi on this node (driver, memory, and compute "
                 "mode: Default, where workers share a GPU), take a torch built for this GPU, or run.device=cpu"
-            ]
+            ],
+            code="gpu.does-not-compute",
         ) from error
 
 
@@ -91,9 +95,10 @@ def _visibility_problem() -> str | None:
 
     if torch.cuda.is_available() and torch.cuda.device_count() > 0:
         return None
-    return (
+    return coded(
+        "gpu.not-visible",
         f"run.device: no GPU is visible to this process (CUDA_VISIBLE_DEVICES={os.environ.get('CUDA_VISIBLE_DEVICES')}, "
-        f"driver {driver()}); look at nvidia-smi on this node, raise cluster.gpus_per_worker, or take run.device=cpu"
+        f"driver {driver()}); look at nvidia-smi on this node, raise cluster.gpus_per_worker, or take run.device=cpu",
     )
 
 
@@ -107,9 +112,10 @@ def _compute() -> None:
 def _tuning_problem() -> str | None:
     if os.environ.get("PYTORCH_TUNABLEOP_ENABLED") != "1":
         return None
-    return (
+    return coded(
+        "gpu.tunable",
         "run.device: PYTORCH_TUNABLEOP_ENABLED=1 chooses the kernels of products by the clock, so they come out differently "
-        "from time to time; unset it"
+        "from time to time; unset it",
     )
 
 
@@ -117,7 +123,8 @@ def _workspace_problem() -> str | None:
     given = os.environ.get("CUBLAS_WORKSPACE_CONFIG")
     if given in _WORKSPACES:
         return None
-    return (
+    return coded(
+        "gpu.workspace",
         f"run.device: CUBLAS_WORKSPACE_CONFIG={given} makes products on a GPU come out differently from time to time; "
-        f"unset it, or set {' or '.join(_WORKSPACES)}"
+        f"unset it, or set {' or '.join(_WORKSPACES)}",
     )

@@ -176,7 +176,7 @@ def _choose(arithmetic: Arithmetic) -> None:
     if arithmetic == "portable":
         problem = portable_problem()
         if problem is not None:
-            raise ConfigurationError([f"run.arithmetic: {problem[0]}"], problem[1])
+            raise ConfigurationError([f"run.arithmetic: {problem[0]}"], problem[1], code="portable.process")
         from orchestrator.numerics.portable import operator_overrides
 
         operator_overrides.install()

@@ -26,7 +26,7 @@ from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from orchestrator.common.import_string import raised
 from orchestrator.common.registry import Table, is_reference
-from orchestrator.errors import PipelineRaised
+from orchestrator.errors import PipelineRaised, coded
 from orchestrator.optim.eager import leave_the_compiler_out
 from orchestrator.optim.lamb import Lamb
 from orchestrator.optim.lars import Lars
@@ -59,27 +59,41 @@ def problems(name: str, options: Mapping[str, Any]) -> list[str]:
     misses the parameters, and nothing expensive is imported up to there."""
     for kind, (why, remedy) in _UNFIT.items():
         if kind.__name__.lower() == name:
-            return [f"optimizer.name: {name!r} is not on offer: {why}; {remedy} (there are {', '.join(OPTIMIZERS)})"]
+            return [
+                coded(
+                    "optimizer.not-on-offer",
+                    f"optimizer.name: {name!r} is not on offer: {why}; {remedy} (there are {', '.join(OPTIMIZERS)})",
+                )
+            ]
     if found := OPTIMIZERS.problems(name, options):
         return found
     if is_reference(name):
         problem = broken(lambda model: build(name, options, model))
-        return [] if problem is None else [f"optimizer: {name} {problem}"]
+        return [] if problem is None else [coded("optimizer.own-unfit", f"optimizer: {name} {problem}")]
     texts = [key for key, value in options.items() if isinstance(value, str)]
     if texts:
-        return [f"optimizer.{key}: {_no_text(OPTIMIZERS.options(name)[key].default, options[key])}" for key in texts]
+        return [
+            coded(
+                "optimizer.option-is-text",
+                f"optimizer.{key}: {_no_text(OPTIMIZERS.options(name)[key].default, options[key])}",
+            )
+            for key in texts
+        ]
     if options.get("nesterov") and options.get("foreach"):
         return [
-            "optimizer.foreach: with nesterov it overwrites gradients that other workers still read; leave foreach out"
+            coded(
+                "optimizer.foreach-nesterov",
+                "optimizer.foreach: with nesterov it overwrites gradients that other workers still read; leave foreach out",
+            )
         ]
     if options.get("fused") and options.get("foreach"):
-        return [f"optimizer: {name} is either fused or foreach, not both"]
+        return [coded("optimizer.fused-foreach", f"optimizer: {name} is either fused or foreach, not both")]
     try:
         OPTIMIZERS[name]([], **_arguments(options))
     except (TypeError, ValueError, RuntimeError) as error:
         if "empty parameter list" in str(error):
             return []
-        return [f"optimizer: {name} refuses {dict(options)}: {error}"]
+        return [coded("optimizer.refuses-options", f"optimizer: {name} refuses {dict(options)}: {error}")]
     raise AssertionError(f"{name} took an empty list of parameters")
 
 
@@ -166,14 +180,18 @@ def check(optimizer: object, model: torch.nn.Module) -> None:
             f"optimizer() returned a {type(optimizer).__name__}",
             "return one torch.optim.Optimizer; networks that are trained at once or in turn are parameter groups of one "
             "(docs/porting.md shows both)",
+            code="optimizer.type",
         )
     for kind, (why, remedy) in _UNFIT.items():
         if isinstance(optimizer, kind):
-            raise PipelineRaised(f"optimizer() returned a {type(optimizer).__name__}: {why}", remedy)
+            raise PipelineRaised(
+                f"optimizer() returned a {type(optimizer).__name__}: {why}", remedy, code="optimizer.unfit"
+            )
     if any("initial_lr" in group for group in optimizer.param_groups):
         raise PipelineRaised(
             "a scheduler has been built over the optimizer that optimizer() returned: its param_groups have 'initial_lr'",
             f"nobody would step it, and its first rate would stay: return the optimizer alone; {_OWN_SCHEDULE}",
+            code="optimizer.scheduler-over",
         )
     known = {id(parameter) for parameter in model.parameters()}
     strangers = [p for group in optimizer.param_groups for p in group["params"] if id(p) not in known]
@@ -181,17 +199,20 @@ def check(optimizer: object, model: torch.nn.Module) -> None:
         raise PipelineRaised(
             f"optimizer() updates a tensor of shape {tuple(strangers[0].shape)} that is no parameter of the model",
             "make it a parameter of what model() returns: only those are summed over the shards",
+            code="optimizer.foreign-parameter",
         )
     strange = [key for key in optimizer.state if id(key) not in known]
     if strange:
         raise PipelineRaised(
             f"optimizer() keeps state for {_said(strange[0])}, which is no parameter of the model",
             "a checkpoint holds what is in optimizer.state[parameter] and in param_groups: keep it there",
+            code="optimizer.foreign-state",
         )
     if any(not _is_rate(group.get("lr")) for group in optimizer.param_groups):
         raise PipelineRaised(
             f"optimizer() returned a {type(optimizer).__name__} without a learning rate",
             "give each of its param_groups a number as lr: `schedule` multiplies it",
+            code="optimizer.no-rate",
         )
 
 
@@ -213,6 +234,7 @@ def without_schedulers() -> Iterator[None]:
         raise PipelineRaised(
             f"optimizer() builds a scheduler, {type(scheduler).__name__}, which nobody would step",
             f"return the optimizer alone; {_OWN_SCHEDULE}",
+            code="optimizer.scheduler-within",
         )
 
     try:
@@ -262,6 +284,7 @@ def check_unchanged(optimizer: torch.optim.Optimizer, before: Sequence[dict[str,
         raise PipelineRaised(
             f"{name!r} in the optimizer's param_groups was changed while a batch was computed",
             "let `schedule` change learning rates, and the optimizer's own step() what else has to change",
+            code="optimizer.groups-in-batch",
         )
 
 

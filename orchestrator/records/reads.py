@@ -181,7 +181,11 @@ def refusal(reads: Reads) -> NotRerunnable | None:
     if not found:
         return None
     listed = bulleted(found)
-    return NotRerunnable(f"strict: this run reads what is not declared:{listed}", "mend these, or leave strict out")
+    return NotRerunnable(
+        f"strict: this run reads what is not declared:{listed}",
+        "mend these, or leave strict out",
+        code="rerun.strict-reads",
+    )
 
 
 def _unequal(reads: Reads) -> list[str]:

@@ -232,7 +232,11 @@ class WorkerHooks:
                 came, _ = state_transfer.take(transport, generation.number, donor, deadline_s, state_transfer.ROWS)
                 if came.values["advances"] != advances:
                     theirs = f"member {donor} handed over what shards keep after {came.values['advances']} advances"
-                    raise Inconsistent(f"{theirs}, and {advances} are done", "this is a fault of orchestrator")
+                    raise Inconsistent(
+                        f"{theirs}, and {advances} are done",
+                        "this is a fault of orchestrator",
+                        code="replica.other-advances",
+                    )
                 held.adopt_rows(came.tensors)
 
     def _evaluating(self, step: int) -> evaluation.Beat:

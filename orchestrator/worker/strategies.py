@@ -177,11 +177,12 @@ class LockstepStrategy(_Unsplit):
             raise ConfigurationError(
                 [
                     "cluster.claims: what shards keep for their contribution stays with their workers; leave cluster.claims out"
-                ]
+                ],
+                code="claims.kept",
             )
         if gradients.keeps_state and plan.cadence.check_every:
             kept = "what shards keep for their contribution stays with their workers, so no other one can compute it"
-            raise ConfigurationError([f"check.every: {kept}; leave check.every out"])
+            raise ConfigurationError([f"check.every: {kept}; leave check.every out"], code="check.kept")
         plain = codec is None and plan.data.privacy is None
         self._memory = Memory(replica.layout, parts.regions, sums=sums_of(plan), contributes=plain)
         self._states = gradients.states
@@ -355,7 +356,8 @@ class PipelineStrategy:
             raise ConfigurationError(
                 [
                     "cluster.stages: an optimizer of the pipeline's own may look at all parameters; set optimizer, or stages=1"
-                ]
+                ],
+                code="stages.own-optimizer",
             )
         self._plan, self._workload = parts.plan, parts.workload
         self._regions, self._services = parts.regions, parts.services

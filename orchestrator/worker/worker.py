@@ -26,7 +26,7 @@ from orchestrator.controller.events import Ended
 from orchestrator.data import input_auditing
 from orchestrator.data.files import waiting
 from orchestrator.data.loaders import Loaders, Recipe
-from orchestrator.errors import ConfigurationError, RunFailed
+from orchestrator.errors import ConfigurationError, RunFailed, coded
 from orchestrator.numerics import allocator, cuda, determinism, exact, staging
 from orchestrator.numerics.digests import model_digest
 from orchestrator.pipeline import defines, find, naming
@@ -120,7 +120,9 @@ class Worker:
         watches = plan.update.watches_a_metric or plan.checkpoints.best is not None
         if watches and not self._workload.evaluation_batches:
             who = "early_stopping, schedule=plateau and checkpoint.best"
-            raise ConfigurationError([f"{who} watch a metric, but datasets() returned no validation set"])
+            raise ConfigurationError(
+                [f"{who} watch a metric, but datasets() returned no validation set"], code="evaluation.no-validation"
+            )
         division = self._workload.division
         listing = getattr(self._workload.training_data, "listing", None)
         with phases.of("admission", "worker"):
@@ -131,6 +133,7 @@ class Worker:
             raise ConfigurationError(
                 [f"run.epochs: {steps} steps in all, and the run begins after {plan.run.first_step} of them"],
                 "give the number of epochs in all",
+                code="begin.no-epochs-left",
             )
         self._workload.prove_streams(steps)
         return {
@@ -356,7 +359,8 @@ def _refuse_epochs(plan: Plan) -> None:
     found = [key for key, value in schedule.options.items() if isinstance(value, Span) and value.epochs is not None]
     if found:
         raise ConfigurationError(
-            [f"schedule.{key}: the training set is a Stream, which has no length; give it in steps" for key in found]
+            [f"schedule.{key}: the training set is a Stream, which has no length; give it in steps" for key in found],
+            code="streams.schedule-epochs",
         )
 
 
@@ -372,7 +376,9 @@ def _refuse_live(plan: Plan) -> None:
         ),
     ]
     problems = [
-        f"{why}, and a live Stream gives each once; set {instead}" for refused, why, instead in found if refused
+        coded("streams.live", f"{why}, and a live Stream gives each once; set {instead}")
+        for refused, why, instead in found
+        if refused
     ]
     if problems:
         raise ConfigurationError(problems)
@@ -384,6 +390,7 @@ def _refuse_absence(plan: Plan, *, keeps: bool) -> None:
         raise ConfigurationError(
             ["data.absent: shards keep something from step to step here, which is lost with a site that goes"],
             "set data.absent=wait, or train without what is kept (compression, a contribution with a state, a Stream)",
+            code="site.absent",
         )
 
 
@@ -393,5 +400,6 @@ def _stream_log(generation: Generation, rank: int) -> StreamLog:
         raise RunFailed(
             "a live Stream is read on a machine that does not reach the run's folder, where its samples are recorded",
             "set checkpoint.uri to a place that all machines reach",
+            code="streams.unreachable",
         )
     return StreamLog(generation.storage, generation.number)

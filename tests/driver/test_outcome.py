@@ -15,14 +15,19 @@ from orchestrator.errors import Interrupted, NonFinite, OrchestratorError, Pipel
 
 @pytest.mark.parametrize(
     ("error", "status"),
-    [(None, "finished"), (NonFinite("nan", "lower it"), "failed"), (Interrupted("by SIGINT"), "killed")],
+    [
+        (None, "finished"),
+        (NonFinite("nan", "lower it", code="loss.value"), "failed"),
+        (Interrupted("by SIGINT", code="run.interrupted"), "killed"),
+    ],
 )
 def test_status_and_error(error: OrchestratorError | None, status: str) -> None:
     report = Outcome(error=error).as_dict("r", started=0.0)
     assert report["status"] == status
     assert ("error" in report) == (error is not None)
     if error is not None:
-        assert report["error"] == {"kind": error.kind, "message": error.message, "remedy": error.remedy}
+        assert report["error"] == error.told()
+        assert error.told().keys() == {"kind", "code", "message", "remedy"}
 
 
 def test_who_would_meet_it_again_is_not_told_to_go_on(capsys: pytest.CaptureFixture[str]) -> None:

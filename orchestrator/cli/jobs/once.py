@@ -53,6 +53,7 @@ def once(
         raise UsageError(
             f"run {past.run_id} of job {name} was launched by {past.user or 'somebody unknown'}",
             f"take another id, or go on with it if you trust who made it: resume={past.run_id} trust=true",
+            code="job.not-yours",
         )
     for_stream().say(f"going on with run {past.run_id} of job {name}")
     again = kept.restored(Recorded.of(store, folder, past).files.settings, settings)

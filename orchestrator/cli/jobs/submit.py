@@ -42,7 +42,9 @@ class Submitted:
 def run(given: Arguments) -> Answer:
     to = given.get("to")
     if to is None:
-        raise UsageError("submit: it needs conf=NAME and to=http://HOST:8265, to=kubernetes or to=slurm")
+        raise UsageError(
+            "submit: it needs conf=NAME and to=http://HOST:8265, to=kubernetes or to=slurm", code="job.submit-needs"
+        )
     settings = given.without("conf", "to", "id", "project", "output", "trust", *_ONLY_FOR)
     wanted = submission(given.conf, settings, given.get("id"), given.get("project") or str(Path.cwd()))
     if given.flag("trust"):
@@ -79,14 +81,18 @@ def submit(wanted: Submission, to: str, options: dict[str, str | None]) -> Submi
     """options: image and claim of Kubernetes, nodes of Slurm. Raises UsageError, ClusterUnavailable."""
     for key, value in options.items():
         if value is not None and _ONLY_FOR[key] != to:
-            raise UsageError(f"{key}={value}: only to={_ONLY_FOR[key]} has a use for it", f"leave {key} out")
+            raise UsageError(
+                f"{key}={value}: only to={_ONLY_FOR[key]} has a use for it",
+                f"leave {key} out",
+                code="job.option-unused",
+            )
     if to == "kubernetes":
         image, claim = _needed("image", options, to), _needed("claim", options, to)
         return Submitted(wanted.id, to, kubernetes.manifest(wanted, image, claim, ray_version()))
     if to == "slurm":
         nodes = options.get("nodes") or "1"
         if not nodes.isascii() or not nodes.isdigit() or int(nodes) < 1:
-            raise UsageError(f"nodes={nodes}: expected a number of at least 1")
+            raise UsageError(f"nodes={nodes}: expected a number of at least 1", code="job.nodes")
         if Path(wanted.project).is_dir():
             project_folder(Path(wanted.project))  # for the job's log
         return Submitted(wanted.id, to, slurm.script(wanted, int(nodes), str(Path(sys.executable).parent)))
@@ -100,7 +106,7 @@ def _dashboard(to: str, expected: str) -> str:
     """The address of a Ray's dashboard; ray://HOST:PORT is taken for http://HOST:PORT. Raises UsageError."""
     scheme, found, rest = to.partition("://")
     if not found or scheme not in _SCHEMES or not rest:
-        raise UsageError(f"to={to}: it is {expected}")
+        raise UsageError(f"to={to}: it is {expected}", code="job.place")
     return f"http://{rest}" if scheme == "ray" else to
 
 
@@ -121,6 +127,7 @@ def where(name: str, to: str | None) -> Jobs:
         raise UsageError(
             f"no job {name} was submitted to a Ray from here",
             "give to=http://HOST:8265; of Kubernetes ask kubectl get rayjob, of Slurm squeue",
+            code="job.unknown-here",
         ) from None
     return Jobs(kept["to"])
 
@@ -139,5 +146,5 @@ def _needed(key: str, options: dict[str, str | None], to: str) -> str:
             "image": "an image with this package, such as one of the Dockerfile of this repository",
             "claim": "the PersistentVolumeClaim that holds the project, its checkpoints and its record",
         }
-        raise UsageError(f"{key}: required with to={to}: {told[key]}")
+        raise UsageError(f"{key}: required with to={to}: {told[key]}", code="job.option-required")
     return value

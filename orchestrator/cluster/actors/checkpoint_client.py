@@ -65,4 +65,5 @@ class CheckpointClient:
             raise CheckpointDamaged(
                 f"the checkpoint of step {step} could not be restored, though it was good a moment ago: {why}",
                 "see to the place of the checkpoints and resume the run: it goes on from the newest one that is good",
+                code="checkpoint.not-restored",
             ) from error

@@ -329,15 +329,29 @@ class MemberActor:
         except errors.OrchestratorError as error:
             return {"failed": error.as_dict()}
         except MemoryError as error:
-            return {"failed": errors.RunFailed(str(error) or "no memory left", _OF_MEMORY).as_dict()}
+            return {
+                "failed": errors.RunFailed(
+                    str(error) or "no memory left", _OF_MEMORY, code="worker.no-memory"
+                ).as_dict()
+            }
         except Exception as error:
             if _NO_MEMORY in str(error):
-                return {"failed": errors.RunFailed(str(error).strip(), _OF_MEMORY, traceback.format_exc()).as_dict()}
+                return {
+                    "failed": errors.RunFailed(
+                        str(error).strip(), _OF_MEMORY, traceback.format_exc(), code="worker.no-memory"
+                    ).as_dict()
+                }
             remedy = (
                 errors.OF_DESCRIPTORS if errors.is_out_of_descriptors(error) else _OF_A_GPU.get(type(error).__name__)
             )
             if remedy is not None:
-                return {"failed": errors.RunFailed(str(error).strip(), remedy, traceback.format_exc()).as_dict()}
+                return {
+                    "failed": errors.RunFailed(
+                        str(error).strip(), remedy, traceback.format_exc(), code="worker.no-resource"
+                    ).as_dict()
+                }
             remedy = "this is a fault of orchestrator; the run's folder has the traceback, in error.txt"
-            fault = errors.RunFailed(f"{type(error).__name__}: {error}", remedy, traceback.format_exc())
+            fault = errors.RunFailed(
+                f"{type(error).__name__}: {error}", remedy, traceback.format_exc(), code="worker.fault"
+            )
             return {"failed": fault.as_dict()}

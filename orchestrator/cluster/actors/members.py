@@ -348,9 +348,15 @@ def this_node() -> str:
 
 
 def _lost_weights(member: int, details: str = "") -> WorkerLost:
-    return WorkerLost(f"the trained weights were lost with worker {member}", details=details)
+    return WorkerLost(
+        f"the trained weights were lost with worker {member}", details=details, code="worker.weights-lost"
+    )
 
 
 def unwritten(path: str, why: Exception) -> RunFailed:
     """What to say where the trained weights could not be written."""
-    return RunFailed(f"the trained weights could not be written to {path}: {why}", "make room on its disk")
+    return RunFailed(
+        f"the trained weights could not be written to {path}: {why}",
+        "make room on its disk",
+        code="worker.weights-unwritten",
+    )

@@ -162,6 +162,7 @@ def _refuse(problems: Mapping[str, list[str]], nodes: Mapping[str, Node]) -> Non
         raise ClusterUnavailable(
             f"not every node is like this one: {'; '.join(listed)}",
             "install the same Python, orchestrator and libraries there as here",
+            code="ray.nodes-differ",
         )
 
 
@@ -188,7 +189,9 @@ def _survey(project: Project, nodes: Iterable[Node], workspace: Workspace) -> di
         if waiting and time.monotonic() > heard + project.timeout_s:
             late = ", ".join(node.name for node in waiting.values())
             raise ClusterUnavailable(
-                f"code and data were not compared in time on node {late}", "raise cluster.start_timeout_s"
+                f"code and data were not compared in time on node {late}",
+                "raise cluster.start_timeout_s",
+                code="ray.nodes-late",
             )
     return found
 
@@ -205,14 +208,18 @@ def _upload(project: Project, nodes: Iterable[Node]) -> str:
     remedy = f"put the project with its data on node {where}, as {project.path}, or on a file system that nodes share"
     if away := node_tree.outside(project.path, project.inputs):
         raise ClusterUnavailable(
-            f"node {where} lacks the project or its data, and {away[0]} is outside the project", remedy
+            f"node {where} lacks the project or its data, and {away[0]} is outside the project",
+            remedy,
+            code="ray.outside-project",
         )
     try:
         from ray._private.runtime_env.packaging import GCS_STORAGE_MAX_SIZE
         from ray._private.runtime_env.working_dir import upload_working_dir_if_needed
     except ImportError as error:
         raise ClusterUnavailable(
-            f"node {where} lacks the project or its data, and this version of Ray does not carry them: {error}", remedy
+            f"node {where} lacks the project or its data, and this version of Ray does not carry them: {error}",
+            remedy,
+            code="ray.carries-no-project",
         ) from error
     size = node_tree.packed_bytes(project.path, project.inputs)
     if size >= GCS_STORAGE_MAX_SIZE:
@@ -220,6 +227,7 @@ def _upload(project: Project, nodes: Iterable[Node]) -> str:
             f"node {where} lacks the project or its data; they are {size / 2**20:.0f} MiB, and Ray carries less than "
             f"{GCS_STORAGE_MAX_SIZE / 2**20:.0f} MiB",
             remedy,
+            code="ray.project-too-large",
         )
     with tempfile.TemporaryDirectory(prefix="orchestrator-") as folder:
         package = Path(folder) / "project.zip"

@@ -124,7 +124,9 @@ def reserved(
         remedy = "ask for less with cluster.workers, cluster.cpus_per_worker or cluster.gpus_per_worker, or add nodes"
         if why_not.startswith("data.sites"):
             remedy = "start that site's nodes with ray start --address=HOST:PORT --resources='{\"SITE\": 1}', and CPUs enough"
-        raise ClusterUnavailable(why_not, f"{remedy}; or transport=auto" if need.together else remedy)
+        raise ClusterUnavailable(
+            why_not, f"{remedy}; or transport=auto" if need.together else remedy, code="ray.cannot-hold"
+        )
     group: Any = placement_group(need.bundles, strategy="STRICT_PACK" if need.together else "PACK")
     try:
         _await(group, need, timeout_s, check)
@@ -142,6 +144,7 @@ def _await(group: Any, need: Need, timeout_s: float, check: Callable[[], None]) 
             raise ClusterUnavailable(
                 f"the run needs {need}, which did not become free within {timeout_s:g} s; free now: {free}",
                 "end what else runs there, ask for less, or raise cluster.start_timeout_s",
+                code="ray.not-free",
             )
 
 
@@ -168,7 +171,9 @@ def living_nodes() -> list[Node]:
     asking.join(_ANSWER_S)
     if asking.is_alive() or failed:
         why = str(failed[0]).splitlines()[0] if failed else f"no answer within {_ANSWER_S:g} s"
-        raise ClusterUnavailable(f"the head of the Ray does not say which nodes there are: {why}", "is it still there?")
+        raise ClusterUnavailable(
+            f"the head of the Ray does not say which nodes there are: {why}", "is it still there?", code="ray.no-nodes"
+        )
     living = [node for node in found if node["Alive"]]
     return [Node(node["NodeID"], node["NodeManagerAddress"], node["Resources"]) for node in living]
 

@@ -60,6 +60,7 @@ class JoinedRay:
                 f"is this machine one of its nodes (ray start --address={self._address})? Are Python and Ray of the same "
                 "version there?",
                 str(error),
+                code="ray.not-joined",
             ) from error
         self._raylet = _pidfd_of_raylet()
         # A thread, because a host that is gone lets its callers wait.
@@ -147,9 +148,11 @@ def _reach(address: str) -> None:
         with _connected(address) as connection:
             answers = "RAY_USE_TLS" in os.environ or _speaks_http2(connection)
     except (OSError, OverflowError) as error:
-        raise ClusterUnavailable(f"nobody answers at cluster.address {address}: {error}", _REMEDY) from error
+        raise ClusterUnavailable(
+            f"nobody answers at cluster.address {address}: {error}", _REMEDY, code="ray.nobody-answers"
+        ) from error
     if not answers:
-        raise ClusterUnavailable(f"what answers at cluster.address {address} is no Ray", _REMEDY)
+        raise ClusterUnavailable(f"what answers at cluster.address {address} is no Ray", _REMEDY, code="ray.not-a-ray")
 
 
 def _show_token(address: str) -> None:
@@ -167,6 +170,7 @@ def _show_token(address: str) -> None:
             f"the Ray at {address} and this launch do not agree on a token: {str(error).partition('. ')[0]}",
             _TOKEN_REMEDY,
             str(error),
+            code="ray.token",
         ) from error
 
 

@@ -156,6 +156,7 @@ def _refuse_strangers(known: Collection[str]) -> None:
             f"the private Ray listens to other machines, not at {_LOOPBACK} alone: {', '.join(open_to_all)}",
             f"install the Ray that this was tested with (ray=={tested_versions.RAY.versions[-1]}.*), or join one of your own: "
             "cluster.address=HOST:PORT",
+            code="ray.open-to-others",
         )
 
 
@@ -163,6 +164,7 @@ def _taken(port: int) -> ClusterUnavailable:
     return ClusterUnavailable(
         f"tracking.metrics_port: something on this machine listens at port {port} already",
         "take another one, or end what listens there",
+        code="ray.metrics-port",
     )
 
 
@@ -173,6 +175,7 @@ def _not_started(error: Exception, tries: int, seconds: float) -> ClusterUnavail
         f"Ray could not be started ({tries} {'try' if tries == 1 else 'tries'} in {seconds:.0f} s): {why}",
         f"{busy}raise cluster.start_timeout_s; look at memory, disk and open files of this machine",
         str(error),
+        code="ray.not-started",
     )
 
 

@@ -62,6 +62,7 @@ def _address(nodes: Sequence[str]) -> str:
         raise ClusterUnavailable(
             f"no way from this node to {others[0]}, whose address is {host} to Slurm: {error}",
             "the nodes of a job have to reach each other by IPv4",
+            code="slurm.no-way",
         ) from error
 
 
@@ -69,7 +70,9 @@ def _told(*command: str) -> str:
     """Raises ClusterUnavailable."""
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
     if done.returncode:
-        raise ClusterUnavailable(f"`{' '.join(command)}` ended with exit code {done.returncode}")
+        raise ClusterUnavailable(
+            f"`{' '.join(command)}` ended with exit code {done.returncode}", code="slurm.command-failed"
+        )
     return done.stdout
 
 
@@ -117,11 +120,12 @@ async def _up(step: Process, allocation: Allocation, asked: asyncio.Event) -> st
     try:
         await asyncio.wait((coming, told), timeout=allocation.start_timeout_s, return_when=asyncio.FIRST_COMPLETED)
         if told.done():
-            raise Interrupted("the job was asked to end before its Ray was up")
+            raise Interrupted("the job was asked to end before its Ray was up", code="slurm.interrupted")
         if not coming.done():
             raise ClusterUnavailable(
                 f"after {allocation.start_timeout_s:g} s the job's Ray was not up on {', '.join(sorted(missing))}",
                 "raise cluster.start_timeout_s; look at memory, disk and network of these nodes",
+                code="slurm.ray-not-up",
             )
         return coming.result()
     finally:
@@ -148,13 +152,16 @@ async def _said(step: Process) -> dict[str, Any]:
     line = await step.stdout.readline()
     if not line:
         raise ClusterUnavailable(
-            f"srun ended with exit code {await step.wait()} before the job's Ray was up", "the lines above say why"
+            f"srun ended with exit code {await step.wait()} before the job's Ray was up",
+            "the lines above say why",
+            code="slurm.srun-ended",
         )
     said: dict[str, Any] = json.loads(line)
     if "error" in said:
         raise ClusterUnavailable(
             f"Ray could not be started on {said['node']}: {said['error']}",
             "look at memory, disk and open files of this node",
+            code="slurm.node-failed",
         )
     return said
 

@@ -132,7 +132,9 @@ def _asking(wanted: Mapping[KeyPath, list[str]]) -> ConfigurationError:
     if again:
         remedies.append(f"give {'it' if len(again) == 1 else 'them'} again: {' '.join(map(_asked, again))}")
     return ConfigurationError(
-        [f"{'.'.join(path)}: {_why(path, names)}" for path, names in wanted.items()], "; ".join(remedies)
+        [f"{'.'.join(path)}: {_why(path, names)}" for path, names in wanted.items()],
+        "; ".join(remedies),
+        code="settings.masked-needed",
     )
 
 
@@ -143,6 +145,7 @@ def _telling(told: Mapping[KeyPath, list[str]]) -> ConfigurationError:
             for path, names in told.items()
         ],
         f"leave it out, and set {', '.join(dict.fromkeys(name for names in told.values() for name in names))}",
+        code="settings.masked-typed",
     )
 
 

@@ -34,7 +34,7 @@ from orchestrator.config.settings.schema import (
 )
 from orchestrator.config.settings.sections import AUTO, KeyPath
 from orchestrator.config.settings.sources import Source
-from orchestrator.errors import ConfigurationError
+from orchestrator.errors import ConfigurationError, code_of, coded
 
 Merged = dict[Key, dict[KeyPath, Given]]  # of an open key: what stands below it, by path; of others: one, at ()
 
@@ -101,7 +101,7 @@ def from_sources(found: Sequence[Source], *, recorded: bool = False, used: Seque
         try:
             values[key] = _value(key, merged.get(key, {}))
         except MismatchError as mismatch:
-            problems.append(_problem(_where(merged, key), key.name, str(mismatch)))
+            problems.append(_problem(_where(merged, key), key.name, coded("settings.value", str(mismatch))))
     problems += _read_options(merged, values)
     if complete:
         rules = [*RULES, *(() if recorded else _counting(found, used))]
@@ -145,7 +145,8 @@ def _read_options(merged: Merged, values: dict[Key, Any]) -> list[str]:
 
 
 def _required(key: Key) -> str:
-    return f"{key.name}: required" + (f"; must be {must(key.kind)}" if must(key.kind) else "")
+    bounds = f"; must be {must(key.kind)}" if must(key.kind) else ""
+    return coded("settings.required", f"{key.name}: required{bounds}")
 
 
 def _build(values: dict[Key, Any]) -> Settings:
@@ -182,7 +183,7 @@ def _merge(merged: Merged, source: Source) -> list[str]:
         try:
             read(key.kind, Given(_nested({rest: given}) if rest else given.value))
         except MismatchError as mismatch:
-            problems.append(_problem(given.where, key.name, str(mismatch)))
+            problems.append(_problem(given.where, key.name, coded("settings.value", str(mismatch))))
         else:
             _put(merged.setdefault(key, {}), rest, given)
     for pair in LENGTHS:
@@ -324,7 +325,8 @@ def _resolved(config: Any, path: KeyPath) -> Any:
 
 def _unresolved(key: Key, rest: KeyPath, given: Given, error: Exception) -> str:
     reason = re.sub(r"^\w+ raised while resolving interpolation: ", "", str(error).splitlines()[0])
-    return _problem(given.where, ".".join((*key.path, *rest)), f"cannot resolve {show(given.value)}: {reason}")
+    problem = coded("settings.unresolved", f"cannot resolve {show(given.value)}: {reason}")
+    return _problem(given.where, ".".join((*key.path, *rest)), problem)
 
 
 def _no_such_key(path: KeyPath, given: Given) -> str:
@@ -332,13 +334,17 @@ def _no_such_key(path: KeyPath, given: Given) -> str:
     inside = keys_of(section)
     if inside and ".".join(path) == section:
         if given.value is None:
-            return f"has no value; give it keys ({', '.join(inside)}) or leave it out"
-        return f"expected keys ({', '.join(inside)}), got {show(given.value)}"
+            return coded(
+                "settings.section-without-value", f"has no value; give it keys ({', '.join(inside)}) or leave it out"
+            )
+        return coded("settings.section-with-value", f"expected keys ({', '.join(inside)}), got {show(given.value)}")
     if found := _suggestions(path):
-        return f"no such key; did you mean {' or '.join(found)}?"
+        return coded("settings.no-such-key", f"no such key; did you mean {' or '.join(found)}?")
     if inside:
-        return f"no such key; {section} has {', '.join(inside)}"
-    return f"no such key; there are {', '.join(dict.fromkeys(key.path[0] for key in KEYS))}"
+        return coded("settings.no-such-key-in-section", f"no such key; {section} has {', '.join(inside)}")
+    return coded(
+        "settings.no-such-section", f"no such key; there are {', '.join(dict.fromkeys(key.path[0] for key in KEYS))}"
+    )
 
 
 def _suggestions(path: KeyPath) -> list[str]:
@@ -372,4 +378,5 @@ def _blame(merged: Merged, rule: Rule) -> str:
 
 
 def _problem(*parts: str) -> str:
-    return ": ".join(part for part in parts if part)
+    """With the code of the last part."""
+    return coded(code_of(parts[-1]), ": ".join(part for part in parts if part))

@@ -63,7 +63,7 @@ from orchestrator.data.sampling.orders import ORDERS
 from orchestrator.data.sampling.partitions import PARTITIONS
 from orchestrator.data.sampling.samplings import SAMPLINGS
 from orchestrator.data.sampling.subsets import SUBSETS
-from orchestrator.errors import ConfigurationError
+from orchestrator.errors import ConfigurationError, code_of, coded
 from orchestrator.optim.compressions import COMPRESSIONS
 from orchestrator.optim.contributions import CONTRIBUTIONS
 from orchestrator.optim.schedules import SCHEDULES
@@ -147,7 +147,8 @@ class Settings:
 
     def __post_init__(self) -> None:
         values = {key: key.value(self) for key in KEYS}
-        problems = [f"{key.name}: {problem}" for key in KEYS if (problem := _unfit(key, values[key]))]
+        unfit = [(key.name, problem) for key in KEYS if (problem := _unfit(key, values[key])) is not None]
+        problems: list[str] = [coded(code_of(problem), f"{name}: {problem}") for name, problem in unfit]
         for section, table in TABLES.items():
             problems += _unfit_options(table, section_of(self, section))
         if not problems:
@@ -239,8 +240,8 @@ def _unfit(key: Key, value: Any) -> str | None:
     try:
         kept = read(key.kind, Given(value))
     except MismatchError as mismatch:
-        return str(mismatch)
-    return None if kept == value else f"expected {show(kept)}, got {show(value)}"
+        return coded("settings.value", str(mismatch))
+    return None if kept == value else coded("settings.value-form", f"expected {show(kept)}, got {show(value)}")
 
 
 def _unfit_options(table: Table[Any], chosen: Any) -> list[str]:
@@ -249,8 +250,8 @@ def _unfit_options(table: Table[Any], chosen: Any) -> list[str]:
         return []
     kept, problems = table.read(chosen.name, {option: Given(value) for option, value in chosen.options.items()})
     if not problems and kept != chosen.options:
-        problems = [("options", f"expected {show(kept)}, got {show(chosen.options)}")]
-    return [f"{table.key}.{option}: {problem}" for option, problem in problems]
+        problems = [("options", coded("settings.value-form", f"expected {show(kept)}, got {show(chosen.options)}"))]
+    return [coded(code_of(problem), f"{table.key}.{option}: {problem}") for option, problem in problems]
 
 
 def _keys(

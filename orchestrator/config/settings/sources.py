@@ -21,6 +21,7 @@ import yaml
 from orchestrator.common.values import Given, is_text, show
 from orchestrator.config.settings import schema
 from orchestrator.config.settings.sections import KeyPath
+from orchestrator.errors import coded
 
 COMMAND_LINE = "command line"
 _NULLS = ("", "~", "null", "Null", "NULL")
@@ -119,7 +120,7 @@ class Source:
 
 
 class _MalformedError(ValueError):
-    """A source, or an override, that is not YAML as it must be; the message is the whole problem."""
+    """A source, or an override, that is not YAML as it must be; the message is the whole problem, coded."""
 
 
 def from_name(entry: str, folder: Path, key: str = "conf", *, recorded: bool = False) -> Source:
@@ -134,11 +135,14 @@ def from_name(entry: str, folder: Path, key: str = "conf", *, recorded: bool = F
         found.recorded = recorded or beside
         return found
     except FileNotFoundError:
-        problem = f"{key}={entry}: there is no such file" if is_path else _no_such_name(key, entry, folder)
+        missing = coded("settings.no-such-file", f"{key}={entry}: there is no such file")
+        problem = missing if is_path else _no_such_name(key, entry, folder)
     except UnicodeDecodeError as error:
-        problem = f"{file}: is not text in UTF-8 (byte {error.start})"
+        problem = coded("settings.not-text", f"{file}: is not text in UTF-8 (byte {error.start})")
     except (OSError, ValueError) as error:
-        problem = f"{file}: cannot be read: {getattr(error, 'strerror', None) or error}"
+        problem = coded(
+            "settings.file-unreadable", f"{file}: cannot be read: {getattr(error, 'strerror', None) or error}"
+        )
     return Source(problems=[problem], readable=False)
 
 
@@ -155,7 +159,10 @@ def interpolations(source: Source) -> list[str]:
     """A sentence for each value that stands for another one. A record was written with what they stood for, so one in it was
     put there later, and might send what the environment holds to a place that the record names."""
     return [
-        f"{given.where}: {'.'.join(path)}: {show(given.value)} has an interpolation, and a record has none"
+        coded(
+            "settings.recorded-interpolation",
+            f"{given.where}: {'.'.join(path)}: {show(given.value)} has an interpolation, and a record has none",
+        )
         for path, given in source.leaves
         if _interpolates(given.value)
     ]
@@ -174,12 +181,16 @@ def from_text(text: str, name: str) -> Source:
     try:
         loader, root = _compose(text, lambda mark: f"{name}:{mark.line + 1}:{mark.column + 1}" if mark else name)
         if root is None:
-            raise _MalformedError(f"{name}: is empty; expected keys such as run and pipeline")
+            raise _MalformedError(
+                coded("settings.file-empty", f"{name}: is empty; expected keys such as run and pipeline")
+            )
         if not isinstance(root, yaml.MappingNode):
             value = show(loader.construct_object(root, deep=True))
-            raise _MalformedError(f"{name}: expected keys such as run and pipeline, got {value}")
+            raise _MalformedError(
+                coded("settings.file-without-keys", f"{name}: expected keys such as run and pipeline, got {value}")
+            )
     except _MalformedError as malformed:
-        return Source(problems=[str(malformed)], readable=False)
+        return Source(problems=[malformed.args[0]], readable=False)
     return _collect(_leaves(loader, root, (), lambda node: f"{name}:{node.start_mark.line + 1}"))
 
 
@@ -188,7 +199,10 @@ def from_mapping(content: Mapping[str, Any]) -> Source:
     try:
         return from_text(yaml.safe_dump(dict(content), sort_keys=False), "the mapping")
     except yaml.representer.RepresenterError as error:
-        problem = f"the mapping: only text, numbers, lists and mappings can be settings, not {error.args[1]!r}"
+        problem = coded(
+            "settings.not-plain",
+            f"the mapping: only text, numbers, lists and mappings can be settings, not {error.args[1]!r}",
+        )
         return Source(problems=[problem], readable=False)
 
 
@@ -204,7 +218,7 @@ def _from_override(override: str) -> Source:
     name, equals, typed = override.partition("=")
     path = tuple(name.split("."))
     if not equals or not all(path):
-        return Source(problems=[f"{COMMAND_LINE}: {show(override)}: expected key=value"])
+        return Source(problems=[coded("settings.override", f"{COMMAND_LINE}: {show(override)}: expected key=value")])
     if typed in _NULLS:
         return Source([Leaf(path, Given(None, typed, COMMAND_LINE))])
     if is_text(schema.kind_at(path)):
@@ -212,7 +226,7 @@ def _from_override(override: str) -> Source:
     try:
         loader, node = _compose(typed, lambda _: f"{COMMAND_LINE}: {name}")
     except _MalformedError as malformed:
-        return Source(problems=[str(malformed)])
+        return Source(problems=[malformed.args[0]])
     if node is None:  # a comment, such as `#5`
         return Source([Leaf(path, Given(typed, typed, COMMAND_LINE))])
     return _collect(_below(loader, node, path, COMMAND_LINE, lambda _: COMMAND_LINE))
@@ -228,10 +242,15 @@ def _compose(text: str, at: Callable[[yaml.Mark | None], str]) -> tuple[Any, yam
             loader.construct_document(node)
     except yaml.MarkedYAMLError as error:
         raise _MalformedError(
-            f"{at(error.problem_mark or error.context_mark)}: not valid YAML: {error.problem}"
+            coded(
+                "settings.not-yaml-at",
+                f"{at(error.problem_mark or error.context_mark)}: not valid YAML: {error.problem}",
+            )
         ) from None
     except (yaml.YAMLError, ValueError, TypeError, RecursionError) as error:
-        raise _MalformedError(f"{at(None)}: not valid YAML: {str(error).splitlines()[0]}") from None
+        raise _MalformedError(
+            coded("settings.not-yaml", f"{at(None)}: not valid YAML: {str(error).splitlines()[0]}")
+        ) from None
     return loader, node
 
 
@@ -242,10 +261,16 @@ def _leaves(
     for key, value in mapping.value:
         if key.tag != _TEXT_TAG:
             typed = key.value if isinstance(key, yaml.ScalarNode) else show(loader.construct_object(key, deep=True))
-            yield f"{where(key)}: {'.'.join((*above, typed))}: this key is not text; put it in quotes"
+            yield coded(
+                "settings.key-not-text",
+                f"{where(key)}: {'.'.join((*above, typed))}: this key is not text; put it in quotes",
+            )
         elif not above and "." in key.value and schema.locate(tuple(key.value.split("."))):
             section, _, rest = key.value.partition(".")
-            yield f"{where(key)}: {key.value}: keys are nested in a file: write {section}: {{{rest}: ...}}"
+            yield coded(
+                "settings.key-dotted",
+                f"{where(key)}: {key.value}: keys are nested in a file: write {section}: {{{rest}: ...}}",
+            )
         else:
             yield from _below(loader, value, (*above, key.value), where(key), where)
 
@@ -275,7 +300,12 @@ def _collect(found: Iterator[Leaf | str]) -> Source:
 def _no_such_name(key: str, name: str, folder: Path) -> str:
     there = sorted(file.stem for file in folder.glob("*.yaml")) if folder.is_dir() else []
     if not there:
-        return f"{key}={name}: there is no file {folder / name}.yaml, nor any other in {folder}"
+        return coded(
+            "settings.no-files", f"{key}={name}: there is no file {folder / name}.yaml, nor any other in {folder}"
+        )
     close = difflib.get_close_matches(name, there, n=1)
     hint = f"; did you mean {close[0]}?" if close else ""
-    return f"{key}={name}: there is no file {folder / name}.yaml; {folder} has {', '.join(there)}{hint}"
+    return coded(
+        "settings.no-such-name",
+        f"{key}={name}: there is no file {folder / name}.yaml; {folder} has {', '.join(there)}{hint}",
+    )

@@ -211,7 +211,7 @@ def described(name: str) -> str:
         ]
         near = difflib.get_close_matches(name, known, 3)
         hint = f"did you mean {' or '.join(near)}?" if near else "help=settings lists all"
-        raise UsageError(f"help={name}: no such key", hint)
+        raise UsageError(f"help={name}: no such key", hint, code="settings.no-such-key-shown")
     return "\n\n".join(_told(*row) for row in found)
 
 

@@ -45,7 +45,8 @@ def _finish(decision: Decision, workers: list[Member]) -> None:
     digests = {str(member.report.digest) for member in workers if member.report is not None}
     if len(digests) > 1:
         decision.end(
-            Inconsistent(f"the workers ended with different parameters: {sorted(digests)}"), "the digests differ"
+            Inconsistent(f"the workers ended with different parameters: {sorted(digests)}", code="replica.other-end"),
+            "the digests differ",
         )
         return
     emit_recoveries(decision)
@@ -65,7 +66,9 @@ def _regroup(decision: Decision) -> None:
     """Every member of the generation has reported or is gone: judge what happened, then form the next one."""
     apart = skew(decision.state)
     if apart:
-        error = Inconsistent(f"replicas are more than one step apart: {apart}", "this is a fault of orchestrator")
+        error = Inconsistent(
+            f"replicas are more than one step apart: {apart}", "this is a fault of orchestrator", code="replica.apart"
+        )
         decision.end(error, "the skew is more than one step")
         return
     generation = decision.generation()
@@ -126,6 +129,7 @@ def _without_progress(decision: Decision) -> RunFailed | None:
         f"{quiet + deadly} generations in a row got no further than step {steps_of(decision.state.mark)}; "
         f"{deadly} of them lost a member",
         "look at why members lose contact or die: the journal of the run names each",
+        code="worker.losses-in-a-row",
     )
 
 

@@ -28,7 +28,7 @@ def distrusted(decision: Decision, verdict: Verdict) -> list[tuple[LostMember, s
     elif not wrong:
         what = "came out differently" + (f" at {names}" if len(between) > 1 else f" twice at {names}")
         cannot = f"step {verdict.step}, shard {verdict.shard} {what}, and it cannot be told who is wrong"
-        decision.end(Inconsistent(cannot, _UNKNOWN), "a check found two answers")
+        decision.end(Inconsistent(cannot, _UNKNOWN, code="check.nobody-named"), "a check found two answers")
         return []
     if elsewhere:
         decision.set(distrusted=state.distrusted | machines)

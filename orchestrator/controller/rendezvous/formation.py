@@ -83,6 +83,7 @@ def _give_up_if_nobody_comes(decision: Decision, why: str) -> None:
         error = WorkerLost(
             f"the run cannot go on: {why}" + (f"; {state.trouble}" if state.trouble else ""),
             "resume the run from its last checkpoint when the cluster has room; it waits for cluster.start_timeout_s",
+            code="worker.nobody-comes",
         )
         decision.end(
             error,
@@ -205,6 +206,7 @@ def _restart(decision: Decision, steps: int, lost: int, *, forgets: bool) -> Non
         error = WorkerLost(
             f"all state was lost {restarts} times without getting further than step {decision.state.best}",
             "look at what ends the workers; more workers, or a shorter checkpoint.every, lose less",
+            code="worker.state-lost",
         )
         decision.end(error, f"{restarts} restarts without progress")
 
@@ -224,4 +226,4 @@ def end_interrupted(decision: Decision, reason: str) -> None:
     assert decision.state.interrupted is not None
     signal, checkpoint = decision.state.interrupted[1], decision.state.checkpoint
     kept = "" if checkpoint is None else f"; the newest checkpoint holds {checkpoint} steps"
-    decision.end(Interrupted(f"interrupted by {signal}{kept}"), f"{signal}: {reason}")
+    decision.end(Interrupted(f"interrupted by {signal}{kept}", code="run.stopped"), f"{signal}: {reason}")

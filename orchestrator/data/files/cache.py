@@ -111,7 +111,9 @@ class Cache:
 
     def _at(self, file: File, suffix: str = "") -> Path:
         if not is_md5(file.md5):
-            raise DataDamaged(f"{file.path}: {file.md5!r} is no MD5, which has 32 hexadecimal digits", REMEDY)
+            raise DataDamaged(
+                f"{file.path}: {file.md5!r} is no MD5, which has 32 hexadecimal digits", REMEDY, code="data.not-md5"
+            )
         return self.folder / f"{file.md5}{suffix}"
 
     def _date(self, file: File, at: int) -> None:
@@ -261,6 +263,7 @@ class _Reader(_Caller):
             raise ConfigurationError(
                 [f"data.cache_gb: {megabytes(limit)} do not hold {file.path}, which has {megabytes(file.size)}"],
                 "raise it",
+                code="data.cache-file",
             )
         wait = Wait(f"room in the cache of {megabytes(limit)} for {self._where}")
         while not self.cache._has_taken(descriptor, file.size):
@@ -281,7 +284,7 @@ class _Reader(_Caller):
         try:
             return waiting.until(self._where, once, self.cache._patience_s)
         except (FileNotFoundError, PermissionError) as error:
-            raise DataDamaged(f"{self._where} cannot be read: {error}", REMEDY) from error
+            raise DataDamaged(f"{self._where} cannot be read: {error}", REMEDY, code="data.file-unreadable") from error
 
     @property
     def _where(self) -> str:
@@ -295,6 +298,7 @@ def _check(file: File, place: Place, found: tuple[int, str]) -> None:
             f"{place.describe(file.path)} has {found[0]} bytes with the MD5 {found[1]}; its manifest says {file.size} "
             f"bytes with {file.md5}",
             REMEDY,
+            code="data.file-altered",
         )
 
 

@@ -171,6 +171,7 @@ class Files:
                     f"{megabytes(sum(largest))}"
                 ],
                 f"set data.cache_gb={-(-sum(largest) // 10**6) / 1000:g}, or lower data.order.files",
+                code="data.cache-group",
             )
 
     def _file_of(self, index: int) -> int:
@@ -191,6 +192,7 @@ class Files:
             raise ConfigurationError(
                 [f"data.sites: {self._place.describe(self._manifest.files[number].path)} is read at its own site only"],
                 "have labels() and __init__ of the pipeline ask the manifest, not the samples: train.manifest.files",
+                code="data.other-site",
             )
 
     def _newly_opened(self, file: File) -> _Opened:
@@ -279,6 +281,7 @@ class Files:
         return DataDamaged(
             f"{self._place.describe(file.path)} {problem}",
             f"put back what was there, or write the manifest anew (python -m orchestrator index={self._place.describe('')})",
+            code="data.file-unfit",
         )
 
 
@@ -288,21 +291,25 @@ def _require_trust(listed: Manifest, place: str | Path, reader: str | None, *, u
         raise ConfigurationError(
             [f"{place}: its list names code as the reader, {listed.reader!r}, which only the pipeline may do"],
             f"if it is a reader of yours: Files({str(place)!r}, reader={listed.reader!r}); otherwise index the files anew",
+            code="data.reader-code",
         )
     if reader not in (None, listed.reader):
         raise ConfigurationError(
             [f"{place}: its list names the reader {listed.reader!r}, and the pipeline {reader!r}"],
             "have the pipeline name that of the list, or index the files anew with the other one",
+            code="data.reader-differs",
         )
     if listed.options.get(UNSAFE) and not unsafe:
         raise ConfigurationError(
             [f"{place}: its list asks for what can execute code ({UNSAFE}), which only the pipeline may do"],
             f"if you trust who made the data: Files({str(place)!r}, {UNSAFE}=True)",
+            code="data.reader-unsafe",
         )
     if is_elsewhere(place) and listed.place is not None and not is_store(listed.place):
         raise ConfigurationError(
             [f"{place}: the list comes from elsewhere, and says that its files are in {listed.place!r}"],
             "a list that is read by a URL names a store of http, s3, gs or az; copy it to this machine if you trust it",
+            code="data.list-elsewhere",
         )
 
 
@@ -314,10 +321,13 @@ def _read_manifest(place: Place, name: str) -> Manifest:
         raise DataDamaged(
             f"{where} is missing, which lists the files and how many samples each has",
             f"write it: python -m orchestrator index={place.describe('') if name == manifest.NAME else f'PLACE to={where}'}",
+            code="data.no-manifest",
         ) from error
     except OSError as error:
         raise DataDamaged(
-            f"{where} cannot be read: {error}", "see to the place, its rights and the way to it"
+            f"{where} cannot be read: {error}",
+            "see to the place, its rights and the way to it",
+            code="data.manifest-unreadable",
         ) from error
     return manifest.read(data, where)
 

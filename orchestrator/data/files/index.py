@@ -43,7 +43,7 @@ def index(
     place = place_of(named if kept is None else kept.place)
     at = {} if kept is None else kept.at
     if to is not None and not to.endswith(".json"):
-        raise ConfigurationError([f"to={to}: a manifest ends in .json"])
+        raise ConfigurationError([f"to={to}: a manifest ends in .json"], code="data.index-target")
     folder, target = split(named if to is None else to)
     try:
         _refuse_what_leads_out(named, at)
@@ -63,7 +63,7 @@ def index(
         manifest.read(data, place_of(folder).describe(target))
         place_of(folder).write(target, data)
     except OSError as error:
-        raise ConfigurationError([f"index={named}: {error}"]) from error
+        raise ConfigurationError([f"index={named}: {error}"], code="data.index-failed") from error
     return found
 
 
@@ -71,7 +71,9 @@ def _refuse_what_leads_out(named: str, at: Mapping[str, str]) -> None:
     """Before anything there is read: a file of DVC may be somebody else's. Raises ConfigurationError."""
     for below in (*at, *at.values()):
         if manifest.leads_out(below):
-            raise ConfigurationError([f"index={named}: it lists {below!r}, which is not below its place"])
+            raise ConfigurationError(
+                [f"index={named}: it lists {below!r}, which is not below its place"], code="data.index-leads-out"
+            )
 
 
 def _listed(place: Place, reader: str, names: list[str], options: Mapping[str, Any], at: Mapping[str, str]) -> Listed:
@@ -94,14 +96,18 @@ def _chosen(named: str, reader: str | None, names: Sequence[str]) -> tuple[str, 
         suffixes = tuple(suffix for suffix, known in SUFFIXES.items() if known == reader)
         found = [name for name in names if not suffixes or name.lower().endswith(suffixes)]
         if not found:
-            raise ConfigurationError([f"index={named}: there is no file for reader={reader}"])
+            raise ConfigurationError(
+                [f"index={named}: there is no file for reader={reader}"], code="data.index-no-file"
+            )
         return reader, found
     known = {name: by_name(Path(name)) for name in names}
     readers = sorted({each for each in known.values() if each is not None})
     if len(readers) != 1:
         what = f"files for {' and '.join(readers)}" if readers else "no file whose name tells how to read it"
         raise ConfigurationError(
-            [f"index={named}: there is {what}"], f"name one of: reader={', reader='.join(READERS)}"
+            [f"index={named}: there is {what}"],
+            f"name one of: reader={', reader='.join(READERS)}",
+            code="data.index-which-reader",
         )
     return readers[0], [name for name, each in known.items() if each is not None]
 
@@ -130,6 +136,6 @@ def _described(place: Place, name: str, at: str, read: Callable[..., Any], told:
         except Exception as error:  # of a reader of the user's, whatever it raises
             said = str(error) if isinstance(error, ValueError) else raised(error)
             raise DataDamaged(
-                f"{place.describe(name)} {said}", "leave it out of the folder, or write it anew"
+                f"{place.describe(name)} {said}", "leave it out of the folder, or write it anew", code="data.index-file"
             ) from error
     return File(name, count, size, digest.hexdigest(), at)

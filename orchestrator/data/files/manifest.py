@@ -125,4 +125,6 @@ def _problem(files: Iterable[File]) -> str | None:
 
 
 def _unfit(where: str, problem: str) -> DataDamaged:
-    return DataDamaged(f"{where} {problem}", "write it anew: python -m orchestrator index=FOLDER")
+    return DataDamaged(
+        f"{where} {problem}", "write it anew: python -m orchestrator index=FOLDER", code="data.manifest-unfit"
+    )

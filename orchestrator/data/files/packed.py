@@ -30,6 +30,7 @@ class Packed:
             raise PipelineRaised(
                 f"Packed: {len(counts)} counts for {len(documents)} documents, in sequences of {length} tokens",
                 "give the number of tokens of each document, and a length of at least 1",
+                code="data.packed-counts",
             )
         self._documents = documents
         self._made: Callable[[Any], Any] = tokens or (lambda sample: sample)
@@ -128,6 +129,7 @@ class Packed:
             raise DataDamaged(
                 f"Packed: document {document} has tokens of the shape {tokens.shape}; its count says {count}",
                 "count them anew, and give documents as flat sequences of token numbers",
+                code="data.packed-shape",
             )
         return tokens
 

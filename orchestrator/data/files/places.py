@@ -148,7 +148,9 @@ def _opened(url: str) -> Any:
     try:
         files, root = fsspec.core.url_to_fs(url, use_listings_cache=False, **options)
     except ImportError as error:
-        raise ConfigurationError([f"{url} needs a package that is missing: {error}"]) from error
+        raise ConfigurationError(
+            [f"{url} needs a package that is missing: {error}"], code="data.store-package"
+        ) from error
     except Exception as error:
         raise unusable(url, error, f"{type(error).__name__}: {error}") from error
     if options:

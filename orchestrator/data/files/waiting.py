@@ -162,6 +162,7 @@ def until(where: str, action: Callable[[Attempt], _T], patience_s: float) -> _T:
                 raise DataDamaged(
                     f"{where} could not be fetched for {wait.seconds:.0f} s: {error}",
                     "see to the store and the way to it, and go on with resume=; data.store_timeout_s is how long it is asked",
+                    code="data.store-timeout",
                 ) from error
             wait.pause(pause, error)
             pause = min(2 * pause, _LONGEST_PAUSE_S)

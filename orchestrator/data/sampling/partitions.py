@@ -86,7 +86,8 @@ def dirichlet(
         [
             f"data.partition.alpha: with {alpha:g} none of {_DRAWS} partitions of {population.samples} samples among {number} "
             f"clients leaves each of them {least}: raise alpha, or lower the number of clients or data.partition.least"
-        ]
+        ],
+        code="data.dirichlet",
     )
 
 
@@ -109,7 +110,8 @@ def pathological(
         raise ConfigurationError(
             [
                 f"data.partition.runs: {runs} runs for each of {number} clients, but {population.samples} samples: lower it"
-            ]
+            ],
+            code="data.pathological",
         )
     order = numpy.argsort(population.labels(by), kind="stable")
     drawn = population.stream().permutation(number * runs)
@@ -126,6 +128,7 @@ def natural(population: Population, *, by: By = "client") -> Whole:
         raise ConfigurationError(
             [f"data.partition: natural finds {clients} clients by {by!r}, and there are {population.shards} shards"],
             f"in each step a shard plays a client of its own: set data.shards={clients}, or fewer",
+            code="data.natural-clients",
         )
     return owners
 

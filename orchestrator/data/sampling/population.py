@@ -44,7 +44,8 @@ class Population:
             raise ConfigurationError(
                 [
                     f"{key}: {number} clients for {self.samples} training samples; a client owns at least one: lower {key}"
-                ]
+                ],
+                code="data.more-clients",
             )
         return number
 

@@ -24,7 +24,7 @@ from pydantic import Field
 from orchestrator.common.import_string import raised
 from orchestrator.common.registry import Table
 from orchestrator.data.sampling.population import Whole
-from orchestrator.errors import ConfigurationError
+from orchestrator.errors import ConfigurationError, coded
 
 _SEED = Field(
     ge=0, lt=2**63, description="The seed that all members have in common: of the division, and of datasets()."
@@ -48,11 +48,15 @@ def disjoint(samples: int, *, member: Member, members: Members, shared_seed: Ann
     import numpy
 
     if member >= members:
-        raise ConfigurationError([f"data.subset.member: {member}, but members are numbered from 0 to {members - 1}"])
+        raise ConfigurationError(
+            [f"data.subset.member: {member}, but members are numbered from 0 to {members - 1}"],
+            code="data.subset-member",
+        )
     if members > samples:
         raise ConfigurationError(
             [f"data.subset.members: {members} members for {samples} training samples; each needs at least one"],
             "take fewer members, or data.subset=bagging",
+            code="data.subset-members",
         )
     order = stream(shared_seed, "disjoint").permutation(samples)
     part = order[samples * member // members : samples * (member + 1) // members]
@@ -85,12 +89,13 @@ def chosen(name: str, options: Mapping[str, Any], samples: int) -> Whole | None:
                 f"data.subset: {name} holds a number for each of {samples:,} training samples, and memory is short: {error}"
             ],
             "leave it out, or give the run fewer samples",
+            code="data.subset-memory",
         ) from error
     except Exception as error:
-        raise ConfigurationError([f"data.subset: {name} {raised(error)}"]) from error
+        raise ConfigurationError([f"data.subset: {name} {raised(error)}"], code="data.subset-raised") from error
     problem = None if found is None else misfit(found, samples)
     if problem is not None:
-        raise ConfigurationError([f"data.subset: {name} gives {problem}"])
+        raise ConfigurationError([f"data.subset: {name} gives {problem}"], code="data.subset-gives")
     return found
 
 
@@ -127,4 +132,8 @@ def problems(name: str, options: Mapping[str, Any]) -> list[str]:
     except ConfigurationError as error:
         return list(error.problems)
     same = kept is again if kept is None or again is None else numpy.array_equal(again, kept)
-    return [] if same else [f"data.subset: {name} is not pure: asked again it gave other samples"]
+    return (
+        []
+        if same
+        else [coded("data.subset-not-pure", f"data.subset: {name} is not pure: asked again it gave other samples")]
+    )

@@ -128,7 +128,7 @@ def _open(
     try:
         record = open_record(settings, folder, provenance, origins, beside.tags)
     except ConfigurationError as error:  # what is wrong with the store is no fault of this run's settings
-        raise RunFailed(error.message, error.remedy) from error
+        raise RunFailed(error.message, error.remedy, code=error.code) from error
     beside.opened(record.tracker.run_id)
     return record
 
@@ -139,6 +139,7 @@ def _log_of_streams(file: Path) -> str:
         raise UsageError(
             f"streams={file}: there is no such file",
             "give the streams.jsonl of a run with live streams, which rerun=RUN_ID does",
+            code="replay.no-streams",
         )
     return str(file.resolve())
 
@@ -152,9 +153,11 @@ def _sat_out_of(file: Path, plan: Plan) -> dict[int, tuple[int, ...]]:
         if not all(shard in known for shards in found.values() for shard in shards):
             raise ValueError(f"it has shards that are none of {plan.data.shards}")
     except OSError as error:
-        raise UsageError(f"sat_out={file}: it cannot be read: {error.strerror}", remedy) from error
+        raise UsageError(
+            f"sat_out={file}: it cannot be read: {error.strerror}", remedy, code="replay.sat-out-unreadable"
+        ) from error
     except ValueError as error:
-        raise UsageError(f"sat_out={file}: {error}", remedy) from None
+        raise UsageError(f"sat_out={file}: {error}", remedy, code="replay.sat-out") from None
     return found
 
 
@@ -167,24 +170,34 @@ def _segments_of(file: Path, plan: Plan) -> Segments:
         if not ranges or any(first >= end for first, end in ranges) or sorted(ranges) != list(ranges):
             raise ValueError("its ranges are not in order")
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise UsageError(f"segments={file}: it cannot be used: {error}", "rerun=RUN_ID audit=N writes it") from None
+        raise UsageError(
+            f"segments={file}: it cannot be used: {error}", "rerun=RUN_ID audit=N writes it", code="replay.segments"
+        ) from None
     if not plan.lockstep:
-        raise UsageError(f"segments={file}: a run with sync={plan.sync.name} has none", "leave segments out")
+        raise UsageError(
+            f"segments={file}: a run with sync={plan.sync.name} has none",
+            "leave segments out",
+            code="replay.no-segments",
+        )
     return found
 
 
 def _rests_of(file: Path, plan: Plan) -> tuple[Mapping[str, Any], ...]:
     """Raises UsageError."""
     if plan.lockstep:
-        raise UsageError(f"replay={file}: a run with sync={plan.sync.name} has no rests", "leave replay out")
+        raise UsageError(
+            f"replay={file}: a run with sync={plan.sync.name} has no rests", "leave replay out", code="replay.no-rests"
+        )
     remedy = "give the rests.jsonl of an asynchronous run, which rerun=RUN_ID does"
     try:
         found = tuple(lines.read(file))
         rests.check(found, plan.data.shards)
     except OSError as error:
-        raise UsageError(f"replay={file}: it cannot be read: {error.strerror}", remedy) from error
+        raise UsageError(
+            f"replay={file}: it cannot be read: {error.strerror}", remedy, code="replay.rests-unreadable"
+        ) from error
     except ValueError as error:
-        raise UsageError(f"replay={file}: {error}", remedy) from None
+        raise UsageError(f"replay={file}: {error}", remedy, code="replay.rests") from None
     if not found:
-        raise UsageError(f"replay={file}: it has no rest", remedy)
+        raise UsageError(f"replay={file}: it has no rest", remedy, code="replay.empty")
     return found

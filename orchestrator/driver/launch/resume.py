@@ -69,13 +69,18 @@ def resume(
         display.say(f"note: {each.sentence}")
     past = store.find(name)
     if past.kind == "audit":
-        raise UsageError(f"{past.run_id} is an audit, and is not gone on with", "type rerun=RUN_ID audit=N once more")
+        raise UsageError(
+            f"{past.run_id} is an audit, and is not gone on with",
+            "type rerun=RUN_ID audit=N once more",
+            code="resume.of-audit",
+        )
     if past.status == "FINISHED" and any(each.run_id == past.run_id and each.trouble is None for each in sent):
         return past.run_id, _finished(past)
     if past.status == "FINISHED":
         raise UsageError(
             f"run {past.run_id} has finished",
             f"a new run trains on from its end: conf=NAME begin={past.run_id} run.steps=MORE",
+            code="resume.of-finished",
         )
     recorded = Recorded.of(store, folder, past)
     trust.require_own(past, trusted, "a resume", lambda: trust.examine(recorded, overrides))
@@ -138,6 +143,7 @@ def _check_filed(before: Settings, after: Settings) -> None:
         raise ConfigurationError(
             [f"run.{name}: a run keeps the one that it began with" for name in others],
             "leave it out; another name can be given in MLflow",
+            code="resume.filed",
         )
 
 
@@ -154,6 +160,7 @@ def recorded_project(recorded: Recorded, project: Path, folder: Path, display: P
         raise NotRerunnable(
             f"the code of run {recorded.past.run_id} was not recorded, and the project has changed since",
             "undo the changes, or launch a new run with conf=",
+            code="resume.code-changed",
         )
     with checkout.disposable(recorded.files.bundle, folder / "worktrees", recorded.code.get("tree")) as restored:
         # On another machine the command may be typed where there is no project; its code says where the data are.
@@ -220,6 +227,7 @@ def beginning_of(plan: Plan, files: RunFolder, say: Callable[[str], None]) -> Ru
         raise CheckpointDamaged(
             f"the trace ends at step {reached}, before the checkpoint of step {step}",
             f"restore {files.trace} from the artifacts of the run, or launch it again",
+            code="resume.trace-short",
         )
     evaluated = {event["step"]: event["metrics"] for event in journal if event["event"] == "evaluated"}
     metrics = evaluated[max(told)] if (told := [step for step in evaluated if step < reached]) else {}
@@ -269,7 +277,11 @@ def _check_seals(files: RunFolder, journal: Sequence[Mapping[str, Any]], step: i
     for name, file in (("trace", files.trace), ("rests", files.rests)):
         if told and name in told[-1] and file.exists() and hash_seal.is_broken(file, told[-1][name]):
             why = f"it is not what it was when the checkpoint of step {step} was saved, as {files.journal} tells"
-            raise CheckpointDamaged(f"{file} is damaged: {why}", f"restore both from the artifacts of the run, {_ANEW}")
+            raise CheckpointDamaged(
+                f"{file} is damaged: {why}",
+                f"restore both from the artifacts of the run, {_ANEW}",
+                code="resume.file-damaged",
+            )
 
 
 def _holds(is_whole: Callable[[Any], bool], line: Any) -> bool:
@@ -305,7 +317,9 @@ def _is_event(event: Any) -> bool:
 
 
 def _damaged(file: Path, why: str) -> CheckpointDamaged:
-    return CheckpointDamaged(f"{file} is damaged: {why}", f"restore it from the artifacts of the run, {_ANEW}")
+    return CheckpointDamaged(
+        f"{file} is damaged: {why}", f"restore it from the artifacts of the run, {_ANEW}", code="resume.file-damaged"
+    )
 
 
 def _rests_until(manifest: Manifest, files: RunFolder) -> int:
@@ -318,10 +332,12 @@ def _rests_until(manifest: Manifest, files: RunFolder) -> int:
         raise CheckpointDamaged(
             f"the checkpoint of step {manifest.step} follows {reached['rests']} rests, and {files.rests.name} has {len(rests)}",
             remedy,
+            code="resume.rests-missing",
         )
     if reached["rests"] and rests[reached["rests"] - 1]["clocks"] != reached["clocks"]:
         raise CheckpointDamaged(
             f"{files.rests.name} and the checkpoint of step {manifest.step} are of different runs: their clocks differ",
             remedy,
+            code="resume.other-clocks",
         )
     return int(reached["rests"])

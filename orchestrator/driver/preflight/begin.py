@@ -21,7 +21,7 @@ from orchestrator.config.plan import Begin
 from orchestrator.config.settings import BeginSettings, Settings, flat, kept
 from orchestrator.driver.folders import RunFolder, project_folder
 from orchestrator.driver.preflight import initial, others
-from orchestrator.errors import CheckpointDamaged, ConfigurationError, NotRerunnable, UsageError
+from orchestrator.errors import CheckpointDamaged, ConfigurationError, NotRerunnable, UsageError, coded
 from orchestrator.provenance.tracking import Past, Store
 
 _FOLDER = "begin"
@@ -50,6 +50,7 @@ def pinned(settings: Settings, project: Path, *, trusted: bool = False) -> Setti
         raise ConfigurationError(
             [f"run.steps: {settings.run.steps} steps in all, and {wanted.name} has done {wanted.step} of them"],
             f"give the number of steps in all, such as run.steps={2 * wanted.step}",
+            code="begin.no-steps-left",
         )
     return found
 
@@ -99,11 +100,13 @@ def brought(
             f"{why}; the run began with the state of digest {wanted.digest}, which is not in "
             f"{place_of(folder, wanted.digest)} either",
             "name a run that has this state, such as a rerun of that one with checkpoint.archive: begin=RUN_ID@STEP",
+            code="begin.state-missing",
         ) from error
     if wanted.digest not in (None, found.digest):
         raise NotRerunnable(
             f"begin: {found.name} has the state of digest {found.digest}, and the run began with {wanted.digest}",
             "name a run that has this state, such as a rerun of that one: begin=RUN_ID@STEP",
+            code="begin.other-state",
         )
     return found
 
@@ -124,6 +127,7 @@ def put(begin: Begin, storage: str) -> None:
         raise CheckpointDamaged(
             f"the state of {begin.name}, with which the run begins, cannot be brought to {storage}: {error}",
             f"see to that place; remove {begin.folder}, and the state is fetched again",
+            code="begin.not-brought",
         ) from error
 
 
@@ -135,6 +139,7 @@ def _refuse_free(settings: Settings) -> None:
     raise ConfigurationError(
         [f"begin: with sync={sync.name} a run is repeated by the order of all its updates, from its first one on"],
         "set sync=bsp, or begin with the weights alone: initial=runs:/RUN_ID",
+        code="begin.free-replicas",
     )
 
 
@@ -154,6 +159,7 @@ def _kept(past: Past, where: str, place: str, folder: Path, whose: tuple[Setting
         raise ConfigurationError(
             [f"begin: the checkpoint of run {past.run_id} in {place} cannot be used: {error}"],
             "name another step, as begin=RUN_ID@STEP",
+            code="begin.checkpoint-unusable",
         ) from error
     return BeginSettings(name=f"{past.run_id}@{step}", digest=manifest.state_digest)
 
@@ -178,6 +184,7 @@ def _step(past: Past, where: str, storage: Storage) -> int:
         raise ConfigurationError(
             [f"begin: run {past.run_id} has no checkpoint here any more"],
             f"make its states anew: rerun={past.run_id} checkpoint.archive=STEPS, and begin with what that run keeps",
+            code="begin.none-left",
         )
     if where.isdigit() and int(where) not in steps:
         raise ConfigurationError(
@@ -185,6 +192,7 @@ def _step(past: Past, where: str, storage: Storage) -> int:
                 f"begin: run {past.run_id} has no checkpoint of step {where}; it has {', '.join(map(str, reversed(steps)))}"
             ],
             f"name one of these; rerun={past.run_id} checkpoint.archive={where} makes it anew, in another run",
+            code="begin.no-such-step",
         )
     if where == "best":
         return _best(past, storage, steps)
@@ -198,6 +206,7 @@ def _best(past: Past, storage: Storage, steps: list[int]) -> int:
         raise ConfigurationError(
             [f"begin: run {past.run_id} kept no checkpoint as its best"],
             f"name a step, one of {', '.join(map(str, reversed(steps)))}; a run with checkpoint.best.metric keeps its best",
+            code="begin.no-best",
         )
     return found[0]
 
@@ -207,9 +216,18 @@ def _unfit(manifest: Manifest, parent: Settings, settings: Settings) -> Iterator
     before, after = flat(parent), flat(settings)
     for key in sorted({*before, *after}):
         if key.startswith(_SHAPING) and before.get(key) != after.get(key):
-            yield f"{key}: {after.get(key)} here, and {before.get(key)} in the run whose state it begins with"
+            yield coded(
+                "begin.other-value",
+                f"{key}: {after.get(key)} here, and {before.get(key)} in the run whose state it begins with",
+            )
     rows = {int(name.split("/")[1]) for blob in manifest.blobs for name in blob.tensors if name.startswith("shard/")}
     if rows and len(rows) != settings.data.shards:
-        yield f"data.shards: {settings.data.shards} here, and the state has what {len(rows)} shards keep"
+        yield coded(
+            "begin.other-shards",
+            f"data.shards: {settings.data.shards} here, and the state has what {len(rows)} shards keep",
+        )
     if any(key == "free" for key, _ in manifest.values["run_state"]["dict"]):
-        yield f"sync: {settings.sync.name} here, and {parent.sync.name} in the run whose state it begins with"
+        yield coded(
+            "begin.other-sync",
+            f"sync: {settings.sync.name} here, and {parent.sync.name} in the run whose state it begins with",
+        )

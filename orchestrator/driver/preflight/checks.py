@@ -25,7 +25,7 @@ from orchestrator.data.order import Epochs
 from orchestrator.data.sampling import orders, partition_laws, samplings, subsets
 from orchestrator.data.sampling.partitions import PARTITIONS
 from orchestrator.driver.preflight import private
-from orchestrator.errors import ConfigurationError, NotRerunnable
+from orchestrator.errors import ConfigurationError, NotRerunnable, code_of, coded
 from orchestrator.numerics import cuda
 from orchestrator.optim import contribution_laws, optimizers, schedule_laws
 from orchestrator.optim.compressions import COMPRESSIONS
@@ -137,7 +137,9 @@ def check(settings: Settings, project: Path) -> Provenance:
     if settings.strict and found.obstacles:
         listed = "".join(f"\n  - {obstacle}" for obstacle in found.obstacles)
         raise NotRerunnable(
-            f"strict: this run could not be repeated exactly:{listed}", "mend these, or leave strict out"
+            f"strict: this run could not be repeated exactly:{listed}",
+            "mend these, or leave strict out",
+            code="rerun.strict",
         )
     return found
 
@@ -179,18 +181,30 @@ def _pipeline_problems(settings: Settings) -> list[str]:
     try:
         target = pipeline.find(settings.pipeline.target, settings.pipeline.args)
     except ConfigurationError as error:
-        return _with_remedy(error)
+        return error.with_remedy()
     if settings.data.sampling.name == "weighted" and not pipeline.defines(target, "weights"):
-        return ["data.sampling: weighted needs weights(self, train) in the pipeline, a weight for each training sample"]
+        return [
+            coded(
+                "data.weighted-needs-weights",
+                "data.sampling: weighted needs weights(self, train) in the pipeline, a weight for each training sample",
+            )
+        ]
     own = pipeline.defines(target, "optimizer")
     section = settings.optimizer
     if pipeline.has_rate(target) and settings.schedule != ScheduleSettings():
-        return ["schedule: the pipeline has a rate() of its own; remove one of the two"]
+        return [coded("schedule.own-rate", "schedule: the pipeline has a rate() of its own; remove one of the two")]
     if own and section.name is not None:
-        return ["optimizer: the pipeline has an optimizer() of its own; remove one of the two"]
+        return [coded("optimizer.own", "optimizer: the pipeline has an optimizer() of its own; remove one of the two")]
     if section.name is None:
         return (
-            [] if own else ["optimizer: required, because the pipeline has no optimizer(); for example optimizer=adamw"]
+            []
+            if own
+            else [
+                coded(
+                    "optimizer.required-by-pipeline",
+                    "optimizer: required, because the pipeline has no optimizer(); for example optimizer=adamw",
+                )
+            ]
         )
     return optimizers.problems(section.name, section.options)
 
@@ -198,7 +212,7 @@ def _pipeline_problems(settings: Settings) -> list[str]:
 def _local_problems(settings: Settings) -> list[str]:
     section = settings.local.optimizer
     found = [] if section.name is None else optimizers.problems(section.name, section.options)
-    return [f"local.{problem}" for problem in found]
+    return [coded(code_of(problem), f"local.{problem}") for problem in found]
 
 
 def _variant_problems(settings: Settings) -> list[str]:
@@ -231,7 +245,10 @@ def _variant_problems(settings: Settings) -> list[str]:
         )
         if settings.reduction == "fast" and asks_for_nodes(topology.name):
             problems.append(
-                f"topology: {topology.name} depends on which workers share a host; with reduction=fast set topology=ring"
+                coded(
+                    "topology.own-by-host",
+                    f"topology: {topology.name} depends on which workers share a host; with reduction=fast set topology=ring",
+                )
             )
     if is_reference(schedule.name):
         problems += SCHEDULES.problems(schedule.name, schedule.options) or schedule_laws.problems(
@@ -270,38 +287,58 @@ def _sync_problems(settings: Settings) -> list[str]:
     if execution == "lockstep":
         return []
     why = {
-        "run.device": (settings.run.device != "cpu", "updates are added on CPUs; set run.device=cpu"),
+        "run.device": (
+            settings.run.device != "cpu",
+            coded("sync.device", "updates are added on CPUs; set run.device=cpu"),
+        ),
         "reduction": (
             settings.reduction != "exact",
-            "updates that come in any order have to be added exactly; set reduction=exact",
+            coded("sync.fast", "updates that come in any order have to be added exactly; set reduction=exact"),
         ),
         "contribution": (
             settings.contribution.name != "gradient",
-            "each shard has an optimizer of its own and contributes its updates; leave contribution out",
+            coded(
+                "sync.contribution",
+                "each shard has an optimizer of its own and contributes its updates; leave contribution out",
+            ),
         ),
         "compression": (
             settings.compression.name != "none",
-            "updates travel as integers of their own, to be added in any order; leave compression out",
+            coded(
+                "sync.compression",
+                "updates travel as integers of their own, to be added in any order; leave compression out",
+            ),
         ),
         "local": (
             settings.has_local_steps,
-            "each shard takes steps of its own already; leave local out",
+            coded("sync.local-steps", "each shard takes steps of its own already; leave local out"),
         ),
         "privacy.clipping_norm": (
             settings.privacy.clipping_norm is not None,
-            "there is no sum of a step whose parts could be bounded; leave privacy and secure_aggregation out",
+            coded(
+                "sync.clipping",
+                "there is no sum of a step whose parts could be bounded; leave privacy and secure_aggregation out",
+            ),
         ),
         "data.partition.clients": (
             (settings.data.partition.options.get("clients") or 0) > settings.data.shards,
-            f"there are no steps in which shards play other clients; set data.partition.clients={settings.data.shards}",
+            coded(
+                "sync.more-clients",
+                f"there are no steps in which shards play other clients; set data.partition.clients={settings.data.shards}",
+            ),
         ),
         "topology": (
             execution == "gossip" and settings.topology.name == "parameter_server",
-            "models are mixed by workers, and servers have nothing to do; set topology=peer_to_peer",
+            coded(
+                "sync.gossip-servers",
+                "models are mixed by workers, and servers have nothing to do; set topology=peer_to_peer",
+            ),
         ),
     }
     return [
-        f"{key}: with sync={sync.name} {sentence}, or set sync=bsp" for key, (wrong, sentence) in why.items() if wrong
+        coded(code_of(sentence), f"{key}: with sync={sync.name} {sentence}, or set sync=bsp")
+        for key, (wrong, sentence) in why.items()
+        if wrong
     ]
 
 
@@ -310,19 +347,23 @@ def _stage_problems(settings: Settings) -> list[str]:
     if settings.cluster.stages == 1:
         return []
     topology, sync = settings.topology, settings.sync
-    problems = []
+    problems: list[str] = []
     if is_reference(topology.name) and TOPOLOGIES.resolve(topology.name, topology.options).get("servers"):
-        problems.append(f"topology: {topology.name} has servers; set topology=ring")
+        problems.append(coded("stages.own-topology", f"topology: {topology.name} has servers; set topology=ring"))
     if is_reference(sync.name) and build_mode(sync.name, sync.options).execution != "lockstep":
-        problems.append(f"sync: {sync.name} lets replicas run free; set sync=bsp")
+        problems.append(coded("stages.own-sync", f"sync: {sync.name} lets replicas run free; set sync=bsp"))
     target = pipeline.find(settings.pipeline.target, settings.pipeline.args)
     if pipeline.defines(target, "optimizer"):
         problems.append(
-            "optimizer: the pipeline's optimizer() may look at all parameters; name one, as optimizer=adamw"
+            coded(
+                "stages.pipeline-optimizer",
+                "optimizer: the pipeline's optimizer() may look at all parameters; name one, as optimizer=adamw",
+            )
         )
     if pipeline.defines(target, "on_evaluation"):
-        problems.append("pipeline: on_evaluation() gets the whole model; leave it out")
-    return [f"{problem}, or cluster.stages=1, because a worker has one stage only" for problem in problems]
+        problems.append(coded("stages.on-evaluation", "pipeline: on_evaluation() gets the whole model; leave it out"))
+    instead = "or cluster.stages=1, because a worker has one stage only"
+    return [coded(code_of(problem), f"{problem}, {instead}") for problem in problems]
 
 
 def _some_hosts(settings: Settings) -> list[Hosts]:
@@ -343,8 +384,11 @@ def _feedback_problems(settings: Settings) -> list[str]:
     if not COMPRESSIONS.resolve(compression.name, compression.options).get("error_feedback"):
         return []
     return [
-        "compression.error_feedback: what a shard's compression drops belongs to the client that it plays, and the next round "
-        "has another; set compression.error_feedback=false"
+        coded(
+            "compression.feedback-of-clients",
+            "compression.error_feedback: what a shard's compression drops belongs to the client that it plays, and the next "
+            "round has another; set compression.error_feedback=false",
+        )
     ]
 
 
@@ -377,12 +421,8 @@ def _checkpoint_problems(settings: Settings) -> list[str]:
     try:
         try_out(settings.checkpoint.uri)
     except ConfigurationError as error:
-        return _with_remedy(error)
+        return error.with_remedy()
     return []
-
-
-def _with_remedy(error: ConfigurationError) -> list[str]:
-    return [problem if not error.remedy else f"{problem} ({error.remedy})" for problem in error.problems]
 
 
 def _device_problems(settings: Settings) -> list[str]:
@@ -395,13 +435,15 @@ def _device_problems(settings: Settings) -> list[str]:
 
 def _metrics_problems(settings: Settings) -> list[str]:
     lacking = None if settings.tracking.metrics_port is None else metrics.lacking()
-    return [] if lacking is None else [f"tracking.metrics_port: {lacking}"]
+    return [] if lacking is None else [coded("ray.metrics-agent", f"tracking.metrics_port: {lacking}")]
 
 
 def _input_problems(settings: Settings, project: Path) -> list[str]:
-    problems = []
+    problems: list[str] = []
     for path in settings.data.inputs:
         if not (project / path).exists():
             remedy = dvc_files.how_to_have(project, path)
-            problems.append(f"data.inputs: there is no {path} in {project}{remedy and f'; {remedy}'}")
+            problems.append(
+                coded("data.no-input", f"data.inputs: there is no {path} in {project}{remedy and f'; {remedy}'}")
+            )
     return problems

@@ -62,11 +62,14 @@ def brought(wanted: InitialSettings, store: Store, folder: Path, *, trusted: boo
         if wanted.digest is None:
             raise
         message = "; ".join(error.problems)
-        raise NotRerunnable(f"{message}; the run began with weights of digest {wanted.digest}", error.remedy) from error
+        raise NotRerunnable(
+            f"{message}; the run began with weights of digest {wanted.digest}", error.remedy, code="initial.missing"
+        ) from error
     if wanted.digest not in (None, found):
         raise NotRerunnable(
             f"initial: {name} has weights of digest {found} now, and the run began with {wanted.digest}",
             "have that version again, or launch a new run without initial.digest",
+            code="initial.other-weights",
         )
     return InitialSettings(name=name, digest=found)
 
@@ -80,7 +83,9 @@ def keep(weights: Path, digest: str | None, folder: Path, whose: str) -> None:
     if found != digest:
         said = "cannot be read" if found is None else f"have the digest {found}"
         raise NotRerunnable(
-            f"the weights {weights.name} {whose} {said}, and the run began with {digest}", "ask for the record again"
+            f"the weights {weights.name} {whose} {said}, and the run began with {digest}",
+            "ask for the record again",
+            code="initial.kept-weights",
         )
     _put(weights, place_of(folder, digest))
 

@@ -55,6 +55,7 @@ class Untrusted(UsageError):
         super().__init__(
             f"{plain(of)}, and {what} {found.asked}:\n{found.text}",
             f"if you trust who made it, add trust=true; {found.left}",
+            code="record.untrusted",
         )
         self.more = {found.key: found.as_dict()}
 

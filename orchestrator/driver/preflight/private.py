@@ -15,7 +15,7 @@ from typing import Any, Final
 from orchestrator.config.plan import Privacy
 from orchestrator.config.settings import Settings
 from orchestrator.driver.folders import RunFolder
-from orchestrator.errors import ConfigurationError, NotRerunnable, OrchestratorError
+from orchestrator.errors import ConfigurationError, NotRerunnable, OrchestratorError, coded
 from orchestrator.optim.privacy import secret
 from orchestrator.optim.privacy.accounting import Accountant
 from orchestrator.optim.privacy.keys import Keys
@@ -43,9 +43,13 @@ def of_record(settings: Settings, files: RunFolder, run_id: str) -> Secret | Non
     try:
         found = secret.read(secret.place(settings.privacy.secret))
     except ConfigurationError as error:
-        raise NotRerunnable(f"the secret of run {run_id} is not here: {error.problems[0]}", remedy) from None
+        raise NotRerunnable(
+            f"the secret of run {run_id} is not here: {error.problems[0]}", remedy, code="privacy.secret-missing"
+        ) from None
     if found.commitment != commitment_in(files):
-        raise NotRerunnable(f"run {run_id} began with another secret than the one in {found.path}", remedy)
+        raise NotRerunnable(
+            f"run {run_id} began with another secret than the one in {found.path}", remedy, code="privacy.other-secret"
+        )
     return found
 
 
@@ -79,6 +83,7 @@ class Private:
                     "what this run is made of has changed since it began (its environment, or data that data.inputs does not "
                     "name), and the noise would be another one",
                     "resume it where it began, or launch a new run with conf=",
+                    code="privacy.changed",
                 )
             _write(self._files.privacy, {**recorded, "bound_to": bound})
             self._keys = bound, self._secret.keys(about)
@@ -96,7 +101,12 @@ def misplaced(settings: Settings, recorded: Path) -> list[str]:
     path = secret.place(settings.privacy.secret).resolve()
     if not path.is_relative_to(recorded.resolve()):
         return []
-    return [f"privacy.secret: {path} lies in {recorded}, which is recorded with the code; put it elsewhere"]
+    return [
+        coded(
+            "privacy.secret-in-code",
+            f"privacy.secret: {path} lies in {recorded}, which is recorded with the code; put it elsewhere",
+        )
+    ]
 
 
 def unbound(settings: Settings, obstacles: list[str]) -> OrchestratorError | None:
@@ -106,6 +116,7 @@ def unbound(settings: Settings, obstacles: list[str]) -> OrchestratorError | Non
     return ConfigurationError(
         [f"privacy.noise_multiplier: {obstacle}" for obstacle in obstacles],
         "noise is bound to the code that is recorded, so that other code never meets the same noise; mend this first",
+        code="privacy.unrecorded-code",
     )
 
 

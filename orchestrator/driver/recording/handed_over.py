@@ -55,7 +55,9 @@ def take(storage: Storage, catalog: Catalog, files: RunFolder, first: int, *, su
             return HandedOver()
         entries = [entry for name in names for entry in _read(storage.get(name))]
     except OSError as error:
-        raise CheckpointDamaged(f"the checkpoints cannot be listed: {error}", "see to their place") from error
+        raise CheckpointDamaged(
+            f"the checkpoints cannot be listed: {error}", "see to their place", code="checkpoint.not-listed"
+        ) from error
     try:
         lines, evaluations = _write_history(entries, files, first, supersedes=supersedes)
         files.sync()

@@ -55,7 +55,7 @@ def open_record(
     except OSError as error:
         tracker.end("FAILED")
         raise ConfigurationError(
-            [f"{files.settings} cannot be written: {error.strerror}"], "make room on its disk"
+            [f"{files.settings} cannot be written: {error.strerror}"], "make room on its disk", code="record.unwritable"
         ) from error
     write_json(files.data, {"inputs": [item.as_dict() for item in inputs], "profile": None})
     write_json(files.origins, origins)

@@ -279,7 +279,9 @@ class Record:
             try:
                 file.sync()
             except OSError as error:
-                lacking = RunFailed(f"{file.path} is not whole: {error.strerror}", "make room on its disk")
+                lacking = RunFailed(
+                    f"{file.path} is not whole: {error.strerror}", "make room on its disk", code="record.not-whole"
+                )
                 outcome.error = outcome.error or lacking
         status = outcome.status
         outcome.trace = merkle.head([merkle.leaf(line) for line in lines.raw(self.files.trace)])

@@ -39,7 +39,11 @@ class Recorded:
         names no run, ConfigurationError."""
         past = store.find(name)
         if past.kind != "run":
-            raise UsageError(f"{past.run_id} is not a run: {past.kind}", "name one of its runs; list them with: runs")
+            raise UsageError(
+                f"{past.run_id} is not a run: {past.kind}",
+                "name one of its runs; list them with: runs",
+                code="record.not-a-run",
+            )
         return cls.of(store, folder, past)
 
     @classmethod
@@ -61,6 +65,7 @@ class Recorded:
             raise ConfigurationError(
                 [f"{key}: it determines the result, and here it has to stay as it was" for key in changed],
                 "leave these out, or launch a new run with conf=",
+                code="record.determines-result",
             )
         return settings
 
@@ -73,7 +78,9 @@ class Recorded:
         digest = self.held.begin.digest
         if digest is None:
             raise ConfigurationError(
-                ["begin: this run began with no state of another one"], "leave it out, or launch a new run with conf="
+                ["begin: this run began with no state of another one"],
+                "leave it out, or launch a new run with conf=",
+                code="begin.not-begun",
             )
         return [*overrides, f"begin.digest={digest}"]
 
@@ -103,6 +110,7 @@ class Recorded:
             raise NotRerunnable(
                 f"the record of run {self.past.run_id} ({self.past.status}) is not complete: it lacks {', '.join(missing)}",
                 f"launch it again{git}",
+                code="record.incomplete",
             )
 
     @contextmanager
@@ -114,6 +122,7 @@ class Recorded:
             raise NotRerunnable(
                 f"the record of run {self.past.run_id} has another form than that of a launch: {type(error).__name__}: {error}",
                 "ask who made it for another one",
+                code="record.form",
             ) from None
 
     def _require_whole(self) -> None:
@@ -250,4 +259,6 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def _damaged(path: Path, why: str) -> NotRerunnable:
-    return NotRerunnable(f"{path} is damaged: {why}", "remove it, and it is taken from the run's artifacts again")
+    return NotRerunnable(
+        f"{path} is damaged: {why}", "remove it, and it is taken from the run's artifacts again", code="record.damaged"
+    )

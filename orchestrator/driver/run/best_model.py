@@ -52,4 +52,5 @@ def _missing(why: str) -> RunFailed:
     return RunFailed(
         f"checkpoint.model=best: there is no best model: {why}",
         "see to the place of the checkpoints and resume the run; checkpoint.model=last logs the last one, in a new run",
+        code="checkpoint.no-best",
     )

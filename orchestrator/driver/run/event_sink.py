@@ -181,6 +181,7 @@ class EventSink:
         return RunFailed(
             f"the folder of the run, {files.path}, was removed while it ran, after step {self.outcome.steps}",
             "launch it again; what MLflow was told until then is there",
+            code="record.removed",
         )
 
     def not_told(self, troubles: Sequence[str]) -> None:

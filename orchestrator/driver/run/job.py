@@ -126,7 +126,7 @@ class Job:
         except OSError as error:
             outcome = Outcome(workers=plan.cluster.members.start, error=unrecorded(error))
         except BaseException as error:
-            opening.result().close(Outcome(error=RunFailed(f"{type(error).__name__}: {error}")))
+            opening.result().close(Outcome(error=RunFailed(f"{type(error).__name__}: {error}", code="run.failed")))
             raise
         finally:
             display.close()
@@ -371,7 +371,7 @@ class Job:
 
     def _check(self) -> None:
         if self.pending_signal.signal is not None:
-            raise Interrupted(f"interrupted by {self.pending_signal.signal}")
+            raise Interrupted(f"interrupted by {self.pending_signal.signal}", code="run.interrupted")
 
     def _own_ray(self, plan: Plan) -> RaySession:
         """Joined, or started for this job with as many CPUs as it may need (rule D4)."""
@@ -452,6 +452,7 @@ def refuse_unknown(speeds: Mapping[str, float], nodes: Sequence[Node]) -> None:
                 for address in wrong
             ],
             "give addresses of nodes as Ray lists them, start those that are missing first, or leave cluster.speeds out",
+            code="ray.speeds",
         )
 
 

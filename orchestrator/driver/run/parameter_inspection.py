@@ -28,12 +28,20 @@ class _Asked:
 def refusal(plan: Plan, servers: Sequence[int]) -> OrchestratorError | None:
     """Why nobody can look at a run of this plan; None when one can. servers: of the present generation."""
     if plan.lockstep or plan.mode.execution != "sprints":
-        return UsageError(f"with sync={plan.sync.name} servers do not hold parameters", _SERVE)
+        return UsageError(
+            f"with sync={plan.sync.name} servers do not hold parameters", _SERVE, code="look.free-replicas"
+        )
     if plan.replay:
-        return UsageError("it repeats another run, and servers of a replay hold no parameters", _SERVE)
+        return UsageError(
+            "it repeats another run, and servers of a replay hold no parameters", _SERVE, code="look.of-replay"
+        )
     if not servers:
         name = plan.exchange.topology.name
-        return UsageError(f"it has no server now, with topology={name}, and only servers hold parameters", _SERVE)
+        return UsageError(
+            f"it has no server now, with topology={name}, and only servers hold parameters",
+            _SERVE,
+            code="look.no-servers",
+        )
     return None
 
 
@@ -96,6 +104,6 @@ class Looks:
     def close(self) -> None:
         """The run has ended. Whoever waits is told."""
         self._mailbox.clear()
-        over = RunFailed("the run has ended meanwhile").as_dict()
+        over = RunFailed("the run has ended meanwhile", code="look.run-ended").as_dict()
         for token in (*self._asked, *(token for token, _ in self._mailbox.requests())):
             self._mailbox.answer(token, {"failed": over})

@@ -239,7 +239,7 @@ class Session:
     def _save_without_ray(self, wrong: str) -> None:
         """The Ray is gone, and with it the run ends. Members may live for a while, and talk to each other and to this process
         without it: they save what they hold, as after a signal."""
-        error = ClusterUnavailable(wrong, _RAY_GONE)
+        error = ClusterUnavailable(wrong, _RAY_GONE, code="ray.gone")
         if self._ray_gone is None:
             self._ray_gone = time.monotonic()
             self._end(error)
@@ -357,7 +357,9 @@ class Session:
         """What a shard keeps, and the parameters of a stage, only who hosts them can write and has to restore."""
         what = "its stage has learned" if self._state.requirements.members.stages > 1 else "its shards keep"
         problem = f"worker {member} on node {node} does not reach the checkpoints, and alone has what {what}"
-        error = ConfigurationError([problem], "set checkpoint.uri to a place that all nodes reach")
+        error = ConfigurationError(
+            [problem], "set checkpoint.uri to a place that all nodes reach", code="ray.checkpoints-unreachable"
+        )
         if self._state.generation is None:
             self._decide(events.Failed(member, error))
             return
@@ -454,6 +456,7 @@ class Session:
                 raise CheckpointDamaged(
                     "the state with which the run began is gone from its checkpoints",
                     "resume the run, which brings it again",
+                    code="begin.state-gone",
                 )
         except CheckpointDamaged as error:
             self._decide(events.Failed(None, error))
@@ -538,7 +541,9 @@ class Session:
     def _end(self, error: OrchestratorError | None) -> None:
         """End the run. The first error is the one that is reported."""
         if isinstance(error, Stalled) and self._stood_at is not None:
-            error = Stalled(f"{error.message}; the last one at {self._stood_at}", error.remedy, error.details)
+            error = Stalled(
+                f"{error.message}; the last one at {self._stood_at}", error.remedy, error.details, code=error.code
+            )
         self._event_sink.outcome.error = self._event_sink.outcome.error or error
 
     def _entries(self, member: int, entries: list[dict[str, Any]]) -> None:
@@ -588,7 +593,7 @@ class Session:
         try:
             lines, rests = self._history.add(entries)
         except Disagreement as error:
-            fault = Inconsistent(str(error), _TWO_WAYS)
+            fault = Inconsistent(str(error), _TWO_WAYS, code="record.two-ways")
             self._end(fault)  # here, because last words may come after the end, when nothing is decided any more
             self._decide(events.Failed(None, fault))
             return

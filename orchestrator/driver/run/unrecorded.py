@@ -14,4 +14,5 @@ def unrecorded(error: OSError) -> RunFailed:
         f"the driver could not go on: {error.strerror or error}{where}",
         OF_DESCRIPTORS if is_out_of_descriptors(error) else "see to the run's folder and its disk",
         traceback.format_exc(),
+        code="run.driver-failed",
     )

@@ -79,6 +79,7 @@ def supervised(
         raise UsageError(
             "run.supervised: only a run that is launched by itself on the command line can be gone on with by another process",
             "leave run.supervised out, or type python -m orchestrator conf=...",
+            code="run.supervised",
         )
     if typed is None or not (is_server(settings.tracking.uri) if wanted is None else wanted):
         yield None

@@ -45,7 +45,9 @@ def free_port(port: int | None) -> int:
             found.bind(("127.0.0.1", port or 0))
         except OSError as error:
             raise UsageError(
-                f"port={port}: it cannot be used: {error.strerror}", "leave port out for a free one"
+                f"port={port}: it cannot be used: {error.strerror}",
+                "leave port out for a free one",
+                code="mlflow.port-taken",
             ) from None
         return int(found.getsockname()[1])
 
@@ -83,7 +85,7 @@ def wait_for(server: subprocess.Popen[bytes], address: str, log: IO[bytes]) -> N
         with contextlib.suppress(OSError), urllib.request.urlopen(f"{address}/health", timeout=2):
             return
         if server.poll() is not None or time.monotonic() > deadline:
-            raise RunFailed("the MLflow server did not start", last_words(log))
+            raise RunFailed("the MLflow server did not start", last_words(log), code="mlflow.server-not-started")
         time.sleep(_LOOK_S)
 
 

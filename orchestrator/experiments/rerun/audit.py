@@ -117,16 +117,19 @@ def draw(original: Recorded, settings: Settings, asked: Asked, *, came_along: bo
             f"audit: run {run_id} has sync={original.held.sync.name}, whose updates are repeated in their order from the first "
             "one on",
             "leave audit out: the whole run can be repeated; one with sync=bsp and checkpoint.archive=STEPS can be audited",
+            code="audit.free-replicas",
         )
     if original.files.streams.exists():
         raise UsageError(
             f"audit: run {run_id} has learned from live streams, whose record is read from the first step on",
             "leave audit out: the whole run can be repeated",
+            code="audit.streams",
         )
     if settings.cluster.address is not None and (came_along or original.held.checkpoint.uri is None):
         raise UsageError(
             "audit: the kept checkpoints are files of this machine, and other nodes of a joined Ray do not reach them",
             "cluster.address=null audits here; a run with checkpoint.uri at a place that all nodes reach can be audited there",
+            code="audit.checkpoints-unreachable",
         )
     _require_trace(original)
     storage, kept = _kept(original, came_along=came_along)
@@ -135,11 +138,13 @@ def draw(original: Recorded, settings: Settings, asked: Asked, *, came_along: bo
         raise NotRerunnable(
             f"audit: run {run_id} kept no checkpoint on its way, so it is no more than one segment",
             f"repeat all of it, and have it keep some for later audits: rerun={run_id} checkpoint.archive=STEPS",
+            code="audit.one-segment",
         )
     if len(segments) < asked.count:
         raise UsageError(
             f"audit={asked.count}: run {run_id} has {len(segments)} segments between kept checkpoints",
             f"audit={len(segments)} repeats all of them",
+            code="audit.count",
         )
     seed = secrets.token_hex(_SEED_BYTES) if asked.seed is None else asked.seed
     return Draw(storage, segments, audit.drawn(segments, asked.count, seed), seed)
@@ -191,6 +196,7 @@ def _require_trace(original: Recorded) -> None:
         raise NotRerunnable(
             f"{original.files.trace} is not what was recorded: its root is {found}, and the tag says {original.past.trace}",
             "remove it, and it is taken from the run's artifacts again",
+            code="audit.trace",
         )
 
 
@@ -209,16 +215,20 @@ def _kept(original: Recorded, *, came_along: bool) -> tuple[str, dict[int, str]]
         raise NotRerunnable(
             f"audit: the checkpoints of run {run_id} in {place} cannot be used: {error}",
             _remedy(run_id, came_along=came_along),
+            code="audit.checkpoints-unusable",
         ) from error
     if not found:
         raise NotRerunnable(
-            f"audit: there is no checkpoint of run {run_id} in {place}", _remedy(run_id, came_along=came_along)
+            f"audit: there is no checkpoint of run {run_id} in {place}",
+            _remedy(run_id, came_along=came_along),
+            code="audit.no-checkpoint",
         )
     wrong = [step for step, state in found.items() if told.get(step, state) != state]
     if wrong:
         raise NotRerunnable(
             f"audit: the checkpoint of step {min(wrong)} in {place} is not the one of which the journal of run {run_id} tells",
             "remove it, and the segments on both sides of it are one",
+            code="audit.other-checkpoint",
         )
     return place, found
 

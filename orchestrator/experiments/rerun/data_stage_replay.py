@@ -87,13 +87,14 @@ def _execute(repeater: Repeater, restored: checkout.Restored, top: Path, stage: 
     with signals.posted() as pending:
         done = child_process.run(stages.command(python, stage), top, variables, pending, together=True)
         if pending.signal is not None:
-            raise Interrupted(f"stage {stage.name} was interrupted; nothing is repeated")
+            raise Interrupted(f"stage {stage.name} was interrupted; nothing is repeated", code="dvc.stage-interrupted")
     if done.code != 0:
         said = [line for line in done.out.splitlines() if line.strip()][-_SHOWN_LINES:]
         raise RunFailed(
             f"stage {stage.name} failed in a clean checkout of the run's code:"
             + "".join(f"\n  {line}" for line in said),
             "what it reads has to be among its deps in dvc.yaml, in the code, or in an installed package",
+            code="dvc.stage-failed",
         )
     return time.monotonic() - started
 

@@ -101,6 +101,7 @@ class Rebuilt:
             f"the environment cannot be rebuilt: the orchestrator of the run ({own.version or 'not installed'}, its source has "
             f"sha256 {str(own.sha256)[:12]}) is neither the one that runs here, nor in the record, nor a released one",
             f"run this with that orchestrator, or put a wheel of it ({own_wheel.name_of(own.version)}) into wheels=FOLDER",
+            code="environment.orchestrator",
         )
 
 
@@ -133,7 +134,11 @@ def rebuild(original: Recorded, folder: Path, wheels: Sequence[Path], display: P
 def wheels_in(given: Path | None, *more: Path) -> list[Path]:
     """The folders of wheels: the one that was given, and those of others that there are. Raises UsageError."""
     if given is not None and not given.is_dir():
-        raise UsageError(f"wheels={given}: there is no such folder", "name the folder in which the wheels are")
+        raise UsageError(
+            f"wheels={given}: there is no such folder",
+            "name the folder in which the wheels are",
+            code="environment.no-wheels",
+        )
     return [*([] if given is None else [given.resolve()]), *(each for each in more if each.is_dir())]
 
 
@@ -143,6 +148,7 @@ def refuse_cluster(address: str | None) -> None:
         raise ConfigurationError(
             [f"environment=rebuild makes an environment on this machine, and the run joins the cluster {address}"],
             "cluster.address=null repeats it on this machine",
+            code="environment.joined-cluster",
         )
 
 
@@ -179,6 +185,7 @@ def _make_of_conda(recorded: Sequence[conda.Package], place: Path) -> None:
         raise NotRerunnable(
             f"the environment cannot be rebuilt: of {few(others, _NAMED)} other packages came than the recorded ones",
             "their files in the channel were replaced; look for the recorded ones elsewhere",
+            code="environment.conda-packages",
         )
 
 
@@ -222,6 +229,7 @@ def _install(recorded: Lock, kept: Path, wheels: Sequence[Path]) -> list[dict[st
         raise NotRerunnable(
             f"the environment cannot be rebuilt: {wrong[0]} and {len(wrong) - 1} more files are not what their wheels say",
             "clear pip's cache (python -m pip cache purge), and look at the folder of wheels",
+            code="environment.wheel-files",
         )
     return reports
 
@@ -244,7 +252,7 @@ def _child(command: Sequence[str], folder: Path, variables: Mapping[str, str]) -
     with signals.posted() as pending_signal:
         done = child_process.run(command, folder, variables, pending_signal, together=True)
         if pending_signal.signal is not None:
-            raise Interrupted("the environment is not built: interrupted")
+            raise Interrupted("the environment is not built: interrupted", code="environment.interrupted")
     return done
 
 
@@ -253,7 +261,9 @@ def _refused(who: str, out: str, remedy: str) -> NotRerunnable:
     said = [line for line in out.splitlines() if line.strip()]
     errors = [line for line in said if line.lstrip().startswith(("ERROR:", "error:"))] or said
     told = "".join(f"\n  {line}" for line in errors[-_SHOWN_LINES:])
-    return NotRerunnable(f"the environment cannot be rebuilt; {who} says:{told}", remedy)
+    return NotRerunnable(
+        f"the environment cannot be rebuilt; {who} says:{told}", remedy, code="environment.tool-refused"
+    )
 
 
 @contextmanager

@@ -22,7 +22,7 @@ from orchestrator.driver.recording.recorded import Recorded
 from orchestrator.driver.report import description
 from orchestrator.driver.terminal import child_process, mlflow_ui, signals
 from orchestrator.driver.terminal.progress import ProgressDisplay
-from orchestrator.errors import Interrupted, NotRerunnable, OrchestratorError, RunFailed, from_dict
+from orchestrator.errors import Interrupted, NotRerunnable, OrchestratorError, RunFailed, ending, from_dict
 from orchestrator.experiments.rerun.rebuild import Rebuilt
 from orchestrator.provenance.code import checkout
 from orchestrator.provenance.data import restoring
@@ -138,7 +138,9 @@ class Repeater:
             return dict(json.loads(done.out.splitlines()[-1]))
         except (IndexError, ValueError):
             raise RunFailed(
-                f"the repetition ended with code {done.code} and no report", "what it said stands above"
+                f"the repetition ended with code {done.code} and no report",
+                "what it said stands above",
+                code="rerun.no-report",
             ) from None
 
     @contextmanager
@@ -228,7 +230,7 @@ def _bring_home(files: Path, folder: Path) -> None:
 
 
 def failure(report: dict[str, Any]) -> OrchestratorError:
-    error = report.get("error") or {"kind": "RunFailed", "message": "it failed", "remedy": ""}
+    error = report.get("error") or ending(RunFailed("it failed", code="rerun.failed"))["error"]
     if report["status"] == "killed":
-        return Interrupted(f"the repetition was interrupted: {error['message']}")
+        return Interrupted(f"the repetition was interrupted: {error['message']}", code="rerun.interrupted")
     return from_dict({**error, "details": ""})

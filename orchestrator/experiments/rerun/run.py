@@ -133,7 +133,9 @@ def rerun(name: str, overrides: Sequence[str], uri: str | None, wanted: Wanted) 
     project = Path.cwd()
     if not crate.is_crate(name):
         if wanted.key is not None:
-            raise UsageError("key= checks the signature of a crate, and this is a run", "leave it out")
+            raise UsageError(
+                "key= checks the signature of a crate, and this is a run", "leave it out", code="rerun.key-unused"
+            )
         folder = project_folder(project)
         store = Store(uri, folder)
         original = Recorded.find(store, folder, name)
@@ -144,7 +146,9 @@ def rerun(name: str, overrides: Sequence[str], uri: str | None, wanted: Wanted) 
         return _repeat(Repeater(project, folder, store, original, overrides, for_stream()), wanted)
     path = Path(name)
     if not path.exists():
-        raise UsageError(f"rerun={name}: there is no such crate", "export=RUN_ID to=PATH makes one")
+        raise UsageError(
+            f"rerun={name}: there is no such crate", "export=RUN_ID to=PATH makes one", code="rerun.no-crate"
+        )
     trusted_key = None if wanted.key is None else statement.public_key(wanted.key)
     folder = project_folder(project)
     with checkout.disposable_folder(folder / "worktrees") as place:
@@ -227,7 +231,9 @@ def _of_crate(came: crate.Crate) -> Recorded:
         past = Past(**{key: value for key, value in came.run.items() if key in known})
         metrics = {name: float(value) for name, value in past.metrics.items()}
     except (TypeError, ValueError, AttributeError) as error:
-        raise NotRerunnable(f"{crate.RUN} of the crate is no run: {error}", "ask for the crate again") from None
+        raise NotRerunnable(
+            f"{crate.RUN} of the crate is no run: {error}", "ask for the crate again", code="crate.run"
+        ) from None
     return Recorded(replace(past, metrics=metrics), RunFolder(came.place, crate.RECORD))
 
 
@@ -247,6 +253,7 @@ def _replay(original: Recorded) -> list[str]:
         raise NotRerunnable(
             f"run {original.past.run_id} ({original.past.status}) ended before its first rest, so it has no step to repeat",
             "launch it again",
+            code="replay.no-step",
         )
     streams = original.files.streams
     given = [f"streams={streams.resolve()}"] if streams.exists() else []
@@ -261,7 +268,7 @@ def why_not(original: Recorded, report: dict[str, Any]) -> OrchestratorError:
     if report["run_id"] is not None or isinstance(error, Interrupted) or not known:
         return error
     said = f"the launch said what would keep it from being repeated:{bulleted(known)}"
-    return NotRerunnable(f"{error.message}\n  {said}", error.remedy)
+    return NotRerunnable(f"{error.message}\n  {said}", error.remedy, code=error.code)
 
 
 def judged(original: Recorded, repeated: Recorded, *, check_environment: bool) -> Rerun:
@@ -282,7 +289,12 @@ def _explain(repeater: Repeater, repeated: Recorded, done: Rerun) -> Rerun:
     try:
         return replace(done, explained=_run_once_more(repeater, repeated, parted))
     except Interrupted:
-        return replace(done, error=Interrupted("the second repetition was interrupted; the verdict stands unexplained"))
+        return replace(
+            done,
+            error=Interrupted(
+                "the second repetition was interrupted; the verdict stands unexplained", code="rerun.unexplained"
+            ),
+        )
     except OrchestratorError as error:
         repeater.display.say(f"warning: the second repetition failed, and nothing is explained: {error}")
         return done

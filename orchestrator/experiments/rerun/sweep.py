@@ -87,11 +87,15 @@ def rerun_sweep(
     known = Known.read(files.journal)
     if past.status != "FINISHED":
         raise NotRerunnable(
-            f"{past.kind} {past.run_id} ({past.status}) has not finished", f"go on with it first: resume={past.run_id}"
+            f"{past.kind} {past.run_id} ({past.status}) has not finished",
+            f"go on with it first: resume={past.run_id}",
+            code="sweep.of-unfinished",
         )
     recorded = {place: _recorded(store, folder, run_id) for place, run_id in sorted(known.begun.items())}
     if not recorded:
-        raise NotRerunnable(f"{past.kind} {past.run_id} has no trial that began", "launch it again")
+        raise NotRerunnable(
+            f"{past.kind} {past.run_id} has no trial that began", "launch it again", code="sweep.no-trial-began"
+        )
     # One that failed may have ended before its record was whole.
     original = next(
         (each for each in recorded.values() if each.past.status == "FINISHED"), next(iter(recorded.values()))
@@ -132,6 +136,7 @@ def _refuse_changes(files: SweepFolder, overrides: Sequence[str]) -> None:
         raise ConfigurationError(
             [f"{key}: it determines the trials, and here it has to stay as it was" for key in changed],
             "leave it out, or launch a new sweep with sweep=",
+            code="sweep.determines-trials",
         )
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from orchestrator.common.values import Given, MismatchError, read, show
 from orchestrator.config.settings.schema import locate, shorthand
+from orchestrator.errors import coded
 from orchestrator.experiments.search.space import Choice, Dimension, Range, Space
 
 _PARTS = ("low", "high", "step", "log", "choices")
@@ -29,7 +30,8 @@ def read_own(
         try:
             values[key] = read(own[key][0], each)
         except MismatchError as mismatch:
-            problems.append(f"{each.where}: {key}: {mismatch}")
+            problem = coded("settings.value", str(mismatch))
+            problems.append(coded(problem.code, f"{each.where}: {key}: {problem}"))
     return values, problems, others
 
 
@@ -46,8 +48,11 @@ def read_space(leaves: Mapping[tuple[str, ...], Given]) -> tuple[Space, dict[str
             near = difflib.get_close_matches(part, _PARTS, n=1)
             hint = f"; did you mean {near[0]}?" if near else ""
             problems.append(
-                f"{given.where}: space.{'.'.join(path)}: expected a range such as {{low: 0.001, high: 0.1, log: true}}, or "
-                f"{{choices: [...]}}{hint}"
+                coded(
+                    "sweep.range",
+                    f"{given.where}: space.{'.'.join(path)}: expected a range such as {{low: 0.001, high: 0.1, log: true}}, or "
+                    f"{{choices: [...]}}{hint}",
+                )
             )
             continue
         if part == "choices":
@@ -59,10 +64,15 @@ def read_space(leaves: Mapping[tuple[str, ...], Given]) -> tuple[Space, dict[str
         try:
             space[key] = _dimension(given_parts)
         except ValueError as error:
-            problems.append(f"{places[key]}: space.{key}: {error}")
+            problems.append(coded("sweep.dimension", f"{places[key]}: space.{key}: {error}"))
         problems += _unsearchable(key, places[key])
     if not parts and not problems:
-        problems.append("space: required; it names the settings to search, each with a range or with choices")
+        problems.append(
+            coded(
+                "sweep.space-required",
+                "space: required; it names the settings to search, each with a range or with choices",
+            )
+        )
     return space, places, problems
 
 
@@ -100,4 +110,9 @@ def _unsearchable(key: str, where: str) -> list[str]:
     located = locate(shorthand(tuple(key.split("."))))
     if located is None or located[0].about.determines == "result":
         return []
-    return [f"{where}: space.{key}: it changes how a run is executed and not what comes out; leave it out"]
+    return [
+        coded(
+            "sweep.execution-key",
+            f"{where}: space.{key}: it changes how a run is executed and not what comes out; leave it out",
+        )
+    ]

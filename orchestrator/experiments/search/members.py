@@ -20,7 +20,7 @@ from pydantic import Field
 
 from orchestrator.common.values import A_LINE, Given
 from orchestrator.config.settings import Settings
-from orchestrator.errors import ConfigurationError
+from orchestrator.errors import ConfigurationError, code_of, coded
 from orchestrator.experiments.search.asking import Ask, Search
 from orchestrator.experiments.search.declared import read_own
 from orchestrator.experiments.search.outlook import Course
@@ -107,16 +107,26 @@ def read_ensemble(
     values, problems, others = read_own(OWN, given)
     for path in others:
         if path[:2] != _OPTIONS:
-            problems.append(f"{given[path].where}: {'.'.join(path)}: no such key; there are {', '.join(OWN)}")
+            problems.append(
+                coded(
+                    "ensemble.no-such-key",
+                    f"{given[path].where}: {'.'.join(path)}: no such key; there are {', '.join(OWN)}",
+                )
+            )
     name = values["ensemble.combine.name"]
     options = {path[2]: each for path, each in given.items() if path[:2] == _OPTIONS and path[2:] != ("name",)}
     try:
         _, found = COMBINATIONS.read(name, options)
-        problems += [f"ensemble.combine.{option}: {sentence}" for option, sentence in found]
+        problems += [coded(code_of(each), f"ensemble.combine.{option}: {each}") for option, each in found]
     except ConfigurationError as error:
         problems += error.problems
     if name == "vote" and values["ensemble.output"] == "values":
-        problems.append("ensemble.combine: members vote for classes, and values have none; set ensemble.combine=mean")
+        problems.append(
+            coded(
+                "ensemble.vote-of-values",
+                "ensemble.combine: members vote for classes, and values have none; set ensemble.combine=mean",
+            )
+        )
     if settings is not None:
         problems += _misfits(settings, values["ensemble.members"])
     if problems or settings is None:
@@ -127,20 +137,31 @@ def read_ensemble(
 
 
 def _misfits(settings: Settings, members: int) -> list[str]:
-    problems = []
+    problems: list[str] = []
     if settings.data.subset.name != "all" or settings.data.subset.options:
         problems.append(
-            "data.subset: of an ensemble ensemble.data says which samples a member has; leave data.subset out"
+            coded(
+                "ensemble.subset",
+                "data.subset: of an ensemble ensemble.data says which samples a member has; leave data.subset out",
+            )
         )
     if settings.tracking.register is not None:
         problems.append(
-            "tracking.register: each member would become a version; ensemble.register=NAME registers the whole"
+            coded(
+                "ensemble.register",
+                "tracking.register: each member would become a version; ensemble.register=NAME registers the whole",
+            )
         )
     if settings.is_private:
         problems.append(
-            "privacy.noise_multiplier: each member would spend an epsilon on the same clients, and nobody adds them up; leave "
-            "privacy out, or train one model"
+            coded(
+                "ensemble.noise",
+                "privacy.noise_multiplier: each member would spend an epsilon on the same clients, and nobody adds them up; "
+                "leave privacy out, or train one model",
+            )
         )
     if len({seed_of(settings.run.seed, number) for number in range(members)}) < members:
-        problems.append("run.seed: two members would get the same seed from it; take another one")
+        problems.append(
+            coded("ensemble.seed", "run.seed: two members would get the same seed from it; take another one")
+        )
     return problems

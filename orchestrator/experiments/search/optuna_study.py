@@ -46,7 +46,11 @@ def replayed(ask: Ask, make: MakeSampler) -> list[Point]:
             results = ask.results[batch * ask.size : (batch + 1) * ask.size]
             asked = _asked(study, ask.space, len(results))
             if [point for _, point in asked] != [result.trial.point for result in results]:
-                raise Inconsistent(f"the trials of batch {batch}, asked for again, come out otherwise", OTHERWISE)
+                raise Inconsistent(
+                    f"the trials of batch {batch}, asked for again, come out otherwise",
+                    OTHERWISE,
+                    code="sweep.trials-differ",
+                )
             for (trial, _), result in zip(asked, results, strict=True):
                 _tell(study, trial, result)
         study.sampler = make(ask.batch_seed())

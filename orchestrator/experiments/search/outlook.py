@@ -99,7 +99,11 @@ def verify(course: Course, outlook: Outlook) -> None:
     for number, batch in enumerate(outlook.batches):
         again = next_batch(course.space, course.search, course.seed, outlook.results[:known])
         if again != batch:
-            raise Inconsistent(f"the trials of batch {number}, asked for again, come out otherwise", OTHERWISE)
+            raise Inconsistent(
+                f"the trials of batch {number}, asked for again, come out otherwise",
+                OTHERWISE,
+                code="sweep.trials-differ",
+            )
         known += len(batch)
 
 

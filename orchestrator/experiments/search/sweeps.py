@@ -30,7 +30,7 @@ from orchestrator.config.settings import Settings, from_sources, sources
 from orchestrator.config.settings.schema import KEYS, shorthand
 from orchestrator.config.settings.sections import SEED
 from orchestrator.config.settings.sources import Leaf, Source
-from orchestrator.errors import ConfigurationError
+from orchestrator.errors import ConfigurationError, code_of, coded
 from orchestrator.experiments.search import SEARCHES
 from orchestrator.experiments.search.asking import Search
 from orchestrator.experiments.search.declared import read_own, read_space
@@ -91,7 +91,11 @@ def load_sweep(
     if kind == "ensemble" or (kind is None and any(path[0] == "ensemble" for path in own)):
         return _ensemble(own, [*base, *rest], problems)
     if any(path[0] == "ensemble" for path in own):
-        raise ConfigurationError([f"ensemble: {entry} describes an ensemble, which sweep= does not train"], _OTHER_VERB)
+        raise ConfigurationError(
+            [f"ensemble: {entry} describes an ensemble, which sweep= does not train"],
+            _OTHER_VERB,
+            code="sweep.of-ensemble",
+        )
     values, found = _values(own)
     problems += found
     space, places, found = read_space({path[1:]: given for path, given in own.items() if path[0] == "space"})
@@ -100,7 +104,11 @@ def load_sweep(
     problems += found
     if settings is not None and settings.tracking.register is not None:
         problems.append(
-            "tracking.register: each trial would become a version; leave it out, and launch the best one's settings with it"
+            coded(
+                "sweep.register",
+                "tracking.register: each trial would become a version; leave it out, and launch the best one's settings with "
+                "it",
+            )
         )
     search, options, found = _search(values, own, space)
     problems += found
@@ -117,7 +125,10 @@ def load_sweep(
 def _ensemble(own: Mapping[tuple[str, ...], Given], described: Sequence[Source], problems: list[str]) -> Sweep:
     """Raises ConfigurationError."""
     problems += [
-        f"{given.where}: {'.'.join(path)}: an ensemble is trained and not searched; leave {path[0]} out"
+        coded(
+            "sweep.ensemble-searched",
+            f"{given.where}: {'.'.join(path)}: an ensemble is trained and not searched; leave {path[0]} out",
+        )
         for path, given in own.items()
         if path[0] not in ("ensemble", "parallel")
     ]
@@ -172,7 +183,9 @@ def _near(leaf: Leaf) -> str | None:
 
 def _strayed(leaf: Leaf) -> str:
     meant = ".".join([_near(leaf) or "", *leaf.path[1:]])
-    return f"{leaf.given.where}: {'.'.join(leaf.path)}: no such key; did you mean {meant}?"
+    return coded(
+        "settings.no-such-key-meant", f"{leaf.given.where}: {'.'.join(leaf.path)}: no such key; did you mean {meant}?"
+    )
 
 
 def _values(own: Mapping[tuple[str, ...], Given]) -> tuple[dict[str, Any], list[str]]:
@@ -184,7 +197,7 @@ def _values(own: Mapping[tuple[str, ...], Given]) -> tuple[dict[str, Any], list[
             known = [*OWN, RUNGS, "conf", "space"]
             near = difflib.get_close_matches(key, known, n=1, cutoff=0.5)
             hint = f"; did you mean {near[0]}?" if near else f"; there are {', '.join(known)}"
-            problems.append(f"{own[path].where}: {key}: no such key{hint}")
+            problems.append(coded("sweep.no-such-key", f"{own[path].where}: {key}: no such key{hint}"))
     return values, problems
 
 
@@ -196,10 +209,18 @@ def _checked(base: Sequence[Source], space: Space, places: Mapping[str, str]) ->
     for key, dimension in space.items():
         twice = given.get(".".join(shorthand(tuple(key.split(".")))))
         if twice is not None:
-            problems.append(f"{twice}: {key}: it is searched; leave it out here, or take it out of the space")
+            problems.append(
+                coded(
+                    "sweep.given-and-searched",
+                    f"{twice}: {key}: it is searched; leave it out here, or take it out of the space",
+                )
+            )
         if Redactor({}, os.environ).hidden({key: dimension.as_dict().get("choices", [])}):
             problems.append(
-                f"{places.get(key, 'space')}: {key}: credentials cannot be searched: no record would hold them"
+                coded(
+                    "sweep.credentials",
+                    f"{places.get(key, 'space')}: {key}: credentials cannot be searched: no record would hold them",
+                )
             )
     for number, point in enumerate(corners(space)):
         try:
@@ -222,15 +243,25 @@ def _search(
     except ConfigurationError as error:
         return None, {}, list(error.problems)
     own_keys = ("trials", "batch", "seed")
-    problems = [f"search.{option}: {_or_own(option, sentence, own_keys)}" for option, sentence in found]
+    named = [(option, _or_own(option, sentence, own_keys)) for option, sentence in found]
+    problems: list[str] = [coded(code_of(sentence), f"search.{option}: {sentence}") for option, sentence in named]
     if name == "grid":
-        problems += [f"space.{key}: a grid has to end: give this range a step, or choices" for key in endless(space)]
+        problems += [
+            coded("sweep.grid-endless", f"space.{key}: a grid has to end: give this range a step, or choices")
+            for key in endless(space)
+        ]
         points = 0 if problems else size(space)
         if points > _MOST:
-            problems.append(f"space: its grid has {points} points; take wider steps, or another search")
+            problems.append(
+                coded(
+                    "sweep.grid-too-large", f"space: its grid has {points} points; take wider steps, or another search"
+                )
+            )
         trials = points if trials is None else min(trials, points)
     elif trials is None:
-        problems.append(f"search.trials: required by search={name}, such as search.trials=20")
+        problems.append(
+            coded("sweep.trials-required", f"search.trials: required by search={name}, such as search.trials=20")
+        )
     if problems or (name not in SEARCHES and not is_reference(name)):
         return None, {}, problems
     search = Search(
@@ -247,7 +278,9 @@ def _search(
 def _or_own(option: str, sentence: str, own: Iterable[str]) -> str:
     """The sentence, with a key of every search where that is nearer."""
     near = difflib.get_close_matches(option, own, n=1)
-    return f"no such key; did you mean search.{near[0]}?" if near and "no" in sentence.split() else sentence
+    if near and "no" in sentence.split():
+        return coded("sweep.key-of-search", f"no such key; did you mean search.{near[0]}?")
+    return sentence
 
 
 def _cuts(
@@ -257,26 +290,48 @@ def _cuts(
     given, factor = own.get(("halving", "rungs")), values["halving.factor"]
     if given is None:
         if ("halving", "factor") in own:
-            return (), [f"{RUNGS}: required by halving.factor, such as {RUNGS}=[20,60]"]
+            return (), [coded("sweep.rungs-required", f"{RUNGS}: required by halving.factor, such as {RUNGS}=[20,60]")]
         return (), []
     rungs = given.value
     if not isinstance(rungs, list) or not rungs or not all(type(rung) is int and rung > 0 for rung in rungs):
-        return (), [f"{given.where}: {RUNGS}: expected numbers of steps such as [20, 60], got {show(rungs)}"]
-    problems = []
+        return (), [
+            coded(
+                "sweep.rungs", f"{given.where}: {RUNGS}: expected numbers of steps such as [20, 60], got {show(rungs)}"
+            )
+        ]
+    problems: list[str] = []
     if sorted(set(rungs)) != rungs:
-        problems.append(f"{given.where}: {RUNGS}: the steps have to rise from rung to rung, got {show(rungs)}")
+        problems.append(
+            coded(
+                "sweep.rungs-rise",
+                f"{given.where}: {RUNGS}: the steps have to rise from rung to rung, got {show(rungs)}",
+            )
+        )
     if "run.steps" in space or "run.epochs" in space:
-        problems.append("space: the length of a run is what halving chooses; take run.steps and run.epochs out")
+        problems.append(
+            coded(
+                "sweep.length-and-halving",
+                "space: the length of a run is what halving chooses; take run.steps and run.epochs out",
+            )
+        )
     elif settings is not None and settings.run.steps is None:
-        problems.append(f"{RUNGS}: needs run.steps, which is the last rung, in place of run.epochs")
+        problems.append(
+            coded("sweep.rungs-need-steps", f"{RUNGS}: needs run.steps, which is the last rung, in place of run.epochs")
+        )
     elif settings is not None and settings.run.steps is not None and rungs[-1] >= settings.run.steps:
         problems.append(
-            f"{given.where}: {RUNGS}: the last rung is run.steps={settings.run.steps}; those before it have to be below"
+            coded(
+                "sweep.rungs-last",
+                f"{given.where}: {RUNGS}: the last rung is run.steps={settings.run.steps}; those before it have to be below",
+            )
         )
     if values["search.batch"] < factor:
         problems.append(
-            f"search.batch: of {values['search.batch']} trials not one in {factor} can be kept; set "
-            f"search.batch={factor * factor}, or a smaller halving.factor"
+            coded(
+                "sweep.batch-and-factor",
+                f"search.batch: of {values['search.batch']} trials not one in {factor} can be kept; set "
+                f"search.batch={factor * factor}, or a smaller halving.factor",
+            )
         )
     return tuple(Rung(rung, factor, values["objective.direction"]) for rung in rungs), problems
 

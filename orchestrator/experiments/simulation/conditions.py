@@ -189,7 +189,7 @@ def conditions(given: Mapping[str, str], seed: int = 0) -> Conditions:
     if values.get("hosts", 1) > 1 and values.get("cores"):
         problems.append("cores: workers on several hosts do not share them; leave out cores or hosts")
     if problems:
-        raise UsageError("; ".join(problems), f"there are {', '.join(KEYS)}")
+        raise UsageError("; ".join(problems), f"there are {', '.join(KEYS)}", code="simulation.conditions")
     network = replace(Network(), **{name: value for name, value in values.items() if name in _NETWORK})
     rest = {name: value for name, value in values.items() if name not in _NETWORK}
     return Conditions(network=network, seed=seed, **rest)

@@ -59,6 +59,7 @@ def exchange(schedule: Schedule, up: float, down: float, network: Network) -> Ex
         raise UsageError(
             f"topology {schedule.topology} with {schedule.workers:,} workers makes {moves:,} moves, and its members differ",
             "simulate fewer workers",
+            code="simulation.moves",
         )
     return play(schedule, up, down, network)[0]
 

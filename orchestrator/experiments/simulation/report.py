@@ -147,6 +147,7 @@ def crossings(schedule: Schedule, network: Network) -> int:
         raise UsageError(
             f"hosts={network.hosts}: the ways of updates are looked at for {_MOST_ROUTES} workers at most",
             "give sync=bsp, or simulate fewer workers",
+            code="simulation.routes",
         )
     nodes = network.nodes(schedule.workers, schedule.servers)
     routes, found = Routes(schedule, nodes), Counter[int]()

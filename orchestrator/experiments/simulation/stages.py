@@ -47,6 +47,7 @@ def choose_stages(needs: Iterable[Need], available_bytes: int, workers: int, bes
             "beside what its process takes"
         ],
         "raise cluster.workers, of which each hosts one stage, on machines with more memory; or use a smaller model",
+        code="stages.memory",
     )
 
 

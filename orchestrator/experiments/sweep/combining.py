@@ -36,6 +36,7 @@ def combine(described: Sweep, record: SweepRecord, folder: Path, pending_signal:
         raise RunFailed(
             f"the members cannot be combined in {record.files.path}: {error.strerror}",
             f"make room on its disk, and go on with resume={record.sweep_id}",
+            code="ensemble.not-written",
         ) from error
     record.combined(found.as_dict())
 
@@ -74,6 +75,7 @@ def _models(record: SweepRecord, folder: Path, ensemble: Ensemble) -> tuple[list
             raise RunFailed(
                 f"the model of member {member}, run {ended.run_id}, is not here",
                 f"restore {run.weights} from the artifacts of that run",
+                code="ensemble.member-missing",
             )
         files.append(str(run.weights.resolve()))
         digests.append(record.store.find(ended.run_id).best or ended.digest)
@@ -103,5 +105,5 @@ def _asked(request: Request, place: Path, settings: Settings, pending_signal: Pe
     command = [sys.executable, "-m", _MODULE, str(asked), str(told)]
     child_process.run(command, Path.cwd(), {**os.environ, **path, **portable}, pending_signal)
     if pending_signal.signal is not None:
-        raise Interrupted(f"interrupted by {pending_signal.signal}")
+        raise Interrupted(f"interrupted by {pending_signal.signal}", code="run.interrupted")
     return answered(told)

@@ -82,7 +82,9 @@ class Known:
                 known._take(event)
         except (ValueError, KeyError, TypeError) as error:
             raise UsageError(
-                f"{journal} is damaged: {type(error).__name__}: {error}", "restore it from the artifacts of the sweep"
+                f"{journal} is damaged: {type(error).__name__}: {error}",
+                "restore it from the artifacts of the sweep",
+                code="sweep.journal-damaged",
             ) from None
         return known
 
@@ -139,7 +141,9 @@ class SweepRecord:
         except OSError as error:
             tracker.end("FAILED")
             raise ConfigurationError(
-                [f"{files.settings} cannot be written: {error.strerror}"], "make room on its disk"
+                [f"{files.settings} cannot be written: {error.strerror}"],
+                "make room on its disk",
+                code="record.unwritable",
             ) from error
         return cls(sweep, store, tracker, files)
 
@@ -197,6 +201,7 @@ class SweepRecord:
                 raise RunFailed(
                     f"{self.files.journal} cannot be written: {self._journal.trouble}",
                     "make room on its disk; the sweep goes on where its journal ends",
+                    code="sweep.journal-unwritable",
                 )
 
     def close(self, status: Status, report: Mapping[str, Any]) -> str | None:
@@ -250,7 +255,7 @@ def folder_of(store: Store, folder: Path, past: Past) -> SweepFolder:
     if not (files.settings.exists() and files.journal.exists()):
         store.fetch(past.run_id, SWEEP, files.path)
     if not (files.settings.exists() and files.journal.exists()):
-        raise NotRerunnable(f"the record of sweep {past.run_id} is not here", "launch it again")
+        raise NotRerunnable(f"the record of sweep {past.run_id} is not here", "launch it again", code="sweep.no-record")
     return files
 
 
@@ -265,7 +270,9 @@ def examine_sweep(
     """What a sweep or an ensemble (`kind`) would execute, by its own file and by one of its runs; nothing of either is
     imported. Raises ConfigurationError and NotRerunnable."""
     if recorded is None:
-        raise NotRerunnable(f"{kind} {files.path.name} has no run that tells of its code", "launch it again")
+        raise NotRerunnable(
+            f"{kind} {files.path.name} has no run that tells of its code", "launch it again", code="sweep.no-code"
+        )
     return trust.examine_whole(recorded, files.settings, kind, of_runs(overrides))
 
 

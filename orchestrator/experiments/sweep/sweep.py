@@ -84,7 +84,9 @@ def resume_sweep(past: Past, overrides: Sequence[str], uri: str | None, *, trust
     store = Store(uri, folder)
     if past.status == "FINISHED":
         raise UsageError(
-            f"{past.kind} {past.run_id} has finished", "there is nothing to go on with; launch another one"
+            f"{past.kind} {past.run_id} has finished",
+            "there is nothing to go on with; launch another one",
+            code="sweep.of-finished",
         )
     files = folder_of(store, folder, past)
     given = [each for each in overrides if each.partition("=")[0] not in _LEAST_OVERRIDES]
@@ -101,6 +103,7 @@ def resume_sweep(past: Past, overrides: Sequence[str], uri: str | None, *, trust
         raise ConfigurationError(
             [f"{key}: it determines the trials, and here it has to stay as it was" for key in different],
             f"leave it out, or launch a new {past.kind}; parallel and what changes only the execution may differ",
+            code="sweep.determines-trials",
         )
     files.lease()
     known = Known.read(files.journal)  # as it is now that nobody else writes it
@@ -168,7 +171,9 @@ def _drive(
         except OrchestratorError as found:
             error = found
         except BaseException as found:
-            record.close("failed", report_of(described, record, RunFailed(repr(found))).as_dict())
+            record.close(
+                "failed", report_of(described, record, RunFailed(repr(found), code="sweep.trial-raised")).as_dict()
+            )
             raise
         finally:
             board.close()
@@ -208,7 +213,7 @@ def _ray(described: Sweep, pending_signal: signals.PendingSignal, board: Board) 
 
     def check() -> None:
         if pending_signal.signal is not None:
-            raise Interrupted(f"interrupted by {pending_signal.signal}")
+            raise Interrupted(f"interrupted by {pending_signal.signal}", code="run.interrupted")
 
     members = cluster.members.total(cluster.members.most) * described.parallel
     cpus, cores = cluster.cpus * members, len(os.sched_getaffinity(0))

@@ -112,7 +112,7 @@ class Trials:
 
     def _run(self, place: Place, point: Mapping[str, Any]) -> None:
         if self.pending_signal.signal is not None:
-            raise Interrupted(f"interrupted by {self.pending_signal.signal}")
+            raise Interrupted(f"interrupted by {self.pending_signal.signal}", code="run.interrupted")
         self.board.begins(place, point, self.sweep.course.steps_of(place[1]))
         try:
             ended = self._come_to_an_end(place, point)
@@ -124,6 +124,7 @@ class Trials:
             raise RunFailed(
                 f"member {place[0]}, run {ended.run_id}, failed: {ended.why}",
                 f"go on with it where that has another cause than its code: resume={self.record.sweep_id}",
+                code="ensemble.member-failed",
             )
         self.record.ended(place, ended)
         self.board.ends(place, ended.value, ended.why, last=place[1] == self.sweep.course.last)
@@ -171,11 +172,13 @@ class Trials:
                 raise WrongMetricError(
                     "an ensemble is judged by validation samples, and datasets() of the pipeline returns none",
                     "return (train, validation) there",
+                    code="ensemble.judged-by-validation",
                 )
             there = ", ".join(sorted(name for name, found in metrics.items() if found is not None))
             raise WrongMetricError(
                 f"objective.metric: runs have no {metric} at their end; there are {there}",
                 "launch the sweep again with one of these",
+                code="sweep.no-such-metric",
             )
         if not math.isfinite(value):
             return Ended(run_id, None, digest, f"{metric} is {value}")
@@ -222,6 +225,7 @@ class Trials:
                 raise RunFailed(
                     f"the code of the project has changed since the {self.sweep.kind} began",
                     f"it goes on with the code it began with: python -m orchestrator resume={self.record.sweep_id}",
+                    code="sweep.code-changed",
                 )
 
     def _sharing(self, _plan: Any) -> nullcontext[RaySession]:
@@ -233,4 +237,8 @@ def failed_all(outlook: Outlook, ended: Mapping[Place, Ended]) -> OrchestratorEr
     if any(result.value is not None for result in outlook.results):
         return None
     why = next((each.why for each in ended.values() if each.why), "there is none")
-    return RunFailed(f"every trial failed; the first of them: {why}", "mend that, and launch the sweep again")
+    return RunFailed(
+        f"every trial failed; the first of them: {why}",
+        "mend that, and launch the sweep again",
+        code="sweep.all-failed",
+    )

@@ -197,6 +197,7 @@ def model_of(settings: Settings) -> Model:
         raise UsageError(
             "the model's size is not known before its data are, so no layout can be chosen for it",
             "give topology, cluster.workers and data.loaders",
+            code="tuning.model-size",
         )
     wide = 8 if settings.reduction == "exact" else 4
     own = {settings.topology.name: dict(settings.topology.options)}

@@ -108,6 +108,7 @@ class Prober:
             raise RunFailed(
                 f"the run ends before a step of {in_words(layout)} could be measured",
                 "give topology, cluster.workers and data.loaders; a run so short gains nothing by choosing",
+                code="tuning.run-too-short",
             )
         return replace(found, disturbed=watch.disturbed)
 

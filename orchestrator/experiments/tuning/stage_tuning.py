@@ -32,6 +32,7 @@ def staged(settings: Settings) -> tuple[Settings, StageChoice | None]:
                 "cluster.stages: auto goes by the memory of this machine, and with cluster.address workers may be on others"
             ],
             "give the number; a launch says what each stage needs",
+            code="stages.auto-joined",
         )
     checks.check(_with(settings, 1, ()), Path.cwd())
     workers = cluster.workers.most + cluster.spares
@@ -65,7 +66,9 @@ def _needs(settings: Settings) -> Iterator[Need]:
         except PipelineRaised as error:
             if error.details:  # a traceback: raised by the pipeline, which its workers tell better
                 raise
-            raise ConfigurationError([f"cluster.stages: auto: {error.message}"], error.remedy) from None
+            raise ConfigurationError(
+                [f"cluster.stages: auto: {error.message}"], error.remedy, code="stages.auto-failed"
+            ) from None
 
 
 def _with(settings: Settings, stages: int, auto: tuple[str, ...]) -> Settings:

@@ -12,12 +12,15 @@ from __future__ import annotations
 import importlib.util
 from typing import Final
 
+from orchestrator.errors import coded
+
 # Whole orders have a closed form; the sums of others need not converge.
 _ORDERS: Final = (*range(2, 64), *range(64, 128, 4), *range(128, 257, 16), 384, 512, 1024)
 
-MISSING: Final = (
+MISSING: Final = coded(
+    "privacy.no-accounting",
     "privacy.noise_multiplier: the epsilon of a run is counted by dp-accounting, which is not installed: "
-    "pip install 'orchestrator[privacy]' (or: pip install 'dp-accounting>=0.6,<0.7')"
+    "pip install 'orchestrator[privacy]' (or: pip install 'dp-accounting>=0.6,<0.7')",
 )
 
 

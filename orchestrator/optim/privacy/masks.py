@@ -52,6 +52,7 @@ class KeyPair:
                 raise Inconsistent(
                     f"the public key of worker rank {peer} is not a key of X25519",
                     "look for who can change messages between workers",
+                    code="privacy.public-key",
                 ) from error
             roots[peer] = Keys(extract(shared, "masks", struct.pack("<q", generation) + both))
         return Masks(rank, roots)
@@ -72,7 +73,9 @@ class Masks:
         """Mask a sum (int64, contiguous). Raises Inconsistent where these masks were used."""
         if self._last is not None and (step, attempt) <= self._last:
             raise Inconsistent(
-                f"the masks of step {step}, attempt {attempt}, are asked for again", "this is a fault of orchestrator"
+                f"the masks of step {step}, attempt {attempt}, are asked for again",
+                "this is a fault of orchestrator",
+                code="privacy.mask-again",
             )
         self._last = step, attempt
         masked = total.numpy()

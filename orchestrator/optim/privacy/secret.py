@@ -89,4 +89,5 @@ def _unusable(path: Path, why: str, remedy: str = "") -> ConfigurationError:
     return ConfigurationError(
         [f"privacy.secret: {path} {why}"],
         remedy or "give the file that another run has made, or the path of one that is to be made",
+        code="privacy.secret-unusable",
     )

@@ -70,7 +70,9 @@ def ancestry(project: Path, origins: tuple[str | None, str | None], bundles: tup
             both = _both(repository, sides, a, b)
             conflicts = [path for path in both[:_JUDGED] if not _merges(repository, Path(folder), base, sides, path)]
         except git.GitError as error:
-            raise NotRerunnable(f"the code cannot be compared with {base}: {error}", "git fsck") from None
+            raise NotRerunnable(
+                f"the code cannot be compared with {base}: {error}", "git fsck", code="git.no-comparison"
+            ) from None
     return Ancestry(base, a, b, both, conflicts)
 
 

@@ -67,14 +67,16 @@ def open_bundles(repository: Path, *bundles: Path) -> list[str]:
     headers = [checkout.read_header(bundle) for bundle in bundles]
     if len({header.algorithm for header in headers}) > 1:
         raise NotRerunnable(
-            "the two snapshots have ids of different kinds (sha1, sha256)", "compare the restored trees"
+            "the two snapshots have ids of different kinds (sha1, sha256)",
+            "compare the restored trees",
+            code="git.object-formats",
         )
     checkout.new_repository(repository, headers[0].algorithm, "--bare")
     for bundle in bundles:
         try:
             checkout.unpack(bundle, repository)
         except git.GitError as error:
-            raise NotRerunnable(f"{bundle} is damaged: {error}", checkout.REMEDY) from None
+            raise NotRerunnable(f"{bundle} is damaged: {error}", checkout.REMEDY, code="git.bundle-damaged") from None
     return [header.commit for header in headers]
 
 

@@ -63,7 +63,9 @@ def restore(bundle: Path, target: Path) -> Restored:
         restored = _restore(bundle, partial)
         partial.rename(target)
     except (git.GitError, git.GitMissing, OSError) as error:
-        raise NotRerunnable(f"the code cannot be restored from {bundle}: {error}", REMEDY) from None
+        raise NotRerunnable(
+            f"the code cannot be restored from {bundle}: {error}", REMEDY, code="git.not-restored"
+        ) from None
     finally:
         shutil.rmtree(partial, ignore_errors=True)
     return Restored(
@@ -78,7 +80,7 @@ def tidy(restored: Restored) -> None:
         git.run(restored.root, "clean", "--quiet", "--force", "-d", variables=git.ALONE)
         git.run(restored.root, "reset", "--quiet", "--hard", variables=git.ALONE)
     except git.GitError as error:
-        raise NotRerunnable(f"{restored.root} cannot be made clean: {error}", REMEDY) from None
+        raise NotRerunnable(f"{restored.root} cannot be made clean: {error}", REMEDY, code="git.not-clean") from None
 
 
 @contextmanager
@@ -91,6 +93,7 @@ def disposable(bundle: Path, folder: Path, tree: str | None = None) -> Iterator[
             raise NotRerunnable(
                 f"{bundle} holds the code {restored.tree}, and the run was recorded with {tree}: one of them was changed",
                 REMEDY,
+                code="git.other-tree",
             )
         yield restored
 
@@ -123,6 +126,7 @@ def require_inside(restored: Restored) -> None:
                 raise NotRerunnable(
                     f"the code of the record is refused: {name!r} is a link that leads out of it, to {leads_to!r}",
                     "ask who made it for a record without that link",
+                    code="git.link-leads-out",
                 )
 
 
@@ -147,9 +151,9 @@ def read_header(bundle: Path) -> Header:
                 elif not line.startswith(b"#"):
                     tips.append(line.decode().strip())
     except (OSError, UnicodeDecodeError) as error:
-        raise NotRerunnable(f"{bundle} cannot be read: {error}", REMEDY) from None
+        raise NotRerunnable(f"{bundle} cannot be read: {error}", REMEDY, code="git.bundle-unreadable") from None
     if len(tips) != 1 or not tips[0].endswith(f" {snapshot.BUNDLE_REF}") or algorithm not in ("sha1", "sha256"):
-        raise NotRerunnable(f"{bundle} is not the bundle of a snapshot", REMEDY)
+        raise NotRerunnable(f"{bundle} is not the bundle of a snapshot", REMEDY, code="git.not-a-snapshot")
     return Header(algorithm, tips[0].split()[0], length)
 
 
@@ -191,7 +195,9 @@ def _restore(bundle: Path, root: Path) -> Restored:
     tree = fields.split(b"\n")[0].removeprefix(b"tree ").decode()
     found = objects.tree(objects.below(root, header.algorithm), header.algorithm)
     if found != tree:
-        raise NotRerunnable(f"the restored code is {found}, and the recorded one is {tree}", REMEDY)
+        raise NotRerunnable(
+            f"the restored code is {found}, and the recorded one is {tree}", REMEDY, code="git.restored-other"
+        )
     named = worktree.trailers(message.decode(errors="replace"))
     project = _project(root, named.get("Project", ""))
     project.mkdir(parents=True, exist_ok=True)
@@ -211,6 +217,7 @@ def _require_room(root: Path, commit: str) -> None:
                     f"the code unpacks to more than {MOST_ENTRIES} files and folders, or to more than the {free / 1e9:.1f} GB "
                     f"that are left at {root.parent}",
                     "make room, or ask who made the record",
+                    code="git.no-room",
                 )
 
 
@@ -222,10 +229,12 @@ def _project(root: Path, told: str) -> Path:
         inside = Path(os.path.realpath(place)).relative_to(os.path.realpath(root))
     except (ValueError, TypeError, RecursionError):
         raise NotRerunnable(
-            f"the code says that its project lies in {told!r}, which is no folder of it", REMEDY
+            f"the code says that its project lies in {told!r}, which is no folder of it", REMEDY, code="git.no-project"
         ) from None
     if inside.parts[:1] == (".git",):
-        raise NotRerunnable(f"the code says that its project lies in {told!r}, which is git's", REMEDY)
+        raise NotRerunnable(
+            f"the code says that its project lies in {told!r}, which is git's", REMEDY, code="git.project-in-git"
+        )
     return place
 
 

@@ -79,9 +79,11 @@ def unpack(path: Path, place: Path) -> dict[str, str]:
         with zipfile.ZipFile(path) as archive:
             return _unpack(_of_zip(archive, path), path, place)
     except (zipfile.BadZipFile, zlib.error, NotImplementedError, EOFError) as error:
-        raise NotRerunnable(f"{path} is damaged: {error}", REMEDY) from None
+        raise NotRerunnable(f"{path} is damaged: {error}", REMEDY, code="crate.damaged") from None
     except OSError as error:
-        raise NotRerunnable(f"{path} cannot be unpacked: {error}", "see to the file, or to room on the disk") from None
+        raise NotRerunnable(
+            f"{path} cannot be unpacked: {error}", "see to the file, or to room on the disk", code="crate.not-unpacked"
+        ) from None
 
 
 def problem_of(names: list[str]) -> str | None:
@@ -146,7 +148,9 @@ def _unpack(members: list[Member], path: Path, place: Path) -> dict[str, str]:
         raise _hostile(path, f"it unpacks to {len(members)} files of {total / 1e9:.1f} GB, more than a crate may hold")
     if total > free:
         raise NotRerunnable(
-            f"{path} unpacks to {total / 1e9:.1f} GB, and there are {free / 1e9:.1f} GB left at {place}", "make room"
+            f"{path} unpacks to {total / 1e9:.1f} GB, and there are {free / 1e9:.1f} GB left at {place}",
+            "make room",
+            code="crate.no-room",
         )
     if (problem := problem_of([member.name for member in members])) is not None:
         raise _hostile(path, problem)
@@ -166,7 +170,7 @@ def _write_out(member: Member, path: Path, place: Path) -> str:
                 hashed.update(piece)
                 file.write(piece)
     except (zipfile.BadZipFile, zlib.error, EOFError) as error:
-        raise NotRerunnable(f"{path} is damaged: {member.name}: {error}", REMEDY) from None
+        raise NotRerunnable(f"{path} is damaged: {member.name}: {error}", REMEDY, code="crate.member-damaged") from None
     return hashed.hexdigest()
 
 
@@ -199,4 +203,6 @@ def _remove(path: Path) -> None:
 
 
 def _hostile(path: Path, problem: str) -> NotRerunnable:
-    return NotRerunnable(f"{path} is refused: {problem}", "take crates only from who made them with export=")
+    return NotRerunnable(
+        f"{path} is refused: {problem}", "take crates only from who made them with export=", code="crate.refused"
+    )

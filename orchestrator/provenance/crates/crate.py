@@ -114,7 +114,9 @@ def read(path: Path, place: Path, trusted: Ed25519PublicKey | None = None) -> Cr
     generated = {statement.FILE, *([statement.PUBLIC_KEY] if said.signed_by else [])}
     problems = _problems({name: each for name, each in found.items() if name not in generated}, said.hashes, place)
     if problems:
-        raise NotRerunnable(f"{path} is not what was exported:{bulleted(problems, _SHOWN)}", archive.REMEDY)
+        raise NotRerunnable(
+            f"{path} is not what was exported:{bulleted(problems, _SHOWN)}", archive.REMEDY, code="crate.altered"
+        )
     try:
         run = _json(place / RUN)
         code, data = (_json(place / RECORD / f"{name}.json") for name in ("code", "data"))
@@ -122,17 +124,21 @@ def read(path: Path, place: Path, trusted: Ed25519PublicKey | None = None) -> Cr
             raise NotRerunnable(
                 f"{path} is a crate of format {run['format']}, and this program reads {', '.join(map(str, FORMATS))}",
                 "update it",
+                code="crate.format",
             )
         trace = _head(place / _TRACE, run["format"])
         claim = statement.predicate(run, code, data, found[LOCK], trace)
         carried = {str(item): place / _inside(name, DATA, path) for item, name in run["carried"].items()}
         weights = place / _inside(run[INITIAL]["file"], INITIAL, path) if INITIAL in run else None
     except (OSError, ValueError, KeyError, TypeError, AttributeError, ArithmeticError, RecursionError) as error:
-        raise NotRerunnable(f"{path} is no crate of export=: {error!r}", archive.REMEDY) from None
+        raise NotRerunnable(
+            f"{path} is no crate of export=: {error!r}", archive.REMEDY, code="crate.not-a-crate"
+        ) from None
     if claim != said.claim:
         raise NotRerunnable(
             f"{path} is not what was exported:\n  - {statement.FILE}: it claims what its files do not hold",
             archive.REMEDY,
+            code="crate.claims",
         )
     return Crate(place, run, carried, weights, statement.sha256(said.payload), said.signed_by, trace)
 
@@ -155,7 +161,9 @@ def _problems(found: Mapping[str, str], expected: Mapping[str, str], place: Path
 
 def _inside(name: str, folder: str, path: Path) -> str:
     if archive.problem_of([name]) is not None or not name.startswith(f"{folder}/"):
-        raise NotRerunnable(f"{path} is refused: it names {name!r} as what is in {folder}/", archive.REMEDY)
+        raise NotRerunnable(
+            f"{path} is refused: it names {name!r} as what is in {folder}/", archive.REMEDY, code="crate.names"
+        )
     return name
 
 

@@ -58,9 +58,11 @@ def signer(path: Path) -> Signer:
     try:
         key = load(text, None)
     except (ValueError, TypeError, UnsupportedAlgorithm) as error:
-        raise UsageError(f"key={path}: it is no private key that can be used: {error}", _MAKE_ONE) from None
+        raise UsageError(
+            f"key={path}: it is no private key that can be used: {error}", _MAKE_ONE, code="crate.private-key"
+        ) from None
     if not isinstance(key, Ed25519PrivateKey):
-        raise UsageError(f"key={path}: it is no ed25519 key", _MAKE_ONE)
+        raise UsageError(f"key={path}: it is no ed25519 key", _MAKE_ONE, code="crate.kind-of-key")
     return Signer(key)
 
 
@@ -69,7 +71,7 @@ def public_key(path: Path) -> Ed25519PublicKey:
     key = _public(_read_key(path))
     if key is None:
         remedy = f"give the public key, such as {PUBLIC_KEY} from whom you trust"
-        raise UsageError(f"key={path}: it is no ed25519 public key", remedy)
+        raise UsageError(f"key={path}: it is no ed25519 public key", remedy, code="crate.public-key")
     return key
 
 
@@ -131,7 +133,9 @@ def opened(place: Path, trusted: Ed25519PublicKey | None) -> Opened:
     try:
         text = (place / FILE).read_bytes()
     except FileNotFoundError:
-        raise NotRerunnable(f"there is no {FILE}, so this is no crate of export=", "see docs/sharing.md") from None
+        raise NotRerunnable(
+            f"there is no {FILE}, so this is no crate of export=", "see docs/sharing.md", code="crate.no-statement"
+        ) from None
     try:
         envelope_ = json.loads(text)
         content = base64.b64decode(envelope_["payload"], validate=True)
@@ -157,7 +161,9 @@ def _verified(
     if not signatures:
         if trusted is not None:
             raise NotRerunnable(
-                "this crate is not signed, and key= asks for a signature", "leave key= out, or ask who made it"
+                "this crate is not signed, and key= asks for a signature",
+                "leave key= out, or ask who made it",
+                code="crate.not-signed",
             )
         return None
     (signature,) = signatures
@@ -175,6 +181,7 @@ def _verified(
         raise NotRerunnable(
             f"this crate is signed by {_name(own)}, and key= is {_name(trusted)}",
             "ask who made it, or give the other key",
+            code="crate.other-signer",
         )
     return _name(own)
 
@@ -192,7 +199,7 @@ def _read_key(path: Path) -> bytes:
     try:
         return path.read_bytes()
     except OSError as error:
-        raise UsageError(f"key={path}: it cannot be read: {error.strerror}") from None
+        raise UsageError(f"key={path}: it cannot be read: {error.strerror}", code="crate.key-unreadable") from None
 
 
 def _public(text: bytes) -> Ed25519PublicKey | None:
@@ -224,4 +231,6 @@ def _name(key: Ed25519PublicKey) -> str:
 
 
 def _damaged(name: str, why: str) -> NotRerunnable:
-    return NotRerunnable(f"{name} is not what was exported: {why}", "ask for the crate again")
+    return NotRerunnable(
+        f"{name} is not what was exported: {why}", "ask for the crate again", code="crate.file-altered"
+    )

@@ -221,7 +221,9 @@ def _readable(top: Path) -> Iterator[None]:
     try:
         yield
     except (ConfigError, ConfigObjError) as error:
-        raise ConfigurationError([f"DVC's configuration in {top / '.dvc'} cannot be read: {error}"]) from error
+        raise ConfigurationError(
+            [f"DVC's configuration in {top / '.dvc'} cannot be read: {error}"], code="dvc.configuration"
+        ) from error
 
 
 @contextlib.contextmanager

@@ -58,6 +58,7 @@ def restore(
         raise NotRerunnable(
             f"the data of this run cannot be restored:{bulleted(problems)}",
             "type the command where DVC's cache or a remote has them, or bring those bytes back to their place",
+            code="dvc.not-restored",
         )
     return [Restored(job.item.path, str(job.source), tuple(job.notes)) for job in jobs]
 

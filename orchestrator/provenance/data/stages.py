@@ -52,13 +52,19 @@ def pipeline(project: Path, inputs: Sequence[Input], within: Path | None = None)
 
     top = dvc_files.root(project)
     if top is None:
-        raise NotRerunnable("stages=true: the code of the run is in no DVC project, so no stage made its data", _REMEDY)
+        raise NotRerunnable(
+            "stages=true: the code of the run is in no DVC project, so no stage made its data",
+            _REMEDY,
+            code="dvc.stages-no-project",
+        )
     read = {out.path: _read(item, out) for item in inputs for out in item.outs}
     try:
         with dvc_files.opened(top, within) as repository:
             return _Walk(project, top, repository, read).pipeline()
     except (DvcException, OSError) as error:
-        raise NotRerunnable(f"DVC cannot read the stages of the run: {error}", _REMEDY) from None
+        raise NotRerunnable(
+            f"DVC cannot read the stages of the run: {error}", _REMEDY, code="dvc.stages-unreadable"
+        ) from None
 
 
 _REMEDY = "leave stages=true out, and the recorded data are taken"
@@ -89,7 +95,9 @@ class _Walk:
         ]
         if not self._order:
             names = ", ".join(self._known) or "nothing that DVC holds"
-            raise NotRerunnable(f"stages=true: no DVC stage made what the run read ({names})", _REMEDY)
+            raise NotRerunnable(
+                f"stages=true: no DVC stage made what the run read ({names})", _REMEDY, code="dvc.no-stage"
+            )
         return Pipeline(self._top, tuple(self._stage(stage, used) for stage in self._order), tuple(self._raw.values()))
 
     def _visit(self, stage: Any) -> None:
@@ -174,7 +182,9 @@ def changed(top: Path, stage: Stage) -> list[str]:
             ]
             return [*sorted(told), *(["its command is another one"] if found.changed_stage() else [])]
     except (DvcException, OSError) as error:
-        raise NotRerunnable(f"DVC cannot look at stage {stage.name}: {error}", _REMEDY) from None
+        raise NotRerunnable(
+            f"DVC cannot look at stage {stage.name}: {error}", _REMEDY, code="dvc.stage-unreadable"
+        ) from None
 
 
 def _phrases(path: str, how: Any) -> Iterator[str]:

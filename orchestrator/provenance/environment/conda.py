@@ -93,6 +93,7 @@ def from_record(told: Sequence[Mapping[str, Any]]) -> tuple[Package, ...]:
             raise NotRerunnable(
                 f"the environment cannot be rebuilt: {str(each.get('url'))[:_WIDTH]!r} is no address of a package of conda",
                 "ask who made the record; environment=check compares with the environment here",
+                code="environment.conda-address",
             )
     return tuple(Package(**{key: value for key, value in each.items() if key in known}) for each in told)
 
@@ -114,6 +115,7 @@ def command(place: Path, listed: Path) -> list[str]:
         raise NotRerunnable(
             "the environment cannot be rebuilt: it is one of conda, and there is no micromamba, mamba or conda on PATH",
             "install micromamba, which is one file; environment=check compares with the environment here",
+            code="environment.no-conda",
         )
     return [tool, "create", "--yes", "--prefix", str(place), "--file", str(listed)]
 

@@ -51,6 +51,7 @@ def choose(version: str, implementation: str, found: Sequence[Interpreter]) -> I
     raise NotRerunnable(
         f"the environment cannot be rebuilt: it had {implementation} {wanted}, and on PATH {seen}",
         f"install it (uv python install {wanted}, or pyenv install {wanted}) and put it on PATH",
+        code="environment.interpreter",
     )
 
 

@@ -59,6 +59,7 @@ def create(environment: Path, interpreter: Interpreter) -> None:
         raise NotRerunnable(
             f"{interpreter.path} makes no virtual environment: {said}",
             "Debian has its module venv in a package: python3-venv",
+            code="environment.no-venv",
         )
 
 
@@ -72,12 +73,16 @@ def pip(environment: Path, *arguments: str) -> list[str]:
     """The command. Raises NotRerunnable where there is no pip."""
     if importlib.util.find_spec("pip") is None:
         raise NotRerunnable(
-            "environment=rebuild installs with pip, which is not in this environment", "python -m ensurepip"
+            "environment=rebuild installs with pip, which is not in this environment",
+            "python -m ensurepip",
+            code="environment.no-pip",
         )
     version = importlib.metadata.version("pip")
     if tuple(map(int, re.findall(r"\d+", version)[:2])) < _PIP:
         raise NotRerunnable(
-            f"environment=rebuild needs pip 22.3, and this is {version}", "python -m pip install --upgrade pip"
+            f"environment=rebuild needs pip 22.3, and this is {version}",
+            "python -m pip install --upgrade pip",
+            code="environment.old-pip",
         )
     quiet = (
         "--disable-pip-version-check",

@@ -124,6 +124,7 @@ def of(environments: Sequence[Mapping[str, Any]], pylock: str | None = None) -> 
             f"the environment cannot be rebuilt:{bulleted(problems, _SHOWN)}",
             "keep such packages in the repository of the run, or install them from a wheel or a commit; "
             "environment=check compares with the environment here",
+            code="environment.not-rebuilt",
         )
     origin, build = origins.get(OWN, {}), builds.get(OWN, {})
     released = OWN in versions and not build.get("editable") and "directory" not in origin
@@ -161,7 +162,9 @@ def hashes_in(text: str) -> dict[tuple[str, str], tuple[str, ...]]:
             found[str(package["name"]), str(package.get("version"))] = tuple(hashes)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise NotRerunnable(
-            f"{PYLOCK} of the record is no lock: {error}", "remove it, and pip's index is asked again"
+            f"{PYLOCK} of the record is no lock: {error}",
+            "remove it, and pip's index is asked again",
+            code="environment.lock",
         ) from None
     return found
 
@@ -197,6 +200,7 @@ def _alike(environments: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
         raise NotRerunnable(
             f"the environment cannot be rebuilt: the run had {len(told)} different ones, on {len(environments)} nodes",
             "environment=check compares with the environment here",
+            code="environment.several",
         )
     return environments[0]
 

@@ -167,7 +167,7 @@ def pin(store: Store, name: str) -> str:
         try:
             return f"{_RUNS}{store.find(run).run_id}/{path or NAME}"
         except UsageError as error:
-            raise ConfigurationError([f"initial: {name}: {error.message}"], error.remedy) from None
+            raise ConfigurationError([f"initial: {name}: {error.message}"], error.remedy, code=error.code) from None
     wanted, _, alias = name.removeprefix(_MODELS).partition("@")
     try:
         if alias:
@@ -178,7 +178,9 @@ def pin(store: Store, name: str) -> str:
             store.client.get_logged_model(wanted)
     except MlflowException as error:
         raise ConfigurationError(
-            [f"initial: there is no {name} in {store.uri}: {reason(error)}"], _known(store, wanted.partition("/")[0])
+            [f"initial: there is no {name} in {store.uri}: {reason(error)}"],
+            _known(store, wanted.partition("/")[0]),
+            code="initial.no-such-model",
         ) from error
     return name
 
@@ -200,6 +202,7 @@ def fetch_weights(store: Store, pinned: str, target: Path) -> None:
             raise ConfigurationError(
                 [f"initial: {pinned} has no {WEIGHTS} that can be had from {store.uri}: {reason(error)}"],
                 "name a model that a finished run of orchestrator has logged",
+                code="initial.no-weights",
             ) from error
         shutil.move(found, target)
 

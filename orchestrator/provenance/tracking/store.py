@@ -175,6 +175,7 @@ class Store:
             raise UsageError(
                 f"there is no run {'yet' if name == 'last' else name}: nothing was recorded in {database}",
                 "type it in the folder where the run was launched, or name the store that has it with tracking.uri=URI",
+                code="mlflow.nothing-recorded",
             )
         return cls(uri, folder)
 
@@ -217,6 +218,7 @@ class Store:
             raise ConfigurationError(
                 [f"run.experiment: {name} is deleted in {self.uri}"],
                 f"take another name, or bring it back: mlflow experiments restore --experiment-id {found.experiment_id}",
+                code="mlflow.experiment-deleted",
             )
         if _KIND[0] not in found.tags:  # of an older version, or made by hand; a kind that somebody chose stays
             self.client.set_experiment_tag(found.experiment_id, *_KIND)
@@ -286,9 +288,12 @@ class Store:
             raise UsageError(
                 f"there is no run {'yet' if name == 'last' else name} in {self.uri}",
                 "list them with: python -m orchestrator runs; `last` is the newest; those at a server need tracking.uri=URI",
+                code="mlflow.no-such-run",
             )
         ids = ", ".join(past.run_id for past in found[:3])
-        raise UsageError(f"{len(found)} runs begin with {name!r}: {ids}", "give more of the id")
+        raise UsageError(
+            f"{len(found)} runs begin with {name!r}: {ids}", "give more of the id", code="mlflow.ambiguous"
+        )
 
     def _refuse_by_name(self, run_id: str) -> None:
         """Raises UsageError for a run that MLflow knows and `past` does not tell of."""
@@ -300,10 +305,14 @@ class Store:
             return
         if run.info.lifecycle_stage == "deleted":
             raise UsageError(
-                f"run {run_id} is deleted in {self.uri}", f"bring it back: mlflow runs restore --run-id {run_id}"
+                f"run {run_id} is deleted in {self.uri}",
+                f"bring it back: mlflow runs restore --run-id {run_id}",
+                code="mlflow.run-deleted",
             )
         raise UsageError(
-            f"run {run_id} in {self.uri} was not recorded by orchestrator", "list those that were with: runs"
+            f"run {run_id} in {self.uri} was not recorded by orchestrator",
+            "list those that were with: runs",
+            code="mlflow.other-run",
         )
 
     def fetch(self, run_id: str, folder: str, target: Path) -> None:
@@ -494,7 +503,9 @@ def _usable(uri: str) -> Iterator[None]:
         else:
             what, remedy = f"the MLflow store {uri} cannot be used", "see to its place, or"
         raise ConfigurationError(
-            [f"tracking.uri: {what}: {reason(error)}"], f"{remedy} leave tracking.uri out for the project's own store"
+            [f"tracking.uri: {what}: {reason(error)}"],
+            f"{remedy} leave tracking.uri out for the project's own store",
+            code="mlflow.unusable",
         ) from error
 
 

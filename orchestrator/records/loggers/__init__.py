@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from orchestrator.common.registry import Table
-from orchestrator.errors import ConfigurationError
+from orchestrator.errors import ConfigurationError, coded
 from orchestrator.records.loggers.logger import Told, Writer
 from orchestrator.records.loggers.tensorboard import TensorBoard
 from orchestrator.records.loggers.wandb import WeightsAndBiases
@@ -35,7 +35,7 @@ def problems(names: Sequence[str]) -> list[str]:
             asked = getattr(WRITERS[name], "problem", None)
             problem = None if asked is None else asked()
         except ConfigurationError as error:
-            found += [f"{sentence} ({error.remedy})" if error.remedy else sentence for sentence in error.problems]
+            found += error.with_remedy()
         else:
-            found += [] if problem is None else [f"tracking.also: {problem}"]
+            found += [] if problem is None else [coded("tracking.logger", f"tracking.also: {problem}")]
     return found

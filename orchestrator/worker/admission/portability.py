@@ -11,7 +11,7 @@ from collections.abc import Set
 
 import torch
 
-from orchestrator.errors import ConfigurationError
+from orchestrator.errors import ConfigurationError, coded
 from orchestrator.numerics import determinism
 from orchestrator.numerics.portable import checking, used
 from orchestrator.pipeline import naming
@@ -30,9 +30,16 @@ def judge(operators: Set[str]) -> list[str]:
     here = checking.check(checking.relevant(operators)).differing
     if not apart and not here:
         return checking.unknown(operators)
-    problems = [f"run.arithmetic: {_named(name)} has other bits on other processors" for name in apart]
+    problems = [
+        coded("portable.other-processors", f"run.arithmetic: {_named(name)} has other bits on other processors")
+        for name in apart
+    ]
     problems += [
-        f"run.arithmetic: {_named(name)} comes out otherwise on this {determinism.cpu_model()}" for name in here
+        coded(
+            "portable.this-processor",
+            f"run.arithmetic: {_named(name)} comes out otherwise on this {determinism.cpu_model()}",
+        )
+        for name in here
     ]
     raise ConfigurationError(problems, _REMEDY)
 

@@ -54,6 +54,7 @@ def reference(workload: PipelineAdapter, replica: Replica, *, sparing: bool = Fa
         raise PipelineRaised(
             "a part of the pipeline was compiled while a batch was computed",
             "leave torch.compile out: its kernels are not checked for exactness",
+            code="pipeline.compiled",
         )
     return first or ""
 
@@ -92,11 +93,16 @@ def _prove(
     )
     if results[-1] != results[0]:
         why = f"; what had changed: {found}" if found else ""
-        raise Inconsistent(f"{what} came out differently when it was computed again behind another one{why}", remedy)
+        raise Inconsistent(
+            f"{what} came out differently when it was computed again behind another one{why}",
+            remedy,
+            code="pipeline.not-repeatable",
+        )
     if any(grown.values()):
         raise Inconsistent(
             f"{found} changed each time that {what} was computed",
             f"{remedy}; a number that nothing follows from may have a name that begins with _",
+            code="pipeline.changes-itself",
         )
     return None if None in results else results[0]
 

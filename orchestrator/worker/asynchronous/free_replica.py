@@ -109,7 +109,9 @@ class FreeReplica:
         which would repair a lost or doubled update in silence."""
         if exact.fingerprint_of_integers(self._x) != self._ledger:
             raise Inconsistent(
-                "a replica is not the sum of the updates that it has applied", "this is a fault of orchestrator"
+                "a replica is not the sum of the updates that it has applied",
+                "this is a fault of orchestrator",
+                code="replica.ledger",
             )
 
     def magnitudes(self) -> list[int]:
@@ -137,7 +139,11 @@ class FreeReplica:
         self._x[:end] += summed[:end]
         if overflows(self._x):
             name = name_of(replica.layout, int(self._x.abs().argmax()))
-            raise NonFinite(f"the parameter {name} has left the range of its numbers", "lower optimizer.lr")
+            raise NonFinite(
+                f"the parameter {name} has left the range of its numbers",
+                "lower optimizer.lr",
+                code="loss.parameter-range",
+            )
         self._fixed.values(self._x, replica.flat)
         replica.adopt(self._statistics.means(magnitudes, summed, shards), counters)
         self._states.commit()

@@ -78,7 +78,9 @@ class ShardOptimizers:
             for number, entry in tree["state"]:
                 state[self._parameters[number]] = entry
         except (KeyError, IndexError, TypeError, ValueError) as error:
-            raise Inconsistent(f"the optimizer's state of shard {shard} is not whole: {error}") from error
+            raise Inconsistent(
+                f"the optimizer's state of shard {shard} is not whole: {error}", code="checkpoint.shard-optimizer"
+            ) from error
         return _Turn(state, tree["groups"])
 
 

@@ -127,7 +127,9 @@ class ShardUpdates:
             self._gradient.zero_()
             name = name_of(self._replica.layout, element)
             named = self._workload.named(reading.clock, shard)
-            raise NonFinite(f"the gradient of {name} is not finite in {where}{named}", NON_FINITE_REMEDY)
+            raise NonFinite(
+                f"the gradient of {name} is not finite in {where}{named}", NON_FINITE_REMEDY, code="loss.gradient"
+            )
         step = min(reading.total // self._shards, reading.steps - 1)
         self.optimizers.begin(shard)
         try:
@@ -159,4 +161,5 @@ class ShardUpdates:
         raise NonFinite(
             f"the step of the optimizer takes {name} out of range in micro-batch {clock} of shard {shard}",
             NON_FINITE_REMEDY,
+            code="loss.step-range",
         )

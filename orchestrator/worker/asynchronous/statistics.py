@@ -40,7 +40,7 @@ class Statistics:
         for i, slot in enumerate(self._slots):
             values = [float(buffers[i].abs().amax()) for buffers in hosted if slot.elements]
             if not all(map(math.isfinite, values)):
-                raise NonFinite(f"the statistic {slot.name} is not finite", NON_FINITE_REMEDY)
+                raise NonFinite(f"the statistic {slot.name} is not finite", NON_FINITE_REMEDY, code="loss.statistic")
             found.append(int(numpy.float64(max(values, default=0.0)).view(numpy.int64)))
         return found
 

@@ -99,7 +99,11 @@ def rest(
     if consensus.failing_shard is not None:
         raise member.fault(consensus.failing_shard) or Withdrawn(f"shard {consensus.failing_shard} failed")
     if replayed is not None and consensus.clocks != replayed[1].end:
-        raise Inconsistent("the clocks after a repeated sprint are others than recorded", "the record is damaged")
+        raise Inconsistent(
+            "the clocks after a repeated sprint are others than recorded",
+            "the record is damaged",
+            code="replay.other-clocks",
+        )
     member.contribute(consensus)
     exchange.total(number, 0, 1.0)
     gathered = exchange.gather(number, 0, REST, reports.encode(member.made()))

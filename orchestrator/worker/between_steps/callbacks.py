@@ -226,7 +226,9 @@ def _numbers(returned: Any) -> dict[str, float]:
     try:
         return {} if returned is None else {str(name): float(value) for name, value in returned.items()}
     except (AttributeError, TypeError, ValueError, RuntimeError) as error:
-        raise PipelineRaised(f"on_evaluation() returned {returned!r}: {error}", _CONTRACT) from None
+        raise PipelineRaised(
+            f"on_evaluation() returned {returned!r}: {error}", _CONTRACT, code="pipeline.on-evaluation"
+        ) from None
 
 
 class _Said(io.StringIO):

@@ -44,6 +44,7 @@ class Results:
             raise PipelineRaised(
                 f"metrics() returned {names} for validation batch {batch} and {self.names} before",
                 "return the same names for every batch",
+                code="pipeline.metrics-names",
             )
         self.names = names
         self.rows[batch] = values
@@ -115,6 +116,7 @@ def combine(
             raise PipelineRaised(
                 f"there is no metric {name!r} to watch; there are {', '.join(means)}",
                 "see early_stopping.metric, schedule.metric, checkpoint.best.metric",
+                code="pipeline.no-such-metric",
             )
     return means
 
@@ -148,6 +150,7 @@ def _agree(exchange: Exchange, step: int, batches: int, results: Results, length
         raise PipelineRaised(
             f"metrics() returned different names for different validation batches{said}",
             "return the same names for every batch",
+            code="pipeline.metrics-differ",
         )
     return int(count), int(words)
 

@@ -21,4 +21,5 @@ def kept_state(segments: Segments, step: int, wanted: Wanted) -> TrainingState:
             f"the checkpoint of step {step} of run {segments.of} in {segments.storage} cannot be used: {why}",
             "bring it back, or make the run's states anew: "
             f"rerun={segments.of} checkpoint.archive=STEPS, and audit that run",
+            code="audit.checkpoint-unusable",
         ) from error

@@ -47,6 +47,7 @@ def _fill(model: EnsembleModel, request: Request) -> None:
             raise Inconsistent(
                 f"{file} is not the model that member {member} ended with, whose digest is {digest[:12]}",
                 "restore it from the artifacts of that run, in its folder model/",
+                code="ensemble.other-member",
             )
 
 

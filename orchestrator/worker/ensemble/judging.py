@@ -83,6 +83,7 @@ class Judge:
             raise ConfigurationError(
                 [f"ensemble: its members are judged by validation samples, of which datasets() gives {samples}"],
                 "return a validation set from datasets()",
+                code="ensemble.no-validation",
             )
         if not chooses:
             return [], list(range(samples))

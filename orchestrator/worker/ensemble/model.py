@@ -65,6 +65,7 @@ class EnsembleModel(nn.Module):
                 raise PipelineRaised(
                     f"the model returns a {type(each).__name__}, and an ensemble combines tensors of numbers",
                     "have the model return one tensor, logits or values; see ensemble.output",
+                    code="ensemble.not-a-tensor",
                 )
         stacked = torch.stack(found).double()
         if self._form.output == "values":
@@ -103,6 +104,7 @@ class EnsembleModel(nn.Module):
         raise PipelineRaised(
             f"the model returns a tensor of shape {tuple(output.shape)}, which has no classes in its dimension {classes}",
             "name the dimension by ensemble.classes, or set ensemble.output=values",
+            code="ensemble.no-classes",
         )
 
 

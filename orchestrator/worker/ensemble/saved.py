@@ -82,13 +82,18 @@ def load(folder: Path, combine: str | None = None, *, trusted: bool = False) -> 
         raise UsageError(
             f"{folder} holds no ensemble: {type(error).__name__}: {error}",
             "name the folder model/ of an ensemble, .orchestrator/ENSEMBLE_ID/model",
+            code="ensemble.not-an-ensemble",
         ) from None
     if not trusted:
         _require_named(blueprint.combine, folder, combine)
     model = blueprint.build()
     fill(model, state, str(folder))
     if model_digest(model) != digest:
-        raise UsageError(f"{folder} is damaged: its digest is not {digest[:12]}", "fetch it from MLflow again")
+        raise UsageError(
+            f"{folder} is damaged: its digest is not {digest[:12]}",
+            "fetch it from MLflow again",
+            code="ensemble.damaged",
+        )
     return model
 
 
@@ -97,9 +102,14 @@ def _require_named(found: str, folder: Path, combine: str | None) -> None:
         raise UsageError(
             f"{folder} names code as the combination, {found!r}, which only the caller may do",
             f"if it is one of yours: load_ensemble({str(folder)!r}, combine={found!r})",
+            code="ensemble.names-code",
         )
     if combine not in (None, found):
-        raise UsageError(f"{folder} is combined by {found!r}, not by {combine!r}", "name that of the folder")
+        raise UsageError(
+            f"{folder} is combined by {found!r}, not by {combine!r}",
+            "name that of the folder",
+            code="ensemble.other-combination",
+        )
 
 
 def fill(model: torch.nn.Module, state: Mapping[str, torch.Tensor], where: str) -> None:
@@ -113,6 +123,7 @@ def fill(model: torch.nn.Module, state: Mapping[str, torch.Tensor], where: str) 
             f"{where} does not fit the pipeline: {name} is {found.get(name, 'missing')} there and "
             f"{shapes.get(name, 'missing')} in the model",
             "load it with the code and the arguments of the pipeline that it was trained with",
+            code="ensemble.unfit",
         )
     with torch.no_grad():
         for name, tensor in own.items():

@@ -53,7 +53,11 @@ class ShardSlots:
         if os.fstat(fd).st_size == 0:
             os.ftruncate(fd, whole)  # to the same size in every worker, so it does not matter who comes first
         if os.fstat(fd).st_size != whole:
-            raise Inconsistent("what shards keep has another size in another worker", "this is a fault of orchestrator")
+            raise Inconsistent(
+                "what shards keep has another size in another worker",
+                "this is a fault of orchestrator",
+                code="replica.size-of-slots",
+            )
         os.posix_fallocate(fd, 0, self._header_bytes)
         self._memory = Mapped(fd, whole, writable=True)
         self._stamps = self._memory.tensor(torch.int64, 0, shards * _SLOTS).view(shards, _SLOTS).numpy()

@@ -186,7 +186,11 @@ def check(step: int, rank: int, shards: Sequence[int], claimants: Mapping[int, i
         return
     missing = [shard for shard in range(count) if shard not in claimants]
     shard, how = (missing[0], "not at all") if missing else (_twice(rank, shards, claimants), "twice")
-    raise Inconsistent(f"step {step}: shard {shard} was computed {how}", "this is a fault of orchestrator")
+    raise Inconsistent(
+        f"step {step}: shard {shard} was computed {how}",
+        "this is a fault of orchestrator",
+        code="replica.shard-computed",
+    )
 
 
 def _twice(rank: int, shards: Sequence[int], claimants: Mapping[int, int]) -> int:

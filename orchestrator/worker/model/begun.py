@@ -25,6 +25,7 @@ def refuse_unfit(model: torch.nn.Module, optimizer: torch.optim.Optimizer, begin
         raise ConfigurationError(
             [f"begin: the state of {begin.name} does not fit: {error.message}"],
             "give the pipeline and the optimizer that it was trained with, or begin with the weights alone: initial=",
+            code="begin.state-unfit",
         ) from error
     lacking = set() if named is None or named.name == _ABSENT else _kept(named) - _kept_in(optimizer)
     if lacking and optimizer.state:
@@ -32,6 +33,7 @@ def refuse_unfit(model: torch.nn.Module, optimizer: torch.optim.Optimizer, begin
         raise ConfigurationError(
             [f"optimizer: with these options it keeps {what} of a parameter, which the state of {begin.name} lacks"],
             "leave its options as they were, or begin with the weights alone: initial=",
+            code="begin.state-lacks",
         )
 
 
@@ -43,6 +45,7 @@ def _read(begin: Begin) -> TrainingState:
         raise ConfigurationError(
             [f"begin: the state of {begin.name} in {begin.folder} cannot be read: {error}"],
             "remove that folder, and it is fetched again",
+            code="begin.state-unreadable",
         ) from error
 
 

@@ -48,7 +48,9 @@ def make_model(pipeline: Pipeline, seed: int) -> torch.nn.Module:
     with naming("model()"), seeded(seed, "model"):
         model: Any = pipeline.model()
     if not isinstance(model, torch.nn.Module):
-        raise PipelineRaised(f"model() returned {type(model).__name__}", "return a torch.nn.Module")
+        raise PipelineRaised(
+            f"model() returned {type(model).__name__}", "return a torch.nn.Module", code="pipeline.model"
+        )
     with naming("reading the model's layers"):
         _refuse_clashes(model)
     with naming("train() of the model"):
@@ -69,7 +71,9 @@ def make_optimizer(pipeline: Pipeline, model: torch.nn.Module, plan: Plan) -> to
     if not defines(type(pipeline), "optimizer"):
         variant = plan.update.optimizer
         if variant is None:
-            raise ConfigurationError(["optimizer: required, because the pipeline has no optimizer()"])
+            raise ConfigurationError(
+                ["optimizer: required, because the pipeline has no optimizer()"], code="optimizer.required"
+            )
         return optimizers.build(variant.name, variant.options, model)
     with naming("optimizer()"), seeded(plan.run.seed, "optimizer"), optimizers.without_schedulers():
         optimizer = pipeline.optimizer(model)
@@ -124,7 +128,7 @@ def rehearse(plan: Plan) -> Rehearsal:
     except PipelineRaised as error:
         if error.details:  # a traceback: raised by the pipeline
             return Rehearsal([], None)
-        raise ConfigurationError([f"pipeline.target: {error.message}"], error.remedy) from None
+        raise ConfigurationError([f"pipeline.target: {error.message}"], error.remedy, code=error.code) from None
 
 
 def _rehearse(plan: Plan) -> tuple[weakref.ref[torch.nn.Module], Rehearsal]:
@@ -165,6 +169,7 @@ def _refuse_clashes(model: torch.nn.Module) -> None:
                 raise PipelineRaised(
                     f"the model's {where}{_parameters(own)} stands in the place of torch's {method}()",
                     f"give it another name: {method}() is called to set the mode of a layer; the training itself is done here",
+                    code="model.name-clash",
                 )
 
 
@@ -200,6 +205,7 @@ def _refuse_idle_compression(model: torch.nn.Module, plan: Plan) -> None:
     raise ConfigurationError(
         [f"compression: {variant.name} with {given} makes no tensor of this model smaller"],
         "give it other options, such as a lower compression.rank, or leave compression out",
+        code="compression.idle",
     )
 
 
@@ -214,6 +220,7 @@ def refuse_moving(model: torch.nn.Module, rules: Mapping[str, str], plan: Plan) 
             raise PipelineRaised(
                 f"the buffer {name!r} moves while batches are computed, and no clipping bounds how far",
                 "with privacy.clipping_norm only gradients are added up: leave buffers() and spectral normalisation out",
+                code="model.buffer-clipping",
             )
     if not plan.lockstep:
         for name, rule in joined.items():
@@ -221,6 +228,7 @@ def refuse_moving(model: torch.nn.Module, rules: Mapping[str, str], plan: Plan) 
                 f"the buffer {name!r} has the rule {rule!r}, and under sync={plan.sync.name} shards do not end their steps "
                 "together",
                 f'set sync=bsp, or declare another rule: def buffers(self): return {{"{name}": "mean"}} in the pipeline',
+                code="model.buffer-sync",
             )
 
 
@@ -230,6 +238,7 @@ def _refuse_statistics(model: torch.nn.Module) -> None:
             raise PipelineRaised(
                 f"the layer {name or 'model'!r} keeps running statistics of the samples, which no clipping bounds",
                 "with privacy.clipping_norm normalise within a sample (GroupNorm, LayerNorm), or set track_running_stats=False",
+                code="model.running-statistics",
             )
 
 
@@ -239,12 +248,17 @@ def refuse_unsupported(model: torch.nn.Module) -> None:
         _refuse_tensors(model)
         _refuse_shared_memory(model)
         if not any(parameter.requires_grad and parameter.numel() for parameter in model.parameters()):
-            raise PipelineRaised("the model has no parameter that requires a gradient", "nothing could be trained")
+            raise PipelineRaised(
+                "the model has no parameter that requires a gradient",
+                "nothing could be trained",
+                code="model.no-parameter",
+            )
         for name, module in model.named_modules():
             if type(module).__name__ == "OptimizedModule" or module._compiled_call_impl is not None:
                 raise PipelineRaised(
                     f"the module {name or 'model'!r} is compiled",
                     "leave torch.compile out: its kernels are not checked for exactness",
+                    code="model.compiled",
                 )
 
 
@@ -255,13 +269,17 @@ def _refuse_tensors(model: torch.nn.Module) -> None:
             raise PipelineRaised(
                 f"{kind} {name!r} has no shape yet",
                 "give lazy layers their sizes, or run one batch through them in model()",
+                code="model.lazy",
             )
         if kind == "parameter" and tensor.dtype != torch.float32:
-            raise PipelineRaised(f"parameter {name!r} is {tensor.dtype}", "parameters have to be torch.float32")
+            raise PipelineRaised(
+                f"parameter {name!r} is {tensor.dtype}", "parameters have to be torch.float32", code="model.dtype"
+            )
         if tensor.layout != torch.strided or tensor.is_quantized or tensor.device.type != "cpu":
             raise PipelineRaised(
                 f"{kind} {name!r} is not an ordinary dense tensor in memory: {tensor.layout} on {tensor.device}",
                 "keep it dense and on the CPU; run.device says where the run moves it",
+                code="model.not-dense",
             )
 
 
@@ -286,4 +304,5 @@ def _shared(first: str, second: str) -> PipelineRaised:
     return PipelineRaised(
         f"{first!r} and {second!r} share memory but are two objects",
         "tie them by assigning the same Parameter to both places",
+        code="model.shared-memory",
     )

@@ -30,6 +30,7 @@ def read(file: Path, name: str) -> dict[str, torch.Tensor]:
         raise ConfigurationError(
             [f"initial: the weights of {name} cannot be read: {error}"],
             "launch or resume the run once more, which fetches them again",
+            code="initial.unreadable",
         ) from error
 
 
@@ -54,12 +55,14 @@ def begin_with(model: torch.nn.Module, initial: Initial) -> None:
                 f"initial: the weights of {initial.name} do not fit the pipeline's model: {'; '.join(unfit[:_SHOWN])}{more}"
             ],
             "give the pipeline the arguments that the model was trained with, or name another model",
+            code="initial.unfit",
         )
     found = digest_of(given)
     if found != initial.digest:
         raise ConfigurationError(
             [f"initial: the weights of {initial.name} have the digest {found} and not {initial.digest}"],
             f"remove {initial.file}, and they are fetched again",
+            code="initial.digest",
         )
     with torch.no_grad():
         for name, tensor in own.items():

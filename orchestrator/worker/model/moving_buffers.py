@@ -179,11 +179,13 @@ def declared(pipeline: Pipeline, model: torch.nn.Module) -> dict[str, str]:
     with naming("buffers()"):
         given: Any = pipeline.buffers()
     if not isinstance(given, Mapping) or not all(isinstance(name, str) for name in given):
-        raise PipelineRaised(f"buffers() returned {given!r:.200}", _CONTRACT)
+        raise PipelineRaised(f"buffers() returned {given!r:.200}", _CONTRACT, code="pipeline.buffers")
     strange = next((rule for rule in given.values() if not isinstance(rule, str) or rule not in RULES), None)
     if strange is not None:
         raise PipelineRaised(
-            f"buffers() names the rule {strange!r}, of which there is none", f"one of {', '.join(RULES)}"
+            f"buffers() names the rule {strange!r}, of which there is none",
+            f"one of {', '.join(RULES)}",
+            code="pipeline.buffers-rule",
         )
     names = {id(buffer): name for name, buffer in model.named_buffers()}
     found: dict[str, str] = {}
@@ -195,7 +197,11 @@ def declared(pipeline: Pipeline, model: torch.nn.Module) -> dict[str, str]:
         ]
         if not of_pattern:
             has = ", ".join(sorted(names.values())[:5]) or "none"
-            raise PipelineRaised(f"buffers() names {pattern!r}, and the model has no such buffer", f"it has {has}")
+            raise PipelineRaised(
+                f"buffers() names {pattern!r}, and the model has no such buffer",
+                f"it has {has}",
+                code="pipeline.buffers-name",
+            )
         for name, buffer in of_pattern:
             _refuse_unfit(name, buffer, rule)
             found.setdefault(name, rule)
@@ -207,11 +213,13 @@ def _refuse_unfit(name: str, buffer: torch.Tensor, rule: str) -> None:
         raise PipelineRaised(
             f"the buffer {name!r} is {buffer.dtype}, and the rule {rule!r} is for {RULES[rule].needs}",
             'give it another type in model(), or declare another rule in buffers(), as "first"',
+            code="model.buffer-dtype",
         )
     if not torch.ops.aten.is_non_overlapping_and_dense(buffer):
         raise PipelineRaised(
             f"the buffer {name!r}, for which buffers() has a rule, has gaps in memory or elements that share it",
             "register a copy: register_buffer(name, tensor.contiguous())",
+            code="model.buffer-gaps",
         )
 
 

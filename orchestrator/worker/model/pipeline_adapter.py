@@ -182,6 +182,7 @@ class PipelineAdapter:
                 raise PipelineRaised(
                     f"rate() (step {step}) returned {returned!r}",
                     "return the factor on the learning rates at this step, a number that is 0 or more",
+                    code="pipeline.rate",
                 )
         return factor
 
@@ -309,6 +310,7 @@ class PipelineAdapter:
                 raise PipelineRaised(
                     f"loss() ({where}) returned a weight, and with privacy.clipping_norm all count the same",
                     "return the mean alone",
+                    code="pipeline.loss-weight-clipped",
                 )
             judged = _judged(returned, rows, where)
             if judged is None:
@@ -326,7 +328,7 @@ class PipelineAdapter:
             found = strange(batch, key.indices)
             named = self.named(key.step, key.shard)
             told = f"; not finite itself: {listed(found)}" if found and named else ""
-            raise NonFinite(f"{error.message}{named}{told}", error.remedy) from None
+            raise NonFinite(f"{error.message}{named}{told}", error.remedy, code=error.code) from None
 
     def named(self, step: int, shard: int) -> str:
         """The samples of a micro-batch as its data set numbers them, to follow a message; nothing where they are the secret of
@@ -414,6 +416,7 @@ class PipelineAdapter:
                     f"the optimizer changed its attribute {name!r} (step {step}), which no checkpoint and no worker that joins "
                     "would have",
                     "keep it in the optimizer's state or param_groups, or in frozen parameters of the model",
+                    code="optimizer.attribute",
                 )
         now = optimizers.options(optimizer)
         strange = optimizers.differing(
@@ -423,16 +426,19 @@ class PipelineAdapter:
             raise PipelineRaised(
                 f"the optimizer added or removed {strange!r} in its param_groups (step {step})",
                 "give it a value when the optimizer is built: a state has to fit the optimizer of a worker that joins",
+                code="optimizer.groups",
             )
         if [group["lr"] for group in now] != [group["lr"] for group in options]:
             raise PipelineRaised(
                 f"the optimizer, or a scheduler that follows it, changed its learning rate (step {step})",
                 "let `schedule` do that, which sets the rates for each step, or keep a factor of your own in param_groups",
+                code="optimizer.changes-rate",
             )
         if gradients._version != version or not torch.equal(gradients[:_HEAD], head):
             raise PipelineRaised(
                 f"the optimizer changed gradients in place (step {step})",
                 "give it copies in its step(): parameter.grad = parameter.grad.clone(); or turn foreach off, where it has that",
+                code="optimizer.changes-gradients",
             )
 
     def evaluate(self, step: int, batch: int) -> tuple[list[str], list[float]]:
@@ -563,6 +569,7 @@ class PipelineAdapter:
                     f"and {megabytes(available)} of memory are available"
                 ],
                 COMPUTED,
+                code="data.order-memory",
             )
 
     def _taken(self, readers: StreamReaders, micro_batch: _MicroBatch) -> Any:
@@ -584,7 +591,9 @@ class PipelineAdapter:
         returned: Any = self.pipeline.datasets()
         if not (isinstance(returned, tuple) and len(returned) == 2):
             raise PipelineRaised(
-                f"datasets() returned {type(returned).__name__}", "return (train, validation), or (train, None)"
+                f"datasets() returned {type(returned).__name__}",
+                "return (train, validation), or (train, None)",
+                code="pipeline.datasets",
             )
         return returned
 
@@ -635,10 +644,13 @@ def _length(dataset: Any, which: str) -> int:
                 f"the {which} dataset is a {type(dataset).__name__}",
                 "it needs __len__ and __getitem__ (a map-style dataset): exact order needs samples that can be addressed; what "
                 "cannot be is read by an orchestrator.Stream, one for each shard",
+                code="pipeline.dataset-type",
             )
         length = len(dataset)
     if length == 0 and which == "training":
-        raise PipelineRaised("the training dataset is empty", "look at what datasets() reads")
+        raise PipelineRaised(
+            "the training dataset is empty", "look at what datasets() reads", code="pipeline.no-samples"
+        )
     return length
 
 
@@ -656,6 +668,7 @@ def _files(dataset: Any) -> Sequence[int] | None:
         raise PipelineRaised(
             f"file_lengths of the training dataset add up to {sum(lengths)}, and its length is {len(dataset)}",
             "let file_lengths say how many samples each file holds, in the order of the indices",
+            code="pipeline.file-lengths",
         )
     return lengths
 
@@ -671,7 +684,7 @@ def _judged(returned: Any, rows: int, where: str) -> tuple[torch.Tensor, float, 
         return None
     mean = loss.item()
     if not math.isfinite(mean):
-        raise NonFinite(f"the loss is {mean} at {where}", NON_FINITE_REMEDY)
+        raise NonFinite(f"the loss is {mean} at {where}", NON_FINITE_REMEDY, code="loss.value")
     return loss, mean, weight
 
 
@@ -682,6 +695,7 @@ def _mean_and_weight(returned: Any, rows: int, where: str) -> tuple[torch.Tensor
         raise PipelineRaised(
             f"loss() ({where}) returned {_kind(loss)}",
             "return a scalar float tensor, or (scalar tensor, weight)",
+            code="pipeline.loss",
         )
     try:
         value = float(weight.detach() if isinstance(weight, torch.Tensor) else weight)
@@ -689,11 +703,13 @@ def _mean_and_weight(returned: Any, rows: int, where: str) -> tuple[torch.Tensor
         raise PipelineRaised(
             f"loss() ({where}) returned a pair whose second part, {_kind(weight)}, is no weight",
             "return the mean alone, or (mean, weight) with one number as the weight; other outputs belong into metrics()",
+            code="pipeline.loss-pair",
         ) from None
     if value != 0 and not _SMALLEST_WEIGHT <= value <= _LARGEST_WEIGHT:
         raise PipelineRaised(
             f"loss() ({where}) returned the weight {value}",
             f"a weight is zero, or a number between {_SMALLEST_WEIGHT:g} and {_LARGEST_WEIGHT:g}",
+            code="pipeline.loss-weight",
         )
     return loss if loss.dim() == 0 else loss.reshape(()), value
 
@@ -704,14 +720,21 @@ def _numbers(metrics: Any, where: str) -> dict[str, float]:
         raise PipelineRaised(
             f"metrics() ({where}) returned {_kind(metrics)}",
             "return {name: its mean over the batch}; {} if there is none",
+            code="pipeline.metrics",
         )
     if "loss" in metrics:
         raise PipelineRaised(
-            f"metrics() ({where}) returned one named 'loss'", "the loss is reported anyway; choose another name"
+            f"metrics() ({where}) returned one named 'loss'",
+            "the loss is reported anyway; choose another name",
+            code="pipeline.metrics-loss",
         )
     strange = next((name for name in metrics if not isinstance(name, str)), None)
     if strange is not None:
-        raise PipelineRaised(f"metrics() ({where}) returned a metric named by {_kind(strange)}", "name each by a text")
+        raise PipelineRaised(
+            f"metrics() ({where}) returned a metric named by {_kind(strange)}",
+            "name each by a text",
+            code="pipeline.metrics-key",
+        )
     numbers = {}
     for name, value in sorted(metrics.items()):
         try:
@@ -720,6 +743,7 @@ def _numbers(metrics: Any, where: str) -> dict[str, float]:
             raise PipelineRaised(
                 f"metrics() ({where}) returned {_kind(value)} for {name!r}",
                 "return one number for each name: its mean over the batch",
+                code="pipeline.metrics-value",
             ) from None
     return numbers
 

@@ -137,7 +137,9 @@ class Replica:
         for slot, gradient in zip(self.layout.slots, gradients, strict=False):
             if gradient is not None and gradient.layout != torch.strided:
                 raise PipelineRaised(
-                    f"parameter {slot.name!r} has a sparse gradient", "use sparse=False for embeddings"
+                    f"parameter {slot.name!r} has a sparse gradient",
+                    "use sparse=False for embeddings",
+                    code="model.sparse-gradient",
                 )
         return [g.detach() if g is not None and g.requires_grad else g for g in gradients]
 
@@ -220,6 +222,7 @@ class Replica:
                 f"the gradient of {self.layout.slots[i].name!r} was overwritten while the next batch was computed",
                 "gradients of several batches wait until they are added up: have hooks and autograd functions return a "
                 "new tensor each time",
+                code="model.gradient-overwritten",
             )
         for name, start in self._fixed_start.items():
             if not _same(self._buffers[name], start):
@@ -227,6 +230,7 @@ class Replica:
                     f"the buffer {name!r} of the model changed while a batch was computed",
                     "say by which rule shards share it, in the pipeline: "
                     f'def buffers(self): return {{"{name}": "{"mean" if fits(MEAN, start) else "first"}"}}',
+                    code="model.buffer-changed",
                 )
 
     def check_step(self) -> None:
@@ -242,12 +246,14 @@ class Replica:
                 f"the parameter {changed[0]!r} was changed in place while a batch was computed",
                 "only the optimizer may change parameters: leave out Embedding(max_norm=...), flatten_parameters(), clamping "
                 "and moving averages, or do the last two in the step() of an optimizer of your own",
+                code="model.parameter-changed",
             )
         for name, parameter in self._frozen.items():
             if parameter.grad is not None:
                 raise PipelineRaised(
                     f"the parameter {name!r}, frozen when the run began, has a gradient",
                     "let it require one in model() if it is ever to be trained: others are not summed over the shards",
+                    code="model.frozen-gradient",
                 )
         for kind, module, held, before in self._held:
             for name in [*before, *held]:
@@ -256,6 +262,7 @@ class Replica:
                         f"the {kind} {f'{module}.{name}' if module else name!r} was replaced, added or removed while a batch "
                         "was computed",
                         _IN_PLACE if kind == "buffer" else _IN_MODEL,
+                        code="model.tensor-replaced",
                     )
 
     def check_frozen(self) -> None:
@@ -266,6 +273,7 @@ class Replica:
                 raise PipelineRaised(
                     f"the optimizer changed the parameter {name!r}, which is frozen",
                     "use sync=bsp without local: elsewhere shards contribute changes of trained parameters alone",
+                    code="optimizer.changes-frozen",
                 )
 
     def _at(self, piece: torch.Tensor, copy: torch.Tensor) -> str:

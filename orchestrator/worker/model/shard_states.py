@@ -118,18 +118,26 @@ class ShardStates:
             return self._initial()
         kept = None if self._slots is None else self._slots.read(shard, self._steps)
         if kept is None:
-            raise Inconsistent(f"the state of shard {shard} is not here", "this is a fault of orchestrator")
+            raise Inconsistent(
+                f"the state of shard {shard} is not here",
+                "this is a fault of orchestrator",
+                code="replica.no-shard-state",
+            )
         return self.fitted({shard: kept})[shard]
 
 
 def fitted(whose: str, state: Mapping[str, torch.Tensor], expected: State) -> State:
     """The state, where the expected one is; raises Inconsistent when it has other tensors than that."""
     if state.keys() != expected.keys():
-        raise Inconsistent(f"the state {whose} has the tensors {sorted(state)} instead of {sorted(expected)}")
+        raise Inconsistent(
+            f"the state {whose} has the tensors {sorted(state)} instead of {sorted(expected)}",
+            code="checkpoint.shard-tensors",
+        )
     for name, tensor in state.items():
         if (tensor.dtype, tensor.shape) != (expected[name].dtype, expected[name].shape):
             raise Inconsistent(
                 f"the tensor {name!r} in the state {whose} is {tensor.dtype} of shape {tuple(tensor.shape)} instead of "
-                f"{expected[name].dtype} of shape {tuple(expected[name].shape)}"
+                f"{expected[name].dtype} of shape {tuple(expected[name].shape)}",
+                code="checkpoint.shard-tensor-form",
             )
     return {name: tensor.to(expected[name].device) for name, tensor in state.items()}

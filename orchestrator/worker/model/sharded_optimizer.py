@@ -104,6 +104,7 @@ class ShardedOptimizer:
             raise ConfigurationError(
                 [f"update.sharded: the optimizer {why}"],
                 "set update.sharded=false, or take one of torch's that work by element, such as adamw or sgd",
+                code="optimizer.not-sharded",
             )
         self._optimizer = optimizer
         self._replica = replica
@@ -181,6 +182,7 @@ class ShardedOptimizer:
             raise RunFailed(
                 f"the memory that workers of this host share for update.sharded is out of reach: {error}",
                 "let the workers of a host see each other's processes, or set update.sharded=false",
+                code="optimizer.shared-memory",
             ) from error
         if self._memory is not None and os.path.sameopenfile(fd, self._memory.fd):
             os.close(fd)

@@ -157,39 +157,55 @@ def _unpacked(state: TrainingState, key: str) -> Any:
     try:
         return unpack(state.values[key], state.tensors)
     except (KeyError, TypeError, ValueError, RuntimeError) as error:
-        raise Inconsistent(f"the state has no whole {key}: {type(error).__name__}: {error}") from error
+        raise Inconsistent(
+            f"the state has no whole {key}: {type(error).__name__}: {error}", code="checkpoint.state-not-whole"
+        ) from error
 
 
 def _check_model(targets: Mapping[str, torch.Tensor], given: Mapping[str, torch.Tensor]) -> None:
     for name in sorted(targets.keys() ^ given.keys()):
         holder, other = ("state", "model") if name in given else ("model", "state")
-        raise Inconsistent(f"the {holder} has a tensor {name.removeprefix(_MODEL)!r} that the {other} does not have")
+        raise Inconsistent(
+            f"the {holder} has a tensor {name.removeprefix(_MODEL)!r} that the {other} does not have",
+            code="checkpoint.state-tensors",
+        )
     for name, target in targets.items():
         theirs, ours = _kind(given[name]), _kind(target)
         if theirs != ours:
             raise Inconsistent(
-                f"the tensor {name.removeprefix(_MODEL)!r} is {theirs} in the state and {ours} in the model"
+                f"the tensor {name.removeprefix(_MODEL)!r} is {theirs} in the state and {ours} in the model",
+                code="checkpoint.state-tensor-form",
             )
 
 
 def _check_optimizer(given: Any, own: dict[str, Any]) -> None:
     """The same class over the same parameters in the same groups with the same options; and state for known parameters only."""
     if given["name"] != own["name"]:
-        raise Inconsistent(f"the state is of the optimizer {given['name']}, not of {own['name']}")
+        raise Inconsistent(
+            f"the state is of the optimizer {given['name']}, not of {own['name']}", code="checkpoint.state-optimizer"
+        )
     if len(given["groups"]) != len(own["groups"]):
-        raise Inconsistent(f"the state has {len(given['groups'])} parameter groups, the optimizer {len(own['groups'])}")
+        raise Inconsistent(
+            f"the state has {len(given['groups'])} parameter groups, the optimizer {len(own['groups'])}",
+            code="checkpoint.state-groups",
+        )
     for i, (theirs, ours) in enumerate(zip(given["groups"], own["groups"], strict=True)):
         if theirs["params"] != ours["params"]:
             raise Inconsistent(
-                f"group {i} of the optimizer holds other parameters: {theirs['params']} in the state, {ours['params']} here"
+                f"group {i} of the optimizer holds other parameters: {theirs['params']} in the state, {ours['params']} here",
+                code="checkpoint.state-group-parameters",
             )
         if options := theirs.keys() ^ ours.keys():
             raise Inconsistent(
-                f"group {i} of the optimizer has other options in the state: {', '.join(sorted(options))}"
+                f"group {i} of the optimizer has other options in the state: {', '.join(sorted(options))}",
+                code="checkpoint.state-group-options",
             )
     known = {name for group in own["groups"] for name in group["params"]}
     if strangers := given["state"].keys() - known:
-        raise Inconsistent(f"the state has optimizer state for {min(strangers)!r}, which the optimizer does not update")
+        raise Inconsistent(
+            f"the state has optimizer state for {min(strangers)!r}, which the optimizer does not update",
+            code="checkpoint.state-stranger",
+        )
 
 
 def _kind(tensor: torch.Tensor) -> str:

@@ -91,6 +91,7 @@ class StreamReaders:
                 "others",
                 "have load_state_dict() bring back all that the next samples depend on; or return something without "
                 "state_dict(), such as iter(...) of it: then a new host takes the samples of the epoch anew",
+                code="streams.not-restored",
             )
 
     def secure(self, step: int, shards: Iterable[int]) -> None:
@@ -229,7 +230,9 @@ class _Reader:
             except RunFailed as error:
                 what = error.message.replace("a checkpoint", "the record of a live Stream")
                 raise PipelineRaised(
-                    f"{where}: {what}", "give None, bool, int, float, str, list, tuple, dict and tensors"
+                    f"{where}: {what}",
+                    "give None, bool, int, float, str, list, tuple, dict and tensors",
+                    code="streams.sample",
                 ) from error
         self._kept.append(sample)
         self._end += 1
@@ -257,6 +260,7 @@ class _Reader:
                 raise Inconsistent(
                     f"{self._stream.what}, ended after {self._stream.taken} samples, and {within} were taken of it before",
                     "a Stream gives the same samples each time it is asked for the same shard and epoch",
+                    code="streams.other-end",
                 )
 
     def _next(self, where: str) -> Any:
@@ -270,6 +274,7 @@ class _Reader:
                 f"{self._stream.epoch} has none",
                 "give a run.steps that its samples are enough for, or have stream() begin again in each epoch; the checkpoints "
                 "of the run stay as they are",
+                code="streams.epoch-empty",
             )
         return found
 
@@ -287,6 +292,7 @@ class _Reader:
             raise PipelineRaised(
                 f"{stream.what}, has {'a' if stream.has_state else 'no'} state_dict(), unlike that of shard 0 in epoch 0",
                 "return the same kind of object for each shard and epoch",
+                code="streams.state-kind",
             )
         return row
 
@@ -307,6 +313,7 @@ def _packed(state: Any, most: int, what: str) -> torch.Tensor:
         raise PipelineRaised(
             f"state_dict() of {what}, takes {len(data)} bytes, and its class reserves {most} for each shard",
             f"set state_bytes = {1 << len(data).bit_length()} in the class of the Stream",
+            code="streams.state-size",
         )
     found = torch.zeros(_LENGTH_BYTES + most, dtype=torch.uint8)
     whole = len(data).to_bytes(_LENGTH_BYTES, "little") + data

@@ -66,7 +66,8 @@ class Ballot:
             prints.append(exact.wrap(high * _HIGH + low))
             if (high, low) != (~not_high, ~not_low) or (stage == self._stage and prints[-1] != exact.wrap(own)):
                 raise Inconsistent(
-                    f"step {step}: the members that host stage {stage} have different sums of its gradients"
+                    f"step {step}: the members that host stage {stage} have different sums of its gradients",
+                    code="stages.other-sums",
                 )
         if self._norm is not None:
             norms = _values(wide[0], torch.float64) if wide else _values(first[_WORDS * self._stages :], torch.float32)

@@ -89,8 +89,13 @@ def choose(surveys: Mapping[Way, Survey], stages: int, sizes: Mapping[str, int])
             + "".join(f"; not {name}: {why}" for name, why in reasons),
             ("put what stands in the way, with all that uses it, into a module of its own, " if reasons else "")
             + "lower cluster.stages, or write the model as more modules that are called for every batch",
+            code="stages.not-cut",
         )
-    raise PipelineRaised(f"no {stages} stages of the model would each hold a parameter that is trained", _REMEDY)
+    raise PipelineRaised(
+        f"no {stages} stages of the model would each hold a parameter that is trained",
+        _REMEDY,
+        code="stages.no-parameters",
+    )
 
 
 def _apart(surveys: Mapping[Way, Survey]) -> tuple[frozenset[Way], Mapping[Way, Survey]]:
@@ -230,16 +235,19 @@ def _check(survey: Survey, borders: Sequence[str], way: Way) -> None:
             raise PipelineRaised(
                 f"a stage cannot begin at {border!r}: {during} calls no module of that name",
                 f"{_REMEDY}; it calls {known}",
+                code="stages.border-not-called",
             )
         if position <= before:
             earlier = borders[list(borders).index(border) - 1]
             raise PipelineRaised(
                 f"a stage cannot begin at {border!r} after one that begins at {earlier!r}: {during} calls it before",
                 "name each module once, in the order in which they are called",
+                code="stages.border-order",
             )
         if position in survey.barred:
             raise PipelineRaised(
                 f"a stage cannot begin at {border!r} ({during}): {survey.barred[position]}",
                 f"begin at the block that contains it, or at another module; {_REMEDY}",
+                code="stages.border-barred",
             )
         before = position

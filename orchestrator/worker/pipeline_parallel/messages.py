@@ -176,4 +176,5 @@ def check_undrawn(seeded: Seeded) -> None:
             "loss() draws random numbers in the evaluation of some batches only, and metrics() would go on with the "
             "generators as it leaves them",
             "draw them for every batch, or in training only, where model.training is true; or set cluster.stages=1",
+            code="stages.random-loss",
         )

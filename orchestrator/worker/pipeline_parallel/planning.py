@@ -65,6 +65,7 @@ def prove(workload: PipelineAdapter, replica: Replica, cuts: Cuts, reference: st
                     f"cut into {cuts.stages} stages at {', '.join(cuts.borders)} the model computes another gradient of "
                     f"{_differing(workload, replica, whole)} than unsplit",
                     _REMEDY,
+                    code="stages.other-gradient",
                 )
         if reference and workload.evaluation_batches:
             _prove_evaluation(workload, replica, whole, cuts)
@@ -95,6 +96,7 @@ def _of(named: Sequence[str], stages: int) -> list[str]:
         raise PipelineRaised(
             f"stages() returned {named}, for {stages} stages",
             f"return the names of the {stages - 1} modules at which stages 1 to {stages - 1} begin, or None",
+            code="stages.returned",
         )
     return list(named)
 
@@ -104,7 +106,9 @@ def _refuse(model: torch.nn.Module, replica: Replica, cuts: Cuts) -> None:
     parameters = dict(model.named_parameters())
     for stage in range(cuts.stages):
         if not cuts.owned(stage) & trained:
-            raise PipelineRaised(f"stage {stage} would hold no parameter that is trained", _REMEDY)
+            raise PipelineRaised(
+                f"stage {stage} would hold no parameter that is trained", _REMEDY, code="stages.without-parameter"
+            )
     changing = {slot.name for slot in replica.layout.slots[len(replica.parameters) :]}
     changing |= replica.counters.keys() | replica.joined.keys()
     for name in cuts.tied:
@@ -112,11 +116,14 @@ def _refuse(model: torch.nn.Module, replica: Replica, cuts: Cuts) -> None:
             raise PipelineRaised(
                 f"the buffer {name!r} changes with each batch, and several stages use it",
                 f"keep all that reads or changes it within one stage: {_REMEDY}",
+                code="stages.buffer-shared",
             )
         parameter = parameters.get(name)
         if parameter is not None and (parameter._backward_hooks or parameter._post_accumulate_grad_hooks):
             raise PipelineRaised(
-                f"the parameter {name!r} has a hook on its gradient, of which several stages have a part", _REMEDY
+                f"the parameter {name!r} has a hook on its gradient, of which several stages have a part",
+                _REMEDY,
+                code="stages.hook",
             )
 
 
@@ -161,4 +168,8 @@ def _prove_evaluation(workload: PipelineAdapter, replica: Replica, whole: WholeM
             metrics = whole.forward(calls[1].make, "metrics") if has_metrics else {}
             found = workload.evaluated(calls[0], loss, metrics)
     if repr(found) != repr(expected):
-        raise Inconsistent(f"cut into stages validation batch 0 gives {found} and unsplit {expected}", _REMEDY)
+        raise Inconsistent(
+            f"cut into stages validation batch 0 gives {found} and unsplit {expected}",
+            _REMEDY,
+            code="stages.other-evaluation",
+        )

@@ -48,7 +48,7 @@ def rehearse_cuts(plan: Plan) -> dict[str, Any] | None:
     child.close()
     found = json.loads(text) if text else {}
     if "refused" in found:
-        raise ConfigurationError([f"cluster.stages: {found['refused']}"], found["remedy"])
+        raise ConfigurationError([f"cluster.stages: {found['refused']}"], found["remedy"], code=found["code"])
     return found.get("cut")
 
 
@@ -58,7 +58,8 @@ def _answer(plan: Plan) -> dict[str, Any]:
         with prepared(plan) as (workload, replica):
             return {"cut": summary(plan_stages(workload, replica, plan.cluster.members.stages), workload.model)}
     except PipelineRaised as error:
-        return {} if error.details else {"refused": error.message, "remedy": error.remedy}  # details: a traceback
+        refused = {"refused": error.message, "remedy": error.remedy, "code": error.code}
+        return {} if error.details else refused  # details: a traceback
     except OrchestratorError:
         return {}
 

@@ -175,7 +175,7 @@ class Stage:
         except _Reached as reached:
             return self._leave(walk, reached.leaves)
         except ValueNeeded as needed:
-            raise PipelineRaised(f"stage {self.index}: {needed}", _REMEDY) from None
+            raise PipelineRaised(f"stage {self.index}: {needed}", _REMEDY, code="stages.output-needed") from None
         finally:
             self._walk = None
             self._put({name: self.held[name] for name in self._twice})
@@ -184,6 +184,7 @@ class Stage:
             raise PipelineRaised(
                 f"the module {missed!r}, at which a stage begins, was not called",
                 "let stages begin at modules that are called for every batch: stages(self, model) names them",
+                code="stages.module-not-called",
             )
         return Forward(Record([], walk.arrivals), None, value)
 
@@ -320,13 +321,15 @@ class Stage:
         try:
             values = [self._value(leaf) for leaf in leaves]
         except ValueNeeded as needed:
-            raise PipelineRaised(f"stage {self.index}: {needed}", _REMEDY) from None
+            raise PipelineRaised(f"stage {self.index}: {needed}", _REMEDY, code="stages.output-needed") from None
         places = [(i, number(value)) for i, value in enumerate(values) if isinstance(value, torch.Tensor)]
         skips = []
         for key in self._cuts.skips[walk.way][self.index]:
             if key not in walk.values:
                 raise PipelineRaised(
-                    f"stage {self.index}: the output of {key[0]!r} that a later stage needs was not made", _REMEDY
+                    f"stage {self.index}: the output of {key[0]!r} that a later stage needs was not made",
+                    _REMEDY,
+                    code="stages.output-missing",
                 )
             skips.append((key, number(walk.values[key])))
         flows = [tensor.requires_grad for tensor in tensors]

@@ -67,6 +67,7 @@ class StageState:
             raise Inconsistent(
                 f"a worker was to apply the sum of step {state.steps}, and holds {held}",
                 "this is a fault of orchestrator",
+                code="stages.held-sum",
             )
         self.sum.apply(state, agreed)
 
@@ -92,6 +93,7 @@ class StageState:
                     f"model() gave {name.removeprefix(_MODEL)!r} another first value when it was called once more",
                     "model() must depend on nothing but its arguments, its files and the seeded generators; with "
                     "checkpoint.every a run goes back to a checkpoint instead",
+                    code="stages.other-first-value",
                 )
             return state
 

@@ -77,6 +77,7 @@ class Waiting:
             raise Inconsistent(
                 "model() gave other first values when it was called once more",
                 "model() must depend on nothing but its arguments, its files and the seeded generators",
+                code="stages.other-first-values",
             )
         return self._names
 

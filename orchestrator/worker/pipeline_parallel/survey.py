@@ -90,6 +90,7 @@ def survey(model: torch.nn.Module, call: Callable[[], Any]) -> Survey:
             raise PipelineRaised(
                 f"the module {name or 'model'!r} is scripted: what it does with parameters of other stages cannot be followed",
                 "leave torch.jit.script out, or set cluster.stages=1",
+                code="stages.scripted",
             )
     watch, before = _Watch(model), Generators.now()
     with _hooked(model, watch), _Costs(watch), _Operations(watch):

@@ -72,6 +72,7 @@ class Served:
             raise UsageError(
                 f"predict answers row by row, and that does not go with this request: {error}",
                 "give each part of the inputs a row per answer, and what all rows share as a single number or text",
+                code="serving.rows",
             ) from None
 
     def _call(self, inputs: Any) -> Any:
@@ -111,6 +112,7 @@ def _built(pipeline: Pipeline, seed: int, state: Mapping[str, torch.Tensor]) -> 
         raise PipelineRaised(
             f"model() makes another model than the one that was trained: {', '.join(different[:3])} differ",
             "use the code that was logged with the model, and the data that model() reads",
+            code="serving.other-model",
         )
     model.load_state_dict(dict(state), strict=False)  # tied tensors are there once
     return model

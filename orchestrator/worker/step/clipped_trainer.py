@@ -67,7 +67,9 @@ class ClippedSum:
     def add(self, shard: int, tensors: Tensors, weight: float, grid: Grid) -> None:  # noqa: ARG002
         """Raises NonFinite."""
         if not self._lattice.add(tensors, self._carrier.own):
-            raise NonFinite(f"what shard {shard} contributes is not finite", NON_FINITE_REMEDY)
+            raise NonFinite(
+                f"what shard {shard} contributes is not finite", NON_FINITE_REMEDY, code="loss.contribution"
+            )
 
     def add_loss(self, loss: float) -> None:
         self._carrier.losses[0] += loss_on_lattice(loss)
@@ -98,7 +100,11 @@ class ClippedSum:
         """Raises PipelineRaised where no shard had anything and nothing may be released."""
         total, losses, count = self._carrier.carry(exchange, step, attempt)
         if not count and not self._privacy.noise:
-            raise PipelineRaised(f"step {step}: no shard has any samples", "a step needs something to learn from")
+            raise PipelineRaised(
+                f"step {step}: no shard has any samples",
+                "a step needs something to learn from",
+                code="data.no-samples-in-step",
+            )
         self._lattice.mean(total, float(self._privacy.expected), self.result)
         self.loss = mean_loss(losses, count)
         return exact.wrap(exact.fingerprint_of(self.result, 0))
@@ -108,7 +114,11 @@ class ClippedSum:
 
     def _known_keys(self) -> Keys:
         if self.keys is None:
-            raise Inconsistent("noise is wanted, and there is no key for it", "this is a fault of orchestrator")
+            raise Inconsistent(
+                "noise is wanted, and there is no key for it",
+                "this is a fault of orchestrator",
+                code="privacy.no-key-for-noise",
+            )
         return self.keys
 
 
@@ -175,6 +185,7 @@ class ClippedTrainer(LocalTrainer):
                 raise PipelineRaised(
                     f"the integer buffer {name!r} of the model changed while a batch was computed",
                     "with privacy.clipping_norm only gradients are added up: keep counters out of the model",
+                    code="privacy.integer-buffer",
                 )
         if computed is not None:
             self._clipped.add(self._workload.shard_of(step, each), computed.tensors, computed.weight, grid)

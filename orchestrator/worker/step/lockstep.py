@@ -148,12 +148,16 @@ class Lockstep:
             self._contents.checks.settle(self._exchange, step, attempt, consensus.disputed[0], self._checked)
         if self._contents.weighted and consensus.total_weight == 0:
             raise PipelineRaised(
-                f"step {step}: the weights of all shards are zero", "a step needs something to learn from"
+                f"step {step}: the weights of all shards are zero",
+                "a step needs something to learn from",
+                code="pipeline.zero-weights",
             )
         for i in consensus.disagreeing_counters if self._contents.counters_agree else ():
             name = self._contents.names[self._contents.shape.tensors + i]
             raise PipelineRaised(
-                f"step {step}: the shards left different values in the integer buffer {name!r}", DIFFERING
+                f"step {step}: the shards left different values in the integer buffer {name!r}",
+                DIFFERING,
+                code="model.integer-buffer",
             )
         return consensus
 
@@ -174,4 +178,5 @@ class Lockstep:
             raise Inconsistent(
                 f"step {step}: the {what} came out differently when the same micro-batch was computed again",
                 "a pipeline must keep no state between batches and draw randomness only from torch, numpy or random",
+                code="pipeline.repeated-differently",
             )

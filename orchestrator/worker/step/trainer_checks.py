@@ -42,7 +42,11 @@ def check_counters(replica: Replica, before: Sequence[int] | None, now: Sequence
     if before is not None and now != before:
         names = zip(replica.counter_names(), now, before, strict=True)
         name = next(name for name, value, earlier in names if value != earlier)
-        raise PipelineRaised(f"the shards left different values in the integer buffer {name!r}", DIFFERING)
+        raise PipelineRaised(
+            f"the shards left different values in the integer buffer {name!r}",
+            DIFFERING,
+            code="model.integer-buffer-free",
+        )
 
 
 def not_finite(replica: Replica, i: int, step: int, shard: int, samples: str) -> NonFinite:
@@ -50,4 +54,6 @@ def not_finite(replica: Replica, i: int, step: int, shard: int, samples: str) ->
     `PipelineAdapter.named`."""
     name = replica.layout.slots[i].name
     what = f"gradient of {name}" if i < len(replica.parameters) else f"statistic {name}"
-    return NonFinite(f"the {what} is not finite at step {step}, shard {shard}{samples}", NON_FINITE_REMEDY)
+    return NonFinite(
+        f"the {what} is not finite at step {step}, shard {shard}{samples}", NON_FINITE_REMEDY, code="loss.not-finite"
+    )

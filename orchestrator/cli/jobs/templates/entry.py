@@ -54,7 +54,9 @@ def check_id(name: str) -> str:
     """Raises UsageError for what is no name everywhere."""
     if not _ID.fullmatch(name):
         raise UsageError(
-            f"id={name}: expected lower-case letters, digits and hyphens, at most 40", "such as id=digits-1"
+            f"id={name}: expected lower-case letters, digits and hyphens, at most 40",
+            "such as id=digits-1",
+            code="job.id",
         )
     return name
 
@@ -62,4 +64,6 @@ def check_id(name: str) -> str:
 def own_address(overrides: Sequence[str]) -> None:
     """Raises UsageError: a job joins the Ray that it is submitted to."""
     if any(override.startswith("cluster.address=") for override in overrides):
-        raise UsageError("cluster.address: a job joins the Ray that runs it", "leave cluster.address out")
+        raise UsageError(
+            "cluster.address: a job joins the Ray that runs it", "leave cluster.address out", code="job.address"
+        )

@@ -18,4 +18,6 @@ def _lost(_: Every, workers: Workers, stages: int, kinds: tuple[str, ...]) -> st
     )
 
 
-RULES: tuple[Rule, ...] = (Rule(("chaos.every", "cluster.workers", "cluster.stages", "chaos.kinds"), _alone, _lost),)
+RULES: tuple[Rule, ...] = (
+    Rule("chaos.alone", ("chaos.every", "cluster.workers", "cluster.stages", "chaos.kinds"), _alone, _lost),
+)

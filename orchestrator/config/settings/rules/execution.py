@@ -24,10 +24,10 @@ def _measured(auto: tuple[str, ...]) -> list[str]:
     return [key for key in auto if key != BY_MEMORY]
 
 
-def _not_measured(key: str, fit: Any, why: str) -> Rule:
+def _not_measured(code: str, key: str, fit: Any, why: str) -> Rule:
     """What a launch cannot choose by measuring layouts. why: with the value in it."""
     case = Case(("tuning.auto",), _measured)
-    return case.requires(key, fit, lambda value, auto: f"{' and '.join(_measured(auto))}: {why.format(value)}")
+    return case.requires(code, key, fit, lambda value, auto: f"{' and '.join(_measured(auto))}: {why.format(value)}")
 
 
 def _layout_of_fast(auto: tuple[str, ...], _: str) -> str:
@@ -47,104 +47,137 @@ def _keeps(compression: str, feedback: bool | None) -> bool:
 _CLAIMS = Case(("cluster.claims",), lambda claims: claims is True)
 
 
-def _claims_require(key: str, fit: Any, because: str, instead: str) -> Rule:
+def _claims_require(code: str, key: str, fit: Any, because: str, instead: str) -> Rule:
     def sentence(value: Any, _: bool) -> str:
         return f"cluster.claims: {because.format(value)}; set {instead}, or leave cluster.claims out"
 
-    return _CLAIMS.requires(key, fit, sentence)
+    return _CLAIMS.requires(code, key, fit, sentence)
 
 
 RULES: tuple[Rule, ...] = (
     Rule(
+        "worker.more-than-shards",
         ("cluster.workers", "data.shards", "cluster.stages"),
         lambda workers, shards, stages: workers.most > shards * stages,
         _too_many_workers,
     ),
     Rule(
+        "worker.range-with-fast",
         ("cluster.workers", "reduction"),
         lambda workers, reduction: reduction == "fast" and workers.start != workers.most,
         "cluster.workers: reduction=fast adds up in the order of the layout, so a range of workers would give any of several "
         "results; give a number of workers, or reduction=exact",
     ),
     Rule(
+        "topology.fast-layout",
         ("topology.name", "reduction"),
         lambda name, reduction: reduction == "fast" and name in TOPOLOGIES and asks_for_nodes(name),
         "topology: with reduction=fast the layout determines the result, and that of {} depends on which workers share a host; "
         "set reduction=exact, or topology=ring",
     ),
     Rule(
+        "tuning.fast-layout",
         ("tuning.auto", "reduction"),
         lambda auto, reduction: reduction == "fast" and not {*_measured(auto)} <= {"data.loaders"},
         _layout_of_fast,
     ),
-    _not_measured("sync.name", "bsp", "what is chosen by measuring is the layout of lockstep, not of sync={}; give it"),
     _not_measured(
+        "tuning.sync",
+        "sync.name",
+        "bsp",
+        "what is chosen by measuring is the layout of lockstep, not of sync={}; give it",
+    ),
+    _not_measured(
+        "tuning.stages",
         "cluster.stages",
         1,
         "what is chosen by measuring is the layout of whole models; give it, or leave cluster.stages out",
     ),
     _not_measured(
+        "tuning.compression",
         "compression.name",
         "none",
         "what is chosen by measuring is the layout of dense sums, not of compression={}; give it",
     ),
-    _not_measured("privacy.noise_multiplier", 0, "a measurement would train with the noise of the run; give it"),
+    _not_measured(
+        "tuning.noise", "privacy.noise_multiplier", 0, "a measurement would train with the noise of the run; give it"
+    ),
     Rule(
+        "ray.metrics-of-joined",
         ("tracking.metrics_port", "cluster.address"),
         lambda port, address: port is not None and address is not None,
         "tracking.metrics_port: the Ray at {1} shows metrics at its own port (ray start --metrics-export-port); leave "
         "tracking.metrics_port out",
     ),
     Case(("transport.tls",), bool).requires(
+        "transport.tls-in-memory",
         "transport.name",
         lambda name: name != "shared_memory",
         "transport.tls: with transport=shared_memory nothing travels that could be encrypted; leave transport.tls out, or set "
         "transport=auto",
     ),
     Case(("run.device",), lambda device: device == "cuda").requires(
+        "gpu.none-for-workers",
         "cluster.gpus_per_worker",
         lambda gpus: gpus > 0,
         "run.device: with cluster.gpus_per_worker=0 all GPUs are hidden from the workers; set cluster.gpus_per_worker=1, or "
         "less where workers are to share one",
     ),
     Case(("run.device",), lambda device: device == "cuda").is_required_by(
-        "run.tf32", False, "run.tf32: only GPUs have TF32; set run.device=cuda, or leave run.tf32 out"
+        "gpu.tf32-on-cpu",
+        "run.tf32",
+        False,
+        "run.tf32: only GPUs have TF32; set run.device=cuda, or leave run.tf32 out",
     ),
     _PORTABLE.requires(
+        "portable.on-gpu",
         "run.device",
         "cpu",
         "run.arithmetic: portable is for CPUs, whose operators are known; set run.device=cpu, or run.arithmetic=native",
     ),
     _PORTABLE.requires(
+        "portable.threads",
         "run.threads",
         1,
         "run.threads: portable is known for one thread, as torch divides sums among more of them (docs/portable.md); set "
         "run.threads=1 and cluster.workers higher, which changes no bit",
     ),
     _claims_require(
-        "sync.name", "bsp", "shards are claimed step by step, and under sync={} each has its own pace", "sync=bsp"
+        "claims.sync",
+        "sync.name",
+        "bsp",
+        "shards are claimed step by step, and under sync={} each has its own pace",
+        "sync=bsp",
     ),
-    _claims_require("cluster.stages", 1, "a stage of a model is not on every worker", "cluster.stages=1"),
     _claims_require(
+        "claims.stages", "cluster.stages", 1, "a stage of a model is not on every worker", "cluster.stages=1"
+    ),
+    _claims_require(
+        "claims.fast",
         "reduction",
         "exact",
         "reduction=fast adds up in the order of the layout, which claims change",
         "reduction=exact",
     ),
-    _claims_require("transport.name", lambda name: name != "tcp", "workers claim in shared memory", "transport=auto"),
     _claims_require(
+        "claims.tcp", "transport.name", lambda name: name != "tcp", "workers claim in shared memory", "transport=auto"
+    ),
+    _claims_require(
+        "claims.clipping",
         "privacy.clipping_norm",
         None,
         "with privacy.clipping_norm it is fixed who computes whom",
         "privacy.clipping_norm=null",
     ),
     Rule(
+        "claims.feedback",
         ("cluster.claims", "compression.name", "compression.error_feedback"),
         lambda claims, compression, feedback: claims is True and _keeps(compression, feedback),
         "cluster.claims: with compression={1} a shard keeps on its worker what was left out; set compression.error_feedback="
         "false, which changes the result, or leave cluster.claims out",
     ),
     Rule(
+        "check.feedback",
         ("check.every", "compression.name", "compression.error_feedback"),
         lambda every, compression, feedback: every is not None and _keeps(compression, feedback),
         "check.every: with compression={1} a shard keeps on its worker what was left out, so no other one can compute it; set "

@@ -88,6 +88,7 @@ def _too_patient(key: str, patience: int, every: Any, steps: int, out: str) -> s
 
 def _of_stopping(key: str, default: object) -> Idle:
     return Idle(
+        "idle.early-stopping",
         (f"early_stopping.{key}", "early_stopping.patience"),
         lambda value, patience: value != default and patience is None,
         f"early_stopping.{key}: without early_stopping.patience no run is stopped early; set that, or leave "
@@ -96,9 +97,10 @@ def _of_stopping(key: str, default: object) -> Idle:
     )
 
 
-def _of_stages(key: str, used: Any, sentence: str) -> Idle:
+def _of_stages(code: str, key: str, used: Any, sentence: str) -> Idle:
     """used: of the setting's value, whether it asks for something."""
     return Idle(
+        code,
         (key, "tuning.auto", "cluster.stages"),
         lambda value, auto, stages: stages == 1 and BY_MEMORY not in auto and used(value),
         sentence,
@@ -106,9 +108,10 @@ def _of_stages(key: str, used: Any, sentence: str) -> Idle:
     )
 
 
-def _of_speeds(key: str, idle: Callable[[Any], bool], why: str) -> Idle:
+def _of_speeds(code: str, key: str, idle: Callable[[Any], bool], why: str) -> Idle:
     """Where declared speeds count for nothing. why: with the value in it."""
     return Idle(
+        code,
         ("cluster.speeds", key),
         lambda speeds, value: bool(speeds) and idle(value),
         lambda _, value: f"cluster.speeds: {why.format(value)}, or leave cluster.speeds out",
@@ -118,6 +121,7 @@ def _of_speeds(key: str, idle: Callable[[Any], bool], why: str) -> Idle:
 
 def _of_best(key: str, default: object) -> Idle:
     return Idle(
+        "idle.checkpoint-best",
         (f"checkpoint.best.{key}", "checkpoint.best.metric"),
         lambda value, metric: value != default and metric is None,
         f"checkpoint.best.{key}: without checkpoint.best.metric no checkpoint is kept as one of the best; set that, or leave "
@@ -127,21 +131,36 @@ def _of_best(key: str, default: object) -> Idle:
 
 
 RULES: tuple[Idle, ...] = (
-    Idle(("schedule.warmup", "schedule.name", *_STEPS), _warmup_is_too_long, _never_changed),
+    Idle("idle.warmup", ("schedule.warmup", "schedule.name", *_STEPS), _warmup_is_too_long, _never_changed),
     Idle(
+        "idle.compression-warmup",
         ("compression.warmup", "compression.name", *_STEPS),
         lambda warmup, name, steps: name == "topk" and None not in (warmup, steps) and warmup > steps,
         "compression.warmup: the ratio falls to its value in {0} steps, but the run has {2}: lower it, or raise run.steps",
     ),
-    Idle(("compression.reset", "compression.name", "compression.warmup", *_STEPS), _no_reset, _never_exact, _STEPS),
-    Idle(("schedule.every", "schedule.name", "schedule.warmup", *_STEPS), _no_reduction, _never_reduced, _STEPS),
     Idle(
+        "idle.compression-reset",
+        ("compression.reset", "compression.name", "compression.warmup", *_STEPS),
+        _no_reset,
+        _never_exact,
+        _STEPS,
+    ),
+    Idle(
+        "idle.schedule-every",
+        ("schedule.every", "schedule.name", "schedule.warmup", *_STEPS),
+        _no_reduction,
+        _never_reduced,
+        _STEPS,
+    ),
+    Idle(
+        "idle.stopping-patience",
         ("early_stopping.patience", "evaluation.every", *_STEPS),
         _outlasts,
         lambda patience, every, steps: _too_patient("early_stopping.patience", patience, every, steps, "it"),
         _STEPS,
     ),
     Idle(
+        "idle.schedule-patience",
         ("schedule.patience", "schedule.name", "evaluation.every", *_STEPS),
         _plateau_outlasts,
         lambda patience, _, every, steps: _too_patient(
@@ -152,6 +171,7 @@ RULES: tuple[Idle, ...] = (
     _of_best("mode", BestSettings.mode),
     _of_best("keep", BestSettings.keep),
     Idle(
+        "idle.archive",
         ("checkpoint.archive", *_STEPS),
         lambda every, steps: every is not None and steps is not None and every > steps,
         "checkpoint.archive: one checkpoint in {0} steps is kept for ever, but the run has {1}: lower it, or leave it out",
@@ -161,18 +181,21 @@ RULES: tuple[Idle, ...] = (
     _of_stopping("mode", EarlyStoppingSettings.mode),
     _of_stopping("min_change", EarlyStoppingSettings.min_change),
     Idle(
+        "idle.local-weight",
         ("local.weight", "local.steps", "local.epochs"),
         lambda weight, steps, epochs: weight != "rows" and steps is None and epochs is None,
         "local.weight: it counts for local steps only; set local.steps or local.epochs, or leave it out",
         ("local.steps", "local.epochs"),
     ),
     Idle(
+        "idle.secret",
         ("privacy.secret", "privacy.noise_multiplier"),
         lambda secret, multiplier: secret is not None and not multiplier > 0,
         "privacy.secret: noise comes from it, and this run has none; set privacy.noise_multiplier, or leave it out",
         ("privacy.noise_multiplier",),
     ),
     Idle(
+        "idle.tensors-every",
         ("trace.tensors_every", *_STEPS),
         lambda every, steps: steps is not None and every > steps,
         "trace.tensors_every: {0} steps, but the run has {1}, so no digests of tensors are taken: lower it",
@@ -180,6 +203,7 @@ RULES: tuple[Idle, ...] = (
     ),
     *(
         Idle(
+            "idle.chaos",
             (f"chaos.{key}", "chaos.every"),
             lambda value, every, default=default: value != default and every is None,
             f"chaos.{key}: without chaos.every nobody is disturbed; set that, such as 60s, or leave chaos.{key} out",
@@ -188,12 +212,14 @@ RULES: tuple[Idle, ...] = (
         for key, default in (("kinds", ChaosSettings.kinds), ("seed", ChaosSettings.seed))
     ),
     Idle(
+        "idle.check-every",
         ("check.every", *_STEPS),
         lambda every, steps: every is not None and steps is not None and every > steps,
         "check.every: one step in {0} is checked, but the run has {1}, so perhaps none is: lower it",
         _STEPS,
     ),
     Idle(
+        "idle.tls",
         ("transport.tls", "transport.name", "cluster.address"),
         lambda tls, transport, address: tls and transport == "auto" and address is None,
         "transport.tls: a private Ray has one node, whose workers share memory, so nothing is encrypted; set cluster.address "
@@ -201,34 +227,45 @@ RULES: tuple[Idle, ...] = (
         ("transport.name", "cluster.address"),
     ),
     Idle(
+        "idle.tuning-seconds",
         ("tuning.seconds", "tuning.auto"),
         lambda seconds, auto: seconds != TuningSettings.seconds and not set(auto) - {BY_MEMORY},
         "tuning.seconds: nothing is measured; leave something to a measurement, as topology=auto, or leave it out",
         ("tuning.auto",),
     ),
     Idle(
+        "idle.environment",
         ("environment.name",),
         lambda environment: environment != "check",
         "environment={0}: it is said with rerun=; a launch computes in the environment that is here: leave it out",
     ),
     _of_speeds(
+        "idle.speeds-of-private-ray",
         "cluster.address",
         lambda address: address is None,
         "a private Ray is this machine, on which all workers are equally fast; set cluster.address",
     ),
-    _of_speeds("cluster.deal", lambda deal: deal == "equal", "with cluster.deal=equal nobody asks for speeds"),
     _of_speeds(
+        "idle.speeds-dealt-equally",
+        "cluster.deal",
+        lambda deal: deal == "equal",
+        "with cluster.deal=equal nobody asks for speeds",
+    ),
+    _of_speeds(
+        "idle.speeds-fast",
         "reduction",
         lambda reduction: reduction == "fast",
         "with reduction=fast the layout determines the result, so shards are dealt equally; set reduction=exact",
     ),
     _of_speeds(
+        "idle.speeds-sync",
         "sync.name",
         lambda sync: sync in SYNCHRONY and sync != "bsp",
         "under sync={} who hosts a shard is part of the record, so shards are dealt equally; set sync=bsp",
     ),
     *(
         _of_speeds(
+            "idle.speeds-local",
             key,
             lambda length: length is not None,
             "with local steps shards differ in size, and are dealt by that",
@@ -236,17 +273,20 @@ RULES: tuple[Idle, ...] = (
         for key in ("local.steps", "local.epochs")
     ),
     Idle(
+        "idle.claims-alone",
         ("cluster.claims", "cluster.workers", "tuning.auto"),
         lambda claims, workers, auto: claims is True and workers.most == 1 and "cluster.workers" not in auto,
         "cluster.claims: one worker computes all shards, and nobody else claims one; raise cluster.workers, or leave it out",
         ("cluster.workers", "tuning.auto"),
     ),
     _of_stages(
+        "idle.recompute",
         "run.recompute",
         bool,
         "run.recompute: it counts for a model in stages only; set cluster.stages to 2 or more, or leave it out",
     ),
     _of_stages(
+        "idle.pipeline-order",
         "cluster.pipeline.name",
         lambda name: name != ORDER and (name in PIPELINING or is_reference(name)),
         f"cluster.pipeline: the order {{0}} counts for a model in stages only; set cluster.stages to 2 or more, or leave it "

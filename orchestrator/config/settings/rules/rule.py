@@ -1,9 +1,9 @@
 """Rules between the values of several keys as data: which keys, what breaks the rule, and the sentence that says so.
 
-Rule(("data.batch_size", "data.shards"), lambda size, shards: size.least < shards, "data.batch_size: {0.least} rows ...")
+Rule("batch.rows", ("data.batch_size", "data.shards"), lambda size, shards: size.least < shards, "data.batch_size: {0} ...")
 
 STAGES = Case(("cluster.stages",), lambda stages: stages > 1)
-STAGES.requires("run.device", "cpu", "run.device: with cluster.stages {0} is not on offer; ...")
+STAGES.requires("stages.device", "run.device", "cpu", "run.device: with cluster.stages {0} is not on offer; ...")
 """
 
 from __future__ import annotations
@@ -12,6 +12,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from orchestrator.errors import coded
+
 Sentence = str | Callable[..., str]  # filled in with the values, "{0}" being the first; or what makes one of them
 
 
@@ -19,6 +21,7 @@ Sentence = str | Callable[..., str]  # filled in with the values, "{0}" being th
 class Rule:
     """keys: whose values the others get, in this order; the first one that was given is the one to blame."""
 
+    code: str
     keys: tuple[str, ...]
     broken: Callable[..., Any]
     sentence: Sentence
@@ -26,7 +29,8 @@ class Rule:
     def problem(self, *values: Any) -> str | None:
         if not self.broken(*values):
             return None
-        return self.sentence.format(*values) if isinstance(self.sentence, str) else self.sentence(*values)
+        sentence = self.sentence.format(*values) if isinstance(self.sentence, str) else self.sentence(*values)
+        return coded(self.code, sentence)
 
 
 @dataclass(frozen=True)
@@ -36,17 +40,17 @@ class Case:
     keys: tuple[str, ...]
     holds: Callable[..., Any]
 
-    def requires(self, key: str, fit: Any, sentence: Sentence) -> Rule:
+    def requires(self, code: str, key: str, fit: Any, sentence: Sentence) -> Rule:
         """In this case `key` has to be fit: this value, or one of which this function is true."""
 
         def broken(value: Any, *case: Any) -> bool:
             return bool(self.holds(*case)) and not (fit(value) if callable(fit) else value == fit)
 
-        return Rule((key, *self.keys), broken, sentence)
+        return Rule(code, (key, *self.keys), broken, sentence)
 
-    def is_required_by(self, key: str, off: Any, sentence: Sentence) -> Rule:
+    def is_required_by(self, code: str, key: str, off: Any, sentence: Sentence) -> Rule:
         """Outside of this case `key` has nothing to do, and has to be off: this value."""
-        return Rule((key, *self.keys), lambda value, *case: value != off and not self.holds(*case), sentence)
+        return Rule(code, (key, *self.keys), lambda value, *case: value != off and not self.holds(*case), sentence)
 
 
 @dataclass(frozen=True)
@@ -60,4 +64,4 @@ class Idle(Rule):
 
 
 def two_lengths(section: str | None) -> str:
-    return f"{section}.steps and {section}.epochs: only one can be set"
+    return coded(f"{section}.two-lengths", f"{section}.steps and {section}.epochs: only one can be set")

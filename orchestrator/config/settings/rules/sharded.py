@@ -14,24 +14,44 @@ BY_TENSOR: Final = (
 )  # of the table; others are judged by `optim.by_element` as workers prepare
 
 
-def _require(key: str, fit: Any, because: str, instead: str) -> Rule:
-    return _SHARDED.requires(key, fit, f"update.sharded: {because}; set {instead}, or update.sharded=false")
+def _require(code: str, key: str, fit: Any, because: str, instead: str) -> Rule:
+    return _SHARDED.requires(code, key, fit, f"update.sharded: {because}; set {instead}, or update.sharded=false")
 
 
 RULES: tuple[Rule, ...] = (
     _require(
+        "optimizer.sharded-by-tensor",
         "optimizer.name",
         lambda name: name not in BY_TENSOR,
         "{0} looks at more than one element at a time, so its step cannot be divided",
         "another optimizer, such as adamw",
     ),
-    _require("sync.name", "bsp", "with sync={0} each worker applies updates of its own", "sync=bsp"),
-    _require("cluster.stages", 1, "a stage of a model is not on every worker of a host", "cluster.stages=1"),
     _require(
-        "reduction", "exact", "with reduction=fast a step that is done again has another gradient", "reduction=exact"
+        "optimizer.sharded-sync", "sync.name", "bsp", "with sync={0} each worker applies updates of its own", "sync=bsp"
     ),
-    _require("run.device", "cpu", "what workers share is in host memory, and run.device is {0}", "run.device=cpu"),
     _require(
+        "optimizer.sharded-stages",
+        "cluster.stages",
+        1,
+        "a stage of a model is not on every worker of a host",
+        "cluster.stages=1",
+    ),
+    _require(
+        "optimizer.sharded-fast",
+        "reduction",
+        "exact",
+        "with reduction=fast a step that is done again has another gradient",
+        "reduction=exact",
+    ),
+    _require(
+        "optimizer.sharded-device",
+        "run.device",
+        "cpu",
+        "what workers share is in host memory, and run.device is {0}",
+        "run.device=cpu",
+    ),
+    _require(
+        "optimizer.sharded-tcp",
         "transport.name",
         lambda name: name != "tcp",
         "workers that are connected by TCP share no memory",

@@ -16,9 +16,9 @@ from orchestrator.config.settings.rules.rule import Case, Rule
 _STAGES = Case(("cluster.stages",), lambda stages: stages > 1)
 
 
-def _requires(key: str, fit: Any, because: str, instead: str, shown: str = "{0}") -> Rule:
+def _requires(code: str, key: str, fit: Any, because: str, instead: str, shown: str = "{0}") -> Rule:
     sentence = f"with cluster.stages {because}, so {shown} is not on offer; set {instead}, or cluster.stages=1"
-    return _STAGES.requires(key, fit, f"{key.removesuffix('.name')}: {sentence}")
+    return _STAGES.requires(code, key, fit, f"{key.removesuffix('.name')}: {sentence}")
 
 
 def _too_few_workers(workers: Workers, stages: int) -> str:
@@ -30,6 +30,7 @@ def _too_few_workers(workers: Workers, stages: int) -> str:
 
 RULES: tuple[Rule, ...] = (
     Rule(
+        "stages.workers",
         ("cluster.workers", "tuning.auto", "cluster.stages"),
         lambda workers, auto, stages: (
             workers.start < stages and "cluster.workers" not in auto
@@ -37,35 +38,59 @@ RULES: tuple[Rule, ...] = (
         lambda workers, _, stages: _too_few_workers(workers, stages),
     ),
     _requires(
+        "stages.topology",
         "topology.name",
         lambda name: name not in TOPOLOGIES or "servers" not in TOPOLOGIES.options(name),
         "a stage is added up by the workers that host it, without servers",
         "topology=ring",
     ),
     _requires(
+        "stages.sync",
         "sync.name",
         lambda name: name not in SYNCHRONY or name == "bsp",
         "all stages of a model take a step together",
         "sync=bsp",
     ),
     Rule(
+        "stages.local-steps",
         ("local.steps", "local.epochs", "cluster.stages"),
         lambda steps, epochs, stages: stages > 1 and (steps or epochs),
         "local: with cluster.stages no worker has a whole model to train by itself; leave local out, or set cluster.stages=1",
     ),
-    _requires("compression.name", "none", "a worker has a gradient of its stage only", "compression=none"),
-    _requires("contribution.name", "gradient", "a worker has a gradient of its stage only", "contribution=gradient"),
     _requires(
+        "stages.compression",
+        "compression.name",
+        "none",
+        "a worker has a gradient of its stage only",
+        "compression=none",
+    ),
+    _requires(
+        "stages.contribution",
+        "contribution.name",
+        "gradient",
+        "a worker has a gradient of its stage only",
+        "contribution=gradient",
+    ),
+    _requires(
+        "stages.clipping",
         "privacy.clipping_norm",
         None,
         "no worker has a whole contribution to clip",
         "privacy.clipping_norm=null",
         shown="{0:g}",
     ),
-    _requires("reduction", "exact", "a stage's gradient is added up exactly", "reduction=exact"),
-    _requires("run.device", "cpu", "activations travel between CPUs", "run.device=cpu"),
-    _requires("cluster.gpus_per_worker", 0, "stages are computed on CPUs", "cluster.gpus_per_worker=0", shown="{0:g}"),
+    _requires("stages.fast", "reduction", "exact", "a stage's gradient is added up exactly", "reduction=exact"),
+    _requires("stages.device", "run.device", "cpu", "activations travel between CPUs", "run.device=cpu"),
     _requires(
+        "stages.gpus",
+        "cluster.gpus_per_worker",
+        0,
+        "stages are computed on CPUs",
+        "cluster.gpus_per_worker=0",
+        shown="{0:g}",
+    ),
+    _requires(
+        "stages.optimizer",
         "optimizer.name",
         lambda name: name is None or not is_reference(name),
         "an optimizer of your own may look at all parameters",

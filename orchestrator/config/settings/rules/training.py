@@ -15,6 +15,7 @@ from orchestrator.optim.compressions.quantize import most_shards
 def _in_steps(key: str) -> Rule:
     """What counts epochs counts the steps of the first one."""
     return Case(("data.batch_size",), lambda batch_size: not batch_size.is_constant).requires(
+        "schedule.span-in-steps",
         key,
         lambda span: span is None or span.epochs is None,
         f"{key}: {{0}} is no number of steps where data.batch_size changes with the step; give it in steps",
@@ -24,6 +25,7 @@ def _in_steps(key: str) -> Rule:
 def _evaluated_in_steps(what: str, key: str, watches: Callable[[Any], bool]) -> Rule:
     """What depends on evaluations has to know their steps beforehand, or the result would depend on the clock."""
     return Rule(
+        "evaluation.in-steps",
         (key, "evaluation.every"),
         lambda value, every: watches(value) and (every is None or every.steps is None),
         f"{what} needs evaluation.every in steps, such as evaluation.every=100",
@@ -51,6 +53,7 @@ def _too_few_levels(_: str, bits: int | None, shards: int) -> str:
 def _order_of_all(key: str, fit: str) -> Rule:
     """Where shards draw from something else than all samples in turn, no order of these is followed."""
     return Case(("data.order.name",), lambda order: order != "shuffled").requires(
+        "data.order-of-all",
         f"{key}.name",
         fit,
         f"data.order: {{1}} orders all training samples, and with {key}={{0}} shards have others; leave one of the two out",
@@ -59,6 +62,7 @@ def _order_of_all(key: str, fit: str) -> Rule:
 
 def _mixture_of_all(key: str, fit: str) -> Rule:
     return Case(("data.mixture",), bool).requires(
+        "data.mixture-of-all",
         f"{key}.name",
         fit,
         f"data.mixture: sources are mixed in each shard, and {key}={{0}} chooses samples of one; leave one of the two out",
@@ -73,18 +77,21 @@ RULES: tuple[Rule, ...] = (
     _order_of_all("data.sampling", "uniform"),
     _order_of_all("data.subset", "all"),
     Rule(
+        "settings.no-length",
         ("run.steps", "run.epochs"),
         lambda steps, epochs: steps is None and epochs is None,
         "run.steps or run.epochs: one is required",
     ),
-    Rule(("run.steps", "run.epochs"), lambda steps, epochs: steps and epochs, two_lengths("run")),
+    Rule("run.two-lengths", ("run.steps", "run.epochs"), lambda steps, epochs: steps and epochs, two_lengths("run")),
     Rule(
+        "batch.rows-of-shards",
         ("data.batch_size", "data.shards"),
         lambda batch_size, shards: batch_size.least < shards,
         "data.batch_size: {0.least} rows for {1} shards; a shard computes at least one row: raise data.batch_size or lower "
         "data.shards",
     ),
     Rule(
+        "batch.change-unreached",
         ("data.batch_size", "run.steps"),
         lambda batch_size, steps: steps is not None and batch_size.changes[-1][0] >= steps,
         _unreached,
@@ -92,73 +99,86 @@ RULES: tuple[Rule, ...] = (
     _in_steps("schedule.every"),
     _in_steps("schedule.end"),
     Rule(
+        "data.clients-of-shards",
         ("data.partition.clients", "data.shards"),
         lambda clients, shards: clients is not None and clients < shards,
         "data.partition.clients: {0} clients for {1} shards; in each step a shard plays a client of its own: raise "
         "data.partition.clients, or set data.shards={0} (which changes the result)",
     ),
     Rule(
+        "contribution.of-clients",
         ("data.partition.clients", "data.shards", "contribution.name"),
         lambda clients, shards, contribution: clients and clients > shards and contribution != "gradient",
         "contribution: {2} may keep a state for each shard, but of {0} clients a shard plays another one in each step; leave "
         "contribution out",
     ),
     Rule(
+        "schedule.scale-without-base",
         ("schedule.scale", "schedule.base_batch"),
         lambda scale, base: scale != "none" and base is None,
         "schedule.scale: {0} needs schedule.base_batch, the batch size that optimizer.lr was chosen for, such as "
         "schedule.base_batch=64",
     ),
     Rule(
+        "schedule.base-without-scale",
         ("schedule.base_batch", "schedule.scale"),
         lambda base, scale: base is not None and scale == "none",
         "schedule.base_batch: it counts for schedule.scale=linear or sqrt only; set one of them, or leave it out",
     ),
     Rule(
+        "compression.fast",
         ("compression.name", "reduction"),
         lambda compression, reduction: compression != "none" and reduction == "fast",
         "compression: {0} needs sums that are free of order; set reduction=exact, or leave one of the two out",
     ),
     Rule(
+        "compression.bits",
         ("compression.name", "compression.bits", "data.shards"),
         lambda compression, bits, shards: compression == "quantize" and shards > most_shards(_bits(bits)),
         _too_few_levels,
     ),
     Rule(
+        "compression.all-warmup",
         ("compression.warmup", "compression.name", "run.steps"),
         lambda warmup, compression, steps: compression == "powersgd" and steps and (warmup or 0) >= steps,
         "compression.warmup: {0} steps of exact sums, but the run has {2}, so nothing would be compressed: lower it, or leave "
         "compression out",
     ),
     Rule(
+        "initial.digest-alone",
         ("initial.digest", "initial.name"),
         lambda digest, name: digest is not None and name is None,
         "initial.digest: it is the digest of a model's weights; set initial, such as initial=models:/NAME@ALIAS",
     ),
     _evaluated_in_steps("checkpoint.best", "checkpoint.best.metric", lambda metric: metric is not None),
     Rule(
+        "checkpoint.best-of-nothing",
         ("checkpoint.model", "checkpoint.best.metric"),
         lambda model, metric: model == "best" and metric is None,
         "checkpoint.model: best needs to know what is better; set checkpoint.best, such as "
         "checkpoint.best.metric=validation/loss",
     ),
     Rule(
+        "begin.digest-alone",
         ("begin.digest", "begin.name"),
         lambda digest, name: digest is not None and name is None,
         "begin.digest: it is the digest of a run's state; set begin, such as begin=RUN_ID@STEP",
     ),
     Rule(
+        "begin.and-initial",
         ("begin.name", "initial.name"),
         lambda run, model: run is not None and model is not None,
         "begin and initial: both say with which parameters training begins; leave one of them out",
     ),
     Rule(
+        "begin.with-noise",
         ("begin.name", "privacy.noise_multiplier"),
         lambda run, multiplier: run is not None and multiplier > 0,
         "begin: the epsilon of this run would leave out what run {0} has told of its clients already; leave begin out, or "
         "train without noise",
     ),
     Rule(  # of epochs nobody knows the steps yet
+        "schedule.end-in-warmup",
         ("schedule.end", "schedule.warmup"),
         lambda end, warmup: end is not None and end.steps is not None and end.steps <= warmup,
         lambda end, warmup: (

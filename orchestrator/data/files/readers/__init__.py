@@ -93,5 +93,6 @@ def build(name: str, options: Mapping[str, Any]) -> Callable[..., Samples]:
         raise ConfigurationError(
             [f"reader={name} needs the package {package}, which cannot be imported ({type(error).__name__}: {error})"],
             f"pip install {package}, on every node",
+            code="data.reader-package",
         ) from error
     return READERS.build(name, options)

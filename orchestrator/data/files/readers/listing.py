@@ -35,7 +35,11 @@ def by_folder(names: list[str], read: Read, told: Callable[[Mapping[str, Any]], 
         found |= {str(folder / name): count for name, count in told_by(index, read, told).items()}
     missing = sorted(found.keys() - set(names))
     if missing:
-        raise DataDamaged(f"{INDEX} lists {missing[0]}, which is missing", "put it back, or write the list anew")
+        raise DataDamaged(
+            f"{INDEX} lists {missing[0]}, which is missing",
+            "put it back, or write the list anew",
+            code="data.listed-missing",
+        )
     return found
 
 
@@ -44,6 +48,7 @@ def untrusted(reader: str, name: str, what: str) -> ConfigurationError:
     return ConfigurationError(
         [f"{name} {what}, which can execute code when it is read"],
         f"if you trust who made the data: Files(PLACE, unsafe=True); to index them, reader='{{name: {reader}, unsafe: true}}'",
+        code="data.can-execute",
     )
 
 
@@ -53,4 +58,6 @@ def told_by(index: str, read: Read, told: Callable[[Mapping[str, Any]], Any]) ->
         return told(json.loads(read(index)))
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         problem = str(error) if type(error) is ValueError else f"cannot be understood: {type(error).__name__}: {error}"
-        raise DataDamaged(f"{index} {problem}", "write it anew, with the package that wrote it") from error
+        raise DataDamaged(
+            f"{index} {problem}", "write it anew, with the package that wrote it", code="data.list-unfit"
+        ) from error

@@ -40,7 +40,9 @@ def litdata(
     path: Path, name: str, *, config: Config = None, block_size: BlockSize = None, unsafe: Unsafe = False
 ) -> _Chunk:
     if config is None:
-        raise ConfigurationError(["reader.config: required by litdata"], "write the manifest anew (index=FOLDER)")
+        raise ConfigurationError(
+            ["reader.config: required by litdata"], "write the manifest anew (index=FOLDER)", code="data.litdata-config"
+        )
     if not unsafe:
         _refuse_what_executes(name, config)
     return _Chunk(path, ".zstd." in name, config, block_size, _serializers(unsafe=unsafe))
@@ -74,13 +76,21 @@ def listed(names: list[str], read: Read, options: Mapping[str, Any]) -> Listed:
     """The chunks that `index.json` names. Raises ConfigurationError, DataDamaged, OSError."""
     indices = [name for name in names if name.endswith(INDEX)]
     if not indices:
-        raise ConfigurationError([f"{INDEX} is missing, in which litData says how its chunks are read"])
+        raise ConfigurationError(
+            [f"{INDEX} is missing, in which litData says how its chunks are read"], code="data.litdata-index"
+        )
     configs = [told_by(index, read, _config) for index in indices]
     if any(config != configs[0] for config in configs):
-        raise ConfigurationError([f"the {INDEX} of the folders differ in how chunks are read"], "index one folder each")
+        raise ConfigurationError(
+            [f"the {INDEX} of the folders differ in how chunks are read"],
+            "index one folder each",
+            code="data.litdata-differs",
+        )
     if configs[0]["item_loader"] == "TokensLoader" and options.get("block_size") is None:
         raise ConfigurationError(
-            ["these are tokens: how many of them are a sample?"], "reader='{name: litdata, block_size: 1024}'"
+            ["these are tokens: how many of them are a sample?"],
+            "reader='{name: litdata, block_size: 1024}'",
+            code="data.litdata-tokens",
         )
     return Listed(by_folder(names, read, _chunks, ".bin"), {**options, "config": configs[0]})
 
@@ -182,7 +192,9 @@ def _inflated(path: Path) -> int:
     from litdata.streaming.compression import _COMPRESSORS
 
     if "zstd" not in _COMPRESSORS:
-        raise ConfigurationError(["the chunks are compressed, which needs the package zstd"], "pip install zstd")
+        raise ConfigurationError(
+            ["the chunks are compressed, which needs the package zstd"], "pip install zstd", code="data.litdata-zstd"
+        )
     try:
         content = _COMPRESSORS["zstd"].decompress(path.read_bytes())
     except Exception as error:
