@@ -14,6 +14,7 @@ from orchestrator.errors import NotRerunnable
 from orchestrator.provenance.code import changes, checkout, snapshot
 from orchestrator.provenance.code.worktree import TITLE
 from tests.attacks import strangers
+from tests.products import thinned
 from tests.provenance.code.repositories import create, git, write
 
 pytestmark = pytest.mark.slow
@@ -74,7 +75,7 @@ def test_a_project_outside_of_the_code_is_refused(stranger: Path, kept: Path, tm
 
 
 @pytest.mark.parametrize(
-    "message", ["", "Project: {", "Project: 7", "Project: [1]", "Project: null", 'Project: "a\\ud800b"']
+    "message", thinned(["", "Project: {", "Project: 7", "Project: [1]", "Project: null", 'Project: "a\\ud800b"'], 3)
 )
 def test_a_message_that_says_no_project_is_refused(stranger: Path, kept: Path, tmp_path: Path, message: str) -> None:
     bundle = bundle_of(stranger, f"{message}\n", tmp_path / "sent.bundle")
@@ -109,7 +110,7 @@ def bytes_without_end(root: Path) -> str:
     return nested(root, "100644 blob", git(root, "hash-object", "-w", "zeros"), 5)
 
 
-@pytest.mark.parametrize("made", [files_without_end, folders_without_end, bytes_without_end])
+@pytest.mark.parametrize("made", thinned([files_without_end, folders_without_end, bytes_without_end], 2))
 def test_a_bomb_is_refused_before_it_is_unpacked(
     stranger: Path, kept: Path, tmp_path: Path, made: Callable[[Path], str]
 ) -> None:

@@ -65,6 +65,7 @@ class PrintsAndFails(Deep):
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_what_the_pipeline_raises_is_left_to_its_workers() -> None:
     assert rehearse_cuts(resolve(settings_for(PrintsAndFails, Layout(2, stages=2)))) is None
 

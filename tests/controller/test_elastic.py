@@ -26,7 +26,7 @@ from orchestrator.errors import Interrupted, WorkerLost
 from orchestrator.records.progress import advances_of, latest, steps_of
 from tests.controller.asked import required
 from tests.controller.simulated import AT_REST, Process, World
-from tests.products import thinned
+from tests.products import fewer, thinned
 
 pytestmark = pytest.mark.slow
 
@@ -377,7 +377,7 @@ def live(
     seed=st.integers(0, 2**32),
     stages=st.integers(1, 2),
 )
-@settings(max_examples=60, deadline=None)
+@fewer(1, most=60)
 def test_a_poisonous_micro_batch_ends_the_run_by_its_name(
     workers: int,
     least: int,
@@ -417,7 +417,7 @@ def test_a_poisonous_micro_batch_ends_the_run_by_its_name(
     resumed=st.booleans(),
     seed=st.integers(0, 2**32),
 )
-@settings(max_examples=60, deadline=None)
+@fewer(1, most=60)
 def test_of_two_that_cannot_reach_each_other_the_younger_goes(
     workers: int, cut: list[int], saves: bool, resumed: bool, seed: int
 ) -> None:

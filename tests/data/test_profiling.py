@@ -78,9 +78,8 @@ def test_where_no_declared_input_changed_nothing_is_started(known: dict[str, str
 
 
 def test_it_is_the_profile_that_is_computed_here() -> None:
-    first, again = (Profiling("noise:Noise", {}, 7).result() for _ in range(2))
+    first = Profiling("noise:Noise", {}, 7).result()
     assert first is not None
-    assert first == again
     assert (first["length"], first["sampled"], first["classes"]) == (300, 300, {"0": 100, "1": 100, "2": 100})
     assert compare(first, before({}).profile) is not None
 
@@ -95,6 +94,7 @@ def wait_for(path: Path) -> int:
     return int(path.read_text())
 
 
+@pytest.mark.long
 def test_a_run_that_ends_does_not_wait_for_it(project: Path) -> None:
     watch = DriftWatch(plan(2.0, waits=True), {"data": "new"}, lambda: before({"data": "old"}))
     watch.begin()

@@ -19,6 +19,7 @@ from tests.optim.other import CASES, parameters, reference, trained
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_they_are_those_of_pytorch_optimizer() -> None:
     for (name, options), expected in zip(CASES, reference(), strict=True):
         trainable = parameters()

@@ -134,7 +134,7 @@ def flipped(
 
 
 @pytest.mark.parametrize("where", ["gradient", "parameters", "region"])
-@pytest.mark.parametrize("seed", thinned(range(20), 5))
+@pytest.mark.parametrize("seed", thinned(range(20), 10))
 def test_a_flipped_bit_is_found_in_time_and_its_worker_named(where: Where, seed: int) -> None:
     """20 of 20, at random steps, workers and places; one seed of each topology where it has to be short."""
     topology = ("ring", "tree", "parameter_server", "peer_to_peer")[seed % 4]

@@ -83,7 +83,7 @@ def test_every_layout_gives_the_same_run(number: int) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("layout", thinned([*LONELY, *LAYOUTS], 3), ids=str)
+@pytest.mark.parametrize("layout", thinned([*LONELY, *LAYOUTS], 5), ids=str)
 def test_a_divided_run_on_all_layouts(layout: Layout) -> None:
     settings = {"partition": DIRICHLET, "batch_size": GROWING, "optimizer": {"name": "lars"}}
     _assert_same(train(LabelledBatchnorm, layout, **settings), _divided())
@@ -133,7 +133,7 @@ OPTIMIZERS = [{"name": "lars", "weight_decay": 0.01}, {"name": "lamb", "lr": 0.0
 
 @pytest.mark.slow
 @pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=str)
-@pytest.mark.parametrize("first", thinned([3, 11, 19, 27, 40], 2))
+@pytest.mark.parametrize("first", thinned([3, 11, 19, 27, 40], 3))
 def test_members_may_die(first: int, optimizer: dict[str, Any]) -> None:
     settings = {**RICH, "optimizer": optimizer}
     whole = survive(LabelledBatchnorm, Layout(1), **settings)
@@ -145,7 +145,7 @@ def test_members_may_die(first: int, optimizer: dict[str, Any]) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=str)
+@pytest.mark.parametrize("optimizer", thinned(OPTIMIZERS, 3), ids=str)
 def test_a_run_that_all_have_left_goes_on_from_its_checkpoint(optimizer: dict[str, Any]) -> None:
     settings = {**RICH, "optimizer": optimizer}
     whole, saved = survive(LabelledBatchnorm, Layout(1), **settings), Saved()
@@ -157,7 +157,7 @@ def test_a_run_that_all_have_left_goes_on_from_its_checkpoint(optimizer: dict[st
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=str)
+@pytest.mark.parametrize("optimizer", thinned(OPTIMIZERS, 3), ids=str)
 def test_a_stopped_run_goes_on_with_other_workers(optimizer: dict[str, Any]) -> None:
     settings = {**RICH, "optimizer": optimizer}
     whole, saved = survive(LabelledBatchnorm, Layout(1), **settings), Saved()

@@ -89,7 +89,7 @@ def test_compressed_rounds_too(number: int) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("outlives", [False, True], ids=["far", "here"])
-@pytest.mark.parametrize("at", [30, 60, 75])
+@pytest.mark.parametrize("at", thinned([30, 60, 75], 3))
 def test_and_members_of_them_may_die(at: int, outlives: bool) -> None:
     """What rounds have dropped lies with the host, or where it outlives it."""
     case = {**COMPRESSED[0], "steps": 6}
@@ -122,7 +122,7 @@ FEDERATED: dict[str, Any] = {**CASES[5], "shards": 5}
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("layout", thinned([*LONELY, *LAYOUTS], 3), ids=str)
+@pytest.mark.parametrize("layout", thinned([*LONELY, *LAYOUTS], 5), ids=str)
 def test_federated_rounds_on_all_layouts(layout: Layout) -> None:
     _assert_same(train(LabelledBatchnorm, layout, **FEDERATED), _federated())
 
@@ -289,7 +289,7 @@ RICH: dict[str, Any] = {
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("first", thinned([14, 3, 26, 40, 61], 2))
+@pytest.mark.parametrize("first", thinned([14, 3, 26, 40, 61], 3))
 def test_members_may_die(first: int) -> None:
     whole = survive(LabelledBatchnorm, Layout(1), **RICH)
     faults = [Fault(i, first + 15 * i, "die") for i in range(2)]

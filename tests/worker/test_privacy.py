@@ -273,7 +273,7 @@ RICH |= {"evaluate_every": Every(steps=2), "checkpoint_every": 2, "optimizer": {
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("first", range(3, 60, 7))
+@pytest.mark.parametrize("first", thinned(range(3, 60, 7), 3))
 def test_members_may_die_also_after_masking_and_the_same_bytes_are_released(first: int) -> None:
     """A trace tells a fingerprint of what each step released, so equal traces are equal releases: no epsilon is spent."""
     whole = survive(Labelled, Layout(1), **RICH)

@@ -75,7 +75,7 @@ def test_each_way_of_torch_gives_the_bits_of_the_whole_update(options: dict[str,
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("layout", LAYOUTS, ids=str)
+@pytest.mark.parametrize("layout", thinned(LAYOUTS, 3), ids=str)
 def test_every_topology(layout: Layout) -> None:
     settings: dict[str, Any] = {"optimizer": {"name": "adamw", "lr": 0.01}, "args": {}}
     assert train(p.Batchnorm, layout, sharded=True, **settings).trace == _batchnorm().trace

@@ -22,6 +22,7 @@ from orchestrator.errors import ConfigurationError, Inconsistent
 from orchestrator.worker import strategies
 from orchestrator.worker.member import lasting_memory, shared_queue
 from orchestrator.worker.member.shared_queue import Board, Claims, Deal, Ground, Place, check, opened, stamp_of
+from tests.products import thinned
 from tests.worker import pipelines as p
 from tests.worker.elastic import Elastic, Fault, elastic_settings
 from tests.worker.pipelines import Batch
@@ -295,7 +296,7 @@ LAYOUTS = [Layout(2, "ring"), Layout(3, "tree"), Layout(4, "parameter_server"), 
 
 
 @pytest.mark.parametrize("pipeline", [Dawdling, Leaping, p.LayerDrop], ids=lambda each: each.__name__)
-@pytest.mark.parametrize("layout", LAYOUTS, ids=str)
+@pytest.mark.parametrize("layout", thinned(LAYOUTS, 3), ids=str)
 def test_with_claims_and_without_the_run_is_the_same(pipeline: Any, layout: Layout) -> None:
     settings: dict[str, Any] = {"steps": 6, "shards": 7, "optimizer": {"name": "adam", "lr": 0.01}}
     expected = train(pipeline, ONE, **settings)

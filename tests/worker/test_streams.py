@@ -22,6 +22,7 @@ from orchestrator.common.values import Span
 from orchestrator.config.resolve import resolve
 from orchestrator.errors import ConfigurationError, DataDamaged, Inconsistent, PipelineRaised, RunFailed
 from orchestrator.worker import worker
+from tests.products import thinned
 from tests.worker import runs
 from tests.worker.elastic import EVERYTHING, Elastic, Fault, Told, elastic_settings
 from tests.worker.runs import Layout, Run, members_end, rotating, train
@@ -205,7 +206,7 @@ def test_a_checkpoint_holds_where_each_stream_is(kind: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", thinned(range(6), 3))
 def test_chaos(seed: int) -> None:
     draw = random.Random(seed)
     layout = Layout(draw.randint(1, 4), draw.choice(["ring", "tree", "parameter_server"]))
@@ -339,7 +340,7 @@ def test_what_a_live_stream_gave_is_given_again(tmp_path: Path, monkeypatch: pyt
     assert again.digest != live.digest
 
 
-@pytest.mark.parametrize("at", [41, 59, 80])
+@pytest.mark.parametrize("at", thinned([41, 59, 80], 2))
 def test_what_counts_is_in_the_log_whoever_is_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at: int) -> None:
     _logging(monkeypatch, tmp_path)
     faults = [Fault(1, at, "die"), Fault(2, at + 21, "die"), Fault(0, at + 30, "call off"), Fault(0, at + 40, "join")]
@@ -354,7 +355,7 @@ def test_what_counts_is_in_the_log_whoever_is_lost(tmp_path: Path, monkeypatch: 
     assert all(repeated.trace[line["step"]] == line for line in told.trace)
 
 
-@pytest.mark.parametrize("at", [41, 59, 80])
+@pytest.mark.parametrize("at", thinned([41, 59, 80], 2))
 def test_of_a_source_with_offsets_nothing_is_lost_or_taken_twice(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at: int
 ) -> None:

@@ -9,13 +9,14 @@ from typing import Any
 
 import numpy
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from orchestrator.data.sampling import partition_laws as laws
 from orchestrator.data.sampling.partitions import PARTITIONS
 from orchestrator.data.sampling.population import Population, Real, Whole, tried
 from orchestrator.errors import ConfigurationError
+from tests.products import fewer
 
 DIVIDING = [name for name in PARTITIONS if name != "shared"]
 CUT = [name for name in DIVIDING if "clients" in PARTITIONS.options(name)]
@@ -50,7 +51,7 @@ populations = st.builds(
 
 @pytest.mark.parametrize("name", CUT)
 @given(given_population=populations)
-@settings(max_examples=40)
+@fewer(1, most=40)
 def test_every_partition_keeps_to_the_laws(name: str, given_population: Population) -> None:
     options = PARTITIONS.resolve(name, NEEDED.get(name, {}))
     assert laws.broken(lambda each: PARTITIONS[name](each, **options), given_population) is None
@@ -59,7 +60,7 @@ def test_every_partition_keeps_to_the_laws(name: str, given_population: Populati
 @pytest.mark.slow
 @pytest.mark.parametrize("name", CUT)
 @given(given_population=populations)
-@settings(max_examples=40)
+@fewer(1, most=40)
 def test_parts_are_a_disjoint_cover_among_the_clients(name: str, given_population: Population) -> None:
     owners = divided(name, given_population, **NEEDED.get(name, {}))
     parts = [numpy.flatnonzero(owners == client) for client in range(given_population.shards)]
@@ -88,7 +89,7 @@ def test_a_seed_has_a_partition_of_its_own_where_it_is_drawn() -> None:
 
 
 @given(populations)
-@settings(max_examples=40)
+@fewer(1, most=40)
 def test_sizes_are_as_even_as_they_can_be(given_population: Population) -> None:
     for name in ("iid", "contiguous", "stratified"):
         sizes = numpy.bincount(divided(name, given_population), minlength=given_population.shards)
@@ -96,7 +97,7 @@ def test_sizes_are_as_even_as_they_can_be(given_population: Population) -> None:
 
 
 @given(populations)
-@settings(max_examples=40)
+@fewer(1, most=40)
 def test_strata_are_as_even_as_they_can_be(given_population: Population) -> None:
     owners, labels = divided("stratified", given_population), given_population.labels("label")
     for label in set(labels.tolist()):
