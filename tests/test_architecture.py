@@ -82,7 +82,10 @@ ONLY_ROOM = {
 }
 MOST_PARAMETERS = 7
 CALLS = ("importlib.import_module", "import_module", "__import__")
-STANDARD_LIBRARY_ONLY = ["records", "errors", "common.import_string", "moved"]
+STANDARD_LIBRARY_ONLY = [
+    *("records", "errors", "moved"),
+    *("common.child", "common.import_string", "common.injection", "common.processes"),
+]
 PYDANTIC_TOO = [
     *("common.values", "common.registry"),
     *("comm.topologies", "comm.pipeline_schedules", "comm.synchronization"),
