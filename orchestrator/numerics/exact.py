@@ -34,7 +34,7 @@ from orchestrator.numerics.layout import Layout, Slot, most_waiting
 Tensors = Sequence[torch.Tensor | None]  # float32, in the order and the shapes of the layout
 Array = NDArray[Any]
 
-_ANCHOR: Final = 1.5 * 2.0**52  # multiples of lsb
+ANCHOR: Final = 1.5 * 2.0**52  # multiples of lsb
 _PIECE: Final = 128  # elements, as in `loops`
 LOOPS: Final = Loops()
 _LONG, _DOUBLE = numpy.dtype(numpy.int64), numpy.dtype(numpy.float64)
@@ -102,7 +102,7 @@ class Accumulator:
         )
         weights = [weight for _, _, weight in self._waiting]
         exponents = self._grid.exponents if self._exact else [None] * tensors
-        numbers = numpy.array([*weights, *(0.0 if e is None else _ANCHOR * 2.0**e for e in exponents)], _DOUBLE)
+        numbers = numpy.array([*weights, *(0.0 if e is None else ANCHOR * 2.0**e for e in exponents)], _DOUBLE)
         largest = numpy.full((shards, tensors), ABSENT, numpy.int32)
         divisor, result = alone or (1.0, self._scratch[:0])
         at, number_at = _at(integers), _at(numbers)
@@ -234,7 +234,7 @@ def in_order(tensor: torch.Tensor, slot: Slot) -> torch.Tensor:
     alike = tensor.stride() == slot.stride and tensor.numel() == slot.elements and tensor.dtype == torch.float32
     if alike and not tensor.is_neg():  # a sign that torch keeps apart
         return tensor
-    return torch.empty_strided(slot.shape, slot.stride, dtype=torch.float32).copy_(tensor)
+    return torch.empty_strided(slot.shape, slot.stride, dtype=torch.float32, device=tensor.device).copy_(tensor)
 
 
 def _at(array: Array) -> int:

@@ -1,0 +1,109 @@
+"""The driver calls behind `device_memory` on a GPU of NVIDIA, by `cuda.bindings`.
+
+Why not CUDA's IPC handles: they promise nothing about memory whose owner has died, and refuse torch's expandable segments. Why not
+torch's symmetric memory: it compares ordinals, where each worker of Ray calls its own card 0, and its kernels wait for peers.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import torch
+
+_TYPES: Final = {
+    torch.float64: "<f8",
+    torch.float32: "<f4",
+    torch.int64: "<i8",
+    torch.int32: "<i4",
+    torch.int16: "<i2",
+    torch.int8: "|i1",
+    torch.uint8: "|u1",
+}
+
+
+class CudaDriver:
+    """Implements `device_memory.Driver` for the current device of torch, which this starts."""
+
+    def __init__(self) -> None:
+        from cuda.bindings import driver
+
+        torch.zeros(1, device="cuda")  # the calls below need the context that torch makes
+        self._cuda: Any = driver
+        self._device = torch.cuda.current_device()
+        self._kind = driver.CUmemAllocationHandleType.CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR
+        self._place = driver.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE
+        least = driver.CUmemAllocationGranularity_flags.CU_MEM_ALLOC_GRANULARITY_MINIMUM
+        self.granularity = int(self._ok(driver.cuMemGetAllocationGranularity(self._properties(), least)))
+
+    def create(self, size_bytes: int) -> Any:
+        out_of_memory = self._cuda.CUresult.CUDA_ERROR_OUT_OF_MEMORY
+        answer = self._cuda.cuMemCreate(size_bytes, self._properties(), 0)
+        if answer[0] == out_of_memory:
+            torch.cuda.empty_cache()  # what torch keeps for later allocations of its own
+            answer = self._cuda.cuMemCreate(size_bytes, self._properties(), 0)
+        if answer[0] == out_of_memory:
+            free, _ = torch.cuda.mem_get_info()
+            raise MemoryError(
+                f"a region of {size_bytes} bytes is needed on the GPU, where {free} bytes are free; use fewer workers on this "
+                "card, or a larger one"
+            )
+        return self._ok(answer)
+
+    def export(self, handle: Any) -> int:
+        return int(self._ok(self._cuda.cuMemExportToShareableHandle(handle, self._kind, 0)))
+
+    def take(self, fd: int) -> Any:
+        return self._ok(self._cuda.cuMemImportFromShareableHandle(fd, self._kind))
+
+    def map(self, handle: Any, size_bytes: int, *, writable: bool) -> int:
+        cuda = self._cuda
+        address = self._ok(cuda.cuMemAddressReserve(size_bytes, 0, 0, 0))
+        self._ok(cuda.cuMemMap(address, size_bytes, 0, handle, 0))
+        access = cuda.CUmemAccessDesc()
+        access.location.type, access.location.id = self._place, self._device
+        flags = cuda.CUmemAccess_flags
+        access.flags = flags.CU_MEM_ACCESS_FLAGS_PROT_READWRITE if writable else flags.CU_MEM_ACCESS_FLAGS_PROT_READ
+        self._ok(cuda.cuMemSetAccess(address, size_bytes, [access], 1))
+        return int(address)
+
+    def give_back(self, handle: Any, address: int, size_bytes: int) -> None:
+        # Answers are not looked at: a card that has failed takes all back with the process.
+        self._cuda.cuMemUnmap(address, size_bytes)
+        self._cuda.cuMemAddressFree(address, size_bytes)
+        self._cuda.cuMemRelease(handle)
+
+    def tensor(self, owner: object, address: int, dtype: torch.dtype, elements: int) -> torch.Tensor:
+        if elements == 0:
+            return torch.empty(0, dtype=dtype, device="cuda")
+        return torch.as_tensor(_Interface(owner, address, dtype, elements), device="cuda")
+
+    def settle(self) -> None:
+        torch.cuda.current_stream().synchronize()
+
+    def _properties(self) -> Any:
+        properties = self._cuda.CUmemAllocationProp()
+        properties.type = self._cuda.CUmemAllocationType.CU_MEM_ALLOCATION_TYPE_PINNED
+        properties.location.type, properties.location.id = self._place, self._device
+        properties.requestedHandleTypes = self._kind
+        return properties
+
+    def _ok(self, answer: Any) -> Any:
+        """What a call returned. Raises RuntimeError where it failed."""
+        code, *values = answer
+        if code != self._cuda.CUresult.CUDA_SUCCESS:
+            raise RuntimeError(f"the driver of the GPU refuses: {code}")
+        return values[0] if values else None
+
+
+class _Interface:
+    """Memory as torch takes it: the tensor keeps this object, and so the owner."""
+
+    def __init__(self, owner: object, address: int, dtype: torch.dtype, elements: int) -> None:
+        self._owner = owner
+        self.__cuda_array_interface__ = {
+            "shape": (elements,),
+            "typestr": _TYPES[dtype],
+            "data": (address, False),  # torch takes nothing that calls itself read only
+            "version": 3,
+            "strides": None,
+        }

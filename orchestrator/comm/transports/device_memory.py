@@ -1,0 +1,146 @@
+"""Memory of a GPU that peers of the same host read in place: another `Regions` for the same transport and the same schedules.
+
+Each region is physical memory of the device with a file descriptor, which goes to a peer through a Unix socket as a memfd does.
+A peer maps it read only. The memory lives as long as anybody has it mapped, so a member that is killed in the middle of a kernel
+takes nothing from those that read; and its pages go when the last of them lets go, at the end of the generation.
+
+Order: a message says that a payload is there, so its sender first waits for what it has enqueued (`settle`); so a kernel here
+never waits for another process. What a receiver enqueues after `receive` comes after what the message told of, and what it sends
+next says that it has read, because that waits as well (rules C1 and C4).
+
+Trust: copies between cards arrive damaged on some machines, though the driver offers them. So the first region of each member
+holds a known pattern, which a peer compares before it relies on anything (`trusts`).
+
+Source: NVIDIA, "CUDA Driver API", virtual memory management. What it does not do: reach other hosts, or order accesses.
+"""
+
+from __future__ import annotations
+
+import bisect
+import os
+import weakref
+from collections.abc import Sequence
+from typing import Any, Final, Protocol
+
+import torch
+
+from orchestrator.comm.transports.base import DEVICE, Descriptor, Mapped
+
+_PROBE_ELEMENTS: Final = 4096  # int64
+_PROBE_FACTOR: Final = 0x9E37_79B9_7F4A_7C15 - 2**64  # spreads a count over all bits: Knuth, TAOCP 3, section 6.4
+
+
+class Driver(Protocol):
+    """What a device's driver does for regions. Sizes are multiples of `granularity`, in bytes."""
+
+    granularity: int
+
+    def create(self, size_bytes: int) -> Any:
+        """A handle of new memory. Raises MemoryError where there is none."""
+
+    def export(self, handle: Any) -> int:
+        """A file descriptor of it, which is the caller's."""
+
+    def take(self, fd: int) -> Any:
+        """A handle of the memory of a descriptor, which stays the caller's. Raises RuntimeError where it cannot be had here."""
+
+    def map(self, handle: Any, size_bytes: int, *, writable: bool) -> int:
+        """The address. Raises RuntimeError."""
+
+    def give_back(self, handle: Any, address: int, size_bytes: int) -> None:
+        """Unmap it and let go of the handle. Nothing that is enqueued uses it."""
+
+    def tensor(self, owner: object, address: int, dtype: torch.dtype, elements: int) -> torch.Tensor:
+        """A view of that memory: [elements]. It keeps `owner` alive."""
+
+    def settle(self) -> None:
+        """Wait until all that this thread has enqueued is done."""
+
+
+class DeviceMapping:
+    """Implements `base.Mapped`: memory of a device in this process, unmapped when it and all its tensors are gone."""
+
+    def __init__(self, driver: Driver, handle: Any, size_bytes: int, *, writable: bool) -> None:
+        self.address = driver.map(handle, size_bytes, writable=writable)
+        self.size_bytes = size_bytes
+        self._driver = driver
+        # Not at exit: the driver takes all back with the process.
+        weakref.finalize(self, driver.give_back, handle, self.address, size_bytes).atexit = False
+
+    def tensor(self, dtype: torch.dtype, offset_bytes: int, elements: int) -> torch.Tensor:
+        """A view: [elements]. Raises ValueError when that is not inside the region."""
+        if not 0 <= offset_bytes <= offset_bytes + elements * dtype.itemsize <= self.size_bytes:
+            raise ValueError(f"{elements} x {dtype} at {offset_bytes} is outside a region of {self.size_bytes} bytes")
+        return self._driver.tensor(self, self.address + offset_bytes, dtype, elements)
+
+
+class DeviceRegions:
+    """Implements `base.SharableRegions` on a device; one thread allocates and closes."""
+
+    kind = DEVICE
+
+    def __init__(self, driver: Driver) -> None:
+        self._driver = driver
+        self._descriptors: list[Descriptor] = []
+        self._mappings: list[DeviceMapping] = []
+        self._by_address: list[tuple[int, int]] = []  # (address, region), sorted by address
+        self.allocate(_PROBE_ELEMENTS, torch.int64).copy_(_pattern())
+
+    @property
+    def descriptors(self) -> tuple[Descriptor, ...]:
+        return tuple(self._descriptors)
+
+    def allocate(self, elements: int, dtype: torch.dtype) -> torch.Tensor:
+        """A new zeroed 1-D tensor on the device. Raises MemoryError when the memory is not there now."""
+        driver = self._driver
+        size_bytes = -(-max(1, elements) * dtype.itemsize // driver.granularity) * driver.granularity
+        handle = driver.create(size_bytes)
+        mapping = DeviceMapping(driver, handle, size_bytes, writable=True)
+        self._descriptors.append(Descriptor(driver.export(handle), size_bytes))
+        bisect.insort(self._by_address, (mapping.address, len(self._mappings)))
+        self._mappings.append(mapping)
+        return mapping.tensor(dtype, 0, elements).zero_()
+
+    def locate(self, tensor: torch.Tensor) -> tuple[int, int] | None:
+        start, size_bytes = tensor.data_ptr(), tensor.numel() * tensor.itemsize
+        position = bisect.bisect_right(self._by_address, (start, len(self._mappings))) - 1
+        if position < 0 or size_bytes == 0:
+            return None
+        address, region = self._by_address[position]
+        offset = start - address
+        return (region, offset) if offset + size_bytes <= self._mappings[region].size_bytes else None
+
+    def free(self, region: torch.Tensor) -> None:
+        """The others move up in `descriptors`, so nobody may be connected."""
+        found = self.locate(region)
+        if found is None:
+            return
+        self.settle()
+        position, _ = found
+        os.close(self._descriptors.pop(position).fd)
+        del self._mappings[position]
+        self._by_address = sorted((mapping.address, index) for index, mapping in enumerate(self._mappings))
+
+    def map_peer(self, descriptor: Descriptor) -> Mapped:
+        """Raises RuntimeError where this process cannot have that memory."""
+        handle = self._driver.take(descriptor.fd)
+        return DeviceMapping(self._driver, handle, descriptor.size_bytes, writable=False)
+
+    def trusts(self, memory: Sequence[Mapped]) -> bool:
+        """Whether what a peer has written arrives as it is."""
+        seen = memory[0].tensor(torch.int64, 0, _PROBE_ELEMENTS).cpu()
+        return torch.equal(seen, _pattern())
+
+    def settle(self) -> None:
+        self._driver.settle()
+
+    def close(self) -> None:
+        """Give the memory back; its pages go once no tensor here and no mapping of a peer holds them."""
+        descriptors, self._descriptors = self._descriptors, []
+        self._mappings, self._by_address = [], []
+        for descriptor in descriptors:
+            os.close(descriptor.fd)
+
+
+def _pattern() -> torch.Tensor:
+    return torch.arange(1, _PROBE_ELEMENTS + 1) * _PROBE_FACTOR

@@ -1,0 +1,166 @@
+"""`sums.cu` on the card at hand: compiled by NVRTC in half a second, launched on torch's current stream.
+
+Why CUDA C by NVRTC and not Triton: no C compiler and no headers of Python on a worker, no cache of files that many workers fill at
+once, numbers that arrive as float64, roundings that stand in the source, and one source that a C++ compiler runs on a processor, so
+that its bits are tested where no card is. Both packages come with torch's build for CUDA.
+Source: NVIDIA, "NVRTC" and "CUDA Driver API", module and execution control; by `cuda.bindings`.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+
+from orchestrator.numerics.compiled import inverts
+from orchestrator.numerics.device.kernels import Adder, moved
+from orchestrator.numerics.layout import BLOCK, Layout
+
+SOURCE: Final = Path(__file__).with_name("sums.cu")
+_THREADS: Final = 256  # of a block: its warps hide the memory's latency, and a piece keeps all of them busy
+_BLOCKS: Final = 16  # of `finish`, for each multiprocessor
+_TABLES: Final = 64  # of addresses that are kept: gradients often lie where those of a shard before lay
+_POINTER, _DOUBLE, _INT, _LONG = ctypes.c_void_p, ctypes.c_double, ctypes.c_int, ctypes.c_longlong
+ADD: Final = (*[_POINTER] * 6, _DOUBLE, _INT)
+FINISH: Final = (*[_POINTER] * 4, _DOUBLE, _DOUBLE, _LONG, _LONG)
+
+
+class CompilationFailed(Exception):
+    """No kernels can be had here; the message says why."""
+
+
+def compiled(architecture: str, kind: str = "cubin") -> bytes:
+    """The code of `sums.cu` for an architecture such as "sm_90", as cubin or ptx. Needs no GPU. Raises CompilationFailed."""
+    try:
+        from cuda.bindings import nvrtc
+    except ImportError as error:
+        raise CompilationFailed(f"cuda.bindings is not installed: {error}") from error
+    try:
+        program = _ok(nvrtc.nvrtcCreateProgram(SOURCE.read_bytes(), b"sums.cu", 0, [], []))
+    except RuntimeError as error:  # the library itself was not found
+        raise CompilationFailed(f"NVRTC cannot be loaded: {error}") from error
+    options = [f"--gpu-architecture={architecture}".encode(), b"--fmad=false"]
+    if int(nvrtc.nvrtcCompileProgram(program, len(options), options)[0]) != 0:
+        log = b" " * _ok(nvrtc.nvrtcGetProgramLogSize(program))
+        nvrtc.nvrtcGetProgramLog(program, log)
+        raise CompilationFailed(f"NVRTC cannot compile sums.cu for {architecture}: {log.decode(errors='replace')}")
+    size_of, get = (
+        (nvrtc.nvrtcGetCUBINSize, nvrtc.nvrtcGetCUBIN)
+        if kind == "cubin"
+        else (nvrtc.nvrtcGetPTXSize, nvrtc.nvrtcGetPTX)
+    )
+    code = b" " * _ok(size_of(program))
+    _ok(get(program, code))
+    return code
+
+
+class Launcher:
+    """Starts the kernels of a module on torch's current stream."""
+
+    def __init__(self, code: bytes) -> None:
+        from cuda.bindings import driver
+
+        self._driver: Any = driver
+        self._module = _ok(driver.cuModuleLoadData(code))
+        self._functions = {
+            name: _ok(driver.cuModuleGetFunction(self._module, name.encode())) for name in ("add", "finish")
+        }
+
+    def __call__(self, name: str, blocks: int, values: Sequence[int | float], kinds: Sequence[Any]) -> None:
+        stream = torch.cuda.current_stream().cuda_stream
+        packed = (tuple(values), tuple(kinds))
+        _ok(self._driver.cuLaunchKernel(self._functions[name], blocks, 1, 1, _THREADS, 1, 1, 0, stream, packed, 0))
+
+
+class Compiled:
+    """Implements `Kernels`. launch: starts a kernel by its name; most_blocks: of `finish`."""
+
+    def __init__(self, launch: Any, most_blocks: int) -> None:
+        self._launch = launch
+        self._most_blocks = most_blocks
+
+    def adder(self, layout: Layout, total: torch.Tensor) -> Adder:
+        return _Adding(self._launch, layout, total)
+
+    def finish(
+        self,
+        total: torch.Tensor,
+        last: torch.Tensor | None,
+        divisor: float,
+        result: torch.Tensor,
+        first_block: int,
+        fingerprint: torch.Tensor,
+    ) -> None:
+        blocks = total.numel() // BLOCK
+        if not blocks:
+            return
+        places = _start(total), 0 if last is None else _start(last), _start(result), _start(fingerprint)
+        divisors = float(divisor), 1.0 / divisor if inverts(divisor) else 0.0
+        values = (*places, *divisors, blocks, first_block)
+        self._launch("finish", min(blocks, self._most_blocks), values, FINISH)
+
+
+class _Adding:
+    """Implements `Adder`."""
+
+    def __init__(self, launch: Any, layout: Layout, total: torch.Tensor) -> None:
+        self._launch = launch
+        self._total = total
+        pieces = [
+            (number, start, slot.offset + start, min(BLOCK, slot.elements - start))
+            for number, slot in enumerate(layout.slots)
+            for start in range(0, slot.elements, BLOCK)
+        ]
+        self._count = len(pieces)
+        device = total.device
+        self._slots = torch.tensor([piece[0] for piece in pieces], dtype=torch.int32, device=device)
+        self._places = torch.tensor([piece[1:] for piece in pieces], dtype=torch.int64, device=device)
+        self._tables: dict[tuple[int, ...], torch.Tensor] = {}
+
+    def __call__(
+        self,
+        tensors: Sequence[torch.Tensor | None],
+        weight: float,
+        anchors: torch.Tensor,
+        largest: torch.Tensor,
+        *,
+        fresh: bool,
+    ) -> None:
+        if not self._count:
+            return
+        addresses = self._table(tuple(0 if tensor is None else tensor.data_ptr() for tensor in tensors))
+        tables = addresses, self._places, self._slots, anchors, self._total, largest
+        values = (*map(_start, tables), float(weight), int(fresh))
+        self._launch("add", self._count, values, ADD)
+
+    def _table(self, addresses: tuple[int, ...]) -> torch.Tensor:
+        if addresses not in self._tables:
+            if len(self._tables) == _TABLES:
+                del self._tables[next(iter(self._tables))]
+            self._tables[addresses] = moved(addresses, self._total)
+        return self._tables[addresses]
+
+
+@cache
+def for_this_card() -> Compiled:
+    """Of the current device, where torch has started CUDA. Raises CompilationFailed."""
+    properties = torch.cuda.get_device_properties()
+    code = compiled(f"sm_{properties.major}{properties.minor}")
+    return Compiled(Launcher(code), _BLOCKS * properties.multi_processor_count)
+
+
+def _start(tensor: torch.Tensor) -> int:
+    assert tensor.is_contiguous()
+    return tensor.data_ptr()
+
+
+def _ok(answer: Any) -> Any:
+    """What a call of CUDA returned. Raises RuntimeError where it failed."""
+    code, *values = answer if isinstance(answer, tuple) else (answer,)
+    if int(code) != 0:
+        raise RuntimeError(str(code))
+    return values[0] if len(values) == 1 else values

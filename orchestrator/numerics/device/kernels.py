@@ -1,0 +1,191 @@
+"""What a device does for an exact sum, behind one interface, and the accumulator over it.
+
+    Operations    operations of torch in float64: for any device; oracle of the kernels, and what is used where they cannot be had
+    Compiled      `sums.cu`, compiled for the card at hand (`compiling.py`): one pass where the operations take five
+
+All give the bits of `numerics.exact` (rule A1); one contract suite holds all of them (`tests/numerics/device`). What is asked for
+is enqueued on torch's current stream, and nothing here waits for it but `Accumulator.complete` and `finish`, which read an answer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final, Protocol
+
+import numpy
+import torch
+from numpy.typing import NDArray
+
+from orchestrator.numerics.exact import ANCHOR, Sums, Tensors, in_order, weighted, wrap
+from orchestrator.numerics.grid import ABSENT, Grid
+from orchestrator.numerics.layout import BLOCK, Layout, Slot
+
+_MAGNITUDE: Final = 0x7FFF_FFFF  # the bits of a float32 without its sign
+
+
+class Adder(Protocol):
+    """Adds shards onto the total of one layout, which it was made for."""
+
+    def __call__(
+        self,
+        tensors: Sequence[torch.Tensor | None],  # as the slots say, on the device
+        weight: float,
+        anchors: torch.Tensor,  # float64, by slot; 0 where the grid is not set
+        largest: torch.Tensor,  # int32, by slot: gets the largest bits of an element without sign, where that is more
+        *,
+        fresh: bool,  # what the total holds does not count
+    ) -> None: ...
+
+
+class Kernels(Protocol):
+    def adder(self, layout: Layout, total: torch.Tensor) -> Adder:
+        """total: float64, of the layout's size."""
+
+    def finish(
+        self,
+        total: torch.Tensor,  # float64, whole blocks
+        last: torch.Tensor | None,  # is added to it
+        divisor: float,
+        result: torch.Tensor,  # float32: gets the quotient, cast once
+        first_block: int,  # of the total in the layout
+        fingerprint: torch.Tensor,  # int64, one element: that of the result is added to it, modulo 2**64
+    ) -> None: ...
+
+
+class Accumulator:
+    """As `exact.Accumulator`, of totals on a device. Shards are added as they come, so none waits."""
+
+    most_waiting = 1
+
+    def __init__(self, layout: Layout, total: torch.Tensor, kernels: Kernels) -> None:
+        self._slots = layout.slots
+        self._total = total
+        self._kernels = kernels
+        self._add = kernels.adder(layout, total)
+        self._grid: Grid | None = None
+        self._anchors = torch.empty(0)
+        self.clear()
+
+    def clear(self) -> None:
+        self._largest: list[torch.Tensor] = []
+        self._weights: list[float] = []
+        self.finished: int | None = None
+
+    def add(self, tensors: Tensors, weight: float, grid: Grid) -> None:
+        """As `exact.Accumulator.add`; the tensors may change in what is enqueued after this."""
+        ordered = [None if t is None else in_order(t, slot) for t, slot in zip(tensors, self._slots, strict=True)]
+        if grid is not self._grid:
+            self._grid = grid
+            self._anchors = moved([0.0 if e is None else ANCHOR * 2.0**e for e in grid.exponents], self._total)
+        largest = torch.full((len(self._slots),), ABSENT, dtype=torch.int32, device=self._total.device)
+        self._add(ordered, weight, self._anchors, largest, fresh=not self._weights)
+        self._largest.append(largest)
+        self._weights.append(weight)
+
+    def complete(self, alone: tuple[float, torch.Tensor] | None = None) -> NDArray[numpy.int64]:
+        """As `exact.Accumulator.complete`. Waits for the magnitudes, and so for all that was added."""
+        if not self._weights:
+            self._total.zero_()
+            return numpy.empty((0, len(self._slots)), numpy.int64)
+        largest = torch.stack(self._largest).cpu().numpy()
+        if alone is not None:
+            divisor, result = alone
+            self.finished = finished(self._kernels, self._total, divisor, result, 0, None)
+        return weighted(largest, numpy.array(self._weights)[:, None])
+
+
+def finished(
+    kernels: Kernels,
+    total: torch.Tensor,
+    divisor: float,
+    result: torch.Tensor,
+    first_block: int,
+    last: torch.Tensor | None,
+) -> int:
+    """As `exact.finish`. Waits for the fingerprint."""
+    assert result.numel() == total.numel() == (total if last is None else last).numel()
+    fingerprint = torch.zeros(1, dtype=torch.int64, device=total.device)
+    kernels.finish(total, last, divisor, result, first_block, fingerprint)
+    return int(fingerprint)
+
+
+def sums_on(kernels: Kernels) -> Sums:
+    """`exact.MEANS` of totals on a device. A partial sum that has come through host memory goes to the device first."""
+
+    def finish(
+        total: torch.Tensor, divisor: float, result: torch.Tensor, first_block: int, last: torch.Tensor | None = None
+    ) -> int:
+        last = None if last is None else last.to(total.device)
+        return finished(kernels, total, divisor, result, first_block, last)
+
+    return Sums(torch.float64, torch.float32, finish)
+
+
+def fingerprint_of_bits(values: torch.Tensor, first_block: int = 0) -> int:
+    """As `exact.fingerprint_of`, of values on a device that fill whole blocks; of int64 values as
+    `exact.fingerprint_of_integers`."""
+    bits = values if values.dtype == torch.int64 else values.view(torch.int32)
+    return wrap(int(_fingerprint(bits, first_block)))
+
+
+def moved(numbers: Sequence[float] | Sequence[int], beside: torch.Tensor) -> torch.Tensor:
+    """These numbers as float64 or int64 on the device of that tensor, without waiting for it: a kernel that is given a number of
+    Python may take it as float32."""
+    dtype = torch.float64 if any(isinstance(number, float) for number in numbers) else torch.int64
+    on_card = beside.device.type == "cuda"
+    return torch.tensor(numbers, dtype=dtype, pin_memory=on_card).to(beside.device, non_blocking=on_card)
+
+
+class Operations:
+    """Implements `Kernels` with operations of torch. Each is a kernel of its own, so none is fused with another and each rounds
+    once."""
+
+    def adder(self, layout: Layout, total: torch.Tensor) -> Adder:
+        return _Adding(layout.slots, total)
+
+    def finish(
+        self,
+        total: torch.Tensor,
+        last: torch.Tensor | None,
+        divisor: float,
+        result: torch.Tensor,
+        first_block: int,
+        fingerprint: torch.Tensor,
+    ) -> None:
+        sums = total if last is None else total + last
+        # By a tensor: torch multiplies by the reciprocal where a CUDA tensor is divided by a number (pytorch#191495).
+        result.copy_(sums / moved([float(divisor)], total))
+        fingerprint += _fingerprint(result.view(torch.int32), first_block)
+
+
+class _Adding:
+    """Implements `Adder`."""
+
+    def __init__(self, slots: Sequence[Slot], total: torch.Tensor) -> None:
+        self._places = [total[slot.offset : slot.offset + slot.elements] for slot in slots]
+
+    def __call__(
+        self,
+        tensors: Sequence[torch.Tensor | None],
+        weight: float,
+        anchors: torch.Tensor,
+        largest: torch.Tensor,
+        *,
+        fresh: bool,
+    ) -> None:
+        for i, (place, tensor) in enumerate(zip(self._places, tensors, strict=True)):
+            if fresh:
+                place.zero_()
+            if tensor is None or not tensor.numel():
+                continue
+            values = tensor.as_strided((tensor.numel(),), (1,))
+            place += (values.double() * weight + anchors[i]) - anchors[i]
+            bits = values.view(torch.int32) & _MAGNITUDE
+            torch.maximum(largest[i], bits.max(), out=largest[i])
+
+
+def _fingerprint(bits: torch.Tensor, first_block: int) -> torch.Tensor:
+    """Of int32 or int64 bits that fill whole blocks; sums of int64 wrap."""
+    of_blocks = bits.view(-1, BLOCK).sum(1, dtype=torch.int64)
+    places = torch.arange(first_block + 1, first_block + 1 + len(of_blocks), dtype=torch.int64, device=bits.device)
+    return (of_blocks * places).sum()

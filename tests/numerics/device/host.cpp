@@ -1,0 +1,39 @@
+// `sums.cu` on a processor: one thread after the other. A warp's exchange gives the neutral element, and every thread counts as
+// the first of its warp, so each adds its own share.
+#include <cstdint>
+#include <cstring>
+#include <algorithm>
+#define __device__
+#define __forceinline__ inline
+#define __global__
+#define LANE 0
+struct Index { int x; };
+static Index threadIdx, blockIdx, blockDim, gridDim;
+struct float2 { float x, y; };
+struct float4 { float x, y, z, w; };
+struct double2 { double x, y; };
+using std::max;
+static inline double __dmul_rn(double a, double b) { return a * b; }
+static inline double __dadd_rn(double a, double b) { return a + b; }
+static inline double __dsub_rn(double a, double b) { return a - b; }
+static inline double __ddiv_rn(double a, double b) { return a / b; }
+static inline float __double2float_rn(double a) { return (float)a; }
+static inline int __float_as_int(float a) { int bits; memcpy(&bits, &a, 4); return bits; }
+template <typename T> static inline T __shfl_xor_sync(unsigned, T, int) { return 0; }
+static inline void atomicMax(int* at, int value) { *at = max(*at, value); }
+static inline void atomicAdd(unsigned long long* at, unsigned long long value) { *at += value; }
+#include "sums.cu"
+
+template <typename Kernel> static void run(int blocks, int threads, Kernel kernel) {
+    gridDim.x = blocks, blockDim.x = threads;
+    for (blockIdx.x = 0; blockIdx.x < blocks; blockIdx.x++)
+        for (threadIdx.x = 0; threadIdx.x < threads; threadIdx.x++) kernel();
+}
+extern "C" void run_add(int blocks, int threads, const i64* addresses, const i64* places, const int* slots, const double* anchors,
+                        double* total, int* largest, double weight, int fresh) {
+    run(blocks, threads, [=] { add(addresses, places, slots, anchors, total, largest, weight, fresh); });
+}
+extern "C" void run_finish(int blocks, int threads, const double* total, const double* last, float* result,
+                           unsigned long long* print, double divisor, double inverse, i64 blocks_of, i64 first_block) {
+    run(blocks, threads, [=] { finish(total, last, result, print, divisor, inverse, blocks_of, first_block); });
+}

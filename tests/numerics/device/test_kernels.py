@@ -1,0 +1,147 @@
+"""One contract for all ways to sum on a device: the bits of `numerics.exact`, for the same contributions.
+
+The kernels' source runs here as a C++ compiler builds it for a processor, and is looked at as NVRTC compiles it for cards
+(`test_compiling.py`). What only a card can show stands in `benchmarks.gpu`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from orchestrator.numerics import exact
+from orchestrator.numerics.device.kernels import Accumulator, Kernels, Operations, fingerprint_of_bits, sums_on
+from orchestrator.numerics.grid import Grid
+from orchestrator.numerics.layout import BLOCK, Layout
+from tests.numerics.device import host
+
+IMPLEMENTATIONS: dict[str, Callable[[], Kernels]] = {
+    "operations of torch": Operations,
+    "kernels, 1 thread": lambda: host.kernels(1, 1),
+    "kernels, 5 threads": host.kernels,
+    "kernels, 256 threads": lambda: host.kernels(256, 1000),
+}
+every = pytest.mark.parametrize("make", IMPLEMENTATIONS.values(), ids=IMPLEMENTATIONS.keys())
+SPECIAL = [0.0, -0.0, 2.0**-149, -(2.0**-126), 3.4e38, 1.0, -1.0]
+Shard = tuple[float, list[torch.Tensor | None]]  # weight, tensors
+
+
+@st.composite
+def models(draw: st.DrawFn) -> tuple[Layout, list[Shard]]:
+    """Shapes, and for each shard its weight and tensors: some absent, some with other strides, denormals, special values."""
+    seed = draw(st.integers(0, 2**32 - 1))
+    dice = torch.Generator().manual_seed(seed)
+    shapes = draw(
+        st.lists(
+            st.sampled_from([(), (1,), (3,), (0,), (7, 5), (16, 16), (2, 3, 4, 5), (4095,), (4096,), (9001,)]),
+            min_size=1,
+            max_size=6,
+        )
+    )
+    strange = draw(st.floats(0.0, 0.3))
+    scale = 2.0 ** draw(st.integers(-149, 100))
+    layout = Layout.of([(str(i), torch.empty(shape)) for i, shape in enumerate(shapes)])
+
+    def tensor(shape: tuple[int, ...]) -> torch.Tensor | None:
+        kind = draw(st.integers(0, 5))
+        if kind == 0:
+            return None
+        values = torch.randn(shape, generator=dice) * scale
+        chosen = torch.rand(shape, generator=dice) < strange
+        values[chosen] = torch.tensor(SPECIAL)[torch.randint(len(SPECIAL), (int(chosen.sum()),), generator=dice)]
+        if kind == 1 and values.dim() > 1:  # as a transposed weight leaves it
+            return values.transpose(0, -1).contiguous().transpose(0, -1)
+        if kind == 2:  # not on a boundary of 16 bytes
+            return torch.cat([torch.zeros(1), values.reshape(-1)])[1:].view(shape)
+        return values
+
+    weights = st.just(1.0) | st.integers(0, 300).map(float) | st.floats(1e-6, 1e6)
+    return layout, [(draw(weights), [tensor(shape) for shape in shapes]) for _ in range(draw(st.integers(1, 5)))]
+
+
+def summed(accumulator: exact.Accumulator | Accumulator, shards: Sequence[Shard], grid: Grid) -> numpy.typing.NDArray:
+    accumulator.clear()
+    for weight, tensors in shards:
+        accumulator.add(tensors, weight, grid)
+    return accumulator.complete()
+
+
+@every
+@settings(max_examples=60, deadline=None)
+@given(model=models(), divisor=st.sampled_from([1.0, 3.0, 7.0, 8.0, 49.0, 0.7, 0.5, 1e-3]))
+def test_totals_magnitudes_results_and_fingerprints_are_those_of_the_processor(
+    make: Callable[[], Kernels], model: tuple[Layout, list[Shard]], divisor: float
+) -> None:
+    layout, shards = model
+    kernels = make()
+    right, mine = (torch.full((layout.size,), 5.0, dtype=torch.float64) for _ in range(2))
+    reference, accumulator = exact.Accumulator(layout, right, exact=True), Accumulator(layout, mine, kernels)
+    grid = Grid.unset(len(layout.slots), len(shards))
+    for _ in range(2):  # without a grid, then with one that fits
+        wanted = summed(reference, shards, grid)
+        assert summed(accumulator, shards, grid).tolist() == wanted.tolist()
+        for ours, theirs in zip(layout.views(mine), layout.views(right), strict=True):
+            assert torch.equal(ours.contiguous().view(torch.int64), theirs.contiguous().view(torch.int64))
+        grid = grid.refit(wanted.max(0).tolist())
+    for buffer in (right, mine):  # what no slot covers is zero in a run
+        covered = torch.zeros(layout.size, dtype=torch.bool)
+        for slot in layout.slots:
+            covered[slot.offset : slot.offset + slot.elements] = True
+        buffer[~covered] = 0.0
+    ours, theirs = torch.empty(layout.size), torch.empty(layout.size)
+    sums = sums_on(kernels)
+    for last in (None, right.flip(0)):
+        for first in range(2):
+            wanted_print = exact.finish(right, divisor, theirs, 3 * first, last)
+            assert exact.wrap(sums.finish(mine, divisor, ours, 3 * first, last)) == exact.wrap(wanted_print)
+            assert torch.equal(ours.view(torch.int32), theirs.view(torch.int32))
+    if layout.size:
+        assert fingerprint_of_bits(ours) == exact.wrap(exact.fingerprint_of(theirs, 0))
+        assert fingerprint_of_bits(mine.view(torch.int64)) == exact.fingerprint_of_integers(right.view(torch.int64))
+
+
+@every
+def test_one_worker_alone_gets_the_result_at_once(make: Callable[[], Kernels]) -> None:
+    layout = Layout.of([("weight", torch.empty(70, 70)), ("bias", torch.empty(70))])
+    shards: list[Shard] = [(1.0, [torch.randn(70, 70), torch.randn(70)]), (2.0, [torch.randn(70, 70), None])]
+    grid = Grid((-40, -40), 2)
+    right, result = torch.zeros(layout.size, dtype=torch.float64), torch.zeros(layout.size)
+    summed(exact.Accumulator(layout, right, exact=True), shards, grid)
+    fingerprint = exact.finish(right, 3.0, result, 0)
+    mine = torch.zeros(layout.size)
+    accumulator = Accumulator(layout, torch.zeros(layout.size, dtype=torch.float64), make())
+    for weight, tensors in shards:
+        accumulator.add(tensors, weight, grid)
+    accumulator.complete((3.0, mine))
+    assert accumulator.finished is not None
+    assert exact.wrap(accumulator.finished) == exact.wrap(fingerprint)
+    assert torch.equal(mine, result)
+
+
+@every
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
+@pytest.mark.parametrize("place", [0, 1, 77, 4095, 4099])
+def test_a_value_that_is_not_finite_is_found_wherever_it_stands(
+    make: Callable[[], Kernels], bad: float, place: int
+) -> None:
+    tensor = torch.zeros(5000)
+    tensor[place] = bad
+    layout = Layout.of([("t", tensor)])
+    accumulator = Accumulator(layout, torch.zeros(layout.size, dtype=torch.float64), make())
+    reference = exact.Accumulator(layout, torch.zeros(layout.size, dtype=torch.float64), exact=True)
+    grid = Grid((-30,), 1)
+    assert summed(accumulator, [(1.0, [tensor])], grid) == summed(reference, [(1.0, [tensor])], grid)
+
+
+@every
+def test_a_worker_without_a_shard_contributes_nothing(make: Callable[[], Kernels]) -> None:
+    layout = Layout.of([("t", torch.empty(10))])
+    total = torch.full((layout.size,), 3.0, dtype=torch.float64)
+    assert Accumulator(layout, total, make()).complete().shape == (0, 1)
+    assert not total.any()
+    assert layout.size % BLOCK == 0
