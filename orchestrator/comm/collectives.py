@@ -368,8 +368,8 @@ def _add(way: Way, memory: Memory, part: Part, base: Base, received: Received) -
         with intact():
             received.narrow.added(way.place(memory, base, part), partial)
     elif base != "nothing":
-        torch.add(way.place(memory, base, part), received.payload, out=partial)
-    elif received.narrow is not None:
+        torch.add(way.place(memory, base, part), received.payload.to(partial.device), out=partial)
+    elif received.narrow is not None and partial.device.type == "cpu":
         with intact():
             received.narrow.widened(partial)
     else:

@@ -14,7 +14,7 @@ what that means is the controller's business.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from typing import NamedTuple, Protocol
 
@@ -146,6 +146,23 @@ class Transport(Protocol):
         """Close without farewell: to every peer this member is lost from now on. Safe to call twice."""
 
 
+HOST, DEVICE = 0, 1  # kinds of memory; members whose kinds differ map nothing of each other
+
+
+class Descriptor(NamedTuple):
+    """What a peer needs to map a region."""
+
+    fd: int
+    size_bytes: int
+
+
+class Mapped(Protocol):
+    """A region of a peer in this process."""
+
+    def tensor(self, dtype: torch.dtype, offset_bytes: int, elements: int) -> torch.Tensor:
+        """A view: [elements], not to be written. Raises ValueError when that is not inside the region."""
+
+
 class Regions(Protocol):
     """Memory of one member that peers on the same host can read; outlives the transports of single generations."""
 
@@ -157,3 +174,26 @@ class Regions(Protocol):
 
     def close(self) -> None:
         """Give the memory back; tensors of it must not be used any more."""
+
+
+class SharableRegions(Regions, Protocol):
+    """Regions as a transport over sockets shares them."""
+
+    kind: int  # HOST or DEVICE
+
+    @property
+    def descriptors(self) -> tuple[Descriptor, ...]:
+        """In the order of allocation, so that `locate` gives indices into it; they stay this object's."""
+
+    def locate(self, tensor: torch.Tensor) -> tuple[int, int] | None:
+        """(region, byte offset) of a contiguous tensor inside a region; None for others and for empty ones."""
+
+    def map_peer(self, descriptor: Descriptor) -> Mapped:
+        """Map a peer's region of the same kind read only; the descriptor stays the caller's. Raises ValueError where the
+        descriptor is none of a region, RuntimeError where this process cannot have that memory."""
+
+    def trusts(self, memory: Sequence[Mapped]) -> bool:
+        """Whether what a peer has written there arrives here as it is. memory: all its regions, in order."""
+
+    def settle(self) -> None:
+        """Wait until all that this thread has begun with regions is done: a message that follows tells of it."""

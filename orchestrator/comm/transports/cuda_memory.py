@@ -1,24 +1,15 @@
 """The driver calls behind `device_memory` on a GPU of NVIDIA, by `cuda.bindings`.
 
-Why not CUDA's IPC handles: they promise nothing about memory whose owner has died, and refuse torch's expandable segments. Why not
-torch's symmetric memory: it compares ordinals, where each worker of Ray calls its own card 0, and its kernels wait for peers.
+Why not CUDA's IPC handles: they promise nothing about memory whose owner has died, and refuse torch's expandable segments. Why
+not torch's symmetric memory: it compares ordinals, where each worker of Ray calls its own card 0, and its kernels wait for
+peers.
 """
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Any
 
 import torch
-
-_TYPES: Final = {
-    torch.float64: "<f8",
-    torch.float32: "<f4",
-    torch.int64: "<i8",
-    torch.int32: "<i4",
-    torch.int16: "<i2",
-    torch.int8: "|i1",
-    torch.uint8: "|u1",
-}
 
 
 class CudaDriver:
@@ -30,6 +21,7 @@ class CudaDriver:
         torch.zeros(1, device="cuda")  # the calls below need the context that torch makes
         self._cuda: Any = driver
         self._device = torch.cuda.current_device()
+        self.device = torch.device("cuda", self._device)
         self._kind = driver.CUmemAllocationHandleType.CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR
         self._place = driver.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE
         least = driver.CUmemAllocationGranularity_flags.CU_MEM_ALLOC_GRANULARITY_MINIMUM
@@ -73,9 +65,7 @@ class CudaDriver:
         self._cuda.cuMemRelease(handle)
 
     def tensor(self, owner: object, address: int, dtype: torch.dtype, elements: int) -> torch.Tensor:
-        if elements == 0:
-            return torch.empty(0, dtype=dtype, device="cuda")
-        return torch.as_tensor(_Interface(owner, address, dtype, elements), device="cuda")
+        return torch.as_tensor(_Interface(owner, address, elements * dtype.itemsize), device=self.device).view(dtype)
 
     def settle(self) -> None:
         torch.cuda.current_stream().synchronize()
@@ -96,13 +86,13 @@ class CudaDriver:
 
 
 class _Interface:
-    """Memory as torch takes it: the tensor keeps this object, and so the owner."""
+    """Bytes as torch takes them: the tensor keeps this object, and so the owner."""
 
-    def __init__(self, owner: object, address: int, dtype: torch.dtype, elements: int) -> None:
+    def __init__(self, owner: object, address: int, size_bytes: int) -> None:
         self._owner = owner
         self.__cuda_array_interface__ = {
-            "shape": (elements,),
-            "typestr": _TYPES[dtype],
+            "shape": (size_bytes,),
+            "typestr": "|u1",
             "data": (address, False),  # torch takes nothing that calls itself read only
             "version": 3,
             "strides": None,

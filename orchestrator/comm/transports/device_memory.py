@@ -1,12 +1,12 @@
 """Memory of a GPU that peers of the same host read in place: another `Regions` for the same transport and the same schedules.
 
 Each region is physical memory of the device with a file descriptor, which goes to a peer through a Unix socket as a memfd does.
-A peer maps it read only. The memory lives as long as anybody has it mapped, so a member that is killed in the middle of a kernel
-takes nothing from those that read; and its pages go when the last of them lets go, at the end of the generation.
+A peer maps it read only. The memory lives as long as anybody has it mapped, so a member that is killed in the middle of a
+kernel takes nothing from those that read; and its pages go when the last of them lets go, at the end of the generation.
 
 Order: a message says that a payload is there, so its sender first waits for what it has enqueued (`settle`); so a kernel here
-never waits for another process. What a receiver enqueues after `receive` comes after what the message told of, and what it sends
-next says that it has read, because that waits as well (rules C1 and C4).
+never waits for another process. What a receiver enqueues after `receive` comes after what the message told of, and what it
+sends next says that it has read, because that waits as well (rules C1 and C4).
 
 Trust: copies between cards arrive damaged on some machines, though the driver offers them. So the first region of each member
 holds a known pattern, which a peer compares before it relies on anything (`trusts`).
@@ -34,6 +34,7 @@ class Driver(Protocol):
     """What a device's driver does for regions. Sizes are multiples of `granularity`, in bytes."""
 
     granularity: int
+    device: torch.device
 
     def create(self, size_bytes: int) -> Any:
         """A handle of new memory. Raises MemoryError where there is none."""
@@ -81,6 +82,7 @@ class DeviceRegions:
 
     def __init__(self, driver: Driver) -> None:
         self._driver = driver
+        self.device = driver.device
         self._descriptors: list[Descriptor] = []
         self._mappings: list[DeviceMapping] = []
         self._by_address: list[tuple[int, int]] = []  # (address, region), sorted by address
@@ -92,8 +94,10 @@ class DeviceRegions:
 
     def allocate(self, elements: int, dtype: torch.dtype) -> torch.Tensor:
         """A new zeroed 1-D tensor on the device. Raises MemoryError when the memory is not there now."""
+        if elements == 0:
+            return torch.empty(0, dtype=dtype, device=self.device)
         driver = self._driver
-        size_bytes = -(-max(1, elements) * dtype.itemsize // driver.granularity) * driver.granularity
+        size_bytes = -(-elements * dtype.itemsize // driver.granularity) * driver.granularity
         handle = driver.create(size_bytes)
         mapping = DeviceMapping(driver, handle, size_bytes, writable=True)
         self._descriptors.append(Descriptor(driver.export(handle), size_bytes))

@@ -1,7 +1,8 @@
 """The wire format: one fixed header per frame, then the payload's bytes if they travel with it.
 
 A frame is a payload (INLINE: its bytes follow; NARROW: they follow in the narrow form of `numerics.lossless_packing`; REGION:
-it lies in the sender's region `region` at `offset`) or a FAREWELL: the sender leaves the generation and sends nothing more.
+it lies in the sender's region `region` at `offset`), a TRUST: whether the sender has mapped the receiver's regions and reads
+there what was written, or a FAREWELL: the sender leaves the generation and sends nothing more.
 Everything is in the machine's byte order and nothing is pickled.
 
 What it does not do: negotiate. Both ends run the same code of the same run; the magic number catches a stream that
@@ -22,6 +23,7 @@ INLINE: Final = 1
 REGION: Final = 2
 FAREWELL: Final = 3
 NARROW: Final = 4
+TRUST: Final = 5
 
 # The index is the code on the wire: append only.
 DTYPES: Final = (
@@ -33,18 +35,18 @@ _CODES: Final = {dtype: code for code, dtype in enumerate(DTYPES)}
 # magic, kind, dtype, region | generation, step | attempt, phase, chunk, piece | offset or narrow bytes, elements | note
 _HEADER: Final = struct.Struct("=IBBHqqiiiiQQq")
 _MAGIC: Final = 0x6F726366
-_KINDS: Final = (INLINE, REGION, FAREWELL, NARROW)
+_KINDS: Final = (INLINE, REGION, FAREWELL, NARROW, TRUST)
 HEADER_BYTES: Final = _HEADER.size
 
 
 class Frame(NamedTuple):
     """What a header says."""
 
-    kind: int  # INLINE, REGION, FAREWELL or NARROW
+    kind: int  # INLINE, REGION, FAREWELL, NARROW or TRUST
     tag: Tag  # what the message is
     dtype: torch.dtype = torch.uint8  # of the payload's elements
     elements: int = 0  # of the payload
-    note: int = 0  # 64 bits beside the payload, signed
+    note: int = 0  # 64 bits beside the payload, signed; of a TRUST 1 or 0
     region: int = 0  # of a REGION, the number of the sender's region
     offset_bytes: int = 0  # of a REGION, where in it the payload lies
     narrow_bytes: int = 0  # of a NARROW one, how many bytes follow

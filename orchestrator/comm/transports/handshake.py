@@ -3,8 +3,8 @@
     dialer                                          acceptor
     HELLO  generation, own rank, rank meant, nonce  ->
                                                     <-  REPLY  verdict, generation, nonce, proof
-    OFFER  proof, sizes of own regions (+ fds)      ->
-                                                    <-  ANSWER  sizes of own regions (+ fds)
+    OFFER  proof, kind and sizes of own regions (+ fds)  ->
+                                                    <-  ANSWER  kind and sizes of own regions (+ fds)
 
 A proof is HMAC-SHA256, keyed with the secret, of the role, the HELLO and the acceptor's nonce: both nonces are in it,
 so no proof can be used twice, and the role, so none can be sent back to its author. Nobody learns the secret, and
@@ -25,10 +25,10 @@ import hashlib
 import hmac
 import secrets
 import struct
-from collections.abc import Generator, Sequence
+from collections.abc import Generator
 from typing import Final, NamedTuple
 
-from orchestrator.comm.transports.base import PeerLeft, ProtocolError
+from orchestrator.comm.transports.base import HOST, PeerLeft, ProtocolError
 
 MAX_REGIONS: Final = 200  # the kernel passes 253 descriptors at a time
 MIN_SECRET_BYTES: Final = 16
@@ -42,8 +42,8 @@ _UNEXPECTED: Final = 2
 # In the machine's byte order, as frames are: a peer of the other one fails at the magic number.
 _HELLO: Final = struct.Struct("=Iqii32s")  # magic, generation, dialer, acceptor, nonce
 _REPLY: Final = struct.Struct("=Iq32s32s")  # verdict, generation, nonce, proof
-_SIZES: Final = struct.Struct(f"=I{MAX_REGIONS}Q")  # how many, bytes of each
-_OFFER_BYTES: Final = hashlib.sha256().digest_size + _SIZES.size
+_OFFERED: Final = struct.Struct(f"=II{MAX_REGIONS}Q")  # how many, their kind, bytes of each
+_OFFER_BYTES: Final = hashlib.sha256().digest_size + _OFFERED.size
 
 
 class Identity(NamedTuple):
@@ -71,7 +71,11 @@ class Step(NamedTuple):
     with_descriptors: bool = False
 
 
-Sizes = tuple[int, ...]
+class Offer(NamedTuple):
+    """The regions of a member."""
+
+    kind: int = HOST  # of their memory (`base.SharableRegions`)
+    sizes: tuple[int, ...] = ()  # in bytes
 
 
 def hear() -> Generator[Step, bytes, Hello]:
@@ -85,19 +89,19 @@ def hear() -> Generator[Step, bytes, Hello]:
     return Hello(generation, dialer, acceptor, raw)
 
 
-def accept(me: Identity, hello: Hello, sizes: Sequence[int]) -> Generator[Step, bytes, Sizes]:
-    """The acceptor's second part. Returns the sizes of the dialer's regions. Raises PermissionError."""
+def accept(me: Identity, hello: Hello, offer: Offer) -> Generator[Step, bytes, Offer]:
+    """The acceptor's second part. Returns what the dialer offers. Raises PermissionError."""
     nonce = secrets.token_bytes(32)
     reply = _REPLY.pack(_WELCOME, me.generation, nonce, _proof(me.secret, b"acceptor", hello.raw, nonce))
-    offer = yield Step(reply, _OFFER_BYTES)
-    if not hmac.compare_digest(offer[:32], _proof(me.secret, b"dialer", hello.raw, nonce)):
+    offered = yield Step(reply, _OFFER_BYTES)
+    if not hmac.compare_digest(offered[:32], _proof(me.secret, b"dialer", hello.raw, nonce)):
         raise PermissionError(f"who called as member {hello.dialer} does not know the secret of this run")
-    yield Step(_pack(sizes), 0, with_descriptors=True)
-    return _unpack(offer[32:])
+    yield Step(_pack(offer), 0, with_descriptors=True)
+    return _unpack(offered[32:])
 
 
-def dial(me: Identity, peer: int, sizes: Sequence[int]) -> Generator[Step, bytes, Sizes]:
-    """The dialer's side. Returns the sizes of the acceptor's regions.
+def dial(me: Identity, peer: int, offer: Offer) -> Generator[Step, bytes, Offer]:
+    """The dialer's side. Returns what the acceptor offers.
 
     Raises PermissionError, PeerLeft (it is in another generation), ProtocolError.
     """
@@ -110,9 +114,9 @@ def dial(me: Identity, peer: int, sizes: Sequence[int]) -> Generator[Step, bytes
         raise ProtocolError(f"member {peer} expects no connection from member {me.rank} in generation {me.generation}")
     if not hmac.compare_digest(proof, _proof(me.secret, b"acceptor", hello, nonce)):
         # Our proof all the same: an honest acceptor learns from it why this failed.
-        yield Step(_proof(me.secret, b"dialer", hello, nonce) + _pack(()), 0)
+        yield Step(_proof(me.secret, b"dialer", hello, nonce) + _pack(Offer()), 0)
         raise PermissionError(f"who answers for member {peer} does not know the secret of this run")
-    answer = yield Step(_proof(me.secret, b"dialer", hello, nonce) + _pack(sizes), _SIZES.size, with_descriptors=True)
+    answer = yield Step(_proof(me.secret, b"dialer", hello, nonce) + _pack(offer), _OFFERED.size, with_descriptors=True)
     return _unpack(answer)
 
 
@@ -126,12 +130,12 @@ def _proof(secret: bytes, role: bytes, hello: bytes, nonce: bytes) -> bytes:
     return hmac.digest(secret, role + hello + nonce, "sha256")
 
 
-def _pack(sizes: Sequence[int]) -> bytes:
-    return _SIZES.pack(len(sizes), *sizes, *[0] * (MAX_REGIONS - len(sizes)))
+def _pack(offer: Offer) -> bytes:
+    return _OFFERED.pack(len(offer.sizes), offer.kind, *offer.sizes, *[0] * (MAX_REGIONS - len(offer.sizes)))
 
 
-def _unpack(table: bytes) -> Sizes:
-    count, *sizes = _SIZES.unpack(table)
+def _unpack(table: bytes) -> Offer:
+    count, kind, *sizes = _OFFERED.unpack(table)
     if count > MAX_REGIONS:
         raise ProtocolError(f"{count} regions announced, at most {MAX_REGIONS} are possible")
-    return tuple(sizes[:count])
+    return Offer(kind, tuple(sizes[:count]))

@@ -12,8 +12,8 @@ import struct
 from collections.abc import Generator, Sequence
 from typing import Final, Generic, TypeVar
 
+from orchestrator.comm.transports.base import Descriptor
 from orchestrator.comm.transports.handshake import MAX_REGIONS, Step
-from orchestrator.comm.transports.shared_memory import Descriptor
 from orchestrator.comm.transports.tls import waits_to_write
 
 Result = TypeVar("Result")

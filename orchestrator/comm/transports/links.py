@@ -31,14 +31,14 @@ import struct
 import termios
 from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
 import torch
 
 from orchestrator.comm.transports import frames
-from orchestrator.comm.transports.base import ProtocolError, Received, Tag
-from orchestrator.comm.transports.shared_memory import Mapping
+from orchestrator.comm.transports.base import Mapped, ProtocolError, Received, Tag
 from orchestrator.comm.transports.tls import buffered
 from orchestrator.common.processes import open_pidfd
 from orchestrator.numerics import lossless_packing
@@ -86,6 +86,14 @@ class Poller:
         self._handlers.clear()
 
 
+@dataclass
+class Trust:
+    """Whether two members read each other's memory as it is. mine: what this side found; theirs: None until the peer says."""
+
+    mine: bool
+    theirs: bool | None = None
+
+
 class Link:
     """The connection with a peer; owns the socket."""
 
@@ -93,11 +101,13 @@ class Link:
         self,
         peer: int,  # its rank
         connection: socket.socket,  # from now on owned by the link
-        memory: Sequence[Mapping],  # the peer's regions, mapped here
+        memory: Sequence[Mapped],  # the peer's regions, mapped here
         poller: Poller,  # that tells when the socket is ready
         unreachable_s: int = UNREACHABLE_S,  # between hosts: seconds without any answer after which the peer is lost
+        shares: bool | Trust = True,  # on one host: whether both read each other's memory; Trust where both have to say
     ) -> None:
         self.peer = peer
+        self._trust = shares if isinstance(shares, Trust) else Trust(shares, theirs=shares)
         self.inbox: deque[tuple[Tag, Received]] = deque()
         self.left = False
         self.ended = ""  # why nothing more comes; empty while something may
@@ -119,6 +129,18 @@ class Link:
         poller.watch(connection.fileno(), self._on_ready)
         if self._pidfd is not None:
             poller.watch(self._pidfd, self._on_death)
+        if self._trust.theirs is None:
+            self.write(frames.Frame(frames.TRUST, Tag(0, 0, 0, 0, 0), note=int(self._trust.mine)))
+
+    @property
+    def settled(self) -> bool:
+        """Whether it is known how payloads go."""
+        return self.is_remote or self._trust.theirs is not None
+
+    @property
+    def travels(self) -> bool:
+        """Whether payloads go as bytes."""
+        return self.is_remote or not (self._trust.mine and self._trust.theirs)
 
     @property
     def lost(self) -> bool:
@@ -207,6 +229,8 @@ class Link:
         self._body, self._wanted = None, memoryview(self._header)
         if frame.kind == frames.FAREWELL:
             self.left = True
+        elif frame.kind == frames.TRUST:
+            self._trust.theirs = bool(frame.note)
         elif frame.kind == frames.NARROW:
             self.inbox.append((frame.tag, Received(Narrow(payload, frame.dtype, frame.elements), frame.note)))
         else:

@@ -25,11 +25,12 @@ import fcntl
 import mmap
 import os
 import weakref
-from typing import NamedTuple
+from collections.abc import Sequence
 
 import torch
 
 from orchestrator.comm.transports.available_memory import available_bytes
+from orchestrator.comm.transports.base import HOST, Descriptor, Mapped
 
 _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 
@@ -38,13 +39,6 @@ _libc.mmap.restype = ctypes.c_void_p
 _libc.mmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long)
 _libc.munmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
 _MAP_FAILED = ctypes.c_void_p(-1).value
-
-
-class Descriptor(NamedTuple):
-    """What a peer needs to map a region."""
-
-    fd: int
-    size_bytes: int
 
 
 class Mapping:
@@ -75,7 +69,9 @@ class Mapping:
 
 
 class SharedRegions:
-    """Regions of this member; one thread allocates and closes."""
+    """Implements `base.SharableRegions` in host memory; one thread allocates and closes."""
+
+    kind = HOST
 
     def __init__(self) -> None:
         self._descriptors: list[Descriptor] = []
@@ -124,6 +120,15 @@ class SharedRegions:
         os.close(self._descriptors.pop(position).fd)
         del self._mappings[position]
         self._by_address = sorted((mapping.address, index) for index, mapping in enumerate(self._mappings))
+
+    def map_peer(self, descriptor: Descriptor) -> Mapped:
+        return map_peer(descriptor)
+
+    def trusts(self, memory: Sequence[Mapped]) -> bool:  # noqa: ARG002
+        return True
+
+    def settle(self) -> None:
+        """What this thread writes here is written."""
 
     def close(self) -> None:
         """Give the memory back: descriptors now, pages once no tensor here and no mapping of a peer holds them."""

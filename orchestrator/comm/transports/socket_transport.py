@@ -22,6 +22,7 @@ peer sends within it comes without the time in which a core is woken up (`benchm
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 import time
@@ -32,9 +33,16 @@ from typing import Final
 import torch
 
 from orchestrator.comm.transports import frames, inboxes
-from orchestrator.comm.transports.base import DeadlineExceeded, PeerLeft, PeerLost, ProtocolError, Received, Tag
+from orchestrator.comm.transports.base import (
+    DeadlineExceeded,
+    PeerLeft,
+    PeerLost,
+    ProtocolError,
+    Received,
+    SharableRegions,
+    Tag,
+)
 from orchestrator.comm.transports.links import Link, Poller
-from orchestrator.comm.transports.shared_memory import SharedRegions
 
 _LEFT: Final = "it has left"
 _CHECK_S: Final = 1.0  # how often hosts of remote peers are looked after, while waiting
@@ -46,7 +54,7 @@ FAREWELL: Final = frames.encode(_FAREWELL)
 class SocketTransport:
     """Implements `base.Transport`. After `close` or `abort` on this side its verbs raise ConnectionAbortedError."""
 
-    def __init__(self, regions: SharedRegions | None) -> None:
+    def __init__(self, regions: SharableRegions | None) -> None:
         self.poller = Poller()
         self._regions = regions
         self._shared = len(regions.descriptors) if regions else 0  # peers know those; later ones are copied
@@ -74,16 +82,26 @@ class SocketTransport:
     def sent_bytes(self) -> int:
         return self._shared_bytes + sum(link.sent_bytes for link in self._links.values())
 
+    @property
+    def settled(self) -> bool:
+        """Whether it is known of each peer how payloads go to it."""
+        return all(link.settled for link in self._links.values())
+
     def travels(self, peer: int) -> bool:
-        return self._links[peer].is_remote
+        return self._links[peer].travels
 
     def send(self, peer: int, tag: Tag, payload: torch.Tensor, note: int = 0) -> None:
-        if payload.dim() != 1 or not payload.is_contiguous() or payload.device.type != "cpu":
-            raise ValueError(f"a payload is 1-D, contiguous, on the CPU; this one: {payload.shape} on {payload.device}")
+        if payload.dim() != 1 or not payload.is_contiguous() or payload.device.type not in ("cpu", "cuda"):
+            where = f"{payload.shape} on {payload.device}"
+            raise ValueError(f"a payload is 1-D, contiguous, on the CPU or a GPU; this one: {where}")
         with self._using:
             link = self._link(peer)
+            if self._regions is not None:
+                self._regions.settle()
             place = self._place(payload)
-            if place and not link.is_remote:
+            if payload.device.type != "cpu" and (link.travels or not place):
+                place, payload = None, payload.cpu()
+            if place and not link.travels:
                 region, offset = place
                 frame = frames.Frame(frames.REGION, tag, payload.dtype, payload.numel(), note, region, offset)
                 self._shared_bytes += payload.numel() * payload.itemsize
@@ -239,6 +257,9 @@ class SocketTransport:
             if self._closed:
                 return
             self._closed = True
+            if self._regions is not None:
+                with contextlib.suppress(RuntimeError):  # a device that has failed reads nothing any more
+                    self._regions.settle()
             for link in self._links.values():
                 link.close()
             self.poller.close()

@@ -32,21 +32,29 @@ from functools import partial
 from typing import Final, NoReturn
 
 from orchestrator.comm.transports import shared_memory
-from orchestrator.comm.transports.base import DeadlineExceeded, PeerLeft, PeerLost, ProtocolError
+from orchestrator.comm.transports.base import (
+    HOST,
+    DeadlineExceeded,
+    Descriptor,
+    Mapped,
+    PeerLeft,
+    PeerLost,
+    ProtocolError,
+    SharableRegions,
+)
 from orchestrator.comm.transports.handshake import (
     MAX_REGIONS,
     MIN_SECRET_BYTES,
     Hello,
     Identity,
-    Sizes,
+    Offer,
     accept,
     dial,
     hear,
     refusal,
 )
 from orchestrator.comm.transports.handshake_socket import Handshake, Result
-from orchestrator.comm.transports.links import UNREACHABLE_S, Link, is_unreachable
-from orchestrator.comm.transports.shared_memory import Descriptor, SharedRegions
+from orchestrator.comm.transports.links import UNREACHABLE_S, Link, Trust, is_unreachable
 from orchestrator.comm.transports.socket_transport import FAREWELL, SocketTransport
 from orchestrator.comm.transports.tls import Credentials, Side, Tls, buffered
 from orchestrator.common.processes import peer_credentials
@@ -69,14 +77,15 @@ class Listener:
         tell: Callable[[str], None] | None = None,
     ) -> None:
         """secret: shared by the members of a run. tcp_host: the address of this host on which other hosts reach it.
-        credentials: of the run, where connections over TCP are encrypted. tell: takes a line about who was refused."""
+        credentials: of the run, where connections over TCP are encrypted. tell: takes a line about who was refused, or is
+        reached in a slower way."""
         if len(secret) < MIN_SECRET_BYTES:
             remedy = "use secrets.token_bytes(32)"
             raise ValueError(f"a secret has at least {MIN_SECRET_BYTES} bytes, this one {len(secret)}; {remedy}")
         self.secret = secret
         self.tls = None if credentials is None else Tls(credentials)
         self._tell = tell
-        self._told: set[tuple[str, str]] = set()
+        self._told: set[str] = set()
         self.addresses: dict[str, list[str | int]] = {}
         self.sockets: list[socket.socket] = []
         self.callers: list[Handshake[Hello]] = []  # not answered yet: of a later generation, or without a hello
@@ -117,9 +126,13 @@ class Listener:
 
     def refused(self, host: str, why: str) -> None:
         """A caller from there was; said once for each reason."""
-        if self._tell is not None and (host, why) not in self._told and len(self._told) < _MAX_CALLERS:
-            self._told.add((host, why))
-            self._tell(f"refused a connection from {host}: {why}")
+        self.tell(f"refused a connection from {host}: {why}")
+
+    def tell(self, line: str) -> None:
+        """Once each."""
+        if self._tell is not None and line not in self._told and len(self._told) < _MAX_CALLERS:
+            self._told.add(line)
+            self._tell(line)
 
     def keep(self, caller: Handshake[Hello]) -> None:
         """For a later `connect`."""
@@ -148,7 +161,7 @@ def connect(
     rank: int,
     generation: int,
     peers: Mapping[int, Address],
-    regions: SharedRegions | None,
+    regions: SharableRegions | None,
     timeout_s: float,
     unreachable_s: int = UNREACHABLE_S,
 ) -> SocketTransport:
@@ -165,18 +178,20 @@ def connect(
 class _Assembly:
     """One call of `connect`."""
 
-    def __init__(self, listener: Listener, me: Identity, regions: SharedRegions | None, unreachable_s: int) -> None:
+    def __init__(self, listener: Listener, me: Identity, regions: SharableRegions | None, unreachable_s: int) -> None:
         self._listener = listener
         self._me = me
         self._unreachable_s = unreachable_s
+        self._regions = regions
+        self._kind = regions.kind if regions else HOST
         self._descriptors = regions.descriptors if regions else ()
         if len(self._descriptors) > MAX_REGIONS:
             raise ValueError(f"{len(self._descriptors)} regions; a peer can be given {MAX_REGIONS}")
         self._transport = SocketTransport(regions)
         self._poller = self._transport.poller
         self._greetings: set[Handshake[Hello]] = set()
-        self._handshakes: set[Handshake[Sizes]] = set()
-        self._dialled: list[tuple[int, float, Handshake[Sizes]]] = []  # whom, and when
+        self._handshakes: set[Handshake[Offer]] = set()
+        self._dialled: list[tuple[int, float, Handshake[Offer]]] = []  # whom, and when
         self._missing: set[int] = set()
         self._refused: dict[int, OSError] = {}  # by the rank that was claimed
 
@@ -228,11 +243,11 @@ class _Assembly:
             for link in self._transport.links.values():
                 if link.left:  # nobody leaves for a good reason before all have met
                     raise PeerLeft(link.peer, "it has left")
-            if not self._missing:
+            if not self._missing and self._transport.settled:
                 return
             remaining = began + timeout_s - time.monotonic()
             if remaining <= 0:
-                late = min(self._missing)
+                late = min(self._missing or self._transport.links)
                 raise self._refused.get(late) or DeadlineExceeded(late, None, timeout_s)
             self._check_reachable()
             self._poller.wait(min(remaining, _CHECK_S))
@@ -280,7 +295,7 @@ class _Assembly:
             caller.close()
         else:
             descriptors = self._offered(caller.connection)
-            protocol = accept(self._me, hello, [descriptor.size_bytes for descriptor in descriptors])
+            protocol = accept(self._me, hello, self._offer(descriptors))
             handshake = Handshake(caller.connection, protocol, descriptors)
             host = _host_of(caller.connection)
             self._begin_handshake(hello.dialer, handshake, partial(self._note, hello.dialer, host))
@@ -295,7 +310,7 @@ class _Assembly:
             _raise_as_loss(peer, error)
         connection = self._encrypted(connection, "dialer", f"who answers for member {peer} at {_shown(address)}")
         descriptors = self._offered(connection)
-        protocol = dial(self._me, peer, [descriptor.size_bytes for descriptor in descriptors])
+        protocol = dial(self._me, peer, self._offer(descriptors))
         handshake = Handshake(connection, protocol, descriptors)
         self._dialled.append((peer, time.monotonic(), handshake))
         self._begin_handshake(peer, handshake, partial(_raise_as_loss, peer))
@@ -303,25 +318,51 @@ class _Assembly:
     def _offered(self, connection: socket.socket) -> tuple[Descriptor, ...]:
         return self._descriptors if connection.family == socket.AF_UNIX else ()
 
-    def _begin_handshake(self, peer: int, handshake: Handshake[Sizes], failed: Callable[[Exception], None]) -> None:
+    def _offer(self, descriptors: Sequence[Descriptor]) -> Offer:
+        return Offer(self._kind, tuple(descriptor.size_bytes for descriptor in descriptors))
+
+    def _begin_handshake(self, peer: int, handshake: Handshake[Offer], failed: Callable[[Exception], None]) -> None:
         self._handshakes.add(handshake)
         self._carry_on(handshake, self._handshakes, partial(self._link, peer), failed)
 
-    def _link(self, peer: int, handshake: Handshake[Sizes]) -> None:
+    def _link(self, peer: int, handshake: Handshake[Offer]) -> None:
         if peer not in self._missing:  # it called twice, and the other call was faster
             handshake.close()
             return
         try:
-            memory = _mapped(handshake)
+            memory, shares = self._mapped(peer, handshake)
         except BaseException:
             handshake.close()
             raise
         handshake.close_fds()
-        link = Link(peer, handshake.connection, memory, self._poller, self._unreachable_s)
+        link = Link(peer, handshake.connection, memory, self._poller, self._unreachable_s, shares)
         self._transport.adopt(link)
         self._missing.discard(peer)
         if buffered(handshake.connection):
             link.read()
+
+    def _mapped(self, peer: int, handshake: Handshake[Offer]) -> tuple[Sequence[Mapped], bool | Trust]:
+        """The peer's regions, mapped, and whether both read each other's. Memory of another kind is not mapped. What is on a
+        device may be out of reach, which both tell each other; then payloads travel."""
+        offer = handshake.result or Offer()
+        fds = handshake.received_fds
+        if len(offer.sizes) != len(fds):
+            raise ProtocolError(f"{len(offer.sizes)} regions were announced and {len(fds)} descriptors came")
+        if offer.kind != self._kind:
+            return (), False
+        map_peer = shared_memory.map_peer if self._regions is None else self._regions.map_peer
+        descriptors = [Descriptor(fd, size) for fd, size in zip(fds, offer.sizes, strict=True)]
+        if self._kind == HOST or self._regions is None or not offer.sizes:
+            return [map_peer(descriptor) for descriptor in descriptors], True
+        why = "it arrives damaged"
+        try:
+            memory = [map_peer(descriptor) for descriptor in descriptors]
+            if self._regions.trusts(memory):
+                return memory, Trust(mine=True)
+        except RuntimeError as error:
+            why = str(error)
+        self._listener.tell(f"memory of member {peer}'s GPU cannot be read here, so sums go through host memory: {why}")
+        return (), Trust(mine=False)
 
     def _note(self, claimed: int, host: str, error: Exception) -> None:
         """Anybody can call in a member's name, so a failed caller ends nothing; the deadline tells why, if it comes."""
@@ -385,15 +426,6 @@ def _dialed(address: Address) -> socket.socket:
         connection.close()
         raise
     return connection
-
-
-def _mapped(handshake: Handshake[Sizes]) -> list[shared_memory.Mapping]:
-    sizes = handshake.result or ()
-    if len(sizes) != len(handshake.received_fds):
-        raise ProtocolError(f"{len(sizes)} regions were announced and {len(handshake.received_fds)} descriptors came")
-    return [
-        shared_memory.map_peer(Descriptor(fd, size)) for fd, size in zip(handshake.received_fds, sizes, strict=True)
-    ]
 
 
 def _shown(address: Address) -> str:

@@ -1,8 +1,8 @@
 """`sums.cu` on the card at hand: compiled by NVRTC in half a second, launched on torch's current stream.
 
-Why CUDA C by NVRTC and not Triton: no C compiler and no headers of Python on a worker, no cache of files that many workers fill at
-once, numbers that arrive as float64, roundings that stand in the source, and one source that a C++ compiler runs on a processor, so
-that its bits are tested where no card is. Both packages come with torch's build for CUDA.
+Why CUDA C by NVRTC and not Triton: no C compiler and no headers of Python on a worker, no cache of files that many workers fill
+at once, numbers that arrive as float64, roundings that stand in the source, and one source that a C++ compiler runs on a
+processor, so that its bits are tested where no card is. Both packages come with torch's build for CUDA.
 Source: NVIDIA, "NVRTC" and "CUDA Driver API", module and execution control; by `cuda.bindings`.
 """
 

@@ -1,10 +1,11 @@
 """What a device does for an exact sum, behind one interface, and the accumulator over it.
 
-    Operations    operations of torch in float64: for any device; oracle of the kernels, and what is used where they cannot be had
-    Compiled      `sums.cu`, compiled for the card at hand (`compiling.py`): one pass where the operations take five
+    Operations    operations of torch in float64: for any device; oracle of the kernels, and what is used where they cannot be
+    had Compiled      `sums.cu`, compiled for the card at hand (`compiling.py`): one pass where the operations take five
 
-All give the bits of `numerics.exact` (rule A1); one contract suite holds all of them (`tests/numerics/device`). What is asked for
-is enqueued on torch's current stream, and nothing here waits for it but `Accumulator.complete` and `finish`, which read an answer.
+All give the bits of `numerics.exact` (rule A1); one contract suite holds all of them (`tests/numerics/device`). What is asked
+for is enqueued on torch's current stream, and nothing here waits for it but `Accumulator.complete` and `finish`, which read an
+answer.
 """
 
 from __future__ import annotations
@@ -129,8 +130,8 @@ def fingerprint_of_bits(values: torch.Tensor, first_block: int = 0) -> int:
 
 
 def moved(numbers: Sequence[float] | Sequence[int], beside: torch.Tensor) -> torch.Tensor:
-    """These numbers as float64 or int64 on the device of that tensor, without waiting for it: a kernel that is given a number of
-    Python may take it as float32."""
+    """These numbers as float64 or int64 on the device of that tensor, without waiting for it: a kernel that is given a number
+    of Python may take it as float32."""
     dtype = torch.float64 if any(isinstance(number, float) for number in numbers) else torch.int64
     on_card = beside.device.type == "cuda"
     return torch.tensor(numbers, dtype=dtype, pin_memory=on_card).to(beside.device, non_blocking=on_card)

@@ -6,8 +6,8 @@ from collections.abc import Callable, Generator
 
 import pytest
 
-from orchestrator.comm.transports.base import PeerLost, ProtocolError
-from orchestrator.comm.transports.handshake import Hello, Identity, Sizes, Step, accept, dial, hear, refusal
+from orchestrator.comm.transports.base import DEVICE, HOST, PeerLost, ProtocolError
+from orchestrator.comm.transports.handshake import Hello, Identity, Offer, Step, accept, dial, hear, refusal
 
 SECRET = b"known to the members of this run"
 DIALER = Identity(SECRET, 4, 0)
@@ -32,20 +32,20 @@ def heard(message: bytes) -> Hello:
     raise AssertionError("a hello is one message")
 
 
-def result_of(protocol: Generator[Step, bytes, Sizes], message: bytes) -> Sizes:
+def result_of(protocol: Generator[Step, bytes, Offer], message: bytes) -> Offer:
     try:
         protocol.send(message)
     except StopIteration as end:
-        sizes: Sizes = end.value
+        sizes: Offer = end.value
         return sizes
     raise AssertionError("the protocol wants more")
 
 
-def shake(dialer: Identity, acceptor: Identity, wire: Wire = untouched) -> tuple[Sizes, Sizes]:
-    """Sizes that (dialer, acceptor) were told."""
-    calling = dial(dialer, 1, [10, 20])
+def shake(dialer: Identity, acceptor: Identity, wire: Wire = untouched) -> tuple[Offer, Offer]:
+    """What (dialer, acceptor) were told."""
+    calling = dial(dialer, 1, Offer(DEVICE, (10, 20)))
     hello = next(calling)
-    answering = accept(acceptor, heard(wire("hello", hello.send)), [30])
+    answering = accept(acceptor, heard(wire("hello", hello.send)), Offer(HOST, (30,)))
     reply = next(answering)
     offer = calling.send(wire("reply", reply.send))
     assert len(offer.send) == reply.expect_bytes
@@ -65,7 +65,7 @@ def flipped(name: str, place: int) -> Wire:
 
 
 def test_each_learns_the_others_regions() -> None:
-    assert shake(DIALER, ACCEPTOR) == ((30,), (10, 20))
+    assert shake(DIALER, ACCEPTOR) == (Offer(HOST, (30,)), Offer(DEVICE, (10, 20)))
 
 
 def test_the_secret_itself_never_travels() -> None:
@@ -99,8 +99,8 @@ def test_who_changes_the_dialers_proof_is_caught(place: int) -> None:
 
 
 def test_without_the_secret_no_descriptor_is_sent_either_way() -> None:
-    calling = dial(DIALER._replace(secret=b"of another run, and guessed"), 1, [10])
-    answering = accept(ACCEPTOR, heard(next(calling).send), [30])
+    calling = dial(DIALER._replace(secret=b"of another run, and guessed"), 1, Offer(HOST, (10,)))
+    answering = accept(ACCEPTOR, heard(next(calling).send), Offer(HOST, (30,)))
     offer = calling.send(next(answering).send)
     assert not offer.with_descriptors
     with pytest.raises(PermissionError, match="who called as member 0 does not know"):
@@ -117,27 +117,27 @@ def test_a_recorded_offer_is_worth_nothing_the_next_time() -> None:
         return message
 
     shake(DIALER, ACCEPTOR, record)
-    answering = accept(ACCEPTOR, heard(recorded["hello"]), [30])
+    answering = accept(ACCEPTOR, heard(recorded["hello"]), Offer(HOST, (30,)))
     next(answering)
     with pytest.raises(PermissionError):
         answering.send(recorded["offer"])
 
 
 def test_a_proof_sent_back_to_its_author_is_worth_nothing() -> None:
-    calling = dial(DIALER, 1, [])
-    answering = accept(ACCEPTOR, heard(next(calling).send), [])
+    calling = dial(DIALER, 1, Offer())
+    answering = accept(ACCEPTOR, heard(next(calling).send), Offer())
     reply = next(answering)
     with pytest.raises(PermissionError):
         answering.send(reply.send[-32:] + bytes(reply.expect_bytes - 32))
 
 
 def test_a_refusal_says_why() -> None:
-    calling = dial(DIALER, 1, [])
+    calling = dial(DIALER, 1, Offer())
     hello = heard(next(calling).send)
     assert (hello.generation, hello.dialer, hello.acceptor) == (4, 0, 1)
     with pytest.raises(PeerLost, match="member 1: it is in generation 9, this member in 4"):
         calling.send(refusal(ACCEPTOR._replace(generation=9), hello))
-    calling = dial(DIALER, 1, [])
+    calling = dial(DIALER, 1, Offer())
     next(calling)
     with pytest.raises(ProtocolError, match="member 1 expects no connection from member 0 in generation 4"):
         calling.send(refusal(ACCEPTOR, hello))

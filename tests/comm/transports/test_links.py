@@ -13,7 +13,7 @@ import torch
 from orchestrator.comm.transports import frames, links
 from orchestrator.comm.transports.base import PeerLost, ProtocolError
 from orchestrator.comm.transports.frames import Frame
-from orchestrator.comm.transports.handshake import Identity, Sizes, accept, dial, hear
+from orchestrator.comm.transports.handshake import Identity, Offer, accept, dial, hear
 from orchestrator.comm.transports.handshake_socket import Handshake
 from orchestrator.comm.transports.links import Link, Poller
 from orchestrator.comm.transports.shared_memory import SharedRegions
@@ -112,17 +112,17 @@ def test_an_end_in_the_middle_of_a_frame_is_a_loss(poller: Poller, ends: tuple[s
 def test_descriptors_that_are_received_are_not_inherited(ends: tuple[socket.socket, socket.socket]) -> None:
     me, regions = Identity(SECRET, 1, 0), SharedRegions()
     regions.allocate(10, torch.uint8)
-    calling: Handshake[Sizes] = Handshake(ends[0], dial(me, 1, [10]), regions.descriptors)
+    calling: Handshake[Offer] = Handshake(ends[0], dial(me, 1, Offer(sizes=(10,))), regions.descriptors)
     greeting = Handshake(ends[1], hear())
     assert not calling.advance()
     assert greeting.advance()
     assert greeting.result is not None
-    answering = Handshake(ends[1], accept(me._replace(rank=1), greeting.result, []))
+    answering = Handshake(ends[1], accept(me._replace(rank=1), greeting.result, Offer()))
     assert not answering.advance()
     assert not calling.advance()
     assert answering.advance()
     assert calling.advance()
-    assert (calling.result, answering.result) == ((), (10,))
+    assert (calling.result, answering.result) == (Offer(), Offer(sizes=(10,)))
     assert [os.get_inheritable(fd) for fd in answering.received_fds] == [False]
     answering.close()
     regions.close()

@@ -15,10 +15,11 @@ import torch
 from orchestrator.comm.transports.base import Regions
 from orchestrator.comm.transports.frames import DTYPES
 from orchestrator.comm.transports.shared_memory import Descriptor, Mapping, SharedRegions, map_peer
+from tests.comm.transports import device_double
 from tests.comm.transports.memory import LocalRegions
 
 
-@pytest.fixture(params=[LocalRegions, SharedRegions])
+@pytest.fixture(params=[LocalRegions, SharedRegions, device_double.regions])
 def regions(request: pytest.FixtureRequest) -> Iterator[Regions]:
     made: Regions = request.param()
     yield made

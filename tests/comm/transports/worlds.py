@@ -12,10 +12,11 @@ from typing import NamedTuple, Protocol, TypeVar
 
 import torch
 
-from orchestrator.comm.transports.base import Regions, Tag, Transport
+from orchestrator.comm.transports.base import Regions, SharableRegions, Tag, Transport
 from orchestrator.comm.transports.shared_memory import SharedRegions
 from orchestrator.comm.transports.sockets import Listener, connect
 from orchestrator.comm.transports.tls import Credentials, make_credentials
+from tests.comm.transports import device_double
 from tests.comm.transports.memory import Hub, LocalRegions
 
 SECRET = b"known to the members of this run"
@@ -69,9 +70,18 @@ class SocketWorld:
     """kind: of the addresses. With `regions` those that members allocate first are the transport's, which passes them by
     descriptor on one host, and sends from them without a copy between hosts."""
 
-    def __init__(self, kind: str, regions: bool, credentials: Credentials | None = None) -> None:
+    def __init__(
+        self,
+        kind: str,
+        regions: bool,
+        credentials: Credentials | None = None,
+        makers: Sequence[Callable[[], SharableRegions]] = (SharedRegions,),
+        shares: bool = True,
+    ) -> None:
+        """makers: of the members' regions, in turn; shares: whether they map each other's."""
         self._credentials = credentials
-        self.shares = regions and kind == "unix"
+        self._makers = makers
+        self.shares = regions and kind == "unix" and shares
         self._regions = regions
         self._kind = kind
         self._members: list[Member] = []
@@ -82,7 +92,7 @@ class SocketWorld:
         addresses = {rank: listener.addresses[self._kind] for rank, listener in enumerate(self._listeners)}
 
         def join(rank: int) -> Member:
-            regions = PreparedRegions()
+            regions = PreparedRegions(self._makers[rank % len(self._makers)])
             peers = {peer: address for peer, address in addresses.items() if peer != rank}
             shared = regions.shared if self._regions else None
             return Member(connect(self._listeners[rank], rank, TAG.generation, peers, shared, PATIENCE_S), regions)
@@ -101,8 +111,8 @@ class SocketWorld:
 class PreparedRegions:
     """Regions that are there before the connection, as a worker's are, and handed out when a test asks for one."""
 
-    def __init__(self) -> None:
-        self.shared = SharedRegions()
+    def __init__(self, make: Callable[[], SharableRegions] = SharedRegions) -> None:
+        self.shared = make()
         self._ready = [self.shared.allocate(1 << 16, torch.uint8) for _ in range(4)]
 
     def allocate(self, elements: int, dtype: torch.dtype) -> torch.Tensor:
@@ -119,6 +129,16 @@ class PreparedRegions:
 WORLDS: dict[str, Callable[[], World]] = {
     "memory": MemoryWorld,
     "unix, regions": lambda: SocketWorld("unix", regions=True),
+    "unix, regions of a device": lambda: SocketWorld("unix", regions=True, makers=(device_double.regions,)),
+    "unix, a device out of reach": lambda: SocketWorld(
+        "unix", regions=True, makers=(device_double.regions, device_double.refused), shares=False
+    ),
+    "unix, a damaging device": lambda: SocketWorld(
+        "unix", regions=True, makers=(device_double.damaged, device_double.regions), shares=False
+    ),
+    "unix, a device and host memory": lambda: SocketWorld(
+        "unix", regions=True, makers=(device_double.regions, SharedRegions), shares=False
+    ),
     "unix, inline": lambda: SocketWorld("unix", regions=False),
     "tcp, regions": lambda: SocketWorld("tcp", regions=True),
     "tcp": lambda: SocketWorld("tcp", regions=False),
