@@ -223,6 +223,7 @@ def test_fast_sums_come_out_the_same_when_the_lost_are_replaced() -> None:
             assert (told.trace, told.digest) == (whole.trace, whole.digest)
 
 
+@pytest.mark.long
 def test_loaders_live_through_generations() -> None:
     settings = {**RICH, "loaders": 1, "steps": 4, "early_stopping": {}}
     whole = survive(p.Augmented, Layout(1), **{**settings, "loaders": 0})

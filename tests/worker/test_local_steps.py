@@ -180,6 +180,7 @@ def test_shards_of_a_round_are_dealt_by_their_local_steps(number: int, monkeypat
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_loaders_read_for_whoever_computes() -> None:
     case = {**CASES[5], "steps": 5}
     _assert_same(train(LabelledBatchnorm, Layout(2), loaders=1, **case), train(LabelledBatchnorm, **case))
