@@ -29,7 +29,7 @@ from numpy.typing import NDArray
 
 from orchestrator.numerics.compiled import Loops, inverts
 from orchestrator.numerics.grid import ABSENT, Grid
-from orchestrator.numerics.layout import Layout, Slot, most_waiting
+from orchestrator.numerics.layout import BLOCK, Layout, Slot, most_waiting
 
 Tensors = Sequence[torch.Tensor | None]  # float32, in the order and the shapes of the layout
 Array = NDArray[Any]
@@ -200,7 +200,10 @@ FEW_LEVELS: Final = {8: Sums(torch.int8, torch.int8, keep), 16: Sums(torch.int16
 
 def fingerprint_of(values: torch.Tensor, first_block: int) -> int:
     """Fingerprint of float32 values that fill whole blocks: sums of the bits per block, weighted by the block's position,
-    modulo 2**64 (rule A10). Fingerprints of disjoint chunks add up to the fingerprint of the whole."""
+    modulo 2**64 (rule A10). Fingerprints of disjoint chunks add up to the fingerprint of the whole. Of values on a device, which
+    is waited for, by operations of torch."""
+    if values.device.type != "cpu":
+        return int(fingerprint_by_operations(values.view(torch.int32), first_block))
     return LOOPS["fingerprint"](start_of(values, torch.float32), values.numel(), first_block)
 
 
@@ -220,8 +223,17 @@ def absorb(update: torch.Tensor, *sums: torch.Tensor) -> int:
 
 def fingerprint_of_integers(values: torch.Tensor) -> int:
     """The same of int64 values, their bits being what they are: linear modulo 2**64."""
+    if values.device.type != "cpu":
+        return int(fingerprint_by_operations(values, 0))
     start = start_of(values, torch.int64)
     return wrap(LOOPS["keep int64"](start, 0, False, values.numel(), start, 0))
+
+
+def fingerprint_by_operations(bits: torch.Tensor, first_block: int) -> torch.Tensor:
+    """Of int32 or int64 bits that fill whole blocks: one int64, whose sums wrap."""
+    of_blocks = bits.view(-1, BLOCK).sum(1, dtype=torch.int64)
+    places = torch.arange(first_block + 1, first_block + 1 + len(of_blocks), dtype=torch.int64, device=bits.device)
+    return (of_blocks * places).sum()
 
 
 def wrap(value: int) -> int:

@@ -2,9 +2,10 @@
 
     Direct     the model lives in host memory: gradients are summed and sums are applied where they lie, nothing is copied
     Copying    the model lives elsewhere (a GPU): a shard's gradients come out in one copy, the sum goes in in one copy
+    Resident   the model lives elsewhere, and so do contributions, sums and results: nothing is copied
 
-Magnitudes, grid, exact sums, exchange and fingerprint work in host memory, whichever it is. Everything but the name of the
-device is the same for a GPU and for a `Copying` onto the CPU, and so the tests run whole trainings through the second one.
+With the first two, magnitudes, grid, exact sums, exchange and fingerprint work in host memory. Everything but the name of the
+device is the same for a GPU and for one of these onto the CPU, and so the tests run whole trainings through all of them.
 
 What it does not do: hide the copies behind computation, or use more than one GPU per worker.
 """
@@ -37,9 +38,10 @@ class HostTransfer(Protocol):
 
 
 class Staging(Protocol):
-    """device: where the model computes. One for each worker."""
+    """One for each worker."""
 
-    device: torch.device
+    device: torch.device  # where the model computes
+    sums: torch.device  # where contributions are added up
 
     def move(self, tensors: Sequence[torch.Tensor]) -> None:
         """Have these tensors, which stay the objects that they are, lie on the device. What shares memory shares it there."""
@@ -54,7 +56,7 @@ class Staging(Protocol):
 class Direct:
     """Implements `Staging` for a model in host memory."""
 
-    device = torch.device("cpu")
+    device = sums = torch.device("cpu")
 
     def move(self, tensors: Sequence[torch.Tensor]) -> None:
         pass
@@ -68,6 +70,8 @@ class Direct:
 
 class Copying:
     """Implements `Staging` for a model on `device`."""
+
+    sums = torch.device("cpu")
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
@@ -112,6 +116,18 @@ class Copying:
             if hasattr(batch, field.name):
                 object.__setattr__(other, field.name, self.batch(getattr(batch, field.name)))
         return other
+
+
+class Resident(Copying):
+    """Implements `Staging` for a model on `device` whose sums stay there."""
+
+    def __init__(self, device: torch.device) -> None:
+        super().__init__(device)
+        self.sums = device
+
+    def host_transfer(self, layout: Layout, result: torch.Tensor) -> HostTransfer:
+        """result: on the device."""
+        return _InPlace(layout.views(result))
 
 
 def on(device: str) -> Staging:

@@ -47,7 +47,7 @@ class Server:
 
     def __init__(self, plan: Plan, regions: Regions, services: ProcessServices | None = None) -> None:
         self._plan = plan
-        self._regions = regions
+        self.regions = regions
         self._services = services or ProcessServices()
         self._memory: Memory | None = None
         self._carriers: Carriers | None = None
@@ -121,17 +121,17 @@ class Server:
     def _allocate(self, run_manifest: Mapping[str, Any]) -> Memory:
         """All memory that outlives generations."""
         plan, layout = self._plan, Layout.from_dict(run_manifest["layout"])
-        self._memory = Memory(layout, self._regions, sums=sums_of(plan), contributes=False)
+        self._memory = Memory(layout, self.regions, sums=sums_of(plan), contributes=False)
         if not plan.lockstep:
-            self._deltas = DeltaMemory(layout, self._regions, sends=False)
+            self._deltas = DeltaMemory(layout, self.regions, sends=False)
         if plan.data.privacy is not None:
             masked = plan.exchange.masked
-            self._lattice = GridCarrier(layout.size, self._regions, masked=masked, contributes=False)
+            self._lattice = GridCarrier(layout.size, self.regions, masked=masked, contributes=False)
         parameters = run_manifest["trained"]
         codec = construction.make_codec(plan, layout, parameters)
         if codec is not None:
             statistics = [slot.elements for slot in layout.slots[parameters:]]
-            self._carriers = Carriers(codec, statistics, plan.data.shards, self._regions, contributes=False)
+            self._carriers = Carriers(codec, statistics, plan.data.shards, self.regions, contributes=False)
         return self._memory
 
     def close(self) -> None:

@@ -16,6 +16,7 @@ from orchestrator.common.values import megabytes
 from orchestrator.config.plan import Plan
 from orchestrator.errors import ConfigurationError, RunFailed
 from orchestrator.numerics import allocator
+from orchestrator.numerics.device.kernels import Kernels, sums_on
 from orchestrator.numerics.staging import Staging
 from orchestrator.optim.compressions.codec import Codec
 from orchestrator.optim.transforms import Chain, State
@@ -69,6 +70,7 @@ class Parts:
     regions: Regions  # the memory that members exchange through
     services: ProcessServices  # of the member's process
     staging: Staging  # to the device that computes
+    kernels: Kernels | None = None  # where sums stay on that device; None: they are made in host memory
 
 
 @dataclass(frozen=True)
@@ -184,7 +186,8 @@ class LockstepStrategy(_Unsplit):
             kept = "what shards keep for their contribution stays with their workers, so no other one can compute it"
             raise ConfigurationError([f"check.every: {kept}; leave check.every out"], code="check.kept")
         plain = codec is None and plan.data.privacy is None
-        self._memory = Memory(replica.layout, parts.regions, sums=sums_of(plan), contributes=plain)
+        sums = sums_of(plan) if parts.kernels is None else sums_on(parts.kernels)
+        self._memory = Memory(replica.layout, parts.regions, sums=sums, contributes=plain)
         self._states = gradients.states
         if parts.workload.streams is not None:
             self._states.securing = parts.workload.streams.secure
@@ -211,7 +214,7 @@ class LockstepStrategy(_Unsplit):
         layout = parts.replica.layout
         states = gradients.states if gradients.keeps_state else None
         if codec is None:
-            return DirectSum(layout, self._memory, states)
+            return DirectSum(layout, self._memory, states, parts.kernels)
         statistics = [statistic.numel() for statistic in parts.replica.statistics]
         carriers = Carriers(codec, statistics, parts.plan.data.shards, parts.regions)
         return CompressedSum(codec, carriers, layout, self._memory.result, states)

@@ -27,12 +27,13 @@ from orchestrator.data import input_auditing
 from orchestrator.data.files import waiting
 from orchestrator.data.loaders import Loaders, Recipe
 from orchestrator.errors import ConfigurationError, RunFailed, coded
-from orchestrator.numerics import allocator, cuda, determinism, exact, staging
+from orchestrator.numerics import allocator, cuda, determinism, exact
 from orchestrator.numerics.digests import model_digest
 from orchestrator.pipeline import defines, find, naming
 from orchestrator.records import phases
 from orchestrator.records.progress import Progress
 from orchestrator.records.reads import Reads
+from orchestrator.worker import device as worker_device
 from orchestrator.worker.admission import portability, proof
 from orchestrator.worker.between_steps import answering
 from orchestrator.worker.between_steps.callbacks import Callbacks
@@ -57,9 +58,8 @@ class Worker:
     def __init__(self, plan: Plan, regions: Regions, services: ProcessServices | None = None) -> None:
         exact.load()
         self._plan = plan
-        self._regions = regions
+        self.regions = regions  # in which members exchange; from `prepare` on those of the device, where sums stay there
         self._services = services or ProcessServices()
-        self._staging = staging.on(plan.run.compute.device)
         self._state: WorkerState | None = None
         self._loaders: Loaders | None = None
         self._callbacks: Callbacks | None = None
@@ -88,6 +88,8 @@ class Worker:
         if device == "cuda":
             cuda.start()
         self._prepare_thread()
+        there = worker_device.opened(plan, lambda line: self._services.emit({"event": "device", "why": line}))
+        self._staging, self.regions = there.staging, there.regions or self.regions
         source = plan.run.pipeline
         with phases.of("pipeline", "worker"):
             kind = find(source.target, source.args)
@@ -111,7 +113,10 @@ class Worker:
         before = construction.make_contribution(plan.update.contribution)
         optimizer = construction.make_optimizer(self._workload.pipeline, self._workload.model, plan)
         updater = Updater(self._workload, replica, optimizer, plan.update)
-        parts = Parts(plan, self._workload, replica, updater, before, self._regions, self._services, self._staging)
+        parts = Parts(
+            *(plan, self._workload, replica, updater, before, self.regions, self._services, self._staging),
+            kernels=there.kernels,
+        )
         self._execution = execution(parts)
         _refuse_absence(plan, keeps=self._execution.keeps_shard_state)
         self._services.heartbeat.beat("prepare")

@@ -298,7 +298,8 @@ class MemberActor:
 
         def join() -> Transport:
             return connect(
-                self._listener, rank, generation.number, peers, self._regions, timeouts.step_s, timeouts.unreachable_s
+                *(self._listener, rank, generation.number, peers, self._member.regions),
+                *(timeouts.step_s, timeouts.unreachable_s),
             )
 
         with self._in_generation:

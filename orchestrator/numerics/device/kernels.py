@@ -17,9 +17,9 @@ import numpy
 import torch
 from numpy.typing import NDArray
 
-from orchestrator.numerics.exact import ANCHOR, Sums, Tensors, in_order, weighted, wrap
+from orchestrator.numerics.exact import ANCHOR, Sums, Tensors, fingerprint_by_operations, in_order, weighted
 from orchestrator.numerics.grid import ABSENT, Grid
-from orchestrator.numerics.layout import BLOCK, Layout, Slot
+from orchestrator.numerics.layout import Layout, Slot
 
 _MAGNITUDE: Final = 0x7FFF_FFFF  # the bits of a float32 without its sign
 
@@ -122,13 +122,6 @@ def sums_on(kernels: Kernels) -> Sums:
     return Sums(torch.float64, torch.float32, finish)
 
 
-def fingerprint_of_bits(values: torch.Tensor, first_block: int = 0) -> int:
-    """As `exact.fingerprint_of`, of values on a device that fill whole blocks; of int64 values as
-    `exact.fingerprint_of_integers`."""
-    bits = values if values.dtype == torch.int64 else values.view(torch.int32)
-    return wrap(int(_fingerprint(bits, first_block)))
-
-
 def moved(numbers: Sequence[float] | Sequence[int], beside: torch.Tensor) -> torch.Tensor:
     """These numbers as float64 or int64 on the device of that tensor, without waiting for it: a kernel that is given a number
     of Python may take it as float32."""
@@ -156,7 +149,7 @@ class Operations:
         sums = total if last is None else total + last
         # By a tensor: torch multiplies by the reciprocal where a CUDA tensor is divided by a number (pytorch#191495).
         result.copy_(sums / moved([float(divisor)], total))
-        fingerprint += _fingerprint(result.view(torch.int32), first_block)
+        fingerprint += fingerprint_by_operations(result.view(torch.int32), first_block)
 
 
 class _Adding:
@@ -183,10 +176,3 @@ class _Adding:
             place += (values.double() * weight + anchors[i]) - anchors[i]
             bits = values.view(torch.int32) & _MAGNITUDE
             torch.maximum(largest[i], bits.max(), out=largest[i])
-
-
-def _fingerprint(bits: torch.Tensor, first_block: int) -> torch.Tensor:
-    """Of int32 or int64 bits that fill whole blocks; sums of int64 wrap."""
-    of_blocks = bits.view(-1, BLOCK).sum(1, dtype=torch.int64)
-    places = torch.arange(first_block + 1, first_block + 1 + len(of_blocks), dtype=torch.int64, device=bits.device)
-    return (of_blocks * places).sum()

@@ -60,6 +60,7 @@ class Replica:
         moving = Moving.of(model, self.rules)
         self.statistics, self.counters = list(moving.means.values()), moving.counters
         self.joined, self._joined = moving.in_joined, moving.joined
+        self._sums = staging.sums
         self._moving = [*self.statistics, *self.counters.values(), *self.joined.values()]
         self.layout = layout or Layout.of([*trainable, *moving.means.items()])
         self._frozen = {name: p for name, p in self._parameters.items() if not p.requires_grad}
@@ -101,7 +102,7 @@ class Replica:
         """Remember the present buffers: every shard of the step to come starts from them, and so does its repetition when the
         step is given up half-way (which leaves them as the last shard made them)."""
         self._start = self.buffers()
-        self._statistics_start = [start.cpu() for start in self._start[: len(self.statistics)]]
+        self._statistics_start = [start.to(self._sums) for start in self._start[: len(self.statistics)]]
         self._watch([piece for turn in self._turns for piece in itertools.islice(turn, _PIECES)])
 
     def begin_shard(self) -> None:
@@ -148,7 +149,7 @@ class Replica:
         self._given, self._given_versions = [], []
 
     def present(self, contribution: Sequence[torch.Tensor | None]) -> list[bool]:
-        """For each tensor of a contribution (in host memory): whether its shard has a gradient for it, or has changed it.
+        """For each tensor of a contribution (where it is added up): whether its shard has a gradient for it, or has changed it.
         Statistics that no shard changes keep their bits (a frozen layer's); of others the mean is over all shards, changed or
         not."""
         present = [tensor is not None for tensor in contribution]

@@ -16,6 +16,8 @@ from numpy.typing import NDArray
 from orchestrator.comm.collectives import Exchange, Memory
 from orchestrator.comm.topologies.schedule import Schedule
 from orchestrator.numerics import exact, levels
+from orchestrator.numerics.device import kernels as device
+from orchestrator.numerics.device.kernels import Kernels
 from orchestrator.numerics.grid import Grid, magnitude_of
 from orchestrator.numerics.layout import Layout
 from orchestrator.optim.compressions.codec import Agreement, Codec, Held, Nothing, Result, Rows
@@ -63,12 +65,21 @@ class Summation(Protocol):
 
 
 class DirectSum:
-    """Implements `Summation`. states: what shards keep, staged with their contributions; None where they keep nothing."""
+    """Implements `Summation`."""
 
-    def __init__(self, layout: Layout, memory: Memory, states: ShardStates | None) -> None:
-        self._accumulator = exact.Accumulator(
-            layout, memory.contribution, exact=memory.contribution.dtype == torch.float64
-        )
+    def __init__(
+        self,
+        layout: Layout,  # of the exchanged tensors
+        memory: Memory,  # of this member
+        states: ShardStates | None,  # what shards keep, staged with their contributions; None where they keep nothing
+        kernels: Kernels | None = None,  # where the memory is on a device
+    ) -> None:
+        self._accumulator: exact.Accumulator | device.Accumulator
+        if kernels is None:
+            is_exact = memory.contribution.dtype == torch.float64
+            self._accumulator = exact.Accumulator(layout, memory.contribution, exact=is_exact)
+        else:
+            self._accumulator = device.Accumulator(layout, memory.contribution, kernels)
         self._memory = memory
         self._states = states
         self._watched = 0

@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from orchestrator.numerics import exact
-from orchestrator.numerics.device.kernels import Accumulator, Kernels, Operations, fingerprint_of_bits, sums_on
+from orchestrator.numerics.device.kernels import Accumulator, Kernels, Operations, sums_on
 from orchestrator.numerics.grid import Grid
 from orchestrator.numerics.layout import BLOCK, Layout
 from tests.numerics.device import host
@@ -101,8 +101,9 @@ def test_totals_magnitudes_results_and_fingerprints_are_those_of_the_processor(
             assert exact.wrap(sums.finish(mine, divisor, ours, 3 * first, last)) == exact.wrap(wanted_print)
             assert torch.equal(ours.view(torch.int32), theirs.view(torch.int32))
     if layout.size:
-        assert fingerprint_of_bits(ours) == exact.wrap(exact.fingerprint_of(theirs, 0))
-        assert fingerprint_of_bits(mine.view(torch.int64)) == exact.fingerprint_of_integers(right.view(torch.int64))
+        by_operations = exact.fingerprint_by_operations
+        assert int(by_operations(ours.view(torch.int32), 2)) == exact.wrap(exact.fingerprint_of(theirs, 2))
+        assert int(by_operations(mine.view(torch.int64), 0)) == exact.fingerprint_of_integers(right.view(torch.int64))
 
 
 @every

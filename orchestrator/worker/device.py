@@ -1,0 +1,51 @@
+"""What a worker needs of its device before its first generation, where sums stay there: memory that peers map, and kernels.
+
+Where either cannot be had, the run goes on as with a device whose gradients leave for host memory: the same bits, slower. That is
+told once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+
+from orchestrator.comm.transports.base import SharableRegions
+from orchestrator.comm.transports.cuda_memory import CudaDriver
+from orchestrator.comm.transports.device_memory import DeviceRegions
+from orchestrator.config.plan import Plan
+from orchestrator.numerics import staging
+from orchestrator.numerics.device import compiling
+from orchestrator.numerics.device.compiling import CompilationFailed
+from orchestrator.numerics.device.kernels import Kernels, Operations
+from orchestrator.numerics.staging import Staging
+
+
+class Device(NamedTuple):
+    """Where a worker computes, and where its sums are made."""
+
+    staging: Staging  # of the model
+    regions: SharableRegions | None = None  # memory there that peers map; None: sums are made in host memory
+    kernels: Kernels | None = None  # that add there
+
+
+def opened(plan: Plan, tell: Callable[[str], None]) -> Device:
+    """The device of a worker of this plan, where CUDA was started if it is a GPU. tell: takes a line on what is slower."""
+    device = plan.run.compute.device
+    if not plan.sums_stay_on_device:
+        return Device(staging.on(device))
+    try:
+        regions = DeviceRegions(CudaDriver())
+    except (ImportError, RuntimeError) as error:
+        tell(f"memory of the GPU cannot be shared, so gradients are added up in host memory, which is slower: {error}")
+        return Device(staging.on(device))
+    return Device(staging.Resident(torch.device(device)), regions, _kernels(tell))
+
+
+def _kernels(tell: Callable[[str], None]) -> Kernels:
+    try:
+        return compiling.for_this_card()
+    except (CompilationFailed, RuntimeError) as error:
+        tell(f"sums on the GPU are made by operations of torch, which take about four times as long: {error}")
+        return Operations()
