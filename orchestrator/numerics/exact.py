@@ -200,8 +200,8 @@ FEW_LEVELS: Final = {8: Sums(torch.int8, torch.int8, keep), 16: Sums(torch.int16
 
 def fingerprint_of(values: torch.Tensor, first_block: int) -> int:
     """Fingerprint of float32 values that fill whole blocks: sums of the bits per block, weighted by the block's position,
-    modulo 2**64 (rule A10). Fingerprints of disjoint chunks add up to the fingerprint of the whole. Of values on a device, which
-    is waited for, by operations of torch."""
+    modulo 2**64 (rule A10). Fingerprints of disjoint chunks add up to the fingerprint of the whole. Of values on a device,
+    which is waited for, by operations of torch."""
     if values.device.type != "cpu":
         return int(fingerprint_by_operations(values.view(torch.int32), first_block))
     return LOOPS["fingerprint"](start_of(values, torch.float32), values.numel(), first_block)
@@ -232,7 +232,7 @@ def fingerprint_of_integers(values: torch.Tensor) -> int:
 def fingerprint_by_operations(bits: torch.Tensor, first_block: int) -> torch.Tensor:
     """Of int32 or int64 bits that fill whole blocks: one int64, whose sums wrap."""
     of_blocks = bits.view(-1, BLOCK).sum(1, dtype=torch.int64)
-    places = torch.arange(first_block + 1, first_block + 1 + len(of_blocks), dtype=torch.int64, device=bits.device)
+    places = torch.ones_like(of_blocks).cumsum(0) + first_block
     return (of_blocks * places).sum()
 
 

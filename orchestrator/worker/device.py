@@ -1,7 +1,7 @@
 """What a worker needs of its device before its first generation, where sums stay there: memory that peers map, and kernels.
 
-Where either cannot be had, the run goes on as with a device whose gradients leave for host memory: the same bits, slower. That is
-told once.
+Where either cannot be had, the run goes on as with a device whose gradients leave for host memory: the same bits, slower. That
+is told once.
 """
 
 from __future__ import annotations

@@ -58,7 +58,9 @@ class Worker:
     def __init__(self, plan: Plan, regions: Regions, services: ProcessServices | None = None) -> None:
         exact.load()
         self._plan = plan
-        self.regions = regions  # in which members exchange; from `prepare` on those of the device, where sums stay there
+        self.regions = (
+            regions  # in which members exchange; from `prepare` on those of the device, where sums stay there
+        )
         self._services = services or ProcessServices()
         self._state: WorkerState | None = None
         self._loaders: Loaders | None = None

@@ -13,17 +13,21 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from orchestrator.comm.transports.base import Descriptor, Mapped
+from orchestrator.comm.transports.device_memory import DeviceRegions
 from orchestrator.numerics import exact, staging
+from orchestrator.numerics.device import kernels
 from orchestrator.numerics.layout import Layout
-from orchestrator.worker import worker
+from orchestrator.worker import device, worker
 from orchestrator.worker.model.replica import Replica
+from tests.comm.transports.device_double import HostDriver
 
 CARRIERS = {"copy_", "_foreach_copy_"}
 
@@ -85,6 +89,57 @@ class WatchedCopying(staging.Copying):
         host_transfer = super().host_transfer(layout, result)
         self._there.add(host_transfer.result)
         return host_transfer
+
+
+class WatchedResident(WatchedCopying, staging.Resident):
+    """And sums are made there."""
+
+
+class WatchedRegions(DeviceRegions):
+    """Regions there, those of peers included."""
+
+    def __init__(self, there: There) -> None:
+        self._there = there
+        super().__init__(HostDriver())
+
+    def allocate(self, elements: int, dtype: torch.dtype) -> torch.Tensor:
+        region = super().allocate(elements, dtype)
+        self._there.add(region)
+        return region
+
+    def map_peer(self, descriptor: Descriptor) -> Mapped:
+        return WatchedMapping(super().map_peer(descriptor), self._there)
+
+
+class WatchedMapping(NamedTuple):
+    """A peer's region there."""
+
+    mapped: Mapped
+    there: There
+
+    def tensor(self, dtype: torch.dtype, offset_bytes: int, elements: int) -> torch.Tensor:
+        found = self.mapped.tensor(dtype, offset_bytes, elements)
+        self.there.add(found)
+        return found
+
+
+def sum_apart(monkeypatch: pytest.MonkeyPatch) -> There:
+    """As `compute_apart`, and sums are made there by operations of torch."""
+    there = compute_apart(monkeypatch)
+    plain_moved = kernels.moved
+
+    def moved(numbers: Any, beside: torch.Tensor) -> torch.Tensor:
+        found = plain_moved(numbers, beside)
+        there.add(found)
+        return found
+
+    monkeypatch.setattr(kernels, "moved", moved)
+
+    def opened(*_: object) -> device.Device:
+        return device.Device(WatchedResident(there), WatchedRegions(there), kernels.Operations())
+
+    monkeypatch.setattr(device, "opened", opened)
+    return there
 
 
 def compute_apart(monkeypatch: pytest.MonkeyPatch) -> There:

@@ -408,8 +408,8 @@ class _Members:
 
     def _live(self, rank: int) -> Ended:
         """One member's life."""
-        member, regions = self.members[rank], self._regions[rank]
+        member = self.members[rank]
         try:
-            return member.run(self._generation, rank, lambda: self._wire(self._hub, rank, regions))
+            return member.run(self._generation, rank, lambda: self._wire(self._hub, rank, member.regions))
         finally:
             member.close()

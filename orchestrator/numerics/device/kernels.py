@@ -78,7 +78,7 @@ class Accumulator:
         if grid is not self._grid:
             self._grid = grid
             self._anchors = moved([0.0 if e is None else ANCHOR * 2.0**e for e in grid.exponents], self._total)
-        largest = torch.full((len(self._slots),), ABSENT, dtype=torch.int32, device=self._total.device)
+        largest = self._total.new_full((len(self._slots),), ABSENT, dtype=torch.int32)
         self._add(ordered, weight, self._anchors, largest, fresh=not self._weights)
         self._largest.append(largest)
         self._weights.append(weight)
@@ -105,7 +105,7 @@ def finished(
 ) -> int:
     """As `exact.finish`. Waits for the fingerprint."""
     assert result.numel() == total.numel() == (total if last is None else last).numel()
-    fingerprint = torch.zeros(1, dtype=torch.int64, device=total.device)
+    fingerprint = total.new_zeros(1, dtype=torch.int64)
     kernels.finish(total, last, divisor, result, first_block, fingerprint)
     return int(fingerprint)
 

@@ -1,0 +1,108 @@
+"""Sums that stay on the device of the model: no bit differs, whoever is on it, and nothing leaves it.
+
+No GPU is where these tests run. The driver's calls have a double on host memory, with true descriptors and mappings
+(`tests/comm/transports/device_double.py`); the kernels are those of a card, compiled for a processor.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from orchestrator.config.settings import Every
+from orchestrator.numerics import staging
+from orchestrator.numerics.device.kernels import Kernels, Operations
+from orchestrator.pipeline import Pipeline
+from orchestrator.worker import device
+from tests.comm.transports import device_double
+from tests.numerics.device import host
+from tests.worker import faulty as f
+from tests.worker import pipelines as p
+from tests.worker.apart import sum_apart
+from tests.worker.elastic import Fault, survive
+from tests.worker.pipeline_parallel.sockets import Sockets
+from tests.worker.runs import SGD, Layout, members_end, train
+from tests.worker.test_apart import CASES as APART
+
+pytestmark = pytest.mark.slow
+
+CASES = [(pipeline, settings) for pipeline, settings in APART if "reduction" not in settings]
+LAYOUTS = [
+    Layout(1),
+    Layout(2),
+    Layout(4, "tree"),
+    Layout(3, "peer_to_peer"),
+    Layout(3, "ring"),
+    Layout(3, "parameter_server", servers=2),
+    Layout(4, "hierarchical", nodes=2),
+]
+
+
+def on_device(
+    monkeypatch: pytest.MonkeyPatch, make: Callable[[], Kernels], regions: Callable[[], Any] = device_double.regions
+) -> None:
+    """From now on, and until the test ends, workers sum on a device."""
+    here = staging.Resident(torch.device("cpu"))
+    monkeypatch.setattr(device, "opened", lambda *_: device.Device(here, regions(), make()))
+
+
+def trained(pipeline: type[Pipeline], layout: Layout, **settings: Any) -> Any:
+    """By workers that are connected as processes are."""
+    with Sockets("unix", layout.workers + (layout.servers or 0)) as sockets:
+        return train(pipeline, layout, wire=sockets.transport, regions=sockets.regions, **settings)
+
+
+@pytest.mark.parametrize(("number", "case"), list(enumerate(CASES)))
+def test_no_bit_differs_wherever_sums_are_made(
+    monkeypatch: pytest.MonkeyPatch, number: int, case: tuple[type[Pipeline], dict[str, Any]]
+) -> None:
+    pipeline, settings = case
+    direct = train(pipeline, **settings)
+    on_device(monkeypatch, [host.kernels, Operations][number % 2])
+    resident = trained(pipeline, LAYOUTS[number % len(LAYOUTS)], **settings)
+    assert (resident.trace, resident.digest) == (direct.trace, direct.digest)
+    assert str(resident.metrics) == str(direct.metrics)
+
+
+@pytest.mark.parametrize("pipeline", [p.Mlp, p.Batchnorm, p.Images, p.Frozen, p.AwkwardBuffers])
+def test_nothing_is_computed_across(monkeypatch: pytest.MonkeyPatch, pipeline: type[Pipeline]) -> None:
+    settings: dict[str, Any] = {
+        "clip": 0.05,
+        "optimizer": {"name": "adamw", "lr": 0.01},
+        "evaluate_every": Every(steps=1),
+    }
+    direct = train(pipeline, **settings)
+    sum_apart(monkeypatch)
+    beside = trained(pipeline, Layout(2), **settings)
+    assert (beside.trace, beside.digest) == (direct.trace, direct.digest)
+
+
+@pytest.mark.parametrize("regions", [device_double.refused, device_double.damaged])
+def test_where_peers_cannot_map_it_the_bits_are_the_same(
+    monkeypatch: pytest.MonkeyPatch, regions: Callable[[], Any]
+) -> None:
+    direct = train(p.Mlp)
+    on_device(monkeypatch, host.kernels, regions)
+    assert trained(p.Mlp, Layout(3, "tree")).trace == direct.trace
+
+
+@pytest.mark.parametrize("pipeline", [p.Batchnorm, p.ChannelsLast])
+def test_members_come_and_go(monkeypatch: pytest.MonkeyPatch, pipeline: type[Pipeline]) -> None:
+    settings: dict[str, Any] = {"steps": 4, "optimizer": {**SGD, "momentum": 0.9}, "checkpoint_every": 1}
+    whole = survive(pipeline, Layout(1), **settings)
+    on_device(monkeypatch, host.kernels)
+    told = survive(pipeline, Layout(2), [Fault(0, 17, "join"), Fault(1, 38, "die")], **settings)
+    assert told.generations == 3
+    assert (told.trace, told.digest, told.metrics) == (whole.trace, whole.digest, whole.metrics)
+
+
+@pytest.mark.parametrize("pipeline", [f.NanLoss, f.NanGradient, f.InfiniteStatistic, f.CentresItsOutput])
+def test_faults_are_told_alike(monkeypatch: pytest.MonkeyPatch, pipeline: type[Pipeline]) -> None:
+    (plain,) = members_end(pipeline)
+    on_device(monkeypatch, host.kernels)
+    (resident,) = members_end(pipeline)
+    assert isinstance(plain, Exception)
+    assert str(resident) == str(plain)
