@@ -44,12 +44,14 @@ S3 := aiobotocore aioitertools boto3 botocore dvc-s3 jmespath moto py-partiql-pa
 STREAMS := boto3 botocore braceexpand brotli catalogue cramjam jmespath lightning-utilities litdata mosaicml-streaming obstore \
 	python-snappy s3transfer tifffile torchvision webdataset xxhash zstd
 
+KERNELS := cuda-bindings cuda-pathfinder nvidia-cuda-nvrtc
+
 COMMA := ,
 # $(call SHOWN_IF_IT_FAILS,FILE,COMMAND): what the command says goes to the file, and is shown where it fails. pip warns once for
 # each index that lacks a package, hundreds of times where one of several is a folder.
 SHOWN_IF_IT_FAILS = { $(2) >$(1) 2>&1 || { status=$$?; cat $(1) >&2; echo "it failed: $(2)" >&2; exit $$status; } ; }
 
-.PHONY: bench campaign dashboard docs others peers s3 streams setup demo demo-kill data test test-long check lint pure claims clean
+.PHONY: bench campaign dashboard docs kernels others peers s3 streams setup demo demo-kill data test test-long check lint pure claims clean
 
 setup: $(STAMP)
 
@@ -120,6 +122,11 @@ others: setup
 	@test -d $(VENV)/others || $(call SHOWN_IF_IT_FAILS,$(VENV)/others.log,\
 		python -m pip install --constraint constraints.txt --no-deps --target $(VENV)/others $(OTHERS))
 
+# What compiles kernels for cards; torch's build for CUDA brings it.
+kernels: setup
+	@test -d $(VENV)/kernels || $(call SHOWN_IF_IT_FAILS,$(VENV)/kernels.log,\
+		python -m pip install --constraint constraints.txt --no-deps --target $(VENV)/kernels $(KERNELS))
+
 # What only tests of readers need: the packages that wrote the files.
 streams: setup
 	@test -d $(VENV)/streams || $(call SHOWN_IF_IT_FAILS,$(VENV)/streams.log,\
@@ -139,7 +146,7 @@ FAULTS ?= 300
 campaign: setup
 	python -m campaign --seed $(SEED) --faults $(FAULTS)
 
-test-long: test dashboard s3 streams others peers
+test-long: test dashboard s3 streams others peers kernels
 	python -m pytest -n 2 $(MANY) -m "$(PURE)"
 	$(BY_FILE) $(MANY) -m long
 

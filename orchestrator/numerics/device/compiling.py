@@ -53,7 +53,7 @@ def compiled(architecture: str, kind: str = "cubin") -> bytes:
         if kind == "cubin"
         else (nvrtc.nvrtcGetPTXSize, nvrtc.nvrtcGetPTX)
     )
-    code = b" " * _ok(size_of(program))
+    code: bytes = b" " * int(_ok(size_of(program)))
     _ok(get(program, code))
     return code
 

@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from orchestrator.comm.transports.base import Regions
+from orchestrator.comm.transports.base import Descriptor, Regions
 from orchestrator.comm.transports.frames import DTYPES
-from orchestrator.comm.transports.shared_memory import Descriptor, Mapping, SharedRegions, map_peer
+from orchestrator.comm.transports.shared_memory import Mapping, SharedRegions, map_peer
 from tests.comm.transports import device_double
 from tests.comm.transports.memory import LocalRegions
 

@@ -13,6 +13,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from numpy.typing import NDArray
 
 from orchestrator.numerics import exact
 from orchestrator.numerics.device.kernels import Accumulator, Kernels, Operations, sums_on
@@ -64,7 +65,7 @@ def models(draw: st.DrawFn) -> tuple[Layout, list[Shard]]:
     return layout, [(draw(weights), [tensor(shape) for shape in shapes]) for _ in range(draw(st.integers(1, 5)))]
 
 
-def summed(accumulator: exact.Accumulator | Accumulator, shards: Sequence[Shard], grid: Grid) -> numpy.typing.NDArray:
+def summed(accumulator: exact.Accumulator | Accumulator, shards: Sequence[Shard], grid: Grid) -> NDArray[numpy.int64]:
     accumulator.clear()
     for weight, tensors in shards:
         accumulator.add(tensors, weight, grid)

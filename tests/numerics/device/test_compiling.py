@@ -1,0 +1,47 @@
+"""The kernels as NVRTC compiles them, for cards that are not here: `make kernels` brings it, and `make test-long` needs it."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from orchestrator.numerics.device.compiling import CompilationFailed, compiled
+
+KERNELS = Path(sys.prefix) / "kernels"
+ARCHITECTURES = ["sm_80", "sm_86", "sm_89", "sm_90", "sm_100", "sm_120"]
+PROGRAM = """
+import sys
+from orchestrator.numerics.device.compiling import compiled
+architecture, kind = sys.argv[1:]
+sys.stdout.buffer.write(compiled(architecture, kind))
+"""
+
+
+def code(architecture: str, kind: str) -> bytes:
+    """In a process of its own, which finds the library when it starts."""
+    folders = os.pathsep.join(map(str, KERNELS.glob("nvidia/*/lib")))
+    environment = {**os.environ, "PYTHONPATH": f"{KERNELS}", "LD_LIBRARY_PATH": folders}
+    command = [sys.executable, "-c", PROGRAM, architecture, kind]
+    return subprocess.run(command, env=environment, check=True, stdout=subprocess.PIPE).stdout
+
+
+@pytest.mark.slow
+@pytest.mark.long
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_no_operation_is_fused_and_each_rounds_to_nearest(architecture: str) -> None:
+    assert code(architecture, "cubin").startswith(b"\x7fELF")
+    ptx = code(architecture.replace("sm", "compute"), "ptx").decode()
+    found = Counter(re.findall(r"\b(?:add|sub|mul|div|fma|mad|cvt)[.a-z0-9]*f64[.a-z0-9]*", ptx))
+    assert {"add.rn.f64", "sub.rn.f64", "mul.rn.f64", "div.rn.f64", "cvt.rn.f32.f64", "cvt.f64.f32"} == set(found)
+
+
+def test_where_the_compiler_is_missing_that_is_said() -> None:
+    """As in an environment without torch's build for CUDA."""
+    with pytest.raises(CompilationFailed, match=r"cuda\.bindings is not installed"):
+        compiled("sm_90")
