@@ -48,8 +48,8 @@ def test_a_callback_that_failed_is_a_warning_and_what_one_found_is_a_metric(tmp_
     record: Any = SimpleNamespace(tracker=tracker, journal=LineFile(tmp_path / "j"))
     progress: Any = SimpleNamespace(say=shown.append)
     sink = EventSink(record, Audience(progress))
-    sink.called_back({"event": "called_back", "step": 9, "seconds": 0.5, "metrics": {"worst": 2.0}})
-    sink.called_back({"event": "called_back", "step": 19, "failed": "on_evaluation() raised ValueError: no"})
+    sink.heard(0, None, {"event": "called_back", "step": 9, "seconds": 0.5, "metrics": {"worst": 2.0}})
+    sink.heard(0, None, {"event": "called_back", "step": 19, "failed": "on_evaluation() raised ValueError: no"})
     record.journal.close()
     assert [event["step"] for event in lines.read(tmp_path / "j")] == [9, 19]
     assert told == [(9, {"callback/worst": 2.0})]

@@ -61,9 +61,6 @@ def test_json_has_no_nan() -> None:
 
 
 def test_a_run_tells_where_its_time_went_from_the_command_to_the_end() -> None:
-    outcome = Outcome(first_step_at=124.0, trained_at=127.2)
-    outcome.spend(100.0)
-    assert outcome.spent_sentence.startswith("start 24 s, training 3 s, record ")
-    never = Outcome()
-    never.spend(100.0)
-    assert never.spent_sentence == ""
+    outcome = Outcome(first_step_at=124.0, trained_at=127.2).ended(100.0, 133.0)
+    assert outcome.spent_sentence == "start 24 s, training 3 s, record 6 s"
+    assert Outcome().ended(100.0, 133.0).spent_sentence == ""

@@ -94,7 +94,7 @@ def test_a_full_disk_ends_a_run_with_one_message_and_leaves_what_was_there(
     monkeypatch.setattr(record.trace, "sync", full)
     monkeypatch.setattr(Path, "write_text", full)
     outcome = Outcome(steps=2, digest="d")
-    record.close(outcome)
+    outcome = record.close(outcome)
     assert ended == ["FAILED"]
     assert outcome.error is not None
     assert outcome.error.message == f"{record.files.trace} is not whole: No space left on device"

@@ -284,7 +284,7 @@ def test_a_run_from_its_first_word_to_its_last(tmp_path: Path) -> None:
     played = play(tmp_path, said, {0: [second], 1: [second]})
     outcome = played.outcome
     assert (outcome.status, outcome.steps, outcome.loss, outcome.digest) == ("finished", 2, 1.5, "d")
-    assert (outcome.workers, outcome.generations, outcome.recoveries) == (2, 1, [])
+    assert (outcome.workers, outcome.generations, outcome.recoveries) == (2, 1, ())
     assert played.trace == LINES
     assert played.shown == [
         "[worker 0] hello",
@@ -639,7 +639,7 @@ def test_what_workers_tell_of_their_speed_moves_shards_and_names_who_is_slow(
     ]
     played = play(tmp_path, said, more=["cluster.claims=false"])
     told = "worker 1 on node n: 60 ms for a micro-batch, others 20 ms in the median"
-    assert (played.outcome.redealt, played.outcome.hosted, played.outcome.slow) == (1, (6, 2), [told])
+    assert (played.outcome.redealt, played.outcome.hosted, played.outcome.slow) == (1, (6, 2), (told,))
     (redealt,) = [event for event in played.journal if event["event"] == "shards_redealt"]
     assert redealt.items() >= {"micro_batch_s": [[0, 0.02], [1, 0.06]], "step_s": 0.24, "moving": 2}.items()
     (slow,) = [event for event in played.journal if event["event"] == "worker_slow"]
@@ -704,7 +704,7 @@ def test_who_computed_wrongly_is_named_with_its_machine_and_the_step_is_repeated
     ]
     played = play(tmp_path, said)
     told = "worker 1 on node n computed shard 3 of step 1 wrongly; it may have done so since step 0"
-    assert (played.outcome.status, played.outcome.wrong, played.outcome.workers) == ("finished", [told], 1)
+    assert (played.outcome.status, played.outcome.wrong, played.outcome.workers) == ("finished", (told,), 1)
     assert any(line.startswith(f"warning: {told}; the step is repeated in another process") for line in played.shown)
     (event,) = [event for event in played.journal if event["event"] == "answers_differ"]
     assert event.items() >= {"step": 1, "shard": 3, "workers": [1], "names": ["worker 1 on node n"]}.items()

@@ -213,7 +213,7 @@ class Run:
             session.run(self._chance.pending_signal, self._look_for_trouble)
             outcome = event_sink.outcome
             if outcome.error is None:
-                self._save_weights(session, outcome)
+                outcome = self._with_weights(session, outcome)
             self._check_life(outcome)
             return outcome
 
@@ -226,7 +226,7 @@ class Run:
                     raise
                 self._say(error.message)  # and the user tries again
 
-    def _save_weights(self, session: Session, outcome: Outcome) -> None:
+    def _with_weights(self, session: Session, outcome: Outcome) -> Outcome:
         """They are what the digest is of; lost only where a stage has no worker any more that is well."""
         path = self._folder / "weights"
         try:
@@ -238,10 +238,10 @@ class Run:
             stages = begin.stages or (0,) * begin.workers
             well = {stage for stage, member in zip(stages, self._present(), strict=False) if member.is_well}
             assert well < set(stages)
-            outcome.error = error
-        else:
-            assert digest_of(load_file(path)) == outcome.digest, "the weights are not those of the digest"
-            assert [file.name for file in self._folder.glob("weights*")] == ["weights"]
+            return replace(outcome, error=error)
+        assert digest_of(load_file(path)) == outcome.digest, "the weights are not those of the digest"
+        assert [file.name for file in self._folder.glob("weights*")] == ["weights"]
+        return outcome
 
     def _look_for_trouble(self) -> str | None:
         self._cluster.meet()

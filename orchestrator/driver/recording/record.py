@@ -11,7 +11,7 @@ import contextlib
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any, Literal
 
@@ -271,8 +271,9 @@ class Record:
             None if self.answers["why"] is None else f"when it is served, the model answers {answering(self.answers)}"
         )
 
-    def close(self, outcome: Outcome) -> str | None:
-        """Write down how the run ended, here and in MLflow; why MLflow could not take all of it, or None."""
+    def close(self, outcome: Outcome) -> Outcome:
+        """Write down how the run ended, here and in MLflow. Returns the outcome with what is known now: a file that is not
+        whole, the head of the trace, the files that were read before a resume, and what loggers lack."""
         with contextlib.suppress(OSError):
             self.restored()
         for file in self.history:
@@ -282,10 +283,13 @@ class Record:
                 lacking = RunFailed(
                     f"{file.path} is not whole: {error.strerror}", "make room on its disk", code="record.not-whole"
                 )
-                outcome.error = outcome.error or lacking
-        status = outcome.status
-        outcome.trace = merkle.head([merkle.leaf(line) for line in lines.raw(self.files.trace)])
-        self.tracker.tag(TRACE, outcome.trace)
+                outcome = replace(outcome, error=outcome.error or lacking)
+        status, head = outcome.status, merkle.head([merkle.leaf(line) for line in lines.raw(self.files.trace)])
+        read = outcome.files_read
+        if read.of:
+            read |= files_read.from_dict(read_json(self.files.data).get("files", {}))
+        outcome = replace(outcome, trace=head, files_read=read)
+        self.tracker.tag(TRACE, head)
         ending: dict[str, object] = {"event": "run_ended", "status": status, "steps": outcome.steps}
         if outcome.error is not None:
             ending["error"] = outcome.error.message
@@ -303,7 +307,6 @@ class Record:
         if self._listing is not None:
             told["listing"] = self._listing
         if outcome.files_read.of:
-            outcome.files_read |= files_read.from_dict(read_json(self.files.data).get("files", {}))
             told["files"] = outcome.files_read.as_dict()
         if told:
             write_json(self.files.data, {**read_json(self.files.data), **told})
@@ -327,9 +330,10 @@ class Record:
         self._model.log(self.tracker)
         self.tracker.end(_MLFLOW[status])
         if self.feed is not None:
-            outcome.not_told += self.feed.end(status, {**_results(outcome), "digest": outcome.digest})
+            untold = self.feed.end(status, {**_results(outcome), "digest": outcome.digest})
+            outcome = replace(outcome, not_told=(*outcome.not_told, *untold))
         self.files.release()
-        return self.tracker.trouble
+        return replace(outcome, not_recorded=self.tracker.trouble)
 
     def upload(self) -> None:
         """A copy of the run's files for the store."""

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import itertools
 import math
-import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from orchestrator.comm.topologies.schedule import Schedule
@@ -24,15 +23,16 @@ class BestModel:
     digest: str  # of its parameters
 
 
-@dataclass
+@dataclass(frozen=True)
 class Outcome:
-    """How a run ended, filled in while it runs."""
+    """How a run ended, or how it would if it ended now: each event gives another value (`driver.run.event_table`)."""
 
+    # Known from events, while it runs.
     workers: int = 0  # of the last generation
     steps: int = 0  # steps that are done, those before a resume included
     loss: float | None = None  # of the last step; None before the first one
     digest: str | None = None  # of the parameters at the end; None where the run has no result
-    metrics: dict[str, float] = field(default_factory=dict)  # of the last evaluation; empty before the first one
+    metrics: Mapping[str, float] = field(default_factory=dict)  # of the last evaluation; empty before the first one
     generations: int = 0  # generations that have begun
     error: OrchestratorError | None = None  # what ended the run; None where it finished
     # when the driver heard of the first step, on the monotonic clock; None before that
@@ -42,32 +42,36 @@ class Outcome:
     # payloads of the member that sends most, in the last step of which that is known; None where it is of none
     bytes_per_step: int | None = None
     # each with its kind, seconds and lost steps, as in the journal
-    recoveries: list[dict[str, Any]] = field(default_factory=list)
+    recoveries: tuple[Mapping[str, Any], ...] = ()
     checkpoint: int | None = None  # step of the newest one; None where there is none
-    staleness: int | None = None  # most updates that a shard was ahead of the slowest one; None in lockstep
     epsilon: float | None = None  # privacy that is spent; None where the run is not private
-    times: dict[str, float] = field(default_factory=dict)  # share of the workers' time, by kind (`records.times`)
     hosted: tuple[int, ...] = ()  # number of shards of each worker of the last generation, by rank
     redealt: int = 0  # how often shards were dealt anew by speed
-    slow: list[str] = field(default_factory=list)  # a sentence for each worker that was far slower than the others
-    wrong: list[str] = field(default_factory=list)  # a sentence for each wrong answer that a check has found
+    slow: tuple[str, ...] = ()  # a sentence for each worker that was far slower than the others
+    wrong: tuple[str, ...] = ()  # a sentence for each wrong answer that a check has found
     # how often each kind of harm was done to workers on purpose
-    disturbed: dict[str, int] = field(default_factory=dict)
-    # worker -> shards that it computed, and how many of them were dealt to others; empty without claims
-    shards: dict[str, tuple[int, int]] = field(default_factory=dict)
+    disturbed: Mapping[str, int] = field(default_factory=dict)
     # node -> bytes of files from elsewhere that were fetched, and that its cache had
-    bytes_read: dict[str, tuple[int, int]] = field(default_factory=dict)
+    bytes_read: Mapping[str, tuple[int, int]] = field(default_factory=dict)
     files_read: FilesRead = field(default_factory=FilesRead)  # files of the training set that were read
-    not_recorded: str | None = None  # why MLflow has not all of it, which makes no run a failed one; None where it has
-    not_told: list[str] = field(default_factory=list)  # which writers beside MLflow have not all of it, and why
+    not_told: tuple[str, ...] = ()  # which writers beside MLflow have not all of it, and why
     schedule: Schedule | None = None  # of the generation with most workers, for a picture; None before the first one
-    weights_lost: bool = False  # whether all steps are done, and the workers that had the result are gone
-    is_headless: bool = False  # whether the head of its Ray is gone
-    best: BestModel | None = None  # the model of the run; None where that is the last state
-    trace: str | None = None  # head of the Merkle tree of its trace; None before the record is closed
+
+    # Known to the job, when the session is over.
     trained_at: float | None = None  # when training ended, on the monotonic clock; None before that
+    is_headless: bool = False  # whether the head of its Ray is gone
+    times: Mapping[str, float] = field(default_factory=dict)  # share of the workers' time, by kind (`records.times`)
+    # worker -> shards that it computed, and how many of them were dealt to others; empty without claims
+    shards: Mapping[str, tuple[int, int]] = field(default_factory=dict)
+    best: BestModel | None = None  # the model of the run; None where that is the last state
+    weights_lost: bool = False  # whether all steps are done, and the workers that had the result are gone
+    staleness: int | None = None  # most updates that a shard was ahead of the slowest one; None in lockstep
+
+    # Known when the record is closed.
+    trace: str | None = None  # head of the Merkle tree of its trace; None before the record is closed
+    not_recorded: str | None = None  # why MLflow has not all of it, which makes no run a failed one; None where it has
     # seconds until the first step ("start"), until the last ("training") and after it ("record")
-    spent: dict[str, float] = field(default_factory=dict)
+    spent: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def status(self) -> Status:
@@ -83,12 +87,13 @@ class Outcome:
         """ "start 24 s, training 3 s, record 6 s"; empty where no step was done."""
         return ", ".join(f"{what} {duration(seconds)}" for what, seconds in self.spent.items())
 
-    def spend(self, began: float) -> None:
-        """It is all over. began: the time of the command, as first_step_at."""
-        if self.first_step_at is not None and self.trained_at is not None:
-            moments = (began, self.first_step_at, self.trained_at, time.monotonic())
-            spans = (after - before for before, after in itertools.pairwise(moments))
-            self.spent = dict(zip(("start", "training", "record"), spans, strict=True))
+    def ended(self, began: float, now: float) -> Outcome:
+        """It is all over; both on the clock of first_step_at. began: the time of the command."""
+        if self.first_step_at is None or self.trained_at is None:
+            return self
+        moments = (began, self.first_step_at, self.trained_at, now)
+        spans = (after - before for before, after in itertools.pairwise(moments))
+        return replace(self, spent=dict(zip(("start", "training", "record"), spans, strict=True)))
 
     @property
     def files_sentence(self) -> str:
@@ -122,7 +127,7 @@ class Outcome:
             "metrics": {name: _number(value) for name, value in self.metrics.items()},
             "workers": self.workers,
             "generations": self.generations,
-            "recoveries": self.recoveries,
+            "recoveries": list(self.recoveries),
             "launch_s": None if self.first_step_at is None else round(self.first_step_at - started, 3),
             "steps_per_s": None if self.steps_per_s is None else round(self.steps_per_s, 3),
             "bytes_per_step": self.bytes_per_step,
@@ -131,11 +136,11 @@ class Outcome:
         if self.redealt:
             report["redealt"], report["hosted"] = self.redealt, list(self.hosted)
         if self.slow:
-            report["slow"] = self.slow
+            report["slow"] = list(self.slow)
         if self.disturbed:
-            report["disturbed"] = self.disturbed
+            report["disturbed"] = dict(self.disturbed)
         if self.wrong:
-            report["wrong"] = self.wrong
+            report["wrong"] = list(self.wrong)
         if self.shards:
             told = self.shards.items()
             report["shards"] = {
@@ -155,7 +160,7 @@ class Outcome:
         if self.not_recorded is not None:
             report["not_recorded"] = self.not_recorded
         if self.not_told:
-            report["not_told"] = self.not_told
+            report["not_told"] = list(self.not_told)
         return report
 
 

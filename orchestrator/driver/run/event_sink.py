@@ -6,28 +6,24 @@ reasons, the checkpoints. Nothing here decides or waits.
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from orchestrator.common import injection
 from orchestrator.controller import events
-from orchestrator.controller.fault_injection import Disturbance
 from orchestrator.driver.recording.record import Record
-from orchestrator.driver.report import few
-from orchestrator.driver.report.outcome import Outcome, recovery_in_words
+from orchestrator.driver.report.outcome import Outcome
 from orchestrator.driver.run.checkpointing import SavedCheckpoint
 from orchestrator.driver.run.drift_watch import DriftWatch, Found
-from orchestrator.driver.run.standstill import Stand
+from orchestrator.driver.run.event_table import EVENTS
 from orchestrator.driver.run.time_log import TimeLog
 from orchestrator.driver.supervision import TakenOver
 from orchestrator.driver.terminal.progress import ProgressDisplay, say_obstacles
-from orchestrator.errors import NotRerunnable, RunFailed
+from orchestrator.errors import NotRerunnable, OrchestratorError, RunFailed
 from orchestrator.provenance.tracking import EXECUTION
 from orchestrator.records import phases, reads, trace
-from orchestrator.records.files_read import FilesRead
 from orchestrator.records.lines import LineFile
 from orchestrator.records.merging import Change
 from orchestrator.worker.member.generation import Generation
@@ -94,8 +90,7 @@ class EventSink:
 
     def goes_on(self, steps: int, loss: float | None, metrics: Mapping[str, float], checkpoint: int | None) -> None:
         """A run is resumed: take over what was reported before."""
-        outcome = self.outcome
-        outcome.steps, outcome.loss, outcome.metrics, outcome.checkpoint = steps, loss, dict(metrics), checkpoint
+        self.outcome = replace(self.outcome, steps=steps, loss=loss, metrics=dict(metrics), checkpoint=checkpoint)
 
     def catches_up(self, untold: Iterable[Mapping[str, Any]]) -> None:
         """Tell MLflow of lines of the trace and of evaluations that are in the files already."""
@@ -177,7 +172,7 @@ class EventSink:
             )
             return None
         if not files.checkpoints.exists():
-            self.outcome.checkpoint = None
+            self.outcome = replace(self.outcome, checkpoint=None)
         return RunFailed(
             f"the folder of the run, {files.path}, was removed while it ran, after step {self.outcome.steps}",
             "launch it again; what MLflow was told until then is there",
@@ -186,20 +181,56 @@ class EventSink:
 
     def not_told(self, troubles: Sequence[str]) -> None:
         """Writers beside MLflow that are told nothing any more."""
-        self.outcome.not_told += troubles
+        self.outcome = replace(self.outcome, not_told=(*self.outcome.not_told, *troubles))
         for trouble in troubles:
             self._progress.say(f"warning: {trouble}; the run goes on, and MLflow is told all of it")
 
     def _drifted(self, found: Found) -> None:
         self._record.drift_told = True
-        self.event("data_compared", run=found.run_id, **found.drift.as_dict())
-        if found.drift.is_any:
-            self._progress.say(f"note: since run {found.run_id} of this experiment {found.drift.text}")
+        self.event("data_compared", run=found.run_id, drift=found.drift)
 
-    def event(self, event: str, **details: Any) -> None:
-        """Append an event to the journal."""
-        self._journal.append([{"event": event, **details}])
-        self._call_back({"event": event, **details})
+    def failed(self, error: OrchestratorError | None) -> None:
+        """The run ends. The first error is the one that is reported."""
+        self.outcome = replace(self.outcome, error=self.outcome.error or error)
+
+    def finished(self, digest: str | None) -> None:
+        """digest: of the parameters of a member that has finished; None where it has none."""
+        self.outcome = replace(self.outcome, digest=digest or self.outcome.digest)
+
+    def heard(self, member: int, where: str | None, report: Mapping[str, Any]) -> None:
+        """Write what a member reports, unless another has reported the same, or it is no event of the table. where: the
+        member's machine; None where it never said."""
+        facts = {"member": member, "worker": member, "where": where, **report}
+        event = facts.pop("event")
+        if event in EVENTS and self._is_new(event, facts):
+            self.event(event, **facts)
+
+    def _is_new(self, event: str, facts: Mapping[str, Any]) -> bool:
+        """Every worker reports every evaluation, and what the members send. The first report is enough; of an evaluation one of
+        a later generation counts if it differs."""
+        if event == "sent":
+            is_new, self._sent_step = facts["step"] > self._sent_step, max(facts["step"], self._sent_step)
+            return is_new
+        if event == "evaluated":
+            found = (facts.get("generation", 0), facts["metrics"])
+            known = self._evaluated.get(facts["step"])
+            if known is not None and (known[0] >= found[0] or known[1] == found[1]):
+                return False
+            self._evaluated[facts["step"]] = found
+        return True
+
+    def event(self, event: str, **facts: Any) -> None:
+        """Write an event where its row of the table says."""
+        row, known = EVENTS[event], {"step": self.outcome.steps, **facts}
+        self.outcome = row.outcome(self.outcome, known)
+        if row.fields is not None:
+            line = {"event": event, **row.fields(known)}
+            self._journal.append([line])
+            self._call_back(line)
+        if metrics := row.metrics(known):
+            self._tracker.metrics(known["step"], metrics)
+        for sentence in row.sentences(known):
+            self._progress.say(sentence)
 
     def _call_back(self, event: Mapping[str, Any]) -> None:
         """The run goes on whatever the user's function does."""
@@ -213,22 +244,13 @@ class EventSink:
                 f"warning: on_event raised {type(error).__name__}: {error}; it is not called any more, the run goes on"
             )
 
-    def decided(self, before: str, after: str, reason: str) -> None:
-        self.event("decided", **{"from": before, "to": after, "reason": reason})
-
     def begins(self, generation: Generation) -> None:
         """A generation begins. The terminal hears of it with its first step (`recovered`)."""
         members, steps = generation.begin.members, generation.begin.run_manifest["steps"]
         self._ranks = {member: rank for rank, member in enumerate(members[: generation.workers])}
-        self.event("generation_started", **generation.as_event(), members=members, steps=steps)
-        self.outcome.generations += 1
-        self.outcome.workers = generation.workers
-        self.outcome.hosted = tuple(map(len, generation.begin.shards))
+        self.event("generation_started", generation=generation, members=members, steps=steps)
         if self.outcome.generations == 1 and len(set(generation.begin.stages)) < 2:
             self._hosted_first = self.outcome.hosted
-        if self.outcome.schedule is None or generation.workers > self.outcome.schedule.workers:
-            self.outcome.schedule = generation.schedule
-        self._tracker.metrics(self.outcome.steps, {f"{EXECUTION}cluster/workers": generation.workers})
         if self.outcome.generations == 1:
             self._progress.start(steps)
             if generation.storage is not None and not generation.writers:
@@ -246,16 +268,10 @@ class EventSink:
             self._drift_watch.begin()
         now = time.monotonic()
         if self.outcome.first_step_at is None:
-            self.outcome.first_step_at = now
+            self.outcome = replace(self.outcome, first_step_at=now)
             self.began(phases.told())
         for line in new:
-            self.outcome.steps = line["step"] + 1
-            self.outcome.loss = trace.loss_of(line)
-            told = {} if self.outcome.loss is None else {"train/loss": self.outcome.loss}
-            if self._epsilon is not None:
-                self.outcome.epsilon = told["train/epsilon"] = self._epsilon(self.outcome.steps)
-            self._tracker.metrics(line["step"], told)
-            self._call_back({"event": "step", "step": line["step"], "loss": self.outcome.loss})
+            self._step(line)
         if self._taken_over is not None:
             (before, steps_lost), self._taken_over = self._taken_over, None
             why = f"the driver (process {before.driver}) had ended"
@@ -263,8 +279,20 @@ class EventSink:
         if self._first_report is None:
             self._first_report = (self.outcome.steps, now)
         elif now > self._first_report[1]:
-            self.outcome.steps_per_s = (self.outcome.steps - self._first_report[0]) / (now - self._first_report[1])
+            rate = (self.outcome.steps - self._first_report[0]) / (now - self._first_report[1])
+            self.outcome = replace(self.outcome, steps_per_s=rate)
         self._progress.step(self.outcome.steps, self.outcome.loss, self.outcome.epsilon)
+
+    def _step(self, line: Mapping[str, Any]) -> None:
+        """Tell MLflow and the user's function of a step. Its line stands in the trace, not in the journal."""
+        step, loss = line["step"], trace.loss_of(line)
+        told = {} if loss is None else {"train/loss": loss}
+        self.outcome = replace(self.outcome, steps=step + 1, loss=loss)
+        if self._epsilon is not None:
+            told["train/epsilon"] = epsilon = self._epsilon(step + 1)
+            self.outcome = replace(self.outcome, epsilon=epsilon)
+        self._tracker.metrics(step, told)
+        self._call_back({"event": "step", "step": step, "loss": loss})
 
     def began(self, told: Sequence[Mapping[str, Any]]) -> None:
         """What was done before the first step, by the driver or by a member (`records.phases`)."""
@@ -294,38 +322,10 @@ class EventSink:
 
     def _go_back(self, change: Change) -> None:
         """Steps after these are done again and come out otherwise."""
-        self.outcome.steps = change.kept
-        self.outcome.loss = None if change.last is None else trace.loss_of(change.last)
+        loss = None if change.last is None else trace.loss_of(change.last)
+        self.outcome = replace(self.outcome, steps=change.kept, loss=loss)
         for step in [step for step in self._evaluated if step >= change.kept]:
             del self._evaluated[step]
-
-    def evaluated(self, step: int, metrics: dict[str, float], generation: int = 0) -> None:
-        """Record an evaluation. Every worker reports every evaluation; the first report is enough, of the latest generation
-        where they differ."""
-        known = self._evaluated.get(step)
-        if known is not None and (known[0] >= generation or known[1] == metrics):
-            return
-        self._evaluated[step] = (generation, metrics)
-        self.outcome.metrics = metrics
-        self._tracker.metrics(step, metrics)
-        self.event("evaluated", step=step, metrics={key: _plain(value) for key, value in metrics.items()})
-        self._progress.say(f"after step {step + 1}: {few.line(metrics)}")
-
-    def called_back(self, entry: Mapping[str, Any]) -> None:
-        """Record a call of the pipeline's on_evaluation."""
-        step, metrics = entry["step"], entry.get("metrics", {})
-        self.event(**{**entry, "metrics": {key: _plain(value) for key, value in metrics.items()}})
-        if metrics:
-            self._tracker.metrics(step, {f"callback/{name}": value for name, value in metrics.items()})
-        if "failed" in entry:
-            self._progress.say(f"warning: on_evaluation after step {step + 1}, the run goes on: {entry['failed']}")
-
-    def sent(self, step: int, sent_bytes: int) -> None:
-        """Record what the members send in a step from this one on. Every worker reports the same; the first is enough."""
-        if step > self._sent_step:
-            self._sent_step = step
-            self.outcome.bytes_per_step = sent_bytes
-            self._tracker.metrics(step, {f"{EXECUTION}exchange/bytes_per_step": sent_bytes})
 
     def times(self, role: str, member: int, window: Mapping[str, Any]) -> None:
         """Record where the time of a member went."""
@@ -347,65 +347,7 @@ class EventSink:
             )
 
     def recovered(self, command: events.Recovered) -> None:
-        seconds = round(command.seconds, 3)
-        recovery: dict[str, Any] = {"kind": command.kind, "seconds": seconds, "steps_lost": command.steps_lost}
-        if command.why:
-            recovery["why"] = command.why
-        self.outcome.recoveries.append(recovery)
-        self.event("recovered", **recovery)
-        self._tracker.metrics(self.outcome.steps, {f"{EXECUTION}recovery/{command.kind}_s": command.seconds})
-        workers = self.outcome.workers
-        now = "" if command.kind == "driver" else f"; {workers} worker{'s' * (workers != 1)} now"
-        self._progress.say(f"{recovery_in_words(recovery)}{now}")
-
-    def redealt(self, command: events.Rebalance) -> None:
-        """Shards are about to be dealt by speed."""
-        self.outcome.redealt += 1
-        self.event(
-            "shards_redealt",
-            step=self.outcome.steps,
-            micro_batch_s=[[member, round(each, 6)] for member, each in command.micro_batch_s.items()],
-            step_s=round(command.step_s, 6),
-            expected_s=round(command.expected_s, 6),
-            moving=command.moving,
-        )
-
-    def slow(self, command: events.Slow, where: str) -> None:
-        """A worker is far slower than the others."""
-        own, others = (f"{1e3 * each:.3g} ms" for each in (command.micro_batch_s, command.others_s))
-        told = f"worker {command.member} on {where}: {own} for a micro-batch, others {others} in the median"
-        self.outcome.slow.append(told)
-        self.event(
-            "worker_slow",
-            worker=command.member,
-            where=where,
-            step=self.outcome.steps,
-            micro_batch_s=round(command.micro_batch_s, 6),
-            others_s=round(command.others_s, 6),
-            seconds=round(command.seconds, 1),
-        )
-        self._progress.say(
-            f"warning: a worker has been far slower than the others for {command.seconds:.0f} s; {told}\n"
-            "  look at its machine: other jobs (uptime), its clock rate (heat), a part that fails"
-        )
-
-    def distrusts(self, command: events.Distrust, wrong: Sequence[str], between: Sequence[str]) -> None:
-        """A check has found different answers. wrong, between: as of the command, with their machines."""
-        verdict = command.verdict
-        self.event("answers_differ", **asdict(verdict), workers=command.wrong, names=wrong or between)
-        what = f"shard {verdict.shard}" if verdict.shard is not None else "the memory of its sum"
-        spread = f"; it may have done so since step {verdict.since}" if verdict.since < verdict.step else ""
-        told = [f"{each} computed {what} of step {verdict.step} wrongly{spread}" for each in wrong]
-        told = told or [f"{' and '.join(between)}: two answers in {what} of step {verdict.step}{spread}"]
-        self.outcome.wrong += told
-        again = "" if command.verdict.shard is not None and not wrong else "; the step is repeated"
-        left = " without its machine" * command.machines or " in another process" * bool(wrong)
-        remedy = (
-            "\n  steps before it are in the parameters: rerun=ID on another machine shows whether they are right"
-            * bool(spread)
-        )
-        for each in told:
-            self._progress.say(f"warning: {each}{again}{left}{remedy}")
+        self.event("recovered", **vars(command), workers=self.outcome.workers)
 
     def sync(self) -> None:
         """Wait until the trace, the rests and what the run is made of are on the disk, and their metrics there or at the store.
@@ -418,20 +360,15 @@ class EventSink:
         self._tracker.sync()
 
     def saved(self, saved: SavedCheckpoint) -> None:
-        self.outcome.checkpoint = saved.step
         self.event(
             "checkpoint_saved",
             step=saved.step,
             parts=saved.parts,
             bytes=saved.manifest.size_bytes,
             state=saved.manifest.state_digest,
-            **self._record.seals(saved.step),
-            stall_s=round(saved.stall_s, 6),
-            seconds=round(saved.seconds, 3),
-        )
-        self._tracker.metrics(
-            saved.step,
-            {f"{EXECUTION}checkpoint/stall_s": saved.stall_s, f"{EXECUTION}checkpoint/seconds": saved.seconds},
+            seals=self._record.seals(saved.step),
+            stall_s=saved.stall_s,
+            seconds=saved.seconds,
         )
         is_first, self._uploaded_once = not self._uploaded_once, True
         if time.monotonic() - self._uploaded_at >= _UPLOAD_S or (self._record.is_stood_by and is_first):
@@ -440,81 +377,10 @@ class EventSink:
         if self._record.is_stood_by:
             self._record.upload_history()
 
-    def not_saved(self, step: int, why: str) -> None:
-        self.event("checkpoint_failed", step=step, why=why)
-        self._progress.say(f"warning: the checkpoint of step {step} could not be written, training goes on: {why}")
-
-    def passed_over(self, reason: str) -> None:
-        """A checkpoint is damaged, and an older one is used."""
-        self.event("checkpoint_passed_over", why=reason)
-        self._progress.say(f"warning: {reason}")
-
     def lost(self, role: str, member: int, why: str, where: str | None = None) -> None:
         """where: its machine; None where it never said."""
         injection.at("lost", None, (role, member, why))
-        self.event(f"{role}_lost", **{role: member}, step=self.outcome.steps, why=why)
-        at = "" if where is None else f" on {where}"
-        self._progress.say(f"{role} {member}{at} was lost after step {self.outcome.steps}: {why}")
-
-    def drains(self, node: str, members: Sequence[str], seconds: float | None, *, is_ours: bool) -> None:
-        """Ray has said that a node goes away. is_ours: this process is there."""
-        told = {} if seconds is None else {"seconds": round(seconds, 1)}
-        self.event("node_drained", node=node, members=members, step=self.outcome.steps, **told)
-        when = "" if seconds is None else f" in {seconds:.0f} s"
-        who = f"; {', '.join(members)} leave{'s' * (len(members) == 1)} when others have come" if members else ""
-        self._progress.say(f"{node} goes away{when} (Ray drains it){who}")
-        if is_ours:
-            self._progress.say(
-                "warning: this launch runs there and ends with it\n"
-                "  interrupt it (Ctrl-C), which saves a checkpoint, and resume it on another node"
-            )
-
-    def retires(self, role: str, member: int) -> None:
-        """It has no part in the run any more, and nothing is lost with it."""
-        self.event(f"{role}_left", **{role: member}, step=self.outcome.steps)
-        self._progress.say(f"{role} {member} left after step {self.outcome.steps}, since its node goes away")
-
-    def disturbs(self, wanted: Disturbance, worker: int, where: str) -> None:
-        """On purpose, as the user has asked for."""
-        pause = {"seconds": round(wanted.pause_s, 3)} if wanted.kind == "pause" else {}
-        self.outcome.disturbed[wanted.kind] = self.outcome.disturbed.get(wanted.kind, 0) + 1
-        self.event("disturbed", number=wanted.number, kind=wanted.kind, worker=worker, step=self.outcome.steps, **pause)
-        how = f"is stopped for {wanted.pause_s:.1f} s" if pause else "is killed"
-        self._progress.say(f"chaos: worker {worker} on {where} {how}, disturbance {wanted.number + 1}")
-
-    def stands(self, role: str, member: int, found: Stand, *, is_stuck: bool) -> None:
-        """Where a member of a step that stalls stands. What is said of who is stuck is said with its loss."""
-        self.event("stacks", **{role: member}, stuck=is_stuck, **found.as_dict())
-
-    def caller_refused(self, member: int, why: str) -> None:
-        self.event("caller_refused", member=member, why=why)
-        self._progress.say(f"member {member} {why}")
-
-    def loader_lost(self, worker: int, why: str) -> None:
-        self.event("loader_lost", worker=worker, why=why)
-        self._progress.say(f"worker {worker}: {why}")
-
-    def waits(self, worker: int, what: str) -> None:
-        """It is not to blame, and nothing is lost by it."""
-        self.event("waiting", worker=worker, what=what)
-        self._progress.say(f"worker {worker}: {what}")
-
-    def bytes_read(self, node: str, fetched: int, cached: int) -> None:
-        """Of files from elsewhere, by the workers of a node since they said so last."""
-        before = self.outcome.bytes_read.get(node, (0, 0))
-        self.outcome.bytes_read[node] = before[0] + fetched, before[1] + cached
-
-    def files_read(self, numbers: Sequence[int], of: int) -> None:
-        """Of the training set."""
-        self.outcome.files_read |= FilesRead(frozenset(numbers), of)
-
-    def cannot_claim(self, worker: int, why: str) -> None:
-        """The workers of its host compute the shards that are dealt to them."""
-        self.event("board_out_of_reach", worker=worker, why=why)
-        self._progress.say(
-            f"note: worker {worker} cannot reach the memory in which the workers of its host claim shards ({why}); there they "
-            "compute those that are dealt to them"
-        )
+        self.event(f"{role}_lost", **{role: member}, why=why, where=where)
 
     def unprotected(self, workers: Sequence[int], why: str = "on another machine than the driver") -> None:
         """What the shards of these workers keep is lost with their processes. Told once of each."""
@@ -535,8 +401,3 @@ class EventSink:
             self._said.clear()
         if self._said.setdefault(line, who) == who:
             self._progress.say(f"[{who}] {line}")
-
-
-def _plain(value: float) -> float | str:
-    """JSON has no NaN."""
-    return value if math.isfinite(value) else str(value)

@@ -45,7 +45,7 @@ from orchestrator.driver.preflight.private import Private
 from orchestrator.driver.recording.record import Record
 from orchestrator.driver.report import pictures, summary
 from orchestrator.driver.report.layout import layout
-from orchestrator.driver.report.outcome import Outcome
+from orchestrator.driver.report.outcome import BestModel, Outcome
 from orchestrator.driver.run import best_model
 from orchestrator.driver.run.checkpointing import Saving
 from orchestrator.driver.run.drift_watch import DriftWatch
@@ -135,7 +135,7 @@ class Job:
         with contextlib.suppress(OSError):
             record.restored()
         rested = [] if plan.lockstep else rests.staleness(list(lines.read(files.rests)))
-        outcome.staleness = max((each.largest for each in rested), default=None)
+        outcome = replace(outcome, staleness=max((each.largest for each in rested), default=None))
         pipelining = plan.pipelining if plan.cluster.members.stages > 1 else None
         partition = record.described.get("partition")
         seen = pictures.Seen(files.trace, files.journal, partition, rested, pipelining, files.times)
@@ -155,7 +155,7 @@ class Job:
             if (limits := record.answering()) is not None:
                 display.say(f"note: {limits}")
         heard = len(outcome.not_told)
-        outcome.not_recorded = record.close(outcome)
+        outcome = record.close(outcome)
         for note in tracker.notes():
             display.say(f"note: {note}")
         for trouble in outcome.not_told[heard:]:
@@ -163,7 +163,7 @@ class Job:
         if outcome.not_recorded is not None:
             display.say(summary.not_recorded(outcome.not_recorded, tracker.run_id, record.store.name))
         if outcome.error is None and plan.segments is None:
-            outcome.spend(began)
+            outcome = outcome.ended(began, time.monotonic())
             own_uri = default_uri(record.files.path.parent)
             look = summary.look(tracker.run_id, tracker.experiment_id, record.store.uri, own_uri)
             display.say(summary.text(outcome, tracker.name, layout(plan), tracker.run_id, look))
@@ -231,31 +231,48 @@ class Job:
             try:
                 session.run(self.pending_signal, ray.trouble, ray.draining)
             finally:
-                event_sink.outcome.trained_at = time.monotonic()
+                trained_at = time.monotonic()
                 by_worker = time_log.close()
-        outcome = event_sink.outcome
-        outcome.is_headless = isinstance(ray, JoinedRay) and ray.is_headless
+        outcome = replace(
+            event_sink.outcome,
+            trained_at=trained_at,
+            is_headless=isinstance(ray, JoinedRay) and ray.is_headless,
+            times=times.shares(summed(by_worker)),
+            shards=time_log.shards(),
+        )
         self._keep_streams(storage, record, outcome.steps)
-        outcome.times = times.shares(summed(by_worker))
-        outcome.shards = time_log.shards()
         if plan.segments is not None:  # its last state is that of a segment, and no result
-            outcome.digest = None
-        elif outcome.error is None:
-            weights = record.files.weights
-            unfinished = weights.with_suffix(".unfinished")
-            try:
-                holder = session.save_weights(str(unfinished))
-                unfinished.rename(weights)
-                told = startup.members.profile(holder) or {}
-                of_samples = () if private is None else ("profile", "partition")
-                if plan.checkpoints.is_model:
-                    outcome.best = best_model.put(storage, weights, record.files.trace)
-                record.described = {key: value for key, value in told.items() if key not in of_samples}
-                record.answers = startup.members.answers(holder) or record.answers
-            except RunFailed as error:  # what was trained up to here stays in the report
-                outcome.error, outcome.weights_lost = error, isinstance(error, WorkerLost)
-                unfinished.unlink(missing_ok=True)
-        return outcome
+            return replace(outcome, digest=None)
+        if outcome.error is not None:
+            return outcome
+        try:
+            return replace(
+                outcome, best=self._keep_weights(session, startup.members, record, is_private=private is not None)
+            )
+        except RunFailed as error:  # what was trained up to here stays in the report
+            return replace(outcome, error=error, weights_lost=isinstance(error, WorkerLost))
+
+    def _keep_weights(
+        self, session: Session, members: Members, record: Record, *, is_private: bool
+    ) -> BestModel | None:
+        """Fetch the trained weights, and what their holder knows of them; returns the best model where that is the run's.
+        Raises RunFailed."""
+        weights = record.files.weights
+        unfinished = weights.with_suffix(".unfinished")
+        try:
+            holder = session.save_weights(str(unfinished))
+            unfinished.rename(weights)
+            told = members.profile(holder) or {}
+            of_samples = ("profile", "partition") if is_private else ()
+            best = None
+            if self.plan.checkpoints.is_model:
+                best = best_model.put(storage_of(self.plan, record.files), weights, record.files.trace)
+            record.described = {key: value for key, value in told.items() if key not in of_samples}
+            record.answers = members.answers(holder) or record.answers
+        except RunFailed:
+            unfinished.unlink(missing_ok=True)
+            raise
+        return best
 
     def _keep_streams(self, storage: str, record: Record, steps: int) -> None:
         """What live streams gave, among the files of the run."""

@@ -255,9 +255,8 @@ class Session:
             seconds = None if at is None else max(0.0, at - time.time())
             members = [member for member in self._ready if self._nodes[member] == node]
             names = [f"{self._roles[member]} {member}" for member in members]
-            self._event_sink.drains(
-                self._traits(node).name, names, seconds, is_ours=node == self._member_directory.here
-            )
+            name, is_ours = self._traits(node).name, node == self._member_directory.here
+            self._event_sink.event("node_drained", node=name, members=names, seconds=seconds, is_ours=is_ours)
             self._actor_slots.avoid({node})
             if members:
                 self._decide(events.Drained(tuple(members), seconds))
@@ -267,7 +266,15 @@ class Session:
         due = None if self._rehearsing is None else self._rehearsing.due(self._state, time.monotonic())
         if due is not None:
             wanted, member = due
-            self._event_sink.disturbs(wanted, member.id, self._node_name(member.id))
+            where, pause_s = self._node_name(member.id), wanted.pause_s if wanted.kind == "pause" else None
+            self._event_sink.event(
+                "disturbed",
+                number=wanted.number,
+                kind=wanted.kind,
+                worker=member.id,
+                where=where,
+                seconds=pause_s,
+            )
             self._members.disturb(member.id, wanted)
 
     def save_weights(self, path: str) -> int:
@@ -298,7 +305,7 @@ class Session:
             self._decide(events.Failed(member, from_dict(answer["failed"])))
         else:
             ended = answer["ended"]
-            self._event_sink.outcome.digest = ended.digest or self._event_sink.outcome.digest
+            self._event_sink.finished(ended.digest)
             self._decide(events.Reported(member, answer["generation"], ended))
             if ended.kind == "peer":
                 self._look_for_dead()
@@ -409,7 +416,7 @@ class Session:
         before = self._state.phase
         self._state, commands, reason = controller.decide(self._state, event, time.monotonic())
         if reason:
-            self._event_sink.decided(before, self._state.phase, reason)
+            self._event_sink.event("decided", **{"from": before, "to": self._state.phase, "reason": reason})
         self._carry_out(commands)
 
     def _carry_out(self, commands: Sequence[events.Command]) -> None:
@@ -434,15 +441,15 @@ class Session:
                 case events.Retire(member):
                     self._members.kill(member)
                     self._forget(member)
-                    self._event_sink.retires(self._roles[member], member)
+                    self._event_sink.event(f"{self._roles[member]}_left", **{self._roles[member]: member})
                 case events.Distrust():
                     self._distrust(command)
                 case events.Recovered():
                     self._event_sink.recovered(command)
                 case events.Rebalance():
-                    self._event_sink.redealt(command)
+                    self._event_sink.event("shards_redealt", **vars(command))
                 case events.Slow(member):
-                    self._event_sink.slow(command, self._traits(self._ready[member]["node"]).name)
+                    self._event_sink.event("worker_slow", worker=member, where=self._node_name(member), **vars(command))
                 case events.End(error):
                     self._end(error)
 
@@ -493,7 +500,8 @@ class Session:
         for member in members:
             found = stand(seen.get(member), self._members.home(member), self._members.pid(member))
             is_stuck = member in stuck
-            self._event_sink.stands(self._roles[member], member, found, is_stuck=is_stuck)
+            # What is said of one that is stuck is said with its loss.
+            self._event_sink.event("stacks", **{self._roles[member]: member}, stuck=is_stuck, stand=found)
             if is_stuck:
                 self._stands[member] = found.sentence
                 self._stood_at = found.at or self._stood_at
@@ -504,7 +512,14 @@ class Session:
             [f"worker {member} on {self._node_name(member)}" for member in members]
             for members in (command.wrong, command.between)
         )
-        self._event_sink.distrusts(command, wrong, between)
+        self._event_sink.event(
+            "answers_differ",
+            verdict=command.verdict,
+            workers=command.wrong,
+            wrong=wrong,
+            between=between,
+            machines=command.machines,
+        )
         if command.machines:
             self._actor_slots.avoid({self._nodes[member] for member in command.wrong})
 
@@ -513,7 +528,7 @@ class Session:
         can be looked for."""
         step, reasons = self._saving.newest()
         for reason in reasons:
-            self._event_sink.passed_over(reason)
+            self._event_sink.event("checkpoint_passed_over", why=reason)
         return step
 
     def _kill(self, member: int, why: str) -> None:
@@ -544,7 +559,7 @@ class Session:
             error = Stalled(
                 f"{error.message}; the last one at {self._stood_at}", error.remedy, error.details, code=error.code
             )
-        self._event_sink.outcome.error = self._event_sink.outcome.error or error
+        self._event_sink.failed(error)
 
     def _entries(self, member: int, entries: list[dict[str, Any]]) -> None:
         self._running = self._running or any(self._is_running(entry) for entry in entries)
@@ -554,36 +569,23 @@ class Session:
                 self._event_sink.printed(f"{self._roles[member]} {member}", entry["printed"])
                 continue
             match entry.get("event"):
-                case "evaluated" if not self._history.is_void(entry):
-                    self._event_sink.evaluated(entry["step"], entry["metrics"], entry.get("generation", 0))
-                case "generation_running" if self._is_running(entry):
-                    self._decide(events.Stepped(entry["step"]))
+                case None:  # a line of the trace or of the rests
+                    pass
+                case "generation_running":
+                    if self._is_running(entry):
+                        self._decide(events.Stepped(entry["step"]))
                 case "part_written" | "part_failed":
                     self._part(entry)
-                case "sent":
-                    self._event_sink.sent(entry["step"], entry["bytes"])
                 case "times":
                     self._event_sink.times(self._roles[member], member, entry)
                     if "micro_batch_s" in entry:
                         self._decide(events.Timed(member, entry["micro_batch_s"]))
                 case "slots_out_of_reach":
                     self._event_sink.unprotected([member], entry["why"])
-                case "board_out_of_reach":
-                    self._event_sink.cannot_claim(member, entry["why"])
-                case "caller_refused":
-                    self._event_sink.caller_refused(member, entry["why"])
-                case "segment_begun":
-                    self._event_sink.event(**entry)
-                case "called_back":
-                    self._event_sink.called_back(entry)
-                case "waiting":
-                    self._event_sink.waits(member, entry["what"])
-                case "bytes_read":
-                    self._event_sink.bytes_read(self._node_name(member), entry["fetched"], entry["cached"])
-                case "files_read":
-                    self._event_sink.files_read(entry["numbers"], entry["of"])
-                case "loader_lost":
-                    self._event_sink.loader_lost(member, entry["why"])
+                case "evaluated" if self._history.is_void(entry):
+                    pass
+                case _:
+                    self._event_sink.heard(member, self._where(member), entry)
 
     def _is_running(self, entry: Mapping[str, Any]) -> bool:
         """Whether it says that the present generation has completed a step."""
@@ -621,7 +623,7 @@ class Session:
             self._event_sink.saved(saved)
             self._decide(events.CheckpointSaved(saved.step))
         if self._saving.trouble is not None:
-            self._event_sink.not_saved(entry["step"], self._saving.trouble)
+            self._event_sink.event("checkpoint_failed", step=entry["step"], why=self._saving.trouble)
             self._saving.trouble = None
 
 
