@@ -47,6 +47,7 @@ def test_every_page_is_named_in_the_readme() -> None:
     assert [page.name for page in PAGES if f"docs/{page.name}" not in readme] == []
 
 
+@pytest.mark.slow
 def test_the_pages_that_the_program_names_are_there() -> None:
     """In messages, docstrings and comments."""
     files = [

@@ -174,6 +174,7 @@ def test_a_record_with_an_interpolation_is_refused_and_resolves_nothing(
         assert "a-secret-of-mine" not in str(error.value)
 
 
+@pytest.mark.slow
 def test_what_is_typed_beside_a_record_may_have_interpolations_and_what_it_escapes_stays_text(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -190,6 +190,7 @@ def test_what_fails_a_run_is_among_its_like_where_it_was_not_met(seed: int) -> N
             assert sum(moments.BY_NAME[fault.moment].once for fault in launch.faults) <= 1
 
 
+@pytest.mark.slow
 def test_layouts_vary_and_have_what_a_mode_can_have() -> None:
     layouts = [launch.layout for seed in range(40) for launch in launches(seed)]
     told = {key for layout in layouts for key in layout}

@@ -334,6 +334,7 @@ VALUES = st.recursive(
 BLOB = events(InMemory(), example(1), 1, parts=1)[0]["blob"]
 
 
+@pytest.mark.slow
 @given(st.dictionaries(st.text(), VALUES))
 def test_a_manifest_is_what_it_was(values: dict[str, Any]) -> None:
     manifest = Manifest(1, values, (Blob.from_dict(json.loads(json.dumps(BLOB))),))

@@ -193,6 +193,7 @@ LocalFolder(Path(sys.argv[1])).put("a", pieces())
 """
 
 
+@pytest.mark.slow
 def test_a_writer_killed_half_way_leaves_nothing_that_counts(tmp_path: Path) -> None:
     killed = subprocess.run([sys.executable, "-c", KILLED, str(tmp_path)], check=False)
     assert killed.returncode < 0

@@ -62,6 +62,7 @@ def test_a_job_ends_as_its_command_does_and_then_its_ray_does(place: Path, body:
     assert (place / "ended").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("srun", "timeout_s", "message"),
     [

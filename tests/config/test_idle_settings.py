@@ -133,6 +133,7 @@ def test_a_setting_without_effect_is_refused_with_the_remedy(key: str, overrides
     assert any(remedy in problem for remedy in ("lower it", "leave"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("key", WITHOUT_EFFECT)
 def test_and_passes_where_it_has_one(key: str) -> None:
     loaded(WITHOUT_EFFECT[key][1])

@@ -937,6 +937,7 @@ RESULT = ["run.seed=3", "run.steps=4", "run.threads=2", "pipeline.target=a:B", "
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("override", EXECUTION)
 def test_what_determines_the_execution_is_no_part_of_the_identity(override: str) -> None:
     settings = given_on_command_line(override)
@@ -951,6 +952,7 @@ def test_stages_are_no_part_of_the_identity() -> None:
     assert determining(staged) == determining(given_on_command_line())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("override", RESULT)
 def test_what_determines_the_result_is_part_of_the_identity(override: str) -> None:
     assert determining(given_on_command_line(override)) != determining(given_on_command_line())

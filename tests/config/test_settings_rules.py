@@ -142,6 +142,7 @@ def test_what_does_not_go_together_is_refused(words: str) -> None:
     assert any(REFUSED[words] in problem for problem in problems_of(words)), problems_of(words)
 
 
+@pytest.mark.slow
 def test_each_rule_refuses_something(monkeypatch: pytest.MonkeyPatch) -> None:
     """So a sentence with a place that no value fills is found here and not by a user. Two lengths in one source are refused
     before a rule can see them."""

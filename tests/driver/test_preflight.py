@@ -84,6 +84,7 @@ FREE = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("overrides", "problem"), FREE.items())
 def test_what_goes_with_lockstep_only_is_refused_otherwise(project: Path, overrides: str, problem: str) -> None:
     for sync, refused in {"bsp": False, "ssp": True}.items():
@@ -182,6 +183,7 @@ NOT_IN_STAGES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("overrides", "problem"), NOT_IN_STAGES.items())
 def test_what_does_not_go_with_stages_is_known_once_it_is_imported(
     overrides: str, problem: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

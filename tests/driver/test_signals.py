@@ -100,6 +100,7 @@ def test_a_second_signal_ends_the_process_after_its_last_words(first: str, secon
     assert done.stdout.split() == list(dict.fromkeys((first, second)))
 
 
+@pytest.mark.slow
 def test_last_words_wait_for_nobody() -> None:
     """The main thread stands in a call of C that no signal ends, and the terminal takes nothing."""
     script = (

@@ -233,6 +233,7 @@ def test_repetitions_of_an_ensemble_part_where_its_whole_differs() -> None:
     assert parting(before, Known()) is not None
 
 
+@pytest.mark.slow
 def test_an_ensemble_is_told_beside_its_members_and_drawn(tmp_path: Path) -> None:
     described = load_sweep("ensemble", ["ensemble.members=2", "ensemble.combine=weighted"])
     text = summary_of_whole(described, SweepReport("e", whole=WHOLE))

@@ -53,11 +53,13 @@ def tried(call: Any, number: int = batch_invariance.EXAMPLES) -> batch_invarianc
         return batch_invariance.tried(call, rows_of(number))
 
 
+@pytest.mark.slow
 def test_rows_that_are_apart_are_answered_by_tiles() -> None:
     found = tried(nn.Sequential(nn.Linear(6, 5), nn.BatchNorm1d(5), nn.Tanh()).eval())
     assert found == batch_invariance.Tried(batch_invariance.ROWS)
 
 
+@pytest.mark.slow
 @given(st.lists(st.integers(0, 63), min_size=1, max_size=64))
 def test_a_row_stands_in_the_same_place_whatever_is_asked_with_it(chosen: list[int]) -> None:
     rows = rows_of(64)

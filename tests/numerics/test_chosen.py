@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy
+import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
@@ -57,6 +58,7 @@ def test_long_gaps_come_back() -> None:
     assert torch.equal(dense(found, vector.numel()), vector)
 
 
+@pytest.mark.slow
 @given(st.lists(st.tuples(st.integers(0, 9), st.floats(0.5, 9), st.lists(st.none() | VECTORS, min_size=3, max_size=3))))
 def test_payloads_come_back(given_rows: list[tuple[int, float, list[numpy.ndarray | None]]]) -> None:
     rows = [

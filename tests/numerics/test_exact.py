@@ -377,6 +377,7 @@ divisors = st.one_of(
 )
 
 
+@pytest.mark.slow
 @settings(max_examples=60)
 @given(st.integers(1, 20), divisors, st.integers(-40, 40), st.booleans(), st.integers(0, 2**32 - 1))
 def test_the_quotient_is_rounded_once(blocks: int, divisor: float, scale: int, two: bool, seed: int) -> None:
@@ -399,6 +400,7 @@ def test_a_fast_quotient_by_a_power_of_two_is_rounded_once_too(exponent: int, se
     assert numpy.array_equal(result.numpy(), values / numpy.float32(2.0**exponent))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("exact", [True, False])
 @pytest.mark.parametrize("divisor", [4.0, 29.8])
 @pytest.mark.parametrize("at_once", [True, False])

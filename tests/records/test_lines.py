@@ -25,6 +25,7 @@ def _write(path: Path, entries: list[dict[str, Any]]) -> None:
     file.close()
 
 
+@pytest.mark.slow
 @quick
 @given(st.lists(st.lists(lines, max_size=3), max_size=4))
 def test_what_is_appended_is_read(tmp_path: Path, batches: list[list[dict[str, Any]]]) -> None:
@@ -38,6 +39,7 @@ def test_what_is_appended_is_read(tmp_path: Path, batches: list[list[dict[str, A
     assert not batches or path.read_bytes().count(b"\n") == len(entries)
 
 
+@pytest.mark.slow
 @quick
 @given(st.lists(lines, min_size=1, max_size=4), st.data())
 def test_a_torn_file_yields_the_whole_lines(tmp_path: Path, entries: list[dict[str, Any]], data: st.DataObject) -> None:
@@ -108,6 +110,7 @@ def test_what_a_full_disk_does_not_take_is_written_when_there_is_room(tmp_path: 
     assert list(read(path)) == entries
 
 
+@pytest.mark.slow
 @quick
 @given(st.lists(lines, max_size=4), st.lists(lines, max_size=3), st.data())
 def test_what_is_written_is_replaced(

@@ -153,6 +153,7 @@ def test_another_seed_is_another_run() -> None:
     assert all(one != other for one, other in zip(runs[0].trace, runs[1].trace, strict=True))
 
 
+@pytest.mark.slow
 def test_digests_of_single_tensors_come_when_they_are_due() -> None:
     run = train(p.Batchnorm, tensors_every=2)
     assert [line["step"] for line in run.trace if "tensors" in line] == [1, 3]
@@ -164,6 +165,7 @@ def test_digests_of_single_tensors_come_when_they_are_due() -> None:
     ]
 
 
+@pytest.mark.slow
 def test_how_often_is_evaluated_changes_nothing() -> None:
     seldom, often = (train(p.Batchnorm, evaluate_every=every) for every in (None, Every(steps=1)))
     assert len(seldom.metrics) == 1
@@ -172,6 +174,7 @@ def test_how_often_is_evaluated_changes_nothing() -> None:
     assert often.metrics[-1] == seldom.metrics[-1]
 
 
+@pytest.mark.slow
 def test_evaluation_leaves_frozen_layers_frozen() -> None:
     """Modes are part of what evaluation may not change."""
     quiet, disturbed = (train(p.FrozenBatchnorm, evaluate_every=every) for every in (None, Every(steps=1)))
@@ -209,6 +212,7 @@ def test_losses_over_zero_weights_are_left_out_of_the_mean() -> None:
     assert math.isfinite(run.metrics[0]["validation/loss"])
 
 
+@pytest.mark.slow
 def test_frozen_statistics_keep_their_bits() -> None:
     run = train(p.FrozenBatchnorm, Layout(2))
     with seeded(7, "model"):
@@ -221,6 +225,7 @@ def test_frozen_statistics_keep_their_bits() -> None:
 # --- rule A8: statistics
 
 
+@pytest.mark.slow
 def test_statistics_that_some_shards_leave_alone_are_still_a_mean_over_all() -> None:
     """Of V shards one changes the statistics: the others count with the value they started from."""
     run = train(p.RareStatistics, steps=1, shards=4, batch_size=4, args={"rows": 4})
@@ -230,6 +235,7 @@ def test_statistics_that_some_shards_leave_alone_are_still_a_mean_over_all() -> 
         assert other.parameters["norm.running_mean"].tolist() == pytest.approx([0.1 * 8 / 5], rel=1e-6)
 
 
+@pytest.mark.slow
 def test_statistics_of_a_shard_without_weight_do_not_count() -> None:
     for layout in (ONE, Layout(4, "tree")):
         run = train(p.WeightlessStatistics, layout, steps=2, shards=4, batch_size=4, args={"rows": 4})
@@ -297,6 +303,7 @@ def test_fast_is_repeatable_for_one_layout() -> None:
         _assert_same(train(p.Wide, layout, **FAST), train(p.Wide, layout, **FAST))
 
 
+@pytest.mark.slow
 def test_fast_differs_between_layouts() -> None:
     """Were it not so, exact sums would be for nothing, and the tests above would prove nothing."""
     digests = {train(p.Wide, Layout(workers), **FAST).digest for workers in (1, 2, 3)}

@@ -30,6 +30,7 @@ def test_a_rate_of_the_pipelines_own_is_a_schedule() -> None:
         assert train(Halving, layout).digest == expected.digest
 
 
+@pytest.mark.slow
 def test_a_number_of_the_name_is_none() -> None:
     assert train(NamedRate).digest == train(p.Mlp).digest
 

@@ -89,6 +89,7 @@ def test_what_is_held_belongs_to_one_kind(clock: Clock) -> None:
     assert taken(account)["seconds"] == {"connect": 1}
 
 
+@pytest.mark.slow
 def test_windows_grow_with_the_run(clock: Clock) -> None:
     account = TimeAccount()
     account.turn("state_transfer")
@@ -187,6 +188,7 @@ def test_every_step_of_every_member_is_accounted_for(topology: str, sync: str) -
         assert min(seconds["evaluate"], seconds["connect"]) > 0
 
 
+@pytest.mark.slow
 def test_what_members_report_is_enough_to_predict_by(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(time_account, "_SHORTEST_S", 0.0)  # a window for each step
     points = []

@@ -31,6 +31,7 @@ def test_every_worker_ends_with_every_payload_once(name: str) -> None:
                 assert ends[:workers] == [unit] * workers
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("workers", [1, 2, 3, 8, 17])
 def test_nobody_is_sent_what_it_has(name: str, workers: int) -> None:

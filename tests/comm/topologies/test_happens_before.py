@@ -62,6 +62,7 @@ def test_no_race_when_some_chunks_are_empty(case: Case) -> None:
     assert races(case.schedule, separate, case.only) == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("workers", range(2, 9))
 def test_reducing_in_place_races_on_every_topology(name: str, workers: int) -> None:

@@ -85,6 +85,7 @@ def test_every_interleaving_ends_with_the_results_of_the_matrix(case: Case, seed
         assert got == expected
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("workers", [1, 2, 3, 8, 17])
 def test_each_result_comes_once_and_only_the_owner_makes_it(name: str, workers: int) -> None:

@@ -87,6 +87,7 @@ def test_each_sample_of_a_source_comes_once_in_each_of_its_epochs(
     assert whole == [sample for draw in range(length) for sample in turns.drawn(built, shards - 1, draw, draw + 1)]
 
 
+@pytest.mark.slow
 @given(COUNTS, SEEDS, st.integers(1, 4), st.integers(1, 20))
 def test_a_run_has_the_proportions_of_its_weights(
     counts: tuple[int, ...], seed: int, shards: int, rows_of_shard: int

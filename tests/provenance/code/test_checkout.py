@@ -113,6 +113,7 @@ def stopping_after(calls: int, monkeypatch: pytest.MonkeyPatch, run: Callable[..
     monkeypatch.setattr(our_git, "run", counted)
 
 
+@pytest.mark.slow
 def test_a_kill_at_any_moment_can_be_repaired_by_the_next_start(
     repository: Path, bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -164,6 +164,7 @@ def test_another_repository_is_recorded(project: Path, library: Path) -> None:
     assert found.obstacles == ()
 
 
+@pytest.mark.slow
 def test_what_another_repository_lacks_is_named(project: Path, library: Path) -> None:
     write(library, {"lib/x.gen.py": "g\n"})
     assert "where it is not committed" in judged(project, library / "lib/x.gen.py").obstacles[0]

@@ -131,6 +131,7 @@ def test_a_clean_tree_is_its_commit(repository: Path) -> None:
     assert taken.work.tree == git(repository, "rev-parse", "HEAD^{tree}")
 
 
+@pytest.mark.slow
 def test_the_ref_keeps_it_and_without_it_the_bundle_does(repository: Path, tmp_path: Path) -> None:
     write(repository, {"new.py": "new\n"})
     taken, expected = take(repository, RUN), on_disk(repository)
@@ -163,6 +164,7 @@ def test_a_run_id_is_no_path(repository: Path) -> None:
         take(repository, "../heads/main")
 
 
+@pytest.mark.slow
 def test_hundreds_of_files_are_one_pack(repository: Path) -> None:
     write(repository, {f"many/{number}.py": f"{number}\n" for number in range(150)})
     before = len(list((repository / ".git" / "objects").rglob("*")))
@@ -323,6 +325,7 @@ def test_a_submodule_that_is_not_checked_out(outer: Path, tmp_path: Path) -> Non
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("born", [True, False])
 def test_an_embedded_repository_is_plain_files(repository: Path, tmp_path: Path, born: bool) -> None:
     write(repository, {"vendor/v.py": "v\n", "vendor/x.tmp": "ignored outside only\n", "vendor/in/w.py": "w\n"})
@@ -449,6 +452,7 @@ def test_a_project_that_its_repository_ignores(repository: Path) -> None:
     assert obstacle.endswith("records nothing of work (ignored, or empty); git init in the project")
 
 
+@pytest.mark.slow
 def test_linked_shallow_and_partial_clones(repository: Path, tmp_path: Path) -> None:
     commit(repository, "second")
     git(repository, "config", "uploadpack.allowFilter", "true")

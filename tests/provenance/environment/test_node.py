@@ -25,6 +25,7 @@ def found() -> node.Environment:
     return node.capture()
 
 
+@pytest.mark.slow
 def test_packages_are_those_that_are_installed(found: node.Environment) -> None:
     known = {re.sub(r"[-_.]+", "-", d.metadata["Name"]).lower(): d.version for d in importlib.metadata.distributions()}
     assert found.packages == dict(sorted(known.items()))
@@ -175,6 +176,7 @@ def test_variables_that_change_bits_are_kept_and_secrets_never(monkeypatch: pyte
     assert node._host()["variables"] == described
 
 
+@pytest.mark.slow
 def test_the_graphics_card_counts_only_where_it_computes(
     found: node.Environment, monkeypatch: pytest.MonkeyPatch
 ) -> None:

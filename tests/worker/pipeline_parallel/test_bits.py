@@ -83,6 +83,7 @@ def _added_afterwards(backward: Callable[..., Any]) -> Callable[..., Any]:
     return naive
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("case", "where", "what", "instead"),
     [

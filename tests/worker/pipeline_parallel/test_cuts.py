@@ -109,6 +109,7 @@ REFUSED = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:`torch.jit.script:DeprecationWarning")
 @pytest.mark.parametrize("what", REFUSED)
 def test_refused_borders(what: str) -> None:
