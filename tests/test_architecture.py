@@ -77,6 +77,7 @@ ONLY_ROOM = {
     "mlflow": ("provenance",),
     "dvc": ("provenance",),
     "matplotlib": ("driver", "experiments"),
+    "jinja2": ("driver",),
     "optuna": ("experiments",),
     "dp_accounting": ("optim",),
 }

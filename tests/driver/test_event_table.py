@@ -250,13 +250,14 @@ def test_every_row_has_an_example() -> None:
 
 def test_what_is_told_twice_adds_up() -> None:
     outcome = Outcome()
-    for event, facts in (
+    told: list[tuple[str, dict[str, Any]]] = [
         ("bytes_read", {"where": "a", "fetched": 1, "cached": 2}),
         ("bytes_read", {"where": "a", "fetched": 10, "cached": 20}),
         ("files_read", {"numbers": [1], "of": 3}),
         ("files_read", {"numbers": [0, 1], "of": 3}),
         *[("disturbed", {"kind": "kill"})] * 2,
-    ):
+    ]
+    for event, facts in told:
         outcome = EVENTS[event].outcome(outcome, facts)
     assert outcome == Outcome(
         bytes_read={"a": (11, 22)}, files_read=FilesRead(frozenset({0, 1}), 3), disturbed={"kill": 2}

@@ -1,36 +1,26 @@
 """A page as a value, written as Markdown or as HTML: the same words and the same numbers, because both come from one list.
 
-The HTML is one file: its style is in it, and so are its pictures. Everything that is not ours is escaped: names of files,
-settings and what a pipeline says of itself.
+The HTML is one file (`page.html.jinja`): its style is in it, and so are its pictures. Everything that is not ours is escaped:
+names of files, settings and what a pipeline says of itself.
 """
 
 from __future__ import annotations
 
 import base64
-import html
+import functools
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, get_args
 
 from orchestrator.records.decimals import digits
 
+if TYPE_CHECKING:
+    import jinja2
+
 _TYPES = {".png": "image/png", ".svg": "image/svg+xml"}
-_STYLE = """
-:root { color-scheme: light dark; --ink: #1f2933; --faint: #52606d; --line: #d9e2ec; --soft: #f5f7fa; --accent: #2f6fb2; }
-@media (prefers-color-scheme: dark) { :root { --ink: #e4e7eb; --faint: #9aa5b1; --line: #3e4c59; --soft: #27323d; } }
-body { font: 15px/1.5 system-ui, sans-serif; color: var(--ink); max-width: 60rem; margin: 2rem auto; padding: 0 1rem; }
-h1 { font-size: 1.7rem; margin-bottom: .5rem; }
-h2 { font-size: 1.2rem; margin-top: 2rem; border-bottom: 1px solid var(--line); }
-h3 { font-size: 1rem; margin-bottom: .3rem; } h1, h2, h3, p, li, figcaption { overflow-wrap: anywhere; }
-table { border-collapse: collapse; margin: .5rem 0; display: block; overflow-x: auto; }
-th, td { text-align: left; vertical-align: top; padding: .2rem .9rem .2rem 0; border-bottom: 1px solid var(--line); }
-th { color: var(--faint); font-weight: 600; } .facts th { white-space: nowrap; border: 0; } .facts td { border: 0; }
-code, pre { font: 13px/1.45 ui-monospace, monospace; } td code { overflow-wrap: anywhere; }
-pre { background: var(--soft); padding: .7rem .9rem; overflow-x: auto; border-left: 3px solid var(--accent); }
-img { max-width: 100%; height: auto; background: white; } figure { margin: 1rem 0; } figcaption { color: var(--faint); }
-""".strip()
+_TEMPLATE = "page.html.jinja"
 
 
 @dataclass(frozen=True)
@@ -124,15 +114,51 @@ def markdown(page: Page) -> str:
 
 def as_html(page: Page) -> str:
     """Raises OSError for a picture that cannot be read."""
-    parts = [f"<h1>{_escaped(page.title)}</h1>", *map(_html, page.head)]
-    for section in page.sections:
-        found = [text for text in map(_html, section.blocks) if text]
-        parts += [f"<h2>{_escaped(section.title)}</h2>", *found] if found else []
-    head = (
-        '<meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">'
-        f"<title>{_escaped(page.title)}</title><style>\n{_STYLE}\n</style>"
+    sections = [replace(section, blocks=_filled(section.blocks)) for section in page.sections]
+    return _template().render(page=replace(page, head=_filled(page.head), sections=sections))
+
+
+def _filled(blocks: Sequence[Block]) -> list[Block]:
+    """Without those that show nothing, so that no section is a title alone."""
+    return [block for block in blocks if not _is_empty(block)]
+
+
+def _is_empty(block: Block) -> bool:
+    match block:
+        case Facts(rows):
+            return all(value is None for value in rows.values())
+        case Listing(sentences):
+            return not sentences
+        case Grid(rows=rows):
+            return not rows
+    return False
+
+
+@functools.cache
+def _template() -> jinja2.Template:
+    """jinja2 is imported here, since a run writes its page when it is over."""
+    import jinja2
+
+    folder = jinja2.FileSystemLoader(Path(__file__).parent)
+    found = jinja2.Environment(
+        loader=folder,
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
     )
-    return f'<!doctype html>\n<html lang="en"><head>{head}</head>\n<body>\n' + "\n".join(parts) + "\n</body></html>\n"
+    found.filters |= {"flat": flat, "data_url": _data_url}
+    found.tests |= {kind.__name__.lower(): functools.partial(_is, kind) for kind in get_args(Block)}
+    return found.get_template(_TEMPLATE)
+
+
+def _is(kind: type[Block], block: Block) -> bool:
+    return isinstance(block, kind)
+
+
+def _data_url(picture: Path) -> str:
+    return f"data:{_TYPES[picture.suffix]};base64,{base64.b64encode(picture.read_bytes()).decode()}"
 
 
 _BEGINNINGS = re.compile(r"^( {0,3})(#|=+\s*$|-+\s*$)", re.MULTILINE)  # of a heading, or the line below one
@@ -168,43 +194,3 @@ def _grid(rows: Iterable[Sequence[str]], as_code: bool) -> str:
     cells = [[*map(flat, header)], *([f"{mark}{flat(cell)}{mark}" for cell in row] for row in others)]
     lines = ["| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in cells]
     return "\n".join([lines[0], "|" + " --- |" * len(header), *lines[1:]])
-
-
-def _html(block: Block) -> str:
-    match block:
-        case Text(text):
-            return f"<p>{_escaped(text).replace('`', '')}</p>"
-        case Heading(text):
-            return f"<h3>{_escaped(text)}</h3>"
-        case Facts(rows):
-            lines = [
-                f"<tr><th>{_escaped(name)}</th><td><code>{_escaped(flat(value))}</code></td></tr>"
-                for name, value in rows.items()
-                if value is not None
-            ]
-            return f'<table class="facts">{"".join(lines)}</table>' if lines else ""
-        case Listing(sentences):
-            if not sentences:
-                return ""
-            return "<ul>" + "".join(f"<li>{_escaped(flat(sentence))}</li>" for sentence in sentences) + "</ul>"
-        case Grid(header, rows, as_code):
-            return _table(header, rows, as_code) if rows else ""
-        case Code(text):
-            return f"<pre>{_escaped(text)}</pre>"
-        case Picture(file, caption):
-            shown = base64.b64encode(file.read_bytes()).decode()
-            source = f"data:{_TYPES[file.suffix]};base64,{shown}"
-            words = _escaped(caption)
-            return f'<figure><img src="{source}" alt="{words}"><figcaption>{words}</figcaption></figure>'
-
-
-def _table(header: Sequence[str], rows: Sequence[Sequence[str]], as_code: bool) -> str:
-    head = "".join(f"<th>{_escaped(name)}</th>" for name in header)
-    cells = ((_escaped(flat(cell)) for cell in row) for row in rows)
-    kind = "<td><code>{}</code></td>" if as_code else "<td>{}</td>"
-    body = "".join("<tr>" + "".join(kind.format(cell) for cell in row) + "</tr>" for row in cells)
-    return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
-
-
-def _escaped(text: str) -> str:
-    return html.escape(text, quote=True)

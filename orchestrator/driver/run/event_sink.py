@@ -209,8 +209,8 @@ class EventSink:
         """Every worker reports every evaluation, and what the members send. The first report is enough; of an evaluation one of
         a later generation counts if it differs."""
         if event == "sent":
-            is_new, self._sent_step = facts["step"] > self._sent_step, max(facts["step"], self._sent_step)
-            return is_new
+            before, self._sent_step = self._sent_step, max(self._sent_step, facts["step"])
+            return self._sent_step > before
         if event == "evaluated":
             found = (facts.get("generation", 0), facts["metrics"])
             known = self._evaluated.get(facts["step"])

@@ -22,7 +22,8 @@ def test_the_wheel_holds_the_source_and_the_data_of_the_package(tmp_path: Path) 
     assert wheel.read_bytes() == own_wheel.content("0.1.0")
     with zipfile.ZipFile(wheel) as archive:
         names = archive.namelist()
-        assert {"orchestrator/py.typed", "orchestrator/numerics/portable/known.json"} <= set(names)
+        data = ("py.typed", "numerics/portable/known.json", "driver/report/page.html.jinja")
+        assert {f"orchestrator/{name}" for name in data} <= set(names)
         assert not [name for name in names if "__pycache__" in name]
         record = archive.read("orchestrator-0.1.0.dist-info/RECORD").decode()
         rows = {name: told for name, told, _ in csv.reader(io.StringIO(record))}
