@@ -26,6 +26,11 @@ class Tried:
             return False
         return any(found == each or found.startswith(f"{each}.") for each in self.versions)
 
+    @property
+    def wanted(self) -> str:
+        """As pip takes it."""
+        return f"{self.package}=={self.versions[-1]}.*"
+
 
 RAY = Tried("ray", ("2.60",))
 MLFLOW = Tried("mlflow", ("3.17",))

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from orchestrator.cluster.sessions.environment import enter, of_workers, patient, prepare_environment
+from orchestrator.common.tested_versions import Tried
 from orchestrator.numerics.allocator import LARGE_PAGES
 from orchestrator.numerics.determinism import ENVIRONMENT
 
@@ -85,8 +86,10 @@ def test_workers_get_the_variables_that_are_declared_and_set(monkeypatch: pytest
     assert of_workers(["SCALE", "MODE"]) == {**of_workers(), "SCALE": "2"}
 
 
-def test_ray_does_not_take_sigterm_for_itself_while_it_starts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It would end the driver without a word, and its run as failed."""
+@pytest.mark.parametrize("tested", [True, False])
+def test_ray_does_not_take_sigterm_for_itself(tested: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would end the driver without a word, and its run as failed. A Ray that was not tested has it while it starts."""
+    monkeypatch.setattr(Tried, "is_here", tested)
     import ray
     from ray._private import utils
 
@@ -94,6 +97,7 @@ def test_ray_does_not_take_sigterm_for_itself_while_it_starts(monkeypatch: pytes
 
     def init(**_options: Any) -> None:
         utils.set_sigterm_handler(lambda _number, _frame: None)  # type: ignore[no-untyped-call]  # as Ray does there
+        assert (signal.getsignal(signal.SIGTERM) == ours) is tested
 
     monkeypatch.setattr(ray, "init", init)
     try:

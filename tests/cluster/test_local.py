@@ -14,6 +14,7 @@ from ray._private import node, services, utils
 
 from orchestrator.cluster.sessions import local
 from orchestrator.cluster.sessions.local import LocalRay
+from orchestrator.common.tested_versions import Tried
 from orchestrator.errors import ClusterUnavailable, Interrupted
 
 
@@ -134,6 +135,13 @@ def test_a_slow_raylet_is_waited_for_within_the_start_timeout(monkeypatch: pytes
     registers(80, monkeypatch)
     with pytest.raises(TimeoutError, match=r"^the raylet of the private Ray was not up after 60 s$"):
         local._await_raylet(ours, 60.0, lambda: None)
+
+
+def test_a_ray_that_was_not_tested_waits_for_its_raylet_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    usual = node.Node.start_ray_processes
+    monkeypatch.setattr(Tried, "is_here", False)
+    with local._awaited_raylet(90.0, lambda: None):
+        assert node.Node.start_ray_processes is usual
 
 
 @pytest.mark.usefixtures("clock")

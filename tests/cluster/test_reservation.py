@@ -8,6 +8,7 @@ import pytest
 
 from orchestrator.cluster.placement import reservation
 from orchestrator.cluster.placement.reservation import Need, Node, lack
+from orchestrator.common.tested_versions import Tried
 from orchestrator.errors import ClusterUnavailable
 
 NODES = [Node("a" * 56, "10.0.0.1", {"CPU": 4.0, "GPU": 1.0}), Node("b" * 56, "10.0.0.2", {"CPU": 2.0})]
@@ -45,6 +46,18 @@ def test_a_head_that_does_not_say_which_nodes_there_are_is_not_waited_for(monkey
     with pytest.raises(ClusterUnavailable, match="no answer within"):
         reservation.living_nodes()
     over.set()
+
+
+def test_what_is_free_is_told_by_node_where_ray_was_tested_and_in_total_otherwise(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    free = {NODES[0].id: {"CPU": 3.0}, NODES[1].id: {"CPU": 1.0}}
+    monkeypatch.setattr("ray._private.state.available_resources_per_node", lambda: free)
+    monkeypatch.setattr("ray.available_resources", lambda: {"CPU": 4.0})
+    by_node = "node 10.0.0.1 (aaaaaaaa): 3 CPUs and 0 GPUs; node 10.0.0.2 (bbbbbbbb): 1 CPU and 0 GPUs"
+    assert reservation._free(NODES) == by_node
+    monkeypatch.setattr(Tried, "is_here", False)
+    assert reservation._free(NODES) == "4 CPUs and 0 GPUs"
 
 
 def test_a_site_has_to_be_offered_by_nodes_with_room_for_its_workers() -> None:

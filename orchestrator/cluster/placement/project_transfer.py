@@ -25,6 +25,7 @@ from orchestrator.cluster.placement import node_tree
 from orchestrator.cluster.placement.node_tree import Tree
 from orchestrator.cluster.placement.reservation import Node, living_nodes
 from orchestrator.cluster.sessions import environment
+from orchestrator.common.tested_versions import RAY
 from orchestrator.errors import ClusterUnavailable, OrchestratorError
 
 _LOOK_S = 0.5
@@ -203,7 +204,8 @@ def _look(project: str | None, inputs: list[str]) -> dict[str, Any]:
 
 def _upload(project: Project, nodes: Iterable[Node]) -> str:
     """Hand the project to Ray; returns the URI from which nodes unpack it. Ray has no public name for this: it packs by
-    itself, and only for all workers of a job, and would leave out what git ignores, which is where data lies."""
+    itself, and only for all workers of a job, and would leave out what git ignores, which is where data lies. A Ray that was
+    not tested is not asked."""
     where = ", ".join(node.name for node in nodes)
     remedy = f"put the project with its data on node {where}, as {project.path}, or on a file system that nodes share"
     if away := node_tree.outside(project.path, project.inputs):
@@ -212,15 +214,15 @@ def _upload(project: Project, nodes: Iterable[Node]) -> str:
             remedy,
             code="ray.outside-project",
         )
-    try:
-        from ray._private.runtime_env.packaging import GCS_STORAGE_MAX_SIZE
-        from ray._private.runtime_env.working_dir import upload_working_dir_if_needed
-    except ImportError as error:
+    if not RAY.is_here:
         raise ClusterUnavailable(
-            f"node {where} lacks the project or its data, and this version of Ray does not carry them: {error}",
-            remedy,
+            f"node {where} lacks the project or its data, and this version of Ray was not tested to carry them",
+            f"{remedy}, or install {RAY.wanted} on every node",
             code="ray.carries-no-project",
-        ) from error
+        )
+    from ray._private.runtime_env.packaging import GCS_STORAGE_MAX_SIZE
+    from ray._private.runtime_env.working_dir import upload_working_dir_if_needed
+
     size = node_tree.packed_bytes(project.path, project.inputs)
     if size >= GCS_STORAGE_MAX_SIZE:
         raise ClusterUnavailable(

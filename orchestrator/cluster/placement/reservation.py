@@ -19,6 +19,7 @@ from ray.util import placement_group, placement_group_table, remove_placement_gr
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from orchestrator.cluster.ray_calls import unless_gone
+from orchestrator.common.tested_versions import RAY
 from orchestrator.errors import ClusterUnavailable
 
 _LOOK_S = 0.5
@@ -187,12 +188,11 @@ def _options(need: Need, group: Any, member: int) -> dict[str, Any]:
 
 def _free(nodes: Sequence[Node]) -> str:
     """What is free on each node; Ray tells it per node only in a private place, and in total otherwise."""
-    try:
-        from ray._private.state import available_resources_per_node
-
-        free = available_resources_per_node()  # type: ignore[no-untyped-call]
-    except Exception:
+    if not RAY.is_here:
         return _amount(ray.available_resources())  # type: ignore[no-untyped-call]
+    from ray._private.state import available_resources_per_node
+
+    free = available_resources_per_node()  # type: ignore[no-untyped-call]
     return _listed([Node(node.id, node.address, free.get(node.id, {})) for node in nodes])
 
 

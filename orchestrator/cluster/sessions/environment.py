@@ -7,10 +7,13 @@ import logging
 import math
 import os
 import secrets
+import signal
 import sys
+import threading
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
+from orchestrator.common.tested_versions import RAY
 from orchestrator.numerics.allocator import LARGE_PAGES
 from orchestrator.numerics.determinism import ENVIRONMENT, PORTABLE
 
@@ -78,7 +81,7 @@ def _set(variables: dict[str, str]) -> Iterator[None]:
 @contextlib.contextmanager
 def replaced(place: Any, name: str, ours: Callable[..., Any]) -> Iterator[None]:
     """Within this Ray calls `ours` in place of its own function. For what it has no public way; a Ray that has no function
-    of that name is left as it is."""
+    of that name is left as it is, and callers ask for `tested_versions.RAY` before, or look afterwards."""
     usual = getattr(place, name, None)
     if usual is not None:
         setattr(place, name, ours)
@@ -89,16 +92,28 @@ def replaced(place: Any, name: str, ours: Callable[..., Any]) -> Iterator[None]:
             setattr(place, name, usual)
 
 
-def _handlers_left_alone() -> contextlib.AbstractContextManager[None]:
+@contextlib.contextmanager
+def _handlers_left_alone() -> Iterator[None]:
     """Ray takes SIGTERM for itself while it starts: one that came in that second would end the driver without a word, and its
-    run as failed."""
-    from ray._private import utils
+    run as failed. From a Ray that was not tested it is taken back once it has started."""
+    if RAY.is_here:
+        from ray._private import utils
 
-    return replaced(utils, "set_sigterm_handler", lambda _handler: None)
+        with replaced(utils, "set_sigterm_handler", lambda _handler: None):
+            yield
+        return
+    ours = signal.getsignal(signal.SIGTERM)
+    try:
+        yield
+    finally:
+        if ours is not None and threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, ours)
 
 
 def _readable_entrypoint() -> contextlib.AbstractContextManager[None]:
     """Ray notes the command line of whoever joins, as UTF-8: under LC_ALL=C an umlaut in it is what no UTF-8 has."""
+    if not RAY.is_here:
+        return contextlib.nullcontext()
     from ray._private import utils
 
     usual = getattr(utils, "get_entrypoint_name", str)

@@ -154,7 +154,7 @@ def _refuse_strangers(known: Collection[str]) -> None:
     if open_to_all := [each for each in listening.beyond_loopback() if each not in known]:
         raise ClusterUnavailable(
             f"the private Ray listens to other machines, not at {_LOOPBACK} alone: {', '.join(open_to_all)}",
-            f"install the Ray that this was tested with (ray=={tested_versions.RAY.versions[-1]}.*), or join one of your own: "
+            f"install the Ray that this was tested with ({tested_versions.RAY.wanted}), or join one of your own: "
             "cluster.address=HOST:PORT",
             code="ray.open-to-others",
         )
@@ -188,13 +188,14 @@ def _busy(load: float, cores: int) -> str:
 
 def _awaited_raylet(timeout_s: float, check: Callable[[], None]) -> contextlib.AbstractContextManager[None]:
     """Within this a Ray that is started gives its raylet `timeout_s` to register with the head; Ray gives it 30 s, which a
-    busy machine needs for less."""
+    busy machine needs for less. A Ray that was not tested has its own patience."""
+    if not tested_versions.RAY.is_here:
+        return contextlib.nullcontext()
     from ray._private import node
 
-    usual = getattr(node.Node, "start_ray_processes", None)
+    usual: Any = node.Node.start_ray_processes
 
     def start(ours: Any) -> None:
-        assert usual is not None
         usual(ours)
         _await_raylet(ours, timeout_s, check)
 
@@ -225,9 +226,6 @@ def _is_registered(node: Any) -> bool:
     up half of the start of a Ray. Raises what Ray raises."""
     from ray._private import services, state
 
-    if not tested_versions.RAY.is_here:
-        services.get_node(node.gcs_address, node._node_id)  # type: ignore[no-untyped-call]
-        return True
     known: Any = state.GlobalState()  # type: ignore[no-untyped-call]
     options: Any = services._get_gcs_client_options(node.gcs_address)  # type: ignore[no-untyped-call]
     known._initialize_global_state(options)
@@ -236,7 +234,7 @@ def _is_registered(node: Any) -> bool:
 
 def _loopback_kept() -> contextlib.AbstractContextManager[None]:
     """Within this a Ray that is given 127.0.0.1 as its address stays at it; Ray takes another one of the machine instead, and
-    listens to all of them."""
+    listens to all of them. Tried with any version, since `_refuse_strangers` looks at what has come of it."""
     from ray._private import services
 
     return replaced(services, "resolve_ip_for_localhost", lambda host: host)

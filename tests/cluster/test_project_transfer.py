@@ -1,0 +1,46 @@
+"""What no node has is carried by a Ray that was tested to carry it, and refused with the remedy by others."""
+
+from __future__ import annotations
+
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from orchestrator.cluster.placement import project_transfer
+from orchestrator.cluster.placement.project_transfer import Project
+from orchestrator.cluster.placement.reservation import Node
+from orchestrator.common.tested_versions import RAY, Tried
+from orchestrator.errors import ClusterUnavailable
+
+FAR = Node("a" * 56, "10.0.0.1", {"CPU": 4.0})
+
+
+def project(folder: Path) -> Project:
+    (folder / "data.csv").write_text("1,2\n")
+    return Project(folder, ["data.csv"], 10.0, lambda: None)
+
+
+def test_a_ray_that_was_not_tested_is_not_asked_to_carry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Tried, "is_here", False)
+    with pytest.raises(
+        ClusterUnavailable, match=r"node 10.0.0.1 \(aaaaaaaa\) lacks the project .* not tested"
+    ) as caught:
+        project_transfer.copied(project(tmp_path), [FAR])
+    assert caught.value.remedy is not None
+    assert f"as {tmp_path}" in caught.value.remedy
+    assert caught.value.remedy.endswith(f"install {RAY.wanted} on every node")
+
+
+def test_one_that_was_gets_all_that_git_would_leave_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sent: list[list[str]] = []
+
+    def upload(environment: dict[str, str], **_options: object) -> dict[str, str]:
+        sent.append(zipfile.ZipFile(environment["working_dir"]).namelist())
+        return {"working_dir": "gcs://package.zip"}
+
+    monkeypatch.setattr("ray._private.runtime_env.working_dir.upload_working_dir_if_needed", upload)
+    (tmp_path / ".gitignore").write_text("data.csv\n")
+    workspace = project_transfer.copied(project(tmp_path), [FAR])
+    assert (workspace.project, workspace.runtime_env["working_dir"]) == (None, "gcs://package.zip")
+    assert [name for name in sent[0] if name.endswith("data.csv")]
