@@ -15,7 +15,6 @@ from orchestrator.cli.arguments import Arguments
 from orchestrator.numerics import determinism
 from orchestrator.numerics.portable import checking
 from orchestrator.optim import optimizers
-from orchestrator.optim.eager import leave_the_compiler_out
 
 DIFFERS = 3  # the exit code
 
@@ -76,6 +75,6 @@ def run(given: Arguments) -> Answer:
 def doctor() -> Findings:
     """Raises ConfigurationError where this process cannot compute portably."""
     determinism.prepare_thread(1, arithmetic="portable")
-    leave_the_compiler_out(optimizers.CLASSES)
+    optimizers.prepare()
     found = checking.check(checking.known())
     return Findings(found.hashes, found.differing, checking.unportable())

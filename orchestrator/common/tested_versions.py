@@ -8,6 +8,10 @@ from __future__ import annotations
 
 import importlib.metadata
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import sqlite3
 
 
 @dataclass(frozen=True)
@@ -32,8 +36,28 @@ class Tried:
         return f"{self.package}=={self.versions[-1]}.*"
 
 
+@dataclass(frozen=True)
+class Tables:
+    """Of a database in SQLite that a package keeps."""
+
+    package: str
+    versions: tuple[str, ...]  # as Alembic names them
+
+    def version(self, connection: sqlite3.Connection) -> str | None:
+        """The one that is in the database; None where it has no tables yet."""
+        if connection.execute("select 1 from sqlite_master where name = 'alembic_version'").fetchone() is None:
+            return None
+        found = connection.execute("select version_num from alembic_version").fetchone()
+        return None if found is None else str(found[0])
+
+    def are_in(self, connection: sqlite3.Connection) -> bool:
+        """Whether one of these versions is in the database."""
+        return self.version(connection) in self.versions
+
+
 RAY = Tried("ray", ("2.60",))
 MLFLOW = Tried("mlflow", ("3.17",))
+MLFLOW_TABLES = Tables("mlflow", ("dc11669786a5",))
 TORCH = Tried("torch", ("2.13",))
 NUMBA = Tried("numba", ("0.68",))
 LLVMLITE = Tried("llvmlite", ("0.50",))

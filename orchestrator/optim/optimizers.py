@@ -41,7 +41,6 @@ OPTIMIZERS: Table[Callable[..., torch.optim.Optimizer]] = Table(
     hidden=("differentiable", "capturable"),
 )
 CLASSES = tuple(getattr(torch.optim, name) for name in _ON_OFFER)
-leave_the_compiler_out(CLASSES)  # at once: torch wraps the step of a class when its first optimizer is built
 # Attributes that torch's own classes have only with some options, or with a schedule of torch.
 _AT_TIMES = {"step", "_opt_called", "_step_supports_amp_scaling", "_need_device_dtype_check_for_fused"}
 _TRIED = 64  # a tensor of so many rows and columns, large enough that what counts rows does not
@@ -54,9 +53,16 @@ _SCHEDULERS = (LRScheduler, ReduceLROnPlateau)  # the second does not call the _
 _OWN_SCHEDULE = "set `schedule` in the configuration, or write the factor as rate(self, step) in the pipeline"
 
 
+@functools.cache
+def prepare() -> None:
+    """Once in a process, before its first optimizer is built: then torch wraps the step of that class for good."""
+    leave_the_compiler_out(CLASSES)
+
+
 def problems(name: str, options: Mapping[str, Any]) -> list[str]:
     """What is wrong with the `optimizer` section, a sentence each. torch's own checks count: they come before the one that
     misses the parameters, and nothing expensive is imported up to there."""
+    prepare()
     for kind, (why, remedy) in _UNFIT.items():
         if kind.__name__.lower() == name:
             return [
@@ -153,6 +159,7 @@ def _stepping(optimizer: torch.optim.Optimizer, model: torch.nn.Module) -> str |
 
 def build(name: str, options: Mapping[str, Any], model: torch.nn.Module) -> torch.optim.Optimizer:
     """The optimizer over the model's trainable parameters."""
+    prepare()
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     return OPTIMIZERS[name](parameters, **_arguments(options))
 

@@ -212,7 +212,7 @@ def test_a_run_is_repeated_though_code_data_and_snapshot_are_gone(study: Study) 
     assert tags[study.run_id]["verdict"] == tags[repetition]["verdict"] == "exact"
     assert (tags[repetition]["rerun_of"], tags[study.run_id]["verdict_by"]) == (study.run_id, repetition)
     assert (tags[repetition]["confirms"], tags[study.run_id]["confirms"]) == (study.run_id, repetition)
-    artifacts = study.project.path / ".orchestrator" / "artifacts"
+    artifacts = study.project.path / ".orchestrator" / "artifacts" / "0"  # of the experiment that MLflow itself makes
     assert (artifacts / study.run_id / "artifacts" / "reruns" / repetition / "verdict.json").exists()
     card = (artifacts / repetition / "artifacts" / "run" / "card.md").read_text()
     assert f"python -m orchestrator rerun={repetition}" in card

@@ -28,7 +28,7 @@ from urllib.parse import quote, unquote
 from orchestrator.common import locks, processes
 from orchestrator.errors import ConfigurationError, UsageError
 from orchestrator.provenance.tracking import empty, lean, names, tables
-from orchestrator.provenance.tracking.rebase import adopt, rebase
+from orchestrator.provenance.tracking.rebase import rebase
 from orchestrator.records import redaction
 
 if TYPE_CHECKING:
@@ -155,7 +155,7 @@ class Store:
         with self.usable(), self._locked():
             if database is not None and database.exists():
                 self._database = database
-                rebase(database, home / "artifacts")
+                rebase(database, home / "artifacts", self._locations)
             elif database is None:
                 self.client = _open(self.uri)
             else:
@@ -164,7 +164,6 @@ class Store:
                 self.client = _open(self.uri)
                 if not placed:
                     empty.keep(database)
-                adopt(database, home / "artifacts")
 
     @classmethod
     def with_run(cls, uri: str | None, folder: Path, name: str) -> Self:
@@ -184,6 +183,11 @@ class Store:
         """MLflow's. Of a database that was there it is opened when it is asked for. Raises ConfigurationError."""
         with self.usable(), self._locked():
             return _open(self.uri)
+
+    def _locations(self) -> list[str]:
+        """Of the artifacts of all experiments. To be called under the lock."""
+        self.client = _open(self.uri)
+        return [str(each.artifact_location) for each in self.client.search_experiments(view_type=_OF_ANY_STAGE)]
 
     def _locked(self) -> AbstractContextManager[None]:
         return nullcontext() if self._lock is None else locks.held(self._lock)
@@ -228,7 +232,9 @@ class Store:
         """The experiment that MLflow itself has made in a store of ours, under this name while nothing is in it: two of nearly
         the same would be one too many. None where there is no such experiment."""
         own = self.client.get_experiment_by_name(_MLFLOWS_OWN)
-        if own is None or own.lifecycle_stage == "deleted" or own.artifact_location != self._artifacts:
+        if own is None or own.lifecycle_stage == "deleted":
+            return None
+        if own.artifact_location not in (self._artifacts, f"{self._artifacts}/{own.experiment_id}"):
             return None
         if self.client.search_runs([own.experiment_id], run_view_type=_OF_ANY_STAGE, max_results=1):
             return None

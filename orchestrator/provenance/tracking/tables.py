@@ -1,6 +1,7 @@
 """Runs read from the tables of MLflow's store where that is a file in SQLite: to import MLflow takes 1.5 s of processor time.
 
-Tried with the tables of MLflow 3.17.2. Where they are of another version, or the store is a server, MLflow's client is asked.
+Where the tables are of another version than `common.tested_versions.MLFLOW_TABLES` names, or the store is a server, MLflow's
+client is asked.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-_TRIED = "dc11669786a5"  # Alembic's name of the version of the tables
+from orchestrator.common.tested_versions import MLFLOW_TABLES
 
 
 @dataclass(frozen=True)
@@ -36,7 +37,7 @@ def runs(database: Path, tag: str, value: str | None = None) -> list[Row] | None
     """Those that have this tag, with this value if one is given, newest first; None where they are to be asked of MLflow."""
     try:
         with closing(sqlite3.connect(f"{database.absolute().as_uri()}?mode=ro", uri=True, timeout=30)) as connection:
-            if connection.execute("select version_num from alembic_version").fetchall() != [(_TRIED,)]:
+            if not MLFLOW_TABLES.are_in(connection):
                 return None
             connection.execute("begin")  # all of them as of one moment
             return _rows(connection, tag, value)

@@ -68,6 +68,7 @@ def first_model(pipeline: Pipeline, run: Run) -> torch.nn.Module:
 
 def make_optimizer(pipeline: Pipeline, model: torch.nn.Module, plan: Plan) -> torch.optim.Optimizer:
     """Raises PipelineRaised, ConfigurationError."""
+    optimizers.prepare()
     if not defines(type(pipeline), "optimizer"):
         variant = plan.update.optimizer
         if variant is None:

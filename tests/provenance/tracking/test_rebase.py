@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pwd
+import re
 import shutil
 import sqlite3
 import subprocess
@@ -12,14 +13,15 @@ from pathlib import Path
 
 import pytest
 
+from orchestrator.common.tested_versions import Tables
 from orchestrator.errors import ConfigurationError, UsageError
-from orchestrator.provenance.tracking import Store, Tracker
+from orchestrator.provenance.tracking import Store, Tracker, rebase
 from orchestrator.provenance.tracking.store import absolute, accounts, user
 
 
-def _run_with_artifact(folder: Path) -> str:
+def _run_with_artifact(folder: Path, experiment: str = "e") -> str:
     store = Store(None, folder)
-    tracker = Tracker.create(store, store.experiment("e"), None, every_s=1.0)
+    tracker = Tracker.create(store, store.experiment(experiment), None, every_s=1.0)
     (folder / "note.txt").write_text("kept")
     tracker.artifact(folder / "note.txt", "run")
     tracker.end("FAILED")
@@ -62,6 +64,43 @@ def test_a_copy_finds_its_own_artifacts_and_runs_are_found_by_name(tmp_path: Pat
     store.client.delete_experiment(store.experiment("e"))
     with pytest.raises(ConfigurationError, match=r"run.experiment: e is deleted in .*\n  .*--experiment-id 1"):
         store.experiment("e")
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:The ..noload.. loader strategy is deprecated")
+def test_tables_that_were_not_tested_are_not_changed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The artifacts are found where the old place leads to the new one; otherwise the store is refused, as it is."""
+    original, moved = tmp_path / "here" / ".orchestrator", tmp_path / "there" / ".orchestrator"
+    original.mkdir(parents=True)
+    run_id = _run_with_artifact(original)
+    monkeypatch.setattr(rebase, "MLFLOW_TABLES", Tables("mlflow", ("of another time",)))
+    assert Store(None, original).find("last").run_id == run_id
+    shutil.move(original, moved)
+    before = (moved / "mlflow.db").read_bytes()
+    with pytest.raises(ConfigurationError, match=r"was moved or copied: .*/here/.* not tested to be changed") as caught:
+        Store(None, moved)
+    assert (moved / "mlflow.db").read_bytes() == before
+    assert caught.value.remedy is not None
+    link = re.search(r"ln -s (\S+) (\S+)\)", caught.value.remedy)
+    assert link is not None
+    original.mkdir()
+    Path(link[2]).symlink_to(link[1])
+    Store(None, moved).fetch(run_id, "run", moved)
+    assert (moved / "note.txt").read_text() == "kept"
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:The ..noload.. loader strategy is deprecated")
+def test_a_store_moves_whose_only_experiment_is_the_one_that_mlflow_made(tmp_path: Path) -> None:
+    original, moved = tmp_path / "here" / ".orchestrator", tmp_path / "there" / ".orchestrator"
+    original.mkdir(parents=True)
+    run_id = _run_with_artifact(original, "default")
+    assert (original / "artifacts" / "0" / run_id / "artifacts" / "run" / "note.txt").exists()
+    shutil.move(original, moved)
+    store = Store(None, moved)
+    store.fetch(run_id, "run", moved)
+    assert (moved / "note.txt").read_text() == "kept"
+    assert store.client.get_experiment("0").artifact_location == f"{(moved / 'artifacts').as_uri()}/0"
 
 
 @pytest.mark.ray
