@@ -1,106 +1,184 @@
 """Private names of a library are used in these files alone, for these reasons.
 
-A name is found where it is imported, or read as an attribute of what is imported. `torch.utils._pytree` and
-`torch.utils._python_dispatch` are what torch's own pages on extending it import.
+A name is found where it is imported, read as an attribute of what is imported or of any object that is not of the same file,
+asked for as text, or given as an argument's. `torch.utils._pytree`, `TorchDispatchMode` and `DisableTorchFunctionSubclass` are
+what torch's own pages on extending it use.
 """
 
 from __future__ import annotations
 
 import ast
+import functools
 import re
-from collections.abc import Iterator
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Set
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from orchestrator.common import tested_versions
-from orchestrator.common.tested_versions import Tried
+from orchestrator.common.tested_versions import Tables, Tried
+from orchestrator.numerics import torch_names
 
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "orchestrator"
 LIBRARIES = ("ray", "torch", "mlflow", "numba", "llvmlite", "dvc", "optuna", "pandas", "litdata", "numpy", "sqlalchemy")
-WITHOUT = ("torch.utils._pytree", "torch.utils._python_dispatch.TorchDispatchMode")
+WITHOUT = (
+    *("torch.utils._pytree", "torch.utils._python_dispatch.TorchDispatchMode"),
+    "torch._C.DisableTorchFunctionSubclass",
+)
 INSPECTED = re.compile(r"inspect_llvm")  # has a public name, and a text that no version promises
-PINNED = ("torch", "mlflow")  # what pyproject.toml allows is what was tested
+DOCUMENTED = {  # with their underscore, by Python's own pages
+    *("os._exit", "sys._getframe", "sys._current_frames"),
+    *("._fields", "._asdict", "._replace", "._make"),
+}
+ASKING = ("getattr", "hasattr", "setattr", "delattr", "replaced", "_inside", "methodcaller", "attrgetter")
+PINNED = ("mlflow", "optuna")  # what pyproject.toml allows is what was tested
 
 # Left out, or done another way, with other versions than `tested_versions` names.
 GATED = {
+    "cluster/placement/project_transfer.py": "no public way takes what git ignores",
+    "cluster/placement/reservation.py": "what is free on each node",
+    "cluster/sessions/environment.py": "Ray's handler of signals, and its note of the command line",
     "cluster/sessions/joined.py": "draining, the token and the raylet of a Ray that is joined",
     "cluster/sessions/local.py": "a private Ray of fewer processes, at the loopback alone",
     "cluster/sessions/workers.py": "forked workers",
+    "data/files/readers/litdata.py": "litData's own serializers and trees",
     "numerics/compiled.py": "loops that are kept as machine code",
 }
-# An insides' name that is missing costs a convenience, or the call is refused; no result depends on it.
-UNGATED = {
-    "cluster/placement/project_transfer.py": "no public way takes what git ignores; without it the launch is refused",
-    "cluster/placement/reservation.py": "falls back to the public total where Ray does not tell of each node",
-    "cluster/sessions/environment.py": "a function that Ray does not have is left as it is",
-    "data/files/readers/litdata.py": "litData's own table of its types; an optional reader",
-}
-# Of torch, which is pinned to the tested version.
+# Of torch: done in a public way where it lacks the name (`AROUND`), or refused before a run starts (`torch_names.NEEDED`).
 OF_TORCH = {
-    "checkpoint/parts.py": "one copy of many tensors",
+    "checkpoint/writer.py": "whether a tensor was changed while it was copied",
     "numerics/determinism.py": "the public function imports torch's compiler, a second",
+    "numerics/foreach.py": "one call for many tensors",
     "numerics/portable/conformance/drawing.py": "where torch itself begins a backward pass",
     "numerics/portable/conformance/optimizers.py": "operators of which none is noted",
-    "numerics/portable/conformance/reductions.py": "an operator that optimizers call is tried",
-    "numerics/portable/operator_overrides.py": "oneDNN's switch of this thread, and the LSTM beneath torch.lstm",
-    "numerics/staging.py": "one copy of many tensors",
-    "optim/chunked_step.py": "one copy of many tensors",
-    "optim/clipping.py": "one product of many tensors",
+    "numerics/portable/operator_overrides.py": "the LSTM beneath torch.lstm",
+    "optim/by_element.py": "whether an optimizer has hooks",
+    "optim/optimizers.py": "whether an optimizer changes gradients",
     "provenance/environment/node.py": "where torch's libraries lie",
-    "worker/model/construction.py": "the class of all batch norms",
-    "worker/model/moving_buffers.py": "the classes of norms with moving buffers",
-    "worker/model/replica.py": "one copy of many tensors",
-    "worker/model/sharded_optimizer.py": "one copy of many tensors",
-    "worker/pipeline_parallel/boundary.py": "a tensor beneath its subclass, as torch's page on extending it says",
-    "worker/pipeline_parallel/fake_tensors.py": "a tensor beneath its subclass, as torch's page on extending it says",
-    "worker/pipeline_parallel/stubs.py": "a tensor beneath its subclass, as torch's page on extending it says",
-    "worker/pipeline_parallel/trainer.py": "one norm of many tensors",
-    "worker/serving/served.py": "as numerics/determinism.py",
+    "worker/admission/state_detection.py": "what a module holds, and whether it was changed",
+    "worker/model/construction.py": "the classes of norms, and whether a module is compiled",
+    "worker/model/moving_buffers.py": "the classes of norms with moving buffers, and the hooks of the older ones",
+    "worker/model/pipeline_adapter.py": "whether a gradient was changed",
+    "worker/model/replica.py": "whether a parameter was changed",
+    "worker/pipeline_parallel/fake_tensors.py": "a parameter that is no tensor of numbers",
+    "worker/pipeline_parallel/planning.py": "whether a parameter has hooks",
+    "worker/pipeline_parallel/replay.py": "where modules hold a tensor",
 }
-LISTED = {**GATED, **UNGATED, **OF_TORCH}
+AROUND = {
+    "torch._foreach_copy_": "each is copied",
+    "torch._foreach_mul": "each is multiplied",
+    "torch._foreach_norm": "the norm of each is taken",
+    "torch._C._set_deterministic_algorithms": "the public function",
+    "torch.autograd.graph._engine_run_backward": "the public function",
+    "._optimizer_step_pre_hooks": "an optimizer counts as watched, and its step is not divided",
+    "._optimizer_step_post_hooks": "an optimizer counts as watched, and its step is not divided",
+    "._is_param": "a model is refused where it is cut, before the run",
+    "torch._C.__file__": "a module's file is Python's to name",
+}
+# Of Python's own library, whose version is part of a run's environment.
+OF_PYTHON = {
+    "cli/surroundings.py": "options of warnings, read as Python reads them at its start",
+    "cluster/forkserver/places.py": "options of this interpreter, for another one",
+    "numerics/digests.py": "the type of a hash, in annotations alone",
+    "provenance/environment/interpreters.py": "the interpreter of a virtual environment; this one where it has none",
+    "records/hash_seal.py": "the type of a hash, in annotations alone",
+}
+LISTED = {**GATED, **OF_TORCH, **OF_PYTHON}
 
 
 def _is_private(name: str) -> bool:
     return any(part.startswith("_") and not part.startswith("__") for part in name.split("."))
 
 
-def private_names(source: str) -> Iterator[str]:
-    """Of `LIBRARIES`, with their dots."""
-    tree = ast.parse(source)
-    imported: dict[str, str] = {}
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Import):
-            imported |= {
-                each.asname or each.name.partition(".")[0]: each.name if each.asname else each.name.partition(".")[0]
-                for each in node.names
-            }
-            yield from (each.name for each in node.names if _of_library(each.name))
-        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
-            names = {each.asname or each.name: f"{node.module}.{each.name}" for each in node.names}
-            imported |= names
-            yield from filter(_of_library, names.values())
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Attribute):
-            head, _, rest = _dotted(node).partition(".")
-            name = f"{imported.get(head, '')}.{rest}"
-            if _of_library(name):
-                yield name
-            if INSPECTED.fullmatch(node.attr):
-                yield node.attr
+def _of_library(name: str) -> bool:
+    return name.partition(".")[0] in LIBRARIES and _is_private(name) and not name.startswith(WITHOUT)
 
 
-def _dotted(node: ast.expr) -> str:
-    """`a.b.c`; "" for what is an attribute of anything but names."""
+@functools.cache
+def nodes(source: str) -> dict[type[ast.AST], list[Any]]:
+    """Of its syntax tree, by their kind."""
+    found: dict[type[ast.AST], list[Any]] = defaultdict(list)
+    for node in ast.walk(ast.parse(source)):
+        found[type(node)].append(node)
+    return found
+
+
+@functools.cache
+def defined(source: str) -> frozenset[str]:
+    """The names that a module gives to functions, classes, variables and attributes of its own objects."""
+    tree = nodes(source)
+    made = [*tree[ast.FunctionDef], *tree[ast.AsyncFunctionDef], *tree[ast.ClassDef]]
+    names = {node.id for node in tree[ast.Name] if isinstance(node.ctx, ast.Store)}
+    own = {node.attr for node in tree[ast.Attribute] if isinstance(node.ctx, ast.Store) and _is_of_self(node)}
+    return frozenset(node.name for node in made) | names | own
+
+
+def _is_of_self(node: ast.Attribute) -> bool:
+    return isinstance(node.value, ast.Name) and node.value.id in ("self", "cls")
+
+
+def _imported(source: str) -> Iterator[tuple[str, str]]:
+    """What names of the module stand for."""
+    for node in nodes(source)[ast.Import]:
+        yield from ((each.asname or each.name, each.name) for each in node.names)
+    for node in nodes(source)[ast.ImportFrom]:
+        if node.module and not node.level:
+            yield from ((each.asname or each.name, f"{node.module}.{each.name}") for each in node.names)
+
+
+def private_names(source: str, inherited: Set[str] = frozenset()) -> Iterator[str]:
+    """Of libraries, with their dots; of an object whose library is not known the attribute with a dot before it. inherited:
+    what `self` may have of classes in other modules."""
+    imported, own = dict(_imported(source)), defined(source)
+    yield from filter(_of_library, imported.values())
+    attributes = nodes(source)[ast.Attribute]
+    inner = {id(node.value) for node in attributes}
+    for node in attributes:
+        known = (own, inherited if _is_of_self(node) else frozenset())
+        yield from _in_attribute(node, imported, known, id(node) not in inner)
+    for node in nodes(source)[ast.Call]:
+        yield from _in_call(node, imported, own)
+
+
+def _dotted(node: ast.expr, imported: dict[str, str]) -> str:
+    """`a.b.c`, where a is what the name stands for; "" for what is an attribute of anything but names."""
     if isinstance(node, ast.Name):
-        return node.id
-    before = _dotted(node.value) if isinstance(node, ast.Attribute) else ""
+        return imported.get(node.id, node.id)
+    before = _dotted(node.value, imported) if isinstance(node, ast.Attribute) else ""
     return f"{before}.{node.attr}" if before and isinstance(node, ast.Attribute) else ""
 
 
-def _of_library(name: str) -> bool:
-    return name.partition(".")[0] in LIBRARIES and _is_private(name) and not name.startswith(WITHOUT)
+def _in_attribute(
+    node: ast.Attribute, imported: dict[str, str], known: Iterable[Set[str]], is_whole: bool
+) -> Iterator[str]:
+    if INSPECTED.fullmatch(node.attr):
+        yield node.attr
+    is_private = _is_private(node.attr)
+    if not (is_whole or is_private):
+        return
+    name = _dotted(node, imported)
+    if name.partition(".")[0] in LIBRARIES:
+        if is_whole and _of_library(name):
+            yield name
+    elif is_private and not {name, f".{node.attr}"} & DOCUMENTED and not any(node.attr in names for names in known):
+        yield f".{node.attr}"
+
+
+def _in_call(node: ast.Call, imported: dict[str, str], own: Set[str]) -> Iterator[str]:
+    """What is asked for as text, and arguments."""
+    yield from (f"{each.arg}=" for each in node.keywords if each.arg and _is_private(each.arg) and each.arg not in own)
+    if getattr(node.func, "attr", getattr(node.func, "id", "")) not in ASKING:
+        return
+    place = _dotted(node.args[0], imported)
+    texts = [each.value for each in node.args if isinstance(each, ast.Constant) and isinstance(each.value, str)]
+    for text in filter(_is_private, texts):
+        if _of_library(text):
+            yield text
+        elif f".{text}" not in DOCUMENTED and text not in own:
+            yield f"{place if place.partition('.')[0] in LIBRARIES else ''}.{text}"
 
 
 @pytest.mark.parametrize(
@@ -114,52 +192,89 @@ def _of_library(name: str) -> bool:
         ("made.inspect_llvm()", ["inspect_llvm"]),
         ("import torch\ntorch.__version__", []),
         ("from torch.utils._pytree import tree_leaves", []),
-        ("self._own", []),
+        ("import torch\nwith torch._C.DisableTorchFunctionSubclass(): pass", []),
+        ("node._node_id", ["._node_id"]),
+        ("def f(x):\n    return x.tensor()._version.bit_length()", ["._version"]),
+        ("from orchestrator import api\napi._hidden()", ["._hidden"]),
+        ("class A:\n    def f(self, other):\n        self._own = other._own", []),
+        ("self._of_a_base_of_ours", []),
+        ("self._of_nobody", ["._of_nobody"]),
+        ("import os, sys\nos._exit(1), sys._getframe(), item._replace(a=1)", []),
+        ("import torch\ngetattr(torch, '_foreach_add', None)", ["torch._foreach_add"]),
+        ("hasattr(module, '_hooks')", ["._hooks"]),
+        ("_inside('litdata._a', 'b')", ["litdata._a"]),
+        ("event.removesuffix('_lost')", []),
+        ("init(_temp_dir='x')", ["_temp_dir="]),
     ],
 )
 def test_a_private_name_is_found(source: str, found: list[str]) -> None:
-    assert list(private_names(source)) == found
+    assert list(private_names(source, {"_of_a_base_of_ours"})) == found
+
+
+@functools.cache
+def _sources() -> dict[str, str]:
+    return {str(file.relative_to(PACKAGE)): file.read_text(encoding="utf-8") for file in sorted(PACKAGE.rglob("*.py"))}
+
+
+@functools.cache
+def _found() -> dict[str, set[str]]:
+    """file -> the private names in it."""
+    ours = {name for source in _sources().values() for name in defined(source)}
+    return {file: names for file, source in _sources().items() if (names := set(private_names(source, ours)))}
 
 
 def test_private_names_stand_in_listed_files_alone() -> None:
-    found = {
-        str(file.relative_to(PACKAGE)): names
-        for file in sorted(PACKAGE.rglob("*.py"))
-        if (names := set(private_names(file.read_text(encoding="utf-8"))))
-    }
-    assert {name: names for name, names in found.items() if name not in LISTED} == {}
-    assert set(LISTED) - set(found) == set(), "nothing private is used there any more"
-    of_torch = {name for name, names in found.items() if all(each.startswith("torch") for each in names)}
-    assert of_torch == set(OF_TORCH)
+    assert {name: names for name, names in _found().items() if name not in LISTED} == {}
+    assert set(LISTED) - set(_found()) == set(), "nothing private is used there any more"
+
+
+def test_a_name_of_torch_has_a_way_round_or_is_looked_for_before_a_run() -> None:
+    used = {name for file in OF_TORCH for name in _found()[file]}
+    assert {name for name in used if not name.startswith(("torch.", "."))} == set()
+    modules = {name.rpartition(":")[0] for name in torch_names.NEEDED} | {"torch._C"}
+    assert used - modules == _looked_for() | set(AROUND)
+
+
+def _looked_for() -> set[str]:
+    names = (name.replace(":", ".") for name in (*torch_names.NEEDED, *torch_names.NEEDED_OF_MODULES))
+    objects = "torch.Tensor."
+    return {f".{name.removeprefix(objects)}" if name.startswith(("_", objects)) else name for name in names}
 
 
 @pytest.mark.parametrize("name", GATED)
 def test_what_is_gated_asks_for_the_version(name: str) -> None:
-    assert re.search(r"(RAY|NUMBA)\.is_here", (PACKAGE / name).read_text(encoding="utf-8"))
+    assert re.search(r"(RAY|NUMBA|LITDATA)\.is_here", _sources()[name])
 
 
 def _told() -> dict[tuple[str, str], set[str]]:
     """(library, version) -> the files that the table of docs/architecture.md names."""
     page = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
     table = page.partition("What hangs on the insides of a library")[2].partition("\nBeside them stand")[0]
-    rows = re.findall(r"^\| (\w+) (\d[\d.]*) \| `([\w/.]+)`", table, re.MULTILINE)
+    rows = re.findall(r"^\| (\w+) (\w[\w.]*) \| `([\w/.]+)`", table, re.MULTILINE)
     return {
         (library, version): {file for *of, file in rows if of == [library, version]} for library, version, _ in rows
     }
 
 
-def test_the_page_names_the_tested_versions_and_who_asks_for_them() -> None:
-    tried = {name: each for name, each in vars(tested_versions).items() if isinstance(each, Tried)}
-    files = {
-        str(file.relative_to(PACKAGE)): set(re.findall(r"\b([A-Z]+)\.is_here", file.read_text(encoding="utf-8")))
-        for file in PACKAGE.rglob("*.py")
-        if file.name != "tested_versions.py"
+def _asking(name: str, asks: Iterable[str]) -> set[str]:
+    """The files that ask for one of the tested versions."""
+    asked = [f"{name}.{each}" for each in asks]
+    return {
+        file
+        for file, source in _sources().items()
+        if file != "common/tested_versions.py"
+        and any(re.search(rf"\b{each}\b", source) for each in asked if each in source)
     }
-    assert _told() == {
-        (each.package, version): {file for file, names in files.items() if name in names}
+
+
+def test_the_page_names_the_tested_versions_and_who_asks_for_them() -> None:
+    tried = {name: each for name, each in vars(tested_versions).items() if isinstance(each, Tried | Tables)}
+    expected = {
+        (each.package, version): _asking(name, ["is_here"] if isinstance(each, Tried) else ["versions", "are_in"])
         for name, each in tried.items()
         for version in each.versions
     }
+    assert _told() == {key: files for key, files in expected.items() if key[0] not in PINNED or files}
 
 
 @pytest.mark.parametrize("package", PINNED)

@@ -27,6 +27,7 @@ from orchestrator.checkpoint.manifest import Blob, TensorEntry, blob_name, reada
 from orchestrator.checkpoint.state import digest
 from orchestrator.checkpoint.storage import Storage
 from orchestrator.errors import CheckpointDamaged
+from orchestrator.numerics import foreach
 
 _DTYPES = {
     torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16",
@@ -71,7 +72,7 @@ class Part:
         """Copy these, which are some of the part's, into their places."""
         if tensors:
             with torch.no_grad():
-                torch._foreach_copy_([self.tensors[name] for name in tensors], list(tensors.values()))
+                foreach.copy([self.tensors[name] for name in tensors], list(tensors.values()))
 
 
 class Copier:

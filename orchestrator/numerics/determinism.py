@@ -160,15 +160,21 @@ def prepare_thread(
 
 
 def _use_deterministic_algorithms() -> None:
-    """Also in torch's compiler. torch's function would import it to tell it, which costs a second of processor time; when it is
-    imported later, it reads it from the environment."""
+    """Also in torch's compiler, which reads it from the environment when it is imported later."""
+    os.environ["TORCHINDUCTOR_DETERMINISTIC"] = "1"
+    set_deterministic_algorithms(True)
+
+
+def set_deterministic_algorithms(wanted: bool) -> None:
+    """torch's function imports its compiler to tell it, which costs a second of processor time. So what is below it is called
+    as long as the compiler is not there, by a torch that has it."""
     import torch
 
-    if "torch._inductor.config" in sys.modules:
-        torch.use_deterministic_algorithms(True)
+    below = getattr(torch._C, "_set_deterministic_algorithms", None)
+    if below is None or "torch._inductor.config" in sys.modules:
+        torch.use_deterministic_algorithms(wanted)
     else:
-        os.environ["TORCHINDUCTOR_DETERMINISTIC"] = "1"
-        torch._C._set_deterministic_algorithms(True, warn_only=False)
+        below(wanted, warn_only=False)
 
 
 def _choose(arithmetic: Arithmetic) -> None:

@@ -19,6 +19,7 @@ from typing import Any, Protocol
 
 import torch
 
+from orchestrator.numerics import foreach
 from orchestrator.numerics.layout import Layout
 
 Tensors = Sequence[torch.Tensor | None]  # float32, in the order of the layout
@@ -162,7 +163,7 @@ class _Carrying:
     def out(self, tensors: Tensors, nth: int) -> Tensors:
         pairs = [(view, tensor) for view, tensor in zip(self._views, tensors, strict=True) if tensor is not None]
         if pairs:
-            torch._foreach_copy_([view for view, _ in pairs], [tensor for _, tensor in pairs])
+            foreach.copy([view for view, _ in pairs], [tensor for _, tensor in pairs])
         flat, views = self._buffer(nth)
         flat.copy_(self._there)  # waits until it is done: what comes next reads it
         return [None if tensor is None else view for tensor, view in zip(tensors, views, strict=True)]

@@ -65,13 +65,21 @@ def problem(optimizer: torch.optim.Optimizer) -> str | None:
     """Why its update cannot be divided, as a predicate; None where it can."""
     if type(optimizer) not in BY_ELEMENT:
         return f"is a {type(optimizer).__name__}, which may look at more than one element at a time"
-    if optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks or "step" in vars(optimizer):
+    if is_watched(optimizer):
         return "has hooks, or a step of its own"
     for group, options in enumerate(optimizer.param_groups):
         if not _keeps_to_it(optimizer, group):
             name = type(optimizer).__name__
             return f"gives a part of a vector other bits than the whole on this processor ({name}, {_said(options)})"
     return None
+
+
+def is_watched(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether somebody is called before or after its steps, or has replaced them. A torch that keeps hooks elsewhere may call
+    somebody."""
+    before = getattr(optimizer, "_optimizer_step_pre_hooks", True)
+    after = getattr(optimizer, "_optimizer_step_post_hooks", True)
+    return bool(before or after) or "step" in vars(optimizer)
 
 
 def _keeps_to_it(optimizer: torch.optim.Optimizer, group: int) -> bool:

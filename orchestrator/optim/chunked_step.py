@@ -18,7 +18,8 @@ from typing import Any, Final
 
 import torch
 
-from orchestrator.optim.by_element import BY_ELEMENT
+from orchestrator.numerics import foreach
+from orchestrator.optim.by_element import BY_ELEMENT, is_watched
 
 State = dict[str, Any]
 
@@ -65,7 +66,7 @@ class Pieces:
 
     def _fits(self) -> bool:
         """Whether the optimizer is of those that work element by element, in host memory."""
-        if type(self._optimizer) not in BY_ELEMENT or _is_watched(self._optimizer):
+        if type(self._optimizer) not in BY_ELEMENT or is_watched(self._optimizer):
             return False
         for group in self._optimizer.param_groups:
             if any(group.get(option) for option in _IN_ONE_PASS):
@@ -191,7 +192,7 @@ class _Run:
                 for other in others:
                     other[key] = value
             elif others:
-                torch._foreach_copy_([other[key] for other in others], [value] * len(others))
+                foreach.copy([other[key] for other in others], [value] * len(others))
 
     def _joined(self, gradients: Sequence[torch.Tensor]) -> torch.Tensor:
         """All as they lie side by side: where they do, what is there."""
@@ -200,7 +201,7 @@ class _Run:
             return found
         if self._scratch is None:
             self._scratch = gradients[0].new_zeros(self._size)
-        torch._foreach_copy_(self._places(self._scratch), list(gradients))
+        foreach.copy(self._places(self._scratch), list(gradients))
         return self._scratch
 
     def _side_by_side(self, key: str) -> torch.Tensor:
@@ -293,10 +294,3 @@ def _is_alike(parameter: torch.Tensor, *others: torch.Tensor) -> bool:
 
 def _copied(value: Any) -> Any:
     return value.clone() if isinstance(value, torch.Tensor) else value
-
-
-def _is_watched(optimizer: torch.optim.Optimizer) -> bool:
-    """Whether somebody is called before or after its steps, or has replaced them."""
-    return bool(optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks) or "step" in vars(
-        optimizer
-    )

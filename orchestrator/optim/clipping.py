@@ -12,6 +12,7 @@ from collections.abc import Sequence
 
 import torch
 
+from orchestrator.numerics import foreach
 from orchestrator.optim.transforms import Gradients, State
 
 
@@ -57,7 +58,7 @@ def clip(
     factor = limit / (norm + 1e-6)  # torch's term against division by zero, which shows in every bit
     if factor >= 1.0:
         return list(gradients)
-    scaled = iter(torch._foreach_mul(present, factor))
+    scaled = iter(foreach.products(present, factor))
     return [None if gradient is None else next(scaled) for gradient in gradients]
 
 

@@ -6,7 +6,7 @@ import importlib.metadata
 
 import pytest
 
-from orchestrator.common.tested_versions import MLFLOW, RAY, TORCH, Tried
+from orchestrator.common.tested_versions import DVC, MLFLOW, OPTUNA, RAY, TORCH, Tried
 
 
 @pytest.mark.parametrize(
@@ -23,4 +23,4 @@ def test_what_is_not_installed_is_not_here() -> None:
 
 
 def test_the_pinned_versions_have_been_tried() -> None:
-    assert [each.package for each in (RAY, MLFLOW, TORCH) if not each.is_here] == []
+    assert [each.package for each in (RAY, MLFLOW, TORCH, DVC, OPTUNA) if not each.is_here] == []

@@ -44,6 +44,18 @@ def test_code_that_a_snapshot_lacks_is_refused_where_that_is_strict(project: Pat
         checks.check(load([RUN], ["strict=true"]), project)
 
 
+def test_a_torch_that_lacks_a_name_is_refused_with_the_one_to_install(
+    project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delattr("torch.nn.utils.parametrizations._SpectralNorm")
+    with pytest.raises(
+        ConfigurationError, match=r"torch \S+ has no torch.nn.utils.parametrizations._SpectralNorm"
+    ) as caught:
+        checks.check(load([RUN], []), project)
+    assert caught.value.remedy is not None
+    assert "install torch==" in caught.value.remedy
+
+
 @pytest.mark.parametrize(
     ("uri", "is_among"),
     [("sqlite:///own.db", True), ("sqlite:///ignored/own.db", False), ("sqlite:////elsewhere/own.db", False)],

@@ -18,6 +18,7 @@ from orchestrator.comm.synchronization import laws as synchrony_laws
 from orchestrator.comm.topologies import TOPOLOGIES, asks_for_nodes
 from orchestrator.comm.topologies import laws as topology_laws
 from orchestrator.common.registry import is_reference
+from orchestrator.common.tested_versions import TORCH
 from orchestrator.common.values import Steps
 from orchestrator.config.settings import ScheduleSettings, Settings, Workers, flat, masker
 from orchestrator.controller.shard_assignment import assign_stages, deal, hosts_of
@@ -26,7 +27,7 @@ from orchestrator.data.sampling import orders, partition_laws, samplings, subset
 from orchestrator.data.sampling.partitions import PARTITIONS
 from orchestrator.driver.preflight import private
 from orchestrator.errors import ConfigurationError, NotRerunnable, code_of, coded
-from orchestrator.numerics import cuda
+from orchestrator.numerics import cuda, torch_names
 from orchestrator.optim import contribution_laws, optimizers, schedule_laws
 from orchestrator.optim.compressions import COMPRESSIONS
 from orchestrator.optim.compressions import laws as compression_laws
@@ -93,6 +94,9 @@ def code_in(work: worktree.WorkTree | None) -> Callable[[reads.File], bool]:
 def check(settings: Settings, project: Path) -> Provenance:
     """What is known of code and data. Raises ConfigurationError with all problems, and NotRerunnable under `strict`
     when there are obstacles."""
+    if lacking := torch_names.problems():
+        remedy = f"install {TORCH.wanted}, with which this was tested"
+        raise ConfigurationError(lacking, remedy, code="environment.torch-lacks")
     problems = [
         *_pipeline_problems(settings),
         *_local_problems(settings),

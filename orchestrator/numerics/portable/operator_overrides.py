@@ -44,7 +44,7 @@ def remove() -> None:
     """Safe to call twice."""
     if not _installed:
         return
-    _installed.pop("library")._destroy()
+    del _installed["library"]  # with which torch takes its kernels back
     for place, function in _installed.values():
         place.lstm = function
     _installed.clear()
@@ -87,11 +87,12 @@ def _root(x: Tensor, out: Tensor) -> Tensor:
 def _without_onednn(lstm: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(lstm)
     def call(*arguments: Any) -> Any:
-        enabled = torch._C._get_mkldnn_enabled()
-        torch._C._set_mkldnn_enabled(False)
+        onednn: Any = torch.backends.mkldnn
+        enabled = onednn.enabled
+        onednn.enabled = False
         try:
             return lstm(*arguments)
         finally:
-            torch._C._set_mkldnn_enabled(enabled)
+            onednn.enabled = enabled
 
     return call

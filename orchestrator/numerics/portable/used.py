@@ -49,7 +49,7 @@ class _Recording(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return False  # or torch imports its compiler, only to keep it from what follows: two seconds in each worker
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        space, _, name = func._schema.name.partition("::")
+        space, _, name = func.name().partition(".")[0].partition("::")  # such as aten::add.Tensor
         name = name.rstrip("_") if space == "aten" else f"{space}::{name}"
         if name not in _EXACT:
             self.names.add(name)

@@ -18,6 +18,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from orchestrator.common.tested_versions import DVC
 from orchestrator.data.files.manifest import leads_out
 from orchestrator.errors import ConfigurationError
 from orchestrator.records import redaction
@@ -103,7 +104,7 @@ def configuration(top: Path) -> dict[str, Any]:
     """DVC's configuration of all its levels, paths in it absolute. Raises ConfigurationError when DVC cannot read it."""
     from dvc.config import Config
 
-    with _readable(top):
+    with insides(), _readable(top):
         return dict(Config(dvc_dir=str(top / ".dvc"), validate=False))
 
 
@@ -186,11 +187,28 @@ def ignore(project: Path, path: Path) -> Ignore | None:
     above = [parent for parent in path.parents if parent.is_relative_to(top)]
     if not any(map(_has_rules, above)) and not any(_has_rules(Path(folder)) for folder, _, _ in os.walk(path)):
         return None
-    from dvc.fs import LocalFileSystem
-    from dvc.ignore import DvcIgnoreFilter
+    with insides():
+        from dvc.fs import LocalFileSystem
+        from dvc.ignore import DvcIgnoreFilter
 
-    rules: Ignore = DvcIgnoreFilter(LocalFileSystem(), str(top))
+        rules: Ignore = DvcIgnoreFilter(LocalFileSystem(), str(top))
     return rules
+
+
+@contextlib.contextmanager
+def insides() -> Iterator[None]:
+    """Inside the block is done what only DVC's own code can. Raises ConfigurationError where a DVC that was not tested does it
+    otherwise."""
+    try:
+        yield
+    except (ImportError, AttributeError, TypeError) as error:
+        if DVC.is_here:
+            raise
+        raise ConfigurationError(
+            [f"this version of DVC was not tested, and does otherwise: {type(error).__name__}: {error}"],
+            f"install {DVC.wanted}",
+            code="dvc.untested",
+        ) from error
 
 
 @contextlib.contextmanager
@@ -230,9 +248,9 @@ def _readable(top: Path) -> Iterator[None]:
 def opened(top: Path, within: Path | None = None) -> Iterator[Any]:
     """The project for DVC's own code, to be read: its locks and its state lie elsewhere, and git is left out. within: a folder
     out of which nothing is read, nor files that are larger than any that people write, as of a project of somebody else."""
-    from dvc.repo import Repo
+    with tempfile.TemporaryDirectory(prefix="orchestrator-dvc-") as scratch, quiet(), insides():
+        from dvc.repo import Repo
 
-    with tempfile.TemporaryDirectory(prefix="orchestrator-dvc-") as scratch, quiet():
         reader = type("Reader", (Repo,), {"tmp_dir": scratch})
         with _readable(top):
             system = None if within is None else _bounded(within)

@@ -113,7 +113,7 @@ def _md5_of_file(path: Path, kind: str = MD5) -> str:
 
 def _legacy_md5(path: Path) -> str:
     """DVC 2's: a text, by a look at its first 512 bytes, with CR LF made LF in each piece of 2**20 bytes."""
-    from dvc_data.hashfile.hash import fobj_md5
+    with dvc_files.insides(), path.open("rb") as file:
+        from dvc_data.hashfile.hash import fobj_md5
 
-    with path.open("rb") as file:
         return str(fobj_md5(file, name=LEGACY))

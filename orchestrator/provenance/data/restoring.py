@@ -310,9 +310,6 @@ def _part_of(listed: Mapping[str, str], part: str) -> dict[str, str]:
 
 def _pull(project: Path, scratch: Path, md5s: Iterable[str], out: Out) -> None:
     """Into the cache in `scratch`, with the remotes of `project`, through a DVC project that is made there."""
-    from dvc.repo import Repo
-    from dvc_data.hashfile.hash_info import HashInfo
-
     top = dvc_files.root(project)
     assert top is not None
     own = scratch / "project"
@@ -322,8 +319,12 @@ def _pull(project: Path, scratch: Path, md5s: Iterable[str], out: Out) -> None:
     if theirs["core"].get("remote"):
         core["remote"] = theirs["core"]["remote"]
     settings = {"cache": {"dir": str(scratch / "cache")}, "remote": theirs["remote"], "core": core}
-    with dvc_files.quiet(), Repo(str(own), config=settings) as repository:
-        repository.cloud.pull([HashInfo(out.hash, md5) for md5 in md5s], remote=out.remote)
+    with dvc_files.quiet(), dvc_files.insides():
+        from dvc.repo import Repo
+        from dvc_data.hashfile.hash_info import HashInfo
+
+        with Repo(str(own), config=settings) as repository:
+            repository.cloud.pull([HashInfo(out.hash, md5) for md5 in md5s], remote=out.remote)
 
 
 def _import(out: Out, part: str, destination: Path, origin: Path) -> None:

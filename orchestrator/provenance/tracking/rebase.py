@@ -49,6 +49,7 @@ def rebase(database: Path, artifacts: Path, locations: Callable[[], Iterable[str
             ],
             f"have the old place lead to the new one (ln -s {artifacts} {elsewhere[0]}), or install {MLFLOW.wanted} and begin "
             "with the store as it was",
+            code="mlflow.store-moved",
         )
 
 

@@ -18,7 +18,7 @@ from os import devnull
 from typing import Any
 
 import torch
-from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
+from torch.nn.modules import batchnorm
 
 from orchestrator.config.plan import Plan, Run, Variant
 from orchestrator.errors import ConfigurationError, PipelineRaised
@@ -151,7 +151,9 @@ def _rehearse(plan: Plan) -> tuple[weakref.ref[torch.nn.Module], Rehearsal]:
 
 def _notes(model: torch.nn.Module, plan: Plan) -> list[str]:
     rows = plan.data.batch_size.least / plan.data.shards
-    if rows >= _FEW_ROWS or not any(isinstance(each, _BatchNorm) and each.training for each in model.modules()):
+    if rows >= _FEW_ROWS or not any(
+        isinstance(each, batchnorm._BatchNorm) and each.training for each in model.modules()
+    ):
         return []
     return [
         f"batch normalisation sees data.batch_size / data.shards = {rows:g} rows at a time, and fewer than {_FEW_ROWS} make "
@@ -235,7 +237,7 @@ def refuse_moving(model: torch.nn.Module, rules: Mapping[str, str], plan: Plan) 
 
 def _refuse_statistics(model: torch.nn.Module) -> None:
     for name, module in model.named_modules():
-        if isinstance(module, _NormBase) and module.running_mean is not None:
+        if isinstance(module, batchnorm._NormBase) and module.running_mean is not None:
             raise PipelineRaised(
                 f"the layer {name or 'model'!r} keeps running statistics of the samples, which no clipping bounds",
                 "with privacy.clipping_norm normalise within a sample (GroupNorm, LayerNorm), or set track_running_stats=False",

@@ -21,8 +21,8 @@ from fnmatch import fnmatchcase
 from typing import Any, Final
 
 import torch
-from torch.nn.modules.batchnorm import _NormBase
-from torch.nn.utils.parametrizations import _SpectralNorm
+from torch.nn.modules import batchnorm
+from torch.nn.utils import parametrizations
 from torch.nn.utils.spectral_norm import SpectralNorm
 
 from orchestrator.errors import PipelineRaised
@@ -233,9 +233,9 @@ def _by_layers(model: torch.nn.Module) -> Iterator[tuple[str, str, torch.Tensor]
 
 def _kinds(module: torch.nn.Module, own: Buffers) -> dict[str, str]:
     """By the names of those of a layer's own buffers that it moves, their rules."""
-    if isinstance(module, _NormBase):
+    if isinstance(module, batchnorm._NormBase):
         return {name: MEAN for name, buffer in own.items() if buffer.dtype == torch.float32}
-    if isinstance(module, _SpectralNorm):
+    if isinstance(module, parametrizations._SpectralNorm):
         return dict.fromkeys(own, "first")
     hooks = [hook for hook in module._forward_pre_hooks.values() if isinstance(hook, SpectralNorm)]
     return {name: "first" for hook in hooks for name in (f"{hook.name}_u", f"{hook.name}_v") if name in own}

@@ -21,6 +21,7 @@ from typing import Any
 import torch
 
 from orchestrator.errors import PipelineRaised
+from orchestrator.numerics import foreach
 from orchestrator.numerics.layout import Layout
 from orchestrator.numerics.staging import Direct, Staging
 from orchestrator.worker.model.construction import refuse_unsupported
@@ -96,7 +97,7 @@ class Replica:
     def set_buffers(self, values: Sequence[torch.Tensor]) -> None:
         """As `buffers` gave them. `begin_step` makes every shard start from them."""
         if values:
-            torch._foreach_copy_(self._moving, list(values))
+            foreach.copy(self._moving, list(values))
 
     def begin_step(self) -> None:
         """Remember the present buffers: every shard of the step to come starts from them, and so does its repetition when the
@@ -115,7 +116,7 @@ class Replica:
         """Go on with a shard that left the buffers like this, while others are under way: no version is raised that their
         backward passes would miss."""
         if buffers:
-            torch._foreach_copy_([buffer.data for buffer in self._moving], list(buffers))
+            foreach.copy([buffer.data for buffer in self._moving], list(buffers))
 
     def give_up_shard(self) -> None:
         """Reset the buffers to those of the step after whatever happened. A GPU that has failed copies nothing any

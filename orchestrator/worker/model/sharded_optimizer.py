@@ -38,6 +38,7 @@ from orchestrator.comm.transports.shared_memory import Mapping as Mapped
 from orchestrator.common import locks
 from orchestrator.common.values import megabytes
 from orchestrator.errors import ConfigurationError, RunFailed
+from orchestrator.numerics import foreach
 from orchestrator.numerics.layout import Slot
 from orchestrator.optim import by_element
 from orchestrator.optim.by_element import State
@@ -171,7 +172,7 @@ class ShardedOptimizer:
         slots = self._replica.layout.slots
         if self._moved:
             own = [slots[n].view(self._replica.flat) for n in self._moved]
-            torch._foreach_copy_(own, [slots[n].view(memory.made) for n in self._moved])
+            foreach.copy(own, [slots[n].view(memory.made) for n in self._moved])
         self._take_state(memory, (self._version + 1) % _VERSIONS, self._following)
 
     def _open(self, place: Place) -> None:

@@ -103,7 +103,7 @@ class FakeTensor(torch.Tensor):
 
     @staticmethod
     def of(meta: torch.Tensor, watcher: Watcher, key: Key | str | None = None, home: str = "cpu") -> FakeTensor:
-        fake = torch.Tensor._make_subclass(FakeTensor, meta, False)
+        fake = meta.detach().as_subclass(FakeTensor)
         fake.key, fake.value, fake.walk, fake.watcher, fake.home = key, None, None, watcher, torch.device(home)
         return fake
 

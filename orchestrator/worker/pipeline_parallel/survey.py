@@ -272,7 +272,7 @@ class _Costs(TorchDispatchMode):  # type: ignore[no-untyped-call]
         out = func(*args, **(kwargs or {}))
         elements = sum(leaf.numel() for leaf in tree_leaves(out) if isinstance(leaf, torch.Tensor))
         cost = float(_PER_CALL + _PER_ELEMENT * elements)
-        counted = flop_registry.get(func._overloadpacket)
+        counted = flop_registry.get(func.overloadpacket)
         if counted is not None:
             cost += float(counted(*args, **(kwargs or {}), out_val=out))
         self._watch.costs[-1] += cost

@@ -24,6 +24,7 @@ import torch
 from orchestrator.comm.collectives import Exchange
 from orchestrator.comm.pipeline_schedules import Task
 from orchestrator.errors import OrchestratorError, PipelineRaised
+from orchestrator.numerics import foreach
 from orchestrator.numerics.grid import ABSENT, INFINITE, Grid
 from orchestrator.optim import optimizers
 from orchestrator.optim.clipping import Norm
@@ -278,5 +279,5 @@ class StageTrainer:
         layout, count = self._parts.layout, len(self._parts.replica.parameters)
         there = [i for i in range(count) if consensus.present[layout.places[i]]]
         views = layout.layout.views(self._summation.result)
-        norms = torch._foreach_norm([views[i].to(dtype) for i in there], 2.0) if there else []
+        norms = foreach.norms([views[i].to(dtype) for i in there])
         return to_slots(self._tensors, {layout.places[i]: float(norm) for i, norm in zip(there, norms, strict=True)})

@@ -135,13 +135,13 @@ def _computing() -> Iterator[None]:
     """In this thread, as the trial of the run did, and without gradients."""
     threads, deterministic = torch.get_num_threads(), torch.are_deterministic_algorithms_enabled()
     torch.set_num_threads(1)
-    torch._C._set_deterministic_algorithms(True, warn_only=False)
+    determinism.set_deterministic_algorithms(True)
     try:
         with torch.no_grad():
             yield
     finally:
         torch.set_num_threads(threads)
-        torch._C._set_deterministic_algorithms(deterministic, warn_only=False)
+        determinism.set_deterministic_algorithms(deterministic)
 
 
 def _tensors(value: Any) -> Any:

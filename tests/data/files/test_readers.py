@@ -9,6 +9,7 @@ import subprocess
 import sys
 import tarfile
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import numpy
@@ -16,8 +17,10 @@ import pytest
 from PIL import Image
 
 from orchestrator import Files
+from orchestrator.common.tested_versions import LITDATA
 from orchestrator.data.files.index import index
 from orchestrator.data.files.readers import LISTS, build
+from orchestrator.data.files.readers.litdata import litdata
 from orchestrator.errors import ConfigurationError, DataDamaged
 from tests.projects import REPOSITORY
 
@@ -104,6 +107,17 @@ def test_a_list_of_another_package_that_cannot_be_used_is_refused(which: str) ->
     names = ["a.bin", "a.mds"] + ([] if content is None else ["index.json"])
     with pytest.raises((ConfigurationError, DataDamaged), match=said):
         LISTS[reader](names, lambda _: json.dumps(content).encode(), {})
+
+
+def test_another_litdata_without_what_is_needed_is_refused_with_the_version_to_install(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("litdata", "litdata.streaming", "litdata.streaming.serializers"):
+        monkeypatch.setitem(sys.modules, name, ModuleType(name))
+    config = {"data_format": ["int"], "data_spec": None, "item_loader": "PyTreeLoader"}
+    with pytest.raises(ConfigurationError, match=r"not tested, and has no .*_get_serializers") as caught:
+        litdata(tmp_path / "a.bin", "a.bin", config=config)
+    assert caught.value.remedy == f"install {LITDATA.wanted}"
 
 
 @pytest.mark.long

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from orchestrator.common.tested_versions import DVC, Tried
 from orchestrator.errors import ConfigurationError
 from orchestrator.provenance.code.worktree import examine
 from orchestrator.provenance.data import dvc_files, hashing, versions
@@ -46,6 +47,19 @@ def test_hashes_and_records_are_those_of_dvc(tracked: Path) -> None:
     assert {item.keeper for path, item in found.items() if path != "data"} == {"dvc"}
     assert (found["data"].keeper, found["data"].recorded_md5) == ("dvc and code", None)
     assert all(item.as_recorded and item.in_cache and item.obstacle is None for item in found.values())
+
+
+def test_a_dvc_that_was_not_tested_is_refused_where_it_does_otherwise(
+    tracked: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delattr("dvc.data_cloud.DataCloud.get_remote_odb")
+    with pytest.raises(AttributeError, match="no attribute 'get_remote_odb'"):
+        dvc_files.lacking(tracked, "far", "md5", ["0" * 32])
+    monkeypatch.setattr(Tried, "is_here", False)
+    assert len(dvc_files.outs(tracked)) > 2  # what it does as before
+    with pytest.raises(ConfigurationError, match=r"was not tested, and does otherwise: .* 'get_remote_odb'") as caught:
+        dvc_files.lacking(tracked, "far", "md5", ["0" * 32])
+    assert caught.value.remedy == f"install {DVC.wanted}"
 
 
 def test_a_record_is_plain_and_comes_back(tracked: Path) -> None:

@@ -10,6 +10,7 @@ here, and any other is read where the pipeline says `unsafe`.
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import struct
@@ -19,11 +20,14 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
+from orchestrator.common.tested_versions import LITDATA
 from orchestrator.data.files.readers.listing import INDEX, Counts, Listed, Read, Unsafe, by_folder, told_by, untrusted
 from orchestrator.errors import ConfigurationError
 
 Config = Annotated[Any, Field(description="How chunks are read: `config` of index.json.")]
 BlockSize = Annotated[int | None, Field(ge=1, description="Of tokens: how many are a sample.")]
+_LEVEL = 4  # of compression, which is not asked for here
+_LONGEST = 16  # bytes of a complex128
 _LOADERS = ("PyTreeLoader", "TokensLoader")
 _SERIALIZERS = (
     *("str", "text", "bool", "int", "float", "bytes", "file", "json"),
@@ -67,9 +71,24 @@ def _containers(spec: Mapping[str, Any]) -> set[str | None]:
 
 def _serializers(*, unsafe: bool) -> dict[str, Any]:
     """litData's own. It unpickles a part of the kind `file:pickle`, too, so those that execute must not be among them."""
-    from litdata.streaming.serializers import _get_serializers
+    every = _inside("litdata.streaming.serializers", "_get_serializers")(None)
+    return {name: each for name, each in every.items() if unsafe or name in _SERIALIZERS}
 
-    return {name: each for name, each in _get_serializers(None).items() if unsafe or name in _SERIALIZERS}
+
+def _inside(module: str, name: str) -> Any:
+    """What litData has no public name for. Raises ConfigurationError where a version that was not tested has it no more, and
+    ModuleNotFoundError where there is no litData."""
+    importlib.import_module("litdata")
+    try:
+        return getattr(importlib.import_module(module), name)
+    except (ImportError, AttributeError) as error:
+        if LITDATA.is_here:
+            raise
+        raise ConfigurationError(
+            [f"reader: this version of litdata was not tested, and has no {module}.{name}"],
+            f"install {LITDATA.wanted}",
+            code="data.litdata-untested",
+        ) from error
 
 
 def listed(names: list[str], read: Read, options: Mapping[str, Any]) -> Listed:
@@ -118,8 +137,7 @@ class _Chunk:
         block_size: int | None,  # tokens of a sample; None where chunks hold samples
         serializers: Mapping[str, Any],  # by name, those of litdata
     ) -> None:
-        from litdata.utilities._pytree import treespec_loads
-
+        treespec_loads = _inside("litdata.utilities._pytree", "treespec_loads")
         self._memory = _inflated(path) if compressed else None
         self._path = str(path if self._memory is None else f"/proc/self/fd/{self._memory}")
         self.held = self._size = os.stat(self._path).st_size  # noqa: PTH116
@@ -157,7 +175,7 @@ def _counted(path: str, size: int, config: Mapping[str, Any], block_size: int | 
     ends = _ends(path)
     if not len(ends) or ends[-1] > size:
         raise ValueError(f"is no whole chunk of litData: it has {size} bytes")
-    return len(ends) - 1, 0 if block_size is None else (ends[-1] - ends[0]) // _token(config).itemsize
+    return len(ends) - 1, 0 if block_size is None else (ends[-1] - ends[0]) // _token_bytes(config)
 
 
 def _ends(path: str) -> list[int]:
@@ -179,24 +197,28 @@ def _framed(path: str) -> Sequence[int]:
         raise ValueError(f"is no whole chunk of litData: {error}") from error
 
 
-def _token(config: Mapping[str, Any]) -> Any:
-    """The type of a token."""
-    from litdata.constants import _NUMPY_DTYPES_MAPPING, _TORCH_DTYPES_MAPPING
+def _token_bytes(config: Mapping[str, Any]) -> int:
+    """How long a token is: by its number in the list, of which bytes of the longest type are read."""
+    from litdata.streaming.serializers import NoHeaderNumpySerializer, NoHeaderTensorSerializer
 
-    serializer, _, number = config["data_format"][0].partition(":")
-    return (_TORCH_DTYPES_MAPPING if serializer == "no_header_tensor" else _NUMPY_DTYPES_MAPPING)[int(number)]
+    of_tensors = config["data_format"][0].startswith("no_header_tensor:")
+    serializer = NoHeaderTensorSerializer() if of_tensors else NoHeaderNumpySerializer()
+    serializer.setup(config["data_format"][0])
+    return int(serializer.deserialize(bytes(_LONGEST)).itemsize)
 
 
 def _inflated(path: Path) -> int:
     """A file in memory, by its descriptor, that has what a chunk holds which was compressed as a whole. Raises ValueError."""
-    from litdata.streaming.compression import _COMPRESSORS
+    from litdata.streaming.compression import ZSTDCompressor
 
-    if "zstd" not in _COMPRESSORS:
+    try:
+        compressor = ZSTDCompressor(_LEVEL)
+    except ModuleNotFoundError as error:
         raise ConfigurationError(
             ["the chunks are compressed, which needs the package zstd"], "pip install zstd", code="data.litdata-zstd"
-        )
+        ) from error
     try:
-        content = _COMPRESSORS["zstd"].decompress(path.read_bytes())
+        content = compressor.decompress(path.read_bytes())
     except Exception as error:
         raise ValueError(f"is not compressed by zstd: {error}") from error
     memory = os.memfd_create("litdata")

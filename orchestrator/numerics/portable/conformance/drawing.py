@@ -8,8 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.graph import _engine_run_backward
-from torch.utils._python_dispatch import _disable_current_modes
+from torch.utils import _python_dispatch
 
 
 class Draw:
@@ -20,12 +19,12 @@ class Draw:
 
     def __call__(self, *shape: int) -> Tensor:
         """Most near 0, from -3 to 3: the cube of what is uniform."""
-        with _disable_current_modes():
+        with _python_dispatch._disable_current_modes():
             uniform = self._uniform(shape)
             return uniform * uniform * uniform * 3
 
     def uniform(self, *shape: int, low: float = -1.0, high: float = 1.0) -> Tensor:
-        with _disable_current_modes():
+        with _python_dispatch._disable_current_modes():
             return (self._uniform(shape) + 1) * ((high - low) / 2) + low
 
     def positive(self, *shape: int) -> Tensor:
@@ -33,12 +32,12 @@ class Draw:
         return self.uniform(*shape, low=0.01, high=4.0)
 
     def integers(self, below: int, *shape: int) -> Tensor:
-        with _disable_current_modes():
+        with _python_dispatch._disable_current_modes():
             return torch.randint(below, shape, generator=self._generator)
 
     def mask(self, *shape: int) -> Tensor:
         """About half of it true."""
-        with _disable_current_modes():
+        with _python_dispatch._disable_current_modes():
             return self._uniform(shape) > 0
 
     def _uniform(self, shape: Sequence[int]) -> Tensor:
@@ -57,16 +56,20 @@ class Draw:
 
     def module(self, module: torch.nn.Module) -> torch.nn.Module:
         """With parameters that are drawn here."""
-        with torch.no_grad(), _disable_current_modes():
+        with torch.no_grad(), _python_dispatch._disable_current_modes():
             for parameter in module.parameters():
                 parameter.copy_(self._uniform(parameter.shape) / 2)
         return module
 
 
 def _gradients(outputs: Sequence[Tensor], inputs: Sequence[Tensor], given: Sequence[Tensor]) -> Sequence[Tensor | None]:
-    """`torch.autograd.grad`, without its comparison of shapes, which imports sympy: half a second in each worker's start."""
+    """`torch.autograd.grad`, without its comparison of shapes, which imports sympy: half a second in each worker's start. A
+    torch in which what is below it has another name makes the comparison."""
+    below = getattr(torch.autograd.graph, "_engine_run_backward", None)
+    if below is None:
+        return torch.autograd.grad(outputs, inputs, given, allow_unused=True)
     keep_graph, create_graph, allow_unused = False, False, True
-    return _engine_run_backward(
+    return below(  # type: ignore[no-any-return]
         tuple(outputs), tuple(given), keep_graph, create_graph, tuple(inputs), allow_unused, accumulate_grad=False
     )
 

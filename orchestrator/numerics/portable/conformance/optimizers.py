@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._python_dispatch import _disable_current_modes
+from torch.utils import _python_dispatch
 
 from orchestrator.numerics.portable.conformance.drawing import Case, Draw
 
@@ -23,7 +23,7 @@ def _stepped(name: str, **variant: Any) -> Case:
     def case(d: Draw) -> list[Tensor]:
         shapes = [(33, 20)] if name in _OF_MATRICES else [(33, 20), (999,), (4, 3, 3, 3)]
         parameters = [nn.Parameter(d(*shape)) for shape in shapes]
-        with _disable_current_modes():
+        with _python_dispatch._disable_current_modes():
             optimizer = getattr(torch.optim, name)(parameters, **_OPTIONS[name], **variant)
         for _ in range(3):
             for parameter in parameters:

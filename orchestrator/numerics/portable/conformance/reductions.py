@@ -6,6 +6,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F  # noqa: N812
 
+from orchestrator.numerics import foreach
 from orchestrator.numerics.portable.conformance.drawing import Case
 
 CASES: dict[str, Case] = {
@@ -26,7 +27,7 @@ CASES: dict[str, Case] = {
     "norm 1": lambda d: d.both(lambda x: torch.linalg.vector_norm(x, 1, dim=1), d(99, 64)),
     "norm 3": lambda d: d.both(lambda x: torch.linalg.vector_norm(x, 3, dim=1), d(99, 64)),
     "frobenius norm": lambda d: d.both(torch.linalg.matrix_norm, d(33, 44)),
-    "foreach norm": lambda d: torch._foreach_norm([d(999), d(33, 44), d(7)]),
+    "foreach norm": lambda d: list(foreach.norms([d(999), d(33, 44), d(7)])),
     "clip grad norm": lambda d: _clipped([d(999), d(33, 44), d(7)]),
     "max": lambda d: d.both(lambda x: x.max(1)[0], d(64, 99)),
     "min of all": lambda d: d.both(torch.min, d(64, 99)),

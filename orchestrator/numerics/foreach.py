@@ -1,0 +1,36 @@
+"""One call of torch for many tensors, where it has one: small tensors cost calls.
+
+torch's own optimizers make these calls, which have no public name. A torch without them is called for each tensor.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+
+_Call = Callable[..., Sequence[torch.Tensor]]
+_COPY: _Call | None = getattr(torch, "_foreach_copy_", None)
+_PRODUCTS: _Call | None = getattr(torch, "_foreach_mul", None)
+_NORMS: _Call | None = getattr(torch, "_foreach_norm", None)
+
+
+def copy(targets: Sequence[torch.Tensor], sources: Sequence[torch.Tensor]) -> None:
+    """Each source into its target."""
+    if _COPY is not None and targets:
+        _COPY(targets, sources)
+    else:
+        for target, source in zip(targets, sources, strict=True):
+            target.copy_(source)
+
+
+def products(tensors: Sequence[torch.Tensor], factor: torch.Tensor) -> Sequence[torch.Tensor]:
+    """Each tensor times the factor, which is one number."""
+    return [tensor * factor for tensor in tensors] if _PRODUCTS is None else _PRODUCTS(tensors, factor)
+
+
+def norms(tensors: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
+    """The Euclidean norm of each tensor."""
+    if _NORMS is None or not tensors:
+        return [torch.linalg.vector_norm(tensor) for tensor in tensors]
+    return _NORMS(tensors, 2.0)

@@ -1,0 +1,39 @@
+"""Copies, products and norms of many tensors are those of each, and those of a torch without calls for many."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from orchestrator.numerics import foreach
+
+
+@pytest.fixture(params=[True, False])
+def _with_calls_for_many(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    if not request.param:
+        for name in ("_COPY", "_PRODUCTS", "_NORMS"):
+            monkeypatch.setattr(foreach, name, None)
+
+
+def tensors() -> Iterator[torch.Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    for shape in ((3, 4), (7,), (), (999,)):
+        yield torch.randn(shape, generator=generator)
+
+
+@pytest.mark.usefixtures("_with_calls_for_many")
+def test_the_bits_are_those_of_each() -> None:
+    given, factor = list(tensors()), torch.tensor(0.3)
+    copied = [torch.zeros_like(each) for each in given]
+    foreach.copy(copied, given)
+    assert all(map(torch.equal, copied, given))
+    assert all(map(torch.equal, foreach.products(given, factor), [each * factor for each in given]))
+    assert all(map(torch.equal, foreach.norms(given), map(torch.linalg.vector_norm, given)))
+
+
+@pytest.mark.usefixtures("_with_calls_for_many")
+def test_of_none_nothing_is_made() -> None:
+    foreach.copy([], [])
+    assert list(foreach.norms([])) == []
