@@ -43,10 +43,10 @@ class WorkerState:
     boundary: Boundary  # evaluates, saves and publishes between steps
     loop: Loop  # goes from step to step
     timing: Timing  # when an evaluation or a checkpoint is due
+    callbacks: Callbacks | None  # of the pipeline; None of a pipeline without
     has_state: bool = False  # of the run; a fresh worker has only the initial one
     # makes the initial state anew, where a loss may send the run back to it; None where none may
     initial: Callable[[], TrainingState] | None = None
-    callbacks: Callbacks | None = None  # of the pipeline; None of a pipeline without
 
     @property
     def progress(self) -> Progress | None:

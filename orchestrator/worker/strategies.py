@@ -189,8 +189,6 @@ class LockstepStrategy(_Unsplit):
         sums = sums_of(plan) if parts.kernels is None else sums_on(parts.kernels)
         self._memory = Memory(replica.layout, parts.regions, sums=sums, contributes=plain)
         self._states = gradients.states
-        if parts.workload.streams is not None:
-            self._states.securing = parts.workload.streams.secure
         host_transfer = parts.staging.host_transfer(replica.layout, self._memory.result)
         self._summation: Summation
         self._trainer: LocalTrainer

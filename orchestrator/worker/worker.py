@@ -274,8 +274,8 @@ class Worker:
         timing = Timing(self._plan, services.heartbeat, lambda: writer.busy)
         self._execution.held.start(run_manifest["steps"])
         loop = Loop(self._plan, run_manifest, timing, services.heartbeat)
-        state = WorkerState(self._plan, services, self._execution.held, self._execution.boundary, loop, timing)
-        state.callbacks = self._callbacks
+        execution = self._execution
+        state = WorkerState(self._plan, services, execution.held, execution.boundary, loop, timing, self._callbacks)
         if state.held.keeps_shard_state or self._plan.cluster.members.stages > 1:
             state.keep_initial()
         return state

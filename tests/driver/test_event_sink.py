@@ -25,7 +25,7 @@ def test_drift_is_told_once_with_the_run_that_it_is_since(tmp_path: Path) -> Non
     watch: Any = SimpleNamespace(begin=lambda: done.append("begun"), take=lambda: found.pop() if found else None)
     tracker = SimpleNamespace(tick=lambda: None, metrics=lambda *_: None, notes=list, trouble=None)
     files = {"journal": LineFile(tmp_path / "j"), "trace": LineFile(tmp_path / "t")}
-    record: Any = SimpleNamespace(tracker=tracker, feed=None, **files)
+    record: Any = SimpleNamespace(tracker=tracker, feed=SimpleNamespace(troubles=list), **files)
     progress: Any = SimpleNamespace(say=shown.append, step=lambda *_: None)
     sink = EventSink(record, Audience(progress), None, watch)
     assert done == []

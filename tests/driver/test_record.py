@@ -40,7 +40,8 @@ def record_of(folder: Path, run_id: str) -> tuple[Record, list[str]]:
     told = {"run_id": run_id, "name": "n", "started_ms": 0, "trouble": None}
     tracker: Any = SimpleNamespace(**told, tag=nothing, artifact=nothing, end=ended.append)
     store: Any = SimpleNamespace(of_identity=lambda _: [], uri="http://there", name="http://there")
-    record = Record(settings, store, tracker, files, [], Contents([], [], None))
+    feed: Any = SimpleNamespace(end=lambda *_: [])
+    record = Record(settings, store, tracker, files, [], Contents([], [], None), feed)
     record.run_manifest = {"initial_parameters": "i"}
     return record, ended
 

@@ -181,7 +181,7 @@ def play(
     tracker = SimpleNamespace(tick=tick, metrics=nothing, notes=list, trouble=None)
     journal, trace = LineFile(tmp_path / "journal"), LineFile(tmp_path / "trace")
     record: Any = SimpleNamespace(
-        feed=None,
+        feed=SimpleNamespace(troubles=list),
         memory=None,
         tracker=tracker,
         journal=journal,

@@ -195,7 +195,12 @@ class Run:
                 trouble=None,
             )
             record: Any = SimpleNamespace(
-                tracker=tracker, journal=journal, trace=trace, origin=None, memory=None, feed=None
+                tracker=tracker,
+                journal=journal,
+                trace=trace,
+                origin=None,
+                memory=None,
+                feed=SimpleNamespace(troubles=list),
             )
             record.rests, record.history = (None, [trace]) if plan.lockstep else (rests, [trace, rests])
             record.seals, record.is_stood_by, record.upload = lambda _: {}, False, _nothing

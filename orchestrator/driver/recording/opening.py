@@ -67,9 +67,8 @@ def open_record(
     wanted = None if tags or is_server(store.uri) else another_name(settings, origins)
     if wanted is not None and any(each.name == tracker.name for each in store.past() if each.run_id != tracker.run_id):
         earlier.append(f"other runs are named {tracker.name}, too; to tell them apart: {wanted}")
-    record = Record(settings, store, tracker, files, earlier, Contents(inputs, obstacles, work, lacking))
-    record.feed = loggers.begin(settings, tracker, files)
-    return record
+    contents, feed = Contents(inputs, obstacles, work, lacking), loggers.begin(settings, tracker, files)
+    return Record(settings, store, tracker, files, earlier, contents, feed)
 
 
 def reopen_record(settings: Settings, store: Store, files: RunFolder, provenance: Provenance, since: int) -> Record:
@@ -81,9 +80,8 @@ def reopen_record(settings: Settings, store: Store, files: RunFolder, provenance
         orphans = store.mark_orphans(tracker.experiment_id)
     files.error.unlink(missing_ok=True)
     earlier = [orphaned(run_id) for run_id in orphans]
-    record = Record(settings, store, tracker, files, earlier, Contents(inputs, obstacles, provenance.work))
-    record.feed = loggers.begin(settings, tracker, files, since)
-    return record
+    contents, feed = Contents(inputs, obstacles, provenance.work), loggers.begin(settings, tracker, files, since)
+    return Record(settings, store, tracker, files, earlier, contents, feed)
 
 
 def another_name(settings: Settings, origins: Mapping[str, str]) -> str | None:

@@ -75,6 +75,7 @@ class Record:
         files: RunFolder,  # the folder of the run
         earlier: Sequence[str],  # sentences on what was found of earlier runs
         contents: Contents,  # what the run is made of
+        feed: Feed,  # to the writers beside MLflow
     ) -> None:
         self.store = store
         self.tracker = tracker
@@ -101,7 +102,7 @@ class Record:
         self._work = contents.work
         self._nodes: dict[str, Any] = read_json(files.environment).get("nodes", {})
         self._code = read_json(files.code)
-        self.feed: Feed | None = None  # to the writers beside MLflow
+        self.feed = feed
         self._reads = reads.from_dict(read_json(files.reads))
         self.is_stood_by = False  # by somebody on another machine, who has to find it in the store
         self._is_code = code_in(contents.work)
@@ -329,9 +330,8 @@ class Record:
             self.tracker.artifact(self.files.weights, "model")
         self._model.log(self.tracker)
         self.tracker.end(_MLFLOW[status])
-        if self.feed is not None:
-            untold = self.feed.end(status, {**_results(outcome), "digest": outcome.digest})
-            outcome = replace(outcome, not_told=(*outcome.not_told, *untold))
+        untold = self.feed.end(status, {**_results(outcome), "digest": outcome.digest})
+        outcome = replace(outcome, not_told=(*outcome.not_told, *untold))
         self.files.release()
         return replace(outcome, not_recorded=self.tracker.trouble)
 

@@ -154,8 +154,7 @@ class EventSink:
                 f"{self._tracker.trouble}"
             )
 
-        if self._record.feed is not None:
-            self.not_told(self._record.feed.troubles())
+        self.not_told(self._record.feed.troubles())
         found = None if self._drift_watch is None else self._drift_watch.take()
         if found is not None:
             self._drifted(found)

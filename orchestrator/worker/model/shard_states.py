@@ -25,16 +25,22 @@ from orchestrator.worker.member.shard_slots import ShardSlots
 
 class ShardStates:
     """The states of the hosted shards. initial: the state of a shard that has had no step yet; alike: every later one has the
-    same tensors."""
+    same tensors; securing: called with the steps and the shards that are staged, before these outlive the process."""
 
-    def __init__(self, initial: Callable[[], State], *, alike: bool = True) -> None:
+    def __init__(
+        self,
+        initial: Callable[[], State],
+        securing: Callable[[int, Iterable[int]], None] = lambda _steps, _shards: None,
+        *,
+        alike: bool = True,
+    ) -> None:
         self._initial = initial
         self._alike = alike
         self._rows: dict[int, State] = {}
         self._staged: dict[int, State] = {}
         self._steps = 0  # committed; before the first one every shard has the initial state, wherever it is hosted
         self._slots: ShardSlots | None = None
-        self.securing: Callable[[int, Iterable[int]], None] = lambda _steps, _shards: None
+        self._securing = securing
 
     def outlive(self, make: Callable[[State], ShardSlots | None]) -> None:
         """Keep the states where they outlive this process, if there is such a place. make: called once, with a row."""
@@ -71,7 +77,7 @@ class ShardStates:
     def secure(self) -> None:
         """Have what is staged outlive this process: after the vote of the present step, and before anything is sent without
         which nobody can commit it. Every hosted shard has been staged. `securing` is called first."""
-        self.securing(self._steps + 1, self._staged)
+        self._securing(self._steps + 1, self._staged)
         if self._slots is not None:
             for shard, row in self._staged.items():
                 self._slots.write(shard, self._steps + 1, row)

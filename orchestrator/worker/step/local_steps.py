@@ -32,8 +32,7 @@ from orchestrator.optim.clipping import clip
 from orchestrator.optim.transforms import State
 from orchestrator.worker.model.pipeline_adapter import PipelineAdapter
 from orchestrator.worker.model.replica import Replica
-from orchestrator.worker.model.shard_states import ShardStates
-from orchestrator.worker.step.shard_gradients import Contribution, settle, taken
+from orchestrator.worker.step.shard_gradients import Contribution, settle, states_of, taken
 
 
 class LocalSteps:
@@ -60,7 +59,7 @@ class LocalSteps:
         self._beat = beat
         self._await_copied = await_copied
         self.keeps_state = bool(residuals())
-        self.states = ShardStates(residuals)
+        self.states = states_of(workload, residuals)
         self._start = torch.empty_like(replica.flat)
         self._starts = [slot.view(self._start) for slot in replica.layout.slots[: len(replica.parameters)]]
 

@@ -67,7 +67,7 @@ class ShardGradients:
         self._before = before
         with naming("init() of the contribution"):
             self.keeps_state = bool(before.init(replica.parameters) or more())
-        self.states = ShardStates(lambda: {**before.init(replica.parameters), **more()})
+        self.states = states_of(workload, lambda: {**before.init(replica.parameters), **more()})
 
     def dealt(self, step: int, assigned: Sequence[Sequence[int]]) -> Sequence[Sequence[int]]:  # noqa: ARG002
         """Micro-batches of a step are equal in length."""
@@ -104,6 +104,11 @@ class ShardGradients:
 
     def named(self, step: int, shard: int) -> str:
         return self._workload.named(step, shard)
+
+
+def states_of(workload: PipelineAdapter, initial: Callable[[], State]) -> ShardStates:
+    """What the shards keep; where samples come in streams, they are written first."""
+    return ShardStates(initial) if workload.streams is None else ShardStates(initial, workload.streams.secure)
 
 
 def settle(workload: PipelineAdapter, states: ShardStates, step: int, shard: int) -> None:
