@@ -27,6 +27,7 @@ from orchestrator.provenance.tracking import Past
 from tests.attacks import strangers
 from tests.attacks.strangers import NODE, SETTINGS
 from tests.products import thinned
+from tests.refusals import refused
 
 PAST = Past("0123abcd", "a gift", "default", "FINISHED", 0, 2, {}, "4a4d", user="mallory")
 FULL: dict[str, Any] = {
@@ -169,7 +170,7 @@ def test_a_record_with_an_interpolation_is_refused_and_resolves_nothing(
     if beside == "alone":
         recorded.files.data.unlink()
     for read in (lambda: recorded.held, recorded.settings, lambda: trust.examine(recorded, [])):
-        with pytest.raises(ConfigurationError, match="an interpolation, and a record has none") as error:
+        with refused("settings.recorded-interpolation") as error:
             read()
         assert "a-secret-of-mine" not in str(error.value)
 
@@ -217,7 +218,7 @@ def test_folders_and_weights_of_a_record_may_lie_on_another_disk(tmp_path: Path)
 def test_the_id_of_a_run_is_no_path(tmp_path: Path, run_id: str) -> None:
     """One that a store of others gives its runs."""
     (tmp_path / "inside").mkdir()
-    with pytest.raises(UsageError, match="is no id of a run"):
+    with refused("record.not-an-id"):
         RunFolder(tmp_path / "inside", run_id)
     assert [each.name for each in tmp_path.rglob("*")] == ["inside"]
 

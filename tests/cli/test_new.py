@@ -14,6 +14,7 @@ from orchestrator.cli.template import FILES
 from orchestrator.config.settings import load
 from orchestrator.errors import OrchestratorError, UsageError
 from tests.projects import Project
+from tests.refusals import refused
 
 pytestmark = pytest.mark.ray
 WRITER = """
@@ -124,7 +125,7 @@ def test_within_a_repository_it_is_a_folder_of_it(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("words", [[], ["two", "words"], ["no.dots"], ["../up"], [""]])
 def test_a_name_is_one_word(words: list[str]) -> None:
-    with pytest.raises(UsageError, match="expected the name of a project"):
+    with refused("project.name"):
         new._name(words)
 
 

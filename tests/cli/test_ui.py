@@ -19,6 +19,7 @@ from orchestrator.cli.ui import ui
 from orchestrator.errors import UsageError
 from orchestrator.provenance.tracking import Store
 from tests.projects import PATIENCE_S, REPOSITORY
+from tests.refusals import refused
 
 pytestmark = [
     pytest.mark.slow,
@@ -68,7 +69,7 @@ def read(address: str) -> str:
 
 
 def test_a_port_that_is_taken_and_a_project_without_runs_are_said(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="there are no runs in"):
+    with refused("mlflow.no-runs"):
         ui(tmp_path, None)
     (tmp_path / ".orchestrator").mkdir()
     Store(None, tmp_path / ".orchestrator")

@@ -52,6 +52,7 @@ from orchestrator.config.settings.schema import KEYS
 from orchestrator.errors import ConfigurationError
 from orchestrator.optim.schedules import SCHEDULES
 from tests.comm.topologies.cases import choices
+from tests.refusals import refused
 
 ROOT = Path(__file__).parents[2]
 CLUSTER = ", ".join(
@@ -816,7 +817,7 @@ def test_auto_is_left_to_a_measurement_until_a_later_source_gives_a_value() -> N
     assert load([first], ["topology=auto", "topology=tree", "cluster.workers=3"]).tuning.auto == ()
     assert load([first], ["cluster.workers={min: 1, max: 2}"]).tuning.auto == ()
     assert load([], [*SMALLEST, "data.loaders=auto"]).tuning.auto == ("data.loaders",)
-    with pytest.raises(ConfigurationError, match="auto is decided by a measurement when a run is launched"):
+    with refused("settings.auto-by-measuring"):
         resolve(settings)
 
 
@@ -824,7 +825,7 @@ def test_stages_are_left_to_the_memory_that_is_there_whatever_no_measurement_may
     settings = load([], [*SMALLEST, "cluster.stages=auto", "sync=ssp", "reduction=exact"])
     assert (settings.tuning.auto, settings.cluster.stages) == (("cluster.stages",), 1)
     assert load([], [*SMALLEST, "cluster.stages=auto", "cluster.stages=1"]).tuning.auto == ()
-    with pytest.raises(ConfigurationError, match="auto is decided by the memory that is there when a run is launched"):
+    with refused("settings.auto-by-memory"):
         resolve(settings)
     with pytest.raises(ConfigurationError, match="topology: what is chosen by measuring is the layout of lockstep"):
         load([], [*SMALLEST, "cluster.stages=auto", "topology=auto", "sync=ssp"])

@@ -18,6 +18,7 @@ from orchestrator.errors import ConfigurationError, NotRerunnable
 from orchestrator.optim.privacy.secret import Secret
 from tests.driver.test_preflight import RUN
 from tests.driver.test_preflight import project as project
+from tests.refusals import refused
 
 pytestmark = pytest.mark.slow
 
@@ -66,7 +67,7 @@ def test_pairs_that_cannot_work_are_refused_with_what_to_do(overrides: str) -> N
 
 def test_without_a_partition_there_are_no_clients() -> None:
     given: dict[str, Any] = {**BASE, "data": {"shards": 4, "batch_size": 8}, "local": {}}
-    with pytest.raises(ConfigurationError, match=r"data\.partition: with privacy\.noise_multiplier clients are hidden"):
+    with refused("privacy.partition"):
         load([given], [])
 
 
@@ -102,9 +103,7 @@ def test_without_the_accountant_the_command_that_installs_it_is_told(
 ) -> None:
     found = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "dp_accounting" else found(name))
-    with pytest.raises(
-        ConfigurationError, match=r"dp-accounting, which is not installed: pip install 'orchestrator\[priv"
-    ):
+    with refused("privacy.no-accounting"):
         checks.check(load([BASE], []), project)
     checks.check(load([BASE], ["privacy.noise_multiplier=0", "privacy.delta=null"]), project)  # has no epsilon
 
@@ -112,7 +111,7 @@ def test_without_the_accountant_the_command_that_installs_it_is_told(
 @pytest.mark.parametrize("place", ["s", "ignored/s", ".orchestrator/s"])
 def test_a_secret_among_what_is_recorded_is_refused(project: Path, place: str) -> None:
     settings = load([BASE], [f"privacy.secret={project / place}"])
-    with pytest.raises(ConfigurationError, match="is recorded with the code; put it elsewhere"):
+    with refused("privacy.secret-in-code"):
         checks.check(settings, project)
 
 
@@ -167,7 +166,7 @@ def test_keys_are_bound_to_what_the_run_is_made_of(tmp_path: Path) -> None:
 
 def test_a_run_that_comes_to_other_keys_does_not_go_on(tmp_path: Path) -> None:
     a_private(tmp_path, load([BASE], [])).keys(MANIFEST)
-    with pytest.raises(NotRerunnable, match="what this run is made of has changed since it began"):
+    with refused("privacy.changed"):
         a_private(tmp_path, load([BASE], [])).keys({**MANIFEST, "reference": "other"})
 
 
@@ -188,7 +187,7 @@ def test_a_record_knows_its_secret(tmp_path: Path) -> None:
         private.of_record(settings, files, "x")
     path.write_text("1" * 64)
     path.chmod(0o600)
-    with pytest.raises(NotRerunnable, match="began with another secret"):
+    with refused("privacy.other-secret"):
         private.of_record(settings, files, "x")
     path.write_text("0" * 64)
     found = private.of_record(settings, files, "x")

@@ -15,6 +15,7 @@ from orchestrator.driver.recording.recorded import Recorded
 from orchestrator.errors import ConfigurationError, NotRerunnable
 from orchestrator.optim.privacy import secret
 from orchestrator.provenance.tracking import Past
+from tests.refusals import refused
 
 PAST = Past("0123abcd", "a run", "default", "FINISHED", 0, 3, {}, "4a4d")
 RUN = {
@@ -59,7 +60,7 @@ def test_what_determines_the_result_may_not_and_all_of_it_is_named(recorded: Rec
 
 
 def test_it_may_begin_with_a_checkpoint_of_another_run_but_with_no_other_state(recorded: Recorded) -> None:
-    with pytest.raises(ConfigurationError, match="begin: this run began with no state of another one"):
+    with refused("begin.not-begun"):
         recorded.settings(["begin=abc@2"])
     begun = {**RUN, "begin": {"name": "abc@2", "digest": "0" * 64}}
     recorded.files.settings.write_text(to_yaml(load([begun], [])))

@@ -16,7 +16,7 @@ import pytest
 from orchestrator.config.settings import Settings, load
 from orchestrator.driver.supervision import supervised, supervisor, taken_over
 from orchestrator.driver.terminal.signals import PendingSignal
-from orchestrator.errors import UsageError
+from tests.refusals import refused
 
 PATIENCE_S = 30
 CONF = {"run": {"steps": 1}, "pipeline": {"target": "a:B"}}
@@ -135,7 +135,7 @@ def test_it_is_there_where_it_is_wanted_and_a_signal_ends_it(given: tuple[str, .
 
 def test_a_launch_from_python_says_that_it_has_none() -> None:
     with (
-        pytest.raises(UsageError, match="on the command line"),
+        refused("run.supervised"),
         supervised(settings("run.supervised=true"), None, PendingSignal()),
     ):
         pass

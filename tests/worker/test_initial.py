@@ -18,6 +18,7 @@ from orchestrator.pipeline import Pipeline
 from orchestrator.worker.model import initial
 from orchestrator.worker.worker import Worker
 from tests.comm.transports.memory import LocalRegions
+from tests.refusals import refused
 from tests.worker import pipelines as p
 from tests.worker.runs import ONE, rotating, settings_for, train
 
@@ -89,7 +90,7 @@ def test_what_does_not_fit_is_named_and_nothing_is_changed(tmp_path: Path, other
 def test_other_weights_than_those_that_were_found_are_refused(tmp_path: Path) -> None:
     weights = saved(Tied(1), tmp_path)
     saved(Tied(3), tmp_path)
-    with pytest.raises(ConfigurationError, match="have the digest"):
+    with refused("initial.digest"):
         initial.begin_with(Tied(2), weights)
 
 

@@ -19,7 +19,7 @@ from orchestrator.comm.transports.base import Received, Tag, Transport
 from orchestrator.config.resolve import resolve
 from orchestrator.config.settings import Every
 from orchestrator.controller.shard_assignment import assign_shards
-from orchestrator.errors import ConfigurationError, Inconsistent, NonFinite, PipelineRaised
+from orchestrator.errors import ConfigurationError, NonFinite, PipelineRaised
 from orchestrator.numerics.grid import Grid
 from orchestrator.optim.privacy.keys import Keys
 from orchestrator.optim.privacy.masks import Masks
@@ -30,6 +30,7 @@ from orchestrator.worker.model import construction
 from orchestrator.worker.worker import Worker
 from tests.comm.transports.memory import Hub, LocalRegions
 from tests.products import thinned
+from tests.refusals import refused
 from tests.worker import pipelines as p
 from tests.worker import runs
 from tests.worker.elastic import Dead, Elastic, Fault, Saved, elastic_settings, survive
@@ -102,7 +103,7 @@ def test_a_run_without_the_key_of_its_noise_ends() -> None:
     worker = Worker(resolve(prepared), LocalRegions())
     run_manifest = worker.prepare()
     generation = generation_of(build_schedule("ring", 1), assign_shards(4, 1), run_manifest=run_manifest)
-    with pytest.raises(Inconsistent, match="without a key"):
+    with refused("privacy.no-key-for-clients"):
         worker.run(generation, 0, lambda: Hub(1).transport(0, LocalRegions()))
 
 
@@ -363,7 +364,7 @@ def test_what_cannot_be_bounded_ends_the_run(pipeline: type[Pipeline], error: ty
 
 def test_batch_normalisation_is_refused_before_anything_is_started() -> None:
     plan = resolve(settings_for(LabelledBatchnorm, privacy=CLIPPED))
-    with pytest.raises(ConfigurationError, match="keeps running statistics"):
+    with refused("model.running-statistics"):
         construction.rehearse(plan)
 
 

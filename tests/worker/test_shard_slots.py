@@ -12,11 +12,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from orchestrator.errors import Inconsistent
 from orchestrator.worker.member import lasting_memory, shard_slots
 from orchestrator.worker.member.shard_slots import Row, ShardSlots
 from orchestrator.worker.model.shard_states import ShardStates
 from tests.products import thinned
+from tests.refusals import refused
 from tests.worker.slot_schedules import Broken, OneSlot, Protocol, StampedFirst, hunt
 
 SCHEDULES = [200, 20_000]
@@ -87,7 +87,7 @@ def test_memory_that_is_not_there_is_an_error_before_a_step(memory: int, monkeyp
 
 def test_rows_of_another_kind_are_refused(memory: int) -> None:
     slots_of(memory)
-    with pytest.raises(Inconsistent, match="another size"):
+    with refused("replica.size-of-slots"):
         ShardSlots(memory, 3, {"kept": torch.zeros(5000)})
 
 

@@ -23,6 +23,7 @@ from orchestrator.config.resolve import resolve
 from orchestrator.errors import ConfigurationError, DataDamaged, Inconsistent, PipelineRaised, RunFailed
 from orchestrator.worker import worker
 from tests.products import thinned
+from tests.refusals import refused
 from tests.worker import runs
 from tests.worker.elastic import EVERYTHING, Elastic, Fault, Told, elastic_settings
 from tests.worker.runs import Layout, Run, members_end, rotating, train
@@ -380,7 +381,7 @@ def test_a_damaged_log_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         Logged(str(log))
     first = next((tmp_path / "streams").glob("*.json"))
     first.write_bytes(first.read_bytes() + b" ")
-    with pytest.raises(DataDamaged, match="another content than its name says"):
+    with refused("streams.log-content"):
         collect(str(tmp_path), log, 7)
     with pytest.raises(DataDamaged, match="same path on each node"):
         Logged(str(tmp_path / "nowhere.jsonl"))

@@ -13,6 +13,7 @@ from orchestrator.experiments.simulation import report
 from orchestrator.experiments.simulation.conditions import KEYS, Conditions, Network, conditions
 from orchestrator.experiments.simulation.report import Question
 from tests.projects import REPOSITORY
+from tests.refusals import refused
 
 PAGE = (REPOSITORY / "docs" / "simulation.md").read_text()
 
@@ -124,7 +125,7 @@ def test_the_trace_has_what_was_computed_and_sent() -> None:
 def test_a_model_in_stages_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(REPOSITORY)
     for stages in ("2", "auto"):
-        with pytest.raises(UsageError, match=r"cluster\.stages: the time of a model in stages is not simulated"):
+        with refused("simulation.stages"):
             simulate(["digits"], [f"cluster.stages={stages}"], "4", "1M", Conditions())
 
 

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from orchestrator.errors import NotRerunnable
 from orchestrator.provenance.environment import conda, container, lock
 from orchestrator.records.comparison import compare
+from tests.refusals import refused
 
 URL = "https://somewhere.invalid/conda-forge/linux-64/numpy-2.3.1-py311h0_0.conda"
 FILES = ["lib/python3.11/site-packages/numpy-2.3.1.dist-info/METADATA", "lib/python3.11/site-packages/numpy/a.py"]
@@ -80,7 +80,7 @@ def test_pip_is_left_what_pip_had_installed(place: Path) -> None:
 def test_the_first_program_that_reads_such_a_list_is_called(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("MAMBA_EXE", raising=False)
     monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(NotRerunnable, match="no micromamba, mamba or conda on PATH"):
+    with refused("environment.no-conda"):
         conda.command(tmp_path / "e", tmp_path / "l")
     for name in ("conda", "micromamba"):
         (tmp_path / name).write_text("#!/bin/sh\n")
@@ -108,5 +108,5 @@ def test_an_interpreter_that_is_not_of_conda_has_none(monkeypatch: pytest.Monkey
     "url", ["https://host.invalid/a.conda\n-e .", "--file /tmp/evil", "a b", "", None, "/tmp/a.conda"]
 )
 def test_no_package_of_a_record_is_more_than_a_line(url: str | None) -> None:
-    with pytest.raises(NotRerunnable, match="is no address of a package of conda"):
+    with refused("environment.conda-address"):
         conda.from_record([{"name": "a", "version": "1", "build": "0", "url": url}])

@@ -19,7 +19,7 @@ from torch import nn
 from orchestrator.common.values import Steps
 from orchestrator.config.plan import Compute, Data, Run, Source
 from orchestrator.config.resolve import resolve
-from orchestrator.errors import ConfigurationError, Inconsistent, PipelineRaised, RunFailed, UsageError
+from orchestrator.errors import ConfigurationError, Inconsistent, PipelineRaised, UsageError
 from orchestrator.experiments.search.sweeps import load_sweep
 from orchestrator.numerics.determinism import left_as_it_was
 from orchestrator.numerics.digests import model_digest
@@ -32,6 +32,7 @@ from orchestrator.worker.ensemble.pyfunc import _load_pyfunc
 from orchestrator.worker.ensemble.request import Combined, Computing, Request, answer, answered
 from orchestrator.worker.ensemble.saved import Blueprint
 from orchestrator.worker.model.pipeline_adapter import PipelineAdapter
+from tests.refusals import refused
 from tests.worker import pipelines as p
 
 TARGET = "tests.worker.pipelines:Mlp"
@@ -199,9 +200,9 @@ def test_a_saved_ensemble_is_the_same_one(tmp_path: Path) -> None:
     (tmp_path / "model" / "ensemble.json").write_text(
         json.dumps({**described, "target": "tests.worker.pipelines:Wide"})
     )
-    with pytest.raises(UsageError, match="does not fit the pipeline"):
+    with refused("ensemble.unfit"):
         saved.load(tmp_path / "model")
-    with pytest.raises(UsageError, match="holds no ensemble"):
+    with refused("ensemble.not-an-ensemble"):
         saved.load(tmp_path)
 
 
@@ -231,7 +232,7 @@ def test_a_request_is_answered_with_what_the_ensemble_came_to(tmp_path: Path) ->
     answer(tmp_path / "answer.json", Inconsistent("so it is", "do that"))
     with pytest.raises(Inconsistent, match="so it is"):
         answered(tmp_path / "answer.json")
-    with pytest.raises(RunFailed, match="without an answer"):
+    with refused("ensemble.no-answer"):
         answered(tmp_path / "nothing.json")
 
 

@@ -1,0 +1,18 @@
+"""What a test expects of an error: its code, which stays when the sentence changes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from orchestrator.errors import OrchestratorError
+
+
+@contextmanager
+def refused(code: str) -> Iterator[pytest.ExceptionInfo[OrchestratorError]]:
+    """An error, or one of its problems, has this code (docs/errors.md)."""
+    with pytest.raises(OrchestratorError) as caught:
+        yield caught
+    assert code in caught.value.codes
