@@ -83,26 +83,21 @@ def test_dvc_is_not_asked_before_the_start(project: Path, monkeypatch: pytest.Mo
     assert len(asked) == 2
 
 
-FREE = {
-    "run.device=cuda cluster.gpus_per_worker=1": "run.device: with sync=ssp updates are added on CPUs; set run.device=cpu",
-    "reduction=fast": "reduction: with sync=ssp updates that come in any order have to be added exactly; set reduction=exact",
-    "local.steps=2 local.optimizer=sgd": "local: with sync=ssp each shard takes steps of its own already; leave local out",
-    "data.partition.name=iid data.partition.clients=9": "data.partition.clients: with sync=ssp there are no steps in which "
-    "shards play other clients; set data.partition.clients=8",
-    "contribution=kept:Kept": "contribution: with sync=ssp each shard has an optimizer of its own and contributes its updates; "
-    "leave contribution out",
-    "compression=quantize": "compression: with sync=ssp updates travel as integers of their own, to be added in any order; "
-    "leave compression out",
-}
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("overrides", "problem"), FREE.items())
-def test_what_goes_with_lockstep_only_is_refused_otherwise(project: Path, overrides: str, problem: str) -> None:
-    for sync, refused in {"bsp": False, "ssp": True}.items():
-        with pytest.raises(ConfigurationError) as caught:
-            checks.check(load([RUN], [*overrides.split(), f"sync={sync}", "data.inputs=[nowhere]"]), project)
-        assert (f"{problem}, or set sync=bsp" in caught.value.problems) == refused
+def test_a_free_mode_of_ones_own_meets_the_same_rules_once_it_is_imported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "staged.py").write_text(STAGED)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "staged", raising=False)
+    own = load([RUN], ["pipeline.target=staged:Empty", "sync=staged:free", "reduction=fast"])
+    with pytest.raises(ConfigurationError) as caught:
+        checks.check(own, tmp_path)
+    sys.modules.pop("staged", None)
+    told = (
+        "reduction: with sync=staged:free updates that come in any order have to be added exactly; set reduction=exact"
+    )
+    assert caught.value.problems == (f"{told}, or set sync=bsp",)
 
 
 def test_servers_have_nothing_to_do_where_models_are_mixed(project: Path) -> None:
@@ -181,10 +176,10 @@ def eager(place, *, more: int = 0): return Order(in_flight=place.stages - place.
 def stuck(place): return Order(in_flight=place.stage)
 """
 NOT_IN_STAGES = {
-    "topology=staged:served": "topology: staged:served has servers; set topology=ring, or cluster.stages=1, because a worker "
-    "has one stage only",
-    "sync=staged:free": "sync: staged:free lets replicas run free; set sync=bsp, or cluster.stages=1, because a worker has one "
-    "stage only",
+    "topology=staged:served": "topology: with cluster.stages a stage is added up by the workers that host it, without servers, "
+    "so staged:served is not on offer; set topology=ring, or cluster.stages=1",
+    "sync=staged:free": "sync: with cluster.stages all stages of a model take a step together, so staged:free is not on offer; "
+    "set sync=bsp, or cluster.stages=1",
     "pipeline.target=staged:Own": "optimizer: the pipeline's optimizer() may look at all parameters; name one, as "
     "optimizer=adamw, or cluster.stages=1, because a worker has one stage only",
     "pipeline.target=staged:Called": "pipeline: on_evaluation() gets the whole model; leave it out, or cluster.stages=1, "

@@ -152,9 +152,13 @@ class Settings:
         for section, table in TABLES.items():
             problems += _unfit_options(table, section_of(self, section))
         if not problems:
-            problems = [sentence for _, sentence in broken_rules(values, RULES)]
+            problems = self.broken(RULES)
         if problems:
             raise ConfigurationError(problems)
+
+    def broken(self, rules: Sequence[Rule]) -> list[str]:
+        """The sentences of those rules that these values break."""
+        return [sentence for _, sentence in broken_rules({key: key.value(self) for key in KEYS}, rules)]
 
     @property
     def has_local_steps(self) -> bool:

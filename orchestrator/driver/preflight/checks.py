@@ -21,6 +21,8 @@ from orchestrator.common.registry import is_reference
 from orchestrator.common.tested_versions import TORCH
 from orchestrator.common.values import Steps
 from orchestrator.config.settings import ScheduleSettings, Settings, Workers, flat, masker
+from orchestrator.config.settings.rules import free_running
+from orchestrator.config.settings.rules import stages as stage_rules
 from orchestrator.controller.shard_assignment import assign_stages, deal, hosts_of
 from orchestrator.data.order import Epochs
 from orchestrator.data.sampling import orders, partition_laws, samplings, subsets
@@ -103,7 +105,6 @@ def check(settings: Settings, project: Path) -> Provenance:
         *_variant_problems(settings),
         *_sync_problems(settings),
         *_stage_problems(settings),
-        *_feedback_problems(settings),
         *_privacy_problems(settings, project),
         *_input_problems(settings, project),
         *_checkpoint_problems(settings),
@@ -281,81 +282,22 @@ def _small_epoch(shards: int) -> tuple[Callable[[], Epochs], int]:
 
 
 def _sync_problems(settings: Settings) -> list[str]:
-    """Of the mode of synchronisation, and of what goes with lockstep only."""
+    """Of a mode of the user's own, which could not be looked at before it was imported."""
     sync = settings.sync
-    if is_reference(sync.name) and (
-        found := SYNCHRONY.problems(sync.name, sync.options) or synchrony_laws.problems(sync.name, sync.options)
-    ):
+    if not is_reference(sync.name):
+        return []
+    if found := SYNCHRONY.problems(sync.name, sync.options) or synchrony_laws.problems(sync.name, sync.options):
         return found
     execution = build_mode(sync.name, sync.options).execution
-    if execution == "lockstep":
-        return []
-    why = {
-        "run.device": (
-            settings.run.device != "cpu",
-            coded("sync.device", "updates are added on CPUs; set run.device=cpu"),
-        ),
-        "reduction": (
-            settings.reduction != "exact",
-            coded("sync.fast", "updates that come in any order have to be added exactly; set reduction=exact"),
-        ),
-        "contribution": (
-            settings.contribution.name != "gradient",
-            coded(
-                "sync.contribution",
-                "each shard has an optimizer of its own and contributes its updates; leave contribution out",
-            ),
-        ),
-        "compression": (
-            settings.compression.name != "none",
-            coded(
-                "sync.compression",
-                "updates travel as integers of their own, to be added in any order; leave compression out",
-            ),
-        ),
-        "local": (
-            settings.has_local_steps,
-            coded("sync.local-steps", "each shard takes steps of its own already; leave local out"),
-        ),
-        "privacy.clipping_norm": (
-            settings.privacy.clipping_norm is not None,
-            coded(
-                "sync.clipping",
-                "there is no sum of a step whose parts could be bounded; leave privacy and secure_aggregation out",
-            ),
-        ),
-        "data.partition.clients": (
-            (settings.data.partition.options.get("clients") or 0) > settings.data.shards,
-            coded(
-                "sync.more-clients",
-                f"there are no steps in which shards play other clients; set data.partition.clients={settings.data.shards}",
-            ),
-        ),
-        "topology": (
-            execution == "gossip" and settings.topology.name == "parameter_server",
-            coded(
-                "sync.gossip-servers",
-                "models are mixed by workers, and servers have nothing to do; set topology=peer_to_peer",
-            ),
-        ),
-    }
-    return [
-        coded(code_of(sentence), f"{key}: with sync={sync.name} {sentence}, or set sync=bsp")
-        for key, (wrong, sentence) in why.items()
-        if wrong
-    ]
+    free = free_running.rules_of(lambda _name: execution)
+    return settings.broken([*free, stage_rules.in_lockstep(lambda _name: execution != "lockstep")])
 
 
 def _stage_problems(settings: Settings) -> list[str]:
     """Of what goes with a model in stages, that which could not be looked at before the user's code was imported."""
     if settings.cluster.stages == 1:
         return []
-    topology, sync = settings.topology, settings.sync
     problems: list[str] = []
-    if is_reference(topology.name) and TOPOLOGIES.resolve(topology.name, topology.options).get("servers"):
-        problems.append(coded("stages.own-topology", f"topology: {topology.name} has servers; set topology=ring"))
-    if is_reference(sync.name) and build_mode(sync.name, sync.options).execution != "lockstep":
-        problems.append(coded("stages.own-sync", f"sync: {sync.name} lets replicas run free; set sync=bsp"))
     target = pipeline.find(settings.pipeline.target, settings.pipeline.args)
     if pipeline.defines(target, "optimizer"):
         problems.append(
@@ -366,8 +308,16 @@ def _stage_problems(settings: Settings) -> list[str]:
         )
     if pipeline.defines(target, "on_evaluation"):
         problems.append(coded("stages.on-evaluation", "pipeline: on_evaluation() gets the whole model; leave it out"))
-    instead = "or cluster.stages=1, because a worker has one stage only"
-    return [coded(code_of(problem), f"{problem}, {instead}") for problem in problems]
+    why = "or cluster.stages=1, because a worker has one stage only"
+    return [*_served_stages(settings), *(coded(code_of(problem), f"{problem}, {why}") for problem in problems)]
+
+
+def _served_stages(settings: Settings) -> list[str]:
+    topology = settings.topology
+    if not is_reference(topology.name):
+        return []
+    servers = TOPOLOGIES.resolve(topology.name, topology.options).get("servers")
+    return settings.broken([stage_rules.without_servers(lambda _name: bool(servers))])
 
 
 def _some_hosts(settings: Settings) -> list[Hosts]:
@@ -378,22 +328,6 @@ def _some_hosts(settings: Settings) -> list[Hosts]:
         assign_stages([None] * number, stages) for number in sorted(numbers) if stages <= number <= stages * shards
     ]
     return [hosts_of(stage_of, deal(shards, stage_of)) for stage_of in dealt]
-
-
-def _feedback_problems(settings: Settings) -> list[str]:
-    """A shard that plays another client in each round would add what that one's compression had dropped."""
-    compression, clients = settings.compression, settings.data.partition.options.get("clients") or 0
-    if is_reference(compression.name) or clients <= settings.data.shards:
-        return []
-    if not COMPRESSIONS.resolve(compression.name, compression.options).get("error_feedback"):
-        return []
-    return [
-        coded(
-            "compression.feedback-of-clients",
-            "compression.error_feedback: what a shard's compression drops belongs to the client that it plays, and the next "
-            "round has another; set compression.error_feedback=false",
-        )
-    ]
 
 
 def _privacy_problems(settings: Settings, project: Path) -> list[str]:

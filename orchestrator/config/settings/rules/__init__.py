@@ -6,6 +6,7 @@ from orchestrator.config.settings.rules import (
     chaos,
     checks,
     execution,
+    free_running,
     idle,
     local_steps,
     privacy,
@@ -18,6 +19,7 @@ from orchestrator.config.settings.rules.rule import Idle, Rule
 
 RULES: tuple[Rule, ...] = (
     *(*training.RULES, *local_steps.RULES, *execution.RULES, *privacy.RULES, *stages.RULES, *sites.RULES),
+    *free_running.RULES,
     *sharded.RULES,
     *checks.RULES,
     *chaos.RULES,

@@ -1,10 +1,12 @@
 """What goes with a model that is cut into stages (`cluster.stages` above 1), and what does not: each refusal with its remedy.
 
-What it does not do: look at the model, at the pipeline, or at variants of the user's own (`driver.preflight.checks`).
+What it does not do: look at the model or at the pipeline. A topology and a mode of the user's own are known once they are
+imported; then `driver.preflight` holds the settings to the same rules.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from orchestrator.comm.synchronization import SYNCHRONY
@@ -28,6 +30,28 @@ def _too_few_workers(workers: Workers, stages: int) -> str:
     )
 
 
+def without_servers(has_servers: Callable[[str], bool]) -> Rule:
+    """has_servers: of the topology with this name."""
+    return _requires(
+        "stages.topology",
+        "topology.name",
+        lambda name: not has_servers(name),
+        "a stage is added up by the workers that host it, without servers",
+        "topology=ring",
+    )
+
+
+def in_lockstep(is_free: Callable[[str], bool]) -> Rule:
+    """is_free: whether replicas run free in the mode with this name."""
+    return _requires(
+        "stages.sync",
+        "sync.name",
+        lambda name: not is_free(name),
+        "all stages of a model take a step together",
+        "sync=bsp",
+    )
+
+
 RULES: tuple[Rule, ...] = (
     Rule(
         "stages.workers",
@@ -37,20 +61,8 @@ RULES: tuple[Rule, ...] = (
         ),  # refused as no number yet
         lambda workers, _, stages: _too_few_workers(workers, stages),
     ),
-    _requires(
-        "stages.topology",
-        "topology.name",
-        lambda name: name not in TOPOLOGIES or "servers" not in TOPOLOGIES.options(name),
-        "a stage is added up by the workers that host it, without servers",
-        "topology=ring",
-    ),
-    _requires(
-        "stages.sync",
-        "sync.name",
-        lambda name: name not in SYNCHRONY or name == "bsp",
-        "all stages of a model take a step together",
-        "sync=bsp",
-    ),
+    without_servers(lambda name: name in TOPOLOGIES and "servers" in TOPOLOGIES.options(name)),
+    in_lockstep(lambda name: name in SYNCHRONY and name != "bsp"),
     Rule(
         "stages.local-steps",
         ("local.steps", "local.epochs", "cluster.stages"),

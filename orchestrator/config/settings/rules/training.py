@@ -42,6 +42,11 @@ def _bits(bits: int | None) -> int:
     return given
 
 
+def _feeds_back(compression: str, feedback: bool | None) -> bool:
+    given = {} if feedback is None else {"error_feedback": feedback}
+    return compression in COMPRESSIONS and bool(COMPRESSIONS.resolve(compression, given).get("error_feedback"))
+
+
 def _too_few_levels(_: str, bits: int | None, shards: int) -> str:
     wider = "set compression.bits=16, or " if shards <= most_shards(16) else ""
     return (
@@ -136,6 +141,13 @@ RULES: tuple[Rule, ...] = (
         ("compression.name", "compression.bits", "data.shards"),
         lambda compression, bits, shards: compression == "quantize" and shards > most_shards(_bits(bits)),
         _too_few_levels,
+    ),
+    Rule(
+        "compression.feedback-of-clients",
+        ("compression.error_feedback", "compression.name", "data.partition.clients", "data.shards"),
+        lambda feedback, name, clients, shards: (clients or 0) > shards and _feeds_back(name, feedback),
+        "compression.error_feedback: what a shard's compression drops belongs to the client that it plays, and the next round "
+        "has another; set compression.error_feedback=false",
     ),
     Rule(
         "compression.all-warmup",
