@@ -43,7 +43,7 @@ ROOMS = {
     "cluster": ["placement", "slurm", "sessions", "actors", "forkserver", "ray_jobs", "ray_calls"],
     "worker": [
         *("worker", "server", "hooks", "serving", "strategies", "loop", "asynchronous", "pipeline_parallel", "step"),
-        *("ensemble", "admission", "between_steps", "model", "voting", "member", "device"),
+        *("ensemble", "admission", "between_steps", "device", "model", "voting", "member"),
     ],
     "provenance": ["crates", "data", "environment", "code", "tracking"],
     "controller": [

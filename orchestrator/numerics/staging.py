@@ -42,7 +42,6 @@ class Staging(Protocol):
     """One for each worker."""
 
     device: torch.device  # where the model computes
-    sums: torch.device  # where contributions are added up
 
     def move(self, tensors: Sequence[torch.Tensor]) -> None:
         """Have these tensors, which stay the objects that they are, lie on the device. What shares memory shares it there."""
@@ -50,14 +49,17 @@ class Staging(Protocol):
     def batch(self, batch: Any) -> Any:
         """The batch with its tensors on the device."""
 
+    def to_sums(self, tensor: torch.Tensor) -> torch.Tensor:
+        """A tensor of the model where contributions are added up."""
+
     def host_transfer(self, layout: Layout, result: torch.Tensor) -> HostTransfer:
-        """result: flat, float32, in host memory; it is only read."""
+        """result: flat, float32, where contributions are added up; it is only read."""
 
 
 class Direct:
     """Implements `Staging` for a model in host memory."""
 
-    device = sums = torch.device("cpu")
+    device = torch.device("cpu")
 
     def move(self, tensors: Sequence[torch.Tensor]) -> None:
         pass
@@ -65,14 +67,15 @@ class Direct:
     def batch(self, batch: Any) -> Any:
         return batch
 
+    def to_sums(self, tensor: torch.Tensor) -> torch.Tensor:
+        return tensor
+
     def host_transfer(self, layout: Layout, result: torch.Tensor) -> HostTransfer:
         return _InPlace(layout.views(result))
 
 
 class Copying:
     """Implements `Staging` for a model on `device`."""
-
-    sums = torch.device("cpu")
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
@@ -107,6 +110,9 @@ class Copying:
             return self._fields(batch)
         return batch
 
+    def to_sums(self, tensor: torch.Tensor) -> torch.Tensor:
+        return tensor.cpu()
+
     def host_transfer(self, layout: Layout, result: torch.Tensor) -> HostTransfer:
         return _Carrying(layout, result, self.device)
 
@@ -122,18 +128,60 @@ class Copying:
 class Resident(Copying):
     """Implements `Staging` for a model on `device` whose sums stay there."""
 
-    def __init__(self, device: torch.device) -> None:
-        super().__init__(device)
-        self.sums = device
+    def to_sums(self, tensor: torch.Tensor) -> torch.Tensor:
+        return tensor
 
     def host_transfer(self, layout: Layout, result: torch.Tensor) -> HostTransfer:
-        """result: on the device."""
         return _InPlace(layout.views(result))
 
 
 def on(device: str) -> Staging:
     """For `run.device`."""
     return Direct() if device == "cpu" else Copying(torch.device(device))
+
+
+def taken_apart(batch: Any) -> tuple[list[torch.Tensor], Any] | None:
+    """The tensors of a batch, and all else that is in it, which can be compared and hashed: two batches of which that is equal
+    differ in the values of tensors alone. Follows lists, tuples and plain dicts; None where something else is in it that may
+    hold tensors or cannot be hashed."""
+    tensors: list[torch.Tensor] = []
+
+    def shape_of(part: Any) -> Any:
+        if isinstance(part, torch.Tensor):
+            tensors.append(part)
+            return torch.Tensor, tuple(part.shape), part.dtype, part.stride()
+        if type(part) is dict:
+            return dict, tuple((key, shape_of(value)) for key, value in part.items())
+        if isinstance(part, (list, tuple)):
+            return type(part), tuple(map(shape_of, part))
+        if part is None or isinstance(part, (bool, int, float, str, bytes)):
+            return type(part), part
+        raise TypeError(type(part).__name__)
+
+    try:
+        shape = shape_of(batch)
+        hash(shape)
+    except TypeError:
+        return None
+    return tensors, shape
+
+
+def rebuilt(batch: Any, tensors: Sequence[torch.Tensor]) -> Any:
+    """A batch like this one, of these tensors. batch: as `taken_apart` takes it."""
+    left = iter(tensors)
+
+    def built(part: Any) -> Any:
+        if isinstance(part, torch.Tensor):
+            return next(left)
+        if type(part) is dict:
+            return {key: built(value) for key, value in part.items()}
+        if isinstance(part, tuple) and hasattr(part, "_fields"):
+            return type(part)(*map(built, part))
+        if isinstance(part, (list, tuple)):
+            return type(part)(map(built, part))
+        return part
+
+    return built(batch)
 
 
 class _InPlace:

@@ -20,6 +20,7 @@ from orchestrator.numerics.device import compiling
 from orchestrator.numerics.device.compiling import CompilationFailed
 from orchestrator.numerics.device.kernels import Kernels, Operations
 from orchestrator.numerics.staging import Staging
+from orchestrator.worker.model.shard_graphs import CudaRecorder, Recorder
 
 
 class Device(NamedTuple):
@@ -28,6 +29,7 @@ class Device(NamedTuple):
     staging: Staging  # of the model
     regions: SharableRegions | None = None  # memory there that peers map; None: sums are made in host memory
     kernels: Kernels | None = None  # that add there
+    recorder: Recorder | None = None  # of passes, where they are to be recorded
 
 
 def opened(plan: Plan, tell: Callable[[str], None]) -> Device:
@@ -40,7 +42,7 @@ def opened(plan: Plan, tell: Callable[[str], None]) -> Device:
     except (ImportError, RuntimeError) as error:
         tell(f"memory of the GPU cannot be shared, so gradients are added up in host memory, which is slower: {error}")
         return Device(staging.on(device))
-    return Device(staging.Resident(torch.device(device)), regions, _kernels(tell))
+    return Device(staging.Resident(torch.device(device)), regions, _kernels(tell), CudaRecorder())
 
 
 def _kernels(tell: Callable[[str], None]) -> Kernels:

@@ -45,6 +45,7 @@ from orchestrator.worker.member.generation import Connect, Generation, ProcessSe
 from orchestrator.worker.model import construction
 from orchestrator.worker.model.pipeline_adapter import PipelineAdapter
 from orchestrator.worker.model.replica import Replica
+from orchestrator.worker.model.shard_graphs import ShardGraphs
 from orchestrator.worker.model.updater import Updater
 from orchestrator.worker.server import Server
 from orchestrator.worker.strategies import Moment, Parts, execution
@@ -90,7 +91,8 @@ class Worker:
         if device == "cuda":
             cuda.start()
         self._prepare_thread()
-        there = worker_device.opened(plan, lambda line: self._services.emit({"event": "device", "why": line}))
+        tell = lambda line: self._services.emit({"event": "device", "why": line})  # noqa: E731
+        there = worker_device.opened(plan, tell)
         self._staging, self.regions = there.staging, there.regions or self.regions
         source = plan.run.pipeline
         with phases.of("pipeline", "worker"):
@@ -119,6 +121,9 @@ class Worker:
             *(plan, self._workload, replica, updater, before, self.regions, self._services, self._staging),
             kernels=there.kernels,
         )
+        if there.kernels is not None:
+            why_not = self._workload.why_not_recorded
+            self._workload.graphs = ShardGraphs(there.recorder, replica, self._staging, tell, why_not)
         self._execution = execution(parts)
         _refuse_absence(plan, keeps=self._execution.keeps_shard_state)
         self._services.heartbeat.beat("prepare")

@@ -274,6 +274,7 @@ EVENTS: Mapping[str, EventType] = {
     "segment_begun": EventType(only("step", "digest")),
     "caller_refused": EventType(only("member", "why"), say("member {member} {why}")),
     "waiting": EventType(only("worker", "what"), say("worker {worker}: {what}")),
+    "device": EventType(only("worker", "why"), say("note: worker {worker}: {why}")),
     "loader_lost": EventType(only("worker", "why"), say("worker {worker}: {why}")),
     "board_out_of_reach": EventType(only("worker", "why"), say(_CLAIMS)),
 }

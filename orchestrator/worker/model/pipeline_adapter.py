@@ -47,6 +47,7 @@ from orchestrator.pipeline import Pipeline, has_rate, naming, takes_step
 from orchestrator.worker.model import construction, moving_buffers
 from orchestrator.worker.model.foresight import Account, Ahead, Foresight
 from orchestrator.worker.model.sample_names import listed, strange
+from orchestrator.worker.model.shard_graphs import Judged, ShardGraphs, Work
 from orchestrator.worker.model.stream_readers import StreamReaders
 
 _ROWS_TO_SHARE = 3  # from so many rows a batch on, batches of equal lengths leave none a single row
@@ -90,6 +91,7 @@ class PipelineAdapter:
         self._seed = seed = run.seed
         self._mixed = run.compute.precision == "bfloat16"
         self._staging = staging or Direct()
+        self.graphs: ShardGraphs | None = None  # where micro-batches are recorded
         self._loaders: Loaders | None = None
         # Whether another worker computes a shard that this one hosts in a step of the run.
         self.taken: Callable[[int, int], bool] = lambda _step, _shard: False
@@ -277,11 +279,25 @@ class PipelineAdapter:
         takes ten times as long, because it has been evicted from the processor's cache."""
         self._planned = {(step, shard): self._micro_batch(step, shard) for step in steps for shard in shards}
 
+    @property
+    def why_not_recorded(self) -> str:
+        """Why a micro-batch's passes depend on more than the batch; empty where they do not."""
+        return "loss() takes the step" if self._takes_step else ""
+
     def loss(self, step: int, shard: int) -> tuple[float, float] | None:
         """(mean loss, weight) of micro-batch (step, shard), whose gradients are in the model then; None when it is empty.
 
         The caller has called `model.train()`. Raises PipelineRaised, NonFinite.
         """
+        computed = self._computed(step, shard, None)
+        return None if computed is None else (float(computed[0]), computed[1])
+
+    def unread_loss(self, step: int, shard: int) -> tuple[float | torch.Tensor, float] | None:
+        """As `loss`. Where `graphs` are set, the loss is a tensor on the device, which may be infinite or no number: to look at
+        it is to wait for the device."""
+        return self._computed(step, shard, self.graphs)
+
+    def _computed(self, step: int, shard: int, graphs: ShardGraphs | None) -> tuple[float | torch.Tensor, float] | None:
         micro_batch = self._known(step, shard)
         where, rows = micro_batch.where, len(micro_batch.key.indices)
         if not rows:
@@ -289,7 +305,7 @@ class PipelineAdapter:
         batch = self._fetch(micro_batch)
         hint = lambda: self._of_one_row(step, shard)  # noqa: E731
         with self._naming_samples(micro_batch.key, batch):
-            return self._gradients(batch, step, rows, where, micro_batch.seed, hint)
+            return self._gradients(batch, step, rows, where, micro_batch.seed, hint, graphs)
 
     def loss_of_validation(self, batch: int) -> tuple[float, float] | None:
         """As `loss`, of a validation batch: by that workers prove that they compute alike who may not read the same training
@@ -297,13 +313,20 @@ class PipelineAdapter:
         indices, where = self.evaluation_batches[batch], _evaluated(-1, batch)
         with naming(f"reading samples ({where})"), streams.seeded(self._seed, "evaluation samples", -1, batch):
             items = fetch(self._validation, indices, self.pipeline.collate)
-        return self._gradients(items, 0, len(indices), where, streams.seed_of(self._seed, "compute", -1, batch))
+        computed = self._gradients(items, 0, len(indices), where, streams.seed_of(self._seed, "compute", -1, batch))
+        return None if computed is None else (float(computed[0]), computed[1])
 
     def _gradients(
-        self, batch: Any, step: int, rows: int, where: str, seed: int, hint: Callable[[], str | None] = lambda: None
-    ) -> tuple[float, float] | None:
-        with naming(f"loss() ({where})", hint), streams.seeded_with(seed):
-            batch = self._staging.batch(batch)
+        self,
+        batch: Any,
+        step: int,
+        rows: int,
+        where: str,
+        seed: int,
+        hint: Callable[[], str | None] = lambda: None,
+        graphs: ShardGraphs | None = None,
+    ) -> tuple[float | torch.Tensor, float] | None:
+        def eager(batch: Any) -> Judged | None:
             with self._autocast():
                 returned = self._loss(batch, step)
             if not self._weighs and isinstance(returned, Sequence):
@@ -312,12 +335,30 @@ class PipelineAdapter:
                     "return the mean alone",
                     code="pipeline.loss-weight-clipped",
                 )
-            judged = _judged(returned, rows, where)
+            loss, weight = _mean_and_weight(returned, rows, where)
+            if weight == 0:
+                return None
+            if graphs is None:
+                check_finite(loss.item(), where)
+            loss.backward()  # type: ignore[no-untyped-call]
+            return loss.detach(), weight
+
+        def whole(batch: Any) -> Judged:
+            with self._autocast():
+                returned = self._loss(batch, step)
+            loss, weight = _pair(returned, rows, where)
+            loss.backward()  # type: ignore[no-untyped-call]
+            return loss.detach(), weight.detach() if isinstance(weight, torch.Tensor) else weight
+
+        with naming(f"loss() ({where})", hint), streams.seeded_with(seed):
+            if graphs is None:
+                judged = eager(self._staging.batch(batch))
+                return None if judged is None else (judged[0].item(), judged[1])
+            judged = graphs.compute(batch, Work(eager, whole, lambda: streams.seeded_with(seed)))
             if judged is None:
                 return None
-            loss, mean, weight = judged
-            loss.backward()  # type: ignore[no-untyped-call]
-        return mean, weight
+            weight = _weight(judged[1], where)
+        return None if weight == 0 else (judged[0], weight)
 
     @contextmanager
     def _naming_samples(self, key: Key, batch: Any) -> Iterator[None]:
@@ -479,6 +520,12 @@ class PipelineAdapter:
             streams.seed_of(self._seed, "samples", step, shard),
             streams.seed_of(self._seed, "compute", step, shard),
         )
+
+    def not_finite(self, step: int, shard: int, loss: float) -> NonFinite:
+        """The error of micro-batch (step, shard) whose loss is no number, or infinite."""
+        where = self._known(step, shard).where
+        message = f"the loss is {loss} at {where}{self.named(step, shard)}"
+        return NonFinite(message, NON_FINITE_REMEDY, code="loss.value")
 
     def _where(self, step: int, shard: int) -> str:
         """A micro-batch for messages. step: of the run, or where a step of the run is a round the local one, as `local_steps`
@@ -683,13 +730,24 @@ def _judged(returned: Any, rows: int, where: str) -> tuple[torch.Tensor, float, 
     if weight == 0:
         return None
     mean = loss.item()
+    check_finite(mean, where)
+    return loss, mean, weight
+
+
+def check_finite(mean: float, where: str) -> None:
+    """Raises NonFinite. mean: the loss of the micro-batch."""
     if not math.isfinite(mean):
         raise NonFinite(f"the loss is {mean} at {where}", NON_FINITE_REMEDY, code="loss.value")
-    return loss, mean, weight
 
 
 def _mean_and_weight(returned: Any, rows: int, where: str) -> tuple[torch.Tensor, float]:
     """What loss() returned, checked: a scalar float tensor, alone or with its weight (rule A5)."""
+    loss, weight = _pair(returned, rows, where)
+    return loss, _weight(weight, where)
+
+
+def _pair(returned: Any, rows: int, where: str) -> tuple[torch.Tensor, Any]:
+    """The same, without looking at any value."""
     loss, weight = returned if isinstance(returned, Sequence) and len(returned) == 2 else (returned, rows)
     if not isinstance(loss, torch.Tensor) or loss.numel() != 1 or not loss.is_floating_point():
         raise PipelineRaised(
@@ -697,6 +755,10 @@ def _mean_and_weight(returned: Any, rows: int, where: str) -> tuple[torch.Tensor
             "return a scalar float tensor, or (scalar tensor, weight)",
             code="pipeline.loss",
         )
+    return loss if loss.dim() == 0 else loss.reshape(()), weight
+
+
+def _weight(weight: Any, where: str) -> float:
     try:
         value = float(weight.detach() if isinstance(weight, torch.Tensor) else weight)
     except (TypeError, ValueError, RuntimeError):
@@ -711,7 +773,7 @@ def _mean_and_weight(returned: Any, rows: int, where: str) -> tuple[torch.Tensor
             f"a weight is zero, or a number between {_SMALLEST_WEIGHT:g} and {_LARGEST_WEIGHT:g}",
             code="pipeline.loss-weight",
         )
-    return loss if loss.dim() == 0 else loss.reshape(()), value
+    return value
 
 
 def _numbers(metrics: Any, where: str) -> dict[str, float]:

@@ -61,7 +61,7 @@ class Replica:
         moving = Moving.of(model, self.rules)
         self.statistics, self.counters = list(moving.means.values()), moving.counters
         self.joined, self._joined = moving.in_joined, moving.joined
-        self._sums = staging.sums
+        self._to_sums = staging.to_sums
         self._moving = [*self.statistics, *self.counters.values(), *self.joined.values()]
         self.layout = layout or Layout.of([*trainable, *moving.means.items()])
         self._frozen = {name: p for name, p in self._parameters.items() if not p.requires_grad}
@@ -103,7 +103,7 @@ class Replica:
         """Remember the present buffers: every shard of the step to come starts from them, and so does its repetition when the
         step is given up half-way (which leaves them as the last shard made them)."""
         self._start = self.buffers()
-        self._statistics_start = [start.to(self._sums) for start in self._start[: len(self.statistics)]]
+        self._statistics_start = [self._to_sums(start) for start in self._start[: len(self.statistics)]]
         self._watch([piece for turn in self._turns for piece in itertools.islice(turn, _PIECES)])
 
     def begin_shard(self) -> None:
@@ -153,17 +153,20 @@ class Replica:
         """For each tensor of a contribution (where it is added up): whether its shard has a gradient for it, or has changed it.
         Statistics that no shard changes keep their bits (a frozen layer's); of others the mean is over all shards, changed or
         not."""
-        present = [tensor is not None for tensor in contribution]
-        for i, start in enumerate(self._statistics_start, len(self.parameters)):
-            statistic = contribution[i]
-            assert statistic is not None
-            # Versions do not tell: batch normalisation writes its statistics without raising them.
-            present[i] = not torch.equal(statistic.view(torch.int32), start.view(torch.int32))
-        return present
+        count = len(self.parameters)
+        present = [tensor is not None for tensor in contribution[:count]]
+        # Versions do not tell: batch normalisation writes its statistics without raising them.
+        changed = [
+            (statistic.view(torch.int32) != start.view(torch.int32)).any()
+            for statistic, start in zip(contribution[count:], self._statistics_start, strict=True)
+            if statistic is not None
+        ]
+        return [*present, *(torch.stack(changed).tolist() if changed else [])]  # a device is asked once
 
     def counter_values(self) -> list[int]:
-        """The counters' present values, concatenated."""
-        return [value for counter in self.counters.values() for value in counter.reshape(-1).tolist()]
+        """The counters' present values, concatenated. Asks a device once."""
+        counters = [counter.reshape(-1).long() for counter in self.counters.values()]
+        return torch.cat(counters).tolist() if counters else []  # type: ignore[no-any-return]
 
     def counter_names(self) -> list[str]:
         """For each value of `counter_values`, the buffer it belongs to."""
@@ -214,9 +217,9 @@ class Replica:
             place.copy_(parameter.detach())
             parameter.data = place
 
-    def check_shard(self) -> None:
+    def check_shard(self, *, buffers: bool = True) -> None:
         """After each shard: raises PipelineRaised when the user's code touched the contribution before, which still waits, or a
-        buffer that has to be the same for every shard."""
+        buffer that has to be the same for every shard. buffers: whether those may have changed."""
         now = _versions(self._given)
         if now != self._given_versions:
             i = next(i for i, version in enumerate(now) if version != self._given_versions[i])
@@ -226,7 +229,7 @@ class Replica:
                 "new tensor each time",
                 code="model.gradient-overwritten",
             )
-        for name, start in self._fixed_start.items():
+        for name, start in self._fixed_start.items() if buffers else ():
             if not _same(self._buffers[name], start):
                 raise PipelineRaised(
                     f"the buffer {name!r} of the model changed while a batch was computed",

@@ -28,6 +28,7 @@ import torch
 
 from orchestrator.config.plan import Local
 from orchestrator.controller.shard_assignment import deal_by_size
+from orchestrator.errors import NonFinite
 from orchestrator.optim.clipping import clip
 from orchestrator.optim.transforms import State
 from orchestrator.worker.model.pipeline_adapter import PipelineAdapter
@@ -98,6 +99,9 @@ class LocalSteps:
     def named(self, step: int, shard: int) -> str:  # noqa: ARG002
         """Those of a whole round are many."""
         return ""
+
+    def not_finite(self, step: int, shard: int, loss: float) -> NonFinite:
+        raise AssertionError(f"step {step}, shard {shard}: each local step has looked at its loss, {loss}")
 
     def _trained(self, step: int, shard: int) -> Contribution | None:
         """The parameters are the end's afterwards."""

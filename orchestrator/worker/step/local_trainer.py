@@ -115,7 +115,9 @@ class LocalTrainer:
             self._fault = self._disturbance() or self._fault
         if self._fault is not None:
             return StepReport(failing_shard=self._fault[0])
-        if len(self._shards) == 1 and last is not None:
+        if (
+            len(self._shards) == 1 and last is not None and not self._due
+        ):  # a check computes others where its gradient lay
             self._single = (*last, self._step_report(tally))
         return self._step_report(tally)
 
@@ -247,6 +249,9 @@ class LocalTrainer:
     def _complete_sum(self, step: int, tally: _Tally) -> tuple[int, OrchestratorError] | None:
         """Complete the sum and hand the magnitudes to the tally; returns the first shard with one that is not finite."""
         magnitudes = self._complete(tally.total_weight)
+        for shard, loss in tally.looked_at().items():
+            if not math.isfinite(loss):
+                return shard, self._gradients.not_finite(step, shard, loss)
         for nth, i in numpy.argwhere(magnitudes >= INFINITE):
             shard = tally.shards[nth]
             return shard, not_finite(self._replica, i, step, shard, self._gradients.named(step, shard))
@@ -270,7 +275,7 @@ class _Tally:
         self.magnitudes: Sequence[int] = ()
         self._present: list[Sequence[bool]] = []
         self._weights: dict[int, float] = {}
-        self._losses: dict[int, float] = {}
+        self._losses: dict[int, float | torch.Tensor] = {}
         self._counters: list[int] | None = None
         self.left = replica.left()
 
@@ -283,7 +288,14 @@ class _Tally:
     def total_weight(self) -> float:
         return math.fsum(self._weights.values())
 
-    def add(self, shard: int, loss: float, weight: float, present: Sequence[bool]) -> None:
+    def looked_at(self) -> dict[int, float]:
+        """The losses, which a device is asked for together."""
+        unread = {shard: loss for shard, loss in self._losses.items() if isinstance(loss, torch.Tensor)}
+        if unread:
+            self._losses.update(zip(unread, torch.stack(list(unread.values())).tolist(), strict=True))
+        return {shard: float(loss) for shard, loss in self._losses.items()}
+
+    def add(self, shard: int, loss: float | torch.Tensor, weight: float, present: Sequence[bool]) -> None:
         self._present.append(present)
         self._weights[shard] = weight
         self._losses[shard] = loss
@@ -300,7 +312,7 @@ class _Tally:
             magnitudes=self.magnitudes,
             present=[any(shards) for shards in zip(*self._present, strict=True)],
             weights=self._weights,
-            losses=self._losses,
+            losses=self.looked_at(),
             counters=self._counters,
             claimants=claimants,
         )

@@ -11,6 +11,7 @@ from typing import NamedTuple, Protocol
 
 import torch
 
+from orchestrator.errors import NonFinite
 from orchestrator.optim.transforms import Chain, State
 from orchestrator.pipeline import naming
 from orchestrator.worker.model.pipeline_adapter import PipelineAdapter
@@ -19,10 +20,10 @@ from orchestrator.worker.model.shard_states import ShardStates
 
 
 class Contribution(NamedTuple):
-    """What one shard contributes. loss: the mean over the micro-batch; tensors: in the order of the layout, None for a
-    parameter without gradient."""
+    """What one shard contributes. loss: the mean over the micro-batch, a tensor on the device if nobody has looked at it yet;
+    tensors: in the order of the layout, None for a parameter without gradient."""
 
-    loss: float
+    loss: float | torch.Tensor
     weight: float
     tensors: Sequence[torch.Tensor | None]
 
@@ -49,6 +50,9 @@ class Contributing(Protocol):
 
     def named(self, step: int, shard: int) -> str:
         """The samples that it is of, as of `PipelineAdapter.named`, where a message can name them."""
+
+    def not_finite(self, step: int, shard: int, loss: float) -> NonFinite:
+        """The error of a contribution whose loss was not looked at before."""
 
 
 class ShardGradients:
@@ -85,8 +89,9 @@ class ShardGradients:
         """The contribution of a shard. Raises PipelineRaised, NonFinite."""
         self._replica.begin_shard()
         settle(self._workload, self.states, step, shard)
-        computed = self._workload.loss(step, shard)
-        self._replica.check_shard()
+        computed = self._workload.unread_loss(step, shard)
+        graphs = self._workload.graphs
+        self._replica.check_shard(buffers=graphs is None or not graphs.replayed)
         if self.keeps_state:
             self.states.stage(shard, taken(self._workload, shard))
         if computed is None:
@@ -104,6 +109,9 @@ class ShardGradients:
 
     def named(self, step: int, shard: int) -> str:
         return self._workload.named(step, shard)
+
+    def not_finite(self, step: int, shard: int, loss: float) -> NonFinite:
+        return self._workload.not_finite(step, shard, loss)
 
 
 def states_of(workload: PipelineAdapter, initial: Callable[[], State]) -> ShardStates:

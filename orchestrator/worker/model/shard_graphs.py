@@ -1,0 +1,227 @@
+"""A shard's forward and backward pass as one recording, which is done again for each micro-batch of the same shape.
+
+    first micro-batch of a shape    computed eagerly, then recorded, done again, and compared to the bit
+    the next one                    computed eagerly and done again, and compared once more: it has other contents
+    later ones                      done again: one call where a model takes thousands
+
+What a recording cannot hold is computed eagerly, with the same bits, and told once: control flow that depends on data, another
+shape in each batch, random numbers of the processor, a loss that depends on the step. On a card the recording is a CUDA graph.
+
+The gradients of a recording lie in the same place each time: they are added up before the next micro-batch.
+"""
+
+from __future__ import annotations
+
+import random
+import sys
+import traceback
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any, Final, NamedTuple, Protocol
+
+import numpy
+import torch
+
+from orchestrator.numerics.staging import Staging, rebuilt, taken_apart
+from orchestrator.worker.model.replica import Replica
+
+_MOST: Final = 4  # shapes; each recording has memory of its own for what its passes need
+_COMPARED: Final = 2  # micro-batches of a shape
+_WARM_UPS: Final = 3  # what libraries choose or allocate in their first calls is no part of a recording
+
+_LIBRARIES = tuple(map(str, {Path(torch.__file__).parent.parent, Path(sys.prefix), Path(__file__).parents[2]}))
+
+Judged = tuple[torch.Tensor, Any]  # loss and weight, a tensor or a number
+
+
+class Recorder(Protocol):
+    """How work is recorded on a device."""
+
+    def record(self, work: Callable[[], None]) -> Callable[[], None]:
+        """Do the work, record it, and return what does it again, reading and writing the same memory. Raises RuntimeError for
+        work that cannot be recorded."""
+
+
+class CudaRecorder:
+    """Implements `Recorder`. Source: PyTorch, "CUDA semantics", section CUDA Graphs."""
+
+    def record(self, work: Callable[[], None]) -> Callable[[], None]:
+        stream = torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            for _ in range(_WARM_UPS):
+                work()
+        torch.cuda.current_stream().wait_stream(stream)
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        try:
+            # Other threads of this process may copy or allocate meanwhile, as a checkpoint's does.
+            with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+                work()
+        finally:
+            torch.cuda.synchronize()
+            torch.cuda.empty_cache()  # what the warm-ups took
+        return graph.replay  # type: ignore[no-any-return]
+
+
+class Work(NamedTuple):
+    """The passes of a micro-batch. Both find the batch on the device, and leave gradients at the parameters."""
+
+    eager: Callable[[Any], Judged | None]  # returns None where the micro-batch weighs nothing
+    whole: Callable[[Any], Judged]  # the same without looking at any value
+    seeded: Callable[[], AbstractContextManager[None]]  # sets the generators for this micro-batch
+
+
+class ShardGraphs:
+    """The recordings of one worker's model."""
+
+    def __init__(
+        self,
+        recorder: Recorder | None,  # None: all is computed eagerly
+        replica: Replica,  # whose parameters get the gradients, and whose buffers every shard starts from
+        staging: Staging,  # to the device
+        tell: Callable[[str], None],  # takes a line on what is computed eagerly
+        why_not: str = "",  # why these passes cannot be recorded, where that is known; empty: it is tried
+    ) -> None:
+        self._recorder = recorder
+        self._replica = replica
+        self._staging = staging
+        self._tell = tell
+        self._recorded: dict[Any, _Recorded] = {}
+        self._goes = recorder is not None
+        if why_not:
+            self._give_up(why_not)
+        self.replayed = (
+            False  # whether the last micro-batch was, so that it has changed nothing that the recording does not
+        )
+
+    def compute(self, batch: Any, work: Work) -> Judged | None:
+        """The loss and the weight of a micro-batch, in memory of their own; its gradients are at the parameters then."""
+        self.replayed = False
+        apart = taken_apart(batch) if self._goes else None
+        if apart is None:
+            self._give_up("a batch holds what cannot be copied into place: only tensors in lists, tuples and dicts can")
+            return work.eager(self._staging.batch(batch))
+        tensors, shape = apart
+        recorded = self._recorded.get(shape)
+        if recorded is not None and recorded.compared == _COMPARED:
+            recorded.load(tensors)
+            recorded.replay()
+            self.replayed = True
+            return self._result(recorded)
+        there = recorded.load(tensors) if recorded is not None else self._staging.batch(batch)
+        before = _host_generators()
+        judged = work.eager(there)
+        if judged is None:
+            return None
+        if before != _host_generators():
+            self._give_up("loss() draws random numbers in host memory")
+        elif recorded is None and len(self._recorded) < _MOST:
+            recorded = self._record(tensors, shape, batch, work)
+        if recorded is not None and self._goes:
+            self._compare(recorded, work, judged)
+        return judged
+
+    def _record(self, tensors: Sequence[torch.Tensor], shape: Any, batch: Any, work: Work) -> _Recorded | None:
+        assert self._recorder is not None
+        kept = self._kept()
+        places = [self._staging.batch(tensor) for tensor in tensors]
+        recorded = _Recorded(places, rebuilt(batch, places), self._replica)
+        try:
+            with work.seeded():
+                recorded.replay = self._recorder.record(lambda: recorded.run(work))
+        except Exception as error:  # of the user's code, too, which sees no values while it is recorded
+            self._give_up(_reason(error))
+            return None
+        finally:
+            self._put_back(kept)
+        self._recorded[shape] = recorded
+        return recorded
+
+    def _compare(self, recorded: _Recorded, work: Work, judged: Judged) -> None:
+        """With the micro-batch that has just been computed eagerly, whose gradients are at the parameters."""
+        kept = self._kept()
+        self._replica.begin_shard()
+        with work.seeded():
+            recorded.replay()
+        again = [*recorded.gradients, recorded.judged[0], *self._replica.buffers()]
+        gradients, buffers = kept
+        same = all(_same(one, other) for one, other in zip(again, [*gradients, judged[0], *buffers], strict=True))
+        same = same and float(judged[1]) == float(recorded.judged[1])
+        self._put_back(kept)
+        recorded.compared += 1
+        if not same:
+            self._give_up("done again from a recording, a micro-batch gives other bits")
+
+    def _result(self, recorded: _Recorded) -> Judged:
+        for parameter, gradient in zip(self._replica.parameters, recorded.gradients, strict=True):
+            parameter.grad = gradient
+        loss, weight = recorded.judged
+        return loss.clone(), weight.clone() if isinstance(weight, torch.Tensor) else weight
+
+    def _kept(self) -> tuple[list[torch.Tensor | None], list[torch.Tensor]]:
+        """The gradients and the buffers as they are."""
+        return [parameter.grad for parameter in self._replica.parameters], self._replica.buffers()
+
+    def _put_back(self, kept: tuple[list[torch.Tensor | None], list[torch.Tensor]]) -> None:
+        gradients, buffers = kept
+        self._replica.continue_shard(buffers)
+        for parameter, gradient in zip(self._replica.parameters, gradients, strict=True):
+            parameter.grad = gradient
+
+    def _give_up(self, why: str) -> None:
+        if self._goes:
+            self._tell(f"micro-batches are computed without graphs, which is slower: {why}")
+        self._goes = False
+        self._recorded.clear()
+
+
+class _Recorded:
+    """One recording. compared: with how many micro-batches it was."""
+
+    def __init__(self, places: Sequence[torch.Tensor], batch: Any, replica: Replica) -> None:
+        self._places = places
+        self._batch = batch
+        self._replica = replica
+        self.gradients: list[torch.Tensor | None] = []
+        self.judged: Judged
+        self.replay: Callable[[], None] = lambda: None
+        self.compared = 0
+
+    def load(self, tensors: Sequence[torch.Tensor]) -> Any:
+        """Put a micro-batch where the recording reads it; returns it there."""
+        for place, tensor in zip(self._places, tensors, strict=True):
+            place.copy_(tensor, non_blocking=True)
+        return self._batch
+
+    def run(self, work: Work) -> None:
+        """What is recorded."""
+        for parameter in self._replica.parameters:
+            parameter.grad = None
+        self.judged = work.whole(self._batch)
+        self.gradients = [parameter.grad for parameter in self._replica.parameters]
+
+
+def _host_generators() -> tuple[Any, ...]:
+    """The states of this process's generators that a recording does not advance."""
+    kind, keys, *position = numpy.random.get_state()
+    return torch.default_generator.get_state().numpy().tobytes(), random.getstate(), kind, bytes(keys), *position
+
+
+def _same(one: torch.Tensor | None, other: torch.Tensor | None) -> bool:
+    if one is None or other is None:
+        return one is other
+    return one.shape == other.shape and torch.equal(_bits(one), _bits(other))
+
+
+def _bits(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.detach().contiguous().reshape(-1).view(torch.uint8)
+
+
+def _reason(error: Exception) -> str:
+    """What cannot be recorded, with the line of the user's code that does it."""
+    what = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [frame for frame in frames if not frame.filename.startswith((*_LIBRARIES, "<"))]
+    return f"{own[-1].filename}:{own[-1].lineno}: {own[-1].line}: {what}" if own else what

@@ -1,0 +1,61 @@
+"""A recorder for processors: it notes every operation of the work, and does them again on the same memory.
+
+As with a CUDA graph, nothing of Python is done again, a value that was looked at is an error, and what was a number stays it.
+Random numbers come from the generator of the processor, which is seeded before each repetition as a card's is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+_READS = {"_local_scalar_dense", "equal", "is_nonzero"}
+
+
+class Noting(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.operations: list[tuple[Any, Any, Any, list[torch.Tensor]]] = []
+
+    def __torch_dispatch__(
+        self, operation: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if operation.overloadpacket.__name__ in _READS:
+            raise RuntimeError("operation not permitted when stream is capturing")
+        result = operation(*args, **kwargs)
+        self.operations.append((operation, args, kwargs, _tensors(result)))
+        return result
+
+
+class Retracer:
+    """Implements `shard_graphs.Recorder`. recorded: how many recordings were made; replays: how often they were done again."""
+
+    def __init__(self) -> None:
+        self.recorded = self.replays = 0
+
+    def record(self, work: Callable[[], None]) -> Callable[[], None]:
+        work()
+        noting = Noting()
+        with noting:
+            work()
+        self.recorded += 1
+
+        def replay() -> None:
+            self.replays += 1
+            with torch.no_grad():
+                for operation, args, kwargs, results in noting.operations:
+                    given = {tensor.untyped_storage().data_ptr() for tensor in _tensors((args, kwargs))}
+                    for place, value in zip(results, _tensors(operation(*args, **kwargs)), strict=True):
+                        if place.untyped_storage().data_ptr() not in given:
+                            place.copy_(value)
+
+        return replay
+
+
+def _tensors(tree: Any) -> list[torch.Tensor]:
+    return [leaf for leaf in tree_leaves(tree) if isinstance(leaf, torch.Tensor)]

@@ -1,0 +1,154 @@
+"""Recordings of a shard's passes: the bits of eager ones, and eager ones wherever a recording would give others."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from orchestrator.numerics import staging
+from orchestrator.numerics.device.kernels import Operations
+from orchestrator.numerics.staging import rebuilt, taken_apart
+from orchestrator.pipeline import Pipeline
+from orchestrator.worker import device
+from orchestrator.worker.model import shard_graphs
+from tests.comm.transports import device_double
+from tests.worker import faulty as f
+from tests.worker import pipelines as p
+from tests.worker import retracing
+from tests.worker.retracing import Retracer
+from tests.worker.runs import Layout, members_end, train
+from tests.worker.test_on_device import trained
+
+Batch = tuple[torch.Tensor, torch.Tensor]
+
+
+@pytest.fixture
+def retracer(monkeypatch: pytest.MonkeyPatch) -> Retracer:
+    """Workers sum on a device, and record with this."""
+    made = Retracer()
+    here = staging.Resident(torch.device("cpu"))
+    opened = device.Device(here, None, Operations(), made)
+    monkeypatch.setattr(device, "opened", lambda *_: opened._replace(regions=device_double.regions()))
+    # What a processor draws is part of a recording of `Retracer`; the random numbers of Python are not.
+    monkeypatch.setattr(shard_graphs, "_host_generators", random.getstate)
+    monkeypatch.setattr(shard_graphs, "_LIBRARIES", (*shard_graphs._LIBRARIES, retracing.__file__))
+    return made
+
+
+class Branching(p.Mlp):
+    """A loss whose operations depend on a value."""
+
+    def loss(self, model: nn.Module, batch: Batch) -> Any:
+        loss = super().loss(model, batch)
+        return loss * 2 if loss.item() > 0 else loss
+
+
+class Counting(p.Mlp):
+    """A loss that depends on the step."""
+
+    def loss(self, model: nn.Module, batch: Batch, step: int) -> Any:
+        return super().loss(model, batch) * (1.0 + 0.1 * step)
+
+
+class Rolling(p.Mlp):
+    """A loss that depends on numbers of Python."""
+
+    def loss(self, model: nn.Module, batch: Batch) -> Any:
+        return super().loss(model, batch) * (1.0 + random.random())
+
+
+class Peeking(p.Mlp):
+    """A loss that depends on a value behind the back of torch: the second micro-batch shows it."""
+
+    def loss(self, model: nn.Module, batch: Batch) -> Any:
+        return super().loss(model, batch) * float(batch[0].numpy().sum())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("pipeline", "settings"),
+    [
+        (p.Mlp, {"clip": 0.05, "optimizer": {"name": "adamw", "lr": 0.01}}),
+        (p.Batchnorm, {}),
+        (p.Images, {}),
+        (p.Attention, {"precision": "bfloat16"}),
+        (p.Frozen, {}),
+        (p.FrozenBatchnorm, {"optimizer": {"name": "sgd", "lr": 0.01}}),
+        (p.AwkwardBuffers, {}),
+    ],
+)
+def test_a_recording_gives_the_bits_of_eager_passes(
+    retracer: Retracer, monkeypatch: pytest.MonkeyPatch, pipeline: type[Pipeline], settings: dict[str, Any]
+) -> None:
+    recorded = trained(pipeline, Layout(2), steps=8, shards=4, **settings)
+    assert retracer.recorded
+    assert retracer.replays > 4 * retracer.recorded
+    monkeypatch.undo()
+    eager = train(pipeline, steps=8, shards=4, **settings)
+    assert (recorded.trace, recorded.digest) == (eager.trace, eager.digest)
+
+
+@pytest.mark.parametrize(
+    ("pipeline", "told"),
+    [
+        (Branching, "test_shard_graphs.py:"),
+        (Counting, "loss() takes the step"),
+        (Rolling, "random numbers in host memory"),
+        (Peeking, "gives other bits"),
+    ],
+)
+@pytest.mark.usefixtures("retracer")
+def test_what_cannot_be_recorded_is_computed_eagerly_and_told_once(
+    monkeypatch: pytest.MonkeyPatch, pipeline: type[Pipeline], told: str
+) -> None:
+    lines: list[str] = []
+    plain = shard_graphs.ShardGraphs.__init__
+
+    def noted(graphs: Any, *given: Any) -> None:
+        recorder, replica, staging, _, why_not = given
+        plain(graphs, recorder, replica, staging, lines.append, why_not)
+
+    monkeypatch.setattr(shard_graphs.ShardGraphs, "__init__", noted)
+    run = train(pipeline, steps=4)
+    assert len(lines) == 1
+    assert told in lines[0]
+    monkeypatch.undo()
+    assert run.trace == train(pipeline, steps=4).trace
+
+
+def test_shapes_have_recordings_of_their_own_and_at_most_a_few(
+    retracer: Retracer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings: dict[str, Any] = {"steps": 6, "shards": 3, "batch_size": 7, "args": {"rows": 23}}
+    run = train(p.Mlp, **settings)
+    assert 1 < retracer.recorded <= 4
+    monkeypatch.undo()
+    assert run.trace == train(p.Mlp, **settings).trace
+
+
+@pytest.mark.parametrize("pipeline", [f.NanLoss, f.NanGradient, f.InfiniteStatistic, f.CentresItsOutput])
+@pytest.mark.usefixtures("retracer")
+def test_faults_are_told_alike(monkeypatch: pytest.MonkeyPatch, pipeline: type[Pipeline]) -> None:
+    (recorded,) = members_end(pipeline)
+    monkeypatch.undo()
+    (plain,) = members_end(pipeline)
+    assert isinstance(plain, Exception)
+    assert str(recorded) == str(plain)
+
+
+def test_a_batch_is_taken_apart_and_built_again() -> None:
+    batch = {"x": [torch.ones(2), (torch.zeros(3), "text")], "n": 3}
+    apart = taken_apart(batch)
+    assert apart is not None
+    tensors, shape = apart
+    assert [tensor.numel() for tensor in tensors] == [2, 3]
+    other = taken_apart({"x": [torch.zeros(2), (torch.ones(3), "text")], "n": 3})
+    assert other is not None
+    assert other[1] == shape
+    assert taken_apart({**batch, "n": 4})[1] != shape  # type: ignore[index]
+    assert str(rebuilt(batch, other[0])) == str({"x": [torch.zeros(2), (torch.ones(3), "text")], "n": 3})
+    assert taken_apart([torch.ones(1), object()]) is None
