@@ -77,7 +77,6 @@ class Peeking(p.Mlp):
         (p.Images, {}),
         (p.Attention, {"precision": "bfloat16"}),
         (p.Frozen, {}),
-        (p.FrozenBatchnorm, {"optimizer": {"name": "sgd", "lr": 0.01}}),
         (p.AwkwardBuffers, {}),
     ],
 )

@@ -523,9 +523,8 @@ class PipelineAdapter:
 
     def not_finite(self, step: int, shard: int, loss: float) -> NonFinite:
         """The error of micro-batch (step, shard) whose loss is no number, or infinite."""
-        where = self._known(step, shard).where
-        message = f"the loss is {loss} at {where}{self.named(step, shard)}"
-        return NonFinite(message, NON_FINITE_REMEDY, code="loss.value")
+        error = loss_not_finite(loss, self._known(step, shard).where)
+        return NonFinite(f"{error.message}{self.named(step, shard)}", error.remedy, code=error.code)
 
     def _where(self, step: int, shard: int) -> str:
         """A micro-batch for messages. step: of the run, or where a step of the run is a round the local one, as `local_steps`
@@ -737,7 +736,11 @@ def _judged(returned: Any, rows: int, where: str) -> tuple[torch.Tensor, float, 
 def check_finite(mean: float, where: str) -> None:
     """Raises NonFinite. mean: the loss of the micro-batch."""
     if not math.isfinite(mean):
-        raise NonFinite(f"the loss is {mean} at {where}", NON_FINITE_REMEDY, code="loss.value")
+        raise loss_not_finite(mean, where)
+
+
+def loss_not_finite(mean: float, where: str) -> NonFinite:
+    return NonFinite(f"the loss is {mean} at {where}", NON_FINITE_REMEDY, code="loss.value")
 
 
 def _mean_and_weight(returned: Any, rows: int, where: str) -> tuple[torch.Tensor, float]:
