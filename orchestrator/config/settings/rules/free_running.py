@@ -14,7 +14,10 @@ from orchestrator.config.settings.rules.rule import Case, Rule
 
 def rules_of(execution: Callable[[str], str]) -> tuple[Rule, ...]:
     """execution: of the mode with this name."""
-    is_free = lambda name: execution(name) != "lockstep"  # noqa: E731
+
+    def is_free(name: str) -> bool:
+        return execution(name) != "lockstep"
+
     free = Case(("sync.name",), is_free)
 
     def require(code: str, key: str, fit: Any, because: str) -> Rule:
