@@ -70,6 +70,7 @@ ROOMS = {
         "processes",
         "injection",
         "tested_versions",
+        "distributions",
     ],
 }
 ONLY_ROOM = {

@@ -28,6 +28,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+from orchestrator.common.distributions import SITES, installed_beside
 from orchestrator.data.files import waiting
 from orchestrator.data.files.cache import folder as cache_folder
 from orchestrator.data.files.dataset import CHECKED
@@ -38,7 +39,6 @@ _MOST_FILES = 10_000
 _HASHED_BYTES = 2**28  # of all files together
 _PIECE = 2**20
 _OWN = str(Path(__file__).resolve().parent.parent)
-_SITES = frozenset({"site-packages", "dist-packages"})
 _SYSTEM = (
     *("/proc", "/sys", "/dev", "/etc", "/lib", "/lib32", "/lib64", "/bin", "/sbin", "/run/systemd", "/var/cache"),
     *(f"/usr/{name}" for name in ("lib", "lib32", "lib64", "libexec", "share", "bin", "sbin", "include")),
@@ -81,6 +81,7 @@ class Window:
         self.reads = Reads()
         self._declared = declared
         self._project = str(Path.cwd())
+        self.packages = installed_beside(tuple(sys.path), self._project)
         inputs = [os.path.normpath(Path.cwd() / each) for each in declared.inputs]
         self._inputs = tuple({*inputs, *map(os.path.realpath, inputs)})
         self._others = {*sys._current_frames()} - {threading.get_ident()}
@@ -169,7 +170,8 @@ class Window:
         path = place if inside is None else f"/{inside}"
         if place in CHECKED or is_below(place, self._inputs) or _RECORDS in f"{path}/" or _CODE.fullmatch(place):
             return False
-        if _SITES & set(path.split("/")) or is_below(place, (*_installed(), *_caches(), str(cache_folder()))):
+        installed = (*_installed(), *self.packages)
+        if SITES & set(path.split("/")) or is_below(place, (*installed, *_caches(), str(cache_folder()))):
             return False
         return inside is not None or not (_OF_RAY.search(place) or _OF_TORCH.search(place))
 
@@ -327,7 +329,8 @@ def _reader() -> FrameType | None:
     frame, whole = _outside(sys._getframe(2))
     if frame is None or whole or waiting.is_fetching() or (id(frame), frame.f_lasti) == _taking:
         return None
-    return frame if _is_users(frame.f_code.co_filename) else None
+    packages = tuple(place for each in _windows for place in each.packages)
+    return frame if _is_users(frame.f_code.co_filename, packages) else None
 
 
 def _outside(frame: FrameType | None) -> tuple[FrameType | None, bool]:
@@ -340,10 +343,9 @@ def _outside(frame: FrameType | None) -> tuple[FrameType | None, bool]:
 
 
 @cache
-def _is_users(file: str) -> bool:
-    return not (
-        file.startswith("<") or is_below(os.path.realpath(file), (_OWN, *_installed())) or _SITES & set(file.split("/"))
-    )
+def _is_users(file: str, packages: tuple[str, ...]) -> bool:
+    installed = (_OWN, *_installed(), *packages)
+    return not (file.startswith("<") or is_below(os.path.realpath(file), installed) or SITES & set(file.split("/")))
 
 
 @cache

@@ -35,6 +35,12 @@ class Data:
     sat_out: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
 
     @property
+    def step_samples(self) -> int | None:
+        """Samples of a step; None where that changes, is secret, or hangs on how much each shard trains by itself."""
+        is_known = self.batch_size.is_constant and self.local is None and self.privacy is None
+        return self.batch_size.at(0) if is_known else None
+
+    @property
     def cache(self) -> tuple[int, str | None, float]:
         """As `data.files.cache.use` takes it."""
         return self.cache_bytes, self.cache_folder, self.store_timeout_s

@@ -76,6 +76,25 @@ def by_rank(windows: Iterable[Mapping[str, Any]]) -> dict[int, Seconds]:
     return {rank: added(found[rank]) for rank in sorted(found)}
 
 
+def steps_per_s(windows: Iterable[Mapping[str, Any]]) -> float | None:
+    """Steps by the seconds that workers took for them, with evaluations and checkpoints, without connecting; None where no
+    window has a step. A worker's windows up to its first step, in which libraries warm up, are left out where the others have
+    as many steps."""
+    warm: set[str] = set()
+    first, rest = [0, 0.0], [0, 0.0]
+    for window in windows:
+        member, seconds = window["member"], window["seconds"]
+        if not member.startswith("worker "):
+            continue
+        part = rest if member in warm else first
+        part[0] += window["steps"]
+        part[1] += sum(seconds.values()) - seconds.get("connect", 0.0)
+        if window["steps"]:
+            warm.add(member)
+    steps, taken = rest if rest[0] >= first[0] else (first[0] + rest[0], first[1] + rest[1])
+    return steps / taken if steps and taken > 0 else None
+
+
 def shares(seconds: Mapping[str, float]) -> Seconds:
     """Of the sum; nothing where that is 0."""
     whole = sum(seconds.values())

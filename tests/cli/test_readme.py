@@ -32,7 +32,7 @@ DEMO, LAUNCH, RERUN = COMMANDS
 STEPS = 60
 FIELDS = {
     "run_id", "status", "steps", "digest", "loss", "metrics", "workers", "generations", "recoveries", "launch_s",
-    "steps_per_s", "bytes_per_step", "times", "shards",
+    "steps_per_s", "bytes_per_step", "times", "shards", "samples_per_s",
 }  # fmt: skip
 
 

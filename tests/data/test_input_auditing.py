@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import socket
 import tempfile
@@ -66,6 +67,22 @@ def test_what_belongs_to_the_environment_is_no_finding(project: Path) -> None:
         Path("some.egg-info/entry_points.txt").read_bytes()
 
     assert not seen(read)
+
+
+def test_a_package_is_of_the_environment_wherever_it_lies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where pip was given a target: a file of its own, and a variable that it reads."""
+    code = "import os, pathlib\nread = lambda: (pathlib.Path(__file__).with_name('t.csv').read_text(), os.environ.get('ODD'))\n"
+    for name in ("lone", "own"):
+        (tmp_path / "libs" / name).mkdir(parents=True)
+        (tmp_path / "libs" / name / "__init__.py").write_text(code)
+        (tmp_path / "libs" / name / "t.csv").write_text("1")
+    (tmp_path / "libs" / "lone-1.dist-info").mkdir()
+    (tmp_path / "libs" / "lone-1.dist-info" / "RECORD").write_text("lone/__init__.py,,\nlone/t.csv,,\n")
+    monkeypatch.syspath_prepend(str(tmp_path / "libs"))
+    packaged, own = (importlib.import_module(name) for name in ("lone", "own"))
+    assert not seen(packaged.read)
+    found = seen(own.read)
+    assert (list(found.files), list(found.variables)) == ([str(tmp_path / "libs/own/t.csv")], ["ODD"])
 
 
 def test_what_the_process_has_made_is_no_finding() -> None:

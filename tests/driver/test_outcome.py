@@ -9,6 +9,8 @@ import pytest
 
 from orchestrator.cli.answer import ended_run
 from orchestrator.cli.arguments import Arguments
+from orchestrator.common.values import Span, Steps
+from orchestrator.data.plan import Data
 from orchestrator.driver.report.outcome import Outcome
 from orchestrator.errors import Interrupted, NonFinite, OrchestratorError, PipelineRaised, WorkerLost
 
@@ -52,6 +54,15 @@ def test_who_would_meet_it_again_is_not_told_to_go_on(capsys: pytest.CaptureFixt
 def test_times_and_rates() -> None:
     report = Outcome(steps=11, first_step_at=105.0, steps_per_s=5.00049).as_dict("r", started=100.0)
     assert (report["launch_s"], report["steps_per_s"]) == (5.0, 5.0)
+
+
+def test_samples_follow_from_steps_where_a_step_has_one_number_of_them() -> None:
+    assert Outcome(steps_per_s=2.5, step_samples=64).as_dict("r", 0.0)["samples_per_s"] == 160.0
+    assert Data(shards=2, batch_size=Steps.constant(64), loaders=0).step_samples == 64
+    assert Data(shards=2, batch_size=Steps(((0, 64), (9, 128))), loaders=0).step_samples is None
+    assert Data(shards=2, batch_size=Steps.constant(64), loaders=0, local=Span(steps=4)).step_samples is None
+    for unknown in (Outcome(steps_per_s=2.5), Outcome(step_samples=64)):
+        assert "samples_per_s" not in unknown.as_dict("r", 0.0)
 
 
 def test_json_has_no_nan() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from orchestrator.driver.report import summary
 from orchestrator.driver.report.outcome import Outcome
 
@@ -11,6 +13,21 @@ OWN = "sqlite:////project/.orchestrator/mlflow.db"
 def shown(uri: str) -> str:
     outcome = Outcome(steps=3, loss=0.5, digest="d")
     return summary.text(outcome, "digits", "1 worker", "r1", summary.look("r1", "7", uri, OWN)).splitlines()[-1]
+
+
+@pytest.mark.parametrize(
+    ("rate", "samples", "told"),
+    [
+        (0.01234, None, "0.0123 steps/s"),
+        (66.24, 64, "66.2 steps/s (4,240 samples/s)"),
+        (99.96, None, "100 steps/s"),
+        (1434.0, 8, "1,430 steps/s (11,500 samples/s)"),
+    ],
+)
+def test_rates_have_three_digits_and_no_exponent(rate: float, samples: int | None, told: str) -> None:
+    outcome = Outcome(steps=3, loss=0.5, digest="d", steps_per_s=rate, step_samples=samples)
+    first = summary.text(outcome, "digits", "1 worker", "r1", "look").splitlines()[0]
+    assert first == f"digits: finished 3 steps, 1 worker, {told}"
 
 
 def test_a_store_of_ones_own_is_shown_by_a_command() -> None:

@@ -59,3 +59,33 @@ def test_a_timeline_names_its_members_and_begins_at_nought() -> None:
     assert compute["args"] == {"step": 3, "shard": 1}
     assert (wait["name"], wait["ts"]) == ("wait", 5e5)
     assert (connect["ts"], connect["tid"], connect["args"]) == (2.5e5, 1, {})
+
+
+def window(member: str, first: int, steps: int, **seconds: float) -> dict[str, object]:
+    return {"member": member, "first": first, "steps": steps, "seconds": seconds, "busy": {}}
+
+
+def test_steps_per_second_are_those_of_the_workers_own_time() -> None:
+    """Reports may come in a burst; a spare waits, a server has no steps of its own, and connecting is no step."""
+    found = [
+        window("worker 0", 0, 0, compute=3.0),  # the first step takes longer than a window
+        window("worker 0", 0, 1, compute=1.0),
+        window("worker 1", 0, 1, wait=4.0),
+        window("worker 0", 1, 20, compute=8.0, evaluate=2.0),
+        window("worker 1", 1, 20, compute=5.0, wait=5.0),
+        window("worker 1", 21, 0, connect=100.0),
+        window("worker 2", 0, 0, connect=100.0),
+        window("server 0", 0, 21, wait=1000.0),
+    ]
+    assert times.steps_per_s(found) == 2.0
+
+
+def test_of_a_run_that_is_hardly_longer_than_its_first_window_all_of_it_counts() -> None:
+    """Its last window may be an evaluation and little else."""
+    found = [window("worker 0", 0, 3, compute=1.0, connect=9.0), window("worker 0", 3, 1, evaluate=3.0)]
+    assert times.steps_per_s(found) == 1.0
+
+
+def test_without_steps_there_is_no_rate() -> None:
+    for found in ([], [window("worker 0", 0, 0, compute=1.0)], [window("server 0", 0, 4, wait=1.0)]):
+        assert times.steps_per_s(found) is None

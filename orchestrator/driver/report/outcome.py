@@ -37,8 +37,6 @@ class Outcome:
     error: OrchestratorError | None = None  # what ended the run; None where it finished
     # when the driver heard of the first step, on the monotonic clock; None before that
     first_step_at: float | None = None
-    # from the first report of a step to the last, evaluations included; None with fewer than two
-    steps_per_s: float | None = None
     # payloads of the member that sends most, in the last step of which that is known; None where it is of none
     bytes_per_step: int | None = None
     # each with its kind, seconds and lost steps, as in the journal
@@ -61,6 +59,9 @@ class Outcome:
     trained_at: float | None = None  # when training ended, on the monotonic clock; None before that
     is_headless: bool = False  # whether the head of its Ray is gone
     times: Mapping[str, float] = field(default_factory=dict)  # share of the workers' time, by kind (`records.times`)
+    # by the workers' own time, evaluations included (`records.times`); None where they have told none
+    steps_per_s: float | None = None
+    step_samples: int | None = None  # samples of a step; None where steps have several numbers of them, or it is secret
     # worker -> shards that it computed, and how many of them were dealt to others; empty without claims
     shards: Mapping[str, tuple[int, int]] = field(default_factory=dict)
     best: BestModel | None = None  # the model of the run; None where that is the last state
@@ -81,6 +82,10 @@ class Outcome:
     def model(self) -> BestModel:
         """Of a run that has finished: its model, the last one or the best."""
         return self.best or BestModel(self.steps, str(self.digest))
+
+    @property
+    def samples_per_s(self) -> float | None:
+        return None if self.steps_per_s is None or self.step_samples is None else self.steps_per_s * self.step_samples
 
     @property
     def spent_sentence(self) -> str:
@@ -133,6 +138,8 @@ class Outcome:
             "bytes_per_step": self.bytes_per_step,
             "times": {kind: round(share, 4) for kind, share in self.times.items()},
         }
+        if self.samples_per_s is not None:
+            report["samples_per_s"] = round(self.samples_per_s, 3)
         if self.redealt:
             report["redealt"], report["hosted"] = self.redealt, list(self.hosted)
         if self.slow:

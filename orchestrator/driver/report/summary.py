@@ -6,13 +6,15 @@ import shlex
 
 from orchestrator.driver.report import few, rehearsed
 from orchestrator.driver.report.outcome import Outcome
+from orchestrator.driver.terminal.progress import three_digits
 from orchestrator.provenance.tracking import is_server, run_page
 from orchestrator.records import times
 
 
 def text(outcome: Outcome, title: str, layout: str, run_id: str, look: str) -> str:
     """layout: what it ran on, such as "4 workers in a ring"; look: where it is shown."""
-    rate = f", {outcome.steps_per_s:.3g} steps/s" if outcome.steps_per_s else ""
+    samples = f" ({three_digits(outcome.samples_per_s)} samples/s)" if outcome.samples_per_s else ""
+    rate = f", {three_digits(outcome.steps_per_s)} steps/s{samples}" if outcome.steps_per_s else ""
     sent = f", {_size(outcome.bytes_per_step)} sent per step" if outcome.bytes_per_step else ""
     results = {"loss": outcome.loss, "epsilon": outcome.epsilon}
     told = [f"{name} {value:.4g}" for name, value in results.items() if value is not None]

@@ -80,7 +80,6 @@ class EventSink:
         self._uploaded_once = False
         self._taken_over: tuple[TakenOver, int] | None = None  # until the first step is done
         self._hosted_first: tuple[int, ...] = ()  # shards of each worker, until their speed was looked at
-        self._first_report: tuple[int, float] | None = None  # steps that were done, and when they were reported
         self.outcome = Outcome()
 
     @property
@@ -265,9 +264,8 @@ class EventSink:
             return
         if self._drift_watch is not None:
             self._drift_watch.begin()
-        now = time.monotonic()
         if self.outcome.first_step_at is None:
-            self.outcome = replace(self.outcome, first_step_at=now)
+            self.outcome = replace(self.outcome, first_step_at=time.monotonic())
             self.began(phases.told())
         for line in new:
             self._step(line)
@@ -275,11 +273,6 @@ class EventSink:
             (before, steps_lost), self._taken_over = self._taken_over, None
             why = f"the driver (process {before.driver}) had ended"
             self.recovered(events.Recovered("driver", time.time() - before.ended, steps_lost, why))
-        if self._first_report is None:
-            self._first_report = (self.outcome.steps, now)
-        elif now > self._first_report[1]:
-            rate = (self.outcome.steps - self._first_report[0]) / (now - self._first_report[1])
-            self.outcome = replace(self.outcome, steps_per_s=rate)
         self._progress.step(self.outcome.steps, self.outcome.loss, self.outcome.epsilon)
 
     def _step(self, line: Mapping[str, Any]) -> None:

@@ -238,6 +238,8 @@ class Job:
             trained_at=trained_at,
             is_headless=isinstance(ray, JoinedRay) and ray.is_headless,
             times=times.shares(summed(by_worker)),
+            steps_per_s=time_log.steps_per_s(),
+            step_samples=plan.data.step_samples,
             shards=time_log.shards(),
         )
         self._keep_streams(storage, record, outcome.steps)

@@ -64,6 +64,10 @@ class TimeLog:
         """As `records.times.shards_by_member`, after `close`."""
         return times.shards_by_member(lines.read(self._files.times))
 
+    def steps_per_s(self) -> float | None:
+        """As `records.times.steps_per_s`, after `close`."""
+        return times.steps_per_s(lines.read(self._files.times))
+
     def close(self) -> Mapping[str, times.Seconds]:
         """Tell the rest, write the timeline; returns the seconds of each kind by member. Raises OSError."""
         for file in filter(None, (self._file, self._spans)):

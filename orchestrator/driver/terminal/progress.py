@@ -38,7 +38,12 @@ def rate_and_left(steps: int, seconds: float, left: int) -> str:
     if steps <= 0 or seconds <= 0:
         return ""
     rate = steps / seconds
-    return f", {rate:.3g} steps/s" + (f", {duration(left / rate)} left" if left else "")
+    return f", {three_digits(rate)} steps/s" + (f", {duration(left / rate)} left" if left else "")
+
+
+def three_digits(value: float) -> str:
+    """Of a number above 0, without an exponent: "0.0123", "66.2", "11,400"."""
+    return f"{float(f'{value:.3g}'):,.0f}" if value >= 100 else f"{value:.3g}"
 
 
 def duration(seconds: float) -> str:

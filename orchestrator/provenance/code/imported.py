@@ -1,9 +1,9 @@
 """Code that a process has imported but the snapshot does not hold, which a rerun would miss or take from elsewhere.
 
 Two halves, because a worker sees the modules and the driver has the snapshot. `gather`, in the worker after its pipeline is
-built, hashes the modules' files that belong neither to Python nor to an installed distribution, and looks up the
-repositories they lie in. `judge`, in the driver, is pure and says what each one means. Installed distributions are recorded
-by name and version with the environment; whether somebody has edited files of theirs is not seen here.
+built, hashes the modules' files that belong neither to Python nor to an installed distribution, wherever that lies, and looks
+up the repositories they lie in. `judge`, in the driver, is pure and says what each one means. Installed distributions are
+recorded by name and version with the environment; whether somebody has edited files of theirs is not seen here.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import hashlib
 import importlib.metadata
 import json
 import os
+import sys
 import sysconfig
 import tempfile
 from collections.abc import Collection, Iterable, Mapping
@@ -22,13 +23,14 @@ from types import ModuleType
 from typing import Any, Literal
 from urllib.parse import unquote, urlsplit
 
+from orchestrator.common.distributions import SITES, installed_beside
 from orchestrator.errors import few
 from orchestrator.provenance.code import git, objects
 from orchestrator.provenance.code.worktree import WorkTree
 from orchestrator.records import redaction
+from orchestrator.records.reads import is_below
 
-Kind = Literal["snapshot", "changed", "left out", "repository", "shadowing", "elsewhere"]
-_SITES = frozenset({"site-packages", "dist-packages"})
+Kind = Literal["snapshot", "changed", "left out", "repository", "shadowing", "elsewhere", "package"]
 _NAMES_SHOWN = 3
 _NOTEBOOK = ".ipynb"
 _CODE = (".py", _NOTEBOOK)
@@ -58,6 +60,7 @@ class Loaded:
     ids: dict[str, str]  # git's ids of the file's bytes, by algorithm
     repository: Repository | None  # that the file lies in; None where it lies in none
     tracked: bool  # whether its repository tracks it
+    packaged: bool = False  # whether an installed distribution has it, which lies in the project
 
     def as_dict(self) -> dict[str, Any]:
         return dataclasses.asdict(self)
@@ -90,9 +93,12 @@ def files_of(modules: Mapping[str, ModuleType]) -> dict[str, str]:
 
 
 def gather(modules: Mapping[str, str], project: Path, origin: str | None = None) -> list[Loaded]:
-    """What has to be judged of a process's modules (name -> file). origin: the snapshot's, to know its repository again."""
-    standard = _standard_library()
+    """What has to be judged of a process's modules (name -> file). origin: the snapshot's, to know its repository again. Of
+    distributions only what lies in the project is judged: the snapshot may hold that."""
     top = os.path.realpath(project)
+    packages = installed_beside(tuple(sys.path), str(project))
+    packages_inside = tuple(each for each in packages if each.startswith(top + "/"))
+    standard = (*_standard_library(), *(each for each in packages if each not in packages_inside))
     repositories = _Repositories(origin)
     found = []
     for name, file in sorted(modules.items()):
@@ -102,7 +108,8 @@ def gather(modules: Mapping[str, str], project: Path, origin: str | None = None)
             and not is_installed(place, standard)
             and not _is_generated(name, place, modules, standard)
         ):
-            found.append(_loaded(name, place, top, repositories))
+            loaded = _loaded(name, place, top, repositories)
+            found.append(dataclasses.replace(loaded, packaged=is_installed(place, packages_inside)))
     return found
 
 
@@ -119,8 +126,8 @@ def from_dict(values: Mapping[str, Any]) -> Loaded:
 
 
 def is_installed(file: str, standard: Iterable[str]) -> bool:
-    """Whether a file belongs to the standard library or to the folder of installed distributions. Pure."""
-    return bool(_SITES & set(file.split("/"))) or any(file.startswith(folder + "/") for folder in standard)
+    """Whether a file belongs to the standard library or to installed distributions, or is one of these places. Pure."""
+    return bool(SITES & set(file.split("/"))) or is_below(file, standard)
 
 
 def judge(loaded: Iterable[Loaded], work: WorkTree | None, apart: Collection[str] = ()) -> Judgement:
@@ -161,7 +168,7 @@ def _finding(module: Loaded, work: WorkTree) -> Finding:
     if path is not None:
         entry = work.entries.get(os.fsencode(path))
         if entry is None:
-            return Finding("left out", module, path)
+            return Finding("package" if module.packaged else "left out", module, path)
         return Finding("snapshot" if entry.id == module.ids[work.algorithm] else "changed", module, path)
     repository = module.repository
     if repository is None:
@@ -211,7 +218,7 @@ def _cause(finding: Finding) -> str | None:
         assert repository is not None
         return f"is imported from {repository.root} and not from the project's folder; put its folder on the PYTHONPATH"
     if finding.kind == "elsewhere":
-        return f"is imported from outside any repository (SHA-256 {module.sha256[:12]}); put it into the project"
+        return "is imported from outside any repository; put it into the project"
     if finding.kind == "repository":
         assert repository is not None
         return _cause_in(repository, module)

@@ -14,7 +14,10 @@ import pytest
 from orchestrator.provenance.code import imported
 from orchestrator.provenance.code.imported import Judgement, Loaded, Repository, files_of, gather, judge, unused
 from orchestrator.provenance.code.worktree import examine
+from orchestrator.provenance.environment import packages
 from tests.provenance.code.repositories import commit, create, git, write
+
+LAID_OUT = {"lone": "lone.py", "whole": "whole/__init__.py", "whole.part": "whole/part.py", "by_hand": "by_hand.py"}
 
 
 @pytest.fixture
@@ -100,14 +103,63 @@ def test_code_that_changed_after_the_snapshot_is_named(project: Path) -> None:
     assert obstacle == "new.py changed between the snapshot and its import; launch again"
 
 
-def test_code_from_anywhere_is_named_with_its_hash(project: Path, tmp_path: Path) -> None:
-    (tmp_path / "helper.py").write_text("h = 1\n")
+def test_code_from_anywhere_is_named_once_and_kept_with_its_hash(project: Path, tmp_path: Path) -> None:
+    names = [f"helper{number}.py" for number in range(40)]
+    write(tmp_path, {name: f"{name!r}\n" for name in names})
     with zipfile.ZipFile(tmp_path / "zipped.zip", "w") as archive:
         archive.writestr("zipped.py", "z = 1\n")
-    obstacles = judged(project, tmp_path / "helper.py", tmp_path / "zipped.zip" / "zipped.py").obstacles
-    assert len(obstacles) == 2
-    assert "helper.py is imported from outside any repository (SHA-256 " in obstacles[0]
-    assert "zipped.zip is imported from outside" in obstacles[1]
+    found = judged(project, *(tmp_path / name for name in names), tmp_path / "zipped.zip" / "zipped.py")
+    (obstacle,) = found.obstacles
+    assert obstacle.startswith(f"{tmp_path}/helper0.py, {tmp_path}/helper1.py, ")
+    assert obstacle.endswith(" and 38 more: is imported from outside any repository; put it into the project")
+    assert len({finding.module.sha256 for finding in found.findings}) == 41
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A distribution of a module and a package."""
+    files = {
+        "lone-2.1.dist-info/METADATA": "Metadata-Version: 2.1\nName: lone\nVersion: 2.1\n",
+        "lone-2.1.dist-info/WHEEL": "Wheel-Version: 1.0\nGenerator: t\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
+        "lone.py": "from whole.part import x\n",
+        "whole/__init__.py": "",
+        "whole/part.py": "x = 1\n",
+    }
+    wheel = tmp_path_factory.mktemp("wheels") / "lone-2.1-py3-none-any.whl"
+    with zipfile.ZipFile(wheel, "w") as archive:
+        for name, text in {**files, "lone-2.1.dist-info/RECORD": ""}.items():
+            archive.writestr(name, text)
+    return wheel
+
+
+@pytest.mark.parametrize("where", ["beside", "project/packages"])
+def test_a_package_is_one_wherever_pip_puts_it(
+    project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wheel: Path, where: str
+) -> None:
+    """Into a folder of its own, which stands on the search path; what lies there besides is code from elsewhere."""
+    target = tmp_path / where
+    install = ("-m", "pip", "install", "--quiet", "--no-index", "--no-deps", "--target", str(target), str(wheel))
+    subprocess.run([sys.executable, *install], check=True, capture_output=True)
+    write(project, {".gitignore": "made.py\npackages/\n"})
+    write(target, {"by_hand.py": "h = 1\n"})
+    monkeypatch.syspath_prepend(str(target))
+    modules = {name: str(target / file) for name, file in LAID_OUT.items()}
+    found = judge(gather(modules, project), examine(project))
+    (obstacle,) = found.obstacles
+    assert "by_hand.py is imported" in obstacle
+    assert {each.kind for each in found.findings if each.module.name != "by_hand"} <= {"package"}
+    assert dict(packages.installed())["lone"][0] == "2.1"
+
+
+def test_a_distribution_that_the_snapshot_holds_is_code(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """So a rerun finds it in the tree that it restores."""
+    record = "lone.py,sha256=x,1\n../../bin/lone,,\n"
+    write(project, {"vendor/lone.py": "x = 1\n", "vendor/lone-1.dist-info/RECORD": record})
+    commit(project)
+    monkeypatch.syspath_prepend(str(project / "vendor"))
+    found = judged(project, project / "vendor/lone.py")
+    assert [finding.kind for finding in found.findings] == ["snapshot"]
+    assert found.search_path == ("vendor",)
 
 
 def test_names_that_stand_for_no_file_are_passed_over(project: Path) -> None:
