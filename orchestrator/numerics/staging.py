@@ -96,7 +96,7 @@ class Copying:
         """Follows dicts, lists, tuples and dataclasses. Any other object goes there itself if it has a method `to`, and stays
         as it is if it has none."""
         if isinstance(batch, torch.Tensor):
-            return batch.to(self.device, copy=True)
+            return page_locked(batch, self.device).to(self.device, copy=True, non_blocking=True)
         if callable(getattr(batch, "to", None)):
             return batch.to(self.device)
         if isinstance(batch, Mapping):
@@ -138,6 +138,11 @@ class Resident(Copying):
 def on(device: str) -> Staging:
     """For `run.device`."""
     return Direct() if device == "cpu" else Copying(torch.device(device))
+
+
+def page_locked(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """The tensor as a copy to the device wants it: from other memory a copy waits for all that the device is to do before."""
+    return tensor.pin_memory() if device.type == "cuda" and tensor.device.type == "cpu" else tensor
 
 
 def taken_apart(batch: Any) -> tuple[list[torch.Tensor], Any] | None:

@@ -61,7 +61,8 @@ def test_no_bit_differs_wherever_sums_are_made(
 ) -> None:
     pipeline, settings = case
     direct = train(pipeline, **settings)
-    on_device(monkeypatch, [host.kernels, Operations][number % 2])
+    makers: list[Callable[[], Kernels]] = [host.kernels, Operations]
+    on_device(monkeypatch, makers[number % 2])
     resident = trained(pipeline, LAYOUTS[number % len(LAYOUTS)], **settings)
     assert (resident.trace, resident.digest) == (direct.trace, direct.digest)
     assert str(resident.metrics) == str(direct.metrics)

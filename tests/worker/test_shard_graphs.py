@@ -77,17 +77,18 @@ class Peeking(p.Mlp):
         (p.Images, {}),
         (p.Attention, {"precision": "bfloat16"}),
         (p.Frozen, {}),
+        (p.Mlp, {"check_every": 2, "shards": 2}),
         (p.AwkwardBuffers, {}),
     ],
 )
 def test_a_recording_gives_the_bits_of_eager_passes(
     retracer: Retracer, monkeypatch: pytest.MonkeyPatch, pipeline: type[Pipeline], settings: dict[str, Any]
 ) -> None:
-    recorded = trained(pipeline, Layout(2), steps=8, shards=4, **settings)
+    recorded = trained(pipeline, Layout(2), **{"steps": 8, "shards": 4, **settings})
     assert retracer.recorded
     assert retracer.replays > 4 * retracer.recorded
     monkeypatch.undo()
-    eager = train(pipeline, steps=8, shards=4, **settings)
+    eager = train(pipeline, **{"steps": 8, "shards": 4, **settings})
     assert (recorded.trace, recorded.digest) == (eager.trace, eager.digest)
 
 

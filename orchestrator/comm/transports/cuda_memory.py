@@ -51,12 +51,24 @@ class CudaDriver:
         cuda = self._cuda
         address = self._ok(cuda.cuMemAddressReserve(size_bytes, 0, 0, 0))
         self._ok(cuda.cuMemMap(address, size_bytes, 0, handle, 0))
-        access = cuda.CUmemAccessDesc()
-        access.location.type, access.location.id = self._place, self._device
-        flags = cuda.CUmemAccess_flags
-        access.flags = flags.CU_MEM_ACCESS_FLAGS_PROT_READWRITE if writable else flags.CU_MEM_ACCESS_FLAGS_PROT_READ
-        self._ok(cuda.cuMemSetAccess(address, size_bytes, [access], 1))
+        both, reading = (
+            cuda.CUmemAccess_flags.CU_MEM_ACCESS_FLAGS_PROT_READWRITE,
+            cuda.CUmemAccess_flags.CU_MEM_ACCESS_FLAGS_PROT_READ,
+        )
+        # Not every driver has memory that is only read; nobody writes into a peer's in either case.
+        if writable or not self._opened(address, size_bytes, reading):
+            self._ok((self._access(address, size_bytes, both),))
         return int(address)
+
+    def _opened(self, address: Any, size_bytes: int, flags: Any) -> bool:
+        return bool(self._access(address, size_bytes, flags) == self._cuda.CUresult.CUDA_SUCCESS)
+
+    def _access(self, address: Any, size_bytes: int, flags: Any) -> Any:
+        """What the driver answers to opening that range for this device."""
+        access = self._cuda.CUmemAccessDesc()
+        access.location.type, access.location.id = self._place, self._device
+        access.flags = flags
+        return self._cuda.cuMemSetAccess(address, size_bytes, [access], 1)[0]
 
     def give_back(self, handle: Any, address: int, size_bytes: int) -> None:
         # Answers are not looked at: a card that has failed takes all back with the process.

@@ -208,7 +208,7 @@ class EventSink:
         a later generation counts if it differs."""
         if event == "sent":
             before, self._sent_step = self._sent_step, max(self._sent_step, facts["step"])
-            return self._sent_step > before
+            return bool(self._sent_step > before)
         if event == "evaluated":
             found = (facts.get("generation", 0), facts["metrics"])
             known = self._evaluated.get(facts["step"])

@@ -166,7 +166,7 @@ class Replica:
     def counter_values(self) -> list[int]:
         """The counters' present values, concatenated. Asks a device once."""
         counters = [counter.reshape(-1).long() for counter in self.counters.values()]
-        return torch.cat(counters).tolist() if counters else []  # type: ignore[no-any-return]
+        return torch.cat(counters).tolist() if counters else []
 
     def counter_names(self) -> list[str]:
         """For each value of `counter_values`, the buffer it belongs to."""

@@ -23,7 +23,7 @@ from typing import Any, Final, NamedTuple, Protocol
 import numpy
 import torch
 
-from orchestrator.numerics.staging import Staging, rebuilt, taken_apart
+from orchestrator.numerics.staging import Staging, page_locked, rebuilt, taken_apart
 from orchestrator.worker.model.replica import Replica
 
 _MOST: Final = 4  # shapes; each recording has memory of its own for what its passes need
@@ -47,7 +47,7 @@ class CudaRecorder:
     """Implements `Recorder`. Source: PyTorch, "CUDA semantics", section CUDA Graphs."""
 
     def record(self, work: Callable[[], None]) -> Callable[[], None]:
-        stream = torch.cuda.Stream()
+        stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
             for _ in range(_WARM_UPS):
@@ -62,7 +62,7 @@ class CudaRecorder:
         finally:
             torch.cuda.synchronize()
             torch.cuda.empty_cache()  # what the warm-ups took
-        return graph.replay  # type: ignore[no-any-return]
+        return graph.replay
 
 
 class Work(NamedTuple):
@@ -192,7 +192,7 @@ class _Recorded:
     def load(self, tensors: Sequence[torch.Tensor]) -> Any:
         """Put a micro-batch where the recording reads it; returns it there."""
         for place, tensor in zip(self._places, tensors, strict=True):
-            place.copy_(tensor, non_blocking=True)
+            place.copy_(page_locked(tensor, place.device), non_blocking=True)
         return self._batch
 
     def run(self, work: Work) -> None:
@@ -205,7 +205,8 @@ class _Recorded:
 
 def _host_generators() -> tuple[Any, ...]:
     """The states of this process's generators that a recording does not advance."""
-    kind, keys, *position = numpy.random.get_state()
+    state: Any = numpy.random.get_state()
+    kind, keys, *position = state
     return torch.default_generator.get_state().numpy().tobytes(), random.getstate(), kind, bytes(keys), *position
 
 

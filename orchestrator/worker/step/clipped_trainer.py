@@ -189,5 +189,5 @@ class ClippedTrainer(LocalTrainer):
                 )
         if computed is not None:
             self._clipped.add(self._workload.shard_of(step, each), computed.tensors, computed.weight, grid)
-            self._clipped.add_loss(computed.loss)
+            self._clipped.add_loss(float(computed.loss))
             self._replica.forget()

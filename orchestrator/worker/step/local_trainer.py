@@ -292,7 +292,9 @@ class _Tally:
         """The losses, which a device is asked for together."""
         unread = {shard: loss for shard, loss in self._losses.items() if isinstance(loss, torch.Tensor)}
         if unread:
-            self._losses.update(zip(unread, torch.stack(list(unread.values())).tolist(), strict=True))
+            self._losses.update(
+                zip(unread, torch.stack([loss.double() for loss in unread.values()]).tolist(), strict=True)
+            )
         return {shard: float(loss) for shard, loss in self._losses.items()}
 
     def add(self, shard: int, loss: float | torch.Tensor, weight: float, present: Sequence[bool]) -> None:
