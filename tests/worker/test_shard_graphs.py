@@ -23,7 +23,7 @@ from tests.worker.retracing import Retracer
 from tests.worker.runs import Layout, members_end, train
 from tests.worker.test_on_device import trained
 
-Batch = tuple[torch.Tensor, torch.Tensor]
+Batch = tuple[torch.Tensor, ...]
 
 
 @pytest.fixture
@@ -50,7 +50,7 @@ class Branching(p.Mlp):
 class Counting(p.Mlp):
     """A loss that depends on the step."""
 
-    def loss(self, model: nn.Module, batch: Batch, step: int) -> Any:
+    def loss(self, model: nn.Module, batch: Batch, step: int) -> Any:  # type: ignore[override]
         return super().loss(model, batch) * (1.0 + 0.1 * step)
 
 

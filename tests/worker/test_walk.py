@@ -47,5 +47,5 @@ def _ways() -> list[list[str]]:
     try:
         train(p.Mlp, Layout(2), optimizer={"name": "adamw", "lr": 0.1})
     finally:
-        threading.setprofile(None)  # type: ignore[arg-type]
+        threading.setprofile(None)
     return found

@@ -6,7 +6,7 @@ kernel takes nothing from those that read; and its pages go when the last of the
 
 Order: a message says that a payload is there, so its sender first waits for what it has enqueued (`settle`); so a kernel here
 never waits for another process. What a receiver enqueues after `receive` comes after what the message told of, and what it
-sends next says that it has read, because that waits as well (rules C1 and C4).
+sends next says that it has read, because that waits as well (rules C1, C4 and C7).
 
 Trust: copies between cards arrive damaged on some machines, though the driver offers them. So the first region of each member
 holds a known pattern, which a peer compares before it relies on anything (`trusts`).
