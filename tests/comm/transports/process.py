@@ -1,10 +1,10 @@
-"""A member in a process of its own, to be killed: `python -m tests.comm.transports.process WHAT`.
+"""A member in a process of its own, to be killed: `python -m tests.comm.transports.process WHAT MEMORY`.
 
 Prints its address, reads its peer's, connects as rank 1, does WHAT and waits until its standard input ends:
   speak   send a region, a copy, and the last word
   fork    the same, with a forked child that holds every descriptor of this process
   write   receive a view, and write into it
-Each line is JSON.
+MEMORY is one of REGIONS. Each line is JSON.
 """
 
 from __future__ import annotations
@@ -17,12 +17,15 @@ import torch
 
 from orchestrator.comm.transports.shared_memory import SharedRegions
 from orchestrator.comm.transports.sockets import Listener, connect
+from tests.comm.transports import device_double
 from tests.comm.transports.worlds import PATIENCE_S, SECRET, TAG
 
+REGIONS = {"host": SharedRegions, "device": device_double.regions}
 
-def main(what: str) -> None:
+
+def main(what: str, memory: str) -> None:
     listener = Listener(SECRET)
-    regions = SharedRegions()
+    regions = REGIONS[memory]()
     region = regions.allocate(1000, torch.float32)
     print(json.dumps(listener.addresses["unix"]), flush=True)
     peers = {0: json.loads(sys.stdin.readline())}
@@ -41,4 +44,4 @@ def main(what: str) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main(*sys.argv[1:])

@@ -12,26 +12,29 @@ from pathlib import Path
 import pytest
 import torch
 
-from orchestrator.comm.transports.base import PeerLost, Transport
-from orchestrator.comm.transports.shared_memory import SharedRegions
+from orchestrator.comm.transports.base import PeerLost, SharableRegions, Transport
 from orchestrator.comm.transports.sockets import Listener, connect
+from tests.comm.transports.process import REGIONS
 from tests.comm.transports.worlds import PATIENCE_S, SECRET, TAG
 
 pytestmark = pytest.mark.slow
 
-Start = Callable[[str], tuple["subprocess.Popen[str]", Transport, torch.Tensor]]
+Start = Callable[..., tuple["subprocess.Popen[str]", Transport, torch.Tensor]]
 
 
 @pytest.fixture
 def start() -> Iterator[Start]:
     """Start a process that does something (process.py) and connect with it: process, transport, own region."""
-    listener, regions = Listener(SECRET), SharedRegions()
-    region = regions.allocate(1000, torch.float32)
+    listener = Listener(SECRET)
+    opened: list[SharableRegions] = []
     processes: list[subprocess.Popen[str]] = []
     transports: list[Transport] = []
 
-    def connected(what: str) -> tuple[subprocess.Popen[str], Transport, torch.Tensor]:
-        command = [sys.executable, "-m", "tests.comm.transports.process", what]
+    def connected(what: str, memory: str = "host") -> tuple[subprocess.Popen[str], Transport, torch.Tensor]:
+        regions = REGIONS[memory]()
+        opened.append(regions)
+        region = regions.allocate(1000, torch.float32)
+        command = [sys.executable, "-m", "tests.comm.transports.process", what, memory]
         root = Path(__file__).parents[3]
         pipe = subprocess.PIPE
         process = subprocess.Popen(command, cwd=root, stdin=pipe, stdout=pipe, stderr=pipe, text=True)
@@ -50,7 +53,8 @@ def start() -> Iterator[Start]:
         process.kill()
         process.communicate()  # ends their input, and with it what they forked
     listener.close()
-    regions.close()
+    for regions in opened:
+        regions.close()
 
 
 def heard(process: subprocess.Popen[str]) -> list[str | int]:
@@ -59,9 +63,10 @@ def heard(process: subprocess.Popen[str]) -> list[str | int]:
     return said
 
 
-def test_after_sigkill_its_words_are_heard_its_loss_is_known_and_nothing_is_left(start: Start) -> None:
+@pytest.mark.parametrize("memory", REGIONS)
+def test_after_sigkill_its_words_are_heard_its_loss_is_known_and_nothing_is_left(start: Start, memory: str) -> None:
     before = set(Path("/dev/shm").iterdir())
-    process, transport, _ = start("speak")
+    process, transport, _ = start("speak", memory)
     heard(process)
     process.send_signal(signal.SIGKILL)
     process.wait()
