@@ -36,7 +36,7 @@ from torch import nn
 
 from orchestrator.checkpoint.catalog import Catalog
 from orchestrator.checkpoint.storage import LocalFolder
-from orchestrator.checkpoint.writer import Writer
+from orchestrator.checkpoint.writer import PartWriter
 from orchestrator.worker.model.snapshot import capture
 
 LAYERS = 24
@@ -76,7 +76,7 @@ class Ours:
         self._training = training
         self._told: list[dict[str, Any]] = []
         storage = LocalFolder(folder)
-        self.writer = Writer(storage, self._told.append)
+        self.writer = PartWriter(storage, self._told.append)
         self._catalog = Catalog(storage, keep=1)
         self._steps = itertools.count()
 

@@ -47,7 +47,7 @@ from orchestrator.config.resolve import resolve
 from orchestrator.config.settings import load
 from orchestrator.controller.events import Begin
 from orchestrator.controller.rendezvous.schedules import groups_of
-from orchestrator.controller.shard_assignment import assign_shards, assign_stages, deal
+from orchestrator.controller.shard_assignment import assign_columns, assign_shards, assign_stages
 from orchestrator.numerics import allocator, determinism
 from orchestrator.worker.worker import Generation, ProcessServices, Worker
 
@@ -161,7 +161,7 @@ def _generation(plan: Plan, run_manifest: Mapping[str, Any]) -> Generation:
     workers, stages = plan.cluster.members.start, plan.cluster.members.stages
     schedule = build_schedule("ring", workers)
     stage_of = assign_stages([None] * workers, stages) if stages > 1 else ()
-    shards = deal(plan.data.shards, stage_of) if stages > 1 else assign_shards(plan.data.shards, workers)
+    shards = assign_columns(plan.data.shards, stage_of) if stages > 1 else assign_shards(plan.data.shards, workers)
     begin = Begin(
         generation=0,
         members=tuple(range(workers)),

@@ -29,7 +29,7 @@ from orchestrator.worker import hooks
 from orchestrator.worker.asynchronous.free_replica import FreeReplica
 from orchestrator.worker.between_steps.run_state import RunState
 from orchestrator.worker.member.heartbeat import CalledOff, Heartbeat
-from orchestrator.worker.member.shared_queue import Board
+from orchestrator.worker.member.shared_queue import SharedQueue
 from orchestrator.worker.model import snapshot
 from orchestrator.worker.model.shard_states import ShardStates
 from tests.controller.simulated import World
@@ -191,7 +191,7 @@ def _applied_twice(whole: Any, replica: FreeReplica, delta: Any, printed: int, a
     whole(replica, delta, printed, at)
 
 
-def _claimed_by_two(whole: Any, board: Board, deal: Any) -> int:
+def _claimed_by_two(whole: Any, board: SharedQueue, deal: Any) -> int:
     """The first shard of a step is free once more."""
     found, given = int(whole(board, deal)), vars(board).setdefault("given", set())
     if found >= 0 and deal.stamp.value not in given:
@@ -274,8 +274,8 @@ MUTANTS: Final = (
         _all_of(_around(Saving, "heard", _commits_with_the_first_part), _in_place_of(catalog, "_manifest", _part_of)),
     ),
     Mutant("a mask is used for two sums", _around(Masks, "add", _same_mask), _masks_differ, seeds=3),
-    Mutant("a delta is applied twice", _around(FreeReplica, "other", _applied_twice), _in_replays),
-    Mutant("a claim that two win", _around(Board, "claim", _claimed_by_two), _claimed_once),
+    Mutant("a delta is applied twice", _around(FreeReplica, "apply_other", _applied_twice), _in_replays),
+    Mutant("a claim that two win", _around(SharedQueue, "claim", _claimed_by_two), _claimed_once),
     Mutant(
         "who is farthest is not asked: the first worker gives its state",
         _in_place_of(membership, "_state_transfers", _from_the_first),

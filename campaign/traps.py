@@ -36,15 +36,15 @@ _LOOK_S = (0.002, 0.01)  # between the first two looks at the gate, and between 
 _ALIVE_S = 0.05  # between two beats of one who waits at the gate
 _HOUR_S = 3600
 _OF_PHASE = {
-    **dict.fromkeys((collectives.SUM, *range(collectives.LATTICE, messages.ACTIVATIONS)), "sum"),
+    **dict.fromkeys((collectives.SUM, *range(collectives.GRID_SUM, messages.ACTIVATIONS)), "sum"),
     collectives.VOTE: "vote",
     collectives.EVALUATION_VOTE: "evaluation",
     collectives.EVALUATION: "evaluation",
     collectives.END: "end",
     collectives.STATE_TRANSFER: "state transfer",
-    collectives.SPRINT: "sprint",
-    collectives.REST: "rest",
-    collectives.HEIRS: "rest",
+    collectives.ASYNC_PHASE: "sprint",
+    collectives.BARRIER: "rest",
+    collectives.FALLBACKS: "rest",
     messages.DONE: "held sum",
     messages.NORMS: "held sum",
 }  # by the phase of a message

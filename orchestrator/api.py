@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from orchestrator.records import rests
-from orchestrator.records.rests import Staleness
+from orchestrator.records import barriers
+from orchestrator.records.barriers import Staleness
 
 if TYPE_CHECKING:
     from orchestrator.experiments.look import Look
@@ -101,7 +101,7 @@ def staleness(run_id: str, *, uri: str | None = None) -> list[Staleness]:
     from orchestrator.provenance.tracking import Store
 
     folder = project_folder(Path.cwd())
-    return rests.staleness(Recorded.find(Store.with_run(uri, folder, run_id), folder, run_id).rests() or [])
+    return barriers.staleness(Recorded.find(Store.with_run(uri, folder, run_id), folder, run_id).barriers() or [])
 
 
 def _named(conf: Mapping[str, Any]) -> dict[str, Any]:

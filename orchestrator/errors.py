@@ -77,8 +77,8 @@ class OrchestratorError(Exception):
         return self.codes[0]
 
     def as_dict(self) -> dict[str, Any]:
-        told = {**self.told(), "details": self.details}
-        return {**told, "recurs": "true"} if self.recurs else told
+        fields = {**self.told(), "details": self.details}
+        return {**fields, "recurs": "true"} if self.recurs else fields
 
     def told(self) -> dict[str, Any]:
         """What a user is told, as JSON says it."""

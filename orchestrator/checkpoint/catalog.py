@@ -29,7 +29,7 @@ from orchestrator.errors import CheckpointDamaged
 ABANDONED_AFTER_S = 60.0
 
 
-class Found(NamedTuple):
+class NewestGood(NamedTuple):
     """The newest good checkpoint, or None; and a sentence for each newer one that is not good."""
 
     manifest: Manifest | None
@@ -84,7 +84,7 @@ class Catalog:
             return Saved(manifest, f"old checkpoints could not be removed: {error}")
         return Saved(manifest, "")
 
-    def latest(self, until: int | None = None) -> Found:
+    def latest(self, until: int | None = None) -> NewestGood:
         """Reads and verifies whole checkpoints, newest first, until one is good. until: a step; what was saved after it is
         forgotten. Raises CheckpointDamaged if nothing can be listed."""
         reasons = []
@@ -106,8 +106,8 @@ class Catalog:
                 reasons.append(f"checkpoint {step} is not used: {_say(error)}")
                 self._rejected.add(step)
             else:
-                return Found(manifest, reasons)
-        return Found(None, reasons)
+                return NewestGood(manifest, reasons)
+        return NewestGood(None, reasons)
 
     def _prune(self, just_saved: Manifest) -> None:
         """Of the best ones those stay that were so when the newest was saved."""

@@ -62,7 +62,7 @@ def share_of(
 
 
 @dataclass(frozen=True)
-class Part:
+class CheckpointPart:
     """tensors: views of body, row-major, one after the other without gaps."""
 
     tensors: dict[str, torch.Tensor]
@@ -81,9 +81,9 @@ class Copier:
     def __init__(self) -> None:
         self._memory = torch.empty(0, dtype=torch.uint8)
         self._plan: list[tuple[str, torch.dtype, torch.Size]] = []
-        self._part = Part({}, self._memory)
+        self._part = CheckpointPart({}, self._memory)
 
-    def copy(self, tensors: Mapping[str, torch.Tensor], later: Set[str] = frozenset()) -> Part:
+    def copy(self, tensors: Mapping[str, torch.Tensor], later: Set[str] = frozenset()) -> CheckpointPart:
         """later: names of tensors that only get a place, for the caller to fill. Raises MemoryError."""
         plan = [(name, tensor.dtype, tensor.shape) for name, tensor in tensors.items()]
         if plan != self._plan:
@@ -92,7 +92,7 @@ class Copier:
         self._part.fill({name: tensor for name, tensor in tensors.items() if name not in later})
         return self._part
 
-    def _lay_out(self, plan: Sequence[tuple[str, torch.dtype, torch.Size]]) -> Part:
+    def _lay_out(self, plan: Sequence[tuple[str, torch.dtype, torch.Size]]) -> CheckpointPart:
         """plan: wide dtypes first, so that each tensor lies at a multiple of its element's size."""
         ends = list(itertools.accumulate(dtype.itemsize * shape.numel() for _, dtype, shape in plan))
         self._reserve(ends[-1] if ends else 0)
@@ -100,16 +100,16 @@ class Copier:
             name: self._memory[start:end].view(dtype).view(shape)
             for (name, dtype, shape), (start, end) in zip(plan, itertools.pairwise([0, *ends]), strict=True)
         }
-        return Part(views, self._memory[: ends[-1] if ends else 0])
+        return CheckpointPart(views, self._memory[: ends[-1] if ends else 0])
 
     def _reserve(self, size_bytes: int) -> None:
         if len(self._memory) < size_bytes:
             self._memory = torch.empty(0, dtype=torch.uint8)
-            self._plan, self._part = [], Part({}, self._memory)  # the old memory goes before the new comes
+            self._plan, self._part = [], CheckpointPart({}, self._memory)  # the old memory goes before the new comes
             self._memory = _allocate(size_bytes)
 
 
-def write_part(storage: Storage, part: Part) -> Blob:
+def write_part(storage: Storage, part: CheckpointPart) -> Blob:
     """Write one blob. Raises OSError."""
     entries = {
         name: TensorEntry(str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape), digest(tensor))

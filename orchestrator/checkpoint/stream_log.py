@@ -32,7 +32,7 @@ _FOLDER = "streams"
 _SUFFIX = ".json"
 
 
-class Given(NamedTuple):
+class StreamedSamples(NamedTuple):
     """What a stream gave from its `first` sample on, each as `state.to_text` writes it; row: where it was then, likewise."""
 
     first: int
@@ -44,12 +44,12 @@ class StreamLog:
     """A worker's, in one generation. storage: where the checkpoints of the run lie."""
 
     def __init__(self, storage: str, generation: int) -> None:
-        self._before: dict[int, dict[int, Given]] | None = None
+        self._before: dict[int, dict[int, StreamedSamples]] | None = None
         self._place = f"{storage}/{_FOLDER}"
         self._storage = open_storage(self._place)
         self._generation = generation
 
-    def before(self, step: int, shard: int) -> Mapping[int, Given]:
+    def before(self, step: int, shard: int) -> Mapping[int, StreamedSamples]:
         """By its first sample, what earlier generations have taken of a shard's stream after so many steps. step: where this
         generation began. Raises RunFailed, DataDamaged."""
         if self._before is None:
@@ -63,9 +63,9 @@ class StreamLog:
                         self._before.setdefault(each, {})[given.first] = given
         return self._before.get(shard, {})
 
-    def put(self, step: int, given: Mapping[int, Given]) -> None:
+    def put(self, step: int, samples: Mapping[int, StreamedSamples]) -> None:
         """By shard, what was taken for a step. Raises RunFailed."""
-        content = json.dumps({str(shard): list(each) for shard, each in given.items()}).encode()
+        content = json.dumps({str(shard): list(each) for shard, each in samples.items()}).encode()
         name = f"{step:010d}-{self._generation:06d}-{hashlib.sha256(content).hexdigest()}{_SUFFIX}"
         with self._telling(step, "written to"):
             self._storage.put(name, [content])
@@ -92,7 +92,7 @@ def collect(storage: str, target: Path, steps: int) -> bool:
         return False
     unfinished = target.with_name(f"{target.name}.unfinished")
     with unfinished.open("w", encoding="utf-8") as file:
-        found: dict[int, Given] = {}
+        found: dict[int, StreamedSamples] = {}
         for name, following in zip(names, [*names[1:], None], strict=True):
             found |= _read(place.get(name), name)  # of a later generation in the place of an earlier one
             step = _step_and_generation(name)[0]
@@ -165,14 +165,14 @@ def _step_and_generation(name: str) -> tuple[int, int]:
     return int(step), int(generation)
 
 
-def _read(content: bytes, name: str) -> dict[int, Given]:
+def _read(content: bytes, name: str) -> dict[int, StreamedSamples]:
     if hashlib.sha256(content).hexdigest() != name.rpartition("-")[2].removesuffix(_SUFFIX):
         raise DataDamaged(
             f"{name} in the log of live streams has another content than its name says",
             "the run cannot be repeated exactly",
             code="streams.log-content",
         )
-    return {int(shard): Given(*given) for shard, given in json.loads(content).items()}
+    return {int(shard): StreamedSamples(*given) for shard, given in json.loads(content).items()}
 
 
 def _line(step: int, shard: int, samples: list[str]) -> str:

@@ -25,7 +25,7 @@ from typing import Any
 
 import torch
 
-from orchestrator.checkpoint.parts import Copier, Part, share_of, write_part
+from orchestrator.checkpoint.parts import CheckpointPart, Copier, share_of, write_part
 from orchestrator.checkpoint.state import TrainingState
 from orchestrator.checkpoint.storage import Storage
 from orchestrator.common import injection
@@ -35,7 +35,7 @@ _NICE = 5  # yields to training on busy cores; 19 was starved there for half a m
 _PIECE_BYTES = 16 << 20  # copied in some milliseconds
 
 
-class Writer:
+class PartWriter:
     """Its methods belong to the compute thread; `emit` is called from the writing thread, or from them."""
 
     def __init__(self, storage: Storage, emit: Emit) -> None:
@@ -117,7 +117,7 @@ class Writer:
         part, about = copy.part, {**copy.about, "stall_s": copy.stall_s}
         self._writing.start(lambda: self._write(part, about))
 
-    def _write(self, part: Part, about: dict[str, Any]) -> None:
+    def _write(self, part: CheckpointPart, about: dict[str, Any]) -> None:
         started = time.monotonic()
         try:
             injection.at("checkpoint write", about["step"])
@@ -133,7 +133,7 @@ class _Copy:
     """A part of which some tensors are still to come. `fill` is for the background, `finish` and `check` for the thread that
     computes."""
 
-    def __init__(self, part: Part, later: dict[str, torch.Tensor], about: dict[str, Any]) -> None:
+    def __init__(self, part: CheckpointPart, later: dict[str, torch.Tensor], about: dict[str, Any]) -> None:
         self.part = part
         self.about = about
         self.stall_s = 0.0

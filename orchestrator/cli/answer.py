@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from orchestrator.cli.arguments import Arguments
-from orchestrator.driver.report.outcome import Outcome
+from orchestrator.driver.report.outcome import RunOutcome
 from orchestrator.driver.terminal import console
 from orchestrator.errors import OrchestratorError, ending
 
@@ -29,23 +29,23 @@ class Report(Protocol):
     def as_text(self) -> str: ...
 
 
-def reported(found: Report, given: Arguments, code: int = 0) -> Answer:
+def reported(report: Report, arguments: Arguments, code: int = 0) -> Answer:
     """As output= asks for it."""
-    return Answer(code, json.dumps(found.as_dict()) if given.as_json else found.as_text())
+    return Answer(code, json.dumps(report.as_dict()) if arguments.as_json else report.as_text())
 
 
-def ended(code: int, report: Mapping[str, Any], given: Arguments) -> Answer:
+def ended(code: int, report: Mapping[str, Any], arguments: Arguments) -> Answer:
     """Of a run that said on stderr how it ended: stdout is for programs alone."""
-    return Answer(code, json.dumps(report) if given.as_json else None)
+    return Answer(code, json.dumps(report) if arguments.as_json else None)
 
 
-def ended_run(run_id: str, outcome: Outcome, given: Arguments) -> Answer:
+def ended_run(run_id: str, outcome: RunOutcome, arguments: Arguments) -> Answer:
     """Say how a run ended that was launched or gone on with."""
     if outcome.error is not None:
         console.tell(f"error: {outcome.error}\n  run {run_id}, its files in .orchestrator/{run_id}/")
         if outcome.checkpoint is not None and not outcome.recurs:
             console.tell(f"  go on from step {outcome.checkpoint}: python -m orchestrator resume={run_id}")
-    return ended(code_of(outcome.error), outcome.as_dict(run_id, given.started), given)
+    return ended(code_of(outcome.error), outcome.as_dict(run_id, arguments.started), arguments)
 
 
 def code_of(error: OrchestratorError | None) -> int:

@@ -17,7 +17,7 @@ from orchestrator.cli.answer import Answer
 from orchestrator.cli.arguments import Arguments, listed
 from orchestrator.cluster.sessions.environment import prepare_environment
 from orchestrator.common.values import show
-from orchestrator.driver.report.outcome import Outcome
+from orchestrator.driver.report.outcome import RunOutcome
 from orchestrator.errors import UsageError
 from orchestrator.numerics import determinism
 from orchestrator.numerics.determinism import Arithmetic
@@ -51,26 +51,26 @@ class Command:
         """Whether it is typed without a value."""
         return "=" not in self.form.split()[0]
 
-    def run(self, given: Arguments) -> Answer:
+    def run(self, arguments: Arguments) -> Answer:
         """Raises OrchestratorError for what it refuses."""
         if self.takes is not None:
-            given.only(self.name, self.takes)
-        given.conf = self._conf(given) if self.with_conf else given.value
+            arguments.only(self.name, self.takes)
+        arguments.conf = self._conf(arguments) if self.with_conf else arguments.value
         if self.settings is not None:
             with phases.of("settings"):
-                given.load(self.settings(given), self.uses)
-            prepare_environment(given.settings.cluster.address)
+                arguments.load(self.settings(arguments), self.uses)
+            prepare_environment(arguments.settings.cluster.address)
         elif self.starts_ray:
-            prepare_environment(given.get("cluster.address"))
+            prepare_environment(arguments.get("cluster.address"))
         module, _, function = (self.at or self.name).partition(":")
         with determinism.environment_of(self.arithmetic):
             found = import_module(f"orchestrator.cli.{module}")
-            answer: Answer = getattr(found, function or "run")(given)
+            answer: Answer = getattr(found, function or "run")(arguments)
             return answer
 
-    def _conf(self, given: Arguments) -> str:
+    def _conf(self, arguments: Arguments) -> str:
         """Raises UsageError."""
-        conf = given.get("conf")
+        conf = arguments.get("conf")
         if conf is None:
             raise UsageError(
                 f"{self.name}: it needs a configuration", f"such as: {self.form}", code="command.needs-conf"
@@ -79,7 +79,7 @@ class Command:
 
 
 _JSON, _URI = "output=json", "tracking.uri=URI"
-_NO_RUN = Outcome().as_dict(None, 0.0)
+_NO_RUN = RunOutcome().as_dict(None, 0.0)
 # In the order of the fields of an answer.
 _NO_SWEEP: dict[str, Any] = {"sweep_id": None, "status": None, "trials": [], "best": None}
 _NO_RERUN = dict.fromkeys(("run_id", "rerun_of", "status", "verdict", "first_divergence")) | {
@@ -110,7 +110,9 @@ _ALL = (
             ),
         },
         brief="launch the run that conf/NAME.yaml describes; plan=true: only say what would happen",
-        settings=lambda given: given.without("replay", "segments", "streams", "sat_out", "show", "plan", "trust"),
+        settings=lambda arguments: arguments.without(
+            "replay", "segments", "streams", "sat_out", "show", "plan", "trust"
+        ),
         refused=lambda _: _NO_RUN,
     ),
     Command(
@@ -184,7 +186,7 @@ _ALL = (
             ),
         },
         brief="repeat a run exactly and compare the two",
-        refused=lambda given: {**_NO_RERUN, "rerun_of": given.value},
+        refused=lambda arguments: {**_NO_RERUN, "rerun_of": arguments.value},
     ),
     Command(
         "compare",
@@ -197,7 +199,7 @@ _ALL = (
         },
         brief="what differs between runs",
         takes=(_JSON, _URI),
-        refused=lambda given: {**_NO_COMPARISON, "runs": given.value.split(",")},
+        refused=lambda arguments: {**_NO_COMPARISON, "runs": arguments.value.split(",")},
     ),
     Command(
         "export",
@@ -215,7 +217,7 @@ _ALL = (
             *(_JSON, "to=PATH", "data=true", "checkpoints=true", "steps=A-B", "wheels=FOLDER", "key=PATH"),
             *("license=URL", "trust=true", _URI),
         ),
-        refused=lambda given: {"run_id": None, "to": given.get("to")},
+        refused=lambda arguments: {"run_id": None, "to": arguments.get("to")},
     ),
     Command(
         "verify",
@@ -289,7 +291,7 @@ _ALL = (
                 "choose"
             )
         },
-        settings=lambda given: given.without("conf", "trust"),
+        settings=lambda arguments: arguments.without("conf", "trust"),
         uses=("tuning.seconds",),
         with_conf=True,
     ),
@@ -325,7 +327,7 @@ _ALL = (
         "once=ID conf=NAME [key=value ...]",
         {"once=ID": "launch under an id, or go on with the run that has it: what a job runs"},
         at="jobs.once",
-        settings=lambda given: [*given.without("conf", "trust"), f"run.submission={given.value}"],
+        settings=lambda arguments: [*arguments.without("conf", "trust"), f"run.submission={arguments.value}"],
         with_conf=True,
         refused=lambda _: _NO_RUN,
     ),
@@ -343,7 +345,7 @@ _ALL = (
             ),
         },
         takes=(_JSON, "reader=NAME", "to=FILE.json"),
-        refused=lambda given: {"index": given.value},
+        refused=lambda arguments: {"index": arguments.value},
     ),
     Command(
         "doctor",

@@ -38,10 +38,10 @@ class Compared:
 
     def as_dict(self) -> dict[str, Any]:
         files = [{"path": each.path, "kind": each.kind, "diff": each.diff} for each in self.changed]
-        told = {"runs": [self.a, self.b], **self.found.as_dict(), "files": files, "ancestor": None}
-        told["drift"] = None if self.drift is None else self.drift.as_dict()
-        told["picture"] = None if self.picture is None else str(self.picture)
-        return {**told, "ancestor": self.ancestry.as_dict()} if isinstance(self.ancestry, Ancestry) else told
+        values = {"runs": [self.a, self.b], **self.found.as_dict(), "files": files, "ancestor": None}
+        values["drift"] = None if self.drift is None else self.drift.as_dict()
+        values["picture"] = None if self.picture is None else str(self.picture)
+        return {**values, "ancestor": self.ancestry.as_dict()} if isinstance(self.ancestry, Ancestry) else values
 
     def as_text(self) -> str:
         parts = [f"run a is {self.a}, run b is {self.b}", self.found.as_text()]
@@ -73,8 +73,8 @@ class Several:
         return "\n\n".join(each.as_text() for each in self.found)
 
 
-def run(given: Arguments) -> Answer:
-    return reported(compare(given.value, given.uri), given)
+def run(arguments: Arguments) -> Answer:
+    return reported(compare(arguments.value, arguments.uri), arguments)
 
 
 def compare(names: str, uri: str | None) -> Compared | Several:

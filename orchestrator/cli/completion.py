@@ -38,11 +38,11 @@ complete -c orchestrator -f -a '(orchestrator completion=words (commandline -ct)
 SCRIPTS = {"bash": _BASH, "zsh": _ZSH, "fish": _FISH}
 
 
-def run(given: Arguments) -> Answer:
-    if given.value == "words":  # what the shell calls, with the word that is being typed behind it
-        return Answer(stdout="\n".join(words(given.rest[0] if given.rest else "", Path.cwd())))
-    given.only("completion", ())
-    return Answer(stdout=script(given.value))
+def run(arguments: Arguments) -> Answer:
+    if arguments.value == "words":  # what the shell calls, with the word that is being typed behind it
+        return Answer(stdout="\n".join(words(arguments.rest[0] if arguments.rest else "", Path.cwd())))
+    arguments.only("completion", ())
+    return Answer(stdout=script(arguments.value))
 
 
 def script(shell: str) -> str:

@@ -10,23 +10,23 @@ from orchestrator.numerics import determinism
 from orchestrator.records import phases
 
 
-def run(given: Arguments) -> Answer:
+def run(arguments: Arguments) -> Answer:
     """Imports what it needs once it is known what is asked for: a plan needs no Ray, and the settings not even torch."""
-    showing, planning = given.flag("show"), given.flag("plan")
+    showing, planning = arguments.flag("show"), arguments.flag("plan")
     if showing:
-        return Answer(stdout=to_yaml(given.settings).rstrip())
+        return Answer(stdout=to_yaml(arguments.settings).rstrip())
     if planning:
         from orchestrator.driver.launch.dry_run import dry_run
 
-        return reported(dry_run(given.settings, trusted=given.flag("trust")), given)
+        return reported(dry_run(arguments.settings, trusted=arguments.flag("trust")), arguments)
     try:
-        return _launched(given)
+        return _launched(arguments)
     finally:
         workers.end()
 
 
-def _launched(given: Arguments) -> Answer:
-    settings = given.settings
+def _launched(arguments: Arguments) -> Answer:
+    settings = arguments.settings
     if settings.cluster.address is None:
         with determinism.environment_of(settings.run.arithmetic):
             workers.begin(settings.cluster.cpus_per_worker)  # it imports beside this process
@@ -34,9 +34,11 @@ def _launched(given: Arguments) -> Answer:
         from orchestrator.driver.launch.launch import Repeated, launch
         from orchestrator.experiments.tuning import choosing
 
-    trusted = given.flag("trust")
-    settings, where, tuning = choosing.decided(given.settings, given.origins, trusted=trusted)
-    repeated = Repeated(given.get("replay"), given.get("segments"), given.get("streams"), given.get("sat_out"))
-    typed = ["output=json"] if given.as_json else []
+    trusted = arguments.flag("trust")
+    settings, where, tuning = choosing.decided(arguments.settings, arguments.origins, trusted=trusted)
+    repeated = Repeated(
+        arguments.get("replay"), arguments.get("segments"), arguments.get("streams"), arguments.get("sat_out")
+    )
+    typed = ["output=json"] if arguments.as_json else []
     run_id, outcome = launch(settings, where, repeated=repeated, tuning=tuning, typed=typed, trusted=trusted)
-    return ended_run(run_id, outcome, given)
+    return ended_run(run_id, outcome, arguments)

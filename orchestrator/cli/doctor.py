@@ -67,9 +67,9 @@ class Findings:
         return "\n".join(lines)
 
 
-def run(given: Arguments) -> Answer:
+def run(arguments: Arguments) -> Answer:
     found = doctor()
-    return reported(found, given, found.exit_code)
+    return reported(found, arguments, found.exit_code)
 
 
 def doctor() -> Findings:

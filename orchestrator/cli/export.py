@@ -59,8 +59,8 @@ class Exported:
     notes: list[str]  # for the user
 
     def as_dict(self) -> dict[str, Any]:
-        told = {"size_bytes" if key == "size" else key: value for key, value in asdict(self).items()}
-        return {**told, "status": "finished"}
+        values = {"size_bytes" if key == "size" else key: value for key, value in asdict(self).items()}
+        return {**values, "status": "finished"}
 
     def as_text(self) -> str:
         signed = f"signed by {self.signed_by}" if self.signed_by else "not signed"
@@ -85,23 +85,30 @@ class Wanted:
     trusted: bool = False  # whether places that a record of somebody else names may be opened
 
 
-def run(given: Arguments) -> Answer:
-    to, with_data, steps = given.path("to"), given.flag("data"), given.get("steps")
+def run(arguments: Arguments) -> Answer:
+    to, with_data, steps = arguments.path("to"), arguments.flag("data"), arguments.get("steps")
     if to is None:
         raise UsageError("export needs a place: to=FOLDER or to=FILE.zip", code="export.needs-place")
     if steps is not None:
-        if others := given.without("to", "steps", "output", "tracking.uri"):
+        if others := arguments.without("to", "steps", "output", "tracking.uri"):
             raise UsageError(
                 f"steps= writes lines of the trace alone, without {' '.join(others)}",
                 "leave that out",
                 code="export.steps-alone",
             )
-        return reported(_excerpt(given.value, steps, to, given.uri), given)
+        return reported(_excerpt(arguments.value, steps, to, arguments.uri), arguments)
     wanted = Wanted(
-        *(to, with_data, given.path("key"), given.get("license"), given.path("wheels"), given.flag("checkpoints")),
-        trusted=given.flag("trust"),
+        *(
+            to,
+            with_data,
+            arguments.path("key"),
+            arguments.get("license"),
+            arguments.path("wheels"),
+            arguments.flag("checkpoints"),
+        ),
+        trusted=arguments.flag("trust"),
     )
-    return reported(export(given.value, wanted, given.uri), given)
+    return reported(export(arguments.value, wanted, arguments.uri), arguments)
 
 
 @dataclass(frozen=True)
@@ -137,12 +144,12 @@ def _excerpt(name: str, steps: str, to: Path, uri: str | None) -> Excerpt:
     original = Recorded.find(Store.with_run(uri, folder, name), folder, name)
     trace, first = lines.raw(original.files.trace) if original.files.trace.exists() else [], original.held.begin.step
     try:
-        told = excerpt.made(original.past.run_id, trace, first, begin, last + 1)
+        made = excerpt.make(original.past.run_id, trace, first, begin, last + 1)
     except ValueError:
         has = f"its trace has the steps {first} to {first + len(trace) - 1}" if trace else "it has no trace"
         raise UsageError(f"steps={steps}: {has}", code="export.steps-absent") from None
-    _put(to, json.dumps(told, indent=1, ensure_ascii=False) + "\n")
-    return Excerpt(original.past.run_id, str(to), begin, last, told["root"])
+    _put(to, json.dumps(made, indent=1, ensure_ascii=False) + "\n")
+    return Excerpt(original.past.run_id, str(to), begin, last, made["root"])
 
 
 def _put(to: Path, text: str) -> None:
@@ -211,7 +218,7 @@ def export(name: str, wanted: Wanted, uri: str | None) -> Exported:
 def _places(original: Recorded, wanted: Wanted, folder: Path) -> dict[str, str]:
     """Outside of the record, that are opened for the crate."""
     held, found = original.held, {}
-    if held.initial.name is not None and not initial.held(folder, held.initial.digest):
+    if held.initial.name is not None and not initial.held_in(folder, held.initial.digest):
         found["the weights that it began with"] = held.initial.name
     if wanted.with_checkpoints:
         found["its checkpoints"] = original.files.checkpoints_at(held.checkpoint.uri)
@@ -304,12 +311,12 @@ def _data(
 ) -> tuple[Carried, dict[str, str], list[str]]:
     """The inputs that travel along, with their place and their files; what becomes of each; notes. Restored as for a rerun, so
     that they are the recorded bytes."""
-    told = {item.path: "code" if item.keeper == "code" else "referenced" for item in original.inputs}
-    referenced = [item for item in original.inputs if told[item.path] == "referenced"]
+    kinds = {item.path: "code" if item.keeper == "code" else "referenced" for item in original.inputs}
+    referenced = [item for item in original.inputs if kinds[item.path] == "referenced"]
     if not wanted.with_data:
-        return {}, told, [_where(item) for item in referenced]
+        return {}, kinds, [_where(item) for item in referenced]
     if not referenced:
-        return {}, told, []
+        return {}, kinds, []
     restored = held.enter_context(
         checkout.disposable(original.files.bundle, folder / "worktrees", original.code.get("tree"))
     )
@@ -322,8 +329,8 @@ def _data(
             notes.append(f"{item.path} lies outside of the repository, where no rerun writes: it is not in the crate")
             continue
         carried[item.path] = (place, list(hashing.scan_input(restored.project, item.path).entries))
-        told[item.path] = "included"
-    return carried, told, notes
+        kinds[item.path] = "included"
+    return carried, kinds, notes
 
 
 def _from(item: Input) -> str:

@@ -14,8 +14,8 @@ from orchestrator.config.settings import described, names
 _OPTIMIZERS = ("optimizer", "optimizer.name")
 
 
-def run(given: Arguments) -> Answer:
-    name = given.value
+def run(arguments: Arguments) -> Answer:
+    name = arguments.value
     if name in _PAGES:
         return Answer(stdout=_PAGES[name]())
     is_section = any(f"{key}.".startswith(f"{name}.") for key in names())

@@ -50,17 +50,17 @@ class Indexed:
         return f"{what}\na list names no code, so the pipeline does: {self.call}" if self.named else what
 
 
-def run(given: Arguments) -> Answer:
+def run(arguments: Arguments) -> Answer:
     """Raises ConfigurationError, DataDamaged."""
-    to, kept = given.get("to"), None
-    if given.value.endswith(".dvc"):
-        place, at = stored(Path(given.value))
-        to, kept = to or f"{given.value.removesuffix('.dvc')}.json", Kept(place, at)
-    found = index(given.value, *_reader(given.get("reader")), _progress, to=to, kept=kept)
+    to, kept = arguments.get("to"), None
+    if arguments.value.endswith(".dvc"):
+        place, at = stored(Path(arguments.value))
+        to, kept = to or f"{arguments.value.removesuffix('.dvc')}.json", Kept(place, at)
+    found = index(arguments.value, *_reader(arguments.get("reader")), _progress, to=to, kept=kept)
     samples = sum(file.samples for file in found.files)
-    written = to or f"{given.value.rstrip('/')}/{NAME}"
+    written = to or f"{arguments.value.rstrip('/')}/{NAME}"
     indexed = Indexed(written, found.reader, len(found.files), samples, found.size, _named(found))
-    return reported(indexed, given)
+    return reported(indexed, arguments)
 
 
 def _named(found: Manifest) -> str:

@@ -50,10 +50,10 @@ def main() -> int:
     return answer.code if answer.stdout is None else console.answer(answer.stdout, answer.code)
 
 
-def _run(command: Command, given: Arguments) -> Answer:
+def _run(command: Command, arguments: Arguments) -> Answer:
     """What a pipeline prints while it is imported goes to stderr."""
     with _interruptible(), nullcontext() if command.speaks else redirect_stdout(sys.stderr):
-        return command.run(given)
+        return command.run(arguments)
 
 
 @contextmanager

@@ -7,6 +7,8 @@ from orchestrator.cli.arguments import Arguments
 from orchestrator.experiments.look import look
 
 
-def run(given: Arguments) -> Answer:
-    first, count = given.number("first", 0), given.number("count", 1)
-    return reported(look(given.value, given.get("parameter"), first=first or 0, count=count, uri=given.uri), given)
+def run(arguments: Arguments) -> Answer:
+    first, count = arguments.number("first", 0), arguments.number("count", 1)
+    return reported(
+        look(arguments.value, arguments.get("parameter"), first=first or 0, count=count, uri=arguments.uri), arguments
+    )

@@ -23,8 +23,8 @@ _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]*")
 _HOW = "python -m orchestrator new NAME, with letters, digits, - and _"
 
 
-def run(given: Arguments) -> Answer:
-    name = _name([*([given.value] if given.value else []), *given.rest])
+def run(arguments: Arguments) -> Answer:
+    name = _name([*([arguments.value] if arguments.value else []), *arguments.rest])
     return Answer(stdout=make(Path.cwd() / name, name))
 
 

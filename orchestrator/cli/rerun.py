@@ -16,17 +16,17 @@ from orchestrator.provenance.crates import crate
 _OWN = ("audit", "audit.seed", "environment", "explain", "key", "output", "stages", "tracking.uri", "trust", "wheels")
 
 
-def run(given: Arguments) -> Answer:
-    environment = given.choice("environment", "check", "ignore", "rebuild")
+def run(arguments: Arguments) -> Answer:
+    environment = arguments.choice("environment", "check", "ignore", "rebuild")
     wanted = Wanted(
         check_environment=environment != "ignore",
-        explaining=given.flag("explain"),
-        trusted=given.flag("trust"),
-        key=given.path("key"),
+        explaining=arguments.flag("explain"),
+        trusted=arguments.flag("trust"),
+        key=arguments.path("key"),
         rebuilding=environment == "rebuild",
-        wheels=given.path("wheels"),
-        preparing=given.flag("stages"),
-        auditing=_asked(given),
+        wheels=arguments.path("wheels"),
+        preparing=arguments.flag("stages"),
+        auditing=_asked(arguments),
     )
     if wanted.auditing is not None and (wanted.explaining or wanted.preparing):
         what = "explain" if wanted.explaining else "stages"
@@ -41,13 +41,17 @@ def run(given: Arguments) -> Answer:
             "add it",
             code="rerun.wheels-unused",
         )
-    passed = given.without(*_OWN)
-    past = None if crate.is_crate(given.value) or wanted.key is not None else find_sweep(given.value, given.uri)
+    passed = arguments.without(*_OWN)
+    past = (
+        None
+        if crate.is_crate(arguments.value) or wanted.key is not None
+        else find_sweep(arguments.value, arguments.uri)
+    )
     if past is None:
-        done = rerun(given.value, passed, given.uri, wanted)
+        done = rerun(arguments.value, passed, arguments.uri, wanted)
         who = "the preparation of" if done.run_id is None else f"run {done.run_id} repeats"
         who = f"{who} segments of" if wanted.auditing is not None else who
-        return _said(done, f"{who} run", given)
+        return _said(done, f"{who} run", arguments)
     if wanted.auditing is not None:
         raise UsageError("audit: a sweep has many runs", "name one of its trials", code="rerun.audit-of-sweep")
     if wanted.explaining:
@@ -62,13 +66,15 @@ def run(given: Arguments) -> Answer:
         )
     if wanted.preparing:
         raise UsageError("stages=true: a sweep has many runs", "name one of its trials", code="rerun.stages-of-sweep")
-    all_done = rerun_sweep(past, passed, given.uri, check_environment=wanted.check_environment, trusted=wanted.trusted)
-    return _said(all_done, f"{past.kind} {all_done.sweep_id} repeats {past.kind}", given)
+    all_done = rerun_sweep(
+        past, passed, arguments.uri, check_environment=wanted.check_environment, trusted=wanted.trusted
+    )
+    return _said(all_done, f"{past.kind} {all_done.sweep_id} repeats {past.kind}", arguments)
 
 
-def _asked(given: Arguments) -> Asked | None:
+def _asked(arguments: Arguments) -> Asked | None:
     """Raises UsageError."""
-    count, seed = given.number("audit", 1), given.get("audit.seed")
+    count, seed = arguments.number("audit", 1), arguments.get("audit.seed")
     if count is None and seed is not None:
         raise UsageError(
             "audit.seed= draws the segments of an audit, which is not asked for", "add audit=N", code="rerun.audit-seed"
@@ -76,11 +82,11 @@ def _asked(given: Arguments) -> Asked | None:
     return None if count is None else Asked(count, seed)
 
 
-def _said(done: Rerun | Audited | SweepRerun, who: str, given: Arguments) -> Answer:
+def _said(done: Rerun | Audited | SweepRerun, who: str, arguments: Arguments) -> Answer:
     """What the repetition has shown, or why it came to nothing. who: repeats what, "run a repeats run"."""
     if done.text:
         console.tell(f"{who} {done.rerun_of}\n{done.text}")
     if done.error is not None:
         whose = "" if done.text else f"the repetition of {who.split()[-1]} {done.rerun_of} failed: "
         console.tell(f"error: {whose}{done.error}")
-    return ended(done.exit_code, done.as_dict(), given)
+    return ended(done.exit_code, done.as_dict(), arguments)

@@ -10,9 +10,13 @@ from orchestrator.experiments.sweep.record import find_sweep
 from orchestrator.experiments.sweep.sweep import resume_sweep
 
 
-def run(given: Arguments) -> Answer:
-    past, overrides, trusted = find_sweep(given.value, given.uri), given.without("trust"), given.flag("trust")
+def run(arguments: Arguments) -> Answer:
+    past, overrides, trusted = (
+        find_sweep(arguments.value, arguments.uri),
+        arguments.without("trust"),
+        arguments.flag("trust"),
+    )
     if past is not None:
-        return ended_sweep(resume_sweep(past, overrides, given.uri, trusted=trusted), given, past.kind)
-    run_id, outcome = resume(given.value, overrides, given.uri, typed=given.rest, trusted=trusted)
-    return ended_run(run_id, outcome, given)
+        return ended_sweep(resume_sweep(past, overrides, arguments.uri, trusted=trusted), arguments, past.kind)
+    run_id, outcome = resume(arguments.value, overrides, arguments.uri, typed=arguments.rest, trusted=trusted)
+    return ended_run(run_id, outcome, arguments)

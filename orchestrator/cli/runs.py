@@ -34,11 +34,11 @@ _COMPARED: dict[str, Callable[[Any, Any], bool]] = {
 }
 
 
-def run(given: Arguments) -> Answer:
-    found = selected(runs(Path.cwd(), given.uri, _note), given.get("where"))
-    if given.as_json:
+def run(arguments: Arguments) -> Answer:
+    found = selected(runs(Path.cwd(), arguments.uri, _note), arguments.get("where"))
+    if arguments.as_json:
         return Answer(stdout=json.dumps({"runs": [asdict(past) for past in found]}))
-    return Answer(stdout=table(found, columns(given.get("columns"))))
+    return Answer(stdout=table(found, columns(arguments.get("columns"))))
 
 
 def _note(sentence: str) -> None:
@@ -64,15 +64,15 @@ def runs(project: Path, uri: str | None = None, say: Callable[[str], None] = lam
 
 
 def _without_orphans(
-    store: Store, folder: Path, found: list[Past], untold: Collection[str], say: Callable[[str], None]
+    store: Store, folder: Path, runs: list[Past], untold: Collection[str], say: Callable[[str], None]
 ) -> list[Past]:
     """With those as killed whose driver is gone; the store is told so, if it can be."""
-    left = [past for past in found if past.is_orphan and past.run_id not in untold and not _is_driven(folder, past)]
+    left = [past for past in runs if past.is_orphan and past.run_id not in untold and not _is_driven(folder, past)]
     for past in left:
         say(f"note: {orphaned(past.run_id)}; `resume={past.run_id}` goes on with it")
     with contextlib.suppress(ConfigurationError), store.usable():
         store.mark(left)
-    return [replace(past, status="KILLED", is_orphan=False) if past in left else past for past in found]
+    return [replace(past, status="KILLED", is_orphan=False) if past in left else past for past in runs]
 
 
 def _is_driven(folder: Path, past: Past) -> bool:
@@ -86,27 +86,27 @@ def _store(project: Path, uri: str | None) -> Store | None:
     return Store(None, folder) if (folder / "mlflow.db").exists() else None
 
 
-def columns(given: str | None) -> tuple[str, ...]:
+def columns(wanted: str | None) -> tuple[str, ...]:
     """Of the table: those that are named, separated by commas, or the usual ones. Settings and metrics are columns too."""
-    names = tuple(name for name in (given or "").split(",") if name)
+    names = tuple(name for name in (wanted or "").split(",") if name)
     return names or USUAL
 
 
-def selected(found: Sequence[Past], where: str | None) -> list[Past]:
+def selected(runs: Sequence[Past], where: str | None) -> list[Past]:
     """The runs of which every condition is true: "status=finished,optimizer.lr<0.01". Raises UsageError."""
     conditions = [_condition(text) for text in (where or "").split(",") if text]
-    if found and conditions:
-        _check_names(found, [name for name, _, _ in conditions])
-    return [past for past in found if all(_holds(past, *condition) for condition in conditions)]
+    if runs and conditions:
+        _check_names(runs, [name for name, _, _ in conditions])
+    return [past for past in runs if all(_holds(past, *condition) for condition in conditions)]
 
 
-def table(found: Sequence[Past], shown: Sequence[str] = USUAL) -> str:
+def table(runs: Sequence[Past], shown: Sequence[str] = USUAL) -> str:
     """One line per run: enough of the id to name it, when, how it ended, what it came to."""
-    if not found:
+    if not runs:
         return "no such runs; launch one with conf=NAME"
-    _check_names(found, shown)
+    _check_names(runs, shown)
     rows: list[tuple[str, ...]] = [tuple(shown)]
-    rows += [tuple(console.plain(cell(past, name)) for name in shown) for past in found]
+    rows += [tuple(console.plain(cell(past, name)) for name in shown) for past in runs]
     widths = [max(len(row[column]) for row in rows) for column in range(len(shown))]
     return "\n".join(
         "  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip() for row in rows
@@ -124,10 +124,10 @@ def cell(past: Past, name: str) -> str:
     return past.settings.get(name, "")
 
 
-def _check_names(found: Sequence[Past], names: Iterable[str]) -> None:
+def _check_names(runs: Sequence[Past], names: Iterable[str]) -> None:
     """Raises UsageError for a name that no run has."""
-    known = {*_CELLS, *(key for past in found for key in (*past.metrics, *past.settings))}
-    known |= {f"{LABEL}{label}" for past in found for label in past.labels}
+    known = {*_CELLS, *(key for past in runs for key in (*past.metrics, *past.settings))}
+    known |= {f"{LABEL}{label}" for past in runs for label in past.labels}
     for name in names:
         if name not in known:
             near = difflib.get_close_matches(name, sorted(known), 3)
@@ -168,8 +168,8 @@ def _started(past: Past) -> str:
 
 
 def _results(past: Past) -> str:
-    told = [entry for entry in past.metrics.items() if entry[0].startswith(("validation/", "train/"))]
-    metrics = sorted(told, key=lambda entry: (not entry[0].startswith("validation/"), entry[0]))
+    chosen = [entry for entry in past.metrics.items() if entry[0].startswith(("validation/", "train/"))]
+    metrics = sorted(chosen, key=lambda entry: (not entry[0].startswith("validation/"), entry[0]))
     return ", ".join(f"{name} {value:.4g}" for name, value in metrics[:_SHOWN_METRICS])
 
 

@@ -20,7 +20,7 @@ from orchestrator.errors import UsageError
 from orchestrator.experiments.pictures import simulated
 from orchestrator.experiments.simulation import report
 from orchestrator.experiments.simulation.conditions import KEYS, Conditions, conditions, size_of
-from orchestrator.experiments.simulation.report import Question, Row
+from orchestrator.experiments.simulation.report import Question, SimulatedRow
 from orchestrator.worker.model import construction
 
 MODES = ("bsp", "ssp", "bap")
@@ -33,7 +33,7 @@ class Simulated:
     """notes: what was assumed; took_s: to simulate it."""
 
     question: Question
-    rows: list[Row]
+    rows: list[SimulatedRow]
     notes: list[str]
     took_s: float
 
@@ -57,19 +57,19 @@ class Simulated:
         return "\n".join([title, "", report.table(self.rows), "", *(f"note: {note}" for note in self.notes)])
 
 
-def run(given: Arguments) -> Answer:
+def run(arguments: Arguments) -> Answer:
     sections = {key.partition(".")[0] for key in KEYS if "." in key}
     asked = {
         key: value
-        for key, _, value in (each.partition("=") for each in given.rest)
+        for key, _, value in (each.partition("=") for each in arguments.rest)
         if key in KEYS or key.partition(".")[0] in sections
     }
-    settings = given.without(*_OWN, *asked)
-    workers, parameters = given.get("cluster.workers"), given.get("parameters")
-    found = simulate(given.files, settings, workers, parameters, conditions(asked))
-    for sentence in draw(found, given.get("picture"), given.get("trace")):
+    settings = arguments.without(*_OWN, *asked)
+    workers, parameters = arguments.get("cluster.workers"), arguments.get("parameters")
+    found = simulate(arguments.files, settings, workers, parameters, conditions(asked))
+    for sentence in draw(found, arguments.get("picture"), arguments.get("trace")):
         print(sentence, file=sys.stderr)
-    return reported(found, given)
+    return reported(found, arguments)
 
 
 def simulate(
@@ -172,15 +172,15 @@ def _chosen(settings: Settings, overrides: Sequence[str]) -> tuple[list[Any], li
     return topologies, modes
 
 
-def draw(found: Simulated, picture: str | None, trace: str | None) -> list[str]:
+def draw(answer: Simulated, picture: str | None, trace: str | None) -> list[str]:
     """Write the files that were asked for; returns a sentence each. Raises UsageError."""
     said = []
     try:
         if picture is not None:
-            simulated.draw(Path(picture), found.rows, f"{found.question.workers:,} workers")
+            simulated.draw(Path(picture), answer.rows, f"{answer.question.workers:,} workers")
             said.append(f"drawn in {picture}")
         if trace is not None:
-            events = report.chrome_trace(found.question, found.question.topologies[0])
+            events = report.chrome_trace(answer.question, answer.question.topologies[0])
             if events is None:
                 raise UsageError(
                     f"trace={trace}: too many members to look at",

@@ -9,18 +9,20 @@ from orchestrator.experiments.sweep.report import SweepReport
 from orchestrator.experiments.sweep.sweep import sweep
 
 
-def run(given: Arguments) -> Answer:
-    return ended_sweep(sweep(given.value, given.without("trust"), trusted=given.flag("trust")), given, "sweep")
+def run(arguments: Arguments) -> Answer:
+    return ended_sweep(
+        sweep(arguments.value, arguments.without("trust"), trusted=arguments.flag("trust")), arguments, "sweep"
+    )
 
 
-def ensemble(given: Arguments) -> Answer:
-    done = sweep(given.value, given.without("trust"), "ensemble", trusted=given.flag("trust"))
-    return ended_sweep(done, given, "ensemble")
+def ensemble(arguments: Arguments) -> Answer:
+    done = sweep(arguments.value, arguments.without("trust"), "ensemble", trusted=arguments.flag("trust"))
+    return ended_sweep(done, arguments, "ensemble")
 
 
-def ended_sweep(found: SweepReport, given: Arguments, kind: str) -> Answer:
+def ended_sweep(report: SweepReport, arguments: Arguments, kind: str) -> Answer:
     """Say how a sweep or an ensemble (`kind`) ended that was launched or gone on with."""
-    if found.error is not None:
-        console.tell(f"error: {found.error}\n  {kind} {found.sweep_id}")
-        console.tell(f"  go on: python -m orchestrator resume={found.sweep_id}")
-    return ended(code_of(found.error), found.as_dict(), given)
+    if report.error is not None:
+        console.tell(f"error: {report.error}\n  {kind} {report.sweep_id}")
+        console.tell(f"  go on: python -m orchestrator resume={report.sweep_id}")
+    return ended(code_of(report.error), report.as_dict(), arguments)

@@ -7,5 +7,5 @@ from orchestrator.cli.arguments import Arguments
 from orchestrator.experiments.tuning.choosing import tune
 
 
-def run(given: Arguments) -> Answer:
-    return reported(tune(given.settings, trusted=given.flag("trust")), given)
+def run(arguments: Arguments) -> Answer:
+    return reported(tune(arguments.settings, trusted=arguments.flag("trust")), arguments)

@@ -15,11 +15,11 @@ from orchestrator.errors import RunFailed, UsageError
 from orchestrator.provenance.tracking import Store, experiment_page, is_server
 
 
-def run(given: Arguments) -> Answer:
-    port = given.get("port")
+def run(arguments: Arguments) -> Answer:
+    port = arguments.get("port")
     if port is not None and not (port.isascii() and port.isdigit() and 0 < int(port) < 1 << 16):
         raise UsageError(f"port={port}: expected a number from 1 to 65535", code="mlflow.port")
-    return Answer(ui(Path.cwd(), None if port is None else int(port), given.uri))
+    return Answer(ui(Path.cwd(), None if port is None else int(port), arguments.uri))
 
 
 def ui(project: Path, port: int | None, uri: str | None = None) -> int:

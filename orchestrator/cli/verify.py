@@ -33,18 +33,18 @@ class Verified:
         )
 
 
-def run(given: Arguments) -> Answer:
-    root = given.get("root")
+def run(arguments: Arguments) -> Answer:
+    root = arguments.get("root")
     if root is None:
         raise UsageError("verify needs the root of the trace", _WHERE, code="verify.needs-root")
-    return reported(verify(Path(given.value), root), given)
+    return reported(verify(Path(arguments.value), root), arguments)
 
 
 def verify(file: Path, root: str) -> Verified:
     """Raises UsageError, and NotRerunnable for lines that are not those of the trace."""
     try:
-        told = json.loads(file.read_text(encoding="utf-8"))
-        problem = excerpt.problem(told, root)
+        statement = json.loads(file.read_text(encoding="utf-8"))
+        problem = excerpt.problem(statement, root)
     except OSError as error:
         raise UsageError(f"verify={file}: it cannot be read: {error.strerror}", code="verify.unreadable") from None
     except RecursionError:
@@ -63,5 +63,5 @@ def verify(file: Path, root: str) -> Verified:
             "ask for it again: export=RUN_ID steps=A-B to=FILE writes it",
             code="verify.refused",
         )
-    begin = int(told["begin"])
-    return Verified(str(told.get("run")), begin, begin + len(told["lines"]) - 1, root)
+    begin = int(statement["begin"])
+    return Verified(str(statement.get("run")), begin, begin + len(statement["lines"]) - 1, root)

@@ -63,9 +63,9 @@ class Tail:
             yield json.loads(line)
 
 
-def run(given: Arguments) -> Answer:
-    found = watch(Path.cwd(), given.value, given.uri)
-    return ended(found.exit_code, found.as_dict(), given)
+def run(arguments: Arguments) -> Answer:
+    found = watch(Path.cwd(), arguments.value, arguments.uri)
+    return ended(found.exit_code, found.as_dict(), arguments)
 
 
 def watch(project: Path, name: str, uri: str | None) -> Watched:

@@ -44,9 +44,9 @@ from orchestrator.numerics import exact
 from orchestrator.numerics.layout import BLOCK, Layout
 
 # Phases, part of every message's tag.
-VOTE, SUM, EVALUATION_VOTE, EVALUATION, END, STATE_TRANSFER, SPRINT, REST, HEIRS, MADE = range(10)
+VOTE, SUM, EVALUATION_VOTE, EVALUATION, END, STATE_TRANSFER, ASYNC_PHASE, BARRIER, FALLBACKS, MADE = range(10)
 ANSWERS, LOOK_BACK = 10, 11  # of checks
-LATTICE, LATTICE_KEYS = 12, 13  # of clipped contributions
+GRID_SUM, GRID_KEYS = 12, 13  # of clipped contributions
 BUFFERS = 14  # that are joined
 COMPRESSED = 16  # the first phase of a compression
 _PIECE: Final = 64 * BLOCK  # elements of a sum that travel as one message
@@ -82,7 +82,7 @@ class Memory:
 
 
 @dataclass(frozen=True)
-class Moment:
+class CollectiveTag:
     """When a collective call happens: the part of a tag that all its messages share."""
 
     generation: int
@@ -94,7 +94,7 @@ class Moment:
         return Tag(self.generation, self.step, self.attempt, self.phase, chunk, piece)
 
 
-class Part(NamedTuple):
+class PieceAction(NamedTuple):
     """An action on a piece of its chunk, or on the whole of it: the elements of the vector from start to stop."""
 
     action: Action
@@ -108,10 +108,10 @@ class Way(NamedTuple):
     """How one member adds up vectors of one size: the borders of chunks, what it does, and where its partial sums lie."""
 
     borders: tuple[int, ...]
-    parts: tuple[Part, ...]
+    parts: tuple[PieceAction, ...]
     partial_places: dict[int, slice]
 
-    def place(self, memory: Memory, region: Region | Base, part: Part) -> torch.Tensor:
+    def place(self, memory: Memory, region: Region | Base, part: PieceAction) -> torch.Tensor:
         """The memory of this part in that region."""
         if region == "partial":
             moved = self.partial_places[part.action.chunk].start - self.borders[part.action.chunk]
@@ -164,14 +164,14 @@ class Exchange:
 
     def maximum(self, step: int, attempt: int, phase: int, vector: torch.Tensor) -> torch.Tensor:
         """The elementwise maximum of all members' int64 vectors, which have the same length; every member gets it."""
-        moment = Moment(self.generation, step, attempt, phase)
+        call = CollectiveTag(self.generation, step, attempt, phase)
         current = vector.clone()
         with self._counted():
             for action in self._vote_program:
                 if isinstance(action, Send):
-                    self._transport.send(action.peer, moment.tag(action.chunk), current)
+                    self._transport.send(action.peer, call.tag(action.chunk), current)
                 elif not isinstance(action, Finish):
-                    received = self._transport.receive(action.peer, moment.tag(action.chunk), self._timeout_s).payload
+                    received = self._transport.receive(action.peer, call.tag(action.chunk), self._timeout_s).payload
                     torch.maximum(current, received, out=current)
         return current
 
@@ -184,16 +184,16 @@ class Exchange:
         memories of one size and one kind of sums, which suit this generation."""
         if memory.finished is not None:
             return exact.wrap(memory.finished)
-        moment = Moment(self.generation, step, attempt, phase)
+        call = CollectiveTag(self.generation, step, attempt, phase)
         with self._counted():
-            return self._add_up(memory, moment, self._way(memory.layout), divisor)
+            return self._add_up(memory, call, self._way(memory.layout), divisor)
 
-    def _add_up(self, memory: Memory, moment: Moment, way: Way, divisor: float) -> int:
+    def _add_up(self, memory: Memory, call: CollectiveTag, way: Way, divisor: float) -> int:
         prints: defaultdict[int, dict[int, int]] = defaultdict(dict)  # by chunk and piece
         last: tuple[Add, Received] | None = None  # what is still to be added to the part that is finished next
         for part, following in zip(way.parts, [*way.parts[1:], None], strict=False):
             action = part.action
-            chunk, tag = action.chunk, moment.tag(action.chunk, part.piece)
+            chunk, tag = action.chunk, call.tag(action.chunk, part.piece)
             if isinstance(action, Send):
                 self._transport.send(action.peer, tag, way.place(memory, action.region, part), _note(part, prints))
             elif isinstance(action, Finish):
@@ -219,16 +219,16 @@ class Exchange:
         payload: uint8, 1-D, contiguous, as long as each worker likes; not in a region, for nothing tells when peers have read
         it there. Who may write: nobody, into the own payload and what comes back, until all of it was used.
         """
-        moment = Moment(self.generation, step, attempt, phase)
+        call = CollectiveTag(self.generation, step, attempt, phase)
         held: dict[int, torch.Tensor] = {}
         with self._counted():
             for action in self._gather_program:
                 if isinstance(action, Send):
-                    self._transport.send(action.peer, moment.tag(action.chunk), held[action.chunk])
+                    self._transport.send(action.peer, call.tag(action.chunk), held[action.chunk])
                 elif isinstance(action, Finish):
                     held[action.chunk] = payload
                 else:
-                    tag = moment.tag(action.chunk)
+                    tag = call.tag(action.chunk)
                     held[action.chunk] = self._transport.receive(action.peer, tag, self._timeout_s).payload
         workers = self._schedule.workers
         return [held[worker] for worker in range(workers)] if self._rank < workers else []
@@ -242,14 +242,14 @@ class Exchange:
     ) -> dict[int, torch.Tensor]:
         """The payloads that this member needs or hands on, with its own. actions: its `ways`; own: by number, each as `gather`
         wants them."""
-        moment = Moment(self.generation, step, attempt, phase)
+        call = CollectiveTag(self.generation, step, attempt, phase)
         held = dict(own)
         with self._counted():
             for action in actions:
                 if isinstance(action, Send):
-                    self._transport.send(action.peer, moment.tag(action.chunk), held[action.chunk])
+                    self._transport.send(action.peer, call.tag(action.chunk), held[action.chunk])
                 elif not isinstance(action, Finish):
-                    tag = moment.tag(action.chunk)
+                    tag = call.tag(action.chunk)
                     held[action.chunk] = self._transport.receive(action.peer, tag, self._timeout_s).payload
         return held
 
@@ -293,7 +293,7 @@ class _Placed(NamedTuple):
         return self.first + self.pieces - 1
 
 
-def _parts(turn: Sequence[Action], borders: Sequence[int], travels: Callable[[int], bool]) -> Iterator[Part]:
+def _parts(turn: Sequence[Action], borders: Sequence[int], travels: Callable[[int], bool]) -> Iterator[PieceAction]:
     """A turn piece by piece, beat by beat. Payloads that do not travel go whole."""
     placed: list[_Placed] = []
     for action in turn:
@@ -335,19 +335,19 @@ def _filled(borders: tuple[int, ...]) -> frozenset[int]:
     return frozenset(chunk for chunk in range(len(borders) - 1) if borders[chunk] < borders[chunk + 1])
 
 
-def _part(action: Action, piece: int, whole: bool, borders: Sequence[int]) -> Part:
+def _part(action: Action, piece: int, whole: bool, borders: Sequence[int]) -> PieceAction:
     start, end = borders[action.chunk], borders[action.chunk + 1]
     if whole:
-        return Part(action, piece, whole, start, end)
+        return PieceAction(action, piece, whole, start, end)
     start += piece * _PIECE
-    return Part(action, piece, whole, start, min(start + _PIECE, end))
+    return PieceAction(action, piece, whole, start, min(start + _PIECE, end))
 
 
 def _pieces(borders: Sequence[int], chunk: int) -> int:
     return -(-(borders[chunk + 1] - borders[chunk]) // _PIECE)
 
 
-def _note(part: Part, prints: Mapping[int, Mapping[int, int]]) -> int:
+def _note(part: PieceAction, prints: Mapping[int, Mapping[int, int]]) -> int:
     """What is said of a part beside it: its fingerprint, once it is finished."""
     of_pieces = prints.get(part.action.chunk, {})
     return exact.wrap(sum(of_pieces.values())) if part.whole else of_pieces.get(part.piece, 0)
@@ -356,21 +356,21 @@ def _note(part: Part, prints: Mapping[int, Mapping[int, int]]) -> int:
 def _finish(
     sums: exact.Sums, base: torch.Tensor, divisor: float, result: torch.Tensor, first_block: int, last: Received | None
 ) -> int:
-    if last is not None and last.narrow is not None and sums is exact.MEANS:
+    if last is not None and last.packed is not None and sums is exact.MEANS:
         with intact():
-            return last.narrow.finish(base, divisor, result, first_block)
+            return last.packed.finish(base, divisor, result, first_block)
     return sums.finish(base, divisor, result, first_block, None if last is None else last.payload)
 
 
-def _add(way: Way, memory: Memory, part: Part, base: Base, received: Received) -> None:
+def _add(way: Way, memory: Memory, part: PieceAction, base: Base, received: Received) -> None:
     partial = way.place(memory, "partial", part)
-    if base != "nothing" and received.narrow is not None and memory.sums is exact.MEANS:
+    if base != "nothing" and received.packed is not None and memory.sums is exact.MEANS:
         with intact():
-            received.narrow.added(way.place(memory, base, part), partial)
+            received.packed.added(way.place(memory, base, part), partial)
     elif base != "nothing":
         torch.add(way.place(memory, base, part), received.payload.to(partial.device), out=partial)
-    elif received.narrow is not None and partial.device.type == "cpu":
+    elif received.packed is not None and partial.device.type == "cpu":
         with intact():
-            received.narrow.widened(partial)
+            received.packed.unpacked(partial)
     else:
         partial.copy_(received.payload)

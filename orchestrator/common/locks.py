@@ -118,7 +118,7 @@ def unlock(descriptor: int) -> None:
     fcntl.flock(descriptor, fcntl.LOCK_UN)
 
 
-def narrow(descriptor: int, folder: Path) -> None:
+def restrict(descriptor: int, folder: Path) -> None:
     """Leave a file of this user, which lies in the folder, to those who may lock it."""
     found, around = os.fstat(descriptor), folder.stat()
     writers = 0 if around.st_mode & stat.S_ISVTX else around.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
@@ -208,7 +208,7 @@ def _opened(path: Path) -> int:
             f"the lock {path} cannot be opened: {error.strerror}{whose}", remedy, code="lock.not-opened"
         ) from error
     with contextlib.suppress(OSError):  # a file system without modes
-        narrow(descriptor, path.parent)
+        restrict(descriptor, path.parent)
     return descriptor
 
 
@@ -226,12 +226,12 @@ def _note(file: Path | int) -> str:
     except OSError:
         return ""
     try:
-        told = os.pread(descriptor, _NOTE_BYTES, 0).decode(errors="replace")
+        note = os.pread(descriptor, _NOTE_BYTES, 0).decode(errors="replace")
     except OSError:  # a folder
         return ""
     finally:
         os.close(descriptor)
-    return _printable(told) if told.startswith("process ") else ""
+    return _printable(note) if note.startswith("process ") else ""
 
 
 def _process(file: Path | int) -> int | None:

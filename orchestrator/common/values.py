@@ -158,7 +158,7 @@ class Steps(Notation):
     def at(self, step: int) -> int:
         return next(value for first, value in reversed(self.changes) if first <= step)
 
-    def stretches(self) -> Iterator[tuple[int, int | None, int]]:
+    def intervals(self) -> Iterator[tuple[int, int | None, int]]:
         """(first step, end, value) of each stretch in which it is constant; the last one has no end."""
         firsts = [first for first, _ in self.changes]
         for (first, value), end in zip(self.changes, [*firsts[1:], None], strict=True):

@@ -20,7 +20,7 @@ from orchestrator.comm.synchronization import Mode, build_mode
 from orchestrator.common.registry import Variant
 from orchestrator.common.values import Every
 from orchestrator.data.plan import Data, Declared, Privacy
-from orchestrator.optim.patience import Watching
+from orchestrator.optim.patience import MonitoredMetric
 from orchestrator.optim.ranking import Best
 from orchestrator.optim.scaling import Scaling
 
@@ -36,6 +36,7 @@ __all__ = [
     "Initial",
     "Local",
     "Members",
+    "MonitoredMetric",
     "Plan",
     "Privacy",
     "Run",
@@ -44,7 +45,6 @@ __all__ = [
     "Source",
     "Update",
     "Variant",
-    "Watching",
 ]
 
 
@@ -152,8 +152,8 @@ class Update:
     clip: float | None  # the largest norm of a gradient; None for no bound
     schedule: Variant  # how the learning rate changes over the steps after `warmup`
     warmup: int  # steps in which the learning rate rises to its value
-    stopping: Watching | None  # the metric that ends the run early; None for none
-    plateau: Watching | None  # the metric that lowers the learning rate; None for other schedules
+    stopping: MonitoredMetric | None  # the metric that ends the run early; None for none
+    plateau: MonitoredMetric | None  # the metric that lowers the learning rate; None for other schedules
     contribution: Variant | None = None  # what a shard makes of its gradient before the sum; None for nothing
     scaling: Scaling | None = None  # of the learning rate with the batch size; None for none
     compression: Variant | None = None  # the form in which gradients travel; None for as they are
@@ -161,7 +161,7 @@ class Update:
     sharded: bool = False  # whether the workers of a host divide the update
 
     @property
-    def watches_a_metric(self) -> bool:
+    def monitors_a_metric(self) -> bool:
         """Whether the course of the run depends on evaluations."""
         return self.stopping is not None or self.plateau is not None
 
@@ -284,7 +284,7 @@ class Plan:
         return build_mode(self.sync.name, self.sync.options)
 
     @property
-    def deals_by_speed(self) -> bool:
+    def assigns_by_speed(self) -> bool:
         """Whether shards are dealt by how fast their workers are: where who hosts a shard is no part of the result or of its
         record, shards are alike, and none is pinned to a site."""
         free = self.exchange.exact and not self.data.sites

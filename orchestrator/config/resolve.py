@@ -20,6 +20,7 @@ from orchestrator.config.plan import (
     Initial,
     Local,
     Members,
+    MonitoredMetric,
     Plan,
     Privacy,
     Run,
@@ -28,7 +29,6 @@ from orchestrator.config.plan import (
     Timeouts,
     Update,
     Variant,
-    Watching,
 )
 from orchestrator.config.settings import Settings
 from orchestrator.config.settings.sections import BY_MEMORY, KINDS, OptimizerSettings
@@ -153,7 +153,7 @@ def _update(settings: Settings) -> Update:
         warmup=schedule.warmup,
         stopping=None
         if stopping.patience is None
-        else Watching(stopping.metric, stopping.patience, stopping.mode, stopping.min_change),
+        else MonitoredMetric(stopping.metric, stopping.patience, stopping.mode, stopping.min_change),
         plateau=_plateau(schedule.options) if schedule.name == "plateau" else None,
         contribution=_unless("gradient", settings.contribution),
         scaling=_scaling(settings),
@@ -182,9 +182,9 @@ def _scaling(settings: Settings) -> Scaling | None:
     return None if scale == "none" or base is None else Scaling(scale, base, settings.data.batch_size)
 
 
-def _plateau(options: Mapping[str, Any]) -> Watching:
+def _plateau(options: Mapping[str, Any]) -> MonitoredMetric:
     found = SCHEDULES.resolve("plateau", options)
-    return Watching(found["metric"], found["patience"], found["mode"])
+    return MonitoredMetric(found["metric"], found["patience"], found["mode"])
 
 
 def _exchange(settings: Settings) -> Exchange:

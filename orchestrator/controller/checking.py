@@ -32,16 +32,16 @@ class Verdict:
 
 
 def chosen(
-    draw: int, rank: int, dealt: Sequence[Sequence[int]], nodes: Sequence[int], computed: Collection[int]
+    draw: int, rank: int, assigned: Sequence[Sequence[int]], nodes: Sequence[int], computed: Collection[int]
 ) -> list[int]:
     """The shards of which the worker of this rank computes the first one that is not empty, beside its own, which are
-    `computed`; of its own where it is alone; none where nobody else computes any. dealt, nodes: of each worker; draw: a number
-    at random."""
-    if len(dealt) == 1:
+    `computed`; of its own where it is alone; none where nobody else computes any. assigned, nodes: of each worker; draw: a
+    number at random."""
+    if len(assigned) == 1:
         others = sorted(computed)
     else:
-        far = [shard for other, shards in enumerate(dealt) if nodes[other] != nodes[rank] for shard in shards]
-        beside = [shard for other, shards in enumerate(dealt) if other != rank for shard in shards]
+        far = [shard for other, shards in enumerate(assigned) if nodes[other] != nodes[rank] for shard in shards]
+        beside = [shard for other, shards in enumerate(assigned) if other != rank for shard in shards]
         others = sorted({*(far or beside)} - {*computed})
     first = draw % max(1, len(others))
     return others[first:] + others[:first]

@@ -59,7 +59,7 @@ from orchestrator.controller.membership import (
 from orchestrator.controller.rendezvous.balancing import REMEMBERED, balance
 from orchestrator.controller.rendezvous.conclusion import awaits_cause, conclude, emit_recoveries
 from orchestrator.controller.rendezvous.distrust import distrusted
-from orchestrator.controller.rendezvous.formation import ask, begin, end_interrupted, form, stand_by, worth_saving
+from orchestrator.controller.rendezvous.formation import ask, become_spare, begin, end_interrupted, form, worth_saving
 from orchestrator.controller.rendezvous.leaving import drained, watch
 from orchestrator.controller.rendezvous.scaling import RETRY_S, start_failed, start_missing
 from orchestrator.errors import ClusterUnavailable, RunFailed, WorkerLost
@@ -82,7 +82,7 @@ def initial(requirements: Requirements, now: float) -> tuple[ControllerState, tu
         listened=now,
         next_member=requirements.member,
         checkpoint=requirements.checkpoint,
-        seen=done,
+        steps_seen=done,
         best=done,
         mark=Progress(done) if done else None,
     )
@@ -121,8 +121,8 @@ def _ready(decision: Decision, event: Ready) -> None:
         decision.kill(member, "another worker of its machine has computed wrongly")
         decision.set(retry=now + RETRY_S, trouble="there is room on a machine only that has computed wrongly")
         return
-    told: dict[str, Any] = {"run_manifest": event.run_manifest, "can_restore": event.can_restore, "node": event.node}
-    decision.update(member.id, ready=now, speed=event.speed, sites=event.sites, **told, heard=now, moved=now)
+    facts: dict[str, Any] = {"run_manifest": event.run_manifest, "can_restore": event.can_restore, "node": event.node}
+    decision.update(member.id, ready=now, speed=event.speed, sites=event.sites, **facts, heard=now, moved=now)
     decision.set(retry=None)
     if decision.state.phase == "preparing":
         _begin_first(decision)
@@ -134,7 +134,7 @@ def _ready(decision: Decision, event: Ready) -> None:
         ask(decision, "regroup", f"{member.name} is ready to join after {now - member.asked:.1f} s")
     else:
         decision.say(f"{member.name} is ready as a spare")
-        stand_by(decision, member)
+        become_spare(decision, member)
 
 
 def _is_missing(state: ControllerState, member: Member) -> bool:
@@ -266,8 +266,8 @@ def _note_loss(decision: Decision, lost_member: LostMember) -> None:
     if member.has_finished and others_finished:
         decision.say("it had finished, and so has another one")
         return
-    told = generation.lost_members if member.report is not None else (*generation.lost_members, lost_member)
-    decision.set_generation(lost=generation.lost + 1, lost_members=told)
+    lost = generation.lost_members if member.report is not None else (*generation.lost_members, lost_member)
+    decision.set_generation(lost=generation.lost + 1, lost_members=lost)
     decision.enter("regrouping")
     _open_loss(decision)
     _call_off(decision)
@@ -340,7 +340,7 @@ def _reporter(decision: Decision, event: Reported) -> Member | None:
 
 def _stepped(decision: Decision, event: Stepped) -> None:
     state, done = decision.state, event.step + 1
-    decision.set(seen=max(state.seen, done), clocks=event.clocks or state.clocks)
+    decision.set(steps_seen=max(state.steps_seen, done), clocks=event.clocks or state.clocks)
     if done > state.best:
         decision.set(best=done, restarts=0)
     if passed(just_committed(done), state.mark):

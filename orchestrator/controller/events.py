@@ -16,7 +16,7 @@ from orchestrator.errors import OrchestratorError
 from orchestrator.records.progress import Activity, Progress
 
 Move = tuple[int, int, tuple[int, ...]]  # donor, recipient, shards
-Inheritance = tuple[int, int]  # a shard whose state is lost, and the one whose state it goes on with
+FallbackPair = tuple[int, int]  # a shard whose state is lost, and the one whose state it goes on with
 Role = Literal["worker", "server"]
 
 
@@ -96,7 +96,7 @@ class Died:
 @dataclass(frozen=True)
 class Stepped:
     """The driver saw the first trace line of this step (after a restart: the first since the restart). clocks: where shards run
-    free, how many updates each of them had made at the last rest, as far as that is known."""
+    free, how many updates each of them had made at the last sync barrier, as far as that is known."""
 
     step: int
     clocks: tuple[int, ...] = ()
@@ -198,9 +198,9 @@ class Begin:
     # (donor, recipient, shards): who hands over what these shards keep, after the transfers of state and in this order
     moves: tuple[Move, ...] = ()
     # (lost, heir): what the lost shard keeps is gone with its only holder, and it goes on with what the heir keeps
-    heirs: tuple[Inheritance, ...] = ()
+    fallbacks: tuple[FallbackPair, ...] = ()
     # all such pairs since the replicas were equal last, in order, which the record of a run has to tell
-    inherited: tuple[Inheritance, ...] = ()
+    all_fallbacks: tuple[FallbackPair, ...] = ()
     # all go back to what the donor restores, also those who are farther; without a checkpoint, to the state at the start
     forgets: bool = False
     stages: tuple[int, ...] = ()  # by worker rank, the stage it hosts; empty where every worker has the whole model
@@ -223,7 +223,7 @@ class Begin:
 
 
 @dataclass(frozen=True)
-class StandBy:
+class BecomeSpare:
     """This worker has no place now. Of a model in stages it lets go of the parameters by which it has proved itself."""
 
     member: int
@@ -292,7 +292,7 @@ class Recovered:
 
 @dataclass(frozen=True)
 class Rebalance:
-    """The next generation begins at the next boundary, with shards dealt by speed. micro_batch_s: by member; step_s,
+    """The next generation begins at the next boundary, with shards assigned by speed. micro_batch_s: by member; step_s,
     expected_s: of a step's computing, as it is and as it will be; moving: so many shards."""
 
     micro_batch_s: Mapping[int, float]
@@ -320,5 +320,17 @@ class End:
 
 
 Command = (
-    Start | Begin | StandBy | CallOff | Ask | Inspect | Kill | Retire | Distrust | Recovered | Rebalance | Slow | End
+    Start
+    | Begin
+    | BecomeSpare
+    | CallOff
+    | Ask
+    | Inspect
+    | Kill
+    | Retire
+    | Distrust
+    | Recovered
+    | Rebalance
+    | Slow
+    | End
 )

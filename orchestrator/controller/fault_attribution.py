@@ -91,10 +91,12 @@ def judge_link_failures(state: ControllerState) -> tuple[list[int], frozenset[Pa
     accusation counts where nothing else explains why anybody left: then some broken connection was the first cause. Two
     that accuse each other always count, for each was there until it lost the other.
     """
-    told = {(member.id, accused) for member, accused in accusations(state) if accused in state.members}
+    accused_pairs = {(member.id, accused) for member, accused in accusations(state) if accused in state.members}
     if _has_another_cause(state):
-        told = {(accuser, accused) for accuser, accused in told if (accused, accuser) in told}
-    new = {frozenset(pair) for pair in told}
+        accused_pairs = {
+            (accuser, accused) for accuser, accused in accused_pairs if (accused, accuser) in accused_pairs
+        }
+    new = {frozenset(pair) for pair in accused_pairs}
     repeated = {pair for pair in new if pair in state.link_failures}
     out: list[int] = []
     while repeated:

@@ -21,7 +21,7 @@ _LONGEST_S = 3.0  # of a pause
 
 
 @dataclass(frozen=True)
-class Disturbance:
+class Fault:
     """number: from 0; at_s: after the first step; pick: by which one of several workers is chosen; pause_s: of a pause."""
 
     number: int
@@ -31,17 +31,15 @@ class Disturbance:
     pause_s: float
 
 
-def disturbance(seed: int, number: int, every_s: float, kinds: Sequence[Kind], step_timeout_s: float) -> Disturbance:
+def drawn_fault(seed: int, number: int, every_s: float, kinds: Sequence[Kind], step_timeout_s: float) -> Fault:
     """A pause ends well before the worker is taken for stuck."""
     dice = Random(f"chaos {seed} {number}")
     at_s = (number + 1 - _EARLY * dice.random()) * every_s
     kind = kinds[dice.randrange(len(kinds))]
-    return Disturbance(
-        number, at_s, kind, dice.getrandbits(32), dice.uniform(0.1, 1.0) * min(_LONGEST_S, step_timeout_s / 4)
-    )
+    return Fault(number, at_s, kind, dice.getrandbits(32), dice.uniform(0.1, 1.0) * min(_LONGEST_S, step_timeout_s / 4))
 
 
-def victim(wanted: Disturbance, state: ControllerState) -> Member | None:
+def victim(wanted: Fault, state: ControllerState) -> Member | None:
     """The worker that it meets; None while there is none that may be disturbed."""
     if state.phase != "running" or state.recoveries or state.interrupted is not None:
         return None

@@ -6,7 +6,8 @@ jobs, and finds the least possible end (Graham, "Bounds on Multiprocessing Timin
 speeds: Horowitz and Sahni, "Exact and Approximate Algorithms for Scheduling Nonidentical Processors", 1976). Of the deals with
 that end the one is taken that moves the fewest shards.
 
-Workers of one group share what any of them was dealt within a step, so a group is one machine as fast as all of them together.
+Workers of one group share what any of them was assigned within a step, so a group is one machine as fast as all of them
+together.
 """
 
 from __future__ import annotations
@@ -59,7 +60,7 @@ def expected_seconds(paces: Sequence[Pace]) -> list[float] | None:
     return [pace.seconds if pace.lately else alike(pace) for pace in paces]
 
 
-def deal_by_speed(shards: int, hosts: Sequence[Host]) -> tuple[tuple[int, ...], ...]:
+def assign_by_speed(shards: int, hosts: Sequence[Host]) -> tuple[tuple[int, ...], ...]:
     """For each of them its shards, at least one.
 
     Raises ValueError when a worker would be left without a shard."""
@@ -76,10 +77,10 @@ def deal_by_speed(shards: int, hosts: Sequence[Host]) -> tuple[tuple[int, ...], 
     return _keep(shards, found, [host.held for host in hosts])
 
 
-def longest(hosts: Sequence[Host], dealt: Sequence[Collection[int]]) -> float:
-    """Seconds until the last of them has computed what it was dealt."""
+def longest(hosts: Sequence[Host], assigned: Sequence[Collection[int]]) -> float:
+    """Seconds until the last of them has computed what it was assigned."""
     groups = _groups(hosts)
-    return max(sum(len(dealt[place]) for place in places) / _rate(hosts, places) for places in groups)
+    return max(sum(len(assigned[place]) for place in places) / _rate(hosts, places) for places in groups)
 
 
 def share_out(jobs: int, rates: Sequence[float], held: Sequence[int], least: Sequence[int]) -> list[int]:

@@ -13,11 +13,11 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from orchestrator.config.plan import Members, Timeouts
-from orchestrator.controller.events import Begin, Ended, Heartbeat, Inheritance, Move, Role
-from orchestrator.controller.load_balancing import Host, Pace, deal_by_speed, expected_seconds
+from orchestrator.controller.events import Begin, Ended, FallbackPair, Heartbeat, Move, Role
+from orchestrator.controller.load_balancing import Host, Pace, assign_by_speed, expected_seconds
 from orchestrator.controller.shard_assignment import assign_shards, assign_stages
-from orchestrator.controller.sites import away, deal_at_sites, hosts, shards_of
-from orchestrator.controller.state_recovery import Standing, StateRecovery, hand_over
+from orchestrator.controller.sites import assign_at_sites, away, hosts, shards_of
+from orchestrator.controller.state_recovery import Standing, StateRecovery, plan_recovery
 from orchestrator.errors import Inconsistent
 from orchestrator.records.progress import Progress, advances_of, behind, latest, steps_of
 
@@ -36,9 +36,9 @@ class Requirements:
     checkpoint: int | None = None  # the step of the newest committed one as the run begins; None unless it is a resume
     whole: bool = False  # no generation begins without all of them, because the layout determines the result
     stores: bool = True  # checkpoints can be written
-    inherits: bool = False  # what a lost shard kept is replaced by what another one keeps; otherwise all go back
-    watches: bool = False  # micro-batches are alike, so that a worker far slower than others is worth a word
-    by_speed: bool = False  # shards are dealt by how fast workers are seen to be; who hosts them changes no result
+    falls_back: bool = False  # what a lost shard kept is replaced by what another one keeps; otherwise all go back
+    reports_stragglers: bool = False  # micro-batches are alike, so that a worker far slower than others is worth a word
+    by_speed: bool = False  # shards are assigned by how fast workers are seen to be; who hosts them changes no result
     claims: bool = False  # workers of one node share their shards in a step, unless shards keep something
     leaps: bool = False  # members go from the end of a segment of the run to the next one, so some are many steps ahead
     # by site, the shards that only a worker may host whose node holds the site's bytes
@@ -50,7 +50,7 @@ class Requirements:
     @property
     def supersedes(self) -> bool:
         """Whether what is done again after a loss may come out otherwise, and counts in the place of what was."""
-        return self.inherits or self.sits_out
+        return self.falls_back or self.sits_out
 
     def __post_init__(self) -> None:
         asked, most = self.members, self.shards * self.members.stages
@@ -144,18 +144,19 @@ class Recovery:
 
 @dataclass(frozen=True, kw_only=True)
 class Balance:
-    """What the controller remembers to judge whether shards should be dealt anew. A round is over when every worker of the
+    """What the controller remembers to judge whether shards should be assigned anew. A round is over when every worker of the
     generation has told its time again.
 
-    told: who has in this round; better: so many rounds in a row another deal was much better; moved: so often shards were dealt
-    anew by speed; slow: of whom is far slower than the others, since when and for how many rounds; said: of whom that was told.
+    reported: who has in this round; better: so many rounds in a row another assignment was much better; moved: so often shards
+    were assigned anew by speed; slow: of whom is far slower than the others, since when and for how many rounds; announced: of
+    whom that was told.
     """
 
-    told: frozenset[int] = frozenset()
+    reported: frozenset[int] = frozenset()
     better: int = 0
     moved: int = 0
     slow: Mapping[int, tuple[float, int]] = field(default_factory=dict)
-    said: frozenset[int] = frozenset()
+    announced: frozenset[int] = frozenset()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -172,7 +173,7 @@ class ControllerState:
     run_manifest: Mapping[str, Any] | None = None  # what the first generation agreed on; None before
     generation: GenerationStatus | None = None  # the present or last one; None before the first
     checkpoint: int | None = None  # the step of the newest committed one; None where there is none
-    seen: int = 0  # steps that the driver has seen completed
+    steps_seen: int = 0  # steps that the driver has seen completed
     clocks: tuple[int, ...] = ()  # as in `events.Stepped`
     best: int = 0  # the most steps that the driver has ever seen completed
     mark: Progress | None = None  # what has to be passed to count as progress; None for the initial state
@@ -191,10 +192,10 @@ class ControllerState:
     stalls: Mapping[tuple[int, int, int], tuple[bool, ...]] = field(default_factory=dict)
     recoveries: tuple[Recovery, ...] = ()  # those that are not complete yet
     # which shards went on with others' state, each with the advances that all replicas had made then
-    inherited: tuple[tuple[int, Inheritance], ...] = ()
+    fallbacks: tuple[tuple[int, FallbackPair], ...] = ()
     distrusted: frozenset[int] = frozenset()  # nodes that start nobody any more, since one there has computed wrongly
     interrupted: tuple[float, str] | None = None  # when, and the signal; None where nobody asked the run to stop
-    balance: Balance = Balance()  # whether shards should be dealt anew
+    balance: Balance = Balance()  # whether shards should be assigned anew
 
     def name(self, member: int) -> str:
         known = self.members.get(member)
@@ -270,8 +271,8 @@ def compose(state: ControllerState) -> Begin | str:
         return f"no worker is ready at site{'s' * (len(missing) > 1)} {', '.join(missing)}"
     if state.requirements.members.stages > 1:
         return _compose_stages(state, workers)
-    heirs = inherited(state, workers)
-    lost = [] if heirs else lost_shards(state, workers)
+    fallbacks = fallback_pairs(state, workers)
+    lost = [] if fallbacks else lost_shards(state, workers)
     restore = None
     if lost and state.checkpoint is None:
         restore = 0
@@ -279,7 +280,7 @@ def compose(state: ControllerState) -> Begin | str:
         restore = next((rank for rank, member in enumerate(workers) if member.can_restore), None)
         if restore is None:
             return f"none of the {len(workers)} ready workers reaches the checkpoint of step {state.checkpoint}"
-    shards = deal_shards(state, workers)
+    shards = assign_all_shards(state, workers)
     return Begin(
         generation=state.requirements.generation if state.generation is None else state.generation.number + 1,
         members=tuple(member.id for member in [*workers, *servers]),
@@ -290,8 +291,8 @@ def compose(state: ControllerState) -> Begin | str:
         without_servers=state.requirements.members.servers > 0 and not servers,
         run_manifest=agreed(state, workers),
         moves=moves(state, workers, shards, restore),
-        heirs=() if restore is not None else heirs,
-        inherited=() if restore is not None else (*_inherited_before(state, workers), *heirs),
+        fallbacks=() if restore is not None else fallbacks,
+        all_fallbacks=() if restore is not None else (*_earlier_fallbacks(state, workers), *fallbacks),
         forgets=_keeps_shard_state(state, workers) and restore is not None,
         absent=shards_of(state.requirements.sites, missing),
     )
@@ -354,16 +355,16 @@ def _seated(state: ControllerState, workers: Sequence[Member]) -> Sequence[Membe
     """Of these those for whom there is a shard."""
     if not state.requirements.sites:
         return workers
-    return [worker for worker, dealt in zip(workers, _deal_at_sites(state, workers), strict=True) if dealt]
+    return [worker for worker, assigned in zip(workers, _assign_at_sites(state, workers), strict=True) if assigned]
 
 
-def _deal_at_sites(state: ControllerState, workers: Sequence[Member]) -> tuple[tuple[int, ...], ...]:
+def _assign_at_sites(state: ControllerState, workers: Sequence[Member]) -> tuple[tuple[int, ...], ...]:
     begin = None if state.generation is None else state.generation.begin
     held = {} if begin is None else dict(zip(begin.members, begin.shards, strict=False))
     absent = () if begin is None else begin.absent
     own = [frozenset(held.get(worker.id, ())).difference(absent) for worker in workers]
     may = hosts(state.requirements.shards, state.requirements.sites, [worker.sites for worker in workers])
-    return deal_at_sites(may, own)
+    return assign_at_sites(may, own)
 
 
 def by_node(members: Sequence[Member]) -> list[Member]:
@@ -381,7 +382,7 @@ def _compose_stages(state: ControllerState, workers: Sequence[Member]) -> Begin 
     stages = assign_stages([member.stage for member in workers], requirements.members.stages, leaves)
     if empty := sorted(set(range(requirements.members.stages)) - set(stages)):
         return f"no worker is ready for stage{'s' * (len(empty) > 1)} {', '.join(map(str, empty))}"
-    planned = _stage_hand_over(state, workers, stages)
+    planned = _plan_recovery(state, workers, stages)
     back = _goes_back(state, workers, stages)
     restorers: list[int] = []
     if back is not None or to_restore(state, workers):
@@ -395,7 +396,7 @@ def _compose_stages(state: ControllerState, workers: Sequence[Member]) -> Begin 
         generation=requirements.generation if state.generation is None else state.generation.number + 1,
         members=tuple(member.id for member in workers),
         nodes=tuple(member.node for member in workers),
-        shards=deal_shards(state, workers, stages),
+        shards=assign_all_shards(state, workers, stages),
         state_transfers=tuple((restorers[stage], rank) for rank, stage in enumerate(stages) if rank not in restorers)
         if restorers
         else planned.transfers,
@@ -409,21 +410,21 @@ def _compose_stages(state: ControllerState, workers: Sequence[Member]) -> Begin 
     )
 
 
-def deal_shards(
+def assign_all_shards(
     state: ControllerState, workers: Sequence[Member], stages: Sequence[int] = ()
 ) -> tuple[tuple[int, ...], ...]:
     """By rank the shards that it hosts, of its stage if there are stages: by speed where that is known and asked for. Where
     shards are pinned to sites, those of sites that are away are the first one's, which computes nothing of them."""
     if state.requirements.sites:
-        first, *others = _deal_at_sites(state, workers)
+        first, *others = _assign_at_sites(state, workers)
         left = set(range(state.requirements.shards)).difference(first, *others)
         return tuple(sorted({*first, *left})), *others
     of_stage: dict[int, tuple[tuple[int, ...], ...]] = {}
     for stage, places in stage_mates(len(workers), stages).items():
         hosts = hosts_in(state, [workers[place] for place in places])
         shards = state.requirements.shards
-        of_stage[stage] = assign_shards(shards, len(places)) if hosts is None else deal_by_speed(shards, hosts)
-    following = {stage: iter(dealt) for stage, dealt in of_stage.items()}
+        of_stage[stage] = assign_shards(shards, len(places)) if hosts is None else assign_by_speed(shards, hosts)
+    following = {stage: iter(assigned) for stage, assigned in of_stage.items()}
     return tuple(next(following[stage]) for stage in stages or (0,) * len(workers))
 
 
@@ -436,7 +437,7 @@ def stage_mates(workers: int, stages: Sequence[int]) -> dict[int, list[int]]:
 
 
 def hosts_in(state: ControllerState, workers: Sequence[Member]) -> list[Host] | None:
-    """Those who share the shards of a stage, for a deal by speed; None where shards are dealt equally."""
+    """Those who share the shards of a stage, for an assignment by speed; None where shards are assigned equally."""
     requirements = state.requirements
     if not requirements.by_speed:
         return None
@@ -452,8 +453,8 @@ def hosts_in(state: ControllerState, workers: Sequence[Member]) -> list[Host] | 
     ]
 
 
-def _stage_hand_over(state: ControllerState, workers: Sequence[Member], stages: Sequence[int]) -> StateRecovery:
-    return hand_over(
+def _plan_recovery(state: ControllerState, workers: Sequence[Member], stages: Sequence[int]) -> StateRecovery:
+    return plan_recovery(
         [Standing(stage, each.progress, each.holds_sum) for stage, each in zip(stages, workers, strict=True)],
         state.requirements.members.stages,
     )
@@ -463,7 +464,7 @@ def _goes_back(state: ControllerState, workers: Sequence[Member], stages: Sequen
     """Why all workers go back to the last checkpoint, as the end of a sentence; None where they can go on."""
     if top(workers) is None:
         return None
-    if lost := _stage_hand_over(state, workers, stages).lost:
+    if lost := _plan_recovery(state, workers, stages).lost:
         which = f"stage{'s' * (len(lost) > 1)} {', '.join(map(str, lost))}"
         return f"what {which} had learned is lost with {'their' if lost[1:] else 'its'} last worker"
     return None
@@ -500,17 +501,17 @@ def lost_shards(state: ControllerState, workers: Sequence[Member]) -> list[int]:
     return [shard for shard in range(state.requirements.shards) if holders is not None and shard not in holders]
 
 
-def _inherited_before(state: ControllerState, workers: Sequence[Member]) -> tuple[Inheritance, ...]:
+def _earlier_fallbacks(state: ControllerState, workers: Sequence[Member]) -> tuple[FallbackPair, ...]:
     """The pairs of earlier generations that began where the farthest of these are now."""
     advances = advances_of(top(workers))
-    return tuple(pair for base, pair in state.inherited if base == advances)
+    return tuple(pair for base, pair in state.fallbacks if base == advances)
 
 
-def inherited(state: ControllerState, workers: Sequence[Member]) -> tuple[Inheritance, ...]:
-    """(lost, heir) pairs, where a run goes on without what a shard kept: a lost shard goes on with what the lowest living one
-    keeps. None where nobody keeps anything any more."""
+def fallback_pairs(state: ControllerState, workers: Sequence[Member]) -> tuple[FallbackPair, ...]:
+    """(lost, fallback) pairs, where a run goes on without what a shard kept: a lost shard goes on with what the lowest living
+    one keeps. None where nobody keeps anything any more."""
     holders = _holders(workers)
-    if not state.requirements.inherits or not holders:
+    if not state.requirements.falls_back or not holders:
         return ()
     return tuple((shard, min(holders)) for shard in lost_shards(state, workers))
 
@@ -537,8 +538,8 @@ def moves(
     holders = _holders(workers)
     if not _keeps_shard_state(state, workers) or (restore is None and holders is None):
         return ()
-    for lost, heir in inherited(state, workers) if restore is None else ():
-        (holders or {})[lost] = (holders or {})[heir]
+    for lost, fallback in fallback_pairs(state, workers) if restore is None else ():
+        (holders or {})[lost] = (holders or {})[fallback]
     moved: dict[tuple[int, int], tuple[int, ...]] = {}
     for recipient, hosted in enumerate(shards):
         for shard in hosted:

@@ -27,19 +27,19 @@ def assign_shards(shards: int, workers: int) -> tuple[tuple[int, ...], ...]:
     return tuple(tuple(range(starts[rank], starts[rank + 1])) for rank in range(workers))
 
 
-def deal_by_size(sizes: Sequence[int], workers: int) -> tuple[tuple[int, ...], ...]:
+def assign_by_size(sizes: Sequence[int], workers: int) -> tuple[tuple[int, ...], ...]:
     """For each rank the shards it computes, where they differ in size: the largest first, to whoever has least so far.
 
     The worker with most has at most 4/3 of the least that is possible. Every worker gets a shard where there are as many.
     Source: Graham, "Bounds on Multiprocessing Timing Anomalies" (1969), theorem 3.
     """
     loads = [(0, 0, rank) for rank in range(workers)]  # size, number, rank
-    dealt: list[list[int]] = [[] for _ in range(workers)]
+    assigned: list[list[int]] = [[] for _ in range(workers)]
     for shard in sorted(range(len(sizes)), key=lambda each: (-sizes[each], each)):
         load, number, rank = heapq.heappop(loads)
-        dealt[rank].append(shard)
+        assigned[rank].append(shard)
         heapq.heappush(loads, (load + sizes[shard], number + 1, rank))
-    return tuple(tuple(sorted(shards)) for shards in dealt)
+    return tuple(tuple(sorted(shards)) for shards in assigned)
 
 
 def assign_stages(fixed: Sequence[int | None], stages: int, leaves: Sequence[bool] = ()) -> tuple[int, ...]:
@@ -60,12 +60,12 @@ def assign_stages(fixed: Sequence[int | None], stages: int, leaves: Sequence[boo
     return tuple(assigned)
 
 
-def deal(shards: int, stage_of: Sequence[int]) -> tuple[tuple[int, ...], ...]:
-    """For each rank the shards that it hosts of its stage: each stage's, dealt among its ranks in ascending order.
+def assign_columns(shards: int, stage_of: Sequence[int]) -> tuple[tuple[int, ...], ...]:
+    """For each rank the shards that it hosts of its stage: each stage's, assigned among its ranks in ascending order.
 
     stage_of: by rank. Raises ValueError as `assign_shards`."""
-    dealt = {stage: iter(assign_shards(shards, number)) for stage, number in Counter(stage_of).items()}
-    return tuple(next(dealt[stage]) for stage in stage_of)
+    assigned = {stage: iter(assign_shards(shards, number)) for stage, number in Counter(stage_of).items()}
+    return tuple(next(assigned[stage]) for stage in stage_of)
 
 
 def hosts_of(stage_of: Sequence[int], shards_of: Sequence[Sequence[int]]) -> Hosts:

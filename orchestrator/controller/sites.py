@@ -1,10 +1,11 @@
 """Which worker hosts which shards where some are pinned to sites: to workers of nodes that hold their bytes. Pure functions; of
 the result only depends which sites are away.
 
-Who may host a shard is given; among those the shards are dealt so that no other deal has a smaller largest share, nor a smaller
-second largest, and so on: an optimal semi-matching (Harvey, Ladner, Lovasz and Tamir, "Semi-Matchings for Bipartite Graphs and
-Load Balancing", 2003), found by moving shards along paths from who has more to who has two or more less. It begins with what
-each has, so where that is balanced nothing moves, and a site's shards stay where they are when another site loses a worker.
+Who may host a shard is given; among those the shards are assigned so that no other deal has a smaller largest share, nor a
+smaller second largest, and so on: an optimal semi-matching (Harvey, Ladner, Lovasz and Tamir, "Semi-Matchings for Bipartite
+Graphs and Load Balancing", 2003), found by moving shards along paths from who has more to who has two or more less. It begins
+with what each has, so where that is balanced nothing moves, and a site's shards stay where they are when another site loses a
+worker.
 """
 
 from __future__ import annotations
@@ -34,9 +35,9 @@ def hosts(shards: int, sites: Sites, offered: Sequence[Collection[str]]) -> list
     ]
 
 
-def deal_at_sites(may: Sequence[Sequence[int]], held: Sequence[Collection[int]]) -> tuple[tuple[int, ...], ...]:
+def assign_at_sites(may: Sequence[Sequence[int]], held: Sequence[Collection[int]]) -> tuple[tuple[int, ...], ...]:
     """For each worker its shards. may: of each shard the workers that may host it; held: by worker, what it hosts now. A shard
-    that nobody may host is dealt to nobody; a worker for whom there is none gets none."""
+    that nobody may host is assigned to nobody; a worker for whom there is none gets none."""
     owner: dict[int, int] = {}
     load = [0] * len(held)
 

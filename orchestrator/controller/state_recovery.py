@@ -37,7 +37,7 @@ class StateRecovery:
     lost: tuple[int, ...] = ()
 
 
-def hand_over(standings: Sequence[Standing], stages: int) -> StateRecovery:
+def plan_recovery(standings: Sequence[Standing], stages: int) -> StateRecovery:
     """standings: by rank; every stage is hosted."""
     top = latest(standing.progress for standing in standings)
     if top is None:

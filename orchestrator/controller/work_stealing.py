@@ -1,7 +1,7 @@
 """Who computes which shard of a step, where idle workers claim the shards of others on their host. Pure.
 
-A worker takes the shards that were dealt to it front to back, then the last free one of whoever has most left on its host,
-until none is free. Front and back, because what is dealt is read ahead from the front (`data.loaders`).
+A worker takes the shards that were assigned to it front to back, then the last free one of whoever has most left on its host,
+until none is free. Front and back, because what is assigned is read ahead from the front (`data.loaders`).
 
 The engine claims by the same rule, compiled (`worker.member.shared_queue`); a simulation asks `in_time` for a whole step.
 """
@@ -22,13 +22,15 @@ def last_of_most(free: Iterable[Sequence[int]], kept: int = 0) -> int | None:
     return most[-1] if len(most) > kept else None
 
 
-def in_time(dealt: Sequence[Sequence[int]], nodes: Sequence[int], seconds: Seconds, kept: int = 0) -> list[list[int]]:
-    """The shards that each worker computes in a step that all begin together, in their order, in virtual time. dealt: by
+def in_time(
+    assigned: Sequence[Sequence[int]], nodes: Sequence[int], seconds: Seconds, kept: int = 0
+) -> list[list[int]]:
+    """The shards that each worker computes in a step that all begin together, in their order, in virtual time. assigned: by
     worker; nodes: by worker, equal where two are on one host; kept: as in `last_of_most`. Of two who are idle at the same
     moment the lower rank claims first."""
-    left = [list(shards) for shards in dealt]
-    computed: list[list[int]] = [[] for _ in dealt]
-    idle = [(0.0, worker) for worker in range(len(dealt))]
+    left = [list(shards) for shards in assigned]
+    computed: list[list[int]] = [[] for _ in assigned]
+    idle = [(0.0, worker) for worker in range(len(assigned))]
     while idle:
         now, worker = heapq.heappop(idle)
         shard = _taken(left, worker, nodes, kept)

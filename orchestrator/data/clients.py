@@ -5,7 +5,8 @@ Where there are as many clients as shards, shard s is client s in each round. Wh
 slots: those clients that own samples are drawn for them without replacement, in an order drawn from (seed, round).
 
 A round's local steps are numbered through the run: local step h of round r is t = r * stretch + h, and the rows of (t, slot)
-are those of its client. `stretch` is the most local steps that a slot can have; one with fewer has no rows at its last t.
+are those of its client. `steps_per_round` is the most local steps that a slot can have; one with fewer has no rows at its last
+t.
 
     epochs      each pass over the client's samples in an order drawn from (seed, round and pass, client), in as few batches as
                 hold them, whose lengths differ by at most one: a last batch with what is left may have one row, from which
@@ -26,7 +27,7 @@ import numpy
 import torch
 
 from orchestrator.common.values import Span
-from orchestrator.data.division import Part
+from orchestrator.data.division import SampleSubset
 from orchestrator.data.drawn import Drawn
 from orchestrator.errors import ConfigurationError
 from orchestrator.numerics import streams
@@ -42,9 +43,9 @@ class ClientSampler:
         self,
         seed: int,  # of what is drawn
         order: Drawn,  # how many rows a slot takes in a local step
-        parts: Sequence[Part],  # by client, its samples
+        parts: Sequence[SampleSubset],  # by client, its samples
         local: Span,  # how long a slot trains in a round
-        stretch: int | None = None,  # the most local steps of a round; None: the clients' sizes decide it
+        steps_per_round: int | None = None,  # the most local steps of a round; None: the clients' sizes decide it
     ) -> None:
         self._seed = seed
         self._parts = parts
@@ -63,13 +64,13 @@ class ClientSampler:
                 code="data.empty-clients",
             )
         largest = max(len(part.samples) for part in parts)
-        self.stretch = stretch or self._steps_of(largest, min(self._rows))
+        self.steps_per_round = steps_per_round or self._steps_of(largest, min(self._rows))
         self._pass = functools.lru_cache(_PASSES_KEPT)(self._shuffled)
-        self._played = functools.lru_cache(_ROUNDS_KEPT)(self._drawn)
+        self._sampled = functools.lru_cache(_ROUNDS_KEPT)(self._drawn)
 
     def client(self, round_: int, slot: int) -> int:
         """The one that this slot plays in this round."""
-        return self._played(round_)[slot] if self._drawn_anew else slot
+        return self._sampled(round_)[slot] if self._drawn_anew else slot
 
     def samples(self, round_: int, slot: int) -> int:
         """How many the client owns that this slot plays in this round."""
@@ -81,7 +82,7 @@ class ClientSampler:
 
     def indices(self, step: int, slot: int) -> list[int]:
         """The samples of a local step, numbered through the run, as indices into the dataset; empty when it has none."""
-        round_, nth = divmod(step, self.stretch)
+        round_, nth = divmod(step, self.steps_per_round)
         client = self.client(round_, slot)
         part, rows = self._parts[client], self._rows[slot]
         if nth >= self._steps_of(len(part.samples), rows):
@@ -113,7 +114,7 @@ class ClientSampler:
     def _by_steps(self, round_: int, nth: int, client: int, rows: int) -> numpy.ndarray:
         """Positions in the part."""
         samples = len(self._parts[client].samples)
-        passes = -(-self.stretch * max(self._rows) // samples)  # of a round at most
+        passes = -(-self.steps_per_round * max(self._rows) // samples)  # of a round at most
         first, pieces = nth * rows, []
         while rows:
             number, start = divmod(first, samples)

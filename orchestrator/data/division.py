@@ -25,7 +25,7 @@ _MOST_LABELS, _MOST_CLIENTS = 20, 1000
 
 
 @dataclass(frozen=True)
-class Part:
+class SampleSubset:
     """samples: numbers of those that a shard draws from, in the order of the data set; weights: of each, None: without."""
 
     samples: Whole
@@ -37,7 +37,7 @@ class Division:
     """parts: one for each client; where there are as many as shards, a shard is one. owners: of the samples, None where they
     are not divided; by: the name of the labels of which the partition is."""
 
-    parts: tuple[Part, ...]
+    parts: tuple[SampleSubset, ...]
     owners: Whole | None
     by: str
 
@@ -112,20 +112,20 @@ def _clients(data: Data, owners: Whole) -> int:
     return max(data.shards, given if isinstance(given, int) else 0, int(owners.max(initial=-1)) + 1)
 
 
-def _part(sampling: Variant | None, population: Population, samples: Whole) -> Part:
+def _part(sampling: Variant | None, population: Population, samples: Whole) -> SampleSubset:
     """Without the samples that are never drawn."""
     if sampling is None or not len(samples):
-        return Part(samples, None)
+        return SampleSubset(samples, None)
     name = sampling.name
     build = SAMPLINGS.build(name, sampling.options)
     weights = _called("data.sampling", name, lambda: build(population, samples))
     if weights is None:
-        return Part(samples, None)
+        return SampleSubset(samples, None)
     problem = misfit(weights, len(samples))
     if problem is not None:
         raise ConfigurationError([f"data.sampling: {name} gives {problem}"], code="data.sampling-gives")
     drawn = weights > 0
-    return Part(samples[drawn], weights[drawn])
+    return SampleSubset(samples[drawn], weights[drawn])
 
 
 def _called(key: str, name: str, call: Any) -> Any:

@@ -21,7 +21,7 @@ import numpy
 import torch
 
 from orchestrator.common.values import Steps
-from orchestrator.data.division import Part
+from orchestrator.data.division import SampleSubset
 from orchestrator.numerics import streams
 
 
@@ -36,7 +36,7 @@ class Drawn:
     def steps_of(self, epochs: int) -> int:
         """How many steps the first so many epochs take."""
         missing = epochs * self.samples
-        for first, end, size in self.batch_size.stretches():
+        for first, end, size in self.batch_size.intervals():
             steps = -(-missing // size)
             if end is None or first + steps <= end:
                 return first + steps
@@ -51,7 +51,7 @@ class Drawn:
     def rows(self, step: int, shard: int) -> tuple[int, int]:
         """(first, last): micro-batch (step, shard) is rows [first, last) of all that this shard draws in the run."""
         first = 0
-        for begin, end, size in self.batch_size.stretches():
+        for begin, end, size in self.batch_size.intervals():
             own = size * (shard + 1) // self.shards - size * shard // self.shards
             if end is None or step < end:
                 first += (step - begin) * own
@@ -63,7 +63,7 @@ class Drawn:
 class PassSampler:
     """Goes through each part in passes; keeps two passes of each shard that is asked for, since one may be fetched ahead."""
 
-    def __init__(self, seed: int, order: Drawn, parts: Sequence[Part]) -> None:
+    def __init__(self, seed: int, order: Drawn, parts: Sequence[SampleSubset]) -> None:
         self._seed = seed
         self._order = order
         self._parts = parts
@@ -93,7 +93,7 @@ class PassSampler:
 class WeightedSampler:
     """Draws with replacement. parts: with weights, or empty."""
 
-    def __init__(self, seed: int, order: Drawn, parts: Sequence[Part]) -> None:
+    def __init__(self, seed: int, order: Drawn, parts: Sequence[SampleSubset]) -> None:
         self._seed = seed
         self._order = order
         self._parts = parts

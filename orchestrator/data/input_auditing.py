@@ -33,7 +33,7 @@ from orchestrator.data.files import waiting
 from orchestrator.data.files.cache import folder as cache_folder
 from orchestrator.data.files.dataset import CHECKED
 from orchestrator.data.plan import Declared
-from orchestrator.records.reads import File, Reads, Value, holds, is_below, recorded
+from orchestrator.records.input_audit import File, InputAudit, Value, holds, is_below, recorded
 
 _MOST_FILES = 10_000
 _HASHED_BYTES = 2**28  # of all files together
@@ -78,7 +78,7 @@ class Window:
     """What is read in the threads that began it, or that began within it."""
 
     def __init__(self, declared: Declared) -> None:
-        self.reads = Reads()
+        self.audit = InputAudit()
         self._declared = declared
         self._project = str(Path.cwd())
         self.packages = installed_beside(tuple(sys.path), self._project)
@@ -143,7 +143,7 @@ class Window:
         """What was read is found out: files that are there, and not of the environment."""
         declared = {name: recorded(name, os.environ.get(name)) for name in self._declared.variables}
         variables = {name: (value,) for name, value in {**declared, **self._variables}.items()}
-        self.reads = Reads(self._files(), tuple(sorted(self._hosts)), dict(sorted(variables.items())), self._more)
+        self.audit = InputAudit(self._files(), tuple(sorted(self._hosts)), dict(sorted(variables.items())), self._more)
 
     def _make(self, place: str) -> None:
         if place not in self._opened:

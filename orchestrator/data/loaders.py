@@ -34,8 +34,8 @@ from orchestrator.data.plan import Declared
 from orchestrator.errors import Inconsistent, OrchestratorError, PipelineRaised, RunFailed, from_dict
 from orchestrator.numerics import determinism, digests, streams
 from orchestrator.pipeline import Pipeline, find, naming
-from orchestrator.records.reads import Reads
-from orchestrator.records.reads import from_dict as from_reads
+from orchestrator.records.input_audit import InputAudit
+from orchestrator.records.input_audit import from_dict as from_reads
 
 _PLAIN = "return tensors, numbers, texts and containers of them, or fetch in the workers: data.loaders=0"
 _DEATHS = 3  # of loaders in a row that were asked for one micro-batch, before it is to blame
@@ -81,7 +81,7 @@ class Loaders:
     loader. reads: what was read in them up to their proof."""
 
     def __init__(self, recipe: Recipe, processes: int, lost: Lost = _ignore, start: Start = Started) -> None:
-        self.reads = Reads()
+        self.input_audit = InputAudit()
         self._loaders = [_Loader(recipe, lost, start) for _ in range(processes)]
 
     def batch(self, key: Key, upcoming: Iterator[Key], is_over: Callable[[Key], bool] = _never) -> Any:
@@ -105,13 +105,13 @@ class Loaders:
                 idle.ask(following)
         return _result(payload)
 
-    def prove(self, key: Key, batch: Any) -> None:
+    def verify(self, key: Key, batch: Any) -> None:
         """Raises Inconsistent where a loader reads anything else for `key` than its worker, which has read `batch`."""
         for loader in self._loaders:
             loader.ask(key)
         answers = [loader.answer() for loader in self._loaders]
         for answer in answers:
-            self.reads |= from_reads(answer.get("reads", {}))
+            self.input_audit |= from_reads(answer.get("reads", {}))
         found = [_result(answer) for answer in answers]
         # The worker's own goes through pickle too, which changes how equal things lie in memory.
         expected = fingerprint(_unpickled(_pickled(batch)))
@@ -249,7 +249,7 @@ def _serve(worker: Messages) -> None:
         request = _read(worker)
         first = {} if request is None else _answer(recipe, source, Key(*request))
     if request is not None:
-        worker.send(_payload({**first, "reads": window.reads.as_dict()}))
+        worker.send(_payload({**first, "reads": window.audit.as_dict()}))
     while (request := _read(worker)) is not None:
         worker.send(_payload(_answer(recipe, source, Key(*request))))
 
@@ -277,7 +277,7 @@ def _answer(recipe: Recipe, source: tuple[Pipeline, Any] | OrchestratorError, ke
             naming(f"reading samples (step {key.step}, shard {key.shard})"),
             streams.seeded(recipe.seed, "samples", key.step, key.shard),
         ):
-            return {"batch": fetch(train, key.indices, pipeline.collate), "taken": tuple(waiting.taken())}
+            return {"batch": fetch(train, key.indices, pipeline.collate), "taken": tuple(waiting.take_counts())}
     except OrchestratorError as error:
         return {"failed": error.as_dict()}
 
@@ -322,12 +322,12 @@ def _unpickled(payload: bytes) -> Any:
         ) from None
 
 
-def upcoming(step: int, shard: int, shards: Sequence[int], stretches: range, indices: Any) -> Iterator[Key]:
-    """The micro-batches that a worker hosting `shards` computes after (step, shard), the empty ones left out. stretches: the
+def upcoming(step: int, shard: int, shards: Sequence[int], rounds: range, indices: Any) -> Iterator[Key]:
+    """The micro-batches that a worker hosting `shards` computes after (step, shard), the empty ones left out. rounds: the
     borders between stretches of steps; each shard computes its steps of a stretch one after the other."""
     begin, position = step + 1, shards.index(shard)
-    for first in stretches[step // stretches.step : -1]:
-        end = first + stretches.step
+    for first in rounds[step // rounds.step : -1]:
+        end = first + rounds.step
         for each in shards[position:]:
             for later in range(begin, end):
                 found = indices(later, each)

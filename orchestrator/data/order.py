@@ -36,7 +36,7 @@ class Epochs:
     def steps_of(self, epochs: int) -> int:
         """How many steps the first so many epochs take."""
         epoch = offset = 0
-        for first, end, size in self.batch_size.stretches():
+        for first, end, size in self.batch_size.intervals():
             last = self._steps_left(epoch, offset, size, epochs)
             if end is None or first + last <= end:
                 return first + last
@@ -80,7 +80,7 @@ class Epochs:
     def _batch(self, step: int) -> tuple[int, int, int]:
         """(epoch, position in it, rows) of a step."""
         epoch = offset = 0
-        for first, end, size in self.batch_size.stretches():
+        for first, end, size in self.batch_size.intervals():
             steps = (step if end is None else min(step, end)) - first
             epoch, offset = self._after(epoch, offset, steps, size)
             if end is None or step < end:
@@ -110,7 +110,7 @@ def _alike(epochs: Epochs, epoch: int) -> list[tuple[int, int, int]]:
     """(first step, number of steps, rows of each): the steps of an epoch, those of equal size together."""
     step, left = epochs.steps_of(epoch), epochs.samples
     found = []
-    for _, end, size in epochs.batch_size.stretches():
+    for _, end, size in epochs.batch_size.intervals():
         while left and (end is None or step < end):
             rows = min(size, left)
             steps = left // rows if end is None else min(left // rows, end - step)

@@ -21,7 +21,7 @@ import numpy
 
 from orchestrator.common.values import Span, Steps
 from orchestrator.data.clients import ClientSampler
-from orchestrator.data.division import Part
+from orchestrator.data.division import SampleSubset
 from orchestrator.data.drawn import Drawn
 from orchestrator.data.plan import Data
 from orchestrator.errors import ConfigurationError, Inconsistent
@@ -36,7 +36,7 @@ class PoissonSampler(ClientSampler):
     """Its `indices` and `local_steps` are asked by client. Raises ConfigurationError where there are more clients than the
     settings say."""
 
-    def __init__(self, seed: int, data: Data, parts: Sequence[Part]) -> None:
+    def __init__(self, seed: int, data: Data, parts: Sequence[SampleSubset]) -> None:
         assert data.privacy is not None
         self._clients, self._expected, self._slots = data.privacy.clients, data.privacy.expected, data.shards
         if len(parts) > self._clients:
@@ -51,42 +51,48 @@ class PoissonSampler(ClientSampler):
         rows = data.batch_size.least // data.shards
         drawn = Drawn(sum(len(part.samples) for part in parts), Steps.constant(rows * len(parts)), len(parts))
         local = data.local or Span(steps=1)
-        super().__init__(seed, drawn, parts, local, stretch=local.steps or _STRIDE)
+        super().__init__(seed, drawn, parts, local, steps_per_round=local.steps or _STRIDE)
         longest = max(self.local_steps(0, client) for client in range(len(parts)))
-        if longest > self.stretch:
+        if longest > self.steps_per_round:
             raise ConfigurationError(
-                [f"local.epochs: a client has {longest} local steps in a round, at most {self.stretch} are possible"],
+                [
+                    f"local.epochs: a client has {longest} local steps in a round, at most {self.steps_per_round} are possible"
+                ],
                 "lower local.epochs, or raise data.batch_size",
                 code="privacy.local-epochs",
             )
-        self._dealt = functools.lru_cache(_ROUNDS_KEPT)(self._deal)
+        self._assigned = functools.lru_cache(_ROUNDS_KEPT)(self._assign)
         self._keys: Keys | None = None
 
     def unlock(self, keys: Keys) -> None:
         """From now on it is known who plays."""
         self._keys = keys
-        self._dealt.cache_clear()
+        self._assigned.cache_clear()
 
-    def players(self, round_: int, slot: int) -> tuple[int, ...]:
+    def sampled_clients(self, round_: int, slot: int) -> tuple[int, ...]:
         """The clients that this slot plays in this round."""
-        return self._dealt(round_)[slot]
+        return self._assigned(round_)[slot]
 
     def slot_of(self, round_: int, client: int) -> int:
         """The slot that plays this client in this round."""
-        return next(slot for slot, played in enumerate(self._dealt(round_)) if client in played)
+        return next(slot for slot, sampled in enumerate(self._assigned(round_)) if client in sampled)
 
-    def _deal(self, round_: int) -> list[tuple[int, ...]]:
+    def _assign(self, round_: int) -> list[tuple[int, ...]]:
         if self._keys is None:
             raise Inconsistent(
                 "who plays in a round is asked without a key",
                 "this is a fault of orchestrator",
                 code="privacy.no-key-for-clients",
             )
-        drawn = [each for each in players(self._keys, round_, self._expected, self._clients) if each < len(self._parts)]
-        return dealt(drawn, self._slots)
+        drawn = [
+            each
+            for each in sampled_clients(self._keys, round_, self._expected, self._clients)
+            if each < len(self._parts)
+        ]
+        return assign_to_slots(drawn, self._slots)
 
 
-def players(keys: Keys, round_: int, expected: int, clients: int) -> list[int]:
+def sampled_clients(keys: Keys, round_: int, expected: int, clients: int) -> list[int]:
     """The numbers of those that play, in order. expected: so many do on average, of `clients`. A client's draw is at a place of
     its own in the stream, so whether it plays does not depend on who else there is."""
     if expected >= clients:
@@ -96,6 +102,6 @@ def players(keys: Keys, round_: int, expected: int, clients: int) -> list[int]:
     return found
 
 
-def dealt(players: list[int], slots: int) -> list[tuple[int, ...]]:
+def assign_to_slots(sampled_clients: list[int], slots: int) -> list[tuple[int, ...]]:
     """By slot, whom it plays: evenly, in turns."""
-    return [tuple(players[slot::slots]) for slot in range(slots)]
+    return [tuple(sampled_clients[slot::slots]) for slot in range(slots)]

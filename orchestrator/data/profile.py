@@ -135,17 +135,17 @@ class _Field:
         self._min, self._max = min(self._min, float(finite.min())), max(self._max, float(finite.max()))
 
     def as_dict(self) -> dict[str, Any]:
-        told: dict[str, Any] = {"dtype": " or ".join(self._kinds)}
+        values: dict[str, Any] = {"dtype": " or ".join(self._kinds)}
         if self._shapes:
             shapes = [list(shape) for shape in self._shapes]
-            told["shape"] = (
+            values["shape"] = (
                 shapes[0] if len(shapes) == 1 else f"{len(shapes)} different, such as {shapes[0]} and {shapes[1]}"
             )
         if self._count:
             std = math.sqrt(self._m2 / self._count)
             moments = {"min": self._min, "max": self._max, "mean": self._mean, "std": std}
-            told |= {name: float(f"{value:.9g}") for name, value in moments.items() if math.isfinite(value)}
-        return {**told, "not_finite": self._not_finite} if self._not_finite else told
+            values |= {name: float(f"{value:.9g}") for name, value in moments.items() if math.isfinite(value)}
+        return {**values, "not_finite": self._not_finite} if self._not_finite else values
 
 
 def _items(size: int) -> int:

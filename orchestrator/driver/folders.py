@@ -55,7 +55,7 @@ class RunFolder:
         self._lease = self.path / "lock"
         self.journal = self.path / "journal.jsonl"
         self.trace = self.path / "trace.jsonl"
-        self.rests = self.path / "rests.jsonl"
+        self.barriers = self.path / "rests.jsonl"
         self.streams = self.path / "streams.jsonl"
         self.times = self.path / "times.jsonl"
         self.tuning = self.path / "tuning.json"
@@ -67,7 +67,7 @@ class RunFolder:
         self.patch = self.path / "code.patch"
         self.code = self.path / "code.json"
         self.data = self.path / "data.json"
-        self.reads = self.path / "reads.json"
+        self.input_audit = self.path / "reads.json"
         self.environment = self.path / "environment.json"
         self.dockerfile = self.path / "Dockerfile"
         self.pylock = self.path / "pylock.toml"
@@ -81,7 +81,7 @@ class RunFolder:
         self.error = self.path / "error.txt"
         self.pictures = self.path / "pictures"
         self.checkpoints = self.path / "checkpoints"
-        self.looks = self.path / "looks"  # requests of who looks at it while it runs
+        self.inspections = self.path / "looks"  # requests of who looks at it while it runs
 
     def lease(self) -> None:
         """Keep every other driver away from this run, for as long as this process lives. Raises UsageError."""
@@ -129,12 +129,21 @@ class RunFolder:
         """The files that say what the run is made of, whether or not they exist."""
         code = [self.bundle, self.patch, self.code]
         surroundings = [self.environment, self.dockerfile, self.pylock]
-        return [self.settings, self.origins, *code, self.data, self.reads, *surroundings, self.privacy, self.identity]
+        return [
+            self.settings,
+            self.origins,
+            *code,
+            self.data,
+            self.input_audit,
+            *surroundings,
+            self.privacy,
+            self.identity,
+        ]
 
     def artifacts(self) -> list[Path]:
         """The existing files that are logged under `run/`, the journal after what reaches the checkpoints that it tells of."""
-        told = [self.trace, self.rests, self.journal, self.streams, self.times, self.timeline, self.tuning]
-        files = [*self._inputs, *told, self.card, self.page, self.verdict, self.error]
+        written = [self.trace, self.barriers, self.journal, self.streams, self.times, self.timeline, self.tuning]
+        files = [*self._inputs, *written, self.card, self.page, self.verdict, self.error]
         return [file for file in files if file.exists()]
 
 

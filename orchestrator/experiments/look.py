@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from orchestrator.driver.folders import RunFolder, project_folder
-from orchestrator.driver.run import mailbox
+from orchestrator.driver.run import inspection_requests
 from orchestrator.errors import RunFailed, UsageError, from_dict
 from orchestrator.provenance.tracking import Past, Store
 
@@ -114,20 +114,22 @@ def look(
     return Look(past.run_id, shapes, parameter, values, tuple(each for each in slices if each.end > each.start))
 
 
-def _asked(past: Past, files: RunFolder, request: mailbox.Request, timeout_s: float) -> tuple[dict[str, Any], bytes]:
-    """What the servers say. At the start of a sprint, or of a generation, they hold nothing for a moment."""
+def _asked(
+    past: Past, files: RunFolder, request: inspection_requests.Request, timeout_s: float
+) -> tuple[dict[str, Any], bytes]:
+    """What the servers say. At the start of an async phase, or of a generation, they hold nothing for a moment."""
 
     def check() -> None:
         if not files.is_driven:
             raise _not_running(past)
 
     deadline = time.monotonic() + timeout_s
-    told: dict[str, Any] = {}
+    answer: dict[str, Any] = {}
     try:
-        while not told.get("slices"):
-            told, raw = mailbox.ask(files.looks, request, deadline - time.monotonic(), check)
-            if "failed" in told:
-                error = from_dict(told["failed"])
+        while not answer.get("slices"):
+            answer, raw = inspection_requests.ask(files.inspections, request, deadline - time.monotonic(), check)
+            if "failed" in answer:
+                error = from_dict(answer["failed"])
                 raise type(error)(
                     f"run {past.run_id} cannot be looked at: {error.message}", error.remedy, code=error.code
                 )
@@ -135,7 +137,7 @@ def _asked(past: Past, files: RunFolder, request: mailbox.Request, timeout_s: fl
         raise RunFailed(
             f"the servers of run {past.run_id} have not answered for {timeout_s:g} s", code="look.unanswered"
         ) from None
-    return told, raw
+    return answer, raw
 
 
 def _not_running(past: Past) -> UsageError:

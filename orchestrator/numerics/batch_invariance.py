@@ -44,7 +44,7 @@ class NotByRows(Exception):
 
 
 @dataclass(frozen=True)
-class Tried:
+class InvarianceTrial:
     """What a trial found. rows: of a tile; None where the inputs have to stay together. why: a sentence, None with whole tiles;
     detail: figures or an error, which are of samples."""
 
@@ -53,7 +53,7 @@ class Tried:
     detail: str | None = None
 
 
-def by_tiles(call: Call, inputs: Any, rows: int) -> Any:
+def batch_invariant(call: Call, inputs: Any, rows: int) -> Any:
     """The answers to all rows. Raises NotByRows, and what `call` raises."""
     number = count(inputs)
     if not number:
@@ -62,15 +62,15 @@ def by_tiles(call: Call, inputs: Any, rows: int) -> Any:
     pieces: list[Any] = []
     found: dict[bytes, int] = {}  # where the answer to a row is in all the pieces
     for group in _groups(inputs, number):
-        for tile in _tiles({hashes[row]: row for row in group}, rows):
-            used = sorted(tile)
-            filled = [tile.get(place, tile[used[0]]) for place in range(rows)]
+        for batch in _fixed_batches({hashes[row]: row for row in group}, rows):
+            used = sorted(batch)
+            filled = [batch.get(place, batch[used[0]]) for place in range(rows)]
             pieces.append(_rows_of(call(_taken(inputs, filled)), rows, used))
-            found |= {hashes[tile[place]]: len(found) + nth for nth, place in enumerate(used)}
+            found |= {hashes[batch[place]]: len(found) + nth for nth, place in enumerate(used)}
     return _joined(pieces, [found[each] for each in hashes])
 
 
-def _tiles(group: Mapping[bytes, int], rows: int) -> list[dict[int, int]]:
+def _fixed_batches(group: Mapping[bytes, int], rows: int) -> list[dict[int, int]]:
     """Which row stands in which place, tile by tile. group: rows by their hashes."""
     tiles: list[dict[int, int]] = []
     filled = [0] * rows
@@ -110,50 +110,52 @@ def count(inputs: Any) -> int:
     if not numbers:
         raise NotByRows("the inputs have no rows")
     if len(set(numbers.values())) > 1:
-        told = ", ".join(f"{name} {number}" for name, number in numbers.items())
-        raise NotByRows(f"the parts of the inputs have several numbers of rows: {told}")
+        text = ", ".join(f"{name} {number}" for name, number in numbers.items())
+        raise NotByRows(f"the parts of the inputs have several numbers of rows: {text}")
     return next(iter(numbers.values()))
 
 
-def tried(call: Call, inputs: Any) -> Tried:
+def tried(call: Call, inputs: Any) -> InvarianceTrial:
     """Whether rows can be answered by tiles. inputs: true ones, `EXAMPLES` rows where there are as many."""
     try:
         return _tried(call, inputs)
     except NotByRows as error:
-        return Tried(None, "its answers are not one for each row", str(error))
+        return InvarianceTrial(None, "its answers are not one for each row", str(error))
 
 
-def _tried(call: Call, inputs: Any) -> Tried:
+def _tried(call: Call, inputs: Any) -> InvarianceTrial:
     number = count(inputs)
     if number < 2:
-        return Tried(None, "there are not two samples to try it with")
+        return InvarianceTrial(None, "there are not two samples to try it with")
     whole = call(inputs)
     for path, part in parts(whole, lists=True):
         _checked(part, number, f" ({_named(path)})" if path else "")
     if not _same(whole, call(inputs)):
-        return Tried(None, "its answers are others each time, as of a model that draws random numbers or keeps state")
-    apart = _distance(whole, by_tiles(call, inputs, ROWS))
+        return InvarianceTrial(
+            None, "its answers are others each time, as of a model that draws random numbers or keeps state"
+        )
+    apart = _distance(whole, batch_invariant(call, inputs, ROWS))
     if apart.is_rounding and _is_apart(call, inputs):
-        return Tried(ROWS)
+        return InvarianceTrial(ROWS)
     try:
-        alone = _distance(whole, by_tiles(call, inputs, 1))
+        alone = _distance(whole, batch_invariant(call, inputs, 1))
     except NotByRows:
         raise
     except Exception as error:  # of the user's code, as of statistics that take two rows
-        return Tried(None, _DEPENDS, f"alone: {error}")
+        return InvarianceTrial(None, _DEPENDS, f"alone: {error}")
     if alone.is_rounding:
-        return Tried(1, "what stands beside a row changes its bits, so rows are answered one by one")
-    return Tried(None, _DEPENDS, str(alone))
+        return InvarianceTrial(1, "what stands beside a row changes its bits, so rows are answered one by one")
+    return InvarianceTrial(None, _DEPENDS, str(alone))
 
 
 def _is_apart(call: Call, inputs: Any) -> bool:
     """Whether rows have the bits among others that they have alone: with one other, with some, with all."""
     number = count(inputs)
     rows = range(number)
-    alone = [by_tiles(call, _taken(inputs, [row]), ROWS) for row in rows]
+    alone = [batch_invariant(call, _taken(inputs, [row]), ROWS) for row in rows]
     some = [[(row + further) % number for further in range(size)] for size in (2, 5) for row in rows]
     for chosen in [*some, list(rows)]:
-        found = by_tiles(call, _taken(inputs, chosen), ROWS)
+        found = batch_invariant(call, _taken(inputs, chosen), ROWS)
         answers = (_rows_of(found, len(chosen), [at]) for at in range(len(chosen)))
         if not all(itertools.starmap(_same, zip(answers, (alone[row] for row in chosen), strict=True))):
             return False

@@ -71,7 +71,7 @@ def rounded(values: torch.Tensor) -> torch.Tensor:
 
 
 @dataclass(frozen=True)
-class Row:
+class ChosenRow:
     """What one shard has chosen of each vector; None where it has nothing."""
 
     shard: int
@@ -79,7 +79,7 @@ class Row:
     vectors: Sequence[Chosen | None]
 
 
-def pack(rows: Sequence[Row]) -> torch.Tensor:
+def pack(rows: Sequence[ChosenRow]) -> torch.Tensor:
     """Rows as bytes (uint8): numbers, then all values, then all gaps."""
     numbers = [len(rows)]
     for row in rows:
@@ -92,7 +92,7 @@ def pack(rows: Sequence[Row]) -> torch.Tensor:
     return torch.cat([head, *values, *(each.packed for each in found)])
 
 
-def unpack(payload: torch.Tensor, vectors: int) -> list[Row]:
+def unpack(payload: torch.Tensor, vectors: int) -> list[ChosenRow]:
     """The rows that were packed; so many vectors in each."""
     count = int(_numbers(payload, 1)[0])
     width = 2 + 2 * vectors
@@ -110,7 +110,7 @@ def unpack(payload: torch.Tensor, vectors: int) -> list[Row]:
             values = (payload[at:end].clone().view(torch.int16).to(torch.int32) << 16).view(torch.float32)
             found.append(Chosen(payload[gaps : gaps + size].contiguous(), values))
             at, gaps = end, gaps + size
-        rows.append(Row(shard, float(numpy.int64(weight).view(numpy.float64)), found))
+        rows.append(ChosenRow(shard, float(numpy.int64(weight).view(numpy.float64)), found))
     return rows
 
 

@@ -50,8 +50,8 @@ def _entries() -> dict[str, tuple[str, list[Any]]]:
             "CPointer(int64), int64, int64, CPointer(int64), CPointer(int64), int64, int64, int64",
             [_AT, _LONG, _LONG, _AT, _AT, _LONG, _LONG, _LONG],
         ),
-        "narrow": ("int64, int64, boolean, int64, int64", [_LONG, _LONG, _BOOL, _LONG, _LONG]),
-        "widen": ("int64, int64, int64, int64, boolean, int64", [_LONG, _LONG, _LONG, _LONG, _BOOL, _LONG]),
+        "pack": ("int64, int64, boolean, int64, int64", [_LONG, _LONG, _BOOL, _LONG, _LONG]),
+        "unpack": ("int64, int64, int64, int64, boolean, int64", [_LONG, _LONG, _LONG, _LONG, _BOOL, _LONG]),
         "widen_add": (
             "int64, int64, int64, int64, int64, int64",
             [_LONG, _LONG, _LONG, _LONG, _LONG, _LONG],

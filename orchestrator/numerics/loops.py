@@ -27,7 +27,7 @@ BLOCK: Final = 4096  # elements; the layout's
 ANCHOR: Final = 1.5 * 2.0**52  # to add it and take it off again rounds to an integer, of magnitudes below WHOLE
 WHOLE: Final = 2.0**51
 LIMIT: Final = 2.0**62  # of the integers that stand for parameters
-NARROW_BLOCK: Final = 512  # elements
+PACKING_BLOCK: Final = 512  # elements
 FLOATS: Final = 9  # forms of a block, beside the width of its integers: float32
 WHOLES: Final = 8  # as they are
 ANCHOR_BITS: Final = 0x4338_0000_0000_0000  # of ANCHOR, as a float64
@@ -423,37 +423,44 @@ _raised: Callable[..., Any] = _raise_to  # as it is called where it is compiled
 
 
 @_inlined
-def _last_free(cells: Array, dealt: Array, first: int, end: int, stamp: int) -> Any:
+def _last_free(cells: Array, assigned: Array, first: int, end: int, stamp: int) -> Any:
     """How many of these shards are free, and the place of the last one."""
     free, last = 0, -1
     for i in range(first, end):
-        if cells[dealt[i]] < stamp:
+        if cells[assigned[i]] < stamp:
             free += 1
             last = i
     return free, last
 
 
 def _claim(
-    cells_at: Pointer, shards: int, stamp: int, dealt_at: Pointer, begins_at: Pointer, hosts: int, own: int, kept: int
+    cells_at: Pointer,
+    shards: int,
+    stamp: int,
+    assigned_at: Pointer,
+    begins_at: Pointer,
+    hosts: int,
+    own: int,
+    kept: int,
 ) -> int:
     """The shard that a worker computes next, which is claimed then; -1: none is left to it. dealt: the shards of each worker,
     one after the other, that of worker i from begins[i] on; hosts: so many workers; own: which of them asks; kept: as in
     `orchestrator.controller.work_stealing`, which says the rest."""
-    cells, dealt, begins = carray(cells_at, shards), carray(dealt_at, shards), carray(begins_at, hosts + 1)
+    cells, assigned, begins = carray(cells_at, shards), carray(assigned_at, shards), carray(begins_at, hosts + 1)
     for i in range(begins[own], begins[own + 1]):
-        if cells[dealt[i]] < stamp and _raised(cells_at, dealt[i], stamp) < stamp:
-            return int(dealt[i])
+        if cells[assigned[i]] < stamp and _raised(cells_at, assigned[i], stamp) < stamp:
+            return int(assigned[i])
     while True:
         most, last = kept, -1
         for host in range(hosts):
             if host != own:
-                free, place = _last_free(cells, dealt, begins[host], begins[host + 1], stamp)
+                free, place = _last_free(cells, assigned, begins[host], begins[host + 1], stamp)
                 if free > most:
                     most, last = free, place
         if last < 0:
             return -1
-        if _raised(cells_at, dealt[last], stamp) < stamp:
-            return int(dealt[last])
+        if _raised(cells_at, assigned[last], stamp) < stamp:
+            return int(assigned[last])
 
 
 # --- a narrow form of 64-bit elements, for the wire (`narrow`). Block by block: a head of 8 bytes (form, and an exponent or a
@@ -619,13 +626,13 @@ def _put_whole(values_at: int, elements: int, at: int) -> Any:
     return 8 + 8 * elements
 
 
-def _narrow(values_at: int, elements: int, integers: bool, packed_at: int, scratch_at: int) -> int:
+def _pack(values_at: int, elements: int, integers: bool, packed_at: int, scratch_at: int) -> int:
     """Returns the bytes written, at most 8 for an element and 8 for each block. integers: int64, else float64; scratch: a block
     of 8 bytes each."""
     size = numpy.int64(0)
-    for start in range(0, elements, NARROW_BLOCK):
-        count = min(NARROW_BLOCK, elements - start)
-        _fetch(values_at + 8 * (start + NARROW_BLOCK), 8 * NARROW_BLOCK)
+    for start in range(0, elements, PACKING_BLOCK):
+        count = min(PACKING_BLOCK, elements - start)
+        _fetch(values_at + 8 * (start + PACKING_BLOCK), 8 * PACKING_BLOCK)
         if integers:
             size += _put_longs(values_at + 8 * start, count, packed_at + size)
         else:
@@ -637,7 +644,7 @@ def _narrow(values_at: int, elements: int, integers: bool, packed_at: int, scrat
 def _take_block(
     packed_at: int, size: int, at: int, values_at: int, elements: int, integers: bool, scratch_at: int
 ) -> Any:
-    """The block that begins there. Returns where the next one does, or -1 where `_narrow` cannot have written this one."""
+    """The block that begins there. Returns where the next one does, or -1 where `_pack` cannot have written this one."""
     if at + 8 > size:
         return numpy.int64(-1)
     head = _longs(packed_at + at, 1)[0]
@@ -678,24 +685,24 @@ def _take_blocks(
     packed_at: int, size: int, at: int, values_at: int, elements: int, integers: bool, scratch_at: int
 ) -> Any:
     """The same of several blocks."""
-    for start in range(0, elements, NARROW_BLOCK):
+    for start in range(0, elements, PACKING_BLOCK):
         if at >= 0:
-            count = min(NARROW_BLOCK, elements - start)
+            count = min(PACKING_BLOCK, elements - start)
             at = _take_block(packed_at, size, at, values_at + 8 * start, count, integers, scratch_at)
     return at
 
 
-def _widen(packed_at: int, size: int, values_at: int, elements: int, integers: bool, scratch_at: int) -> int:
-    """What `_narrow` was given. scratch: 8 bytes. Returns the bytes read, or -1 where it cannot have written them."""
+def _unpack(packed_at: int, size: int, values_at: int, elements: int, integers: bool, scratch_at: int) -> int:
+    """What `_pack` was given. scratch: 8 bytes. Returns the bytes read, or -1 where it cannot have written them."""
     return int(_take_blocks(packed_at, size, 0, values_at, elements, integers, scratch_at))
 
 
 def _widen_add(packed_at: int, size: int, base_at: int, total_at: int, elements: int, scratch_at: int) -> int:
-    """total = base + what `_narrow` was given, of float64. scratch: a block and one more. Returns as `_widen`."""
+    """total = base + what `_pack` was given, of float64. scratch: a block and one more. Returns as `_unpack`."""
     base, total = _doubles(base_at, elements), _doubles(total_at, elements)
     at = numpy.int64(0)
-    for start in range(0, elements, NARROW_BLOCK):
-        count = min(NARROW_BLOCK, elements - start)
+    for start in range(0, elements, PACKING_BLOCK):
+        count = min(PACKING_BLOCK, elements - start)
         if at >= 0:
             at = _take_block(packed_at, size, at, scratch_at + 8, count, False, scratch_at)
             more = _doubles(scratch_at + 8, count)
@@ -716,7 +723,7 @@ def _widen_divide(
     scratch_at: int,
     read_at: Pointer,
 ) -> int:
-    """`_divide` of base + what `_narrow` was given. scratch: BLOCK elements and one more; read: as `_widen` returns."""
+    """`_divide` of base + what `_pack` was given. scratch: BLOCK elements and one more; read: as `_unpack` returns."""
     base, read = _doubles(base_at, elements), carray(read_at, 1)
     found, at = numpy.int64(0), numpy.int64(0)
     for start in range(0, elements, BLOCK):

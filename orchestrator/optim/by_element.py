@@ -45,7 +45,7 @@ def stepping(
             group["params"] = others
 
 
-def kept(optimizer: torch.optim.Optimizer) -> tuple[str, ...]:
+def state_names(optimizer: torch.optim.Optimizer) -> tuple[str, ...]:
     """What it keeps of each element, by name: in any of its groups."""
     tried = [[torch.zeros(2)] for _ in optimizer.param_groups]
     for (each,) in tried:

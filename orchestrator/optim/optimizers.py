@@ -261,7 +261,7 @@ def options(optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
     ]
 
 
-def given(optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
+def group_options(optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
     """Of each group, the options that settings or the pipeline have given. A class that is neither torch's nor of the table may
     count there, too, so of it nothing is told."""
     if type(optimizer) not in OPTIMIZERS.values():

@@ -8,7 +8,7 @@ from typing import Literal
 
 
 @dataclass(frozen=True)
-class Watching:
+class MonitoredMetric:
     """A metric that decides something once it has not improved for `patience` evaluations in a row."""
 
     metric: str
@@ -21,7 +21,7 @@ class Watching:
 class Patience:
     """best: the best value so far; waited: evaluations since then; exhausted: how often the patience has run out."""
 
-    watching: Watching
+    monitored: MonitoredMetric
     best: float | None = None
     waited: int = 0
     exhausted: int = 0
@@ -30,12 +30,12 @@ class Patience:
         """The state after an evaluation. A value that is not a number is no improvement."""
         if self._improves(value):
             return replace(self, best=value, waited=0)
-        if self.waited + 1 < self.watching.patience:
+        if self.waited + 1 < self.monitored.patience:
             return replace(self, waited=self.waited + 1)
         return replace(self, waited=0, exhausted=self.exhausted + 1)
 
     def _improves(self, value: float) -> bool:
         if self.best is None:
             return value == value
-        gain = self.best - value if self.watching.mode == "min" else value - self.best
-        return gain > self.watching.min_change
+        gain = self.best - value if self.monitored.mode == "min" else value - self.best
+        return gain > self.monitored.min_change

@@ -40,7 +40,7 @@ class Segment(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Part:
+class AuditedSegment:
     """A segment that was repeated. parted: where it came out otherwise."""
 
     segment: Segment
@@ -51,7 +51,7 @@ class Part:
 class Audit:
     """What was repeated of a run. segments, steps: that it has; seed: of the draw; differences: of the inputs, as phrases."""
 
-    parts: tuple[Part, ...]
+    parts: tuple[AuditedSegment, ...]
     segments: int
     steps: int
     seed: str
@@ -89,14 +89,14 @@ class Audit:
     @property
     def text(self) -> str:
         same = [part.segment for part in self.parts if part.parted is None]
-        told = (
+        sentence = (
             f"{len(self.parts)} of {self.segments} segments, {self.repeated} of {self.steps} steps ({self.share:.1%})"
         )
         if self.parted is None:
-            found = f"{told} were repeated and agree to the last bit: {_named(same)}"
+            found = f"{sentence} were repeated and agree to the last bit: {_named(same)}"
         else:
             agree = f"; {_named(same)} agree{'s' * (len(same) == 1)}" if same else ""
-            found = f"{divergence_text(self.parted)}; of {told} that were repeated, {_others(self.parts)}{agree}"
+            found = f"{divergence_text(self.parted)}; of {sentence} that were repeated, {_others(self.parts)}{agree}"
         if self.differences:
             even = "Even so, " if self.parted is None else ""
             return f"inputs-differ: {'; '.join(self.differences)}. {even}{found}"
@@ -152,16 +152,16 @@ def missed(segments: int, drawn: int, changed: int) -> float:
 
 def compared(
     segment: Segment, trace: Iterable[Line], again: Iterable[Line], begun: Mapping[int, str], saved: Mapping[int, str]
-) -> Part:
+) -> AuditedSegment:
     """What came of one that was repeated. begun: first steps -> the digest of the parameters that it began with; saved: steps
     that were done -> that of the state then."""
     got = begun.get(segment.first)
     if segment.begins is not None and got != segment.begins:
-        return Part(segment, _divergence(segment.first - 1, "parameters", segment.begins, got))
+        return AuditedSegment(segment, _divergence(segment.first - 1, "parameters", segment.begins, got))
     parted = first_divergence(_within(segment, trace), _within(segment, again))
     if parted is None and segment.state is not None and saved.get(segment.end) != segment.state:
         parted = _divergence(segment.end - 1, "state", segment.state, saved.get(segment.end))
-    return Part(segment, parted)
+    return AuditedSegment(segment, parted)
 
 
 def _within(segment: Segment, trace: Iterable[Line]) -> list[Line]:
@@ -178,6 +178,6 @@ def _named(segments: Sequence[Segment]) -> str:
     return shown + (f" and {len(segments) - _NAMED} more" if segments[_NAMED:] else "")
 
 
-def _others(parts: Sequence[Part]) -> str:
+def _others(parts: Sequence[AuditedSegment]) -> str:
     count = sum(part.parted is not None for part in parts)
     return f"{count} came out otherwise ({_named([part.segment for part in parts if part.parted is not None])})"

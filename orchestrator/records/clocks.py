@@ -1,4 +1,4 @@
-"""The record of a sprint: what each update had read, from which a rerun computes every update again with the same bits.
+"""The record of an async phase: what each update had read, from which a rerun computes every update again with the same bits.
 
 A worker applies the updates of another one in the order in which that one made them, and an update only after everything that
 it has read (causal delivery). So what a worker knows is a number of updates for each other worker, and an update's record is by
@@ -43,7 +43,7 @@ class Update(NamedTuple):
 class AsyncPhase:
     """start: clocks at the rest before. hosted: by worker, its shards. streams: by worker, its updates in order.
 
-    Raises ValueError for what no sprint with causal delivery can be."""
+    Raises ValueError for what no async phase with causal delivery can be."""
 
     start: Clocks
     hosted: tuple[tuple[int, ...], ...]
@@ -103,39 +103,39 @@ class AsyncPhase:
         return [(shard, clock - min(wants[shard, clock])) for shard, clock in self.order()]
 
 
-def _misplaced(sprint: AsyncPhase) -> str | None:
-    shards, workers = len(sprint.start), len(sprint.streams)
-    if len(sprint.hosted) != workers or sorted(sum(sprint.hosted, ())) != list(range(shards)):
-        return f"{workers} workers host the shards {sprint.hosted}; each of {shards} has to be there once"
-    for worker, stream in enumerate(sprint.streams):
+def _misplaced(phase: AsyncPhase) -> str | None:
+    shards, workers = len(phase.start), len(phase.streams)
+    if len(phase.hosted) != workers or sorted(sum(phase.hosted, ())) != list(range(shards)):
+        return f"{workers} workers host the shards {phase.hosted}; each of {shards} has to be there once"
+    for worker, stream in enumerate(phase.streams):
         for number, update in enumerate(stream):
-            if update.shard not in sprint.hosted[worker]:
+            if update.shard not in phase.hosted[worker]:
                 return f"update {number} of worker {worker} is of shard {update.shard}, which it does not host"
     return None
 
 
-def _unread(sprint: AsyncPhase) -> str | None:
-    for worker, stream in enumerate(sprint.streams):
+def _unread(phase: AsyncPhase) -> str | None:
+    for worker, stream in enumerate(phase.streams):
         total: Counter[int] = Counter()
         for number, update in enumerate(stream):
             others = [other for other, _ in update.reads]
-            if others != sorted(set(others) & set(range(len(sprint.streams))) - {worker}):
+            if others != sorted(set(others) & set(range(len(phase.streams))) - {worker}):
                 return f"update {number} of worker {worker} reads updates of the workers {others}"
             if any(count < 1 for _, count in update.reads):
                 return f"update {number} of worker {worker} reads {update.reads}; the counts have to be positive"
             total.update(dict(update.reads))
         for other, count in total.items():
-            if count > len(sprint.streams[other]):
+            if count > len(phase.streams[other]):
                 return (
-                    f"worker {worker} reads {count} updates of worker {other}, which made {len(sprint.streams[other])}"
+                    f"worker {worker} reads {count} updates of worker {other}, which made {len(phase.streams[other])}"
                 )
     return None
 
 
-def _not_causal(sprint: AsyncPhase) -> str | None:
+def _not_causal(phase: AsyncPhase) -> str | None:
     """What it has read of a worker last tells all that this had read until then."""
-    knowledge = [list(_knowledge(sprint, worker)) for worker in range(len(sprint.streams))]
-    for worker, stream in enumerate(sprint.streams):
+    knowledge = [list(_knowledge(phase, worker)) for worker in range(len(phase.streams))]
+    for worker, stream in enumerate(phase.streams):
         for number, (update, known) in enumerate(zip(stream, knowledge[worker], strict=True)):
             for other, _ in update.reads:
                 behind = knowledge[other][known[other] - 1]
@@ -147,24 +147,24 @@ def _not_causal(sprint: AsyncPhase) -> str | None:
     return None
 
 
-def _knowledge(sprint: AsyncPhase, worker: int) -> Iterator[tuple[int, ...]]:
+def _knowledge(phase: AsyncPhase, worker: int) -> Iterator[tuple[int, ...]]:
     """Per update of a worker, how many updates of each it has read; of its own all before."""
-    known = [0] * len(sprint.streams)
-    for update in sprint.streams[worker]:
+    known = [0] * len(phase.streams)
+    for update in phase.streams[worker]:
         for other, count in update.reads:
             known[other] += count
         yield tuple(known)
         known[worker] += 1
 
 
-def _numbers(sprint: AsyncPhase) -> Iterator[int]:
-    yield len(sprint.hosted)
-    for shards in sprint.hosted:
+def _numbers(phase: AsyncPhase) -> Iterator[int]:
+    yield len(phase.hosted)
+    for shards in phase.hosted:
         yield len(shards)
         yield from shards
-    for worker, stream in enumerate(sprint.streams):
+    for worker, stream in enumerate(phase.streams):
         yield len(stream)
-        yield from (sprint.hosted[worker].index(update.shard) for update in stream)
+        yield from (phase.hosted[worker].index(update.shard) for update in stream)
         yield from (sum(1 << other - (other > worker) for other, _ in update.reads) for update in stream)
         yield from (count for update in stream for _, count in update.reads)
 

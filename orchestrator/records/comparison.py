@@ -19,7 +19,7 @@ from typing import Any, Literal
 
 from orchestrator.records.decimals import digits
 from orchestrator.records.identity import canonical
-from orchestrator.records.verdict import Divergence, Outcome, divergence_text, first_divergence, parting
+from orchestrator.records.verdict import Divergence, RunResult, divergence_text, first_divergence, parting
 
 LISTING = "the list of the training files"  # an input that no setting names, by its digest
 Kind = Literal["setting", "data", "package", "environment", "hardware", "code", "metric", "trace", "order"]
@@ -38,12 +38,12 @@ _OWN = "orchestrator"
 _WHOLE = ("packages_sha256", "conda_sha256")
 
 
-class Run(Outcome, total=False):
+class Run(RunResult, total=False):
     """A recorded run. settings: flat; determining: the names of those that determine the result, all of them if not given;
     inputs: records of `provenance.data.versions.Input`; profiles: data set -> `data.profile`; environments: one
     `provenance.environment.node` per node; code_tree: the snapshot's tree; modules: what was imported by its own name, with
     `kind` of `provenance.code.imported` and `sha256`; initial_parameters: SHA-256; metrics: the last of each; reads:
-    `Reads.identity` of `records.reads`."""
+    `InputAudit.identity` of `records.input_audit`."""
 
     settings: Mapping[str, Any]
     determining: Collection[str]
@@ -250,7 +250,7 @@ def _order(a: Run, b: Run) -> Iterator[Difference]:
     """Of two asynchronous runs."""
     parted = parting(a["rests"], b["rests"]) if "rests" in a and "rests" in b else None
     if parted is not None and parted.is_order:
-        text = f"the order of updates differs: first at rest {parted.rest}"
+        text = f"the order of updates differs: first at rest {parted.barrier}"
         yield Difference("order", "updates", parted.a, parted.b, text)
 
 

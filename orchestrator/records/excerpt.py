@@ -15,7 +15,7 @@ from typing import Any
 from orchestrator.records import merkle
 
 
-def made(run_id: str, trace: Sequence[bytes], first: int, begin: int, end: int) -> dict[str, Any]:
+def make(run_id: str, trace: Sequence[bytes], first: int, begin: int, end: int) -> dict[str, Any]:
     """Of the steps from `begin` up to `end`, exclusive. trace: all its lines. Raises ValueError where there are none."""
     leaves = [merkle.leaf(line) for line in trace]
     path = merkle.path(leaves, begin - first, end - first)

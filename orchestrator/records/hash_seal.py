@@ -27,8 +27,8 @@ def of_trace(line: Mapping[str, Any], steps: int) -> bool:
     return bool(line["step"] < steps)
 
 
-def of_rests(rest: Mapping[str, Any], steps: int) -> bool:
-    return bool(rest["steps"] <= steps)
+def of_barriers(barrier: Mapping[str, Any], steps: int) -> bool:
+    return bool(barrier["steps"] <= steps)
 
 
 class Seal:

@@ -3,8 +3,8 @@
 Two runs of one identity must have one digest (law 2). What may differ between them is not in it: workers and topology (but
 under `reduction: fast` they are among the settings that determine, rule F2), losses and joins, folder, names, host, user, time
 zone. Environments are a set: how many nodes there were, and which did what, is no part of it. The
-settings of an asynchronous run do not determine its result, so the record of its rests (`rests.py`) is a part, too; and so
-is what live streams gave, and which shards sat out while their site was away.
+settings of an asynchronous run do not determine its result, so the record of its sync barriers (`barriers.py`) is a part, too;
+and so is what live streams gave, and which shards sat out while their site was away.
 Hashed is JSON with sorted keys and no spaces; a float is written as Python writes it, so as to be read as the same bits.
 """
 
@@ -18,7 +18,7 @@ from typing import Any
 
 FORMAT = 1  # a change of what is hashed, or how, is another format, and its identities are other identities
 PARTS = ("code", "data", "settings", "environment", "initial_parameters")
-RESTS = "rests"  # the part that only asynchronous runs have
+BARRIERS = "rests"  # the part that only asynchronous runs have
 STREAMS = "streams"  # the part of runs that have learned from live streams
 
 SAT_OUT = "sat_out"  # the part of runs in which a site was away
@@ -52,7 +52,7 @@ def parts(
 
 def of(parts: Mapping[str, str]) -> str:
     """The identity of these parts."""
-    names = (*PARTS, *(name for name in (RESTS, STREAMS, SAT_OUT) if name in parts))
+    names = (*PARTS, *(name for name in (BARRIERS, STREAMS, SAT_OUT) if name in parts))
     return _sha256(canonical({"format": FORMAT, **{name: parts[name] for name in names}}))
 
 

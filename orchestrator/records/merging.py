@@ -1,6 +1,6 @@
 """What all workers report of one run, merged into the lines of its files, in whatever order the copies come.
 
-Every worker reports every line of the trace and every rest. Where a step that is done again gives the same result, all
+Every worker reports every line of the trace and every sync barrier. Where a step that is done again gives the same result, all
 copies of a line have to be equal (rule D2). Where replicas run free, steps that are done again after a loss give other results.
 There each copy has the number of its generation, and
 
@@ -8,9 +8,9 @@ There each copy has the number of its generation, and
     one of a later generation         replaces what was written, and all behind it, which is being done again
     one of an earlier generation      comes late and counts no more, nor does what was made after it
 
-What only one of two copies has, such as a digest where a sprint ended, is no contradiction within a generation. Between two
-generations it is one: their sprints ended elsewhere. So each line of a file was made after the lines before it, and a rerun can
-repeat the file. Pure.
+What only one of two copies has, such as a digest where an async phase ended, is no contradiction within a generation. Between
+two generations it is one: their async phases ended elsewhere. So each line of a file was made after the lines before it, and a
+rerun can repeat the file. Pure.
 """
 
 from __future__ import annotations
@@ -152,23 +152,23 @@ class Merger:
 
 
 class History:
-    """Trace and rests of one run, from the entries of members: `{"trace": line}` and `{"rest": record}`, with the
+    """Trace and sync barriers of one run, from the entries of members: `{"trace": line}` and `{"rest": record}`, with the
     `generation` where replicas run free.
 
-    lines, rests: how many are written; supersedes: steps that are done again after a loss give other results; ranges: of
+    lines, barriers: how many are written; supersedes: steps that are done again after a loss give other results; ranges: of
     steps, where others are not computed.
     """
 
     def __init__(
         self,
         lines: int = 0,
-        rests: int = 0,
+        barriers: int = 0,
         *,
         supersedes: bool = False,
         ranges: Sequence[tuple[int, int]] = (),
     ) -> None:
         self._trace = Merger(lines, ranges=ranges)
-        self._rests = Merger(rests, "rest")
+        self._barriers = Merger(barriers, "rest")
         self._supersedes = supersedes
 
     def expect(self, lines: Iterable[Entry]) -> None:
@@ -181,8 +181,8 @@ class History:
             if "trace" in entry:
                 self._add_line(entry["trace"], generation)
             elif "rest" in entry:
-                self._add_rest(entry["rest"], generation)
-        return self._trace.change(), self._rests.change()
+                self._add_barrier(entry["rest"], generation)
+        return self._trace.change(), self._barriers.change()
 
     def is_void(self, entry: Mapping[str, Any]) -> bool:
         """Whether an entry of a step tells of one that a later generation is known to do again."""
@@ -191,16 +191,16 @@ class History:
     def _add_line(self, line: Entry, generation: int) -> None:
         written = self._trace.written
         if self._trace.add(line, generation) and line["step"] < written:
-            rest = self._rests.first_beyond("steps", line["step"])
-            if rest is not None:
-                self._rests.back_to(rest, generation)
+            barrier = self._barriers.first_beyond("steps", line["step"])
+            if barrier is not None:
+                self._barriers.back_to(barrier, generation)
 
-    def _add_rest(self, rest: Entry, generation: int) -> None:
+    def _add_barrier(self, barrier: Entry, generation: int) -> None:
         """Its lines came before it."""
-        if self._trace.is_void(rest["steps"] - 1, generation):
+        if self._trace.is_void(barrier["steps"] - 1, generation):
             return
-        if self._rests.add(rest, generation) and self._supersedes:
-            self._trace.back_to(rest["steps"], generation)
+        if self._barriers.add(barrier, generation) and self._supersedes:
+            self._trace.back_to(barrier["steps"], generation)
 
 
 def difference(first: Mapping[str, Any], second: Mapping[str, Any]) -> str | None:

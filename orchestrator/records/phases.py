@@ -65,7 +65,7 @@ def command_began() -> float | None:
     return next((began for _, what, began, _ in _of_launch.get() if what == COMMAND), None)
 
 
-def told(member: str | None = None) -> list[dict[str, Any]]:
+def recorded(member: str | None = None) -> list[dict[str, Any]]:
     """The phases so far, of each line one after another. member: in place of all lines."""
     lines: dict[str, list[tuple[str, float, float]]] = {}
     for line, what, began, seconds in list(_of_launch.get()):
@@ -85,8 +85,8 @@ def process_began() -> float:
 
 def _line(name: str, spans: list[tuple[str, float, float]]) -> dict[str, Any]:
     started = spans[0][1]
-    told = [[what, None, None, round(began - started, 6), round(seconds, 6)] for what, began, seconds in spans]
-    return {"member": name, "started": round(started, 6), "spans": told}
+    spans_told = [[what, None, None, round(began - started, 6), round(seconds, 6)] for what, began, seconds in spans]
+    return {"member": name, "started": round(started, 6), "spans": spans_told}
 
 
 def _thread() -> str:

@@ -17,12 +17,12 @@ Activity = Literal["prepare", "compute", "exchange", "update", "evaluate", "chec
 @dataclass(frozen=True)
 class Progress:
     """steps: committed ones; evaluated: no evaluation is due after the last of them, and it is reported, which all take part in
-    where a digest of a model in stages is due; rests: how often replicas that run free in between have become equal, None in
+    where a digest of a model in stages is due; barriers: how often replicas that run free in between have become equal, None in
     lockstep, where they are after each step."""
 
     steps: int
     evaluated: bool = True
-    rests: int | None = None
+    barriers: int | None = None
 
 
 def just_committed(steps: int) -> Progress:
@@ -39,7 +39,7 @@ def advances_of(progress: Progress | None) -> int:
     """How often all replicas have gone from one boundary to the next."""
     if progress is None:
         return 0
-    return progress.steps if progress.rests is None else progress.rests
+    return progress.steps if progress.barriers is None else progress.barriers
 
 
 def reached(one: Progress | None, other: Progress | None) -> bool:
@@ -76,4 +76,4 @@ def in_words(progress: Progress | None) -> str:
 
 
 def _order(progress: Progress) -> tuple[int, int, bool]:
-    return progress.steps, progress.rests or 0, progress.evaluated
+    return progress.steps, progress.barriers or 0, progress.evaluated

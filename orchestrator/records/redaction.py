@@ -14,7 +14,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-MASK = "***"
+REDACTED = "***"
 _SHAPES = re.compile(
     r"(?<![A-Za-z0-9])(?:"
     r"gh[pousr]_[A-Za-z0-9]{20,}|github_pat_[A-Za-z0-9_]{20,}|glpat-[A-Za-z0-9_-]{16,}|hf_[A-Za-z0-9]{20,}"
@@ -39,7 +39,7 @@ _COULD_BE = re.compile(r"(?=.*[0-9])(?=.*[A-Za-z])[A-Za-z0-9+=_~-]{16,}")
 _FOLDERS = ("PWD", "OLDPWD")  # of the shell, and no passwords
 _NAMES = ("privacy.secret", "pipeline.target")  # where a secret lies, and what code is called: neither is one itself
 _WORDS = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|[0-9]+")
-_NAMED = re.compile(rf"{re.escape(MASK)}([A-Za-z_][A-Za-z0-9_]*){re.escape(MASK)}")
+_NAMED = re.compile(rf"{re.escape(REDACTED)}([A-Za-z_][A-Za-z0-9_]*){re.escape(REDACTED)}")
 _LIKELY = "0123456789abcdef"  # could be a credential under any key that may hold one
 
 
@@ -48,10 +48,10 @@ def text(value: str) -> str:
     if "://" in value:
         value = _USER_INFO.sub("", value)
     if "=" in value:
-        value = _PARAMETER.sub(rf"\1{MASK}", value)
+        value = _PARAMETER.sub(rf"\1{REDACTED}", value)
     if "PRIVATE KEY" in value:
-        value = _PRIVATE_KEY.sub(MASK, value)
-    return _HEADER.sub(rf"\1{MASK}", _SHAPES.sub(MASK, value))
+        value = _PRIVATE_KEY.sub(REDACTED, value)
+    return _HEADER.sub(rf"\1{REDACTED}", _SHAPES.sub(REDACTED, value))
 
 
 def setting(key: str, value: Any) -> Any:
@@ -62,7 +62,7 @@ def setting(key: str, value: Any) -> Any:
         return type(value)(setting(key, item) for item in value)
     if not isinstance(value, str) or not value or key in _NAMES:
         return value
-    return MASK if names_secret(key, value) else text(value)
+    return REDACTED if names_secret(key, value) else text(value)
 
 
 def names_secret(key: str, value: str) -> bool:
@@ -75,13 +75,13 @@ def names_secret(key: str, value: str) -> bool:
     return bool(re.search(rf"(^|_)({_POSSIBLE.pattern})$", last) and _COULD_BE.fullmatch(value))
 
 
-def is_masked(value: Any) -> bool:
+def is_redacted(value: Any) -> bool:
     """Whether something was taken out here that a rerun needs again; an address without its password is whole."""
     if isinstance(value, Mapping):
-        return any(map(is_masked, value.values()))
+        return any(map(is_redacted, value.values()))
     if isinstance(value, list | tuple):
-        return any(map(is_masked, value))
-    return isinstance(value, str) and MASK in value
+        return any(map(is_redacted, value))
+    return isinstance(value, str) and REDACTED in value
 
 
 def variables_of(value: Any) -> list[str]:
@@ -92,8 +92,8 @@ def variables_of(value: Any) -> list[str]:
 def with_variables(value: Any, replacement: Callable[[str], str]) -> Any:
     """The value with a replacement for each of `variables_of`, by its name."""
 
-    def replaced(found: re.Match[str]) -> str:
-        return replacement(found[1]) if names_secret(found[1], _LIKELY) else found[0]
+    def replaced(match: re.Match[str]) -> str:
+        return replacement(match[1]) if names_secret(match[1], _LIKELY) else match[0]
 
     return _over_texts(value, lambda text: _NAMED.sub(replaced, text))
 
@@ -115,7 +115,7 @@ class Redactor:
         self._known = re.compile("|".join(map(re.escape, found))) if found else None
 
     def text(self, value: str) -> str:
-        return text(value if self._known is None else self._known.sub(MASK, value))
+        return text(value if self._known is None else self._known.sub(REDACTED, value))
 
     def setting(self, key: str, value: Any) -> Any:
         """The value of a setting as a record may hold it; lists and mappings with all that is in them."""
@@ -131,11 +131,11 @@ class Redactor:
 
     def identifying(self, key: str, value: Any) -> Any:
         """The same as an identity holds it: without the names of variables, which may be others elsewhere."""
-        return with_variables(self.setting(key, value), lambda _: MASK)
+        return with_variables(self.setting(key, value), lambda _: REDACTED)
 
     def hidden(self, values: Mapping[str, Any]) -> dict[str, str]:
         """Of flat settings those that a record holds otherwise: key -> what it holds."""
-        return {key: str(masked) for key, value in values.items() if (masked := self.setting(key, value)) != value}
+        return {key: str(redacted) for key, value in values.items() if (redacted := self.setting(key, value)) != value}
 
     def arguments(self, typed: Iterable[str]) -> list[str]:
         """A command line as a record may hold it."""
@@ -148,8 +148,8 @@ class Redactor:
     def _mark(self, known: str) -> str:
         """What stands in the place of a credential."""
         name = self._named.get(known, "")
-        marked = f"{MASK}{name}{MASK}"
-        return marked if _NAMED.fullmatch(marked) else MASK
+        marked = f"{REDACTED}{name}{REDACTED}"
+        return marked if _NAMED.fullmatch(marked) else REDACTED
 
 
 def _is_no_word(value: str) -> bool:

@@ -90,7 +90,7 @@ def held_up_at(threads: Sequence[Thread], home: Home) -> tuple[Frame, bool] | No
     return (home.shown(thread[0]), False) if own is None else (home.shown(own), True)
 
 
-def told(threads: Sequence[Thread], most: int = 60) -> list[list[str]]:
+def as_lines(threads: Sequence[Thread], most: int = 60) -> list[list[str]]:
     """For the journal, each thread as lines, the one that computes first, at most so many in all."""
     first = working(threads)
     lines: list[list[str]] = []

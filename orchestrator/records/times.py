@@ -124,14 +124,14 @@ def _counted(computed: int, others: int) -> str:
 def per_step(windows: Sequence[Mapping[str, Any]], columns: int) -> list[tuple[float, Seconds]]:
     """(step in the middle, seconds of each kind that a member takes for a step, in the mean) for at most so many stretches of
     the run. Windows of one member lie side by side; those of two members overlap as they like."""
-    told = [window for window in windows if window["steps"]]
-    if not told:
+    whole = [window for window in windows if window["steps"]]
+    if not whole:
         return []
-    first = min(window["first"] for window in told)
-    last = max(window["first"] + window["steps"] for window in told)
+    first = min(window["first"] for window in whole)
+    last = max(window["first"] + window["steps"] for window in whole)
     width = max(1, -(-(last - first) // columns))
     buckets: dict[int, list[Mapping[str, Any]]] = {}
-    for window in told:
+    for window in whole:
         middle = window["first"] + (window["steps"] - 1) / 2
         buckets.setdefault(int((middle - first) // width), []).append(window)
     found = []

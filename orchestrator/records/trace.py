@@ -30,8 +30,8 @@ def line(
     absent: Sequence[int] = (),
 ) -> Line:
     """A line of the trace. loss: a number, or what `hidden` gives; gradient: signed 64 bits; absent: shards."""
-    told = loss if isinstance(loss, str) else loss.hex()
-    entry: Line = {"step": step, "loss": told, "gradient": f"{gradient % 2**64:016x}"}
+    text = loss if isinstance(loss, str) else loss.hex()
+    entry: Line = {"step": step, "loss": text, "gradient": f"{gradient % 2**64:016x}"}
     if absent:
         entry["absent"] = list(absent)
     return with_digests(entry, parameters, tensors)
@@ -59,8 +59,8 @@ def is_hidden(loss: str) -> bool:
 
 def loss_of(line: Mapping[str, Any]) -> float | None:
     """The loss that a line tells; None where it is hidden."""
-    told: str = line["loss"]
-    return None if is_hidden(told) else float.fromhex(told)
+    text: str = line["loss"]
+    return None if is_hidden(text) else float.fromhex(text)
 
 
 def with_digests(entry: Line, parameters: str | None, tensors: Mapping[str, str] | None) -> Line:

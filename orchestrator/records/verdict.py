@@ -5,10 +5,10 @@
     inputs-differ   code, data, settings or environment differ, so no exactness is claimed, whether the traces agree or not (F7)
 
 A line is compared in the order in which a step makes its parts: loss, gradient, parameters. Parameters, and digests of single
-tensors, are compared where both lines have them. Of asynchronous runs the rests are compared, too, and of the original's trace
-the lines up to its last rest: no record says in which order what came later was computed. An original that did not finish (it
-has no final digest) is repeated as far as it went: what the rerun computed beyond is no divergence. Which inputs count is
-decided in `comparison.py`. Pure; nothing is read here.
+tensors, are compared where both lines have them. Of asynchronous runs the sync barriers are compared, too, and of the
+original's trace the lines up to its last sync barrier: no record says in which order what came later was computed. An original
+that did not finish (it has no final digest) is repeated as far as it went: what the rerun computed beyond is no divergence.
+Which inputs count is decided in `comparison.py`. Pure; nothing is read here.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from itertools import zip_longest
 from typing import Any, Literal, NamedTuple, TypedDict
 
 from orchestrator.errors import few
+from orchestrator.records.barriers import ORDER, OUTCOME, Barrier
 from orchestrator.records.identity import canonical
-from orchestrator.records.rests import ORDER, OUTCOME, Rest
 from orchestrator.records.trace import Line, is_hidden
 
 Word = Literal["exact", "diverged", "inputs-differ"]
@@ -28,13 +28,13 @@ TENSOR = "tensor:"
 NAMED = 5  # tensors in a sentence
 
 
-class Outcome(TypedDict, total=False):
-    """What a run computed. trace: its lines, in order of the steps; rests: the records of its rests, where it is asynchronous;
-    digest: SHA-256 of the final parameters, None of a run that did not finish; best: likewise of its model, where that is not
-    the last one."""
+class RunResult(TypedDict, total=False):
+    """What a run computed. trace: its lines, in order of the steps; rests: the records of its sync barriers, where it is
+    asynchronous; digest: SHA-256 of the final parameters, None of a run that did not finish; best: likewise of its model, where
+    that is not the last one."""
 
     trace: Sequence[Line]
-    rests: Sequence[Rest]
+    rests: Sequence[Barrier]
     digest: str | None
     best: str | None
 
@@ -50,10 +50,10 @@ class Divergence(TypedDict):
 
 
 class Parting(NamedTuple):
-    """The first rest in which two runs differ. step: the last one before it; what: the first key that differs, None where only
-    one of them has this rest; a, b: what they say there."""
+    """The first sync barrier in which two runs differ. step: the last one before it; what: the first key that differs, None
+    where only one of them has this sync barrier; a, b: what they say there."""
 
-    rest: int
+    barrier: int
     step: int
     what: str | None
     a: Any
@@ -99,20 +99,20 @@ class Verdict:
         return f"inputs-differ: {inputs}. {'Even so, ' if found is None else ''}{same}"
 
 
-def judge(original: Outcome, repeated: Outcome, differences: Sequence[str] = ()) -> Verdict:
+def judge(original: RunResult, repeated: RunResult, differences: Sequence[str] = ()) -> Verdict:
     """The verdict over a rerun. differences: of the inputs (`Comparison.inputs`).
 
     Raises ValueError when there is nothing to compare and no input differs, because then nothing may be called exact.
     """
-    digest, rests = original.get("digest"), original.get("rests", ())
+    digest, barriers = original.get("digest"), original.get("rests", ())
     expected = original.get("trace", ())
     if "rests" in original:
-        expected = expected[: rests[-1]["steps"] if rests else 0]
+        expected = expected[: barriers[-1]["steps"] if barriers else 0]
     walk = _Walk(prefix=digest is None)
     found = walk.through(expected, repeated.get("trace", ()))
-    parted = parting(rests, repeated.get("rests", ()), prefix=digest is None)
+    parted = parting(barriers, repeated.get("rests", ()), prefix=digest is None)
     if parted is not None and (found is None or parted.step < found["step"]):
-        found = _of_rest(parted)
+        found = _of_barrier(parted)
     if not differences and found is None and not walk.steps and digest is None:
         raise ValueError("nothing to compare: the original has no step and no final digest")
     if found is None and digest is not None and digest != repeated.get("digest"):
@@ -129,7 +129,7 @@ def first_divergence(expected: Iterable[Line], got: Iterable[Line]) -> Divergenc
     return _Walk(prefix=False).through(expected, got)
 
 
-def parting(a: Iterable[Rest], b: Iterable[Rest], *, prefix: bool = False) -> Parting | None:
+def parting(a: Iterable[Barrier], b: Iterable[Barrier], *, prefix: bool = False) -> Parting | None:
     """Where two runs part. prefix: what b has beyond the end of a does not count."""
     steps = 0
     for number, (left, right) in enumerate(zip_longest(a, b)):
@@ -146,19 +146,19 @@ def parting(a: Iterable[Rest], b: Iterable[Rest], *, prefix: bool = False) -> Pa
     return None
 
 
-def divergence_text(found: Divergence) -> str:
+def divergence_text(divergence: Divergence) -> str:
     """A divergence in words, losses as decimal numbers."""
-    values = (found["expected"], found["got"])
+    values = (divergence["expected"], divergence["got"])
     if None in values:
-        missing = "the rerun has none" if found["got"] is None else "the original had none"
-        return f"step {found['step']}: {found['what']}: {missing}"
-    before, now = (_shown(found["what"], str(value)) for value in values)
-    return f"step {found['step']}: {found['what']} was {before}, is {now}"
+        missing = "the rerun has none" if divergence["got"] is None else "the original had none"
+        return f"step {divergence['step']}: {divergence['what']}: {missing}"
+    before, now = (_shown(divergence["what"], str(value)) for value in values)
+    return f"step {divergence['step']}: {divergence['what']} was {before}, is {now}"
 
 
-def _of_rest(parted: Parting) -> Divergence:
+def _of_barrier(parted: Parting) -> Divergence:
     """Of the parts of a step the rest after it comes last."""
-    what = f"rest {parted.rest}" if parted.what is None else f"{parted.what} of rest {parted.rest}"
+    what = f"rest {parted.barrier}" if parted.what is None else f"{parted.what} of rest {parted.barrier}"
     expected, got = (None if value is None else canonical(value) for value in (parted.a, parted.b))
     return _divergence(parted.step, what, expected, got)
 
@@ -199,9 +199,9 @@ def _aligned(expected: Iterable[Line], got: Iterable[Line]) -> Iterator[tuple[Li
         b = next(right, None) if theirs is not None else b
 
 
-def tensors_of(found: Iterable[str]) -> tuple[str, ...]:
+def tensors_of(names: Iterable[str]) -> tuple[str, ...]:
     """The names of the tensors among what differs."""
-    return tuple(what.removeprefix(TENSOR) for what in found if what.startswith(TENSOR))
+    return tuple(what.removeprefix(TENSOR) for what in names if what.startswith(TENSOR))
 
 
 def differing(left: Line | None, right: Line | None) -> list[str]:

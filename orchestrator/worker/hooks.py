@@ -39,7 +39,7 @@ class WorkerState:
 
     plan: Plan  # of the run
     services: ProcessServices  # of the member's process
-    held: ReplicaState | StageState  # what the worker has at a boundary
+    model_state: ReplicaState | StageState  # what the worker has at a boundary
     boundary: Boundary  # evaluates, saves and publishes between steps
     loop: Loop  # goes from step to step
     timing: Timing  # when an evaluation or a checkpoint is due
@@ -53,7 +53,7 @@ class WorkerState:
         return self.loop.run_state.progress if self.has_state else None
 
     def keep_initial(self) -> None:
-        self.initial = self.held.initial(self.loop.run_state.as_dict())
+        self.initial = self.model_state.initial(self.loop.run_state.as_dict())
 
     def go_back(self) -> None:
         """To the state in which the run began."""
@@ -68,19 +68,19 @@ class WorkerState:
         run_state = self.loop.run_state
         reached = self.loop.run_state.resumed(snapshot.run_state_of(state))
         begins = self.plan.run.begin is not None and reached.steps == self.plan.run.first_step
-        self.held.restore(state, (run_state.advances, reached.advances))
+        self.model_state.restore(state, (run_state.advances, reached.advances))
         if begins:  # a state of another run, which may have had other settings
-            self.held.renew_options()
+            self.model_state.renew_options()
             reached = reached.begun()
         self.loop.run_state = reached
         self.has_state = True
 
     def follow(self, state: TrainingState) -> None:
         """Be as far as whoever this state of the run is from, by the sum that is held. Raises as `take_over`."""
-        assert isinstance(self.held, StageState)
+        assert isinstance(self.model_state, StageState)
         run_state = self.loop.run_state
         reached = run_state.resumed(snapshot.run_state_of(state))
-        self.held.follow(run_state, reached.second_vote)
+        self.model_state.follow(run_state, reached.second_vote)
         self.loop.run_state = reached
 
 
@@ -104,7 +104,7 @@ class WorkerHooks:
             if restore[1] == INITIAL:
                 self._state.go_back()
             else:
-                self._state.take_over(self._services.load(restore[1], self._state.held.wants))
+                self._state.take_over(self._services.load(restore[1], self._state.model_state.wants))
         self._tell_run_states(transport)
         for donor in generation.donors_of(self._rank):
             state, entries = state_transfer.take(transport, generation.number, donor, self.deadline_s)
@@ -113,7 +113,7 @@ class WorkerHooks:
                 self._services.emit(entry)
         self._give(transport)
         self._move_rows(transport)
-        self._state.loop.inherited(self._generation.begin.inherited)
+        self._state.loop.use_fallbacks(self._generation.begin.all_fallbacks)
         self._state.has_state = True
         transport.activity, transport.waits = "exchange", {**VOTES, **WAITS}
 
@@ -129,13 +129,13 @@ class WorkerHooks:
     def publish(
         self,
         lines: Sequence[trace.Line],
-        rest: Mapping[str, Any] | None,
+        barrier: Mapping[str, Any] | None,
         metrics: Mapping[str, float] | None,
         *,
         digest: bool,
     ) -> None:
         # Where replicas run free, or a site sits out, what is done again comes out otherwise: the later generation counts.
-        differs = rest is not None or self._state.plan.data.sits_out
+        differs = barrier is not None or self._state.plan.data.sits_out
         again = {"generation": self._generation.number} if differs else {}
         for line in lines[:-1]:
             self._services.emit({"trace": line, **again})
@@ -144,8 +144,8 @@ class WorkerHooks:
             whole = boundary.digest() if digest or _is_due(line["step"], due.digest_every) else None
             single = boundary.tensor_digests() if _is_due(line["step"], due.tensors_every) else None
             self._services.emit({"trace": trace.with_digests(line, whole, single), **again})
-        if rest is not None:
-            self._services.emit({"rest": dict(rest), **again})
+        if barrier is not None:
+            self._services.emit({"rest": dict(barrier), **again})
         if metrics is not None:
             step = self._state.loop.run_state.steps - 1
             self._services.emit({"event": "evaluated", "step": step, "metrics": dict(metrics), **again})
@@ -162,7 +162,7 @@ class WorkerHooks:
         self.saved()
         since = time.monotonic()
         self._services.writer.begin(
-            self._state.held.capture_with_rows(run_state.as_dict()),
+            self._state.model_state.capture_with_rows(run_state.as_dict()),
             step=run_state.steps,
             generation=self._generation.number,
             part=writers.index(self._rank),
@@ -184,7 +184,10 @@ class WorkerHooks:
 
     def _wants(self, name: str) -> bool:
         """Of what shards keep, that of those which are hosted here."""
-        return self._state.held.wants(name) and snapshot.shard_of(name) in (None, *self._state.held.shards)
+        return self._state.model_state.wants(name) and snapshot.shard_of(name) in (
+            None,
+            *self._state.model_state.shards,
+        )
 
     def _give(self, transport: CancellableTransport) -> None:
         generation, run_state = self._generation, self._state.loop.run_state
@@ -196,7 +199,7 @@ class WorkerHooks:
             state_transfer.give(transport, generation.number, servers, run_alone, [], self.deadline_s)
         if workers:
             entries = [entry for entry in self._services.unacknowledged() if _is_of_the_run(entry)]
-            state = self._state.held.capture(run_state.handed_over())
+            state = self._state.model_state.capture(run_state.for_transfer())
             state_transfer.give(transport, generation.number, workers, state, entries, self.deadline_s)
 
     def _tell_run_states(self, transport: CancellableTransport) -> None:
@@ -205,7 +208,7 @@ class WorkerHooks:
         number, stream = self._generation.number, state_transfer.RUN
         for donor, recipient in self._generation.begin.run_states:
             if donor == self._rank:
-                run_alone = snapshot.of_the_run(self._state.loop.run_state.handed_over())
+                run_alone = snapshot.of_the_run(self._state.loop.run_state.for_transfer())
                 entries = [entry for entry in self._services.unacknowledged() if _is_of_the_run(entry)]
                 state_transfer.give(transport, number, [recipient], run_alone, entries, self.deadline_s, stream)
             elif recipient == self._rank:
@@ -218,10 +221,10 @@ class WorkerHooks:
     def _move_rows(self, transport: CancellableTransport) -> None:
         """What shards keep goes to their new hosts: one pair after the other, in an order that all know, so that no two wait
         for each other."""
-        generation, held, deadline_s = self._generation, self._state.held, self.deadline_s
+        generation, held, deadline_s = self._generation, self._state.model_state, self.deadline_s
         advances = self._state.loop.run_state.advances
-        for lost, heir in generation.begin.heirs:
-            held.inherit(lost, heir)
+        for lost, fallback in generation.begin.fallbacks:
+            held.fall_back(lost, fallback)
         for donor, recipient, shards in generation.begin.moves:
             if donor == self._rank:
                 rows = TrainingState({"advances": advances}, held.rows_of(shards))

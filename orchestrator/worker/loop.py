@@ -23,13 +23,13 @@ import torch
 from orchestrator.comm.collectives import END, Exchange
 from orchestrator.common import injection
 from orchestrator.config.plan import Plan, Segments
-from orchestrator.controller.events import Inheritance
+from orchestrator.controller.events import FallbackPair
 from orchestrator.records import trace
 from orchestrator.worker.between_steps import evaluation
 from orchestrator.worker.between_steps.run_state import RunState
 from orchestrator.worker.between_steps.timing import Timing
 from orchestrator.worker.member.heartbeat import Halt, Heartbeat
-from orchestrator.worker.step.executor import Executor, Outcome
+from orchestrator.worker.step.executor import Executor, StepOutcome
 from orchestrator.worker.voting.step_report import Requests
 
 Halted = Literal["finished", "regroup", "stop"]
@@ -47,12 +47,12 @@ class Hooks(Protocol):
     def publish(
         self,
         lines: Sequence[trace.Line],
-        rest: Mapping[str, Any] | None,
+        barrier: Mapping[str, Any] | None,
         metrics: Mapping[str, float] | None,
         *,
         digest: bool,
     ) -> None:
-        """Report the last steps: all that belongs to them is done. rest: the record of the rest that ended them, if one did;
+        """Report the last steps: all that belongs to them is done. barrier: the record of the rest that ended them, if one did;
         digest: of all parameters, also where none is due."""
 
     def save(self, run_state: RunState) -> None:
@@ -70,7 +70,7 @@ class Loop:
 
     def __init__(self, plan: Plan, run_manifest: Mapping[str, Any], timing: Timing, heartbeat: Heartbeat) -> None:
         self._steps: int = run_manifest["steps"]
-        self._rests = len(plan.replay) or None
+        self._barriers = len(plan.replay) or None
         self._segments, self._first_step = plan.segments, plan.run.first_step
         self._batches: int = run_manifest["evaluation_batches"]
         self._timing = timing
@@ -84,14 +84,15 @@ class Loop:
         return self._ended(self.run_state)
 
     def _ended(self, run_state: RunState) -> bool:
-        replayed = run_state.free is not None and run_state.free.rests == self._rests
+        replayed = run_state.free is not None and run_state.free.barriers == self._barriers
         is_last = run_state.steps == self._steps or replayed or run_state.stopped_early
         is_last = is_last or (self._segments is not None and self._segments.over(run_state.steps))
         return is_last and not run_state.evaluation_due
 
-    def inherited(self, heirs: tuple[Inheritance, ...]) -> None:
-        """Where replicas run free: since the last rest these lost shards have gone on with what their heirs keep."""
-        self.run_state = self.run_state.inherited(heirs)
+    def use_fallbacks(self, fallbacks: tuple[FallbackPair, ...]) -> None:
+        """Where replicas run free: since the last sync barrier these lost shards have gone on with what their fallbacks
+        keep."""
+        self.run_state = self.run_state.with_fallbacks(fallbacks)
 
     def run(self, executor: Executor, exchange: Exchange, hooks: Hooks, *, saving: bool) -> Halted:
         """Run steps until the end of the run or a halt. saving: this generation has writers of checkpoints."""
@@ -118,7 +119,7 @@ class Loop:
                 hooks.running()
             is_running = True
 
-    def _commit(self, outcome: Outcome) -> None:
+    def _commit(self, outcome: StepOutcome) -> None:
         before, steps, lines = self.run_state.steps, outcome.steps, outcome.lines
         injection.at("commit", steps, self.run_state)
         self._times.stepped(steps)
@@ -149,16 +150,16 @@ class Loop:
             step = run_state.steps - 1
             self._times.hold("evaluate")
             results = hooks.evaluate(step)
-            metrics = evaluation.combine(exchange, step, self._batches, results, run_state.watched())
+            metrics = evaluation.combine(exchange, step, self._batches, results, run_state.monitored())
             run_state = run_state.evaluated(metrics)
             self._times.release()
-        rest = None if run_state.free is None else run_state.free.unpublished
-        if run_state.unpublished or rest is not None:
+        barrier = None if run_state.free is None else run_state.free.unpublished
+        if run_state.unpublished or barrier is not None:
             self._times.hold("report")
             segments = self._segments
             stays = run_state.save_here or self._ended(run_state)
             stays = stays or (segments is not None and segments.end_at(run_state.steps))
-            hooks.publish(run_state.unpublished, rest, metrics, digest=stays)
+            hooks.publish(run_state.unpublished, barrier, metrics, digest=stays)
             self._times.release()
             run_state = run_state.published()
         self.run_state = run_state

@@ -17,8 +17,8 @@ from orchestrator.controller.events import Ended
 from orchestrator.numerics import determinism
 from orchestrator.numerics.layout import Layout
 from orchestrator.records import trace
+from orchestrator.records.input_audit import InputAudit
 from orchestrator.records.progress import Progress
-from orchestrator.records.reads import Reads
 from orchestrator.worker.asynchronous.held_slice import HeldSlice
 from orchestrator.worker.asynchronous.relay import Relay
 from orchestrator.worker.asynchronous.replay import ReplayRelay
@@ -43,7 +43,7 @@ from orchestrator.worker.voting.footprint import sums_of
 class Server:
     """A member that only adds. `prepare` and `run` are called from the compute thread, as a worker's are."""
 
-    reads = Reads()  # it has no code of the user's
+    input_audit = InputAudit()  # it has no code of the user's
 
     def __init__(self, plan: Plan, regions: Regions, services: ProcessServices | None = None) -> None:
         self._plan = plan
@@ -51,7 +51,7 @@ class Server:
         self._services = services or ProcessServices()
         self._memory: Memory | None = None
         self._carriers: Carriers | None = None
-        self._lattice: GridCarrier | None = None
+        self._grid_carrier: GridCarrier | None = None
         self._deltas: DeltaMemory | None = None
         self._held: HeldSlice | None = None
         self._loop: Loop | None = None
@@ -76,7 +76,7 @@ class Server:
         self.prepare()
         memory = self._memory or self._allocate(run_manifest)
         carriers, deltas = self._carriers, self._deltas
-        (carriers or self._lattice or memory).suit(generation.schedule, rank)
+        (carriers or self._grid_carrier or memory).suit(generation.schedule, rank)
         routes, number = Routes(generation.schedule, generation.begin.nodes), generation.number
         self._held = None
         if deltas is not None:
@@ -89,7 +89,7 @@ class Server:
 
         def executor(transport: CancellableTransport, exchange: Exchange) -> Executor:
             if deltas is None:
-                adder = Adder(carriers, self._lattice, joins=bool(run_manifest["joined"]))
+                adder = Adder(carriers, self._grid_carrier, joins=bool(run_manifest["joined"]))
                 return Lockstep(adder, exchange, StepContents.of(plan, run_manifest))
             terms = Terms.of(plan, generation.begin)
             if plan.replay:
@@ -113,7 +113,7 @@ class Server:
 
         return live(generation, heartbeat, connect, through, lambda: self.progress)
 
-    def look(self, name: str | None, first: int, count: int | None) -> dict[str, Any]:
+    def read_parameters(self, name: str | None, first: int, count: int | None) -> dict[str, Any]:
         """What this server holds of a parameter (`HeldSlice.read`); empty while it holds nothing. From any thread."""
         held = self._held
         return {} if held is None else held.read(name, first, count)
@@ -126,7 +126,7 @@ class Server:
             self._deltas = DeltaMemory(layout, self.regions, sends=False)
         if plan.data.privacy is not None:
             masked = plan.exchange.masked
-            self._lattice = GridCarrier(layout.size, self.regions, masked=masked, contributes=False)
+            self._grid_carrier = GridCarrier(layout.size, self.regions, masked=masked, contributes=False)
         parameters = run_manifest["trained"]
         codec = construction.make_codec(plan, layout, parameters)
         if codec is not None:
@@ -153,7 +153,7 @@ class _Listener:
     def publish(
         self,
         lines: Sequence[trace.Line],  # noqa: ARG002
-        rest: Mapping[str, Any] | None,  # noqa: ARG002
+        barrier: Mapping[str, Any] | None,  # noqa: ARG002
         metrics: Mapping[str, float] | None,  # noqa: ARG002
         *,
         digest: bool,  # noqa: ARG002

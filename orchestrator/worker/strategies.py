@@ -33,13 +33,13 @@ from orchestrator.worker.between_steps.replicated import Boundary, Whole
 from orchestrator.worker.between_steps.timing import Timing
 from orchestrator.worker.member import shared_queue
 from orchestrator.worker.member.generation import Generation, ProcessServices
-from orchestrator.worker.member.shared_queue import Claims
+from orchestrator.worker.member.shared_queue import QueueConsumer
 from orchestrator.worker.model import construction
 from orchestrator.worker.model.pipeline_adapter import PipelineAdapter
 from orchestrator.worker.model.replica import Replica
 from orchestrator.worker.model.shard_states import ShardStates
 from orchestrator.worker.model.updater import Updater
-from orchestrator.worker.pipeline_parallel.planning import plan_stages, prove, summary
+from orchestrator.worker.pipeline_parallel.planning import plan_stages, summary, verify
 from orchestrator.worker.pipeline_parallel.stage_state import StageState
 from orchestrator.worker.pipeline_parallel.staged import HostedStage, StagedLockstep, Waiting, WholeNames
 from orchestrator.worker.step.carriers import Carriers
@@ -59,7 +59,7 @@ _DEATH_S: Final = 5.0  # until the death of another member is known
 
 
 @dataclass(frozen=True)
-class Parts:
+class WorkerContext:
     """What a worker has built before its first generation."""
 
     plan: Plan  # of the run
@@ -74,7 +74,7 @@ class Parts:
 
 
 @dataclass(frozen=True)
-class Moment:
+class GenerationContext:
     """What an executor is made for."""
 
     generation: Generation  # the present one
@@ -103,27 +103,27 @@ def sentence(run_manifest: Mapping[str, Any], plan: Plan) -> str | None:
     return footprint.sentence(run_manifest, plan, bytes_of)
 
 
-def _require_memory(parts: Parts) -> None:
+def _require_memory(context: WorkerContext) -> None:
     """For replicas that run free: much of it lies in no region, and is given page by page, till none is left. Raises
     MemoryError."""
-    plan, layout = parts.plan, parts.replica.layout
+    plan, layout = context.plan, context.replica.layout
     schedule, state = footprint.first_schedule(plan), footprint.remembered(plan)
     needed = free_footprint.worker_bytes(layout, schedule, plan, parameters=0, state=state)
     footprint.require(needed, f"about {megabytes(needed)} for a model whose replicas run free")
 
 
-def _require_memory_for_a_step(parts: Parts) -> None:
+def _require_memory_for_a_step(context: WorkerContext) -> None:
     """In lockstep, where contributions are added up as they come. Raises MemoryError."""
-    plan = parts.plan
+    plan = context.plan
     if plan.update.compression is None and plan.data.privacy is None and plan.run.compute.device == "cpu":
-        footprint.require_for_a_step(parts.replica.layout, plan)
+        footprint.require_for_a_step(context.replica.layout, plan)
 
 
 class Strategy(Protocol):
     """One worker's way to execute a run. held: its state at a boundary."""
 
     @property
-    def held(self) -> ReplicaState | StageState: ...
+    def model_state(self) -> ReplicaState | StageState: ...
 
     @property
     def boundary(self) -> Boundary: ...
@@ -132,49 +132,49 @@ class Strategy(Protocol):
     def keeps_shard_state(self) -> bool:
         """Whether its shards have a state of their own."""
 
-    def prove(self, reference: str) -> dict[str, Any]:
+    def verify(self, reference: str) -> dict[str, Any]:
         """Before the first generation: that what is particular to this way computes the same bits; returns more for the run
         manifest. reference: of the first micro-batch."""
 
-    def stand_by(self) -> None:
+    def become_spare(self) -> None:
         """Until its first generation, whenever that comes, keep no parameters that will be another worker's."""
 
     def suit(self, generation: Generation, rank: int) -> None:
         """Allocate what a generation needs, before its peers connect."""
 
-    def executor(self, moment: Moment) -> tuple[Executor, Exchange]:
+    def executor(self, context: GenerationContext) -> tuple[Executor, Exchange]:
         """For one generation, whose state is here."""
 
 
 class _Unsplit:
     """What executions have in common whose workers hold the whole model."""
 
-    held: ReplicaState
+    model_state: ReplicaState
 
     @property
     def keeps_shard_state(self) -> bool:
-        return self.held.keeps_shard_state
+        return self.model_state.keeps_shard_state
 
-    def prove(self, reference: str) -> dict[str, Any]:  # noqa: ARG002
+    def verify(self, reference: str) -> dict[str, Any]:  # noqa: ARG002
         return {}
 
-    def stand_by(self) -> None:
+    def become_spare(self) -> None:
         pass
 
 
 class LockstepStrategy(_Unsplit):
     """All replicas are equal after each step. The sum is direct, or of what a compression makes of the gradients."""
 
-    def __init__(self, parts: Parts) -> None:
-        replica, updater, plan = parts.replica, parts.updater, parts.plan
+    def __init__(self, context: WorkerContext) -> None:
+        replica, updater, plan = context.replica, context.updater, context.plan
         self._plan = plan
-        self._services = parts.services
+        self._services = context.services
         self._updater = updater
-        self._workload = parts.workload
+        self._workload = context.workload
         codec = construction.make_codec(plan, replica.layout, len(replica.parameters))
-        _require_memory_for_a_step(parts)
-        keep = lambda: {**first_residuals(codec, replica.layout), **parts.workload.shard_state()}  # noqa: E731
-        gradients = _contributing(parts, keep)
+        _require_memory_for_a_step(context)
+        keep = lambda: {**first_residuals(codec, replica.layout), **context.workload.shard_state()}  # noqa: E731
+        gradients = _contributing(context, keep)
         if gradients.keeps_state and plan.cluster.claims_required:
             raise ConfigurationError(
                 [
@@ -186,163 +186,166 @@ class LockstepStrategy(_Unsplit):
             kept = "what shards keep for their contribution stays with their workers, so no other one can compute it"
             raise ConfigurationError([f"check.every: {kept}; leave check.every out"], code="check.kept")
         plain = codec is None and plan.data.privacy is None
-        sums = sums_of(plan) if parts.kernels is None else sums_on(parts.kernels)
-        self._memory = Memory(replica.layout, parts.regions, sums=sums, contributes=plain)
+        sums = sums_of(plan) if context.kernels is None else sums_on(context.kernels)
+        self._memory = Memory(replica.layout, context.regions, sums=sums, contributes=plain)
         self._states = gradients.states
-        host_transfer = parts.staging.host_transfer(replica.layout, self._memory.result)
+        host_transfer = context.staging.host_transfer(replica.layout, self._memory.result)
         self._summation: Summation
         self._trainer: LocalTrainer
         if plan.data.privacy is not None:
             masked = plan.exchange.masked
-            carrier = GridCarrier(replica.layout.size, parts.regions, masked=masked)
+            carrier = GridCarrier(replica.layout.size, context.regions, masked=masked)
             self._summation = clipped = ClippedSum(plan.data.privacy, carrier, replica.layout, self._memory.result)
             self._trainer = ClippedTrainer(
-                parts.workload, gradients, replica, updater, clipped, host_transfer, parts.services
+                context.workload, gradients, replica, updater, clipped, host_transfer, context.services
             )
         else:
-            self._summation = self._sum(parts, codec, gradients)
+            self._summation = self._sum(context, codec, gradients)
             self._trainer = LocalTrainer(
-                gradients, replica, updater, self._summation, host_transfer, parts.services, checks_of(plan)
+                gradients, replica, updater, self._summation, host_transfer, context.services, checks_of(plan)
             )
         keeps, summation = gradients.keeps_state, self._summation
-        self.held = ReplicaState(replica, updater, gradients.states, keeps_shard_state=keeps, summation=summation)
-        self.boundary = _whole(parts)
+        self.model_state = ReplicaState(
+            replica, updater, gradients.states, keeps_shard_state=keeps, summation=summation
+        )
+        self.boundary = _whole(context)
 
-    def _sum(self, parts: Parts, codec: Codec | None, gradients: Contributing) -> Summation:
-        layout = parts.replica.layout
+    def _sum(self, context: WorkerContext, codec: Codec | None, gradients: Contributing) -> Summation:
+        layout = context.replica.layout
         states = gradients.states if gradients.keeps_state else None
         if codec is None:
-            return DirectSum(layout, self._memory, states, parts.kernels)
-        statistics = [statistic.numel() for statistic in parts.replica.statistics]
-        carriers = Carriers(codec, statistics, parts.plan.data.shards, parts.regions)
+            return DirectSum(layout, self._memory, states, context.kernels)
+        statistics = [statistic.numel() for statistic in context.replica.statistics]
+        carriers = Carriers(codec, statistics, context.plan.data.shards, context.regions)
         return CompressedSum(codec, carriers, layout, self._memory.result, states)
 
     def suit(self, generation: Generation, rank: int) -> None:
         self._summation.suit(generation.schedule, rank)
-        if self.held.keeps_shard_state:
+        if self.model_state.keeps_shard_state:
             self._states.outlive(lambda row: self._services.slots(self._plan.data.shards, row))
 
-    def executor(self, moment: Moment) -> tuple[Executor, Exchange]:
-        self._states.settle(moment.shards)
+    def executor(self, context: GenerationContext) -> tuple[Executor, Exchange]:
+        self._states.settle(context.shards)
         if isinstance(self._trainer, ClippedTrainer):
-            self._trainer.unlock(moment.generation.keys)
-        schedule = moment.generation.schedule
-        self._divide(moment)
-        turns = self._claims(moment)
-        generation, alone = moment.generation, schedule.members == 1
+            self._trainer.unlock(context.generation.keys)
+        schedule = context.generation.schedule
+        self._divide(context)
+        turns = self._consumer(context)
+        generation, alone = context.generation, schedule.members == 1
         nodes = generation.begin.nodes[: generation.workers]
-        self._trainer.take_on(generation.begin.shards, moment.rank, alone=alone, claims=turns, nodes=nodes)
-        exchange = moment.exchange(self._memory)
-        contents = StepContents.of(self._plan, moment.run_manifest)
-        return Lockstep(self._trainer, exchange, contents, moment.timing.requests, self._trainer), exchange
+        self._trainer.take_on(generation.begin.shards, context.rank, alone=alone, consumer=turns, nodes=nodes)
+        exchange = context.exchange(self._memory)
+        contents = StepContents.of(self._plan, context.run_manifest)
+        return Lockstep(self._trainer, exchange, contents, context.timing.requests, self._trainer), exchange
 
-    def _divide(self, moment: Moment) -> None:
+    def _divide(self, context: GenerationContext) -> None:
         """Let the workers of this host divide the update, where it is to be."""
         if self._updater.divided is None:
             return
-        places = moment.generation.updates
-        place = places[moment.rank] if places else None
+        places = context.generation.updates
+        place = places[context.rank] if places else None
         beside = [rank for rank, other in enumerate(places) if place is not None and other == place]
-        nth = beside.index(moment.rank) if beside else 0
+        nth = beside.index(context.rank) if beside else 0
         try:
             self._updater.divided.settle(place, nth, len(beside))
         except RunFailed:
             # Whoever has that memory may have died just now, which its connections tell, or the driver.
-            moment.transport.poll((), _DEATH_S)
+            context.transport.poll((), _DEATH_S)
             raise
 
-    def _claims(self, moment: Moment) -> Claims | None:
-        """How this worker claims shards in a generation; None where nobody does. Whose board is out of reach computes what was
-        dealt to it, and so do the others of its host."""
-        generation, rank, plan = moment.generation, moment.rank, self._plan
-        if not shared_queue.goes(plan, moment.run_manifest):
+    def _consumer(self, context: GenerationContext) -> QueueConsumer | None:
+        """How this worker claims shards in a generation; None where nobody does. Whose queue is out of reach computes what was
+        assigned to it, and so do the others of its host."""
+        generation, rank, plan = context.generation, context.rank, self._plan
+        if not shared_queue.goes(plan, context.run_manifest):
             return None
-        place = generation.boards[rank] if generation.boards else None
-        board = None
+        place = generation.queues[rank] if generation.queues else None
+        queue = None
         try:
-            board = None if place is None else shared_queue.opened(place, plan.data.shards)
+            queue = None if place is None else shared_queue.opened(place, plan.data.shards)
         except OSError as error:
             self._services.emit({"event": "board_out_of_reach", "why": str(error)})
         beside = [
-            other for other in range(generation.workers) if place is not None and generation.boards[other] == place
+            other for other in range(generation.workers) if place is not None and generation.queues[other] == place
         ]
-        found = Claims(board, generation.number, rank, beside, kept=plan.data.loaders)
-        self._workload.taken = found.taken
+        found = QueueConsumer(queue, generation.number, rank, beside, kept=plan.data.loaders)
+        self._workload.taken_by_other = found.taken_by_other
         return found
 
 
-def _contributing(parts: Parts, kept: Callable[[], State]) -> Contributing:
+def _contributing(context: WorkerContext, kept: Callable[[], State]) -> Contributing:
     """What the shards of a lockstep run contribute. kept: what a shard keeps for a compression and of its samples before the
     first step."""
-    local, beat = parts.plan.update.local, parts.services.heartbeat.beat
+    local, beat = context.plan.update.local, context.services.heartbeat.beat
     if local is None:
-        return ShardGradients(parts.workload, parts.replica, parts.before, kept)
-    seed, shard_of = parts.plan.run.seed, parts.workload.shard_of
-    told = lambda step, each: beat("compute", step, shard_of(step, each))  # noqa: E731
-    return LocalSteps(parts.workload, parts.replica, local, seed, told, parts.services.await_copied, kept)
+        return ShardGradients(context.workload, context.replica, context.before, kept)
+    seed, shard_of = context.plan.run.seed, context.workload.shard_of
+    beat_of = lambda step, each: beat("compute", step, shard_of(step, each))  # noqa: E731
+    return LocalSteps(context.workload, context.replica, local, seed, beat_of, context.services.await_copied, kept)
 
 
 class _Free(_Unsplit):
-    """What executions have in common whose replicas are equal only at a rest, and whose shards keep optimizers of their own."""
+    """What executions have in common whose replicas are equal only at a sync barrier, and whose shards keep optimizers of their
+    own."""
 
-    def __init__(self, parts: Parts) -> None:
-        replica, plan = parts.replica, parts.plan
+    def __init__(self, context: WorkerContext) -> None:
+        replica, plan = context.replica, context.plan
         self._plan = plan
         self._mode = plan.mode
-        _require_memory(parts)
-        self._memory = Memory(replica.layout, parts.regions, sums=sums_of(plan))
+        _require_memory(context)
+        self._memory = Memory(replica.layout, context.regions, sums=sums_of(plan))
         self._states = ShardStates(dict, alike=False)
-        self.held = ReplicaState(replica, parts.updater, self._states, keeps_shard_state=True)
-        self.boundary = _whole(parts)
+        self.model_state = ReplicaState(replica, context.updater, self._states, keeps_shard_state=True)
+        self.boundary = _whole(context)
 
     def suit(self, generation: Generation, rank: int) -> None:
         self._memory.suit(generation.schedule, rank)
 
 
 class AsyncStrategy(_Free):
-    """Replicas run free between rests."""
+    """Replicas run free between sync barriers."""
 
-    def __init__(self, parts: Parts) -> None:
-        super().__init__(parts)
-        replica, plan = parts.replica, parts.plan
-        self._deltas = DeltaMemory(replica.layout, parts.regions)
-        updates = ShardUpdates(parts.workload, replica, parts.updater, plan.data.shards, self._mode.threshold)
-        self._free = FreeReplica(replica, updates, self._states, self._memory, parts.services)
+    def __init__(self, context: WorkerContext) -> None:
+        super().__init__(context)
+        replica, plan = context.replica, context.plan
+        self._deltas = DeltaMemory(replica.layout, context.regions)
+        updates = ShardUpdates(context.workload, replica, context.updater, plan.data.shards, self._mode.threshold)
+        self._free = FreeReplica(replica, updates, self._states, self._memory, context.services)
 
     def suit(self, generation: Generation, rank: int) -> None:
         super().suit(generation, rank)
         self._routes = Routes(generation.schedule, generation.begin.nodes)
         self._deltas.suit(self._routes, rank)
 
-    def executor(self, moment: Moment) -> tuple[Executor, Exchange]:
-        generation, rank, deltas = moment.generation, moment.rank, self._deltas
-        self._free.shards = moment.shards
-        exchange = moment.exchange(self._memory)
+    def executor(self, context: GenerationContext) -> tuple[Executor, Exchange]:
+        generation, rank, deltas = context.generation, context.rank, self._deltas
+        self._free.shards = context.shards
+        exchange = context.exchange(self._memory)
         terms = Terms.of(self._plan, generation.begin)
         if self._plan.replay:
-            requests = moment.timing.requests
+            requests = context.timing.requests
             return Replays(self._free, exchange, terms, self._plan.replay, requests), exchange
-        routes, transport, number = self._routes, moment.transport, generation.number
-        make = lambda sprint: Traffic(transport, routes, rank, number, sprint, deltas)  # noqa: E731
-        cadence = Cadence(moment.timing, self._mode.rest_every, moment.deadline_s)
+        routes, transport, number = self._routes, context.transport, generation.number
+        make = lambda async_phase: Traffic(transport, routes, rank, number, async_phase, deltas)  # noqa: E731
+        cadence = Cadence(context.timing, self._mode.rest_every, context.deadline_s)
         return AsyncPhases(self._free, self._mode, exchange, make, terms, cadence, rank), exchange
 
 
 class GossipStrategy(_Free):
     """Each shard has a model of its own."""
 
-    def __init__(self, parts: Parts) -> None:
-        super().__init__(parts)
+    def __init__(self, context: WorkerContext) -> None:
+        super().__init__(context)
         assert self._mode.graph is not None
-        self._mixing = Mixing.of(self._mode.graph, parts.plan.data.shards)
-        updates = ShardUpdates(parts.workload, parts.replica, parts.updater, 1, 0.0)
-        self._models = ShardModels(parts.replica, updates, self._states, self._memory, parts.services)
+        self._mixing = Mixing.of(self._mode.graph, context.plan.data.shards)
+        updates = ShardUpdates(context.workload, context.replica, context.updater, 1, 0.0)
+        self._models = ShardModels(context.replica, updates, self._states, self._memory, context.services)
 
-    def executor(self, moment: Moment) -> tuple[Executor, Exchange]:
-        self._models.shards = moment.shards
-        exchange, requests = moment.exchange(self._memory), moment.timing.requests
-        terms = Terms.of(self._plan, moment.generation.begin)
-        cadence = Cadence(moment.timing, self._mode.rest_every, moment.deadline_s)
+    def executor(self, context: GenerationContext) -> tuple[Executor, Exchange]:
+        self._models.shards = context.shards
+        exchange, requests = context.exchange(self._memory), context.timing.requests
+        terms = Terms.of(self._plan, context.generation.begin)
+        cadence = Cadence(context.timing, self._mode.rest_every, context.deadline_s)
         records = self._plan.replay
         return Gossip(self._models, self._mixing, exchange, terms, cadence.due, requests, records), exchange
 
@@ -352,36 +355,36 @@ class PipelineStrategy:
 
     keeps_shard_state = False
 
-    def __init__(self, parts: Parts) -> None:
-        if parts.plan.update.optimizer is None:
+    def __init__(self, context: WorkerContext) -> None:
+        if context.plan.update.optimizer is None:
             raise ConfigurationError(
                 [
                     "cluster.stages: an optimizer of the pipeline's own may look at all parameters; set optimizer, or stages=1"
                 ],
                 code="stages.own-optimizer",
             )
-        self._plan, self._workload = parts.plan, parts.workload
-        self._regions, self._services = parts.regions, parts.services
-        self._replica: Replica | None = parts.replica
+        self._plan, self._workload = context.plan, context.workload
+        self._regions, self._services = context.regions, context.services
+        self._replica: Replica | None = context.replica
         self._waiting: Waiting | None = None
         self._hosted: HostedStage | None = None
 
     @property
-    def held(self) -> StageState:
-        return self._here.held
+    def model_state(self) -> StageState:
+        return self._here.model_state
 
     @property
     def boundary(self) -> Boundary:
         return self._here.boundary
 
-    def prove(self, reference: str) -> dict[str, Any]:
+    def verify(self, reference: str) -> dict[str, Any]:
         assert self._replica is not None
         self._cuts = plan_stages(self._workload, self._replica, self._plan.cluster.members.stages)
-        seconds = prove(self._workload, self._replica, self._cuts, reference)
+        seconds = verify(self._workload, self._replica, self._cuts, reference)
         self._services.emit({"event": "stages_proved", "seconds": [round(each, 4) for each in seconds]})
         return {"stages": summary(self._cuts, self._workload.model)}
 
-    def stand_by(self) -> None:
+    def become_spare(self) -> None:
         if self._replica is not None:
             names, self._replica = WholeNames.of(self._replica), None  # its memory goes with it
             self._waiting = Waiting(self._workload, names)
@@ -401,10 +404,10 @@ class PipelineStrategy:
             allocator.give_back()
         self._hosted.suit(generation, rank)
 
-    def executor(self, moment: Moment) -> tuple[Executor, Exchange]:
-        exchange = self._here.take_on(moment.generation, moment.rank, moment.transport, moment.deadline_s)
-        contents = StepContents.of(self._plan, moment.run_manifest)
-        return StagedLockstep(self._here.trainer, exchange, contents, moment.timing.requests), exchange
+    def executor(self, context: GenerationContext) -> tuple[Executor, Exchange]:
+        exchange = self._here.take_on(context.generation, context.rank, context.transport, context.deadline_s)
+        contents = StepContents.of(self._plan, context.run_manifest)
+        return StagedLockstep(self._here.trainer, exchange, contents, context.timing.requests), exchange
 
     @property
     def _here(self) -> HostedStage:
@@ -412,18 +415,18 @@ class PipelineStrategy:
         return self._hosted
 
 
-EXECUTIONS: Final[Mapping[str, Callable[[Parts], Strategy]]] = {
+EXECUTIONS: Final[Mapping[str, Callable[[WorkerContext], Strategy]]] = {
     "lockstep": LockstepStrategy,
     "sprints": AsyncStrategy,
     "gossip": GossipStrategy,
 }
 
 
-def _whole(parts: Parts) -> Whole:
-    return Whole(parts.workload, parts.replica, parts.plan.data.shards)
+def _whole(context: WorkerContext) -> Whole:
+    return Whole(context.workload, context.replica, context.plan.data.shards)
 
 
-def execution(parts: Parts) -> Strategy:
-    if parts.plan.cluster.members.stages > 1:
-        return PipelineStrategy(parts)
-    return EXECUTIONS[parts.plan.mode.execution](parts)
+def execution(context: WorkerContext) -> Strategy:
+    if context.plan.cluster.members.stages > 1:
+        return PipelineStrategy(context)
+    return EXECUTIONS[context.plan.mode.execution](context)

@@ -31,8 +31,8 @@ from orchestrator.numerics import allocator, cuda, determinism, exact
 from orchestrator.numerics.digests import model_digest
 from orchestrator.pipeline import defines, find, naming
 from orchestrator.records import phases
+from orchestrator.records.input_audit import InputAudit
 from orchestrator.records.progress import Progress
-from orchestrator.records.reads import Reads
 from orchestrator.worker import device as worker_device
 from orchestrator.worker.admission import portability, proof
 from orchestrator.worker.between_steps import answering
@@ -48,7 +48,7 @@ from orchestrator.worker.model.replica import Replica
 from orchestrator.worker.model.shard_graphs import ShardGraphs
 from orchestrator.worker.model.updater import Updater
 from orchestrator.worker.server import Server
-from orchestrator.worker.strategies import Moment, Parts, execution
+from orchestrator.worker.strategies import GenerationContext, WorkerContext, execution
 
 __all__ = ["Ended", "Generation", "ProcessServices", "Server", "Worker"]
 
@@ -67,7 +67,7 @@ class Worker:
         self._loaders: Loaders | None = None
         self._callbacks: Callbacks | None = None
         self._left: Generation | None = None  # the last one, unless it was left with all state written
-        self.reads = Reads()  # by the user's code, in `prepare`
+        self.input_audit = InputAudit()  # by the user's code, in `prepare`
 
     def prepare(self) -> dict[str, Any]:
         """Build pipeline, model, optimizer and memory; returns the run manifest, on which all workers must agree, JSON-able.
@@ -79,7 +79,7 @@ class Worker:
         try:
             with input_auditing.window(self._plan.declared) as window:
                 run_manifest = self._build()
-            self.reads = window.reads | self._proved_loaders()
+            self.input_audit = window.audit | self._verified_loaders()
         except BaseException:
             self._close_loaders()
             raise
@@ -117,7 +117,7 @@ class Worker:
         before = construction.make_contribution(plan.update.contribution)
         optimizer = construction.make_optimizer(self._workload.pipeline, self._workload.model, plan)
         updater = Updater(self._workload, replica, optimizer, plan.update)
-        parts = Parts(
+        parts = WorkerContext(
             *(plan, self._workload, replica, updater, before, self.regions, self._services, self._staging),
             kernels=there.kernels,
         )
@@ -129,8 +129,8 @@ class Worker:
         self._services.heartbeat.beat("prepare")
         phases.note("optimizer and memory", began, time.time(), "worker")
         compute = self._prepare_thread()  # once more: scripts set threads, precision and cudnn.benchmark as they begin
-        watches = plan.update.watches_a_metric or plan.checkpoints.best is not None
-        if watches and not self._workload.evaluation_batches:
+        monitors = plan.update.monitors_a_metric or plan.checkpoints.best is not None
+        if monitors and not self._workload.evaluation_batches:
             who = "early_stopping, schedule=plateau and checkpoint.best"
             raise ConfigurationError(
                 [f"{who} watch a metric, but datasets() returned no validation set"], code="evaluation.no-validation"
@@ -139,7 +139,7 @@ class Worker:
         listing = getattr(self._workload.training_data, "listing", None)
         with phases.of("admission", "worker"):
             reference = proof.reference(self._workload, replica, sparing=in_stages)
-            more = self._execution.prove(reference)
+            more = self._execution.verify(reference)
         steps = plan.run.length(self._workload.order.steps_of)
         if steps <= plan.run.first_step:
             raise ConfigurationError(
@@ -147,7 +147,7 @@ class Worker:
                 "give the number of epochs in all",
                 code="begin.no-epochs-left",
             )
-        self._workload.prove_streams(steps)
+        self._workload.verify_streams(steps)
         return {
             **({} if division is None else {"partition": division.digest}),
             **self._subset(),
@@ -169,10 +169,10 @@ class Worker:
             **more,
         }
 
-    def stand_by(self) -> None:
+    def become_spare(self) -> None:
         """Prepared, and without a place in the first generations: let go of the parameters, where it will host a stage of them.
         Between `prepare` and the first `run`, from the compute thread."""
-        self._execution.stand_by()
+        self._execution.become_spare()
 
     @property
     def progress(self) -> Progress | None:
@@ -201,8 +201,8 @@ class Worker:
         )
         if ended.kind == "stop":
             self._left = None
-        held, staged = self._state.held.rows
-        return replace(ended, held=held, staged=staged, holds_sum=self._state.held.holds_sum)
+        held, staged = self._state.model_state.rows
+        return replace(ended, held=held, staged=staged, holds_sum=self._state.model_state.holds_sum)
 
     def save_alone(self) -> None:
         """Between generations, when the driver is gone: write the state of the run as a checkpoint of one part, if this worker
@@ -211,10 +211,10 @@ class Worker:
         if state is None or generation is None or not generation.writers or self._plan.cluster.members.stages > 1:
             return
         run_state, progress = state.loop.run_state, state.progress
-        if progress is None or not progress.evaluated or state.held.keeps_shard_state:
+        if progress is None or not progress.evaluated or state.model_state.keeps_shard_state:
             return
         self._services.writer.wait()
-        values = state.held.capture_with_rows(run_state.saved().as_dict())
+        values = state.model_state.capture_with_rows(run_state.saved().as_dict())
         self._services.writer.begin(
             values, step=run_state.steps, generation=generation.number, part=0, parts=1, since=time.monotonic()
         )
@@ -277,11 +277,13 @@ class Worker:
         """The state of a worker that has not taken part in a generation yet."""
         services, writer = self._services, self._services.writer
         timing = Timing(self._plan, services.heartbeat, lambda: writer.busy)
-        self._execution.held.start(run_manifest["steps"])
+        self._execution.model_state.start(run_manifest["steps"])
         loop = Loop(self._plan, run_manifest, timing, services.heartbeat)
         execution = self._execution
-        state = WorkerState(self._plan, services, execution.held, execution.boundary, loop, timing, self._callbacks)
-        if state.held.keeps_shard_state or self._plan.cluster.members.stages > 1:
+        state = WorkerState(
+            self._plan, services, execution.model_state, execution.boundary, loop, timing, self._callbacks
+        )
+        if state.model_state.keeps_shard_state or self._plan.cluster.members.stages > 1:
             state.keep_initial()
         return state
 
@@ -293,17 +295,17 @@ class Worker:
         try:
             hooks.arrive(transport)
             state.timing.keeps_time = rank == 0
-            state.held.shards = shards
+            state.model_state.shards = shards
             self._workload.attendance.goes_on_without(begin.absent)
             self._workload.host_streams(shards, lambda: _stream_log(generation, rank))
             if not state.loop.ended:
                 self._look_ahead(generation, rank, steps)
                 self._fetch_ahead(shards, steps)
-            moment = Moment(generation, rank, transport, state.timing, hooks.deadline_s)
+            moment = GenerationContext(generation, rank, transport, state.timing, hooks.deadline_s)
             executor, exchange = self._execution.executor(moment)
             halted = state.loop.run(executor, exchange, hooks, saving=bool(generation.writers))
         finally:
-            state.held.replica.give_up_shard()  # a step that was given up leaves the buffers as its last shard made them
+            state.model_state.replica.give_up_shard()  # a step that was given up leaves the buffers as its last shard made them
             self._services.writer.copied(0)  # what was begun is written also where no further update asks for it
             self._services.tell_times(at_once=True)
             self._workload.account.tell()
@@ -344,15 +346,15 @@ class Worker:
         lost = lambda why: self._services.emit({"event": "loader_lost", "why": why})  # noqa: E731
         return Loaders(recipe, data.loaders, lost, self._services.start)
 
-    def _proved_loaders(self) -> Reads:
+    def _verified_loaders(self) -> InputAudit:
         """What they have read up to their proof. A worker is ready when they are: whoever takes part in a generation while they
         start would hold all others up."""
         if self._loaders is None:
-            return Reads()
+            return InputAudit()
         self._services.heartbeat.beat("prepare")
         with phases.of("loaders", "worker"):
-            self._workload.prove(self._loaders)
-        return self._loaders.reads
+            self._workload.verify(self._loaders)
+        return self._loaders.input_audit
 
     def _close_loaders(self) -> None:
         if self._loaders is not None:

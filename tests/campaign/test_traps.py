@@ -155,7 +155,7 @@ def test_only_processes_under_test_have_traps(monkeypatch: pytest.MonkeyPatch) -
 def test_the_moments_of_the_program_become_those_of_the_campaign() -> None:
     """Each phase and each activity that has a moment has one of the campaign's."""
     of = traps._OF_PHASE
-    assert of[collectives.COMPRESSED] == of[collectives.LATTICE_KEYS] == of[collectives.SUM] == "sum"
+    assert of[collectives.COMPRESSED] == of[collectives.GRID_KEYS] == of[collectives.SUM] == "sum"
     assert set(of.values()) | set(traps._OF_ACTIVITY.values()) <= set(moments.NAMES)
     assert set(traps._OF_ACTIVITY) <= set(get_args(Activity))
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from orchestrator.checkpoint.parts import Copier, Part, share_of, write_part
+from orchestrator.checkpoint.parts import CheckpointPart, Copier, share_of, write_part
 from orchestrator.checkpoint.state import TrainingState
 from orchestrator.checkpoint.storage import Buffer, Storage
 
@@ -80,9 +80,9 @@ class Held:
     def __init__(self, monkeypatch: pytest.MonkeyPatch, error: Exception | None = None) -> None:
         self.begun, self.gate = threading.Event(), threading.Event()
         self.priorities: list[int] = []
-        fill = Part.fill
+        fill = CheckpointPart.fill
 
-        def held(part: Part, tensors: dict[str, torch.Tensor]) -> None:
+        def held(part: CheckpointPart, tensors: dict[str, torch.Tensor]) -> None:
             if threading.current_thread().name == "checkpoint copy":
                 self.priorities.append(os.getpriority(os.PRIO_PROCESS, threading.get_native_id()))
                 self.begun.set()
@@ -91,7 +91,7 @@ class Held:
                     raise error
             fill(part, tensors)
 
-        monkeypatch.setattr(Part, "fill", held)
+        monkeypatch.setattr(CheckpointPart, "fill", held)
 
     def __enter__(self) -> Held:
         return self

@@ -15,7 +15,7 @@ import torch
 from orchestrator.checkpoint.catalog import Catalog, load
 from orchestrator.checkpoint.state import TrainingState
 from orchestrator.checkpoint.storage import Buffer
-from orchestrator.checkpoint.writer import Writer
+from orchestrator.checkpoint.writer import PartWriter
 from tests.checkpoint.stores import Failing, Held, InMemory, example, same
 
 
@@ -36,7 +36,7 @@ class Gated(InMemory):
 def test_parts_of_several_writers_become_a_checkpoint() -> None:
     storage = InMemory()
     told: list[dict[str, Any]] = []
-    writers = [Writer(storage, told.append) for _ in range(3)]
+    writers = [PartWriter(storage, told.append) for _ in range(3)]
     catalog = Catalog(storage, 2)
     for step in (10, 20):
         told.clear()
@@ -55,7 +55,7 @@ def test_parts_of_several_writers_become_a_checkpoint() -> None:
 def test_training_may_go_on_while_a_part_is_written() -> None:
     storage = Gated()
     told: list[dict[str, Any]] = []
-    writer = Writer(storage, told.append)
+    writer = PartWriter(storage, told.append)
     state = example(10)
     nice = os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
     writer.begin(state, step=10, generation=1, part=0, parts=1)
@@ -78,7 +78,7 @@ def test_training_may_go_on_while_a_part_is_written() -> None:
 
 def test_a_full_disk_is_told_and_the_next_checkpoint_may_succeed() -> None:
     told: list[dict[str, Any]] = []
-    writer = Writer(Failing(InMemory(), "raises", 0), told.append)
+    writer = PartWriter(Failing(InMemory(), "raises", 0), told.append)
     for step in (10, 20):
         writer.begin(example(step), step=step, generation=1, part=0, parts=1)
         writer.wait()
@@ -91,7 +91,7 @@ def test_a_full_disk_is_told_and_the_next_checkpoint_may_succeed() -> None:
 
 def test_too_little_memory_is_told() -> None:
     told: list[dict[str, Any]] = []
-    writer = Writer(InMemory(), told.append)
+    writer = PartWriter(InMemory(), told.append)
     huge = {"a": torch.ones(1).expand(1 << 50)}
     for state in (TrainingState({}, huge), TrainingState({}, huge, frozenset("a"))):
         writer.begin(state, step=1, generation=1, part=0, parts=1)
@@ -113,7 +113,7 @@ def test_what_is_steady_is_copied_later_and_the_rest_at_once(
     monkeypatch: pytest.MonkeyPatch, told: list[dict[str, Any]]
 ) -> None:
     storage, held = InMemory(), Held(monkeypatch)
-    writer, state = Writer(storage, told.append), steady(10)
+    writer, state = PartWriter(storage, told.append), steady(10)
     writer.begin(state, step=10, generation=1, part=0, parts=1)
     state.tensors["model/0"].zero_()
     assert held.begun.wait(60)
@@ -131,7 +131,7 @@ def test_what_is_steady_is_copied_later_and_the_rest_at_once(
 
 
 def test_the_stall_counts_from_when_training_stopped(told: list[dict[str, Any]]) -> None:
-    writer = Writer(InMemory(), told.append)
+    writer = PartWriter(InMemory(), told.append)
     writer.begin(steady(1), step=1, generation=1, part=0, parts=1, since=time.monotonic() - 1000)
     writer.wait()
     assert 1000 <= told[0]["stall_s"] < 1000 + told[0]["seconds"] + 60
@@ -142,7 +142,7 @@ def test_a_part_that_was_changed_while_it_was_copied_fails(
     monkeypatch: pytest.MonkeyPatch, told: list[dict[str, Any]], when: str
 ) -> None:
     storage, held = InMemory(), Held(monkeypatch)
-    writer, state = Writer(storage, told.append), steady(10)
+    writer, state = PartWriter(storage, told.append), steady(10)
     writer.begin(state, step=10, generation=1, part=0, parts=1)
     if when == "after its copy":
         held.gate.set()
@@ -163,7 +163,7 @@ def test_a_copy_that_fails_in_the_background_is_told(
     monkeypatch: pytest.MonkeyPatch, told: list[dict[str, Any]]
 ) -> None:
     held = Held(monkeypatch, MemoryError("no page left"))
-    writer = Writer(InMemory(), told.append)
+    writer = PartWriter(InMemory(), told.append)
     writer.begin(steady(1), step=1, generation=1, part=0, parts=1)
     assert held.begun.wait(60)
     held.gate.set()
@@ -174,7 +174,7 @@ def test_a_copy_that_fails_in_the_background_is_told(
 
 def test_who_waits_copies_what_nobody_has_begun(monkeypatch: pytest.MonkeyPatch, told: list[dict[str, Any]]) -> None:
     storage = InMemory()
-    writer, state = Writer(storage, told.append), steady(1)
+    writer, state = PartWriter(storage, told.append), steady(1)
     monkeypatch.setattr(writer._copying, "start", lambda _: None)  # it gets no core
     writer.begin(state, step=1, generation=1, part=0, parts=1)
     assert not writer.copied(0)
@@ -188,7 +188,7 @@ def test_who_waits_takes_the_rest_from_the_other_thread(
 ) -> None:
     monkeypatch.setattr("orchestrator.checkpoint.writer._PIECE_BYTES", 1)
     storage, held = InMemory(), Held(monkeypatch)
-    writer = Writer(storage, told.append)
+    writer = PartWriter(storage, told.append)
     writer.begin(steady(1), step=1, generation=1, part=0, parts=1)
     assert held.begun.wait(60)
     assert not writer.copied(0.01)
@@ -200,7 +200,7 @@ def test_who_waits_takes_the_rest_from_the_other_thread(
 
 def test_who_closes_a_writer_waits_for_the_copy(monkeypatch: pytest.MonkeyPatch, told: list[dict[str, Any]]) -> None:
     storage, held, before = InMemory(), Held(monkeypatch), set(threading.enumerate())
-    writer, state = Writer(storage, told.append), steady(1)
+    writer, state = PartWriter(storage, told.append), steady(1)
     own = set(threading.enumerate()) - before
     writer.begin(state, step=1, generation=1, part=0, parts=1)
     assert held.begun.wait(60)
@@ -226,7 +226,7 @@ def test_who_closes_a_writer_waits_for_the_copy(monkeypatch: pytest.MonkeyPatch,
 def test_a_closed_writer_ends_its_threads_when_all_is_written() -> None:
     before = set(threading.enumerate())
     storage, told = Gated(), list[dict[str, Any]]()
-    writer = Writer(storage, told.append)
+    writer = PartWriter(storage, told.append)
     own = set(threading.enumerate()) - before
     writer.begin(example(1), step=1, generation=1, part=0, parts=1)
     writer.close()

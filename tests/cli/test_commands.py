@@ -62,7 +62,7 @@ def test_the_table_names_a_function_that_there_is(command: Command) -> None:
     """Looked up in the text, since to import them all takes seconds."""
     module, _, function = (command.at or command.name).partition(":")
     text = (FOLDER / f"{module.replace('.', '/')}.py").read_text()
-    assert f"def {function or 'run'}(given: Arguments) -> Answer:" in text
+    assert f"def {function or 'run'}(arguments: Arguments) -> Answer:" in text
 
 
 @pytest.mark.slow

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from orchestrator.config.resolve import resolve
-from orchestrator.controller.shard_assignment import assign_stages, deal
+from orchestrator.controller.shard_assignment import assign_columns, assign_stages
 from orchestrator.driver.launch.dry_run import DryRun
 from orchestrator.errors import ConfigurationError
 from orchestrator.worker.pipeline_parallel.rehearsal import rehearse_cuts
@@ -30,7 +30,7 @@ def test_each_worker_has_a_stage_and_its_share_of_the_shards_of_that(workers: in
     stage_of = assign_stages([None] * workers, stages)
     assert found["stages"] == stages
     assert [each["stage"] for each in found["workers"]] == list(stage_of)
-    assert [tuple(each["shards"]) for each in found["workers"]] == list(deal(6, stage_of))
+    assert [tuple(each["shards"]) for each in found["workers"]] == list(assign_columns(6, stage_of))
     for stage in range(stages):
         hosted = [each["shards"] for each in found["workers"] if each["stage"] == stage]
         assert sorted(itertools.chain(*hosted)) == list(range(6))

@@ -239,12 +239,12 @@ def test_what_was_changed_or_left_half_done_is_made_anew(scene: Scene) -> None:
     first = scene.rebuild(scales="scales-1.0-py3-none-any.whl")
     (site,) = (first.kept / "lib").glob("*/site-packages")
     (site / "more-1.dist-info").mkdir()
-    assert layers.kept(first.kept) is None
+    assert layers.built_in(first.kept) is None
     second = scene.rebuild(scales="scales-1.0-py3-none-any.whl")
     assert second.kept == first.kept
     assert layers.found_in(second.kept)[0] == {"scales": "1.0"}
     (second.kept / "complete.json").unlink()
-    assert layers.kept(second.kept) is None
+    assert layers.built_in(second.kept) is None
 
 
 @pytest.mark.slow

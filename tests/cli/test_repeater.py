@@ -53,7 +53,7 @@ def test_a_repetition_has_the_variables_that_the_original_read(tmp_path: Path) -
     original = Recorded(Past("0123", "a run", "default", "FINISHED", 0, 3, {}, None), RunFolder(tmp_path, "0123"))
     masked = {"masked": "***", "scrypt": "0" * 64}
     variables = {"SCALE": ["2"], "MODE": [None], "TOKEN": [masked]}
-    original.files.reads.write_text(json.dumps({"variables": variables, "obstacles": ["TOKEN: masked"]}))
+    original.files.input_audit.write_text(json.dumps({"variables": variables, "obstacles": ["TOKEN: masked"]}))
     found = _variables(original, tmp_path, {"SCALE": "3", "MODE": "fast", "TOKEN": "here", "HOME": "/home"})
     assert found == {"SCALE": "2", "TOKEN": "here", "HOME": "/home"}
     assert original.obstacles == ["TOKEN: masked"]

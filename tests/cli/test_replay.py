@@ -10,9 +10,9 @@ import pytest
 from orchestrator.config.plan import Plan
 from orchestrator.config.resolve import resolve
 from orchestrator.config.settings import load
-from orchestrator.driver.launch.launch import _rests_of
+from orchestrator.driver.launch.launch import _barriers_of
 from orchestrator.errors import UsageError
-from tests.records.test_rests import RESTS
+from tests.records.test_barriers import RESTS
 
 
 def plan(sync: str, shards: int = 2) -> Plan:
@@ -24,11 +24,11 @@ def plan(sync: str, shards: int = 2) -> Plan:
 def test_the_rests_of_a_run_are_taken(tmp_path: Path) -> None:
     file = tmp_path / "rests.jsonl"
     file.write_text("".join(json.dumps(rest) + "\n" for rest in RESTS) + '{"torn')
-    assert list(_rests_of(file, plan("bap"))) == RESTS
+    assert list(_barriers_of(file, plan("bap"))) == RESTS
     with pytest.raises(UsageError, match="rest 0: "):
-        _rests_of(file, plan("bap", 4))
+        _barriers_of(file, plan("bap", 4))
     with pytest.raises(UsageError, match=r"a run with sync=bsp has no rests\n  leave replay out"):
-        _rests_of(file, plan("bsp"))
+        _barriers_of(file, plan("bsp"))
 
 
 @pytest.mark.parametrize(
@@ -39,4 +39,4 @@ def test_other_files_are_refused(tmp_path: Path, text: str | None, why: str) -> 
     if text is not None:
         file.write_text(text)
     with pytest.raises(UsageError, match=why):
-        _rests_of(file, plan("ssp"))
+        _barriers_of(file, plan("ssp"))

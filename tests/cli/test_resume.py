@@ -26,7 +26,7 @@ from orchestrator.errors import CheckpointDamaged
 from orchestrator.provenance.code import snapshot
 from orchestrator.provenance.data import dvc_files
 from orchestrator.provenance.tracking import Past
-from orchestrator.records.hash_seal import Seal, of_rests, of_trace
+from orchestrator.records.hash_seal import Seal, of_barriers, of_trace
 from orchestrator.records.lines import LineFile
 from tests.checkpoint.stores import events, example
 from tests.provenance.code.repositories import create, take, write
@@ -153,7 +153,7 @@ def test_no_bit_of_the_steps_of_a_checkpoint_turns_unseen(name: str, place: int,
     with tempfile.TemporaryDirectory() as folder:
         files = RunFolder(Path(folder), "d" * 32)
         seals = {}
-        for path, belongs in ((files.trace, of_trace), (files.rests, of_rests)):
+        for path, belongs in ((files.trace, of_trace), (files.barriers, of_barriers)):
             with contextlib.closing(LineFile(path)) as file:
                 file.append(LEFT[path.name])
                 seals[path.stem] = Seal(file, belongs).of(5)

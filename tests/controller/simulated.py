@@ -12,7 +12,8 @@ micro-batch kills whoever computes it. Of a pair that is cut, nothing reaches th
 Where shards keep state, a worker stages that of its shards with its contribution and has it once it commits; it keeps what it
 has until then, whoever is to host it. Nobody contributes without the state of the shards that it hosts. A state is named by
 the advance and the shard that it was made in. Where replicas run free, an advance is a rest, which may complete any number of
-steps, and a lost shard goes on with another one's state: what the shards of a generation have is what `Begin.inherited` tells.
+steps, and a lost shard goes on with another one's state: what the shards of a generation have is what `Begin.all_fallbacks`
+tells.
 
 Where the model is cut into stages, there is more to a step: each member gets the sum of its stage, or notices first that one
 is gone, and commits when all have theirs; without a second vote it commits as soon as it has its own. Nobody contributes
@@ -28,6 +29,7 @@ from itertools import groupby
 from orchestrator.controller import controller
 from orchestrator.controller.events import (
     Ask,
+    BecomeSpare,
     Begin,
     CallOff,
     CheckpointSaved,
@@ -47,7 +49,6 @@ from orchestrator.controller.events import (
     Retire,
     Role,
     Slow,
-    StandBy,
     Start,
     Stepped,
     Tick,
@@ -131,7 +132,7 @@ class World:
         self.requirements, self.steps, self.evaluate_every, self.deaf = requirements, steps, evaluate_every, deaf
         self.near, self.races, self.poison, self.cut = near, races, poison, cut
         self.shard_state = shard_state
-        self.free = requirements.inherits
+        self.free = requirements.falls_back
         self.staged, self.second_vote = requirements.members.stages > 1, second_vote
         self.saved = {requirements.checkpoint: AT_REST.index(requirements.checkpoint or 0)}  # rests, by steps
         self.run_manifest = {"steps": steps, "shard_state": shard_state}
@@ -190,7 +191,7 @@ class World:
             farthest = self._where_all_are()
         if farthest is not None and self.end is None and not (self.free and farthest.steps <= (self.checkpoint or 0)):
             self.checkpoint = farthest.steps
-            self.saved[self.checkpoint] = farthest.rests or 0
+            self.saved[self.checkpoint] = farthest.barriers or 0
             self.tell(CheckpointSaved(self.checkpoint))
 
     def _where_all_are(self) -> Progress | None:
@@ -248,7 +249,7 @@ class World:
                 self.processes[command.member] = Process(command.member, command.role)
             elif isinstance(command, Begin):
                 self._begin(command)
-            elif isinstance(command, StandBy):
+            elif isinstance(command, BecomeSpare):
                 spare = self.processes[command.member]
                 assert self.staged
                 assert spare.stage is None
@@ -314,7 +315,7 @@ class World:
             self._check_donors(begin)
         self.begins.append(begin)
         self.base = advances_of(latest(self.processes[member].progress for member in workers))
-        assert not begin.inherited or begin.restore is None
+        assert not begin.all_fallbacks or begin.restore is None
         if begin.restore is not None:
             self.seen = {step for step in self.seen if step < (self.checkpoint or 0)}
         elif all(self.processes[member].progress is None for member in workers):
@@ -405,7 +406,7 @@ class World:
         assert not donors & set(recipients)
         if begin.forgets:
             assert begin.restore is not None
-            assert begin.heirs == begin.inherited == ()
+            assert begin.fallbacks == begin.all_fallbacks == ()
             assert not self.free or steps_of(highest) < (self.checkpoint or 0) or self._nobody_keeps(known, highest)
             nobody = highest is None  # of those who are alive has begun
             assert nobody or self._lost_rows(known, highest) or steps_of(highest) < (self.checkpoint or 0)
@@ -415,10 +416,10 @@ class World:
         lost = self._lost_rows(known, highest)
         if self.free and lost and begin.restore is None:
             heir = min(set(range(self.requirements.shards)) - lost)
-            assert begin.heirs == tuple((shard, heir) for shard in sorted(lost))
+            assert begin.fallbacks == tuple((shard, heir) for shard in sorted(lost))
         else:
             assert not lost, "a run goes on without the state of a shard"
-            assert not begin.heirs
+            assert not begin.fallbacks
         if begin.restore is not None:
             assert self.checkpoint is not None
             assert highest is None or highest.steps < self.checkpoint
@@ -452,7 +453,7 @@ class World:
     def _enter(self, process: Process, rank: int, begin: Begin) -> None:
         moves = [(begin.members[donor], shards) for donor, recipient, shards in begin.moves if recipient == rank]
         process.to_receive = moves
-        process.to_inherit = bool(begin.heirs) and rank < begin.workers
+        process.to_inherit = bool(begin.fallbacks) and rank < begin.workers
         process.begin, process.peers = begin, [self.processes[member] for member in begin.members]
         process.contributed = process.called_off = process.finished = False
         process.halt = process.voted = process.request = 0
@@ -573,7 +574,7 @@ class World:
         elif action == "restore":
             assert self.checkpoint is not None
             rests = self.saved[self.checkpoint] if self.free else None
-            process.progress, process.to_restore = Progress(self.checkpoint, rests=rests), False
+            process.progress, process.to_restore = Progress(self.checkpoint, barriers=rests), False
             advances = advances_of(process.progress)
             process.held = {shard: (advances, shard) for shard in range(self.requirements.shards)}
             process.staged = {}
@@ -604,7 +605,7 @@ class World:
         elif action == "inherit":
             assert process.begin is not None
             process.to_inherit = False
-            for lost, heir in process.begin.heirs:
+            for lost, heir in process.begin.fallbacks:
                 if heir in process.held:
                     process.held[lost] = process.held[heir]
         elif action == "finish":
@@ -681,7 +682,7 @@ class World:
         """What each shard goes on with, as a replay finds it: from the record alone, which tells heirs for the sprint of a
         generation's first rest."""
         rows = {shard: (advances, shard) for shard in range(self.requirements.shards)}
-        for lost, heir in begin.inherited if advances == self.base else ():
+        for lost, heir in begin.all_fallbacks if advances == self.base else ():
             rows[lost] = rows[heir]
         return rows
 
@@ -699,7 +700,7 @@ class World:
 
     @property
     def _start(self) -> Progress:
-        return Progress(0, rests=0) if self.free else START
+        return Progress(0, barriers=0) if self.free else START
 
     def _is_done(self, process: Process) -> bool:
         return process.progress is not None and process.progress.steps == self.steps and process.progress.evaluated

@@ -972,40 +972,40 @@ def test_what_only_the_dead_had_takes_all_back(checkpoint: int | None, step: int
 def resting(
     member: int, rests: int, held: tuple[int, ...], staged: tuple[int, ...] = (), generation: int = 0
 ) -> Reported:
-    return leaves(member, generation, "peer", Progress(rests, rests=rests), held=held, staged=staged)
+    return leaves(member, generation, "peer", Progress(rests, barriers=rests), held=held, staged=staged)
 
 
 def test_lost_shards_go_on_with_what_the_lowest_living_one_keeps() -> None:
-    play = begun(requirements(inherits=True, start=3, most=3), KEEPING)
+    play = begun(requirements(falls_back=True, start=3, most=3), KEEPING)
     play(CheckpointSaved(3), Died(0, "gone"), resting(1, 5, (2,)), resting(2, 5, (3,)))
     begin = play.begin()
     assert (begin.restore, begin.forgets, begin.shards) == (None, False, ((0, 1), (2, 3)))
-    assert begin.heirs == begin.inherited == ((0, 2), (1, 2))
+    assert begin.fallbacks == begin.all_fallbacks == ((0, 2), (1, 2))
     assert begin.moves == ((0, 1, (2,)),)
 
 
 def test_all_heirs_since_the_last_rest_are_told_until_there_is_another() -> None:
     """Who was called off before a handover has not noted what others have."""
-    play = begun(requirements(inherits=True, start=3, most=3), KEEPING)
+    play = begun(requirements(falls_back=True, start=3, most=3), KEEPING)
     play(Died(0, "gone"), resting(1, 5, (2,)), resting(2, 5, (3,)))
     play(Died(1, "gone"), resting(2, 5, (1, 3), generation=1))
-    assert play.begin().heirs == ((0, 1), (2, 1))
-    assert play.begin().inherited == ((0, 2), (1, 2), (0, 1), (2, 1))
+    assert play.begin().fallbacks == ((0, 1), (2, 1))
+    assert play.begin().all_fallbacks == ((0, 2), (1, 2), (0, 1), (2, 1))
     play(Ready(3, KEEPING, can_restore=True))
     play(resting(2, 6, (0, 1, 2, 3), generation=2))
-    assert (play.begin().heirs, play.begin().inherited) == ((), ())
+    assert (play.begin().fallbacks, play.begin().all_fallbacks) == ((), ())
 
 
 def test_who_is_back_at_the_rest_before_still_has_the_heirs_of_its_sprint() -> None:
-    play = begun(requirements(inherits=True, start=3, most=3), KEEPING)
+    play = begun(requirements(falls_back=True, start=3, most=3), KEEPING)
     play(Died(0, "gone"), resting(1, 5, (2,)), resting(2, 5, (3,)))
     play(resting(1, 6, (0, 1), generation=1), resting(2, 5, (1, 2, 3), (), generation=1))
     first = play.begin()
-    assert first.heirs == ((2, 0), (3, 0))
-    assert first.inherited == first.heirs
+    assert first.fallbacks == ((2, 0), (3, 0))
+    assert first.all_fallbacks == first.fallbacks
     play(Died(1, "gone"), resting(2, 5, (1, 2, 3), generation=2))
-    assert play.begin().heirs == ((0, 1),)
-    assert play.begin().inherited == ((0, 2), (1, 2), (0, 1))
+    assert play.begin().fallbacks == ((0, 1),)
+    assert play.begin().all_fallbacks == ((0, 2), (1, 2), (0, 1))
 
 
 def test_where_shards_keep_nothing_the_living_go_on() -> None:

@@ -84,8 +84,8 @@ class Run(RuleBasedStateMachine):
             start_s=10_000.0,
             step_s=STEP_TIMEOUT_S,
             checkpoint=2 if resumed else None,
-            inherits=inherits,
-            watches=True,
+            falls_back=inherits,
+            reports_stragglers=True,
             by_speed=not inherits,
         )
         keeps = shard_state or inherits
@@ -183,7 +183,7 @@ class Run(RuleBasedStateMachine):
         """The steps that somebody may be in now."""
         steps = [steps_of(process.progress) for process in self.world.processes.values() if process.progress]
         generation = self.world.state.generation
-        known = [*steps, self.world.state.seen, generation.steps if generation else 0]
+        known = [*steps, self.world.state.steps_seen, generation.steps if generation else 0]
         return list(range(max(0, min(known) - 1), max(known) + 2))
 
     @precondition(lambda self: self.world.begins)

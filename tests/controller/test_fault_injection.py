@@ -10,23 +10,23 @@ from hypothesis import strategies as st
 
 from orchestrator.config.plan import Chaos
 from orchestrator.controller.events import CallOff, Ready, Start, Stepped
-from orchestrator.controller.fault_injection import Disturbance, Kind, disturbance, victim
+from orchestrator.controller.fault_injection import Fault, Kind, drawn_fault, victim
 from orchestrator.controller.membership import ControllerState
 from orchestrator.driver.report.rehearsed import sentence
-from orchestrator.driver.run.fault_injection import Rehearsing
+from orchestrator.driver.run.fault_injection import FaultInjection
 from orchestrator.records.progress import Progress
 from tests.controller.reports import finishes, leaves
 from tests.controller.test_controller import FACTS, Play, requirements
 
 kinds = st.lists(st.sampled_from(["kill", "pause"]), min_size=1, max_size=2, unique=True)
 CHAOS = Chaos(10.0, ("kill", "pause"), 1)
-KILL = Disturbance(0, 5.0, "kill", 7, 0.5)
+KILL = Fault(0, 5.0, "kill", 7, 0.5)
 
 
 @given(st.integers(0, 2**63 - 1), st.floats(0.1, 1e4), kinds, st.floats(0.5, 1000.0))
 def test_they_come_in_order_and_a_pause_ends_in_time(seed: int, every_s: float, of: list[Kind], step_s: float) -> None:
-    found = [disturbance(seed, number, every_s, of, step_s) for number in range(6)]
-    assert found == [disturbance(seed, number, every_s, of, step_s) for number in range(6)]
+    found = [drawn_fault(seed, number, every_s, of, step_s) for number in range(6)]
+    assert found == [drawn_fault(seed, number, every_s, of, step_s) for number in range(6)]
     assert [each.at_s for each in found] == sorted(each.at_s for each in found)
     for each in found:
         assert each.kind in of
@@ -46,7 +46,7 @@ def running(workers: int, stages: int = 1) -> Play:
 def test_a_kill_leaves_each_stage_a_worker(workers: int, stages: int, pick: int, kind: Kind) -> None:
     workers = max(workers, stages)
     state = running(workers, stages).state
-    found = victim(Disturbance(0, 5.0, kind, pick, 0.5), state)
+    found = victim(Fault(0, 5.0, kind, pick, 0.5), state)
     hosting = [member.stage for member in state.members.values()]
     if found is not None:
         assert kind == "pause" or hosting.count(found.stage) > 1
@@ -68,13 +68,13 @@ def test_nobody_is_disturbed_before_the_last_loss_is_over() -> None:
     assert victim(KILL, ending.state) is None
 
 
-def steps_of(rehearsing: Rehearsing, states: list[tuple[float, ControllerState]]) -> list[Any]:
+def steps_of(rehearsing: FaultInjection, states: list[tuple[float, ControllerState]]) -> list[Any]:
     return [None if (due := rehearsing.due(state, now)) is None else due[0].number for now, state in states]
 
 
 def test_time_counts_from_the_first_step_and_what_meets_nobody_waits() -> None:
-    rehearsing, whole = Rehearsing(CHAOS, 600.0), running(3).state
-    before = replace(whole, seen=0)
+    rehearsing, whole = FaultInjection(CHAOS, 600.0), running(3).state
+    before = replace(whole, steps_seen=0)
     busy = replace(whole, phase="regrouping")
     moments = [
         (0.0, before),

@@ -16,7 +16,7 @@ from orchestrator.controller.events import Begin, Died, Ready, Rebalance, Slow, 
 from orchestrator.controller.load_balancing import (
     Host,
     Pace,
-    deal_by_speed,
+    assign_by_speed,
     expected_seconds,
     longest,
     share_out,
@@ -69,22 +69,22 @@ def test_every_shard_is_dealt_once_and_every_worker_has_one(data: st.DataObject)
         Host(data.draw(SECONDS), data.draw(st.integers(0, 2)), frozenset(i for i in range(shards) if owner[i] == rank))
         for rank in range(workers)
     ]
-    dealt = deal_by_speed(shards, hosts)
+    dealt = assign_by_speed(shards, hosts)
     assert sorted(itertools.chain(*dealt)) == list(range(shards))
     assert all(own and list(own) == sorted(own) for own in dealt)
     again = [Host(host.seconds, host.group, frozenset(own)) for host, own in zip(hosts, dealt, strict=True)]
-    assert deal_by_speed(shards, again) == dealt, "what is dealt well stays where it is"
+    assert assign_by_speed(shards, again) == dealt, "what is dealt well stays where it is"
 
 
 def test_too_few_shards() -> None:
     with pytest.raises(ValueError, match="3 workers cannot share 2 shards"):
-        deal_by_speed(2, [Host(1.0, 0)] * 3)
+        assign_by_speed(2, [Host(1.0, 0)] * 3)
 
 
 @pytest.mark.parametrize(("shards", "end"), [(8, 3.0), (16, 5.0), (32, 10.0)])
 def test_one_of_four_at_a_third_of_the_speed(shards: int, end: float) -> None:
     hosts = [Host(3.0 if rank == 0 else 1.0, rank) for rank in range(4)]
-    assert longest(hosts, deal_by_speed(shards, hosts)) == end
+    assert longest(hosts, assign_by_speed(shards, hosts)) == end
     equal = [range(shards // 4)] * 4
     assert longest(hosts, equal) == 3 * shards / 4
 
@@ -92,7 +92,7 @@ def test_one_of_four_at_a_third_of_the_speed(shards: int, end: float) -> None:
 def test_a_node_whose_workers_share_is_one_machine() -> None:
     """Two workers of one node, of which one takes three times as long, compute 4 in the time that one other needs for 3."""
     hosts = [Host(1.0, 0), Host(3.0, 0), Host(1.0, 1)]
-    dealt = deal_by_speed(14, hosts)
+    dealt = assign_by_speed(14, hosts)
     assert [len(dealt[0]) + len(dealt[1]), len(dealt[2])] == [8, 6]
     assert longest(hosts, dealt) == 6.0
 
@@ -111,7 +111,7 @@ STEPS = 1_000_000
 
 
 def requirements(shards: int = 8, workers: int = 4, **changes: object) -> Requirements:
-    alike: dict[str, Any] = {"watches": True, "by_speed": True, "start_s": 60.0, "step_s": 600.0}
+    alike: dict[str, Any] = {"reports_stragglers": True, "by_speed": True, "start_s": 60.0, "step_s": 600.0}
     usual = {**alike, "shards": shards, "start": workers}
     return required(**{**usual, **changes})
 
@@ -134,7 +134,7 @@ def a_round(play: Play, seconds: Sequence[float]) -> None:
     for member, each in zip(begin.members, seconds, strict=True):
         play(Timed(member, each))
     if "regroup" in play.state.generation.asked:  # type: ignore[union-attr]
-        step = play.state.seen + 1
+        step = play.state.steps_seen + 1
         play(Stepped(step - 1))
         play(*(leaves(member, begin.generation, "regroup", Progress(step)) for member in begin.members))
 
@@ -233,7 +233,7 @@ def test_noise_moves_shards_a_few_times_at_most(seed: int, workers: int, each: i
         a_round(play, [own * dice.uniform(0.95, 1.05) for own in true])
     assert len(play.of(Rebalance)) <= 3
     hosts = [Host(own, rank, frozenset(play.begin().shards[rank])) for rank, own in enumerate(true)]
-    reached, best = longest(hosts, play.begin().shards), longest(hosts, deal_by_speed(workers * each, hosts))
+    reached, best = longest(hosts, play.begin().shards), longest(hosts, assign_by_speed(workers * each, hosts))
     assert best >= reached * 0.75, "what is clearly better is done"
 
 

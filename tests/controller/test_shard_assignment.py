@@ -7,7 +7,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orchestrator.controller.shard_assignment import assign_shards, assign_stages, deal, deal_by_size, hosts_of
+from orchestrator.controller.shard_assignment import (
+    assign_by_size,
+    assign_columns,
+    assign_shards,
+    assign_stages,
+    hosts_of,
+)
 
 
 @given(st.integers(1, 300), st.data())
@@ -37,7 +43,7 @@ def test_a_worker_without_a_shard_is_refused(shards: int, workers: int) -> None:
 @given(st.lists(st.integers(0, 1000), min_size=1, max_size=40), st.data())
 def test_shards_are_dealt_by_size(sizes: list[int], data: st.DataObject) -> None:
     workers = data.draw(st.integers(1, len(sizes)))
-    dealt = deal_by_size(sizes, workers)
+    dealt = assign_by_size(sizes, workers)
     assert sorted(shard for own in dealt for shard in own) == list(range(len(sizes)))
     assert all(own == tuple(sorted(own)) and own for own in dealt)
     loads = sorted(sum(sizes[shard] for shard in own) for own in dealt)
@@ -47,9 +53,9 @@ def test_shards_are_dealt_by_size(sizes: list[int], data: st.DataObject) -> None
 
 
 def test_some_deals() -> None:
-    assert deal_by_size([1, 1, 5, 2, 3], 2) == ((0, 2), (1, 3, 4))
-    assert deal_by_size([0, 0, 0], 3) == ((0,), (1,), (2,))
-    assert deal_by_size([7, 7, 7, 7], 2) == ((0, 2), (1, 3))
+    assert assign_by_size([1, 1, 5, 2, 3], 2) == ((0, 2), (1, 3, 4))
+    assert assign_by_size([0, 0, 0], 3) == ((0,), (1,), (2,))
+    assert assign_by_size([7, 7, 7, 7], 2) == ((0, 2), (1, 3))
 
 
 @given(st.integers(1, 5), st.data())
@@ -66,7 +72,7 @@ def test_a_stage_is_fixed_and_new_workers_go_where_it_is_thinnest(stages: int, d
 def test_each_stage_deals_all_shards(shards: int, sizes: list[int], data: st.DataObject) -> None:
     sizes = [min(size, shards) for size in sizes]
     stage_of = data.draw(st.permutations([stage for stage, size in enumerate(sizes) for _ in range(size)]))
-    shards_of = deal(shards, stage_of)
+    shards_of = assign_columns(shards, stage_of)
     hosts = hosts_of(stage_of, shards_of)
     assert [len(ranks) for ranks in hosts] == [shards] * len(sizes)
     for stage, ranks in enumerate(hosts):
@@ -74,7 +80,7 @@ def test_each_stage_deals_all_shards(shards: int, sizes: list[int], data: st.Dat
         assert len(set(ranks)) == sizes[stage]
     for rank, stage in enumerate(stage_of):
         assert shards_of[rank] == tuple(shard for shard in range(shards) if hosts[stage][shard] == rank)
-    assert deal(shards, [0]) == assign_shards(shards, 1)
+    assert assign_columns(shards, [0]) == assign_shards(shards, 1)
 
 
 def test_some_stages() -> None:
@@ -82,7 +88,7 @@ def test_some_stages() -> None:
     assert assign_stages([0, 1, 0, None], 2) == (0, 1, 0, 1)
     assert assign_stages([1, 1, None], 2) == (1, 1, 0)
     assert assign_stages([0, 1, None], 2, [False, True, False]) == (0, 1, 1)  # beside the one that leaves
-    assert deal(4, (0, 1, 0)) == ((0, 1), (0, 1, 2, 3), (2, 3))
-    assert hosts_of((0, 1, 0), deal(4, (0, 1, 0))) == ((0, 0, 2, 2), (1, 1, 1, 1))
+    assert assign_columns(4, (0, 1, 0)) == ((0, 1), (0, 1, 2, 3), (2, 3))
+    assert hosts_of((0, 1, 0), assign_columns(4, (0, 1, 0))) == ((0, 0, 2, 2), (1, 1, 1, 1))
     with pytest.raises(ValueError, match="2 workers cannot share 1 shards"):
-        deal(1, (0, 0))
+        assign_columns(1, (0, 0))

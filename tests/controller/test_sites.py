@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from orchestrator.controller.events import Begin, CheckpointSaved, Died, End, Ready, Start, Stepped
-from orchestrator.controller.sites import away, deal_at_sites, hosts, workers_at
+from orchestrator.controller.sites import assign_at_sites, away, hosts, workers_at
 from tests.controller.test_controller import FACTS, Play, left, prepare, requirements
 
 SITES = {"a": (0, 1, 2), "b": (3,)}
@@ -40,22 +40,22 @@ def test_every_shard_is_at_its_site_and_no_deal_is_more_even(layout: Any, data: 
     may = hosts(shards, sites, offered)
     owner = data.draw(st.lists(st.integers(-1, len(offered) - 1), min_size=shards, max_size=shards))
     held = [{i for i in range(shards) if owner[i] == worker} for worker in range(len(offered))]
-    dealt = deal_at_sites(may, held)
+    dealt = assign_at_sites(may, held)
     of_those_away = {shard for site in away(sites, offered) for shard in sites[site]}
     assert sorted(shard for each in dealt for shard in each) == [i for i in range(shards) if i not in of_those_away]
     assert all(worker in may[shard] for worker, each in enumerate(dealt) for shard in each)
     every = itertools.product(*(able for able in may if able))
     best = min(sorted(map(hosting.count, range(len(offered))), reverse=True) for hosting in map(list, every))
     assert loads(dealt) == best
-    assert deal_at_sites(may, [set(each) for each in dealt]) == dealt, "what is balanced stays where it is"
+    assert assign_at_sites(may, [set(each) for each in dealt]) == dealt, "what is balanced stays where it is"
 
 
 @given(st.integers(1, 6), st.integers(1, 6), st.integers(1, 3), st.integers(1, 3))
 def test_who_is_lost_at_one_site_moves_nothing_at_another(mine: int, theirs: int, here: int, there: int) -> None:
     sites = {"a": tuple(range(mine)), "b": tuple(range(mine, mine + theirs))}
     offered = [("a",)] * here + [("b",)] * (there + 1)
-    before = deal_at_sites(hosts(mine + theirs, sites, offered), [()] * len(offered))
-    after = deal_at_sites(hosts(mine + theirs, sites, offered[:-1]), [set(each) for each in before[:-1]])
+    before = assign_at_sites(hosts(mine + theirs, sites, offered), [()] * len(offered))
+    after = assign_at_sites(hosts(mine + theirs, sites, offered[:-1]), [set(each) for each in before[:-1]])
     assert after[:here] == before[:here]
     assert all(set(now) >= set(then) for now, then in zip(after, before, strict=False)), (
         "those of the lost one alone move"

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from orchestrator.controller.events import (
+    BecomeSpare,
     CheckpointSaved,
     Died,
     Drained,
@@ -17,7 +18,6 @@ from orchestrator.controller.events import (
     Ready,
     Recovered,
     Reported,
-    StandBy,
     Start,
     Stepped,
 )
@@ -102,17 +102,17 @@ def test_with_a_second_vote_a_loss_costs_no_step() -> None:
 def test_spares_stand_by_until_they_get_a_stage() -> None:
     play = begun(staged(spares=1))
     play(Ready(4, FACTS, can_restore=True))
-    assert [each.member for each in play.of(StandBy)] == [4]
+    assert [each.member for each in play.of(BecomeSpare)] == [4]
     play(Died(2, "gone"), *[left(member, 5) for member in (0, 1, 3)])
     assert play.begin().members == (0, 1, 3, 4)
     assert play.begin().state_transfers == ((0, 3),)
     first = Play(staged(spares=1))
     first(*[Ready(member, FACTS, can_restore=True) for member in (4, 0, 1, 2)])
     first(Ready(3, FACTS, can_restore=True))
-    assert [each.member for each in first.of(StandBy)] == [3]
+    assert [each.member for each in first.of(BecomeSpare)] == [3]
     unsplit = begun(requirements(spares=1))
     unsplit(Ready(unsplit.of(Start)[-1].member, FACTS, can_restore=True))
-    assert not unsplit.of(StandBy)
+    assert not unsplit.of(BecomeSpare)
 
 
 def test_a_step_that_nobody_has_applied_is_computed_again() -> None:

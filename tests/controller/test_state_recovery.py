@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orchestrator.controller.state_recovery import Standing, StateRecovery, hand_over
+from orchestrator.controller.state_recovery import Standing, StateRecovery, plan_recovery
 from orchestrator.records.progress import Progress, behind, latest
 
 BEFORE, DONE, EVALUATED = Progress(4), Progress(5, evaluated=False), Progress(5)
@@ -48,7 +48,7 @@ BEFORE, DONE, EVALUATED = Progress(4), Progress(5, evaluated=False), Progress(5)
     ],
 )
 def test_some_hand_overs(standings: list[Standing], expected: StateRecovery) -> None:
-    assert hand_over(standings, 2) == expected
+    assert plan_recovery(standings, 2) == expected
 
 
 @st.composite
@@ -68,7 +68,7 @@ def after_two_votes(draw: st.DrawFn) -> tuple[list[Standing], int]:
 @given(after_two_votes())
 def test_everybody_comes_to_the_top(case: tuple[list[Standing], int]) -> None:
     standings, stages = case
-    found = hand_over(standings, stages)
+    found = plan_recovery(standings, stages)
     assert found.lost == ()
     top = latest(standing.progress for standing in standings)
     parameters = [standing.progress for standing in standings]  # as of where the parameters of a rank are

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from orchestrator.common.values import Span, Steps
 from orchestrator.data.clients import ClientSampler
-from orchestrator.data.division import Part
+from orchestrator.data.division import SampleSubset
 from orchestrator.data.drawn import Drawn
 from orchestrator.errors import ConfigurationError
 
@@ -25,7 +25,7 @@ def sampler(sizes: list[int], local: Span, slots: int = 3, rows: int = 8, *, wei
     """Of clients with so many samples each, numbered through."""
     ends = numpy.cumsum(sizes)
     parts = [
-        Part(numpy.arange(end - size, end), numpy.ones(size) if weighted and size else None)
+        SampleSubset(numpy.arange(end - size, end), numpy.ones(size) if weighted and size else None)
         for size, end in zip(sizes, ends, strict=True)
     ]
     return ClientSampler(5, Drawn(sum(sizes), Steps.constant(rows), slots), parts, local)
@@ -42,8 +42,8 @@ def test_a_slot_reads_what_its_client_owns_and_as_long_as_it_says(
     found = sampler(sizes, local, weighted=weighted)
     for slot in range(3):
         client, steps = found.client(round_, slot), found.local_steps(round_, slot)
-        batches = [found.indices(round_ * found.stretch + nth, slot) for nth in range(found.stretch)]
-        assert [bool(batch) for batch in batches] == [nth < steps for nth in range(found.stretch)]
+        batches = [found.indices(round_ * found.steps_per_round + nth, slot) for nth in range(found.steps_per_round)]
+        assert [bool(batch) for batch in batches] == [nth < steps for nth in range(found.steps_per_round)]
         assert {owner(sizes, sample) for batch in batches for sample in batch} <= {client}
 
 
@@ -51,8 +51,10 @@ def test_a_slot_reads_what_its_client_owns_and_as_long_as_it_says(
 def test_epochs_take_each_sample_of_the_client_as_often(sizes: list[int], epochs: int, round_: int) -> None:
     found = sampler(sizes, Span(epochs=epochs))
     for slot in range(3):
-        client, first = found.client(round_, slot), round_ * found.stretch
-        count = Counter(sample for step in range(first, first + found.stretch) for sample in found.indices(step, slot))
+        client, first = found.client(round_, slot), round_ * found.steps_per_round
+        count = Counter(
+            sample for step in range(first, first + found.steps_per_round) for sample in found.indices(step, slot)
+        )
         lengths = {len(found.indices(step, slot)) for step in range(first, first + found.local_steps(round_, slot))}
         assert max(lengths, default=0) <= 8 * (slot + 1) // 3 - 8 * slot // 3
         assert max(lengths, default=0) - min(lengths, default=0) <= 1
@@ -62,7 +64,7 @@ def test_epochs_take_each_sample_of_the_client_as_often(sizes: list[int], epochs
 @given(SIZES, st.integers(1, 7), st.integers(0, 5))
 def test_local_steps_are_full_and_take_samples_nearly_equally_often(sizes: list[int], steps: int, round_: int) -> None:
     found = sampler(sizes, Span(steps=steps))
-    assert found.stretch == steps
+    assert found.steps_per_round == steps
     for slot in range(3):
         batches = [found.indices(round_ * steps + nth, slot) for nth in range(found.local_steps(round_, slot))]
         assert {len(batch) for batch in batches} <= {8 * (slot + 1) // 3 - 8 * slot // 3}

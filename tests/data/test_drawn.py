@@ -12,13 +12,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from orchestrator.common.values import Steps
-from orchestrator.data.division import Part
+from orchestrator.data.division import SampleSubset
 from orchestrator.data.drawn import Drawn, PassSampler, WeightedSampler
 from tests.data.test_order import changing
 
 
-def parts(owners: list[int], shards: int) -> list[Part]:
-    return [Part(numpy.flatnonzero(numpy.array(owners) == shard), None) for shard in range(shards)]
+def parts(owners: list[int], shards: int) -> list[SampleSubset]:
+    return [SampleSubset(numpy.flatnonzero(numpy.array(owners) == shard), None) for shard in range(shards)]
 
 
 def drawn_by(sampler: Any, shard: int, steps: int) -> list[int]:
@@ -72,7 +72,7 @@ def test_samplers_have_no_memory(owned: list[int], step: int) -> None:
     """Any worker, at any time, in any order of asking, finds the same samples."""
     order = Drawn(len(owned), Steps.constant(7), 5)
     weighted = [
-        Part(part.samples, numpy.arange(1.0, 1 + len(part.samples))) if len(part.samples) else part
+        SampleSubset(part.samples, numpy.arange(1.0, 1 + len(part.samples))) if len(part.samples) else part
         for part in parts(owned, 5)
     ]
     for kind, divided in ((PassSampler, parts(owned, 5)), (WeightedSampler, weighted)):
@@ -95,7 +95,7 @@ def test_shards_and_passes_have_orders_of_their_own() -> None:
 def test_weights_are_followed() -> None:
     """In 4000 rows within four standard deviations; what has no weight is left out by the division."""
     weights = numpy.array([1.0, 3.0, 6.0])
-    whole = Part(numpy.array([4, 7, 9]), weights)
+    whole = SampleSubset(numpy.array([4, 7, 9]), weights)
     sampler = WeightedSampler(5, Drawn(3, Steps.constant(40), 2), (whole, whole))
     seen = Counter(drawn_by(sampler, 0, 100) + drawn_by(sampler, 1, 100))
     assert set(seen) == {4, 7, 9}
@@ -112,5 +112,5 @@ def test_known_draws() -> None:
     """What is drawn belongs to every recorded run."""
     order = Drawn(9, Steps.constant(8), 2)
     assert [PassSampler(7, order, parts([0, 1] * 4 + [1], 2)).indices(1, shard) for shard in (0, 1)] == KNOWN_PASSES
-    whole = Part(numpy.arange(9), numpy.arange(1.0, 10.0))
+    whole = SampleSubset(numpy.arange(9), numpy.arange(1.0, 10.0))
     assert [WeightedSampler(7, order, (whole, whole)).indices(1, shard) for shard in (0, 1)] == KNOWN_WEIGHTS

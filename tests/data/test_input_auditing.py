@@ -17,7 +17,7 @@ import pytest
 
 from orchestrator.config.plan import Declared
 from orchestrator.data import input_auditing
-from orchestrator.records.reads import Reads
+from orchestrator.records.input_audit import InputAudit
 
 
 @pytest.fixture(autouse=True)
@@ -28,10 +28,10 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return place
 
 
-def seen(what: Callable[[], object], inputs: Iterable[str] = (), variables: Iterable[str] = ()) -> Reads:
+def seen(what: Callable[[], object], inputs: Iterable[str] = (), variables: Iterable[str] = ()) -> InputAudit:
     with input_auditing.window(Declared(tuple(inputs), tuple(variables))) as window:
         what()
-    return window.reads
+    return window.audit
 
 
 def test_files_outside_and_in_the_project_are_seen_by_name(tmp_path: Path, project: Path) -> None:
@@ -200,7 +200,7 @@ def test_a_module_of_the_users_that_reads_as_it_is_imported_is_seen(
     )
     monkeypatch.syspath_prepend(project)
     found = seen(lambda: __import__("read_at_import"))
-    assert found == Reads(variables={"SCALE": ("2",)})
+    assert found == InputAudit(variables={"SCALE": ("2",)})
 
 
 def test_threads_that_begin_within_a_window_are_seen_and_others_are_not(project: Path) -> None:
@@ -234,7 +234,7 @@ def test_outside_of_windows_nothing_is_seen_and_the_environment_is_as_it_was(pro
         assert (type(os.environ).__getitem__, type(os.environ).__iter__) != usual
     Path("later").read_text()
     assert (type(os.environ).__getitem__, type(os.environ).__iter__) == usual
-    assert first.reads == second.reads == Reads()
+    assert first.audit == second.audit == InputAudit()
 
 
 def test_a_window_that_ends_with_an_error_is_closed() -> None:

@@ -98,9 +98,9 @@ def test_what_loaders_read_up_to_their_proof_is_known(tmp_path: Path, monkeypatc
     monkeypatch.setenv("SCALE", "3")
     recipe = Recipe("reading:Reading", {"file": str(tmp_path / "scale.txt")}, seed=3, threads=1)
     with contextlib.closing(Loaders(recipe, 1)) as loaders:
-        loaders.prove(KEYS[0], torch.zeros(3))
-        assert list(loaders.reads.files) == [str(tmp_path / "scale.txt")]
-        assert loaders.reads.variables == {"SCALE": ("3",)}
+        loaders.verify(KEYS[0], torch.zeros(3))
+        assert list(loaders.input_audit.files) == [str(tmp_path / "scale.txt")]
+        assert loaders.input_audit.variables == {"SCALE": ("3",)}
 
 
 @pytest.mark.ray

@@ -120,4 +120,4 @@ def test_files_of_a_list_that_lies_elsewhere_need_not_be_declared(
     with input_auditing.window(Declared((str(tmp_path / "list.json"), str(folder / "files.json")))) as window:
         files = Files(listed or str(folder))
         assert [files[number]["x"] for number in range(3)] == [1, 1, 1]
-    assert sorted(Path(name).name for name in window.reads.files) == noted
+    assert sorted(Path(name).name for name in window.audit.files) == noted

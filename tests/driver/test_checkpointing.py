@@ -11,7 +11,7 @@ import torch
 from orchestrator.checkpoint.catalog import Catalog
 from orchestrator.checkpoint.state import TrainingState
 from orchestrator.checkpoint.storage import open_storage
-from orchestrator.checkpoint.writer import Writer
+from orchestrator.checkpoint.writer import PartWriter
 from orchestrator.driver.run.checkpointing import Saving
 
 
@@ -30,7 +30,7 @@ def parts(folder: Path, step: int, generation: int, count: int = 2) -> list[dict
     said: list[dict[str, Any]] = []
     state = TrainingState({"steps": step}, {f"t{i}": torch.full((4,), float(step + i)) for i in range(3)})
     for part in range(count):
-        writer = Writer(open_storage(folder), said.append)
+        writer = PartWriter(open_storage(folder), said.append)
         writer.begin(state, step=step, generation=generation, part=part, parts=count)
         writer.wait()
         writer.close()

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from orchestrator.data.drift import Drift, Shift
-from orchestrator.driver.run.drift_watch import Found
+from orchestrator.driver.run.drift_watch import DataDrift
 from orchestrator.driver.run.event_sink import Audience, EventSink
 from orchestrator.records import lines
 from orchestrator.records.lines import LineFile
@@ -21,11 +21,11 @@ MOVED = Shift("0[1]", 0.7, 0.3, 0.0, drifted=True, text="0[1]: median 1 -> 2")
 def test_drift_is_told_once_with_the_run_that_it_is_since(tmp_path: Path) -> None:
     shown: list[str] = []
     done: list[str] = []
-    found = [Found("before", Drift((MOVED,)))]
+    found = [DataDrift("before", Drift((MOVED,)))]
     watch: Any = SimpleNamespace(begin=lambda: done.append("begun"), take=lambda: found.pop() if found else None)
     tracker = SimpleNamespace(tick=lambda: None, metrics=lambda *_: None, notes=list, trouble=None)
     files = {"journal": LineFile(tmp_path / "j"), "trace": LineFile(tmp_path / "t")}
-    record: Any = SimpleNamespace(tracker=tracker, feed=SimpleNamespace(troubles=list), **files)
+    record: Any = SimpleNamespace(tracker=tracker, logger_feed=SimpleNamespace(troubles=list), **files)
     progress: Any = SimpleNamespace(say=shown.append, step=lambda *_: None)
     sink = EventSink(record, Audience(progress), None, watch)
     assert done == []

@@ -12,7 +12,7 @@ import pytest
 
 from orchestrator.controller.checking import Verdict
 from orchestrator.data.drift import Drift
-from orchestrator.driver.report.outcome import Outcome
+from orchestrator.driver.report.outcome import RunOutcome
 from orchestrator.driver.run.event_table import EVENTS, only
 from orchestrator.driver.run.standstill import Stand
 from orchestrator.records.files_read import FilesRead
@@ -55,7 +55,7 @@ EXAMPLES = [
         "shards_redealt",
         {"micro_batch_s": {1: 0.25}, "step_s": 1.0, "expected_s": 0.5, "moving": 2},
         {"step": 7, "micro_batch_s": [[1, 0.25]], "step_s": 1.0, "expected_s": 0.5, "moving": 2},
-        changes={"redealt": 1},
+        changes={"rebalanced": 1},
     ),
     Example(
         "data_compared",
@@ -118,14 +118,14 @@ EXAMPLES = [
         {"number": 0, "kind": "pause", "worker": 1, "where": "n", "seconds": 1.23456},
         {"number": 0, "kind": "pause", "worker": 1, "step": 7, "seconds": 1.235},
         ("chaos: worker 1 on n is stopped for 1.2 s, disturbance 1",),
-        changes={"disturbed": {"pause": 1}},
+        changes={"injected": {"pause": 1}},
     ),
     Example(
         "disturbed",
         {"number": 1, "kind": "kill", "worker": 1, "where": "n", "seconds": None},
         {"number": 1, "kind": "kill", "worker": 1, "step": 7},
         ("chaos: worker 1 on n is killed, disturbance 2",),
-        changes={"disturbed": {"kill": 1}},
+        changes={"injected": {"kill": 1}},
     ),
     Example(
         "stacks",
@@ -240,8 +240,8 @@ def test_an_event_is_written_as_its_row_says(example: Example) -> None:
     json.dumps(line, allow_nan=False)
     assert tuple(row.sentences(facts)) == example.sentences
     assert row.metrics(facts) == (example.metrics or {})
-    after, changes = row.outcome(Outcome(), facts), example.changes or {}
-    assert {each.name: getattr(after, each.name) for each in fields(after)} == {**vars(Outcome()), **changes}
+    after, changes = row.outcome(RunOutcome(), facts), example.changes or {}
+    assert {each.name: getattr(after, each.name) for each in fields(after)} == {**vars(RunOutcome()), **changes}
 
 
 def test_every_row_has_an_example() -> None:
@@ -249,7 +249,7 @@ def test_every_row_has_an_example() -> None:
 
 
 def test_what_is_told_twice_adds_up() -> None:
-    outcome = Outcome()
+    outcome = RunOutcome()
     told: list[tuple[str, dict[str, Any]]] = [
         ("bytes_read", {"where": "a", "fetched": 1, "cached": 2}),
         ("bytes_read", {"where": "a", "fetched": 10, "cached": 20}),
@@ -259,15 +259,15 @@ def test_what_is_told_twice_adds_up() -> None:
     ]
     for event, facts in told:
         outcome = EVENTS[event].outcome(outcome, facts)
-    assert outcome == Outcome(
-        bytes_read={"a": (11, 22)}, files_read=FilesRead(frozenset({0, 1}), 3), disturbed={"kill": 2}
+    assert outcome == RunOutcome(
+        bytes_read={"a": (11, 22)}, files_read=FilesRead(frozenset({0, 1}), 3), injected={"kill": 2}
     )
 
 
 def test_the_picture_is_of_the_generation_with_most_workers() -> None:
     smaller = SimpleNamespace(workers=1, begin=SimpleNamespace(shards=((0,),)), schedule=SimpleNamespace(workers=1))
     began = EVENTS["generation_started"].outcome
-    outcome = began(began(Outcome(), {"generation": GENERATION}), {"generation": smaller})
+    outcome = began(began(RunOutcome(), {"generation": GENERATION}), {"generation": smaller})
     assert (outcome.schedule, outcome.workers, outcome.generations) == (SCHEDULE, 1, 2)
 
 

@@ -9,8 +9,8 @@ import pytest
 
 from orchestrator.comm.topologies import TOPOLOGIES
 from orchestrator.driver.report import few, summary
-from orchestrator.driver.report.outcome import Outcome
-from orchestrator.driver.report.pictures import Seen, draw
+from orchestrator.driver.report.outcome import RunOutcome
+from orchestrator.driver.report.pictures import RunHistory, draw
 
 MANY = {"validation/loss": 0.5} | {f"validation/class_{number:04}/iou": 0.1 for number in range(3000)}
 MANY["validation/mean_iou"] = 0.25
@@ -26,7 +26,7 @@ def test_a_line_says_how_many_there_are_and_where() -> None:
     told = few.line(MANY)
     assert told.count("class_") == few.IN_A_LINE - 2
     assert "validation/mean_iou 0.25, and 2,994 more metrics, in MLflow and the run's journal.jsonl" in told
-    whole = summary.text(Outcome(steps=3, loss=0.5, digest="d", metrics=dict(MANY)), "n", "1 worker", "r", "look")
+    whole = summary.text(RunOutcome(steps=3, loss=0.5, digest="d", metrics=dict(MANY)), "n", "1 worker", "r", "look")
     assert f"  results  loss 0.5, {told}\n" in whole
 
 
@@ -37,5 +37,5 @@ def test_very_many_metrics_are_drawn_at_once(tmp_path: Path) -> None:
     events = [{"event": "evaluated", "step": step, "metrics": MANY} for step in range(3)]
     journal.write_text("".join(json.dumps(event) + "\n" for event in events))
     trace.write_text("".join(json.dumps({"step": step, "loss": (0.5).hex()}) + "\n" for step in range(3)))
-    assert draw(tmp_path, Seen(trace, journal), "many", TOPOLOGIES["ring"](2)) is None
+    assert draw(tmp_path, RunHistory(trace, journal), "many", TOPOLOGIES["ring"](2)) is None
     assert (tmp_path / "loss.png").stat().st_size > 10_000

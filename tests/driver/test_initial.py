@@ -69,7 +69,7 @@ def digest(file: Path) -> str:
 def test_weights_are_fetched_once_and_an_alias_becomes_its_version(shelf: Any, folder: Path) -> None:
     found = initial.brought(InitialSettings(name="models:/m@newest"), shelf, folder)
     assert found == InitialSettings(name="models:/m/2", digest=digest(shelf.files["models:/m/2"]))
-    assert initial.held(folder, found.digest)
+    assert initial.held_in(folder, found.digest)
     assert initial.brought(found, shelf, folder) == found
     assert shelf.fetched == ["models:/m/2"]
 
@@ -102,7 +102,7 @@ def test_a_damaged_file_is_fetched_again(shelf: Any, folder: Path, damage: bytes
     found = initial.brought(InitialSettings(name="models:/m/1"), shelf, folder)
     place = initial.place_of(folder, found.digest)
     place.write_bytes(shelf.files["models:/m/2"].read_bytes() if damage is None else damage)
-    assert not initial.held(folder, found.digest)
+    assert not initial.held_in(folder, found.digest)
     assert initial.brought(found, shelf, folder) == found
     assert digest(place) == found.digest
 
@@ -117,7 +117,7 @@ def test_recorded_weights_that_are_others_now_or_gone_are_refused_by_name(shelf:
         initial.brought(InitialSettings(name="models:/m/2", digest=two), shelf, folder)
     with pytest.raises(ConfigurationError, match="models:/m/2 has no weights"):
         initial.brought(InitialSettings(name="models:/m/2"), shelf, folder)
-    assert not initial.held(folder, two)
+    assert not initial.held_in(folder, two)
 
 
 def test_weights_that_came_with_a_record_are_kept_if_they_are_what_it_says(shelf: Any, folder: Path) -> None:
@@ -142,6 +142,6 @@ def test_a_work_tree_is_lent_what_is_here_and_nothing_else(shelf: Any, folder: P
     initial.lend(None, folder, project)
     initial.lend("0" * 64, folder, project)
     lent = project / ".orchestrator"
-    assert initial.held(lent, found.digest)
+    assert initial.held_in(lent, found.digest)
     assert {file.name for file in lent.iterdir()} == {".gitignore", "initial"}
     assert len(list((lent / "initial").iterdir())) == 1

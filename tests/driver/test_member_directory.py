@@ -61,9 +61,9 @@ def test_workers_of_a_node_claim_shards_in_the_memory_of_its_first() -> None:
     found = directory()
     for member, node in ((3, "here"), (5, "there"), (8, "here")):
         found.add(member, {"unix": [], "tcp": [], "board": (100 + member, member)}, node)
-    assert found.generation(begin(), None).boards == ((0, 103, 3), None, (0, 103, 3))
-    assert found.generation(begin(members=(3, 5), shards=((0, 1), (2, 3)), nodes=(0, 1)), None).boards == (None, None)
-    assert directory().generation(begin(), None).boards == (None, None, None)
+    assert found.generation(begin(), None).queues == ((0, 103, 3), None, (0, 103, 3))
+    assert found.generation(begin(members=(3, 5), shards=((0, 1), (2, 3)), nodes=(0, 1)), None).queues == (None, None)
+    assert directory().generation(begin(), None).queues == (None, None, None)
 
 
 def test_a_handover_connects_who_would_not_meet_otherwise() -> None:

@@ -11,7 +11,7 @@ from orchestrator.cli.answer import ended_run
 from orchestrator.cli.arguments import Arguments
 from orchestrator.common.values import Span, Steps
 from orchestrator.data.plan import Data
-from orchestrator.driver.report.outcome import Outcome
+from orchestrator.driver.report.outcome import RunOutcome
 from orchestrator.errors import Interrupted, NonFinite, OrchestratorError, PipelineRaised, WorkerLost
 
 
@@ -24,7 +24,7 @@ from orchestrator.errors import Interrupted, NonFinite, OrchestratorError, Pipel
     ],
 )
 def test_status_and_error(error: OrchestratorError | None, status: str) -> None:
-    report = Outcome(error=error).as_dict("r", started=0.0)
+    report = RunOutcome(error=error).as_dict("r", started=0.0)
     assert report["status"] == status
     assert ("error" in report) == (error is not None)
     if error is not None:
@@ -44,34 +44,34 @@ def test_who_would_meet_it_again_is_not_told_to_go_on(capsys: pytest.CaptureFixt
         (Interrupted("by SIGINT"), None, False),
         (WorkerLost("killed"), None, False),
     ):
-        outcome = Outcome(error=error, checkpoint=7, staleness=staleness)
+        outcome = RunOutcome(error=error, checkpoint=7, staleness=staleness)
         assert outcome.recurs == recurs
         ended_run("0123", outcome, Arguments("", (), 0.0))
         assert ("go on from step 7: python -m orchestrator resume=0123" in capsys.readouterr().err) == (not recurs)
-    assert not Outcome(checkpoint=7).recurs
+    assert not RunOutcome(checkpoint=7).recurs
 
 
 def test_times_and_rates() -> None:
-    report = Outcome(steps=11, first_step_at=105.0, steps_per_s=5.00049).as_dict("r", started=100.0)
+    report = RunOutcome(steps=11, first_step_at=105.0, steps_per_s=5.00049).as_dict("r", started=100.0)
     assert (report["launch_s"], report["steps_per_s"]) == (5.0, 5.0)
 
 
 def test_samples_follow_from_steps_where_a_step_has_one_number_of_them() -> None:
-    assert Outcome(steps_per_s=2.5, step_samples=64).as_dict("r", 0.0)["samples_per_s"] == 160.0
+    assert RunOutcome(steps_per_s=2.5, step_samples=64).as_dict("r", 0.0)["samples_per_s"] == 160.0
     assert Data(shards=2, batch_size=Steps.constant(64), loaders=0).step_samples == 64
     assert Data(shards=2, batch_size=Steps(((0, 64), (9, 128))), loaders=0).step_samples is None
     assert Data(shards=2, batch_size=Steps.constant(64), loaders=0, local=Span(steps=4)).step_samples is None
-    for unknown in (Outcome(steps_per_s=2.5), Outcome(step_samples=64)):
+    for unknown in (RunOutcome(steps_per_s=2.5), RunOutcome(step_samples=64)):
         assert "samples_per_s" not in unknown.as_dict("r", 0.0)
 
 
 def test_json_has_no_nan() -> None:
-    outcome = Outcome(loss=math.nan, metrics={"validation/loss": math.inf})
+    outcome = RunOutcome(loss=math.nan, metrics={"validation/loss": math.inf})
     text = json.dumps(outcome.as_dict(None, 0.0), allow_nan=False)
     assert json.loads(text)["metrics"] == {"validation/loss": None}
 
 
 def test_a_run_tells_where_its_time_went_from_the_command_to_the_end() -> None:
-    outcome = Outcome(first_step_at=124.0, trained_at=127.2).ended(100.0, 133.0)
+    outcome = RunOutcome(first_step_at=124.0, trained_at=127.2).ended(100.0, 133.0)
     assert outcome.spent_sentence == "start 24 s, training 3 s, record 6 s"
-    assert Outcome().ended(100.0, 133.0).spent_sentence == ""
+    assert RunOutcome().ended(100.0, 133.0).spent_sentence == ""

@@ -13,9 +13,9 @@ import pytest
 
 from orchestrator.config.plan import Plan
 from orchestrator.config.resolve import resolve
-from orchestrator.driver.run import mailbox
-from orchestrator.driver.run.mailbox import Mailbox
-from orchestrator.driver.run.parameter_inspection import Looks, refusal
+from orchestrator.driver.run import inspection_requests
+from orchestrator.driver.run.inspection_requests import InspectionRequests
+from orchestrator.driver.run.parameter_inspection import ParameterInspection, refusal
 from orchestrator.errors import UsageError
 from orchestrator.worker.asynchronous.held_slice import Answer
 from tests.worker import pipelines as p
@@ -39,8 +39,8 @@ class Scene:
     def __init__(self, path: Path, sync: dict[str, Any]) -> None:
         self.path = path / "looks"
         self.asked: list[tuple[int, str]] = []
-        self.looks = Looks(
-            Mailbox(self.path), plan_of(sync), lambda server, token, _: self.asked.append((server, token))
+        self.looks = ParameterInspection(
+            InspectionRequests(self.path), plan_of(sync), lambda server, token, _: self.asked.append((server, token))
         )
         self.answer: tuple[dict[str, Any], bytes] | None = None
 
@@ -49,7 +49,7 @@ class Scene:
         """Within, the request is there; afterwards the answer is."""
 
         def ask() -> None:
-            self.answer = mailbox.ask(self.path, REQUEST, 60.0, lambda: None)
+            self.answer = inspection_requests.ask(self.path, REQUEST, 60.0, lambda: None)
 
         asker = threading.Thread(target=ask)
         asker.start()
@@ -85,7 +85,7 @@ def test_all_servers_are_asked_once_and_their_answers_put_together(scene: Scene)
 
 @pytest.mark.parametrize("last", [lambda looks, _: looks.gone(5), lambda looks, token: looks.hear(5, {"token": token})])
 def test_where_a_server_is_lost_or_holds_nothing_one_asks_again(
-    scene: Scene, last: Callable[[Looks, str], None]
+    scene: Scene, last: Callable[[ParameterInspection, str], None]
 ) -> None:
     with scene.asking():
         scene.looks.tick([4, 5])
@@ -122,7 +122,7 @@ def test_what_is_no_request_is_passed_over(scene: Scene) -> None:
 
 def test_who_gets_no_answer_in_time_leaves_nothing(tmp_path: Path) -> None:
     with pytest.raises(TimeoutError):
-        mailbox.ask(tmp_path / "looks", REQUEST, 0.0, lambda: None)
+        inspection_requests.ask(tmp_path / "looks", REQUEST, 0.0, lambda: None)
     assert list(tmp_path.iterdir()) == []
 
 

@@ -39,7 +39,7 @@ def test_plain_lines_are_few(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_of_segments_it_tells_how_much_of_them_is_done() -> None:
     stream = io.StringIO()
-    display = progress.Parts(progress.for_stream(stream), [(100, 150), (400, 450)])
+    display = progress.SegmentProgress(progress.for_stream(stream), [(100, 150), (400, 450)])
     display.start(3000)
     for done in (101, 150, 401):
         display.step(done, 0.5)

@@ -13,7 +13,7 @@ import pytest
 from orchestrator.config.settings import load
 from orchestrator.driver.folders import RunFolder
 from orchestrator.driver.recording.record import Contents, Record
-from orchestrator.driver.report.outcome import Outcome
+from orchestrator.driver.report.outcome import RunOutcome
 from orchestrator.errors import RunFailed
 from orchestrator.records.lines import read
 
@@ -74,7 +74,7 @@ def test_a_folder_that_was_removed_is_there_again_for_the_end_of_the_record(tmp_
     assert not record.restored()
     record.trace.append([{"step": 2}])
     shutil.rmtree(tmp_path / "1")
-    record.close(Outcome(error=RunFailed("the folder was removed")))
+    record.close(RunOutcome(error=RunFailed("the folder was removed")))
     assert ended == ["FAILED"]
     assert [line["step"] for line in read(record.files.trace)] == [0, 1, 2]
     assert [line["event"] for line in read(record.files.journal)] == ["begun", "run_ended"]
@@ -94,7 +94,7 @@ def test_a_full_disk_ends_a_run_with_one_message_and_leaves_what_was_there(
 
     monkeypatch.setattr(record.trace, "sync", full)
     monkeypatch.setattr(Path, "write_text", full)
-    outcome = Outcome(steps=2, digest="d")
+    outcome = RunOutcome(steps=2, digest="d")
     outcome = record.close(outcome)
     assert ended == ["FAILED"]
     assert outcome.error is not None

@@ -160,9 +160,9 @@ def test_a_record_without_the_order_of_updates_is_not_rerun(tmp_path: Path) -> N
         (files.path / other).write_text(text)
     with pytest.raises(NotRerunnable, match=r"it lacks the order of its updates \(rests.jsonl\)"):
         recorded.require()
-    files.rests.write_text("")
+    files.barriers.write_text("")
     with pytest.raises(NotRerunnable, match=r"rests\.jsonl is damaged: it ends before step 3"):
         recorded.require()
-    files.rests.write_text('{"rest": 0}\n')
+    files.barriers.write_text('{"rest": 0}\n')
     with pytest.raises(NotRerunnable, match=r"rests\.jsonl is damaged: rest 0: it has to have"):
         recorded.require()

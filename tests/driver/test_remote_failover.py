@@ -15,12 +15,12 @@ from hypothesis import strategies as st
 from orchestrator.cluster.actors import driver_failover
 from orchestrator.driver.supervision import headless, leader_lease, remote_failover
 from orchestrator.driver.supervision.headless import Workers
-from orchestrator.driver.supervision.remote_failover import SILENT_S, UNHEARD_S, Silence, Task
+from orchestrator.driver.supervision.remote_failover import SILENT_S, UNHEARD_S, DriverSilence, RemoteFailoverTask
 from orchestrator.provenance.tracking import Driving, Store, Tracker
 from tests.provenance.tracking.server import Server
 
 ME, OTHER = ("1", "10", "here", "b"), ("2", "20", "there", "c")
-TASK = Task(
+TASK = RemoteFailoverTask(
     "4e8d", "http://127.0.0.1:9", ME, ("orchestrator", "resume=4e8d", "cluster.address=head:1"), Workers(1, 4, 1.0)
 )
 PATIENCE_S = 60
@@ -29,7 +29,7 @@ PATIENCE_S = 60
 @given(st.lists(st.tuples(st.floats(0.1, SILENT_S - 0.1), st.booleans()), max_size=30))
 def test_a_driver_that_tells_the_store_in_time_is_never_followed(looks: list[tuple[float, bool]]) -> None:
     """As often as it is looked at; it beats at the latest just before it would count as silent."""
-    silence, now, last, beat = Silence(ME, 0.0), UNHEARD_S, UNHEARD_S, 0
+    silence, now, last, beat = DriverSilence(ME, 0.0), UNHEARD_S, UNHEARD_S, 0
     silence.sees(now, Driving(True, ME, "0"))
     for after, beats in looks:
         now += after
@@ -40,7 +40,7 @@ def test_a_driver_that_tells_the_store_in_time_is_never_followed(looks: list[tup
 
 @given(st.floats(0.1, 20.0), st.sampled_from([None, "7"]))
 def test_one_that_tells_it_nothing_is_followed_once_it_counts_as_silent(every: float, beat: str | None) -> None:
-    silence, now = Silence(ME, 0.0), UNHEARD_S
+    silence, now = DriverSilence(ME, 0.0), UNHEARD_S
     assert silence.has_to_ask(now)
     while (verdict := silence.sees(now, Driving(True, ME, beat))) == "waits":
         now += every
@@ -50,13 +50,13 @@ def test_one_that_tells_it_nothing_is_followed_once_it_counts_as_silent(every: f
 
 @pytest.mark.parametrize("driving", [Driving(False, ME, None), Driving(True, OTHER, None), Driving(False, OTHER, "3")])
 def test_a_run_that_has_ended_or_is_driven_by_another_process_is_left(driving: Driving) -> None:
-    silence = Silence(ME, 0.0)
+    silence = DriverSilence(ME, 0.0)
     assert silence.sees(UNHEARD_S, Driving(True, ME, None)) == "waits"
     assert silence.sees(UNHEARD_S + 2 * SILENT_S, driving) == "leaves"
 
 
 def test_who_is_heard_again_is_asked_about_from_the_beginning_later() -> None:
-    silence = Silence(ME, 0.0)
+    silence = DriverSilence(ME, 0.0)
     silence.sees(UNHEARD_S, Driving(True, ME, "1"))
     silence.hears(UNHEARD_S + 1)
     assert not silence.has_to_ask(2 * UNHEARD_S)
@@ -66,7 +66,7 @@ def test_who_is_heard_again_is_asked_about_from_the_beginning_later() -> None:
 
 
 def test_while_the_store_does_not_answer_no_time_passes() -> None:
-    silence = Silence(ME, 0.0)
+    silence = DriverSilence(ME, 0.0)
     silence.sees(UNHEARD_S, Driving(True, ME, "1"))
     silence.is_not_answered()
     back = UNHEARD_S + 3 * SILENT_S
@@ -91,7 +91,7 @@ def test_of_the_ray_that_is_gone_nothing_is_asked() -> None:
 
 
 def test_a_task_is_understood_as_it_was_told() -> None:
-    assert Task.of(TASK.told()) == TASK
+    assert RemoteFailoverTask.of(TASK.as_json()) == TASK
 
 
 def test_who_is_superseded_says_by_whom() -> None:
@@ -108,7 +108,7 @@ def test_it_outlives_who_has_started_it_and_ends_when_all_is_over(tmp_path: Path
         [sys.executable, "-m", remote_failover.__name__], stdin=subprocess.PIPE, cwd=tmp_path, start_new_session=True
     )
     assert process.stdin is not None
-    process.stdin.write(f"{TASK.told()}\nbeat\n".encode())
+    process.stdin.write(f"{TASK.as_json()}\nbeat\n".encode())
     process.stdin.flush()
     assert process.wait(PATIENCE_S) == 0
     (pid,) = _of_session(process.pid)
@@ -118,7 +118,7 @@ def test_it_outlives_who_has_started_it_and_ends_when_all_is_over(tmp_path: Path
         assert _of_session(process.pid) == [pid]
         os.kill(pid, 9)
     else:
-        driver_failover.tell(process, word)
+        driver_failover.write_line(process, word)
     deadline = time.monotonic() + PATIENCE_S
     while _of_session(process.pid):
         assert time.monotonic() < deadline
@@ -148,7 +148,7 @@ from orchestrator.provenance.tracking import Store, Tracker
 leader_lease.EVERY_S = 0.05
 store = Store(sys.argv[1], Path.cwd())
 run_id = Tracker.create(store, store.experiment("e"), None, every_s=1.0).run_id
-with leader_lease.holding(store, run_id, lambda: print("released", flush=True)):
+with leader_lease.hold_lease(store, run_id, lambda: print("released", flush=True)):
     print(run_id, flush=True)
     threading.Event().wait()
 """

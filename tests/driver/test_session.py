@@ -20,7 +20,7 @@ import torch
 from safetensors.torch import load_file
 
 from orchestrator.checkpoint.weights import Weights
-from orchestrator.cluster.actors.members import ActorPlacement, Heard
+from orchestrator.cluster.actors.members import ActorPlacement, MemberMessage
 from orchestrator.cluster.placement.actor_slots import ActorSlots
 from orchestrator.cluster.placement.reservation import Node
 from orchestrator.config.resolve import resolve
@@ -29,7 +29,7 @@ from orchestrator.controller.checking import Verdict
 from orchestrator.controller.events import Ended
 from orchestrator.controller.rendezvous import balancing
 from orchestrator.driver.report import summary
-from orchestrator.driver.report.outcome import Outcome
+from orchestrator.driver.report.outcome import RunOutcome
 from orchestrator.driver.run import session as sessions
 from orchestrator.driver.run import trained_weights
 from orchestrator.driver.run.checkpointing import Saving
@@ -49,12 +49,12 @@ from orchestrator.errors import (
     RunFailed,
     WorkerLost,
 )
-from orchestrator.records import reads
+from orchestrator.records import input_audit
+from orchestrator.records.input_audit import InputAudit
 from orchestrator.records.lines import LineFile, read
 from orchestrator.records.progress import Progress
-from orchestrator.records.reads import Reads
 from orchestrator.records.stacks import Home
-from orchestrator.worker.member.stack_dump import Seen
+from orchestrator.worker.member.stack_dump import ProcessStacks
 
 FACTS = {"steps": 2, "shard_state": False}
 LINES = [{"step": step, "loss": "0x1.8p+0", "gradient": "00"} for step in range(2)]
@@ -65,14 +65,14 @@ PULSE = {"activity": "compute", "step": 0, "shard": 0, "beats": 1}
 class Script:
     """Members that say what they were told to, one thing a time, and have last words; and what was done with them."""
 
-    said: Iterator[Heard]
+    said: Iterator[MemberMessage]
     last_words: dict[int, list[dict[str, Any]]]
     done: list[tuple[Any, ...]] = field(default_factory=list)
     gone: set[int] = field(default_factory=set)
     last_activities: Mapping[int, dict[str, Any]] = field(default_factory=dict)
-    seen: Mapping[int, Seen] = field(default_factory=dict)
+    seen: Mapping[int, ProcessStacks] = field(default_factory=dict)
 
-    def hear(self, timeout_s: float) -> Iterator[Heard]:  # noqa: ARG002
+    def hear(self, timeout_s: float) -> Iterator[MemberMessage]:  # noqa: ARG002
         yield next(self.said)
 
     def start(self, member: int, role: str, place: ActorPlacement) -> None:  # noqa: ARG002
@@ -96,7 +96,7 @@ class Script:
     def forget(self, member: int) -> None:
         self.done.append(("forget", member))
 
-    def stacks(self, members: Sequence[int]) -> dict[int, Seen]:
+    def stacks(self, members: Sequence[int]) -> dict[int, ProcessStacks]:
         self.done.append(("stacks", *members))
         return {member: self.seen[member] for member in members if member in self.seen}
 
@@ -122,30 +122,30 @@ class Script:
         return self.last_words.get(member, [])
 
 
-def prepared(member: int, *, shard_state: bool = False, node: str = "n") -> Heard:
+def prepared(member: int, *, shard_state: bool = False, node: str = "n") -> MemberMessage:
     addresses = {"unix": ["unix", f"m{member}"], "tcp": ["tcp", f"m{member}"]}
     known = {"pid": 100 + member, "node": node, "niceness": 15}
-    return Heard(
+    return MemberMessage(
         member, "prepared", {"run_manifest": {**FACTS, "shard_state": shard_state}, "addresses": addresses, **known}
     )
 
 
-def finished(member: int, generation: int = 0) -> Heard:
-    return Heard(member, "ran", {"ended": Ended("finished", Progress(2), digest="d"), "generation": generation})
+def finished(member: int, generation: int = 0) -> MemberMessage:
+    return MemberMessage(member, "ran", {"ended": Ended("finished", Progress(2), digest="d"), "generation": generation})
 
 
-def left(member: int, why: Any, steps: int, generation: int = 0, accuses: int | None = None) -> Heard:
+def left(member: int, why: Any, steps: int, generation: int = 0, accuses: int | None = None) -> MemberMessage:
     ended = Ended(why, Progress(steps), accuses, "text")
-    return Heard(member, "ran", {"ended": ended, "generation": generation})
+    return MemberMessage(member, "ran", {"ended": ended, "generation": generation})
 
 
-def entries(member: int, *said: dict[str, Any]) -> Heard:
-    return Heard(member, "entries", entries=list(said), heartbeat=PULSE)
+def entries(member: int, *said: dict[str, Any]) -> MemberMessage:
+    return MemberMessage(member, "entries", entries=list(said), heartbeat=PULSE)
 
 
 @dataclass
 class Played:
-    outcome: Outcome
+    outcome: RunOutcome
     journal: list[dict[str, Any]]
     trace: list[dict[str, Any]]
     shown: list[str]
@@ -155,7 +155,7 @@ class Played:
 
 def play(
     tmp_path: Path,
-    said: Iterable[Heard],
+    said: Iterable[MemberMessage],
     last_words: dict[int, list[dict[str, Any]]] | None = None,
     signal: str | None = None,
     gone: set[int] | None = None,
@@ -166,7 +166,7 @@ def play(
     niceness: int | None = None,
     sync: str = "bsp",
     more: Sequence[str] = (),
-    seen: Mapping[int, Seen] | None = None,
+    seen: Mapping[int, ProcessStacks] | None = None,
     draining: Callable[[], Mapping[str, float | None]] = dict,
     tick: Callable[[], None] = lambda: None,
     **before: Any,
@@ -181,7 +181,7 @@ def play(
     tracker = SimpleNamespace(tick=tick, metrics=nothing, notes=list, trouble=None)
     journal, trace = LineFile(tmp_path / "journal"), LineFile(tmp_path / "trace")
     record: Any = SimpleNamespace(
-        feed=SimpleNamespace(troubles=list),
+        logger_feed=SimpleNamespace(troubles=list),
         memory=None,
         tracker=tracker,
         journal=journal,
@@ -189,11 +189,11 @@ def play(
         origin=None,
         describe=lambda *_: (["of a node"], ["of new code"]),
     )
-    read_by: list[Reads] = []
+    read_by: list[InputAudit] = []
 
-    def was_read(found: Reads) -> tuple[list[str], list[str]]:
+    def was_read(found: InputAudit) -> tuple[list[str], list[str]]:
         read_by.append(found)
-        return reads.obstacles(found), reads.notes(found)
+        return input_audit.obstacles(found), input_audit.notes(found)
 
     def restored() -> bool:
         removed = [file for file in (*record.history, journal) if file.is_removed]
@@ -205,10 +205,10 @@ def play(
     record.files = SimpleNamespace(
         path=tmp_path, checkpoints=tmp_path / "checkpoints", settings=tmp_path / "settings", sync=nothing
     )
-    record.refusal_of_reads = lambda: reads.refusal(read_by[-1]) if settings.strict else None
+    record.refusal_of_inputs = lambda: input_audit.refusal(read_by[-1]) if settings.strict else None
     rests = None if sync == "bsp" else LineFile(tmp_path / "rests")
     record.seals = lambda _: {}
-    record.rests, record.history = rests, [trace] if rests is None else [trace, rests]
+    record.barriers, record.history = rests, [trace] if rests is None else [trace, rests]
     script = Script(
         iter(said), last_words or {}, gone=gone or set(), last_activities=last_activities or {}, seen=seen or {}
     )
@@ -230,7 +230,7 @@ def play(
 
 
 BEGIN = [prepared(0), prepared(1)]
-DESCRIBED = Heard(0, "described", {"environment": {}, "modules": []})
+DESCRIBED = MemberMessage(0, "described", {"environment": {}, "modules": []})
 
 
 def test_a_run_whose_folder_is_removed_ends_with_one_message(tmp_path: Path) -> None:
@@ -239,7 +239,7 @@ def test_a_run_whose_folder_is_removed_ends_with_one_message(tmp_path: Path) -> 
     folder.mkdir()
     (folder / "settings").touch()
 
-    def said() -> Iterator[Heard]:
+    def said() -> Iterator[MemberMessage]:
         yield from BEGIN
         yield DESCRIBED
         (folder / "trace").unlink()
@@ -314,8 +314,8 @@ def test_after_a_loss_the_survivor_goes_on_and_another_is_started(tmp_path: Path
         *BEGIN,
         DESCRIBED,
         entries(1, first, second),
-        Heard(1, "died", why="in Ray's words"),
-        Heard(1, "died", why="in Ray's words"),
+        MemberMessage(1, "died", why="in Ray's words"),
+        MemberMessage(1, "died", why="in Ray's words"),
         left(0, "peer", 1, accuses=1),
         entries(0, first, running, second),
         finished(0, 1),
@@ -343,9 +343,9 @@ def test_whoever_comes_and_cannot_prepare_is_ended_and_told_as_lost(tmp_path: Pa
     said = [
         *BEGIN,
         DESCRIBED,
-        Heard(1, "died"),
+        MemberMessage(1, "died"),
         left(0, "peer", 0, accuses=1),
-        Heard(2, "prepared", {"failed": RunFailed(why).as_dict()}),
+        MemberMessage(2, "prepared", {"failed": RunFailed(why).as_dict()}),
         entries(0, running),
         finished(0, 1),
     ]
@@ -360,11 +360,17 @@ def test_steps_of_which_the_driver_hears_at_once_are_lost_with_all_state(tmp_pat
     """Also when its first news of the generation holds several, and when they come after the next one has begun."""
     first, second = ({"trace": line} for line in LINES)
     begun = {"event": "generation_running", "generation": 0, "step": 0}
-    left_behind = [left(0, "peer", 2, accuses=1), Heard(1, "died"), entries(0, begun, first, second)]
+    left_behind = [left(0, "peer", 2, accuses=1), MemberMessage(1, "died"), entries(0, begun, first, second)]
     for number, said in enumerate(([entries(0, begun, first, second)], left_behind)):
         running = {"event": "generation_running", "generation": number + 1, "step": 0}
         (tmp_path / str(number)).mkdir()
-        ends = [Heard(0, "died"), Heard(1, "died"), prepared(2), entries(2, running), finished(2, number + 1)]
+        ends = [
+            MemberMessage(0, "died"),
+            MemberMessage(1, "died"),
+            prepared(2),
+            entries(2, running),
+            finished(2, number + 1),
+        ]
         outcome = play(tmp_path / str(number), [*BEGIN, DESCRIBED, *said, *ends]).outcome
         assert outcome.status == "finished"
         assert [(each["kind"], each["steps_lost"]) for each in outcome.recoveries] == [("restarted", 2)]
@@ -378,7 +384,7 @@ def test_an_accused_member_whose_process_has_ended_is_lost_before_ray_says_so(tm
         DESCRIBED,
         left(0, "peer", 1, accuses=1),
         entries(0, first, running, second),
-        Heard(1, "died", why="in Ray's words"),
+        MemberMessage(1, "died", why="in Ray's words"),
         finished(0, 1),
     ]
     played = play(tmp_path, said, gone={1})
@@ -390,8 +396,15 @@ def test_an_accused_member_whose_process_has_ended_is_lost_before_ray_says_so(tm
 def test_what_the_dead_were_doing_is_told_though_nothing_of_theirs_was_heard(tmp_path: Path) -> None:
     """Two of two are lost, one by one and with all state, and then whoever begins anew: the driver has seen no step."""
     activity = {"activity": "compute", "step": 1, "shard": 5, "beats": 40}
-    said = [*BEGIN, DESCRIBED, Heard(1, "died"), left(0, "peer", 1, accuses=1), Heard(0, "died"), prepared(2)]
-    played = play(tmp_path, [*said, Heard(2, "died")], last_activities={0: activity, 1: activity, 2: activity})
+    said = [
+        *BEGIN,
+        DESCRIBED,
+        MemberMessage(1, "died"),
+        left(0, "peer", 1, accuses=1),
+        MemberMessage(0, "died"),
+        prepared(2),
+    ]
+    played = play(tmp_path, [*said, MemberMessage(2, "died")], last_activities={0: activity, 1: activity, 2: activity})
     assert isinstance(played.outcome.error, WorkerLost)
     assert "step 1, shard 5: 3 workers in a row were lost while they computed it" in str(played.outcome.error)
     why = [event["why"] for event in played.journal if event["event"] == "worker_lost"]
@@ -404,14 +417,14 @@ def test_two_thousand_losses_leave_next_to_nothing_behind(tmp_path: Path) -> Non
     waits = {member: {**PULSE, "activity": "exchange", "shard": None} for member in range(2001)}
     held: dict[int, int] = {}
 
-    def life() -> Iterator[Heard]:
+    def life() -> Iterator[MemberMessage]:
         yield from [*BEGIN, DESCRIBED]
         for loss in range(2000):
             if loss % 10 == 0:
                 step = loss // 10
                 running = {"event": "generation_running", "generation": loss, "step": step}
                 yield entries(0, running, {"trace": {**LINES[0], "step": step}})
-            yield Heard(loss + 1, "died")
+            yield MemberMessage(loss + 1, "died")
             yield prepared(loss + 2)
             yield left(0, "called off", loss // 10 + 1, loss)
             if loss in (399, 1999):
@@ -462,9 +475,9 @@ def test_a_layout_that_determines_the_result_has_to_be_whole() -> None:
 
 
 @pytest.mark.parametrize("before", [[], BEGIN])
-def test_a_failure_ends_the_run(tmp_path: Path, before: list[Heard]) -> None:
+def test_a_failure_ends_the_run(tmp_path: Path, before: list[MemberMessage]) -> None:
     kind: Any = "ran" if before else "prepared"
-    failed = Heard(0, kind, {"failed": NonFinite("the loss is nan").as_dict(), "generation": 0})
+    failed = MemberMessage(0, kind, {"failed": NonFinite("the loss is nan").as_dict(), "generation": 0})
     assert isinstance(play(tmp_path, [*before, failed, DESCRIBED]).outcome.error, NonFinite)
 
 
@@ -547,9 +560,9 @@ def test_weights_that_cannot_be_made_one_file_are_told(tmp_path: Path, monkeypat
     assert not list(tmp_path.iterdir())
 
 
-def elsewhere(member: int, *, shard_state: bool) -> Heard:
+def elsewhere(member: int, *, shard_state: bool) -> MemberMessage:
     answer = prepared(member, shard_state=shard_state)
-    return Heard(member, "prepared", {**answer.answer, "node": "m"})
+    return MemberMessage(member, "prepared", {**answer.answer, "node": "m"})
 
 
 def test_where_shards_keep_state_every_worker_has_to_reach_the_checkpoints(tmp_path: Path) -> None:
@@ -605,7 +618,7 @@ def test_a_sprint_that_is_done_again_replaces_the_one_that_was_lost(tmp_path: Pa
     said = [
         *BEGIN,
         entries(0, *before),
-        Heard(0, "died", why=""),
+        MemberMessage(0, "died", why=""),
         left(1, "peer", 0),
         entries(1, {"event": "generation_running", "generation": 1, "step": 0}, *after),
         entries(0, *before),
@@ -639,7 +652,7 @@ def test_what_workers_tell_of_their_speed_moves_shards_and_names_who_is_slow(
     ]
     played = play(tmp_path, said, more=["cluster.claims=false"])
     told = "worker 1 on node n: 60 ms for a micro-batch, others 20 ms in the median"
-    assert (played.outcome.redealt, played.outcome.hosted, played.outcome.slow) == (1, (6, 2), (told,))
+    assert (played.outcome.rebalanced, played.outcome.hosted, played.outcome.slow) == (1, (6, 2), (told,))
     (redealt,) = [event for event in played.journal if event["event"] == "shards_redealt"]
     assert redealt.items() >= {"micro_batch_s": [[0, 0.02], [1, 0.06]], "step_s": 0.24, "moving": 2}.items()
     (slow,) = [event for event in played.journal if event["event"] == "worker_slow"]
@@ -662,7 +675,7 @@ def test_speeds_of_nodes_that_are_not_there_are_refused() -> None:
 READ = {"hosts": ["api:80"], "variables": {"SCALE": ["2"]}}
 
 
-def having_read(heard: Heard) -> Heard:
+def having_read(heard: MemberMessage) -> MemberMessage:
     return replace(heard, answer={**heard.answer, "reads": READ})
 
 
@@ -698,7 +711,7 @@ def test_who_computed_wrongly_is_named_with_its_machine_and_the_step_is_repeated
         *BEGIN,
         DESCRIBED,
         entries(0, first),
-        Heard(0, "ran", judged),
+        MemberMessage(0, "ran", judged),
         entries(0, {"event": "generation_running", "generation": 1, "step": 1}, second),
         finished(0, 1),
     ]
@@ -721,7 +734,7 @@ def test_who_is_on_a_node_that_goes_away_leaves_when_another_has_come(tmp_path: 
         prepared(0),
         prepared(1, node="far"),
         DESCRIBED,
-        Heard(1, "described", {"environment": {}, "modules": []}),
+        MemberMessage(1, "described", {"environment": {}, "modules": []}),
         entries(0, first),
         prepared(2),
         left(0, "regroup", 1),
@@ -760,8 +773,8 @@ def test_where_members_of_a_step_that_stalls_stand_is_written_down_before_one_is
     users = (
         'File "/p/net.py", line 7 in forward\n  File "/o/orchestrator/worker/model/pipeline_adapter.py", line 3 in loss'
     )
-    seen = {0: Seen("", "T"), 1: Seen(f"Thread 0x1 (most recent call first):\n  {users}\n", "S")}
-    waits = Heard(1, "entries", heartbeat={**PULSE, "activity": "exchange"})
+    seen = {0: ProcessStacks("", "T"), 1: ProcessStacks(f"Thread 0x1 (most recent call first):\n  {users}\n", "S")}
+    waits = MemberMessage(1, "entries", heartbeat={**PULSE, "activity": "exchange"})
     said = [*BEGIN, DESCRIBED, *[entries(0), waits] * 9, left(1, "peer", 0), finished(1, 1)]
     played = play(tmp_path, said, more=["cluster.step_timeout_s=20"], seen=seen)
     order = [each[:2] for each in played.done if each[0] in ("stacks", "kill")]

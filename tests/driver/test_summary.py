@@ -5,14 +5,16 @@ from __future__ import annotations
 import pytest
 
 from orchestrator.driver.report import summary
-from orchestrator.driver.report.outcome import Outcome
+from orchestrator.driver.report.outcome import RunOutcome
 
 OWN = "sqlite:////project/.orchestrator/mlflow.db"
 
 
 def shown(uri: str) -> str:
-    outcome = Outcome(steps=3, loss=0.5, digest="d")
-    return summary.text(outcome, "digits", "1 worker", "r1", summary.look("r1", "7", uri, OWN)).splitlines()[-1]
+    outcome = RunOutcome(steps=3, loss=0.5, digest="d")
+    return summary.text(outcome, "digits", "1 worker", "r1", summary.where_to_look("r1", "7", uri, OWN)).splitlines()[
+        -1
+    ]
 
 
 @pytest.mark.parametrize(
@@ -25,7 +27,7 @@ def shown(uri: str) -> str:
     ],
 )
 def test_rates_have_three_digits_and_no_exponent(rate: float, samples: int | None, told: str) -> None:
-    outcome = Outcome(steps=3, loss=0.5, digest="d", steps_per_s=rate, step_samples=samples)
+    outcome = RunOutcome(steps=3, loss=0.5, digest="d", steps_per_s=rate, step_samples=samples)
     first = summary.text(outcome, "digits", "1 worker", "r1", "look").splitlines()[0]
     assert first == f"digits: finished 3 steps, 1 worker, {told}"
 

@@ -19,9 +19,18 @@ from orchestrator.experiments.search.asking import Trial
 from orchestrator.experiments.search.outlook import Cut, Ended
 from orchestrator.experiments.search.space import Choice, Range, Space
 from orchestrator.experiments.search.sweeps import load_sweep
-from orchestrator.experiments.sweep.board import Board, Row, Seen, TrialDisplay, ranked, show_point, summary, table
-from orchestrator.experiments.sweep.record import Known, of_runs, parameters
+from orchestrator.experiments.sweep.record import SweepHistory, of_runs, parameters
 from orchestrator.experiments.sweep.report import SweepReport, summary_of_whole
+from orchestrator.experiments.sweep.trial_board import (
+    Seen,
+    TrialBoard,
+    TrialDisplay,
+    TrialRow,
+    ranked,
+    show_point,
+    summary,
+    table,
+)
 
 EVENTS = [
     {
@@ -85,9 +94,9 @@ def test_a_credential_is_not_searched(tmp_path: Path) -> None:
 
 def test_the_journal_is_a_fold(tmp_path: Path) -> None:
     journal = tmp_path / "sweep.jsonl"
-    assert Known.read(journal) == Known()
+    assert SweepHistory.read(journal) == SweepHistory()
     journal.write_text("".join(json.dumps(event) + "\n" for event in EVENTS))
-    known = Known.read(journal)
+    known = SweepHistory.read(journal)
     assert known.asked == [[Trial(0, {"run.seed": 1}), Trial(1, {"run.seed": 2})]]
     assert known.begun == {(0, 0): "a", (1, 0): "b", (1, 1): "c"}
     assert known.ended == {(1, 0): Ended("b", 0.1, "d"), (0, 0): Ended("a", None, None, "NonFinite: nan")}
@@ -103,9 +112,9 @@ def test_a_torn_journal_tells_what_its_whole_lines_tell(
     whole = "".join(json.dumps(event) + "\n" for event in EVENTS)
     end = data.draw(st.integers(0, len(whole)))
     journal.write_text(whole[:end])
-    torn = Known.read(journal)
+    torn = SweepHistory.read(journal)
     journal.write_text("".join(json.dumps(event) + "\n" for event in EVENTS[: whole[:end].count("\n")]))
-    assert Known.read(journal) == torn
+    assert SweepHistory.read(journal) == torn
 
 
 def test_a_damaged_journal_is_told(tmp_path: Path) -> None:
@@ -113,7 +122,7 @@ def test_a_damaged_journal_is_told(tmp_path: Path) -> None:
     for text in ("{\n", '{"event": "ended", "trial": 0}\n', "[]\n"):
         journal.write_text(text)
         with pytest.raises(UsageError, match="is damaged"):
-            Known.read(journal)
+            SweepHistory.read(journal)
 
 
 class Terminal(io.StringIO):
@@ -125,7 +134,7 @@ POINT = {"optimizer.lr": 0.00123456, "pipeline.args.hidden": 64}
 
 
 def drive(stream: io.StringIO) -> None:
-    board = Board(Seen("validation/loss", 3, 2), stream)
+    board = TrialBoard(Seen("validation/loss", 3, 2), stream)
     for number in range(2):
         board.begins((number, 0), POINT, 60)
     TrialDisplay(board, (0, 0)).step(60, 0.5)
@@ -163,7 +172,7 @@ def shown(text: str) -> list[str]:
 
 def test_on_a_terminal_the_table_stays_below_what_is_said() -> None:
     stream = Terminal()
-    board = Board(Seen("validation/loss", 3, 2), stream)
+    board = TrialBoard(Seen("validation/loss", 3, 2), stream)
     board.say("sweep x")
     board.begins((0, 0), POINT, 60)
     board.begins((1, 0), POINT, 60)
@@ -179,7 +188,7 @@ def test_on_a_terminal_the_table_stays_below_what_is_said() -> None:
 
 
 def test_the_table_fits_its_width_and_names_what_runs() -> None:
-    seen = Seen("loss", 9, 2, running={(7, 0): Row(7, 0, POINT, 3, 60, 0.5), (2, 0): Row(2, 0, POINT)})
+    seen = Seen("loss", 9, 2, running={(7, 0): TrialRow(7, 0, POINT, 3, 60, 0.5), (2, 0): TrialRow(2, 0, POINT)})
     lines = table(seen, 60)
     assert [line.split()[:2] for line in lines[1:3]] == [["2", "starting"], ["7", "3/60"]]
     assert all(len(line) <= 30 for line in table(seen, 30))
@@ -227,10 +236,13 @@ def test_pictures_of_few_and_of_more_trials(tmp_path: Path, trials: int) -> None
 
 
 def test_repetitions_of_an_ensemble_part_where_its_whole_differs() -> None:
-    before, after = Known(combined=dict(WHOLE)), Known(combined={**WHOLE, "weights": [1.0, 0.0], "digest": "x"})
-    assert parting(before, Known(combined=dict(WHOLE))) is None
+    before, after = (
+        SweepHistory(combined=dict(WHOLE)),
+        SweepHistory(combined={**WHOLE, "weights": [1.0, 0.0], "digest": "x"}),
+    )
+    assert parting(before, SweepHistory(combined=dict(WHOLE))) is None
     assert parting(before, after) == "the whole of the same members came to another digest and weights"
-    assert parting(before, Known()) is not None
+    assert parting(before, SweepHistory()) is not None
 
 
 @pytest.mark.slow

@@ -47,7 +47,7 @@ def rows_of(number: int) -> Tensor:
     return torch.randn(number, 6, generator=torch.Generator().manual_seed(4))
 
 
-def tried(call: Any, number: int = batch_invariance.EXAMPLES) -> batch_invariance.Tried:
+def tried(call: Any, number: int = batch_invariance.EXAMPLES) -> batch_invariance.InvarianceTrial:
     torch.manual_seed(0)
     with torch.no_grad():
         return batch_invariance.tried(call, rows_of(number))
@@ -56,7 +56,7 @@ def tried(call: Any, number: int = batch_invariance.EXAMPLES) -> batch_invarianc
 @pytest.mark.slow
 def test_rows_that_are_apart_are_answered_by_tiles() -> None:
     found = tried(nn.Sequential(nn.Linear(6, 5), nn.BatchNorm1d(5), nn.Tanh()).eval())
-    assert found == batch_invariance.Tried(batch_invariance.ROWS)
+    assert found == batch_invariance.InvarianceTrial(batch_invariance.ROWS)
 
 
 @pytest.mark.slow
@@ -64,8 +64,10 @@ def test_rows_that_are_apart_are_answered_by_tiles() -> None:
 def test_a_row_stands_in_the_same_place_whatever_is_asked_with_it(chosen: list[int]) -> None:
     rows = rows_of(64)
     assert tried(by_place).rows == batch_invariance.ROWS
-    alone = [batch_invariance.by_tiles(by_place, rows[row : row + 1], batch_invariance.ROWS).item() for row in chosen]
-    assert batch_invariance.by_tiles(by_place, rows[chosen], batch_invariance.ROWS).tolist() == alone
+    alone = [
+        batch_invariance.batch_invariant(by_place, rows[row : row + 1], batch_invariance.ROWS).item() for row in chosen
+    ]
+    assert batch_invariance.batch_invariant(by_place, rows[chosen], batch_invariance.ROWS).tolist() == alone
 
 
 def test_where_neighbours_change_the_rounding_a_row_is_a_tile() -> None:
@@ -82,12 +84,12 @@ def test_equal_rows_are_computed_once_and_parts_may_come_in_any_order() -> None:
         return by_place(inputs["a"] + inputs["b"])
 
     rows = rows_of(40)
-    found = batch_invariance.by_tiles(call, {"a": rows[[3] * 40], "b": rows[[4] * 40]}, batch_invariance.ROWS)
+    found = batch_invariance.batch_invariant(call, {"a": rows[[3] * 40], "b": rows[[4] * 40]}, batch_invariance.ROWS)
     assert (len(calls), len(set(found.tolist())), len(found)) == (1, 1, 40)
     one, other = ({"a": rows, "b": rows.flip(0)}, {"b": rows.flip(0), "a": rows})
     assert torch.equal(
-        batch_invariance.by_tiles(call, one, batch_invariance.ROWS),
-        batch_invariance.by_tiles(call, other, batch_invariance.ROWS),
+        batch_invariance.batch_invariant(call, one, batch_invariance.ROWS),
+        batch_invariance.batch_invariant(call, other, batch_invariance.ROWS),
     )
 
 
@@ -119,7 +121,7 @@ def test_answers_of_every_kind_come_back_in_the_order_of_the_rows() -> None:
         return {"twice": ids * 2, "many": [ids, (ids.numpy(),)], "names": [f"n{each}" for each in ids.tolist()]}
 
     ids = torch.arange(21)
-    found = batch_invariance.by_tiles(
+    found = batch_invariance.batch_invariant(
         call, {"ids": ids, "scale": 2.0, "words": numpy.array([str(each) for each in ids])}, 8
     )
     assert torch.equal(found["twice"], ids * 2)
@@ -136,7 +138,7 @@ def test_rows_of_several_lengths_are_tiled_apart_and_nothing_is_padded() -> None
         return {"sum": rows.sum(1), "same": rows}
 
     rows = [torch.arange(1.0, length + 1) for length in (2, 5, 2, 3, 5, 2)]
-    found = batch_invariance.by_tiles(call, rows, 2)
+    found = batch_invariance.batch_invariant(call, rows, 2)
     assert found["sum"].tolist() == [each.sum().item() for each in rows]
     assert all(torch.equal(one, other) for one, other in zip(found["same"], rows, strict=True))
     assert {shape[0] for shape in seen} == {2}
@@ -146,4 +148,4 @@ def test_rows_of_several_lengths_are_tiled_apart_and_nothing_is_padded() -> None
 def test_parts_of_several_numbers_of_rows_are_named() -> None:
     with pytest.raises(batch_invariance.NotByRows, match="a 3, b 4"):
         batch_invariance.count({"a": torch.zeros(3, 2), "b": torch.zeros(4)})
-    assert batch_invariance.by_tiles(lambda rows: rows, torch.zeros(0, 2), 8).shape == (0, 2)
+    assert batch_invariance.batch_invariant(lambda rows: rows, torch.zeros(0, 2), 8).shape == (0, 2)

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from orchestrator.numerics.chosen import Chosen, Row, pack, unpack
+from orchestrator.numerics.chosen import Chosen, ChosenRow, pack, unpack
 
 FLOATS = st.floats(width=32, allow_nan=False, allow_infinity=False) | st.sampled_from([0.0, -0.0, 1.0, -1.0, 2.0])
 LARGEST = torch.finfo(torch.bfloat16).max
@@ -62,7 +62,7 @@ def test_long_gaps_come_back() -> None:
 @given(st.lists(st.tuples(st.integers(0, 9), st.floats(0.5, 9), st.lists(st.none() | VECTORS, min_size=3, max_size=3))))
 def test_payloads_come_back(given_rows: list[tuple[int, float, list[numpy.ndarray | None]]]) -> None:
     rows = [
-        Row(s, w, [None if v is None else Chosen.of(torch.from_numpy(v.copy()), 7, keeps=False) for v in vectors])
+        ChosenRow(s, w, [None if v is None else Chosen.of(torch.from_numpy(v.copy()), 7, keeps=False) for v in vectors])
         for s, w, vectors in given_rows
     ]
     again = unpack(pack(rows), 3)

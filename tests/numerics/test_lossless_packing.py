@@ -15,21 +15,21 @@ from hypothesis.extra.numpy import arrays
 from orchestrator.numerics import loops
 from orchestrator.numerics.exact import finish
 from orchestrator.numerics.layout import BLOCK as LAYOUT_BLOCK
-from orchestrator.numerics.lossless_packing import BLOCK, HEAD_BYTES, Narrow, least_bytes, most_bytes, narrow
+from orchestrator.numerics.lossless_packing import BLOCK, HEAD_BYTES, PackedVector, least_bytes, most_bytes, pack
 
 bits = st.integers(-(2**63), 2**63 - 1)
 exponents = st.integers(-1074, 900)
 integers = st.integers(-(2**53), 2**53)
 
 
-def narrowed(values: torch.Tensor) -> Narrow:
+def narrowed(values: torch.Tensor) -> PackedVector:
     into = torch.empty(most_bytes(values.numel()), dtype=torch.uint8)
-    return Narrow(into[: narrow(values, into)], values.dtype, values.numel())
+    return PackedVector(into[: pack(values, into)], values.dtype, values.numel())
 
 
-def check_kept(values: torch.Tensor) -> Narrow:
+def check_kept(values: torch.Tensor) -> PackedVector:
     short = narrowed(values)
-    assert torch.equal(short.widened().view(torch.int64), values.view(torch.int64))
+    assert torch.equal(short.unpacked().view(torch.int64), values.view(torch.int64))
     assert least_bytes(values.numel()) <= short.packed.numel() <= most_bytes(values.numel())
     return short
 
@@ -39,7 +39,7 @@ def doubles(values: Any) -> torch.Tensor:
 
 
 def test_what_loops_and_their_callers_both_take_for_granted_is_the_same() -> None:
-    assert loops.NARROW_BLOCK == BLOCK
+    assert loops.PACKING_BLOCK == BLOCK
     assert int(doubles([loops.ANCHOR]).view(torch.int64)) == loops.ANCHOR_BITS
 
 
@@ -75,9 +75,9 @@ def test_one_strange_number_among_others_comes_back(background: float, place: in
             torch.set_flush_denormal(flush)
             short = narrowed(values)
             torch.set_flush_denormal(False)
-            assert torch.equal(short.widened().view(torch.int64), values.view(torch.int64)), number
+            assert torch.equal(short.unpacked().view(torch.int64), values.view(torch.int64)), number
             torch.set_flush_denormal(flush)
-            assert torch.equal(short.widened().view(torch.int64), values.view(torch.int64)), number
+            assert torch.equal(short.unpacked().view(torch.int64), values.view(torch.int64)), number
     finally:
         torch.set_flush_denormal(False)
 
@@ -125,7 +125,7 @@ def test_damaged_bytes_are_refused_or_are_other_numbers(data: st.DataObject) -> 
     room = torch.full((values.numel() + 2 * BLOCK,), 7.0, dtype=torch.float64)
     inside = room[BLOCK : BLOCK + values.numel()]
     with suppress(ValueError):
-        Narrow(damaged, torch.float64, values.numel()).widened(inside)
+        PackedVector(damaged, torch.float64, values.numel()).unpacked(inside)
         assert damaged.numel() == packed.numel()
     assert bool((room[:BLOCK] == 7).all())
     assert bool((room[-BLOCK:] == 7).all())
@@ -134,8 +134,8 @@ def test_damaged_bytes_are_refused_or_are_other_numbers(data: st.DataObject) -> 
 @pytest.mark.parametrize("size", [0, 7, 8, 100])
 def test_too_few_bytes_are_told(size: int) -> None:
     values = gradients(2)[:LAYOUT_BLOCK]
-    short = Narrow(narrowed(values).packed[:size], torch.float64, LAYOUT_BLOCK)
+    short = PackedVector(narrowed(values).packed[:size], torch.float64, LAYOUT_BLOCK)
     into, result = torch.empty_like(values), torch.empty(LAYOUT_BLOCK)
-    for take in (short.widened, lambda: short.added(values, into), lambda: short.finish(values, 1.0, result, 0)):
+    for take in (short.unpacked, lambda: short.added(values, into), lambda: short.finish(values, 1.0, result, 0)):
         with pytest.raises(ValueError, match=f"{size} bytes that came are not 4096 x torch.float64"):
             take()

@@ -19,7 +19,7 @@ from orchestrator.numerics.exact import Accumulator
 from orchestrator.numerics.grid import Grid
 from orchestrator.numerics.layout import BLOCK, Layout
 from orchestrator.worker.member import lasting_memory
-from orchestrator.worker.member.shared_queue import Board, Deal
+from orchestrator.worker.member.shared_queue import Assignment, SharedQueue
 
 ELEMENTS = 2 * BLOCK
 SPECIAL = [0.0, -0.0, 1e-42, -1e-45, 2.5, 3.5, numpy.inf, -numpy.inf, numpy.nan, 3.4e38]
@@ -57,10 +57,10 @@ def _sums(seed: int, dtype: torch.dtype, *, special: bool) -> Iterator[Any]:
 
 def _packed(values: torch.Tensor) -> Iterator[Any]:
     into = torch.zeros(lossless_packing.most_bytes(ELEMENTS), dtype=torch.uint8)
-    size = lossless_packing.narrow(values, into)
-    narrow = lossless_packing.Narrow(into[:size].clone(), values.dtype, ELEMENTS)
+    size = lossless_packing.pack(values, into)
+    narrow = lossless_packing.PackedVector(into[:size].clone(), values.dtype, ELEMENTS)
     yield narrow.packed
-    yield narrow.widened()
+    yield narrow.unpacked()
     if values.dtype == torch.float64:
         total, result = torch.empty_like(values), torch.empty(ELEMENTS)
         narrow.added(values, total)
@@ -104,7 +104,7 @@ def _of_chosen(seed: int) -> Iterator[Any]:
 def _claims() -> Iterator[Any]:
     fd = lasting_memory.created()
     try:
-        board, deal = Board(fd, 6), Deal([[0, 1, 2, 3], [4, 5]], 1)
+        board, deal = SharedQueue(fd, 6), Assignment([[0, 1, 2, 3], [4, 5]], 1)
         for stamp in (1, 2):
             deal.stamp.value = stamp
             yield [board.claim(deal) for _ in range(8)]

@@ -9,7 +9,7 @@ from typing import Literal
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orchestrator.config.plan import Watching
+from orchestrator.config.plan import MonitoredMetric
 from orchestrator.optim.patience import Patience
 
 values = st.lists(st.floats(-10, 10), max_size=30)
@@ -18,7 +18,7 @@ values = st.lists(st.floats(-10, 10), max_size=30)
 def after(
     values: list[float], patience: int = 2, mode: Literal["min", "max"] = "min", min_change: float = 0.0
 ) -> Patience:
-    return reduce(Patience.after, values, Patience(Watching("m", patience, mode, min_change)))
+    return reduce(Patience.after, values, Patience(MonitoredMetric("m", patience, mode, min_change)))
 
 
 def test_patience_runs_out() -> None:

@@ -90,7 +90,7 @@ def answered(name: str) -> str:
         model = MODELS[name]().eval()
         rows = inputs_of(name, max(BATCHES))
         answers = [
-            bits(batch_invariance.by_tiles(model, picked(rows, range(number)), batch_invariance.ROWS))
+            bits(batch_invariance.batch_invariant(model, picked(rows, range(number)), batch_invariance.ROWS))
             for number in BATCHES
         ]
     for few in answers[:-1]:

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from orchestrator.records import audit
-from orchestrator.records.audit import Audit, Part, Segment
+from orchestrator.records.audit import Audit, AuditedSegment, Segment
 from orchestrator.records.trace import Line, line
 
 FIRST, KEPT = 0, {3: "s3", 6: "s6", 8: "s8", 12: "s12"}
@@ -98,7 +98,7 @@ def test_a_segment_has_to_begin_and_to_end_with_the_recorded_state() -> None:
 
 
 def test_it_claims_no_more_than_was_repeated() -> None:
-    same = [Part(segment, None) for segment in SEGMENTS]
+    same = [AuditedSegment(segment, None) for segment in SEGMENTS]
     two = Audit((same[0], same[2]), 3, 12, "seed")
     assert (two.word, two.repeated, two.share) == ("audited", 9, 0.75)
     assert two.text == (

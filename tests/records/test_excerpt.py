@@ -22,7 +22,7 @@ def excerpts(draw: st.DrawFn) -> tuple[dict[str, Any], str]:
     trace = [json.dumps({"step": first + i, "loss": loss.hex()}).encode() for i, loss in enumerate(losses)]
     begin = draw(st.integers(first, first + len(trace) - 1))
     end = draw(st.integers(begin + 1, first + len(trace)))
-    told = excerpt.made("a" * 32, trace, first, begin, end)
+    told = excerpt.make("a" * 32, trace, first, begin, end)
     return json.loads(json.dumps(told)), merkle.head([merkle.leaf(line) for line in trace])
 
 
@@ -70,4 +70,4 @@ def test_what_is_no_excerpt_is_said(told: Any) -> None:
 
 def test_there_are_no_lines_outside_of_a_trace() -> None:
     with pytest.raises(ValueError, match="there are none from 3 up to 5"):
-        excerpt.made("a", [b"{}"] * 4, 0, 3, 5)
+        excerpt.make("a", [b"{}"] * 4, 0, 3, 5)

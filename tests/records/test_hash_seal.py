@@ -10,7 +10,7 @@ from pathlib import Path
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orchestrator.records.hash_seal import Seal, of_rests, of_trace
+from orchestrator.records.hash_seal import Seal, of_barriers, of_trace
 from orchestrator.records.lines import LineFile
 
 
@@ -33,8 +33,8 @@ def test_it_is_of_the_first_lines_however_often_it_was_asked(batches: list[int])
 def test_rests_are_of_the_steps_that_they_end(tmp_path: Path) -> None:
     file = LineFile(tmp_path / "rests.jsonl")
     file.append({"rest": number, "steps": 4 * (number + 1)} for number in range(3))
-    assert Seal(file, of_rests).of(8).startswith("2:")
-    assert Seal(file, of_rests).of(7).startswith("1:")
+    assert Seal(file, of_barriers).of(8).startswith("2:")
+    assert Seal(file, of_barriers).of(7).startswith("1:")
     file.close()
 
 

@@ -213,7 +213,7 @@ def test_what_a_replay_does_again_is_equal() -> None:
 
 def test_a_run_that_is_resumed_goes_back_behind_what_is_remembered() -> None:
     """Its newest checkpoint is damaged, and an older one counts."""
-    history = History(lines=5, rests=3, supersedes=True)
+    history = History(lines=5, barriers=3, supersedes=True)
     entries = [{"trace": line(2, 1.0, 1), "generation": 4}, {"rest": rest(1, 3, 1), "generation": 4}]
     lines, rests = history.add(entries)
     assert lines == Change(2, [line(2, 1.0, 1)], replaces=True)

@@ -17,7 +17,7 @@ def of_a_launch(*notes: tuple[str, float, float, str | None]) -> list[dict[str, 
         phases.begin()
         for what, began, ended, line in notes:
             phases.note(what, began, ended, line)
-        return phases.told()
+        return phases.recorded()
 
     return copy_context().run(within)
 
@@ -43,7 +43,7 @@ def test_a_phase_is_noted_also_where_it_fails_and_entering_is_all_of_it() -> Non
             raise ValueError("no")
         with phases.entered("enters", resource()) as found:
             assert found == 5
-            return [span[0] for span in phases.told()[0]["spans"]]
+            return [span[0] for span in phases.recorded()[0]["spans"]]
 
     assert copy_context().run(within) == ["fails", "enters"]
 
@@ -55,7 +55,7 @@ def test_launches_side_by_side_have_lists_of_their_own_and_threads_take_them_alo
         thread = threading.Thread(target=context.run, args=(phases.note, "beside", 1.0, 2.0), name="record")
         thread.start()
         thread.join()
-        return [line["member"] for line in phases.told()]
+        return [line["member"] for line in phases.recorded()]
 
     assert copy_context().run(within) == ["driver, record"]
     assert of_a_launch() == []

@@ -52,9 +52,9 @@ ADDRESSES = {
     "postgresql://me:sword@host:5432/db": "postgresql://host:5432/db",
     "https://swordfish@host": "https://host",
     "https://me:sword@fish@host/path@2": "https://host/path@2",
-    "https://host/a?sig=swordfish&x=1": f"https://host/a?sig={redaction.MASK}&x=1",
-    "https://host/a?X-Amz-Signature=swordfish": f"https://host/a?X-Amz-Signature={redaction.MASK}",
-    "https://host/a?x=1&access_token=swordfish": f"https://host/a?x=1&access_token={redaction.MASK}",
+    "https://host/a?sig=swordfish&x=1": f"https://host/a?sig={redaction.REDACTED}&x=1",
+    "https://host/a?X-Amz-Signature=swordfish": f"https://host/a?X-Amz-Signature={redaction.REDACTED}",
+    "https://host/a?x=1&access_token=swordfish": f"https://host/a?x=1&access_token={redaction.REDACTED}",
 }
 PLAIN: dict[str, Any] = {
     "pipeline.args.tokenizer": "bpe",
@@ -79,17 +79,17 @@ def test_a_known_shape_is_taken_out_of_any_text(kind: str) -> None:
     secret = SHAPES[kind]
     for text in (secret, f"a = '{secret}'", f"it said {secret}, and ended"):
         masked = redaction.text(text)
-        assert redaction.MASK in masked
+        assert redaction.REDACTED in masked
         assert secret.removeprefix("Bearer ") not in masked
     assert redaction.setting("pipeline.args.harmless", [secret]) == [redaction.text(secret)]
 
 
 @pytest.mark.parametrize("key", KEYS)
 def test_a_telling_key_is_enough(key: str) -> None:
-    assert redaction.setting(key, KEYS[key]) == redaction.MASK
-    assert redaction.Redactor({}, {}).arguments([f"{key}={KEYS[key]}"]) == [f"{key}={redaction.MASK}"]
+    assert redaction.setting(key, KEYS[key]) == redaction.REDACTED
+    assert redaction.Redactor({}, {}).arguments([f"{key}={KEYS[key]}"]) == [f"{key}={redaction.REDACTED}"]
     section, _, last = key.rpartition(".")
-    assert redaction.setting(section, {last: KEYS[key], "x": 1}) == {last: redaction.MASK, "x": 1}
+    assert redaction.setting(section, {last: KEYS[key], "x": 1}) == {last: redaction.REDACTED, "x": 1}
 
 
 @pytest.mark.parametrize("address", ADDRESSES)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orchestrator.records.stacks import Frame, Home, held_up_at, parse, parse_spied, told, working
+from orchestrator.records.stacks import Frame, Home, as_lines, held_up_at, parse, parse_spied, working
 
 HOME = Home("/home/u/project", "/home/u/project/orchestrator", "/usr/lib/python3.11")
 DUMP = """\
@@ -64,4 +64,4 @@ def test_a_dump_may_break_off_anywhere(end: int) -> None:
 def test_no_text_is_too_strange(text: str) -> None:
     for threads in (parse(text), parse_spied(text)):
         assert working(threads) in [(), *threads]
-        assert sum(map(len, told(threads, 5))) <= 5
+        assert sum(map(len, as_lines(threads, 5))) <= 5

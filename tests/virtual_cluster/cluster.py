@@ -222,7 +222,7 @@ class Cluster:
             act = self._in_a_thread_of_its_own(member, act)
         group = (
             "compute"
-            if verb in ("prepare", "run", "stand_by", "profile", "save_weights", "read_weights")
+            if verb in ("prepare", "run", "become_spare", "profile", "save_weights", "read_weights")
             else "control"
         )
         member.calls[group].append((self.schedule.now + self._late(self.lateness_s), act))

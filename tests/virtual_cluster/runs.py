@@ -39,7 +39,7 @@ from orchestrator.controller.events import Timed
 from orchestrator.controller.rendezvous import balancing
 from orchestrator.driver.folders import RunFolder
 from orchestrator.driver.launch import resume
-from orchestrator.driver.report.outcome import Outcome
+from orchestrator.driver.report.outcome import RunOutcome
 from orchestrator.driver.run.checkpointing import Saving
 from orchestrator.driver.run.event_sink import Audience, EventSink
 from orchestrator.driver.run.job import requirements
@@ -65,7 +65,7 @@ class Told:
 
     plan: Plan
     story: list[str]
-    outcomes: list[Outcome | None] = field(default_factory=list)
+    outcomes: list[RunOutcome | None] = field(default_factory=list)
     trace: bytes = b""
     journal: list[dict[str, Any]] = field(default_factory=list)
     rests: list[dict[str, Any]] = field(default_factory=list)
@@ -152,17 +152,17 @@ class Run:
             self._schedule.close()
         self.told.trace = self._files.trace.read_bytes()
         self.told.journal = list(read(self._files.journal))
-        self.told.rests = list(read(self._files.rests)) if self._files.rests.exists() else []
+        self.told.rests = list(read(self._files.barriers)) if self._files.barriers.exists() else []
         return self.told
 
-    def _one(self, settings: Settings) -> Outcome | None:
+    def _one(self, settings: Settings) -> RunOutcome | None:
         """A life. The last one is a quiet one, and so is one after a failure."""
         before = self.told.outcomes
         failed = any(each is not None and not isinstance(each.error, Interrupted) for each in before)
         self._chance.new_life(quiet=failed or len(before) == MOST_LIVES - 1)
         self._cluster.settings, self._cluster.lives_on = settings, False
         self._cluster.tell(f"life {len(before)}: {_words(settings)}")
-        outcome: Outcome | None = None
+        outcome: RunOutcome | None = None
         try:
             outcome = self._drive(settings)
         except Crash:
@@ -174,7 +174,7 @@ class Run:
         self._cluster.tell(f"this life ends: {outcome}")
         return outcome
 
-    def _drive(self, settings: Settings) -> Outcome:
+    def _drive(self, settings: Settings) -> RunOutcome:
         """What `driver.job` does."""
         cluster = self._cluster
         plan = cluster.plan
@@ -183,7 +183,7 @@ class Run:
         with contextlib.ExitStack() as stack:
             journal, trace, rests = (
                 stack.enter_context(contextlib.closing(Meeting(path, cluster)))
-                for path in (self._files.journal, self._files.trace, self._files.rests)
+                for path in (self._files.journal, self._files.trace, self._files.barriers)
             )
             tracker = SimpleNamespace(
                 tick=_nothing,
@@ -200,10 +200,10 @@ class Run:
                 trace=trace,
                 origin=None,
                 memory=None,
-                feed=SimpleNamespace(troubles=list),
+                logger_feed=SimpleNamespace(troubles=list),
             )
-            record.rests, record.history = (None, [trace]) if plan.lockstep else (rests, [trace, rests])
-            record.seals, record.is_stood_by, record.upload = lambda _: {}, False, _nothing
+            record.barriers, record.history = (None, [trace]) if plan.lockstep else (rests, [trace, rests])
+            record.seals, record.has_failover, record.upload = lambda _: {}, False, _nothing
             record.files, record.describe = SimpleNamespace(artifacts=list, sync=_nothing), lambda *_: ([], [])
             record.restored = lambda: False
             progress: Any = SimpleNamespace(start=_nothing, step=_nothing, say=self._say)
@@ -231,7 +231,7 @@ class Run:
                     raise
                 self._say(error.message)  # and the user tries again
 
-    def _with_weights(self, session: Session, outcome: Outcome) -> Outcome:
+    def _with_weights(self, session: Session, outcome: RunOutcome) -> RunOutcome:
         """They are what the digest is of; lost only where a stage has no worker any more that is well."""
         path = self._folder / "weights"
         try:
@@ -267,11 +267,11 @@ class Run:
         for member in self._cluster.living():
             moment = self._schedule.now + self._schedule.dice.choice([0.0, 1.0, 10.0])
             self._schedule.at(moment, functools.partial(setattr, member, "alive", False))
-        for path in (self._files.journal, self._files.trace, self._files.rests):
+        for path in (self._files.journal, self._files.trace, self._files.barriers):
             if path.exists() and self._schedule.dice.random() < 0.3:
                 path.write_bytes(path.read_bytes() + _TORN)
 
-    def _check_life(self, outcome: Outcome) -> None:
+    def _check_life(self, outcome: RunOutcome) -> None:
         """What a life says of itself is so."""
         steps = len(list(read(self._files.trace)))
         assert outcome.steps == steps, "the outcome tells of other steps than the trace"
@@ -287,7 +287,7 @@ class Run:
         generations = list(self._cluster.generations.values())
         return list(generations[-1][1].values()) if generations else []
 
-    def _is_over(self, outcome: Outcome | None) -> bool:
+    def _is_over(self, outcome: RunOutcome | None) -> bool:
         """Whether it has finished; an error has to be right."""
         if outcome is not None and outcome.error is not None:
             assert self._is_right(outcome.error), outcome.error

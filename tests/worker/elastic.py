@@ -30,11 +30,11 @@ from orchestrator.config.plan import Variant
 from orchestrator.config.resolve import resolve
 from orchestrator.config.settings import CheckpointSettings, Every, Settings
 from orchestrator.controller.checking import Verdict
-from orchestrator.controller.events import Begin, Inheritance
-from orchestrator.controller.membership import ControllerState, inherited, lost_shards, moves
+from orchestrator.controller.events import Begin, FallbackPair
+from orchestrator.controller.membership import ControllerState, fallback_pairs, lost_shards, moves
 from orchestrator.controller.membership import Member as MemberStatus
 from orchestrator.controller.shard_assignment import assign_shards, assign_stages
-from orchestrator.controller.state_recovery import Standing, hand_over
+from orchestrator.controller.state_recovery import Standing, plan_recovery
 from orchestrator.errors import Inconsistent
 from orchestrator.pipeline import Pipeline
 from orchestrator.records.progress import Activity, Progress, advances_of, latest
@@ -42,8 +42,8 @@ from orchestrator.records.trace import Line
 from orchestrator.worker.member import lasting_memory
 from orchestrator.worker.member.generation import INITIAL
 from orchestrator.worker.member.heartbeat import Heartbeat
-from orchestrator.worker.member.shard_slots import Row, ShardSlots
-from orchestrator.worker.member.shared_queue import Ground, Place
+from orchestrator.worker.member.shard_slots import ShardSlots, SlotRow
+from orchestrator.worker.member.shared_queue import MemoryHandle, QueueMemory
 from orchestrator.worker.worker import Ended, Generation, ProcessServices, Server, Worker
 from tests.comm.transports.memory import LEFT, Hub, LocalRegions
 from tests.controller.asked import required
@@ -132,7 +132,7 @@ class Saved:
 
 class Writes:
     """A writer that copies what is steady as late as it may, so a change that comes too early spoils the checkpoint; then it
-    is busy for as many looks as a test wants. Implements `worker.member.generation.Writer`."""
+    is busy for as many looks as a test wants. Implements `worker.member.generation.CheckpointWriter`."""
 
     def __init__(self, saved: Saved, busy_for: int) -> None:
         self._saved = saved
@@ -214,11 +214,11 @@ class Scripted:
 class MetSlots(ShardSlots):
     """Slots whose writer meets the script before, within and after each write."""
 
-    def __init__(self, fd: int, shards: int, row: Row, meet: Callable[[], None]) -> None:
+    def __init__(self, fd: int, shards: int, row: SlotRow, meet: Callable[[], None]) -> None:
         super().__init__(fd, shards, row)
         self._meet = meet
 
-    def write(self, shard: int, stamp: int, row: Row) -> None:
+    def write(self, shard: int, stamp: int, row: SlotRow) -> None:
         self._meet()
         super().write(shard, stamp, _Met(row, self._meet))
         self._meet()
@@ -227,7 +227,7 @@ class MetSlots(ShardSlots):
 class _Met(dict[str, torch.Tensor]):
     """A row that meets the script when its last tensor is read."""
 
-    def __init__(self, row: Row, meet: Callable[[], None]) -> None:
+    def __init__(self, row: SlotRow, meet: Callable[[], None]) -> None:
         super().__init__(row)
         self._meet, self._last = meet, list(row)[-1]
 
@@ -265,7 +265,7 @@ class Member:
         self.run_manifest = self.member.prepare()
         self._counting = True
 
-    def _slots(self, shards: int, row: Row) -> ShardSlots | None:
+    def _slots(self, shards: int, row: SlotRow) -> ShardSlots | None:
         return None if self._run.lasting is None else MetSlots(self._run.lasting, shards, row, self.meet)
 
     def state(self) -> dict[str, torch.Tensor]:
@@ -274,7 +274,7 @@ class Member:
 
     def stand_by(self) -> None:
         assert isinstance(self.member, Worker)
-        self.member.stand_by()
+        self.member.become_spare()
 
     @property
     def progress(self) -> Progress | None:
@@ -348,7 +348,7 @@ class Elastic:
         self.lasting = lasting_memory.created() if outlives else None
         self._shared = Shared()
         self._ground = (
-            Ground()
+            QueueMemory()
         )  # a moment of a script is the same in each run only where nobody claims; who wants that says so
         self.applied = 0
         self.script: dict[tuple[int, int | Sending], list[What]] = {}
@@ -356,7 +356,7 @@ class Elastic:
             self.script.setdefault((fault.member, fault.at), []).append(fault.what)
         self.saved = saved or Saved()
         self.saved.speak = lambda: [entry for member in self.everybody for entry in list(member.said)]
-        self.inherited: list[tuple[int, Inheritance]] = []
+        self.inherited: list[tuple[int, FallbackPair]] = []
         self.busy_for = busy_for
         self.joining = 0
         self.verdicts: list[Verdict] = []
@@ -386,7 +386,7 @@ class Elastic:
         state = self.saved.complete[int(where)][1]
         return replace(state, tensors={n: t for n, t in state.tensors.items() if wanted is None or wanted(n)})
 
-    def _updates(self, nodes: Sequence[int]) -> tuple[Place | None, ...]:
+    def _updates(self, nodes: Sequence[int]) -> tuple[MemoryHandle | None, ...]:
         """Where workers divide the update: somewhere else now and then, as when the worker is gone whose memory it was."""
         if not self.plan.update.sharded:
             return ()
@@ -416,7 +416,7 @@ class Elastic:
         best = latest(member.progress for member in workers)
         donor, restore = None, None  # all begin with the initial state
         state, seen = self._as_the_controller_sees(workers)
-        forgets = bool(lost_shards(state, seen)) and not inherited(state, seen)
+        forgets = bool(lost_shards(state, seen)) and not fallback_pairs(state, seen)
         if forgets:
             self.went_back += 1
             donor, restore = 0, (0, str(len(self.saved.complete) - 1) if self.saved.complete else INITIAL)
@@ -427,7 +427,7 @@ class Elastic:
         if not self.plan.lockstep and restore is not None and restore[1] != INITIAL:
             workers[0].said[:] = self.saved.heard[int(restore[1])]
         base = advances_of(best)
-        heirs = () if restore is not None else inherited(state, seen)
+        heirs = () if restore is not None else fallback_pairs(state, seen)
         self.inherited = [] if restore is not None else [each for each in self.inherited if each[0] <= base]
         self.inherited += [(base, pair) for pair in heirs]
         behind = [
@@ -448,8 +448,8 @@ class Elastic:
             state_transfers=tuple(behind),
             restore=None if restore is None else restore[0],
             moves=moves(state, seen, shards, None if restore is None else restore[0]),
-            heirs=heirs,
-            inherited=tuple(pair for each, pair in self.inherited if each == base),
+            fallbacks=heirs,
+            all_fallbacks=tuple(pair for each, pair in self.inherited if each == base),
         )
         generation = Generation(
             begin,
@@ -457,7 +457,7 @@ class Elastic:
             None if restore is None else restore[1],
             tuple(range(0, len(workers), 1 if self.keeps_shard_state else 2)),
             keys=SECRET.keys("tests"),
-            boards=(Place(0, *self._ground.place),) * len(workers) if self.settings.cluster.claims else (),
+            queues=(MemoryHandle(0, *self._ground.handle),) * len(workers) if self.settings.cluster.claims else (),
             updates=self._updates(nodes[: len(workers)]),
         )
         self.generations += 1
@@ -479,7 +479,7 @@ class Elastic:
             Standing(stage, member.progress, member.ended is not None and member.ended.holds_sum)
             for stage, member in zip(stage_of, workers, strict=True)
         ]
-        planned = hand_over(standings, self._layout.stages)
+        planned = plan_recovery(standings, self._layout.stages)
         begin = replace(
             first.begin,
             generation=self.generations,
@@ -522,7 +522,7 @@ class Elastic:
             start=1,
             least=1,
             most=shards,
-            inherits=not self.plan.lockstep and not self.plan.replay,
+            falls_back=not self.plan.lockstep and not self.plan.replay,
         )
         seen = [
             MemberStatus(

@@ -50,12 +50,12 @@ from orchestrator.config.settings import (
 )
 from orchestrator.controller.events import Begin
 from orchestrator.controller.rendezvous.schedules import groups_of
-from orchestrator.controller.shard_assignment import assign_shards, assign_stages, deal
+from orchestrator.controller.shard_assignment import assign_columns, assign_shards, assign_stages
 from orchestrator.optim.privacy.secret import Secret
 from orchestrator.pipeline import Pipeline
 from orchestrator.records.trace import Line
 from orchestrator.worker.member.heartbeat import Heartbeat
-from orchestrator.worker.member.shared_queue import Ground, Place
+from orchestrator.worker.member.shared_queue import MemoryHandle, QueueMemory
 from orchestrator.worker.member.time_account import TimeAccount
 from orchestrator.worker.worker import Ended, Generation, ProcessServices, Server, Worker
 from tests.comm.transports.memory import Hub, LocalRegions
@@ -127,13 +127,13 @@ class Shared:
     """Memory in which the workers of each node divide the update."""
 
     def __init__(self) -> None:
-        self._grounds: defaultdict[int, Ground] = defaultdict(Ground)
+        self._grounds: defaultdict[int, QueueMemory] = defaultdict(QueueMemory)
 
-    def places(self, nodes: Sequence[int]) -> tuple[Place | None, ...]:
+    def places(self, nodes: Sequence[int]) -> tuple[MemoryHandle | None, ...]:
         """By worker's rank; as `driver.run.member_directory` gives them."""
         first = {node: nodes.index(node) for node in nodes}
         return tuple(
-            Place(first[node], *self._grounds[node].place) if nodes.count(node) > 1 else None for node in nodes
+            MemoryHandle(first[node], *self._grounds[node].handle) if nodes.count(node) > 1 else None for node in nodes
         )
 
 
@@ -315,7 +315,7 @@ def _generation(schedule: Schedule, plan: Plan, nodes: tuple[int, ...]) -> Gener
 
 def in_stages(schedule: Schedule, plan: Plan, stage_of: tuple[int, ...], nodes: tuple[int, ...]) -> Generation:
     """The first generation of a model in stages. stage_of, nodes: by rank."""
-    first = generation_of(schedule, deal(plan.data.shards, stage_of), nodes=nodes, stages=stage_of)
+    first = generation_of(schedule, assign_columns(plan.data.shards, stage_of), nodes=nodes, stages=stage_of)
     return replace(first, groups=groups_of(first.begin, plan.exchange))
 
 
@@ -392,13 +392,13 @@ class _Members:
         self._run_manifest = run_manifest[0]
         generation = _generation(self._schedule, plan, nodes)
         begin = replace(generation.begin, run_manifest=self._run_manifest)
-        self._ground = Ground()
-        boards = (Place(0, *self._ground.place),) * generation.workers if plan.cluster.claims else ()
+        self._ground = QueueMemory()
+        boards = (MemoryHandle(0, *self._ground.handle),) * generation.workers if plan.cluster.claims else ()
         self._shared = Shared() if plan.update.sharded else None
         updates = () if self._shared is None else self._shared.places(begin.nodes[: generation.workers])
         writers = () if keeping is None else tuple(range(generation.workers))
         self._generation = replace(
-            generation, begin=begin, keys=SECRET.keys("tests"), boards=boards, updates=updates, writers=writers
+            generation, begin=begin, keys=SECRET.keys("tests"), queues=boards, updates=updates, writers=writers
         )
 
     def run(self) -> list[End]:

@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 import torch
 
 from orchestrator.worker.member import lasting_memory
-from orchestrator.worker.member.shard_slots import Row, ShardSlots
+from orchestrator.worker.member.shard_slots import ShardSlots, SlotRow
 
 SHARDS, STEPS = 4, 12
 DEEPEST = 3  # writes within writes
@@ -46,7 +46,7 @@ class OneSlot(ShardSlots):
 
 
 class StampedFirst(ShardSlots):
-    def write(self, shard: int, stamp: int, row: Row) -> None:
+    def write(self, shard: int, stamp: int, row: SlotRow) -> None:
         slot = self._slot_of(stamp)
         if self._stamps[shard, slot] != stamp:
             self._stamps[shard, slot] = stamp
@@ -63,7 +63,7 @@ class Protocol:
 class Interrupted(Mapping[str, torch.Tensor]):
     """A row that others act beside while it is read, and whose reader may be killed then."""
 
-    def __init__(self, row: Row, meet: object) -> None:
+    def __init__(self, row: SlotRow, meet: object) -> None:
         self._row, self._meet = row, meet
 
     def __getitem__(self, name: str) -> torch.Tensor:
@@ -123,7 +123,7 @@ class World:
             for shard in worker.shards if worker.steps else ():
                 self.slots.write(shard, worker.steps, self.found(shard, worker.steps))
 
-    def found(self, shard: int, steps: int) -> Row:
+    def found(self, shard: int, steps: int) -> SlotRow:
         """What the slots have, if it is what it should be."""
         row = self.slots.read(shard, steps) if steps else kept(shard, 0)
         if row is None:

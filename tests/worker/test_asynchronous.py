@@ -17,7 +17,7 @@ from orchestrator.config.settings import Every
 from orchestrator.controller.events import Ended
 from orchestrator.errors import Inconsistent
 from orchestrator.pipeline import Pipeline
-from orchestrator.records import rests
+from orchestrator.records import barriers
 from orchestrator.records.clocks import AsyncPhase
 from orchestrator.worker.asynchronous import deltas
 from orchestrator.worker.asynchronous import rows as shard_rows
@@ -87,7 +87,7 @@ def test_a_run_is_repeated_on_another_layout(number: int, mode: dict[str, Any]) 
     assert [line["step"] for line in run.trace] == list(range(7))
     assert run.rests[-1]["steps"] == 7
     bound = mode.get("staleness")
-    assert bound is None or max(each.largest for each in rests.staleness(run.rests)) <= bound
+    assert bound is None or max(each.largest for each in barriers.staleness(run.rests)) <= bound
 
 
 @pytest.mark.parametrize("graph", thinned(["exponential", "ring", "complete"], 3))
@@ -197,9 +197,9 @@ def test_heirs_of_heirs_get_what_was_passed_on_until_then() -> None:
     own = {shard: {"kept": torch.tensor([float(shard)])} for shard in range(3)}
     exchange: Any = Alone()
     for _ in range(2):  # a replay may be interrupted here and begin again
-        found = shard_rows.inherited(exchange, 4, [[2, 0], [0, 1]], own)
+        found = shard_rows.fallback_rows(exchange, 4, [[2, 0], [0, 1]], own)
         assert {shard: float(row["kept"]) for shard, row in found.items()} == {2: 0.0, 0: 1.0}
-    assert shard_rows.inherited(exchange, 4, [], own) == {}
+    assert shard_rows.fallback_rows(exchange, 4, [], own) == {}
 
 
 # ---- what the ledger finds
@@ -231,7 +231,7 @@ def test_a_slice_that_is_overwritten_too_early_is_found(monkeypatch: pytest.Monk
     def spoiled(self: Traffic, header: deltas.Header) -> None:
         send(self, header)
         if header.kind == deltas.DELTA and next(number) == 1:
-            self.memory.own(header.number).add_(torch.ones(1, dtype=torch.int64))
+            self.memory.outgoing(header.number).add_(torch.ones(1, dtype=torch.int64))
 
     monkeypatch.setattr(Traffic, "send", spoiled)
     ends = members_end(p.Mlp, Layout(2), sync={"name": "ssp", "staleness": 0}, steps=8)

@@ -17,7 +17,7 @@ from torch import nn
 
 from orchestrator.checkpoint.catalog import Catalog, load
 from orchestrator.checkpoint.state import TrainingState
-from orchestrator.checkpoint.writer import Writer
+from orchestrator.checkpoint.writer import PartWriter
 from orchestrator.comm.topologies import build_schedule
 from orchestrator.config.resolve import resolve
 from orchestrator.controller.shard_assignment import assign_shards
@@ -70,7 +70,7 @@ class Scene:
         self.told: list[dict[str, Any]] = []
         self.said: list[dict[str, Any]] = []
         self.heartbeat = Looking()
-        self.writer = Writer(self.storage, self.told.append)
+        self.writer = PartWriter(self.storage, self.told.append)
         self._regions = LocalRegions()
         adam = {"name": "adam", "lr": 0.02}
         self._settings = elastic_settings(pipeline, Layout(1), SAVED, steps=5, optimizer=adam, **settings)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from orchestrator.records.clocks import AsyncPhase, Update
 from orchestrator.worker.asynchronous import reports
 from orchestrator.worker.asynchronous.deltas import DELTA, Deliveries, Header, window_of
-from orchestrator.worker.asynchronous.reports import BarrierConsensus, BarrierReport, Done
+from orchestrator.worker.asynchronous.reports import BarrierConsensus, BarrierReport, CompletedUpdate
 from orchestrator.worker.asynchronous.rows import decode, encode
 from orchestrator.worker.member.heartbeat import Halt
 from orchestrator.worker.voting.step_report import Requests, Shape
@@ -87,14 +87,20 @@ def test_a_report_is_what_was_encoded_and_the_maximum_what_all_agree_on() -> Non
 
 @given(st.lists(st.tuples(st.integers(0, 9), st.none() | st.floats(allow_nan=False), st.integers(-(2**63), 2**63 - 1))))
 def test_updates_are_what_was_encoded(told: list[tuple[int, float | None, int]]) -> None:
-    made = [Done(Update(shard, ((1, 2), (4, 1))[: shard % 3]), loss, printed) for shard, loss, printed in told]
+    made = [
+        CompletedUpdate(Update(shard, ((1, 2), (4, 1))[: shard % 3]), loss, printed) for shard, loss, printed in told
+    ]
     assert reports.decode(reports.encode(made)) == [
         each._replace(loss=None if each.loss is None else each.loss + 0.0) for each in made
     ]
 
 
 def test_lines_take_the_updates_in_canonical_order_and_the_last_one_all_that_is_left() -> None:
-    stream = [Done(Update(0, ()), 1.0, 10), Done(Update(1, ()), None, 20), Done(Update(0, ()), 3.0, 30)]
+    stream = [
+        CompletedUpdate(Update(0, ()), 1.0, 10),
+        CompletedUpdate(Update(1, ()), None, 20),
+        CompletedUpdate(Update(0, ()), 3.0, 30),
+    ]
     sprint = AsyncPhase((0, 0), ((0, 1),), (tuple(each.update for each in stream),))
     ordered = reports.in_order(sprint, [stream])
     lines, carry = reports.lines(ordered, 0, 1, last=False, per_line=2)

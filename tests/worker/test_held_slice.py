@@ -76,7 +76,7 @@ def test_all_parameters_are_named_and_a_statistic_is_none() -> None:
 
 def test_after_a_rest_it_is_what_the_rest_made() -> None:
     held = holding(0, 1)
-    held.rest(torch.ones(LAYOUT.size, dtype=torch.int64), [9, 9])
+    held.at_barrier(torch.ones(LAYOUT.size, dtype=torch.int64), [9, 9])
     answer = held.read("a", 0, 3)
     assert (answer["clocks"], numbers(answer)) == ([9, 9], [1 * 2.0**-10, 2 * 2.0**-10, 3 * 2.0**-10])
 
@@ -93,7 +93,7 @@ class Seen:
 def seen(monkeypatch: pytest.MonkeyPatch) -> Seen:
     """Servers are looked at after whatever they take."""
     found, rests = Seen(), dict[HeldSlice, int]()
-    begin, base, part, rest = HeldSlice.begin, HeldSlice.base, HeldSlice.part, HeldSlice.rest
+    begin, base, part, rest = HeldSlice.begin, HeldSlice.base, HeldSlice.part, HeldSlice.at_barrier
 
     def look(held: HeldSlice) -> dict[str, dict[str, Any]]:
         return {name: answer for name in held._slots if (answer := held.read(name))}
@@ -114,7 +114,7 @@ def seen(monkeypatch: pytest.MonkeyPatch) -> Seen:
         rest(self, *given)
         found.at.append((rests[self], look(self)))
 
-    for name, verb in (("begin", beginning), ("base", starting), ("part", taking), ("rest", resting)):
+    for name, verb in (("begin", beginning), ("base", starting), ("part", taking), ("at_barrier", resting)):
         monkeypatch.setattr(HeldSlice, name, verb)
     return found
 
@@ -208,5 +208,5 @@ def test_a_server_that_holds_nothing_says_so(seen: Seen, monkeypatch: pytest.Mon
     servers: list[Server] = []
     monkeypatch.setattr(Server, "close", lambda self: servers.append(self))  # there is nothing to close
     train(p.Mlp, On(2, "parameter_server"))
-    assert [server.look("0.weight", 0, None) for server in servers] == [{}]
+    assert [server.read_parameters("0.weight", 0, None) for server in servers] == [{}]
     assert (seen.between, seen.at) == ([], [])

@@ -163,7 +163,7 @@ def test_shards_of_a_round_are_dealt_by_their_local_steps(number: int, monkeypat
         return trained(self, step, shard)
 
     dealt: list[tuple[int, tuple[int, ...]]] = []
-    deal_of = LocalSteps.dealt
+    deal_of = LocalSteps.step_assignment
 
     def noted(self: LocalSteps, step: int, assigned: Any) -> Any:
         found = deal_of(self, step, assigned)
@@ -172,7 +172,7 @@ def test_shards_of_a_round_are_dealt_by_their_local_steps(number: int, monkeypat
 
     reference = train(LabelledBatchnorm, **case)
     monkeypatch.setattr(LocalSteps, "_trained", told)
-    monkeypatch.setattr(LocalSteps, "dealt", noted)
+    monkeypatch.setattr(LocalSteps, "step_assignment", noted)
     _assert_same(train(LabelledBatchnorm, Layout(3), **case), reference)
     shards = case.get("shards", 5)
     assert {each for each in computed if each[0] > 0} == {(step, s) for step in range(1, 6) for s in range(shards)}
@@ -210,7 +210,7 @@ def test_one_shard_with_the_mean_is_its_own_training() -> None:
 def test_parameters_are_the_rounds_start_again_after_each_shard() -> None:
     worker = Worker(resolve(settings_for(LabelledBatchnorm, **CASES[4])), LocalRegions())
     worker.prepare()
-    replica, contributing = worker._execution.held.replica, worker._execution._trainer._gradients  # type: ignore[attr-defined]
+    replica, contributing = worker._execution.model_state.replica, worker._execution._trainer._gradients  # type: ignore[attr-defined]
     before = replica.flat.clone().view(torch.int32)
     found = [contributing.compute(0, shard) for shard in range(5)]
     assert torch.equal(replica.flat.view(torch.int32), before)

@@ -17,7 +17,7 @@ from orchestrator.records import trace
 from orchestrator.worker.between_steps.run_state import RunState
 from orchestrator.worker.member.generation import Withdrawn
 from orchestrator.worker.member.heartbeat import CalledOff
-from orchestrator.worker.step.executor import Outcome
+from orchestrator.worker.step.executor import StepOutcome
 from orchestrator.worker.step.lockstep import Lockstep, StepContents
 from orchestrator.worker.voting.step_report import Consensus, Shape, StepReport
 from tests.comm.transports.memory import Hub, LocalRegions
@@ -68,7 +68,7 @@ class Stepping:
         self._lockstep = lockstep
         self.grid = Grid.unset(2, SHARDS)
 
-    def step(self, step: int) -> Outcome:
+    def step(self, step: int) -> StepOutcome:
         outcome = self._lockstep.advance(RunState(self.grid, step))
         self.grid = outcome.grid
         return outcome

@@ -19,7 +19,7 @@ from orchestrator.errors import ConfigurationError
 from orchestrator.numerics.streams import seeded
 from orchestrator.pipeline import Pipeline
 from orchestrator.worker.model import construction
-from orchestrator.worker.model.moving_buffers import RULES, Left
+from orchestrator.worker.model.moving_buffers import RULES, BufferRemains
 from tests.products import thinned
 from tests.worker import pipelines as p
 from tests.worker.elastic import EVERYTHING, Elastic, Fault, Saved, elastic_settings, survive
@@ -41,7 +41,7 @@ floats = st.sampled_from(ODD)
 def _joined(rule: str, values: dict[int, Tensor], workers: list[list[int]]) -> Tensor:
     """What workers make of it that host these shards, in this order."""
     buffer = torch.zeros_like(next(iter(values.values())))
-    each = [Left({rule: {"buffer": buffer}}) for _ in workers]
+    each = [BufferRemains({rule: {"buffer": buffer}}) for _ in workers]
     for left, shards in zip(each, workers, strict=True):
         for shard in shards:
             buffer.copy_(values[shard])

@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch.utils.data import TensorDataset
 
-from orchestrator.comm.collectives import END, EVALUATION, EVALUATION_VOTE, LATTICE, LATTICE_KEYS, VOTE
+from orchestrator.comm.collectives import END, EVALUATION, EVALUATION_VOTE, GRID_KEYS, GRID_SUM, VOTE
 from orchestrator.comm.topologies import build_schedule
 from orchestrator.comm.transports.base import Received, Tag, Transport
 from orchestrator.config.resolve import resolve
@@ -174,7 +174,7 @@ def _sums(pipeline: type[Pipeline], keys: Keys, **settings: Any) -> torch.Tensor
     trainer.unlock(keys)
     trainer.take_on([range(plan.data.shards)])
     trainer.contribute(0, 0, Grid.unset(1, 1))
-    carrier, lattice = trainer._clipped._carrier, trainer._clipped._lattice
+    carrier, lattice = trainer._clipped._carrier, trainer._clipped._grid
     found: torch.Tensor = carrier.own.double() * lattice.lsb
     return found
 
@@ -204,10 +204,10 @@ class Seen:
 
     def receive(self, peer: int, tag: Tag, timeout_s: float) -> Received:
         received: Received = self._inner.receive(peer, tag, timeout_s)
-        if tag.phase == LATTICE:
+        if tag.phase == GRID_SUM:
             self._seen.append((peer, received.payload.clone()))
         else:
-            assert tag.phase in (VOTE, LATTICE_KEYS, EVALUATION, EVALUATION_VOTE, END)
+            assert tag.phase in (VOTE, GRID_KEYS, EVALUATION, EVALUATION_VOTE, END)
         return received
 
 
@@ -254,7 +254,7 @@ def test_a_region_that_peers_map_never_holds_a_plain_sum() -> None:
 
         def look(peer: int, tag: Tag, payload: torch.Tensor, note: int = 0) -> None:
             for region in regions._regions:
-                if region.dtype == torch.int64 and region.numel() and rank == 1 and tag.phase in (VOTE, LATTICE):
+                if region.dtype == torch.int64 and region.numel() and rank == 1 and tag.phase in (VOTE, GRID_SUM):
                     strange.append(int((region.abs() < 2**45).sum()) if bool(region.any()) else 0)
             send(peer, tag, payload, note)
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from orchestrator.config.plan import Watching
+from orchestrator.config.plan import MonitoredMetric
 from orchestrator.config.resolve import resolve
 from orchestrator.config.settings import Every
 from orchestrator.numerics.grid import Grid
@@ -79,12 +79,12 @@ def test_patience_runs_out_by_what_was_seen() -> None:
         run_state = run_state.evaluated({"validation/loss": loss})
     assert run_state.stopped_early
     assert run_state.reductions == 0
-    assert run_state.watched() == ["validation/loss", "validation/loss"]
+    assert run_state.monitored() == ["validation/loss", "validation/loss"]
 
 
 @pytest.mark.parametrize("best", [None, 0.1, math.inf, -0.0])
 def test_it_travels_whole(best: float | None) -> None:
-    patience = Patience(Watching("validation/loss", 2, "min"), best, waited=1, exhausted=1)
+    patience = Patience(MonitoredMetric("validation/loss", 2, "min"), best, waited=1, exhausted=1)
     run_state = replace(
         START,
         grid=Grid((4, None, -1074), 5),
@@ -93,9 +93,9 @@ def test_it_travels_whole(best: float | None) -> None:
         save_due=True,
         unpublished=(trace.line(8, 0.1, 7),),
         stopping=patience,
-        plateau=replace(patience, watching=Watching("validation/loss", 3, "min")),
+        plateau=replace(patience, monitored=MonitoredMetric("validation/loss", 3, "min")),
     )
     assert START.resumed(json.loads(json.dumps(run_state.as_dict(), allow_nan=False))) == run_state
     with_vote = replace(run_state, second_vote=((-(2**63), 4), (2**63 - 1,)))
-    assert START.resumed(json.loads(json.dumps(with_vote.handed_over()))) == with_vote
+    assert START.resumed(json.loads(json.dumps(with_vote.for_transfer()))) == with_vote
     assert with_vote.as_dict() == run_state.as_dict()  # a checkpoint has no use for it

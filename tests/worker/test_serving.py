@@ -233,7 +233,7 @@ class OfKeywords(nn.Module):
         return named["x"] * 2
 
 
-def tried(model: nn.Module, batch: Any, pipeline: Pipeline | None = None) -> batch_invariance.Tried:
+def tried(model: nn.Module, batch: Any, pipeline: Pipeline | None = None) -> batch_invariance.InvarianceTrial:
     """What a run tells of a model, whose first samples are this batch."""
     workload: Any = SimpleNamespace(pipeline=pipeline or Plain(), model=model, samples=lambda _: batch)
     return answering._tried(workload, 1, "native")
@@ -255,7 +255,7 @@ def words(length: int = 6) -> Tensor:
     ],
 )
 def test_a_mapping_is_passed_as_keywords_where_the_model_takes_them(model: nn.Module, batch: Any) -> None:
-    assert tried(model, batch) == batch_invariance.Tried(batch_invariance.ROWS)
+    assert tried(model, batch) == batch_invariance.InvarianceTrial(batch_invariance.ROWS)
 
 
 def test_what_does_not_fit_is_named_by_its_type_with_what_to_write() -> None:
@@ -300,4 +300,4 @@ def test_a_model_of_hugging_face_is_served_as_it_comes() -> None:
     sizes = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}
     model = BertForSequenceClassification(BertConfig(vocab_size=50, **sizes))
     told = {"input_ids": words(), "attention_mask": torch.ones_like(words()), "labels": torch.ones(12).long()}
-    assert tried(model, BatchEncoding(told)) == batch_invariance.Tried(batch_invariance.ROWS)
+    assert tried(model, BatchEncoding(told)) == batch_invariance.InvarianceTrial(batch_invariance.ROWS)

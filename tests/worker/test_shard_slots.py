@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from orchestrator.worker.member import lasting_memory, shard_slots
-from orchestrator.worker.member.shard_slots import Row, ShardSlots
+from orchestrator.worker.member.shard_slots import ShardSlots, SlotRow
 from orchestrator.worker.model.shard_states import ShardStates
 from tests.products import thinned
 from tests.refusals import refused
@@ -206,7 +206,7 @@ def test_a_process_that_is_killed_while_it_writes_leaves_a_whole_slot(memory: in
     assert reached > 0
 
 
-def large(value: float) -> Row:
+def large(value: float) -> SlotRow:
     return {name: torch.full((20_000,), float(value)) for name in "abc"}
 
 

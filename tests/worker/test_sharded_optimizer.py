@@ -21,7 +21,7 @@ from orchestrator.config.settings.rules import sharded
 from orchestrator.errors import ConfigurationError, RunFailed
 from orchestrator.optim import by_element
 from orchestrator.optim.optimizers import OPTIMIZERS as OPTIMIZERS_OF_TABLE
-from orchestrator.worker.member.shared_queue import Place
+from orchestrator.worker.member.shared_queue import MemoryHandle
 from orchestrator.worker.model import sharded_optimizer
 from orchestrator.worker.model.replica import Replica
 from orchestrator.worker.strategies import LockstepStrategy
@@ -190,7 +190,7 @@ def test_who_died_before_its_memory_was_shared_is_told_as_lost(alive: bool) -> N
     gone.wait()
     model = torch.nn.Linear(3, 2)
     divided = sharded_optimizer.ShardedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), Replica(model))
-    place = Place(0, gone.pid, 5)
+    place = MemoryHandle(0, gone.pid, 5)
 
     class Connected:
         def poll(self, _phases: object, _timeout_s: float) -> list[object]:

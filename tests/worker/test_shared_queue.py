@@ -21,7 +21,16 @@ from orchestrator.controller.work_stealing import last_of_most
 from orchestrator.errors import ConfigurationError, Inconsistent
 from orchestrator.worker import strategies
 from orchestrator.worker.member import lasting_memory, shared_queue
-from orchestrator.worker.member.shared_queue import Board, Claims, Deal, Ground, Place, check, opened, stamp_of
+from orchestrator.worker.member.shared_queue import (
+    Assignment,
+    MemoryHandle,
+    QueueConsumer,
+    QueueMemory,
+    SharedQueue,
+    check,
+    opened,
+    stamp_of,
+)
 from tests.products import thinned
 from tests.worker import pipelines as p
 from tests.worker.elastic import Elastic, Fault, elastic_settings
@@ -45,8 +54,8 @@ def memory() -> Iterator[int]:
 
 
 def test_of_all_who_claim_a_shard_in_a_step_one_gets_it(memory: int) -> None:
-    one, other = Board(memory, SHARDS), Board(memory, SHARDS)
-    first, second = Deal(((0, 1), (2, 3)), 0), Deal(((0, 1), (2, 3)), 1)
+    one, other = SharedQueue(memory, SHARDS), SharedQueue(memory, SHARDS)
+    first, second = Assignment(((0, 1), (2, 3)), 0), Assignment(((0, 1), (2, 3)), 1)
     first.stamp.value = second.stamp.value = stamp = stamp_of(0, 0)
     assert [one.claim(first), other.claim(second)] == [0, 2]
     assert [other.claim(second), other.claim(second), one.claim(first)] == [3, 1, -1]
@@ -56,7 +65,7 @@ def test_of_all_who_claim_a_shard_in_a_step_one_gets_it(memory: int) -> None:
 
 
 def test_a_generation_that_broke_off_is_older_than_all_that_follows(memory: int) -> None:
-    board, deal = Board(memory, SHARDS), Deal(((0,),), 0)
+    board, deal = SharedQueue(memory, SHARDS), Assignment(((0,),), 0)
     stamps = [stamp_of(3, 900), stamp_of(4, 7), stamp_of(3, 901)]  # the last of one who is late in it
     found = []
     for deal.stamp.value in stamps:
@@ -74,12 +83,12 @@ def test_a_generation_that_broke_off_is_older_than_all_that_follows(memory: int)
 def test_what_is_claimed_is_what_the_rule_says(sizes: list[int], kept: int, order: list[int], dice: Random) -> None:
     memory, numbers = lasting_memory.created(), iter(dice.sample(range(20), sum(sizes)))
     dealt = [[next(numbers) for _ in range(size)] for size in sizes]
-    board, left = Board(memory, 20), [list(shards) for shards in dealt]
+    board, left = SharedQueue(memory, 20), [list(shards) for shards in dealt]
     for number in order:
         own = number % len(sizes)
         beside = [shards for other, shards in enumerate(left) if other != own]
         expected = left[own][0] if left[own] else last_of_most(beside, kept)
-        deal = Deal(dealt, own, kept)
+        deal = Assignment(dealt, own, kept)
         deal.stamp.value = stamp_of(1, 1)
         assert board.claim(deal) == (-1 if expected is None else expected)
         left = [[shard for shard in shards if shard != expected] for shards in left]
@@ -140,17 +149,17 @@ class Turns:
             self._changed.notify_all()
 
 
-class InTurn(Board):
+class InTurn(SharedQueue):
     def __init__(self, fd: int, turn: Callable[[], None]) -> None:
         super().__init__(fd, SHARDS)
         self._turn = turn
 
-    def claim(self, deal: Deal) -> int:
+    def claim(self, deal: Assignment) -> int:
         self._turn()
         return super().claim(deal)
 
 
-def _lives(rank: int, claims_: Claims, turns: Turns, leaves: tuple[int, int]) -> list[list[int]]:
+def _lives(rank: int, claims_: QueueConsumer, turns: Turns, leaves: tuple[int, int]) -> list[list[int]]:
     """The shards that a worker computes in each of three steps; leaves: (worker, after so many shards of the second)."""
     found: list[list[int]] = [[], [], []]
     try:
@@ -159,7 +168,7 @@ def _lives(rank: int, claims_: Claims, turns: Turns, leaves: tuple[int, int]) ->
             for shard in claims_.turns(step, assign_shards(SHARDS, len(claims_.ranks))):
                 found[step].append(shard)
                 turns.wait(rank)  # it computes
-                assert not claims_.taken(step, shard)
+                assert not claims_.taken_by_other(step, shard)
                 if leaves == (rank, len(found[1])):
                     raise BrokenOff
     except BrokenOff:
@@ -186,7 +195,7 @@ def test_each_shard_is_claimed_once_in_each_step_whatever_the_order(
 
         def live(rank: int, number: int = number, turns: Turns = turns, leaves: tuple[int, int] = leaves) -> Any:
             board = InTurn(memory, lambda: turns.wait(rank))
-            return _lives(rank, Claims(board, number, rank, range(workers), kept), turns, leaves)
+            return _lives(rank, QueueConsumer(board, number, rank, range(workers), kept), turns, leaves)
 
         found = _together(live, workers)
         for step in range(3):
@@ -205,33 +214,33 @@ def _together(live: Callable[[int], Any], workers: int) -> list[Any]:
 def test_nobody_claims_before_all_of_the_host_are_there(memory: int) -> None:
     """Who has no board computes what is dealt to it, and so does everybody beside it."""
     dealt = ((0, 1, 2), (3, 4, 5))
-    first, second = (Claims(Board(memory, SHARDS), 5, rank, (0, 1)) for rank in range(2))
+    first, second = (QueueConsumer(SharedQueue(memory, SHARDS), 5, rank, (0, 1)) for rank in range(2))
     assert [[*each.turns(8, dealt)] for each in (first, second)] == [[0, 1, 2], [3, 4, 5]]
     assert [[*each.turns(9, dealt)] for each in (first, second)] == [[0, 1, 2, 5, 4, 3], []]
-    alone, without = Claims(Board(memory, SHARDS), 6, 0, (0, 1)), Claims(None, 6, 1, (0, 1))
+    alone, without = QueueConsumer(SharedQueue(memory, SHARDS), 6, 0, (0, 1)), QueueConsumer(None, 6, 1, (0, 1))
     for step in (9, 10, 11):
         assert [[*each.turns(step, dealt)] for each in (alone, without)] == [[0, 1, 2], [3, 4, 5]]
 
 
 def test_it_is_known_what_others_have_taken(memory: int) -> None:
-    first, second = (Claims(Board(memory, SHARDS), 0, rank, (0, 1)) for rank in range(2))
+    first, second = (QueueConsumer(SharedQueue(memory, SHARDS), 0, rank, (0, 1)) for rank in range(2))
     dealt = ((0, 1, 2), (3, 4, 5))
     for each in (first, second):
         list(each.turns(0, dealt))
     theirs = second.turns(1, dealt)
     own = first.turns(1, dealt)
     assert [next(own), *theirs] == [0, 3, 4, 5, 2, 1]
-    assert [first.taken(1, shard) for shard in range(3)] == [False, True, True]
-    assert not first.taken(2, 1)
+    assert [first.taken_by_other(1, shard) for shard in range(3)] == [False, True, True]
+    assert not first.taken_by_other(2, 1)
 
 
 def test_a_board_that_is_gone_is_an_error_of_the_system() -> None:
     with pytest.raises(OSError, match=r"another file|No such"):
-        opened(Place(0, os.getpid(), 0), SHARDS)
+        opened(MemoryHandle(0, os.getpid(), 0), SHARDS)
 
 
-def _claim_all(place: Place, own: int, steps: int, out: Any) -> None:
-    board, deal = opened(place, 64), Deal([range(20), range(20, 40), range(40, 64)], own)
+def _claim_all(place: MemoryHandle, own: int, steps: int, out: Any) -> None:
+    board, deal = opened(place, 64), Assignment([range(20), range(20, 40), range(40, 64)], own)
     got = []
     for step in range(steps):
         deal.stamp.value = stamp_of(0, step)
@@ -244,8 +253,8 @@ def _claim_all(place: Place, own: int, steps: int, out: Any) -> None:
 def test_processes_that_race_get_each_shard_once() -> None:
     """Unlike threads of Python, they are within the instruction at the same moment."""
     context, steps = multiprocessing.get_context("spawn"), 3000
-    ground, out = Ground(), context.Queue()
-    place = Place(0, *ground.place)
+    ground, out = QueueMemory(), context.Queue()
+    place = MemoryHandle(0, *ground.handle)
     processes = [context.Process(target=_claim_all, args=(place, own, steps, out)) for own in range(3)]
     for process in processes:
         process.start()
@@ -333,7 +342,7 @@ def test_it_is_told_who_computed_how_many() -> None:
     assert all(others <= computed for computed, others in told)
 
 
-class Sleeper(Claims):
+class Sleeper(QueueConsumer):
     """Rank 0 stands still in each step until the others have taken all its shards."""
 
     gates: dict[int, threading.Barrier]
@@ -353,7 +362,7 @@ class Sleeper(Claims):
 def test_a_worker_may_be_left_without_any_shard(pipeline: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     expected = train(pipeline, ONE, steps=5, shards=4, claims=False)
     monkeypatch.setattr(Sleeper, "gates", {step: threading.Barrier(3) for step in range(1, 5)}, raising=False)
-    monkeypatch.setattr(strategies, "Claims", Sleeper)
+    monkeypatch.setattr(strategies, "QueueConsumer", Sleeper)
     found = train(pipeline, Layout(3), steps=5, shards=4, claims=True)
     assert (found.digest, found.trace, found.metrics) == (expected.digest, expected.trace, expected.metrics)
     monkeypatch.setattr(Sleeper, "gates", {step: threading.Barrier(3) for step in range(1, 5)})
@@ -362,10 +371,10 @@ def test_a_worker_may_be_left_without_any_shard(pipeline: Any, monkeypatch: pyte
 
 
 def test_who_computes_without_claiming_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    def always(self: Claims, step: int, dealt: Sequence[Sequence[int]]) -> Iterator[int]:  # noqa: ARG001
+    def always(self: QueueConsumer, step: int, dealt: Sequence[Sequence[int]]) -> Iterator[int]:  # noqa: ARG001
         yield from dealt[0]
 
-    monkeypatch.setattr(shared_queue.Claims, "turns", always)
+    monkeypatch.setattr(shared_queue.QueueConsumer, "turns", always)
     ends = members_end(p.Mlp, Layout(2), steps=3, shards=4, claims=True)
     assert any(isinstance(end, Inconsistent) and "not at all" in str(end) for end in ends)
 

@@ -16,7 +16,7 @@ from torch import nn
 from orchestrator.checkpoint.catalog import Catalog, load
 from orchestrator.checkpoint.state import TrainingState, pack
 from orchestrator.checkpoint.storage import LocalFolder, Storage
-from orchestrator.checkpoint.writer import Writer
+from orchestrator.checkpoint.writer import PartWriter
 from orchestrator.errors import Inconsistent, RunFailed
 from orchestrator.numerics import digests
 from orchestrator.numerics.digests import model_digest
@@ -103,7 +103,7 @@ def through_files(storage: Storage, state: TrainingState, step: int) -> Training
     """What a checkpoint by two writers gives back."""
     told: list[dict[str, Any]] = []
     for part in range(2):
-        writer = Writer(storage, told.append)
+        writer = PartWriter(storage, told.append)
         writer.begin(state, step=step, generation=1, part=part, parts=2)
         writer.wait()
     manifest = Catalog(storage, 1).commit(step, told).manifest

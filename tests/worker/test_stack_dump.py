@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from orchestrator.records.stacks import Frame, parse
-from orchestrator.worker.member.stack_dump import Place, Seen, take
+from orchestrator.worker.member.stack_dump import DumpTarget, ProcessStacks, take
 from tests.projects import REPOSITORY
 from tests.worker.runs import PATIENCE_S
 
@@ -40,7 +40,7 @@ HANGS = {
 
 
 @contextmanager
-def process(hang: str, folder: Path) -> Iterator[Place]:
+def process(hang: str, folder: Path) -> Iterator[DumpTarget]:
     file = folder / "hangs.py"
     file.write_text(CODE.format(hang=hang))
     command = [sys.executable, str(file)]
@@ -49,12 +49,12 @@ def process(hang: str, folder: Path) -> Iterator[Place]:
     ) as child:
         assert child.stdout is not None
         try:
-            yield Place(**json.loads(child.stdout.readline()))
+            yield DumpTarget(**json.loads(child.stdout.readline()))
         finally:
             child.kill()
 
 
-def seen_in(place: Place, function: str) -> Seen:
+def seen_in(place: DumpTarget, function: str) -> ProcessStacks:
     """It says where it is before it is there."""
     deadline = time.monotonic() + PATIENCE_S
     while time.monotonic() < deadline:
@@ -86,5 +86,5 @@ def test_a_process_that_is_stopped_is_said_to_be_and_goes_on(tmp_path: Path) -> 
 def test_who_is_gone_or_is_another_process_gets_no_signal(tmp_path: Path) -> None:
     with process(HANGS["sleeping"], tmp_path) as place:
         pass
-    other = Place(os.getpid(), 0, {})  # whose number was given again; the signal would end this process
+    other = DumpTarget(os.getpid(), 0, {})  # whose number was given again; the signal would end this process
     assert [seen.text for seen in take([place, other])] == ["", ""]

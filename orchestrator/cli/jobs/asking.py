@@ -9,18 +9,18 @@ from orchestrator.cli.arguments import Arguments
 from orchestrator.cli.jobs.submit import where
 
 
-def status(given: Arguments) -> Answer:
-    name, message = where(given.value, given.get("to")).status(given.value)
-    if given.as_json:
-        return Answer(stdout=json.dumps({"id": given.value, "status": name, "message": message}))
+def status(arguments: Arguments) -> Answer:
+    name, message = where(arguments.value, arguments.get("to")).status(arguments.value)
+    if arguments.as_json:
+        return Answer(stdout=json.dumps({"id": arguments.value, "status": name, "message": message}))
     return Answer(stdout=f"{name}: {message}" if message else name)
 
 
-def logs(given: Arguments) -> Answer:
-    return Answer(stdout=where(given.value, given.get("to")).logs(given.value).rstrip())
+def logs(arguments: Arguments) -> Answer:
+    return Answer(stdout=where(arguments.value, arguments.get("to")).logs(arguments.value).rstrip())
 
 
-def stop(given: Arguments) -> Answer:
-    stopped = where(given.value, given.get("to")).stop(given.value)
-    told = "it ends now, with a checkpoint" if stopped else "it had ended"
-    return Answer(stdout=json.dumps({"id": given.value, "stopped": stopped}) if given.as_json else told)
+def stop(arguments: Arguments) -> Answer:
+    stopped = where(arguments.value, arguments.get("to")).stop(arguments.value)
+    answer = "it ends now, with a checkpoint" if stopped else "it had ended"
+    return Answer(stdout=json.dumps({"id": arguments.value, "stopped": stopped}) if arguments.as_json else answer)

@@ -14,7 +14,7 @@ from orchestrator.driver.launch.launch import launch
 from orchestrator.driver.launch.resume import resume
 from orchestrator.driver.preflight import others
 from orchestrator.driver.recording.recorded import Recorded
-from orchestrator.driver.report.outcome import Outcome
+from orchestrator.driver.report.outcome import RunOutcome
 from orchestrator.driver.terminal.progress import for_stream
 from orchestrator.errors import UsageError
 from orchestrator.provenance.tracking import Past, Store
@@ -24,10 +24,10 @@ KEY = "run.submission"
 _PLACES_TAKEN = ("cluster.", "output=", "tracking.uri=", "privacy.secret=")
 
 
-def run(given: Arguments) -> Answer:
-    kept = [each for each in given.overrides if each.startswith(_PLACES_TAKEN)]
-    run_id, came = once(given.value, given.settings, given.origins, kept, trusted=given.flag("trust"))
-    return ended(0, as_dict(came), given) if isinstance(came, Past) else ended_run(run_id, came, given)
+def run(arguments: Arguments) -> Answer:
+    kept = [each for each in arguments.overrides if each.startswith(_PLACES_TAKEN)]
+    run_id, came = once(arguments.value, arguments.settings, arguments.origins, kept, trusted=arguments.flag("trust"))
+    return ended(0, as_dict(came), arguments) if isinstance(came, Past) else ended_run(run_id, came, arguments)
 
 
 def find(store: Store, name: str) -> Past | None:
@@ -37,7 +37,7 @@ def find(store: Store, name: str) -> Past | None:
 
 def once(
     name: str, settings: Settings, origins: Mapping[str, str], execution: Sequence[str], *, trusted: bool = False
-) -> tuple[str, Outcome | Past]:
+) -> tuple[str, RunOutcome | Past]:
     """The run's id and what it came to; of one that had finished before, what is known of it. execution: the overrides that a
     resume takes; it is told credentials that the record does not hold, too; trusted: as `launch` takes it. Raises as `launch`
     and `resume` do."""

@@ -39,18 +39,18 @@ class Submitted:
     new: bool = True
 
 
-def run(given: Arguments) -> Answer:
-    to = given.get("to")
+def run(arguments: Arguments) -> Answer:
+    to = arguments.get("to")
     if to is None:
         raise UsageError(
             "submit: it needs conf=NAME and to=http://HOST:8265, to=kubernetes or to=slurm", code="job.submit-needs"
         )
-    settings = given.without("conf", "to", "id", "project", "output", "trust", *_ONLY_FOR)
-    wanted = submission(given.conf, settings, given.get("id"), given.get("project") or str(Path.cwd()))
-    if given.flag("trust"):
+    settings = arguments.without("conf", "to", "id", "project", "output", "trust", *_ONLY_FOR)
+    wanted = submission(arguments.conf, settings, arguments.get("id"), arguments.get("project") or str(Path.cwd()))
+    if arguments.flag("trust"):
         wanted = replace(wanted, overrides=(*wanted.overrides, "trust=true"))
-    done = submit(wanted, to, {key: given.get(key) for key in _ONLY_FOR})
-    if given.as_json:
+    done = submit(wanted, to, {key: arguments.get(key) for key in _ONLY_FOR})
+    if arguments.as_json:
         return Answer(stdout=json.dumps(asdict(done)))
     if done.manifest is not None:
         return Answer(stdout=done.manifest.rstrip())
@@ -142,9 +142,9 @@ def _remember(submitted: Submitted) -> None:
 def _needed(key: str, options: dict[str, str | None], to: str) -> str:
     value = options.get(key)
     if value is None:
-        told = {
+        needs = {
             "image": "an image with this package, such as one of the Dockerfile of this repository",
             "claim": "the PersistentVolumeClaim that holds the project, its checkpoints and its record",
         }
-        raise UsageError(f"{key}: required with to={to}: {told[key]}", code="job.option-required")
+        raise UsageError(f"{key}: required with to={to}: {needs[key]}", code="job.option-required")
     return value

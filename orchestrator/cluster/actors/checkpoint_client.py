@@ -12,24 +12,24 @@ from typing import Any
 from orchestrator.checkpoint.catalog import load, read
 from orchestrator.checkpoint.state import TrainingState
 from orchestrator.checkpoint.storage import Storage, open_storage
-from orchestrator.checkpoint.writer import Writer
+from orchestrator.checkpoint.writer import PartWriter
 from orchestrator.errors import CheckpointDamaged
 
 
 class CheckpointClient:
-    """Reads and writes the checkpoints of one member; implements `worker.member.generation.Writer`, and `load` of its
+    """Reads and writes the checkpoints of one member; implements `worker.member.generation.CheckpointWriter`, and `load` of its
     ProcessServices. emit: receives the events about written parts."""
 
     def __init__(self, emit: Callable[[dict[str, Any]], None]) -> None:
         self._emit = emit
         self._storage: Storage | None = None
-        self._writer: Writer | None = None
+        self._writer: PartWriter | None = None
 
     def open(self, place: str) -> None:
         """Use this location. Raises ConfigurationError where it cannot hold checkpoints."""
         if self._storage is None:
             self._storage = open_storage(place)
-            self._writer = Writer(self._storage, self._emit)
+            self._writer = PartWriter(self._storage, self._emit)
 
     @property
     def is_open(self) -> bool:

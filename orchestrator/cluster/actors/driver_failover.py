@@ -40,7 +40,7 @@ _OF_A_WORKER = ("RAY_JOB_ID", "RAY_RAYLET_PID", "RAY_NODE_ID", "OMP_NUM_THREADS"
 
 
 @dataclass(frozen=True)
-class Task:
+class FailoverTask:
     """What to do when the node of the driver is lost."""
 
     run: str  # the run's id
@@ -49,18 +49,18 @@ class Task:
     words: Sequence[str]  # of the command line after `python -m`
     project: str  # the folder of the driver
     variables: Mapping[str, str]  # of the new process, beside those of its node
-    told_by: str  # the variable that tells the new process whom it follows (`driver.supervision`)
+    driver_variable: str  # the variable that tells the new process whom it follows (`driver.supervision`)
     # to the new process by its standard input; then it is started at once, and hears of the driver after it
-    told: str = ""
+    first_line: str = ""
 
 
-class Standby:
+class FailoverActor:
     """The actor."""
 
-    def __init__(self, task: Task) -> None:
+    def __init__(self, task: FailoverTask) -> None:
         self._task = task
         self._heard = time.monotonic()
-        self._process = take_over(task) if task.told else None
+        self._process = take_over(task) if task.first_line else None
         threading.Thread(target=self._watch, name="standby", daemon=True).start()
 
     def beat(self) -> None:
@@ -75,7 +75,7 @@ class Standby:
     def _pass_on(self, word: str) -> None:
         if self._process is not None:
             try:
-                tell(self._process, word)
+                write_line(self._process, word)
             except OSError:  # the driver makes another one
                 os._exit(0)
 
@@ -96,7 +96,7 @@ def has_left(process: subprocess.Popen[bytes]) -> bool:
     return bool(poll.poll(0))
 
 
-def tell(process: subprocess.Popen[bytes], line: str) -> None:
+def write_line(process: subprocess.Popen[bytes], line: str) -> None:
     assert process.stdin is not None
     process.stdin.write(f"{line}\n".encode())
     process.stdin.flush()
@@ -107,7 +107,7 @@ def is_lost(node: str, nodes: Sequence[Mapping[str, Any]]) -> bool:
     return any(each["NodeID"] == node and not each["Alive"] for each in nodes)
 
 
-def take_over(task: Task) -> subprocess.Popen[bytes]:
+def take_over(task: FailoverTask) -> subprocess.Popen[bytes]:
     """Start the process that goes on with the run, or waits for that. What it says goes to RUN.log in
     `~/.orchestrator-standby`."""
     home = Path.home() / ".orchestrator-standby"
@@ -117,19 +117,19 @@ def take_over(task: Task) -> subprocess.Popen[bytes]:
     for each in (home, folder):
         each.mkdir(exist_ok=True, parents=True)
     inherited = {name: value for name, value in os.environ.items() if name not in _OF_A_WORKER}
-    told = {task.told_by: f"1 0 {time.time():.3f} {task.driver}"}
+    marker = {task.driver_variable: f"1 0 {time.time():.3f} {task.driver}"}
     with (home / f"{task.run}.log").open("ab") as log:
         process = subprocess.Popen(
             [sys.executable, "-m", *task.words],
             cwd=folder,
-            env={**inherited, **task.variables, **told},
-            stdin=subprocess.PIPE if task.told else subprocess.DEVNULL,
+            env={**inherited, **task.variables, **marker},
+            stdin=subprocess.PIPE if task.first_line else subprocess.DEVNULL,
             stdout=log,
             stderr=log,
             start_new_session=True,
         )
-    if task.told:
-        tell(process, task.told)
+    if task.first_line:
+        write_line(process, task.first_line)
     return process
 
 
@@ -175,9 +175,9 @@ def place(node: str) -> str | None:
     return None if best is None else str(best["NodeID"])
 
 
-def starter(task: Task) -> Callable[[], Any]:
+def starter(task: FailoverTask) -> Callable[[], Any]:
     """What starts an actor on another node. Raises ValueError where there is none."""
-    kind: Any = ray.remote(num_cpus=0, max_restarts=0)(Standby)
+    kind: Any = ray.remote(num_cpus=0, max_restarts=0)(FailoverActor)
 
     def make() -> Any:
         there = place(task.node)

@@ -2,8 +2,8 @@
 
 The members hear of it at once, since the kernel tells (pidfd_open(2)). They vote to stop, as they do after Ctrl-C, so each has
 the state of the same step, and write it as the parts of a checkpoint. What they have told nobody yet, lines of the trace and
-which parts are written, goes into a file beside the checkpoints, which a later driver reads (`driver.recording.handed_over`).
-A worker that is left by a peer in that moment, and has a whole state, writes that alone.
+which parts are written, goes into a file beside the checkpoints, which a later driver reads
+(`driver.recording.failover_reports`). A worker that is left by a peer in that moment, and has a whole state, writes that alone.
 
 Ray ends a worker within seconds after its raylet, which dies with the driver; `sessions.local` has it wait for longer. The
 lease (rule C6) bounds all of it.
@@ -25,7 +25,7 @@ PREFIX = "handed-over-"  # of the files beside the checkpoints
 
 
 @dataclass(frozen=True)
-class Overseen:
+class DriverHandle:
     """driver: its process, on the machine of the members; lock: a file on which each member has a lock while it lives, and
     which is touched when the driver has ended."""
 
@@ -33,20 +33,20 @@ class Overseen:
     lock: str
 
 
-class DriverWatch:
-    """Waits for the end of the driver, in a thread. orphaned: called then, in that thread; the process ends after it."""
+class DriverLossDetector:
+    """Waits for the end of the driver, in a thread. driver_lost: called then, in that thread; the process ends after it."""
 
-    def __init__(self, overseen: Overseen, orphaned: Callable[[], None]) -> None:
-        self._lock = os.open(overseen.lock, os.O_RDONLY | os.O_CLOEXEC)  # held until this process ends
+    def __init__(self, driver_handle: DriverHandle, driver_lost: Callable[[], None]) -> None:
+        self._lock = os.open(driver_handle.lock, os.O_RDONLY | os.O_CLOEXEC)  # held until this process ends
         locks.lock(self._lock, shared=True)
-        self._orphaned = orphaned
-        threading.Thread(target=self._watch, args=(overseen.driver,), name="driver watch", daemon=True).start()
+        self._driver_lost = driver_lost
+        threading.Thread(target=self._watch, args=(driver_handle.driver,), name="driver watch", daemon=True).start()
 
     def _watch(self, driver: int) -> None:
         wait_for_end(driver)
         try:
             os.utime(self._lock)
-            self._orphaned()
+            self._driver_lost()
         finally:
             os._exit(0)
 

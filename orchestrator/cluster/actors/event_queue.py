@@ -25,7 +25,7 @@ class EventQueue:
             self._urgent = self._urgent or urgent
             self._changed.notify_all()
 
-    def kept(self) -> list[Entry]:
+    def unacknowledged(self) -> list[Entry]:
         """The entries that the driver may not have received yet."""
         with self._changed:
             return list(self._entries)

@@ -12,7 +12,7 @@ from orchestrator.controller.fault_injection import Kind
 _paused: list[subprocess.Popen[bytes]] = []
 
 
-def disturb(pid: int, kind: Kind, pause_s: float) -> None:
+def inject(pid: int, kind: Kind, pause_s: float) -> None:
     """A process that is stopped cannot wake itself, and whoever stops it may be gone by then, so a shell does both."""
     if kind == "kill":
         with suppress(ProcessLookupError):

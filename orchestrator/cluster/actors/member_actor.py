@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING, Any, Literal
 import ray
 
 from orchestrator import errors
-from orchestrator.cluster.actors.driver_loss import PREFIX, DriverWatch, Overseen, written
+from orchestrator.cluster.actors.driver_loss import PREFIX, DriverHandle, DriverLossDetector, written
 from orchestrator.cluster.actors.event_queue import Entry, EventQueue, capture_prints
-from orchestrator.cluster.actors.fault_injection import disturb
+from orchestrator.cluster.actors.fault_injection import inject
 from orchestrator.cluster.actors.lease import Lease
 from orchestrator.controller.fault_injection import Kind
 from orchestrator.records import phases
@@ -90,7 +90,7 @@ class MemberActor:
         # the folder from which the pipeline is imported; None where Ray has already made a copy the working directory
         project: str | None,
         # where somebody goes on with the run when the driver is gone; None where nobody does
-        overseen: Overseen | None = None,
+        driver_handle: DriverHandle | None = None,
     ) -> None:
         phases.began("process of Ray", role)
         _hide_gpus()
@@ -119,8 +119,8 @@ class MemberActor:
         self._checkpoint_client: CheckpointClient | None = None
         self._member: Any = None
         self._in_generation = threading.Lock()
-        if overseen is not None:
-            DriverWatch(overseen, self._orphaned)
+        if driver_handle is not None:
+            DriverLossDetector(driver_handle, self._driver_lost)
 
     def prepare(self) -> Answer:
         """`{"run_manifest", "addresses", "pid", "node", "niceness", "crash_record", "stacks", "reads", "sites"}`: ready to join
@@ -166,14 +166,14 @@ class MemberActor:
         return self._answer(lambda: self._describe(origin))
 
     @ray.method(concurrency_group="control")
-    def look(self, token: str, name: str | None, first: int, count: int | None) -> Answer:
-        """What a server holds of a parameter (`worker.server.Server.look`), with the token by which it was asked."""
-        return {**self._answer(lambda: dict(self._member.look(name, first, count))), "token": token}
+    def read_parameters(self, token: str, name: str | None, first: int, count: int | None) -> Answer:
+        """What a server holds of a parameter (`worker.server.Server.read_parameters`), with the token by which it was asked."""
+        return {**self._answer(lambda: dict(self._member.read_parameters(name, first, count))), "token": token}
 
     @ray.method(concurrency_group="control")
     def suffer(self, kind: Kind, pause_s: float) -> None:
-        """As `disturbing.disturb` of this process, which may be on another node than the driver."""
-        disturb(os.getpid(), kind, pause_s)
+        """As `fault_injection.inject` of this process, which may be on another node than the driver."""
+        inject(os.getpid(), kind, pause_s)
 
     def profile(self) -> Answer:
         """`{"profile", "partition", "layers"}`: a short description of the training data; how they are divided among the
@@ -185,9 +185,9 @@ class MemberActor:
         """How the trained model may be asked when it is served (`worker.between_steps.answering`). As `profile`."""
         return self._answer(self._member.answers)
 
-    def stand_by(self) -> None:
+    def become_spare(self) -> None:
         """After `prepare`, and before a generation in which it has no part."""
-        self._member.stand_by()
+        self._member.become_spare()
 
     def save_weights(self, path: str) -> None:
         """Write what this worker has of the model's parameters and persistent buffers as a safetensors file on this node."""
@@ -210,7 +210,7 @@ class MemberActor:
             from orchestrator.cluster.forkserver.children import child
             from orchestrator.comm.transports.shared_memory import SharedRegions
             from orchestrator.comm.transports.sockets import Listener
-            from orchestrator.worker.member.shared_queue import Ground
+            from orchestrator.worker.member.shared_queue import QueueMemory
             from orchestrator.worker.worker import ProcessServices, Server, Worker
 
         # Only who may need it is reachable by TCP: a private Ray opens no port.
@@ -220,15 +220,15 @@ class MemberActor:
         refused = lambda line: self._emit({"event": "caller_refused", "why": line})  # noqa: E731
         self._listener = Listener(secret, address, credentials, refused)
         self._regions = SharedRegions()
-        self._ground = Ground() if self._role == "worker" and self._plan.cluster.claims else None
-        board = {} if self._ground is None else {"board": self._ground.place}
-        self._shared = Ground() if self._role == "worker" and self._plan.update.sharded else None
-        shared = {} if self._shared is None else {"update": self._shared.place}
+        self._queue_memory = QueueMemory() if self._role == "worker" and self._plan.cluster.claims else None
+        queue = {} if self._queue_memory is None else {"board": self._queue_memory.handle}
+        self._shared = QueueMemory() if self._role == "worker" and self._plan.update.sharded else None
+        shared = {} if self._shared is None else {"update": self._shared.handle}
         self._checkpoint_client = CheckpointClient(self._emit)
         services = ProcessServices(
             self._heartbeat,
             self._emit,
-            self._event_queue.kept,
+            self._event_queue.unacknowledged,
             self._checkpoint_client.load,
             self._checkpoint_client,
             self._open_slots,
@@ -240,15 +240,15 @@ class MemberActor:
         self._heartbeat.rest()
         return {
             "run_manifest": run_manifest,
-            "addresses": {**self._listener.addresses, **board, **shared},
+            "addresses": {**self._listener.addresses, **queue, **shared},
             "pid": os.getpid(),
             "node": ray.get_runtime_context().get_node_id(),
             "niceness": os.getpriority(os.PRIO_PROCESS, 0),
             "crash_record": self._crash_record.fd,
             "stacks": self._stack_dump.place,
-            "reads": self._member.reads.as_dict(),
+            "reads": self._member.input_audit.as_dict(),
             "sites": sites,
-            "phases": phases.told(),
+            "phases": phases.recorded(),
         }
 
     def _open_slots(self, shards: int, row: Mapping[str, torch.Tensor]) -> ShardSlots | None:
@@ -309,7 +309,7 @@ class MemberActor:
                 self._heartbeat.rest()
         return {"ended": ended}
 
-    def _orphaned(self) -> None:
+    def _driver_lost(self) -> None:
         """The driver is gone: stop as if it had asked for that, and leave what it has not heard."""
         client = self._checkpoint_client
         if client is None or not client.is_open:
@@ -319,7 +319,7 @@ class MemberActor:
             if self._role == "worker":
                 self._member.save_alone()
             client.wait()
-            client.put(f"{PREFIX}{os.getpid()}.jsonl", written(self._event_queue.kept()))
+            client.put(f"{PREFIX}{os.getpid()}.jsonl", written(self._event_queue.unacknowledged()))
 
     def _emit(self, entry: Entry) -> None:
         self._event_queue.put(entry, urgent=entry.get("event") == _URGENT)

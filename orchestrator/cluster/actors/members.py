@@ -15,14 +15,14 @@ import ray
 from ray.exceptions import RayError, RayTaskError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from orchestrator.cluster.actors.driver_loss import Overseen
-from orchestrator.cluster.actors.fault_injection import disturb
+from orchestrator.cluster.actors.driver_loss import DriverHandle
+from orchestrator.cluster.actors.fault_injection import inject
 from orchestrator.cluster.actors.member_actor import Answer, MemberActor, Role
 from orchestrator.cluster.ray_calls import unless_gone
 from orchestrator.comm.transports.tls import Credentials
 from orchestrator.common import processes
 from orchestrator.config.plan import Plan
-from orchestrator.controller.fault_injection import Disturbance
+from orchestrator.controller.fault_injection import Fault
 from orchestrator.errors import RunFailed, WorkerLost
 from orchestrator.records.stacks import Home
 from orchestrator.worker.member import lasting_memory, stack_dump
@@ -54,7 +54,7 @@ Kind = Literal["prepared", "ran", "entries", "described", "looked", "died"]
 
 
 @dataclass(frozen=True)
-class Heard:
+class MemberMessage:
     """Something that came from a member."""
 
     member: int  # its id
@@ -73,7 +73,7 @@ class _Member:
     node: str | None = None  # Ray's id of its node; None until it has told
     crash_record: CrashRecordReader | None = None  # of its process; None until it is prepared
     # where its stacks are dumped; None until it is prepared, or where they are not
-    stacks: stack_dump.Place | None = None
+    stacks: stack_dump.DumpTarget | None = None
     runtime_env: Mapping[str, Any] = field(default_factory=dict)  # of Ray, with which its actor was started
     pending: int = 0  # answers that are waited for
     over: bool = False  # it is dead or killed, and what it was doing is known
@@ -93,7 +93,7 @@ class Members:
         secret: bytes,  # with which members authenticate to each other
         credentials: Credentials | None = None,  # with which they encrypt; None where they do not
         # where somebody goes on with the run when this process is gone; None where nobody does
-        overseen: Overseen | None = None,
+        driver_handle: DriverHandle | None = None,
         trouble: Callable[[], str | None] = lambda: None,  # with the Ray; None while there is none
     ) -> None:
         self._trouble = trouble
@@ -101,7 +101,7 @@ class Members:
         self._kind: Any = ray.remote(**options)(MemberActor)
         self._plan = plan
         self._secrets = secret, credentials
-        self._overseen = overseen
+        self._driver_handle = driver_handle
         # How long an actor that has nothing to say may hold a poll, and so how old its heartbeat may be.
         timeouts = plan.cluster.timeouts
         self._poll_s = min(_POLL_S, timeouts.step_s * _HEARTBEAT_SHARE, timeouts.unreachable_s * _POLL_SHARE)
@@ -125,7 +125,7 @@ class Members:
     def start(self, member: int, role: Role, place: ActorPlacement) -> None:
         """Start its process and have it prepare; "prepared" is heard when it is ready."""
         actor = self._kind.options(**place.options).remote(
-            role, self._plan, self._secrets, place.project, self._overseen
+            role, self._plan, self._secrets, place.project, self._driver_handle
         )
         self._members[member] = _Member(actor, runtime_env=place.options.get("runtime_env", {}))
         self._ask(member, "prepared", actor.prepare.remote())
@@ -156,7 +156,7 @@ class Members:
         crash_record = self._members[member].crash_record
         return None if crash_record is None else crash_record.last()
 
-    def stacks(self, members: Collection[int]) -> dict[int, stack_dump.Seen]:
+    def stacks(self, members: Collection[int]) -> dict[int, stack_dump.ProcessStacks]:
         """The stacks of those that have prepared; on other nodes by a process of Ray's there, since who is stuck may answer
         nothing. Who is out of reach is left out."""
         by_node: dict[str | None, list[int]] = {}
@@ -180,7 +180,7 @@ class Members:
         task: Any = ray.remote(**options)(stack_dump.take)
         return task.remote(self._places(members))
 
-    def _places(self, members: Sequence[int]) -> list[stack_dump.Place]:
+    def _places(self, members: Sequence[int]) -> list[stack_dump.DumpTarget]:
         return [place for member in members if (place := self._members[member].stacks) is not None]
 
     def home(self, member: int) -> Home | None:
@@ -200,29 +200,29 @@ class Members:
         """Have the member ask for "regroup", "stop" or "save" at its next vote."""
         self._members[member].actor.ask.remote(what)
 
-    def stand_by(self, member: int) -> None:
+    def become_spare(self, member: int) -> None:
         """Have the worker let go of what it can make anew, until it takes part in a generation."""
-        self._members[member].actor.stand_by.remote()
+        self._members[member].actor.become_spare.remote()
 
     def describe(self, member: int, origin: str | None) -> None:
         """Have the member report what its process is made of; "described" is heard."""
         self._ask(member, "described", self._members[member].actor.describe.remote(origin))
 
-    def look(self, member: int, token: str, request: Mapping[str, Any]) -> None:
+    def read_parameters(self, member: int, token: str, request: Mapping[str, Any]) -> None:
         """Have a server say what it holds of a parameter; "looked" is heard, with the token."""
         name, first, count = (request[key] for key in ("name", "first", "count"))
-        self._ask(member, "looked", self._members[member].actor.look.remote(token, name, first, count))
+        self._ask(member, "looked", self._members[member].actor.read_parameters.remote(token, name, first, count))
 
     def profile(self, member: int) -> dict[str, Any] | None:
         """`{"profile", "partition", "layers"}`: a short description of the training data, how they are divided among the
         shards, if they are, and of the model; None when the member cannot give one."""
-        return self._told(member, "profile", _PROFILE_S)
+        return self._asked_of(member, "profile", _PROFILE_S)
 
     def answers(self, member: int) -> dict[str, Any] | None:
         """How the trained model may be asked when it is served, as the member finds by a trial; None when it finds nothing."""
-        return self._told(member, "answers", _ANSWERS_S)
+        return self._asked_of(member, "answers", _ANSWERS_S)
 
-    def _told(self, member: int, method: str, timeout_s: float) -> dict[str, Any] | None:
+    def _asked_of(self, member: int, method: str, timeout_s: float) -> dict[str, Any] | None:
         known = self._members.get(member)
         if known is None:
             return None
@@ -243,11 +243,11 @@ class Members:
                 os.kill(known.pid, signal.SIGKILL)
         unless_gone(lambda: ray.kill(known.actor, no_restart=True), self._trouble)
 
-    def disturb(self, member: int, wanted: Disturbance) -> None:
+    def inject(self, member: int, wanted: Fault) -> None:
         """Do to its process what its user rehearses."""
         known = self._members[member]
         if known.pid is not None and known.node == this_node():
-            disturb(known.pid, wanted.kind, wanted.pause_s)
+            inject(known.pid, wanted.kind, wanted.pause_s)
         else:
             known.actor.suffer.remote(wanted.kind, wanted.pause_s)
 
@@ -269,7 +269,7 @@ class Members:
         except OSError as error:
             raise unwritten(path, error) from error
 
-    def hear(self, timeout_s: float) -> Iterator[Heard]:
+    def hear(self, timeout_s: float) -> Iterator[MemberMessage]:
         """Whatever came within `timeout_s`; an empty list when nothing came."""
         if not self._waiting:
             return
@@ -284,7 +284,7 @@ class Members:
             try:
                 answer = ray.get(reference)
             except RayError as error:
-                yield Heard(member, "died", why=str(error))
+                yield MemberMessage(member, "died", why=str(error))
             else:
                 yield self._heard(member, kind, answer)
                 if kind == "entries" and not known.over:
@@ -301,21 +301,21 @@ class Members:
         known.seen += len(answer["entries"])
         return list(answer["entries"])
 
-    def _heard(self, member: int, kind: Kind, answer: Answer) -> Heard:
+    def _heard(self, member: int, kind: Kind, answer: Answer) -> MemberMessage:
         known = self._members[member]
         if kind == "entries":
             known.seen += len(answer["entries"])
             for entry in answer["entries"]:
                 if "pid" in entry and not known.over:
                     known.pid, known.node = entry["pid"], entry["node"]
-            return Heard(member, kind, entries=answer["entries"], heartbeat=answer["heartbeat"])
+            return MemberMessage(member, kind, entries=answer["entries"], heartbeat=answer["heartbeat"])
         if "node" in answer and not known.over:
             known.node = answer["node"]
-            known.stacks = stack_dump.Place(**answer["stacks"]) if answer.get("stacks") else None
+            known.stacks = stack_dump.DumpTarget(**answer["stacks"]) if answer.get("stacks") else None
             if known.node == this_node():
                 with contextlib.suppress(OSError):
                     known.crash_record = CrashRecordReader(answer["pid"], answer["crash_record"])
-        return Heard(member, kind, answer)
+        return MemberMessage(member, kind, answer)
 
     def _fetch(self, known: _Member, path: str) -> None:
         """In pieces through Ray, so that big weights need no more memory here than a piece."""

@@ -51,22 +51,22 @@ def listing(project: Path, inputs: Iterable[str], *, git: bool = True) -> list[s
     return [name for name in names if _is_code(project, name, read)]
 
 
-def differences(expected: Tree, found: Tree) -> list[str]:
+def differences(expected: Tree, tree: Tree) -> list[str]:
     """What of the project and its data is not as expected, one phrase for each path."""
-    if found.files is None:
+    if tree.files is None:
         return ["the folder is missing"]
     assert expected.files is not None
-    return [*_differing(expected.files, found.files), *_differing(expected.inputs, found.inputs)]
+    return [*_differing(expected.files, tree.files), *_differing(expected.inputs, tree.inputs)]
 
 
-def foreign(expected: Tree, found: Tree) -> list[str]:
+def foreign(expected: Tree, tree: Tree) -> list[str]:
     """What cannot be carried and is not as expected: this package and the libraries."""
     different = [
-        f"{name} is {found.versions.get(name, 'missing')} instead of {version}"
+        f"{name} is {tree.versions.get(name, 'missing')} instead of {version}"
         for name, version in expected.versions.items()
-        if found.versions.get(name) != version
+        if tree.versions.get(name) != version
     ]
-    return different + (["the source of orchestrator differs"] if expected.package != found.package else [])
+    return different + (["the source of orchestrator differs"] if expected.package != tree.package else [])
 
 
 def holds_package(project: Path) -> bool:
@@ -118,11 +118,11 @@ def _is_code(project: Path, name: str, inputs: list[tuple[str, ...]]) -> bool:
     return (project / name).is_file()
 
 
-def _differing(expected: Mapping[str, str | None], found: Mapping[str, str | None]) -> list[str]:
+def _differing(expected: Mapping[str, str | None], actual: Mapping[str, str | None]) -> list[str]:
     phrases = []
-    for name in sorted({*expected, *found}):
-        if expected.get(name) != found.get(name):
-            what = "is missing" if found.get(name) is None else "differs" if name in expected else "is extra"
+    for name in sorted({*expected, *actual}):
+        if expected.get(name) != actual.get(name):
+            what = "is missing" if actual.get(name) is None else "differs" if name in expected else "is extra"
             phrases.append(f"{name} {what}")
     return phrases
 

@@ -42,7 +42,7 @@ class Allocation:
 def run(cpus: int, start_timeout_s: float, command: Sequence[str]) -> int:
     """The exit code: that of the command, or 1 where there was no Ray for it."""
     try:
-        nodes = _told("scontrol", "show", "hostnames", os.environ["SLURM_JOB_NODELIST"]).split()
+        nodes = _output_of("scontrol", "show", "hostnames", os.environ["SLURM_JOB_NODELIST"]).split()
         return asyncio.run(_run(Allocation(nodes, _address(nodes), cpus, start_timeout_s), command))
     except OrchestratorError as error:
         print(f"error: {error}", file=sys.stderr)
@@ -54,7 +54,7 @@ def _address(nodes: Sequence[str]) -> str:
     others = [node for node in nodes if node != os.environ["SLURMD_NODENAME"]]
     if not others:
         return _LOOPBACK
-    found = re.search(r"\bNodeAddr=(\S+)", _told("scontrol", "show", "node", others[0]))
+    found = re.search(r"\bNodeAddr=(\S+)", _output_of("scontrol", "show", "node", others[0]))
     host = found[1] if found else others[0]
     try:
         return address_towards(host)
@@ -66,7 +66,7 @@ def _address(nodes: Sequence[str]) -> str:
         ) from error
 
 
-def _told(*command: str) -> str:
+def _output_of(*command: str) -> str:
     """Raises ClusterUnavailable."""
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
     if done.returncode:

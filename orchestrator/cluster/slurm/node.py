@@ -82,14 +82,14 @@ def _start(folder: Path, command: list[str]) -> subprocess.Popen[bytes]:
 
 def _hold(ray: subprocess.Popen[bytes], folder: Path) -> int:
     """Say when it is up, or that it could not start, and keep it until nobody needs it."""
-    told = False
+    is_told = False
     while not _is_over():
         if ray.poll() is not None:
             _say(error=_why(ray.returncode, folder))
             return 1
-        if not told and (address := folders.of_ray(folder) / _ADDRESS).exists():
+        if not is_told and (address := folders.of_ray(folder) / _ADDRESS).exists():
             _say(address=address.read_text().strip())
-            told = True
+            is_told = True
     ray.kill()
     ray.wait()
     return 0

@@ -11,7 +11,7 @@ What it does not do: cut a model, or execute anything (`orchestrator.worker`).
 """
 
 from orchestrator.comm.pipeline_schedules.flow import Hosts, Programs, Task, groups_of, next_task, programs
-from orchestrator.comm.pipeline_schedules.orders import PIPELINING, Order, Place
+from orchestrator.comm.pipeline_schedules.orders import PIPELINING, Order, PipelinePosition
 from orchestrator.comm.pipeline_schedules.slots import border_slots
 from orchestrator.comm.pipeline_schedules.timeline import Span, bubble, nominal, timeline
 
@@ -19,7 +19,7 @@ __all__ = [
     "PIPELINING",
     "Hosts",
     "Order",
-    "Place",
+    "PipelinePosition",
     "Programs",
     "Span",
     "Task",

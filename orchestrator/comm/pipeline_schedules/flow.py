@@ -22,7 +22,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
-from orchestrator.comm.pipeline_schedules.orders import Decide, Order, Place, build_order
+from orchestrator.comm.pipeline_schedules.orders import Decide, Order, PipelinePosition, build_order
 
 Hosts = tuple[tuple[int, ...], ...]  # hosts[stage][shard] = rank
 Kind = Literal["forward", "backward"]
@@ -117,11 +117,11 @@ def groups_of(hosts: Hosts) -> tuple[tuple[int, ...], ...]:
     return tuple(tuple(sorted(set(ranks))) for ranks in hosts)
 
 
-def _places(hosts: Hosts, stage_of: Mapping[int, int]) -> Iterator[Place]:
+def _places(hosts: Hosts, stage_of: Mapping[int, int]) -> Iterator[PipelinePosition]:
     """By rank; one that hosts nothing stands in the first stage."""
     for rank in range(max(stage_of, default=-1) + 1):
         stage = stage_of.get(rank, 0)
-        yield Place(stage, len(hosts), hosts[stage].count(rank))
+        yield PipelinePosition(stage, len(hosts), hosts[stage].count(rank))
 
 
 @dataclass

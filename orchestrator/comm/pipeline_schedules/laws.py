@@ -18,7 +18,7 @@ from functools import partial
 from typing import Any
 
 from orchestrator.comm.pipeline_schedules.flow import Hosts, Programs, Task, play, stages_of
-from orchestrator.comm.pipeline_schedules.orders import PIPELINING, Order, Place, build_order
+from orchestrator.comm.pipeline_schedules.orders import PIPELINING, Order, PipelinePosition, build_order
 
 
 def problems(name: str, options: Mapping[str, Any], several: Iterable[Hosts]) -> list[str]:
@@ -41,7 +41,7 @@ def _built_broken(hosts: Hosts, name: str, options: Mapping[str, Any]) -> str | 
     orders: dict[int, Order] = {}
     stage_of = stages_of(hosts)
     for rank, stage in stage_of.items():
-        place = Place(stage, len(hosts), hosts[stage].count(rank))
+        place = PipelinePosition(stage, len(hosts), hosts[stage].count(rank))
         orders[rank] = decide(place)
         if not isinstance(orders[rank], Order):
             return f"returns {type(orders[rank]).__name__}; it must be an orchestrator.comm.pipeline_schedules.Order"

@@ -16,7 +16,7 @@ from orchestrator.common.registry import Table
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class PipelinePosition:
     """A member of a pipeline. stage: of `stages`, the first is 0; hosted: how many shards of each step it takes through its
     stage."""
 
@@ -35,10 +35,10 @@ class Order:
     warmup: int = 0
 
 
-Decide = Callable[[Place], Order]
+Decide = Callable[[PipelinePosition], Order]
 
 
-def one_forward_one_backward(place: Place) -> Order:
+def one_forward_one_backward(place: PipelinePosition) -> Order:
     """A member holds as many shards as there are stages from its own on, and no more.
 
     Source: Narayanan et al., "PipeDream", SOSP 2019, section 3.2; without weight versions, as in Fan et al., "DAPPLE", PPoPP
@@ -47,7 +47,7 @@ def one_forward_one_backward(place: Place) -> Order:
     return Order(in_flight=place.stages - place.stage)
 
 
-def gpipe(place: Place) -> Order:
+def gpipe(place: PipelinePosition) -> Order:
     """All forwards, then all backwards. Its bubble is that of one forward, one backward; it holds every shard in between.
 
     Source: Huang et al., "GPipe", NeurIPS 2019, section 2.3.

@@ -30,13 +30,13 @@ def never(view: View) -> None:
 class Mode:
     """When replicas go on without each other, and what they exchange."""
 
-    # sprints: replicas run free between rests, at which all become equal;
+    # sprints: replicas run free between sync barriers, at which all become equal;
     # gossip: each shard has a model of its own and mixes it with its neighbours'
     execution: Literal["lockstep", "sprints", "gossip"]
     waits: Waits = never  # why this shard may not start yet; None when it may; pure
     staleness: int | None = None  # updates a shard that starts is ahead of the slowest one at most; None for no bound
     threshold: float = 0.0  # of the significance filter at clock 0, falling as 1/sqrt(clock + 1); 0: all is sent
-    rest_every: int = 1  # steps between two rests at most
+    rest_every: int = 1  # steps between two sync barriers at most
     graph: str | None = None  # of gossip, a key of `graphs.GRAPHS`; None for other modes
 
 

@@ -51,8 +51,8 @@ def asp(
     rest_every: RestEvery = REST_EVERY,
 ) -> Mode:
     """Approximate-synchronous: replicas run free and send what is significant, an element whose unsent change is at least
-    `threshold / sqrt(clock + 1)` of its value; the rest is kept and added to the next update's. At each rest everything is
-    sent.
+    `threshold / sqrt(clock + 1)` of its value; the rest is kept and added to the next update's. At each sync barrier everything
+    is sent.
 
     With `staleness`, the mirror clock of the source, nobody gets more updates than that ahead of the slowest.
     Source: Hsieh et al., "Gaia: geo-distributed machine learning approaching LAN speeds" (NSDI 2017).

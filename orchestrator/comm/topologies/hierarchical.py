@@ -112,10 +112,10 @@ class _Hierarchical:
             after, before = here[(place + turn) % len(here)], here[(place - turn) % len(here)]
             for chunk in self._owned(after):
                 yield self._added(node, chunk), Move(rank, after, chunk, "add")
-                yield self._told(node, chunk) + 1, Move(after, rank, chunk, "copy")
+                yield self._result_round(node, chunk) + 1, Move(after, rank, chunk, "copy")
             for chunk in self._owned(rank):
                 yield self._added(node, chunk), Move(before, rank, chunk, "add")
-                yield self._told(node, chunk) + 1, Move(rank, before, chunk, "copy")
+                yield self._result_round(node, chunk) + 1, Move(rank, before, chunk, "copy")
 
     def _between(self, rank: int, chunk: int) -> Iterator[tuple[int, Move]]:
         """Sums to the root of a chunk and its result from there, through its owner on this node."""
@@ -125,9 +125,12 @@ class _Hierarchical:
             yield self._added(node, chunk), Move(self._owner(chunk, child), rank, chunk, "add")
         if node != root:
             yield self._added(node, chunk) + 1, Move(rank, self._owner(chunk, up.parent(node, root)), chunk, "add")
-            yield self._told(node, chunk), Move(self._owner(chunk, down.parent(node, root)), rank, chunk, "copy")
+            yield (
+                self._result_round(node, chunk),
+                Move(self._owner(chunk, down.parent(node, root)), rank, chunk, "copy"),
+            )
         for child in down.children(node, root):
-            yield self._told(node, chunk) + 1, Move(rank, self._owner(chunk, child), chunk, "copy")
+            yield self._result_round(node, chunk) + 1, Move(rank, self._owner(chunk, child), chunk, "copy")
 
     def _beyond(self, rank: int, chunk: int) -> Iterator[int]:
         """Who owns a chunk on the nodes that this one is next to."""
@@ -140,7 +143,7 @@ class _Hierarchical:
         """The round in which all of a node's contributions to a chunk, and the sums from the nodes below, are added up."""
         return self._turn - self._ways[0].depth(node, self._root(chunk))
 
-    def _told(self, node: int, chunk: int) -> int:
+    def _result_round(self, node: int, chunk: int) -> int:
         """The round in which the chunk's owner on a node has its result: at the root that of the last add."""
         return self._turn + self._ways[1].depth(node, self._root(chunk))
 

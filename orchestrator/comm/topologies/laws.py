@@ -65,8 +65,8 @@ def broken(schedule: Schedule) -> str | None:
 
 
 def disagreement(schedule: Schedule) -> str | None:
-    told = {rank: list(schedule.moves_of(rank)) for rank in range(schedule.members)}
-    for rank, moves in told.items():
+    programs = {rank: list(schedule.moves_of(rank)) for rank in range(schedule.members)}
+    for rank, moves in programs.items():
         if strange := [move for _, move in moves if rank not in (move.source, move.target)]:
             return f"is no consensus: member {rank} tells of {strange[0]}, in which it has no part"
         if any(before > after for (before, _), (after, _) in pairwise(moves)):
@@ -75,7 +75,7 @@ def disagreement(schedule: Schedule) -> str | None:
             return f"is no consensus: the peers of member {rank} are not those that its moves name"
         for peer in schedule.peers_of(rank):
             sent = [(number, move) for number, move in moves if move.target == peer]
-            if sent != [(number, move) for number, move in told[peer] if move.source == rank]:
+            if sent != [(number, move) for number, move in programs[peer] if move.source == rank]:
                 return f"is no consensus: members {rank} and {peer} tell differently of what the first one sends to the second"
     return None
 

@@ -20,7 +20,7 @@ from typing import NamedTuple, Protocol
 
 import torch
 
-from orchestrator.numerics.lossless_packing import Narrow
+from orchestrator.numerics.lossless_packing import PackedVector
 
 
 class Tag(NamedTuple):
@@ -38,20 +38,20 @@ class Received:
     """payload: 1-D, possibly a view of the sender's memory (not to be written); note: 64 bits beside it, signed. narrow: the
     payload as it has travelled, where that is shorter, for who adds it up at once; it is widened when it is asked for."""
 
-    __slots__ = ("_payload", "narrow", "note")
+    __slots__ = ("_payload", "note", "packed")
 
-    def __init__(self, payload: torch.Tensor | Narrow, note: int) -> None:
+    def __init__(self, payload: torch.Tensor | PackedVector, note: int) -> None:
         self.note = note
-        self.narrow = payload if isinstance(payload, Narrow) else None
-        self._payload = None if isinstance(payload, Narrow) else payload
+        self.packed = payload if isinstance(payload, PackedVector) else None
+        self._payload = None if isinstance(payload, PackedVector) else payload
 
     @property
     def payload(self) -> torch.Tensor:
         """Raises ProtocolError where what came is nobody's payload."""
         if self._payload is None:
-            assert self.narrow is not None
+            assert self.packed is not None
             with intact():
-                self._payload = self.narrow.widened()
+                self._payload = self.packed.unpacked()
         return self._payload
 
 
@@ -86,7 +86,7 @@ class ProtocolError(AssertionError):
 
 @contextmanager
 def intact() -> Iterator[None]:
-    """For work with what came in narrow form: bytes that are none are a fault of ours."""
+    """For work with what came in packed form: bytes that are none are a fault of ours."""
     try:
         yield
     except ValueError as error:

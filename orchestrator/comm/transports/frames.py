@@ -1,6 +1,6 @@
 """The wire format: one fixed header per frame, then the payload's bytes if they travel with it.
 
-A frame is a payload (INLINE: its bytes follow; NARROW: they follow in the narrow form of `numerics.lossless_packing`; REGION:
+A frame is a payload (INLINE: its bytes follow; PACKED: they follow in the packed form of `numerics.lossless_packing`; REGION:
 it lies in the sender's region `region` at `offset`), a TRUST: whether the sender has mapped the receiver's regions and reads
 there what was written, or a FAREWELL: the sender leaves the generation and sends nothing more.
 Everything is in the machine's byte order and nothing is pickled.
@@ -22,7 +22,7 @@ from orchestrator.numerics import lossless_packing
 INLINE: Final = 1
 REGION: Final = 2
 FAREWELL: Final = 3
-NARROW: Final = 4
+PACKED: Final = 4
 TRUST: Final = 5
 
 # The index is the code on the wire: append only.
@@ -35,21 +35,21 @@ _CODES: Final = {dtype: code for code, dtype in enumerate(DTYPES)}
 # magic, kind, dtype, region | generation, step | attempt, phase, chunk, piece | offset or narrow bytes, elements | note
 _HEADER: Final = struct.Struct("=IBBHqqiiiiQQq")
 _MAGIC: Final = 0x6F726366
-_KINDS: Final = (INLINE, REGION, FAREWELL, NARROW, TRUST)
+_KINDS: Final = (INLINE, REGION, FAREWELL, PACKED, TRUST)
 HEADER_BYTES: Final = _HEADER.size
 
 
 class Frame(NamedTuple):
     """What a header says."""
 
-    kind: int  # INLINE, REGION, FAREWELL, NARROW or TRUST
+    kind: int  # INLINE, REGION, FAREWELL, PACKED or TRUST
     tag: Tag  # what the message is
     dtype: torch.dtype = torch.uint8  # of the payload's elements
     elements: int = 0  # of the payload
     note: int = 0  # 64 bits beside the payload, signed; of a TRUST 1 or 0
     region: int = 0  # of a REGION, the number of the sender's region
     offset_bytes: int = 0  # of a REGION, where in it the payload lies
-    narrow_bytes: int = 0  # of a NARROW one, how many bytes follow
+    packed_bytes: int = 0  # of a PACKED one, how many bytes follow
 
 
 def encode(frame: Frame) -> bytes:
@@ -57,7 +57,7 @@ def encode(frame: Frame) -> bytes:
     code = _CODES.get(frame.dtype)
     if code is None:
         raise TypeError(f"{frame.dtype} cannot be sent; these can: {', '.join(map(str, DTYPES))}")
-    payload = frame.narrow_bytes or frame.offset_bytes, frame.elements, frame.note
+    payload = frame.packed_bytes or frame.offset_bytes, frame.elements, frame.note
     return _HEADER.pack(_MAGIC, frame.kind, code, frame.region, *frame.tag, *payload)
 
 
@@ -67,13 +67,13 @@ def decode(header: bytes | bytearray) -> Frame:
     if magic != _MAGIC or kind not in _KINDS or code >= len(DTYPES):
         raise ProtocolError(f"no frame starts with {bytes(header[:8])!r}")
     frame = Frame(kind, Tag(*tag), DTYPES[code], elements, note, region)
-    if kind != NARROW:
+    if kind != PACKED:
         return frame._replace(offset_bytes=extent)
     if frame.dtype not in lossless_packing.DTYPES or not lossless_packing.least_bytes(
         elements
     ) <= extent <= lossless_packing.most_bytes(elements):
         raise ProtocolError(f"{elements} x {frame.dtype} are never narrowed to {extent} bytes")
-    return frame._replace(narrow_bytes=extent)
+    return frame._replace(packed_bytes=extent)
 
 
 def raw(tensor: torch.Tensor) -> memoryview:

@@ -13,8 +13,8 @@ Why TCP_USER_TIMEOUT is not set: the kernel also ends a connection whose *living
 that is gone while nothing is under way; while something is, `is_unreachable` looks for unanswered retransmissions in
 TCP_INFO.
 
-Between hosts a payload of 64-bit elements travels in narrow form (`numerics.lossless_packing`), and is only narrowed when its
-turn on the wire comes, where its memory stays as it is: so nothing is copied, and what has just been narrowed is still in the
+Between hosts a payload of 64-bit elements travels in packed form (`numerics.lossless_packing`), and is only packed when its
+turn on the wire comes, where its memory stays as it is: so nothing is copied, and what has just been packed is still in the
 cache when the kernel takes it.
 
 What it does not do: name the frames it expects, wait for one, or decide what a loss means.
@@ -42,13 +42,13 @@ from orchestrator.comm.transports.base import Mapped, ProtocolError, Received, T
 from orchestrator.comm.transports.tls import buffered
 from orchestrator.common.processes import open_pidfd
 from orchestrator.numerics import lossless_packing
-from orchestrator.numerics.lossless_packing import Narrow
+from orchestrator.numerics.lossless_packing import PackedVector
 
 UNREACHABLE_S: Final = 5
 """Between hosts: a peer whose host has answered nothing for this long is lost, where nothing else is asked for."""
 
 
-_NARROWED_ELEMENTS: Final = 512  # fewer are not worth the pass
+_MIN_PACKED_ELEMENTS: Final = 512  # fewer are not worth the pass
 
 Parts = list[memoryview]  # of one message, to be written one after the other
 
@@ -118,7 +118,7 @@ class Link:
         self.sent_bytes = 0  # of payloads, as they travel, so far
         self._sending: Parts = []  # what is left of the message that is being written
         self._queue: deque[Callable[[], Parts]] = deque()  # later messages
-        self._narrowed = torch.empty(0, dtype=torch.uint8)  # where the one that is being written was narrowed
+        self._packed = torch.empty(0, dtype=torch.uint8)  # where the one that is being written was packed
         self._header = bytearray(frames.HEADER_BYTES)
         self._body: tuple[frames.Frame, torch.Tensor] | None = None  # announced by the header, being read
         self._wanted = memoryview(self._header)
@@ -165,7 +165,7 @@ class Link:
             return
         self._sending = self._parts(frame, payload)
         self._flush(began=True)
-        if self._sending and not stays and not self._is_narrowed(payload):
+        if self._sending and not stays and not self._is_packed(payload):
             self._sending = [memoryview(b"".join(self._sending))]
 
     def read(self) -> bool:
@@ -223,7 +223,7 @@ class Link:
             frame, payload = self._body
         else:
             frame, payload = self._begin_frame()
-            if frame.kind in (frames.INLINE, frames.NARROW) and payload.numel():
+            if frame.kind in (frames.INLINE, frames.PACKED) and payload.numel():
                 self._body, self._wanted = (frame, payload), frames.raw(payload)
                 return False
         self._body, self._wanted = None, memoryview(self._header)
@@ -231,8 +231,8 @@ class Link:
             self.left = True
         elif frame.kind == frames.TRUST:
             self._trust.theirs = bool(frame.note)
-        elif frame.kind == frames.NARROW:
-            self.inbox.append((frame.tag, Received(Narrow(payload, frame.dtype, frame.elements), frame.note)))
+        elif frame.kind == frames.PACKED:
+            self.inbox.append((frame.tag, Received(PackedVector(payload, frame.dtype, frame.elements), frame.note)))
         else:
             self.inbox.append((frame.tag, Received(payload, frame.note)))
         return True
@@ -243,8 +243,8 @@ class Link:
             frame = frames.decode(self._header)
             if frame.kind == frames.REGION:
                 return frame, self.memory[frame.region].tensor(frame.dtype, frame.offset_bytes, frame.elements)
-            if frame.kind == frames.NARROW:
-                return frame, torch.empty(frame.narrow_bytes, dtype=torch.uint8)
+            if frame.kind == frames.PACKED:
+                return frame, torch.empty(frame.packed_bytes, dtype=torch.uint8)
             return frame, torch.empty(frame.elements, dtype=frame.dtype)
         except (
             ProtocolError,
@@ -257,44 +257,42 @@ class Link:
             self._end(f"it sent what is no frame: {error}")
             raise ProtocolError(f"member {self.peer} sent what is no frame: {error}") from error
 
-    def _is_narrowed(self, payload: torch.Tensor | None) -> bool:
+    def _is_packed(self, payload: torch.Tensor | None) -> bool:
         return (
             self.is_remote
             and payload is not None
             and payload.dtype in lossless_packing.DTYPES
-            and payload.numel() >= _NARROWED_ELEMENTS
+            and payload.numel() >= _MIN_PACKED_ELEMENTS
         )
 
     def _parts(self, frame: frames.Frame, payload: torch.Tensor | None) -> Parts:
         """The message. Narrowed, it lies in memory of this link until the next one is made."""
         if payload is None or not payload.numel():
             return [memoryview(frames.encode(frame))]
-        if self._is_narrowed(payload):
-            self._narrowed = _at_least(
-                frames.HEADER_BYTES + lossless_packing.most_bytes(payload.numel()), self._narrowed
-            )
-            return [self._narrowed_message(frame, payload, self._narrowed)]
+        if self._is_packed(payload):
+            self._packed = _at_least(frames.HEADER_BYTES + lossless_packing.most_bytes(payload.numel()), self._packed)
+            return [self._packed_message(frame, payload, self._packed)]
         self.sent_bytes += payload.numel() * payload.itemsize
         return [memoryview(frames.encode(frame)), frames.raw(payload)]
 
     def _waiting(self, frame: frames.Frame, payload: torch.Tensor | None, stays: bool) -> Callable[[], Parts]:
         """What makes the message when its turn comes."""
-        if payload is None or not self._is_narrowed(payload):
+        if payload is None or not self._is_packed(payload):
             parts = self._parts(frame, payload)
             parts = parts if stays else [memoryview(b"".join(parts))]
             return lambda: parts
         if stays:
             return partial(self._parts, frame, payload)
         into = torch.empty(frames.HEADER_BYTES + lossless_packing.most_bytes(payload.numel()), dtype=torch.uint8)
-        message = self._narrowed_message(frame, payload, into)
+        message = self._packed_message(frame, payload, into)
         return lambda: [message]
 
-    def _narrowed_message(self, frame: frames.Frame, payload: torch.Tensor, into: torch.Tensor) -> memoryview:
+    def _packed_message(self, frame: frames.Frame, payload: torch.Tensor, into: torch.Tensor) -> memoryview:
         """Header and payload, one after the other. into: long enough."""
-        size = lossless_packing.narrow(payload.detach(), into[frames.HEADER_BYTES :])
+        size = lossless_packing.pack(payload.detach(), into[frames.HEADER_BYTES :])
         self.sent_bytes += size
         message = frames.raw(into)[: frames.HEADER_BYTES + size]
-        message[: frames.HEADER_BYTES] = frames.encode(frame._replace(kind=frames.NARROW, narrow_bytes=size))
+        message[: frames.HEADER_BYTES] = frames.encode(frame._replace(kind=frames.PACKED, packed_bytes=size))
         return message
 
     def _on_ready(self) -> None:

@@ -23,7 +23,7 @@ from orchestrator.config.settings.sections import KeyPath
 from orchestrator.config.settings.sources import Leaf, Source
 from orchestrator.config.settings.views import escaped, to_dict
 from orchestrator.errors import ConfigurationError
-from orchestrator.records.redaction import MASK, is_masked, setting, variables_of, with_variables
+from orchestrator.records.redaction import REDACTED, is_redacted, setting, variables_of, with_variables
 
 _PATH: KeyPath = ("privacy", "secret")
 
@@ -36,9 +36,9 @@ def given_again(file: Path, overrides: Sequence[str]) -> list[str]:
     wanting = [path for path in wanted if not any(_meet(path, leaf.path) for leaf in typed)]
     if wanting:
         raise _asking({path: variables_of(left[path]) for path in wanting})
-    told = [path for path, given in typed if path in left and _would_be_told(path, given.value, left[path])]
-    if told:
-        raise _telling({path: variables_of(left[path]) for path in told})
+    paths = [path for path, given in typed if path in left and _would_be_told(path, given.value, left[path])]
+    if paths:
+        raise _telling({path: variables_of(left[path]) for path in paths})
     return [
         _typed(path, given.value)
         for path, given in typed
@@ -74,7 +74,7 @@ def as_held(file: Path, overrides: Sequence[str] = ()) -> Settings:
     """The settings as far as the record holds them, and overrides, to look at and not to run: what stands in the place of a
     credential stays where the key can take it, and is left out elsewhere. Raises ConfigurationError."""
     source = _source(file)
-    source.leaves = [leaf for leaf in source.leaves if not is_masked(leaf.given.value) or _fits(leaf)]
+    source.leaves = [leaf for leaf in source.leaves if not is_redacted(leaf.given.value) or _fits(leaf)]
     return from_sources([source, sources.from_command_line(overrides)], recorded=True)
 
 
@@ -94,7 +94,7 @@ def _at(place: Any, path: KeyPath) -> Any:
 
 def left_out(file: Path) -> list[KeyPath]:
     """Where the recorded file holds something else than the run had, and not the whole of it."""
-    return [leaf.path for leaf in _source(file).leaves if is_masked(leaf.given.value)]
+    return [leaf.path for leaf in _source(file).leaves if is_redacted(leaf.given.value)]
 
 
 def _source(file: Path) -> Source:
@@ -104,7 +104,9 @@ def _source(file: Path) -> Source:
 def _is_readable(recorded: Any) -> bool:
     """Whether variables that are set here make it whole."""
     names = variables_of(recorded)
-    return bool(names) and all(map(os.environ.get, names)) and MASK not in str(with_variables(recorded, lambda _: ""))
+    return (
+        bool(names) and all(map(os.environ.get, names)) and REDACTED not in str(with_variables(recorded, lambda _: ""))
+    )
 
 
 def _fits(leaf: Leaf) -> bool:

@@ -80,17 +80,17 @@ def from_yaml(text: str, name: str = "settings") -> Settings:
     return from_sources([sources.from_text(text, name)], recorded=True)
 
 
-def from_sources(found: Sequence[Source], *, recorded: bool = False, used: Sequence[str] = ()) -> Settings:
+def from_sources(given_sources: Sequence[Source], *, recorded: bool = False, used: Sequence[str] = ()) -> Settings:
     """Merged left to right. recorded: nobody describes a run here, as where a source is the file of a record; then settings
     without effect are let through. used: as in `load`. Raises ConfigurationError with every problem."""
     merged: Merged = {}
-    if refused := [each for source in found if source.recorded for each in sources.interpolations(source)]:
+    if refused := [each for source in given_sources if source.recorded for each in sources.interpolations(source)]:
         raise ConfigurationError(refused, "ask who made the record for another one")
-    recorded = recorded or any(source.recorded for source in found)
-    problems = [problem for source in found for problem in (*source.problems, *_merge(merged, source))]
+    recorded = recorded or any(source.recorded for source in given_sources)
+    problems = [problem for source in given_sources for problem in (*source.problems, *_merge(merged, source))]
     unresolved = _interpolate(merged)
     problems += [problem for each in unresolved.values() for problem in each]
-    complete = all(source.readable for source in found)
+    complete = all(source.readable for source in given_sources)
     values: dict[Key, Any] = {}
     for key in KEYS:
         if key in unresolved:
@@ -104,7 +104,7 @@ def from_sources(found: Sequence[Source], *, recorded: bool = False, used: Seque
             problems.append(_problem(_where(merged, key), key.name, coded("settings.value", str(mismatch))))
     problems += _read_options(merged, values)
     if complete:
-        rules = [*RULES, *(() if recorded else _counting(found, used))]
+        rules = [*RULES, *(() if recorded else _counting(given_sources, used))]
         problems += [_problem(_blame(merged, rule), sentence) for rule, sentence in broken_rules(values, rules)]
     if problems:
         raise ConfigurationError(problems)

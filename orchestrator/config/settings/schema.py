@@ -171,7 +171,7 @@ class Settings:
         return self.privacy.noise_multiplier > 0
 
     @property
-    def watches_a_metric(self) -> bool:
+    def monitors_a_metric(self) -> bool:
         """Whether the run state of the run, or what its model is, depends on evaluations."""
         own = self.early_stopping.patience is not None or self.schedule.name == "plateau"
         return own or self.checkpoint.model == "best"

@@ -3,7 +3,7 @@
 Each field says in its metadata what it is, what its value must be, and whether it determines the result of a run or
 only its execution (rule F2); identity, rerun and documentation derive from that. `layout` marks the keys that say how
 workers and servers are laid out: under `reduction: fast` sums follow the layout's order, so these then determine the
-result too. `watched` marks what says when metrics are taken: it determines the result where early stopping or the plateau
+result too. `monitored` marks what says when metrics are taken: it determines the result where early stopping or the plateau
 schedule depend on one.
 """
 
@@ -32,7 +32,7 @@ from orchestrator.common.values import (
     matching,
 )
 from orchestrator.data.sampling.mixtures import LONGEST, are_weights
-from orchestrator.records.loggers import WRITERS
+from orchestrator.records.loggers import LOGGERS
 
 MOST_NOISE = 1000.0  # of `optim.privacy.quantization_grid`, which needs torch
 KeyPath = tuple[str, ...]
@@ -40,13 +40,13 @@ KeyPath = tuple[str, ...]
 
 @dataclass(frozen=True)
 class About:
-    """doc: one sentence; must: a bound beyond the type, see `values`; layout, watched: see the head of this file."""
+    """doc: one sentence; must: a bound beyond the type, see `values`; layout, monitored: see the head of this file."""
 
     doc: str
     determines: Literal["result", "execution"]
     must: Any = None
     layout: bool = False
-    watched: bool = False
+    monitored: bool = False
 
 
 Metadata = dict[str, About]  # of a field
@@ -57,9 +57,9 @@ def result(doc: str, must: Any = None) -> Metadata:
     return {"about": About(doc, "result", must)}
 
 
-def execution(doc: str, must: Any = None, *, layout: bool = False, watched: bool = False) -> Metadata:
+def execution(doc: str, must: Any = None, *, layout: bool = False, monitored: bool = False) -> Metadata:
     """Metadata of a field that determines only how a run is executed."""
-    return {"about": About(doc, "execution", must, layout, watched)}
+    return {"about": About(doc, "execution", must, layout, monitored)}
 
 
 PORT = Must("from 1 to 65535", lambda port: bool(1 <= port <= 65535))
@@ -76,8 +76,8 @@ LABELS = Must(
     "a list of NAME or NAME=VALUE, names of letters, digits and . - _ each once, on one line each", are_labels
 )
 WRITTEN = Must(
-    f"a list of {', '.join(WRITERS)} or your own as package.module:name, each once",
-    lambda names: len({*names}) == len(names) and all(name in WRITERS or is_reference(name) for name in names),
+    f"a list of {', '.join(LOGGERS)} or your own as package.module:name, each once",
+    lambda names: len({*names}) == len(names) and all(name in LOGGERS or is_reference(name) for name in names),
 )
 REGISTERED = matching(r"[^/@:]+(@[^/@:]+)?", "NAME or NAME@ALIAS, without / and :")
 CHECKPOINT = matching(r"[0-9a-z]+(@(\d+|best))?", "RUN_ID, RUN_ID@STEP or RUN_ID@best")
@@ -482,7 +482,7 @@ class EarlyStoppingSettings:
 class EvaluationSettings:
     every: Every | None = field(
         default=None,
-        metadata=execution("How often the validation set is evaluated; null: only at the end.", watched=True),
+        metadata=execution("How often the validation set is evaluated; null: only at the end.", monitored=True),
     )
 
 
@@ -536,11 +536,11 @@ class BestSettings:
         metadata=execution(
             "The metric by which the checkpoints of the best evaluations are kept; null: of none.",
             NOT_EMPTY,
-            watched=True,
+            monitored=True,
         ),
     )
     mode: Literal["min", "max"] = field(
-        default="min", metadata=execution("Whether less or more of that metric is better.", watched=True)
+        default="min", metadata=execution("Whether less or more of that metric is better.", monitored=True)
     )
     keep: int = field(default=1, metadata=execution("How many of the best ones are kept.", at_least(1)))
 

@@ -97,25 +97,25 @@ def to_yaml(settings: Settings, *, public: bool = False) -> str:
     credentials."""
     nested = to_dict(settings)
     if public:
-        known = masker(settings)
+        known = redactor(settings)
         nested = {key: known.setting(key, value) for key, value in nested.items()}
     return as_yaml(nested)
 
 
-def masker(settings: Settings) -> Redactor:
+def redactor(settings: Settings) -> Redactor:
     """Of what is known to be a credential in a process that has these settings."""
     return Redactor(flat(settings), os.environ)
 
 
 def shown(settings: Settings) -> dict[str, Any]:
     """Those of `flat`, as a record holds them."""
-    known = masker(settings)
+    known = redactor(settings)
     return {key: known.setting(key, value) for key, value in flat(settings).items()}
 
 
 def identifying(settings: Settings) -> dict[str, Any]:
     """Those of `determining`, as an identity holds them."""
-    known = masker(settings)
+    known = redactor(settings)
     return {key: known.identifying(key, value) for key, value in determining(settings).items()}
 
 
@@ -139,11 +139,11 @@ def flat(settings: Settings) -> dict[str, Any]:
 def determining(settings: Settings) -> dict[str, Any]:
     """Those of `flat` that determine the result (rule F2); under `reduction: fast` the layout is among them, and where a metric
     is watched, the steps at which it is taken."""
-    layout, watched = settings.reduction == "fast", settings.watches_a_metric
+    layout, monitored = settings.reduction == "fast", settings.monitors_a_metric
     chosen = [
         key
         for key in KEYS
-        if key.about.determines == "result" or (layout and key.about.layout) or (watched and key.about.watched)
+        if key.about.determines == "result" or (layout and key.about.layout) or (monitored and key.about.monitored)
     ]
     return {name: value for key in chosen for name, value in _leaves(key, settings)}
 
@@ -212,10 +212,10 @@ def described(name: str) -> str:
         near = difflib.get_close_matches(name, known, 3)
         hint = f"did you mean {' or '.join(near)}?" if near else "help=settings lists all"
         raise UsageError(f"help={name}: no such key", hint, code="settings.no-such-key-shown")
-    return "\n\n".join(_told(*row) for row in found)
+    return "\n\n".join(_row_as_text(*row) for row in found)
 
 
-def _told(name: str, value: str, default: str, sentence: str, determines: str) -> str:
+def _row_as_text(name: str, value: str, default: str, sentence: str, determines: str) -> str:
     """One row of the page as text."""
     plain_name, plain_default = name.strip("`"), default.replace("`", "")
     takes = f"{value.replace('`', '')}; {'required' if default == 'required' else f'default {plain_default}'}"
@@ -319,6 +319,6 @@ def _default(key: Key) -> str:
 
 
 def _determines(key: Key) -> str:
-    if key.about.watched:
+    if key.about.monitored:
         return "execution; result if early stopping, `schedule: plateau` or `checkpoint.model: best` watch a metric"
     return "execution; result if `reduction` is `fast`" if key.about.layout else key.about.determines

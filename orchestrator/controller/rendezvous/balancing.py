@@ -1,14 +1,14 @@
-"""Whether shards should be dealt anew because workers are not equally fast, and who is far slower than all others. Pure.
+"""Whether shards should be assigned anew because workers are not equally fast, and who is far slower than all others. Pure.
 
 Workers tell again and again how long a micro-batch takes them. Once each of a generation has, a round is over and judged:
 
-    another deal would end a step's computing earlier by MUCH, for several rounds in a row, and by enough to be worth
+    another assignment would end a step's computing earlier by MUCH, for several rounds in a row, and by enough to be worth
     regrouping                         the generation ends at the next boundary, and the next one is dealt by speed
     one takes more than FAR times what the others do in the median, for SLOW_ROUNDS and SLOW_S   it is named, once
 
-Times are noisy, and a deal that follows noise goes back and forth. So each deal doubles the number of rounds that the next one
-has to wait for: in n rounds there are at most log2(n) of them. Only what little noise does not explain, a gain of CLEAR, takes
-two at any time.
+Times are noisy, and an assignment that follows noise goes back and forth. So each deal doubles the number of rounds that the
+next one has to wait for: in n rounds there are at most log2(n) of them. Only what little noise does not explain, a gain of
+CLEAR, takes two at any time.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import Any, Final
 
 from orchestrator.controller.decision import Decision
 from orchestrator.controller.events import Rebalance, Slow
-from orchestrator.controller.load_balancing import Host, deal_by_speed, longest
+from orchestrator.controller.load_balancing import Host, assign_by_speed, longest
 from orchestrator.controller.membership import ControllerState, Member, agreed, hosts_in, present, stage_mates
 from orchestrator.controller.rendezvous.formation import ask
 
@@ -35,7 +35,7 @@ SLOW_S: Final = 10.0
 
 @dataclass(frozen=True)
 class _Better:
-    """Seconds of a step's computing, as shards are dealt and as they could be; moving: so many shards."""
+    """Seconds of a step's computing, as shards are assigned and as they could be; moving: so many shards."""
 
     now_s: float
     then_s: float
@@ -49,14 +49,14 @@ class _Better:
 def balance(decision: Decision, member: Member) -> None:
     """This one has told its time."""
     state = decision.state
-    told = state.balance.told | {member.id}
-    _set(decision, told=told)
+    reported = state.balance.reported | {member.id}
+    _set(decision, reported=reported)
     workers = [each for each in present(state) if each.role == "worker"]
-    if state.phase != "running" or len(workers) < 2 or not {each.id for each in workers} <= told:
+    if state.phase != "running" or len(workers) < 2 or not {each.id for each in workers} <= reported:
         return
-    _set(decision, told=frozenset())
+    _set(decision, reported=frozenset())
     workers = [decision.state.members[each.id] for each in workers]
-    if state.requirements.watches:
+    if state.requirements.reports_stragglers:
         _look_for_slow(decision, workers)
     if state.requirements.by_speed:
         _look_for_better(decision, workers)
@@ -65,7 +65,7 @@ def balance(decision: Decision, member: Member) -> None:
 def _look_for_better(decision: Decision, workers: Sequence[Member]) -> None:
     """workers: of the present generation, by rank, of whom none is gone."""
     state, known = decision.state, decision.state.balance
-    better = _better_deal(state, workers)
+    better = _better_assignment(state, workers)
     if better is None or better.gain < MUCH or (better.now_s - better.then_s) * _left(state) < WORTH_S:
         _set(decision, better=0)
         return
@@ -80,8 +80,8 @@ def _look_for_better(decision: Decision, workers: Sequence[Member]) -> None:
     ask(decision, "regroup", _why(better))
 
 
-def _better_deal(state: ControllerState, workers: Sequence[Member]) -> _Better | None:
-    """The best there is, of all stages together; None where shards are not dealt by speed, or a worker is gone."""
+def _better_assignment(state: ControllerState, workers: Sequence[Member]) -> _Better | None:
+    """The best there is, of all stages together; None where shards are not assigned by speed, or a worker is gone."""
     assert state.generation is not None
     begin = state.generation.begin
     if len(workers) < begin.workers:
@@ -92,21 +92,21 @@ def _better_deal(state: ControllerState, workers: Sequence[Member]) -> _Better |
         hosts = hosts_in(state, [workers[rank] for rank in ranks])
         if hosts is None:
             return None
-        dealt = deal_by_speed(state.requirements.shards, hosts)
+        assigned = assign_by_speed(state.requirements.shards, hosts)
         now_s = max(now_s, longest(hosts, [begin.shards[rank] for rank in ranks]))
-        then_s = max(then_s, longest(hosts, dealt))
-        moving += _moving(hosts, dealt)
+        then_s = max(then_s, longest(hosts, assigned))
+        moving += _moving(hosts, assigned)
     return _Better(now_s, then_s, moving)
 
 
-def _moving(hosts: Sequence[Host], dealt: Sequence[Sequence[int]]) -> int:
-    return sum(len(host.held.symmetric_difference(shards)) for host, shards in zip(hosts, dealt, strict=True)) // 2
+def _moving(hosts: Sequence[Host], assigned: Sequence[Sequence[int]]) -> int:
+    return sum(len(host.held.symmetric_difference(shards)) for host, shards in zip(hosts, assigned, strict=True)) // 2
 
 
 def _left(state: ControllerState) -> int:
     """Steps that are still to do, as far as the driver knows."""
     manifest: Mapping[str, Any] = agreed(state, [])
-    return max(0, int(manifest["steps"]) - state.seen)
+    return max(0, int(manifest["steps"]) - state.steps_seen)
 
 
 def _why(better: _Better) -> str:
@@ -131,8 +131,8 @@ def _look_for_slow(decision: Decision, workers: Sequence[Member]) -> None:
             continue
         since, rounds = known.slow.get(worker.id, (now, 0))
         slow[worker.id] = since, rounds + 1
-        if rounds + 1 >= SLOW_ROUNDS and now - since >= SLOW_S and worker.id not in decision.state.balance.said:
-            _set(decision, said=decision.state.balance.said | {worker.id})
+        if rounds + 1 >= SLOW_ROUNDS and now - since >= SLOW_S and worker.id not in decision.state.balance.announced:
+            _set(decision, announced=decision.state.balance.announced | {worker.id})
             decision.do(Slow(worker.id, own, statistics.median(others), now - since))
             decision.say(f"{worker.name} is far slower than the others")
     _set(decision, slow=slow)

@@ -99,13 +99,13 @@ def _learn_of_older_checkpoint(decision: Decision, generation: GenerationStatus)
     moved = top(member for member in present(state) if passed(member.progress, generation.before[member.id]))
     if moved is not None and moved.steps < generation.steps:
         decision.say(f"an older checkpoint than that of step {generation.steps} was restored")
-        decision.set(checkpoint=moved.steps, seen=min(state.seen, moved.steps))
+        decision.set(checkpoint=moved.steps, steps_seen=min(state.steps_seen, moved.steps))
 
 
 def _standing(state: ControllerState, generation: GenerationStatus) -> int:
     """The step that the generation was in: the one that its living members have to do next, or where its dead were."""
     highest = top(present(state))
-    committed = state.seen if highest is None else highest.steps
+    committed = state.steps_seen if highest is None else highest.steps
     computed = [
         micro_batch[0]
         for micro_batch in map(fault_attribution.computing, generation.lost_members)
@@ -141,7 +141,7 @@ def _put_out(decision: Decision) -> None:
         decision.kill(member, "it lost contact with the same living member twice")
         decision.set_generation(lost=decision.generation().lost + 1)
         why = f"{member.name} is put out of the run: it and an older member lost contact twice"
-        if decision.generation().before[member.id] is None and decision.state.seen:
+        if decision.generation().before[member.id] is None and decision.state.steps_seen:
             start_failed(decision, member.id, why)
         else:
             decision.say(why)

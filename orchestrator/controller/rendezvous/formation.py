@@ -12,7 +12,7 @@ from typing import Any
 
 from orchestrator.controller import fault_attribution
 from orchestrator.controller.decision import Decision
-from orchestrator.controller.events import Ask, Begin, StandBy
+from orchestrator.controller.events import Ask, BecomeSpare, Begin
 from orchestrator.controller.membership import (
     ControllerState,
     GenerationStatus,
@@ -99,7 +99,7 @@ def begin(decision: Decision, plan: Begin) -> None:
     if missing:
         shards = f"shard{'s' * (len(missing) > 1)} {', '.join(map(str, missing))}"
         back = f"all members go back to step {steps}"
-        follows = f"it goes on with what shard {plan.heirs[0][1]} keeps" if plan.heirs else back
+        follows = f"it goes on with what shard {plan.fallbacks[0][1]} keeps" if plan.fallbacks else back
         decision.say(f"what {shards} had kept is lost with its only holder, so {follows}")
     if back := why_back(state, plan):
         decision.say(f"{back}, so all members go back to step {steps}")
@@ -115,9 +115,9 @@ def begin(decision: Decision, plan: Begin) -> None:
     advances = advances_of(top(workers))
     decision.set(
         run_manifest=plan.run_manifest,
-        inherited=(
-            *((base, pair) for base, pair in state.inherited if base < advances and plan.restore is None),
-            *((advances, pair) for pair in plan.inherited),
+        fallbacks=(
+            *((base, pair) for base, pair in state.fallbacks if base < advances and plan.restore is None),
+            *((advances, pair) for pair in plan.all_fallbacks),
         ),
         generation=GenerationStatus(
             begin=plan, steps=steps, before={id_: state.members[id_].progress for id_ in plan.members}
@@ -132,17 +132,17 @@ def begin(decision: Decision, plan: Begin) -> None:
     decision.do(plan)
     for worker in living(decision.state, "worker"):
         if worker.ready is not None and worker.id not in plan.members:
-            stand_by(decision, worker)
+            become_spare(decision, worker)
     decision.say(_summary(plan, steps))
     if decision.state.interrupted is not None:
         ask(decision, "stop", "the run was interrupted")
     start_missing(decision)
 
 
-def stand_by(decision: Decision, worker: Member) -> None:
+def become_spare(decision: Decision, worker: Member) -> None:
     """One that is ready and has no place. Where every worker has the whole model, a spare has it too."""
     if decision.state.requirements.members.stages > 1 and worker.stage is None:
-        decision.do(StandBy(worker.id))
+        decision.do(BecomeSpare(worker.id))
 
 
 def _summary(plan: Begin, steps: int) -> str:
@@ -162,8 +162,8 @@ def _account(decision: Decision, plan: Begin, workers: list[Member], steps: int)
     """Note the recoveries that the new generation completes: a loss, the loss of all state, a joiner. They are reported
     when its first step is done."""
     state = decision.state
-    redone = plan.heirs or state.requirements.supersedes  # what is done again is done differently
-    lost = max(0, state.seen - steps, _given_up(state, steps) if redone else 0)
+    redone = plan.fallbacks or state.requirements.supersedes  # what is done again is done differently
+    lost = max(0, state.steps_seen - steps, _given_up(state, steps) if redone else 0)
     restarted = plan.restore is not None or top(workers) is None or (lost > 1 and not redone)
     why = why_back(state, plan)
     open_ones = [
@@ -183,23 +183,23 @@ def _account(decision: Decision, plan: Begin, workers: list[Member], steps: int)
         open_ones.append(Recovery(kind="joined", since=since))
     decision.set(recoveries=tuple(open_ones))
     if redone:
-        decision.set(seen=min(state.seen, steps))
+        decision.set(steps_seen=min(state.steps_seen, steps))
     if restarted:
         _restart(decision, steps, lost, forgets=plan.forgets)
 
 
 def _given_up(state: ControllerState, steps: int) -> int:
-    """How many steps the members are beyond their last rest, as far as their dead tell by what they were computing. A shard
-    that runs free may be far ahead of the run; what it did before the rest is in the parameters of all."""
+    """How many steps the members are beyond their last sync barrier, as far as their dead tell by what they were computing. A
+    shard that runs free may be far ahead of the run; what it did before the rest is in the parameters of all."""
     dead = () if state.generation is None else state.generation.lost_members
     computed = [micro_batch for micro_batch in map(fault_attribution.computing, dead) if micro_batch is not None]
-    rested = [state.clocks[shard] if shard < len(state.clocks) else steps for _, shard in computed]
-    return max((step - before for (step, _), before in zip(computed, rested, strict=True)), default=0)
+    at_barrier = [state.clocks[shard] if shard < len(state.clocks) else steps for _, shard in computed]
+    return max((step - before for (step, _), before in zip(computed, at_barrier, strict=True)), default=0)
 
 
 def _restart(decision: Decision, steps: int, lost: int, *, forgets: bool) -> None:
     restarts = decision.state.restarts + 1
-    decision.set(seen=steps, mark=Progress(steps) if steps else None, restarts=restarts)
+    decision.set(steps_seen=steps, mark=Progress(steps) if steps else None, restarts=restarts)
     what = "all living state is" if not forgets else "what was done since is"
     decision.say(f"{what} lost, and with it {lost} steps; the run goes on from step {steps}")
     if restarts > RESTARTS:

@@ -47,7 +47,7 @@ class NoRoom(Exception):
 
 
 @dataclass(frozen=True)
-class Held:
+class HeldFile:
     """A file that nobody removes until it is closed."""
 
     path: Path
@@ -70,7 +70,7 @@ class Cache:
         self.limit = limit
         self._patience_s = patience_s
 
-    def hold(self, file: File, place: Place, *, wait: bool = True) -> Held:
+    def hold(self, file: File, place: Place, *, wait: bool = True) -> HeldFile:
         """The file of this content, fetched where it is not there. Raises DataDamaged for one that is not what the manifest
         says, or cannot be had; NoRoom, without `wait`, where all room is in use."""
         fetched = False
@@ -120,12 +120,12 @@ class Cache:
         with contextlib.suppress(FileNotFoundError):
             _date(self._at(file), at)
 
-    def _held(self, path: Path) -> Held:
+    def _held(self, path: Path) -> HeldFile:
         """Raises FileNotFoundError."""
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         try:
             with contextlib.suppress(OSError):
-                locks.narrow(descriptor, self.folder)  # of an older version, which everybody could lock
+                locks.restrict(descriptor, self.folder)  # of an older version, which everybody could lock
             locks.lock(descriptor, shared=True, look=_wait_for(path).look)
             if not os.fstat(descriptor).st_nlink:
                 raise FileNotFoundError(path)
@@ -133,7 +133,7 @@ class Cache:
         except BaseException:
             os.close(descriptor)
             raise
-        return Held(path, descriptor)
+        return HeldFile(path, descriptor)
 
     def _fetch(self, file: File, place: Place, caller: _Caller) -> bool:
         """Whether it was fetched by this process, and not by another one that has been waited for."""
@@ -146,7 +146,7 @@ class Cache:
             raise unusable(f"data.cache_folder: {path}", error, "it is a link, which only others put there") from error
         try:
             with contextlib.suppress(OSError):
-                locks.narrow(descriptor, self.folder)
+                locks.restrict(descriptor, self.folder)
             if not caller.locks(path, descriptor) or not locks.is_at(path, descriptor):
                 return False  # another process has it, or had it, and has finished or given up
             if self.has(file):  # or had finished before this one began

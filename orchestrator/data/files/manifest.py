@@ -55,8 +55,8 @@ class Manifest:
     @property
     def digest(self) -> str:
         """SHA-256 of what determines the samples: reader, options, and of each file its samples and its content, in order."""
-        told = [self.reader, dict(self.options), [[file.samples, file.md5] for file in self.files]]
-        return hashlib.sha256(json.dumps(told, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
+        content = [self.reader, dict(self.options), [[file.samples, file.md5] for file in self.files]]
+        return hashlib.sha256(json.dumps(content, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
 
     @property
     def size(self) -> int:

@@ -69,7 +69,7 @@ def pass_on(text: str | None) -> None:
     _here.alive()
 
 
-def taken() -> Taken:
+def take_counts() -> Taken:
     found, _here.taken = _here.taken, Taken()
     return found
 

@@ -35,7 +35,7 @@ def shared(population: Population) -> None:
 def iid(population: Population, *, clients: Clients = None) -> Whole:
     """At random, so that every client's part is a sample of the whole; sizes differ by at most one."""
     number = population.among(clients)
-    return population.dealt(population.stream().permutation(population.samples), number)
+    return population.cut_evenly(population.stream().permutation(population.samples), number)
 
 
 def contiguous(population: Population, *, clients: Clients = None) -> Whole:
@@ -43,7 +43,7 @@ def contiguous(population: Population, *, clients: Clients = None) -> Whole:
     origin."""
     import numpy
 
-    return population.dealt(numpy.arange(population.samples), population.among(clients))
+    return population.cut_evenly(numpy.arange(population.samples), population.among(clients))
 
 
 def stratified(population: Population, *, clients: Clients = None, by: By = "label") -> Whole:
@@ -115,7 +115,7 @@ def pathological(
         )
     order = numpy.argsort(population.labels(by), kind="stable")
     drawn = population.stream().permutation(number * runs)
-    owners: Whole = drawn[population.dealt(order, number * runs)] // runs
+    owners: Whole = drawn[population.cut_evenly(order, number * runs)] // runs
     return owners
 
 

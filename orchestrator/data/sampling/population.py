@@ -49,7 +49,7 @@ class Population:
             )
         return number
 
-    def dealt(self, order: Whole, clients: int) -> Whole:
+    def cut_evenly(self, order: Whole, clients: int) -> Whole:
         """The owners when samples in this order are cut into a run for each client; lengths differ by at most one."""
         import numpy
 

@@ -12,11 +12,11 @@ from orchestrator.comm.topologies import asks_for_nodes, build_schedule
 from orchestrator.common.values import Steps
 from orchestrator.config.plan import Plan
 from orchestrator.config.settings import Settings
-from orchestrator.controller.shard_assignment import assign_stages, deal
+from orchestrator.controller.shard_assignment import assign_columns, assign_stages
 from orchestrator.driver.launch.rehearsal import rehearse
 from orchestrator.driver.preflight import begin
 from orchestrator.driver.report.layout import layout
-from orchestrator.records import reads
+from orchestrator.records import input_audit
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class DryRun:
         """Of each worker that the run starts with its stage, and the shards of that."""
         members = self.plan.cluster.members
         stages = assign_stages([None] * members.start, members.stages)
-        return list(zip(stages, deal(self.plan.data.shards, stages), strict=True))
+        return list(zip(stages, assign_columns(self.plan.data.shards, stages), strict=True))
 
     def as_dict(self) -> dict[str, Any]:
         run, cluster = self.plan.run, self.plan.cluster
@@ -142,6 +142,6 @@ def dry_run(settings: Settings, *, trusted: bool = False) -> DryRun:
     found = rehearse(settings, Path.cwd())
     provenance, built = found.provenance, found.built
     inputs = [{"path": each.path, "md5": each.md5, "keeper": each.keeper} for each in provenance.inputs]
-    notes = [*provenance.notes, *built.notes, *reads.notes(found.read)]
-    obstacles = [*provenance.obstacles, *reads.obstacles(found.read)]
+    notes = [*provenance.notes, *built.notes, *input_audit.notes(found.read)]
+    obstacles = [*provenance.obstacles, *input_audit.obstacles(found.read)]
     return DryRun(found.plan, built.parameters, found.cut, notes, inputs, obstacles)

@@ -20,22 +20,22 @@ from orchestrator.driver.preflight import begin, private
 from orchestrator.driver.preflight.checks import Provenance
 from orchestrator.driver.recording.opening import open_record
 from orchestrator.driver.recording.record import Record
-from orchestrator.driver.report.outcome import Outcome
+from orchestrator.driver.report.outcome import RunOutcome
 from orchestrator.driver.run.event_sink import Audience, Callback
 from orchestrator.driver.run.job import Beside, Job, Sharing, beginning_of
 from orchestrator.driver.supervision import supervised
 from orchestrator.driver.terminal import signals
-from orchestrator.driver.terminal.progress import Parts, for_stream
+from orchestrator.driver.terminal.progress import SegmentProgress, for_stream
 from orchestrator.errors import ConfigurationError, RunFailed, UsageError
 from orchestrator.provenance.tracking import KIND
-from orchestrator.records import lines, rests, trace
+from orchestrator.records import barriers, lines, trace
 
 
 @dataclass(frozen=True)
 class Repeated:
-    """What of another run is repeated. replay: the file of the rests of an asynchronous one; segments: the file that says which
-    steps an audit repeats, as `rerun=RUN_ID audit=N` writes it; streams: the file of what live streams gave; sat_out: the trace
-    that tells which shards sat out, since their site was away."""
+    """What of another run is repeated. replay: the file of the sync barriers of an asynchronous one; segments: the file that
+    says which steps an audit repeats, as `rerun=RUN_ID audit=N` writes it; streams: the file of what live streams gave;
+    sat_out: the trace that tells which shards sat out, since their site was away."""
 
     replay: str | None = None
     segments: str | None = None
@@ -45,7 +45,7 @@ class Repeated:
     def planned(self, plan: Plan) -> Plan:
         """Raises UsageError."""
         if self.replay is not None:
-            plan = replace(plan, replay=_rests_of(Path(self.replay), plan))
+            plan = replace(plan, replay=_barriers_of(Path(self.replay), plan))
         if self.streams is not None:
             plan = replace(plan, data=replace(plan.data, stream_log=_log_of_streams(Path(self.streams))))
         if self.sat_out is not None:
@@ -67,7 +67,7 @@ def launch(
     typed: Sequence[str] | None = None,
     *,
     trusted: bool = False,
-) -> tuple[str, Outcome]:
+) -> tuple[str, RunOutcome]:
     """The whole story; returns the run's id and what it came to. origins: where the settings were given, by key; ray: the one
     to run on, which outlives the run and may serve others beside it, each in a thread of its own; repeated: what of another run
     is repeated; beside: what it has in common with other runs of this process; on_event: called with what
@@ -92,7 +92,7 @@ def launch(
         beside.check(provenance)
     folder = project_folder(project) if beside is None else beside.folder
     display = for_stream() if beside is None else beside.display
-    display = display if plan.segments is None else Parts(display, plan.segments.ranges)
+    display = display if plan.segments is None else SegmentProgress(display, plan.segments.ranges)
     posted = signals.posted() if beside is None else nullcontext(beside.pending_signal)
     with (
         posted as pending_signal,
@@ -164,9 +164,9 @@ def _sat_out_of(file: Path, plan: Plan) -> dict[int, tuple[int, ...]]:
 def _segments_of(file: Path, plan: Plan) -> Segments:
     """Raises UsageError."""
     try:
-        told = json.loads(file.read_text(encoding="utf-8"))
-        ranges = tuple((int(first), int(end)) for first, end in told["ranges"])
-        found = Segments(str(told["of"]), str(told["storage"]), ranges)
+        values = json.loads(file.read_text(encoding="utf-8"))
+        ranges = tuple((int(first), int(end)) for first, end in values["ranges"])
+        found = Segments(str(values["of"]), str(values["storage"]), ranges)
         if not ranges or any(first >= end for first, end in ranges) or sorted(ranges) != list(ranges):
             raise ValueError("its ranges are not in order")
     except (OSError, ValueError, KeyError, TypeError) as error:
@@ -182,7 +182,7 @@ def _segments_of(file: Path, plan: Plan) -> Segments:
     return found
 
 
-def _rests_of(file: Path, plan: Plan) -> tuple[Mapping[str, Any], ...]:
+def _barriers_of(file: Path, plan: Plan) -> tuple[Mapping[str, Any], ...]:
     """Raises UsageError."""
     if plan.lockstep:
         raise UsageError(
@@ -191,7 +191,7 @@ def _rests_of(file: Path, plan: Plan) -> tuple[Mapping[str, Any], ...]:
     remedy = "give the rests.jsonl of an asynchronous run, which rerun=RUN_ID does"
     try:
         found = tuple(lines.read(file))
-        rests.check(found, plan.data.shards)
+        barriers.check(found, plan.data.shards)
     except OSError as error:
         raise UsageError(
             f"replay={file}: it cannot be read: {error.strerror}", remedy, code="replay.rests-unreadable"

@@ -13,8 +13,8 @@ from orchestrator.config.settings import Settings
 from orchestrator.data import input_auditing
 from orchestrator.driver.preflight import checks
 from orchestrator.driver.preflight.checks import Provenance
-from orchestrator.records import phases, reads
-from orchestrator.records.reads import Reads
+from orchestrator.records import input_audit, phases
+from orchestrator.records.input_audit import InputAudit
 from orchestrator.worker.model import construction
 from orchestrator.worker.model.construction import Rehearsal
 from orchestrator.worker.pipeline_parallel.rehearsal import rehearse_cuts
@@ -30,7 +30,7 @@ class Rehearsed:
     provenance: Provenance
     built: Rehearsal
     cut: dict[str, Any] | None
-    read: Reads
+    read: InputAudit
 
 
 def rehearse(settings: Settings, project: Path) -> Rehearsed:
@@ -42,8 +42,8 @@ def rehearse(settings: Settings, project: Path) -> Rehearsed:
         plan = resolve(settings)
         with _rehearsing, phases.of("pipeline and model"), input_auditing.window(declared) as building:
             built, cut = construction.rehearse(plan), rehearse_cuts(plan)
-    seen = replace(building.reads, variables=whole.reads.variables)
-    read = reads.undeclared(reads.elsewhere(seen, provenance.is_code), settings.environment.variables)
-    if settings.strict and (refusal := reads.refusal(read)) is not None:
+    seen = replace(building.audit, variables=whole.audit.variables)
+    read = input_audit.undeclared(input_audit.elsewhere(seen, provenance.is_code), settings.environment.variables)
+    if settings.strict and (refusal := input_audit.refusal(read)) is not None:
         raise refusal
     return Rehearsed(plan, provenance, built, cut, read)

@@ -23,10 +23,10 @@ from orchestrator.config.resolve import resolve
 from orchestrator.config.settings import Settings
 from orchestrator.driver.folders import RunFolder, project_folder
 from orchestrator.driver.preflight import begin, checks, initial, private
-from orchestrator.driver.recording import handed_over, trust, unsent
+from orchestrator.driver.recording import failover_reports, trust, unsent
 from orchestrator.driver.recording.opening import reopen_record
 from orchestrator.driver.recording.recorded import Recorded
-from orchestrator.driver.report.outcome import Outcome
+from orchestrator.driver.report.outcome import RunOutcome
 from orchestrator.driver.run.event_sink import Audience
 from orchestrator.driver.run.job import Beside, Job, Sharing, requirements, storage_of
 from orchestrator.driver.run.session import RunStart
@@ -53,7 +53,7 @@ def resume(
     typed: Sequence[str] | None = None,
     *,
     trusted: bool = False,
-) -> tuple[str, Outcome]:
+) -> tuple[str, RunOutcome]:
     """The whole story; returns the run's id and what it came to. name: of the run, see `Store.find`; uri: of the MLflow store;
     ray, beside, typed: as `launch` takes them; trusted: whether it may be somebody else's.
 
@@ -106,7 +106,7 @@ def resume(
     return with_weights(run_id, outcome, uri, typed) if beside is None and ray is None else (run_id, outcome)
 
 
-def without_ray(run_id: str, outcome: Outcome, plan: Plan, supervision: Supervision | None) -> None:
+def without_ray(run_id: str, outcome: RunOutcome, plan: Plan, supervision: Supervision | None) -> None:
     """Go on with a run whose Ray is gone with its head, on this machine alone: then this does not return."""
     if supervision is None or not outcome.is_headless or outcome.error is None or headless.refusal(plan) is not None:
         return
@@ -119,7 +119,9 @@ def without_ray(run_id: str, outcome: Outcome, plan: Plan, supervision: Supervis
     headless.become(headless.words(supervision.words(run_id), workers, headless.cores()))
 
 
-def with_weights(run_id: str, outcome: Outcome, uri: str | None, typed: Sequence[str] | None) -> tuple[str, Outcome]:
+def with_weights(
+    run_id: str, outcome: RunOutcome, uri: str | None, typed: Sequence[str] | None
+) -> tuple[str, RunOutcome]:
     """As `resume`, of a run that has come to its end: where the trained weights were lost with the last workers, as when this
     process stood still for longer than they live without it, the steps after the last checkpoint are done again, and what comes
     of it is returned."""
@@ -129,11 +131,11 @@ def with_weights(run_id: str, outcome: Outcome, uri: str | None, typed: Sequence
     return resume(run_id, (), uri, typed=typed)
 
 
-def _finished(past: Past) -> Outcome:
+def _finished(past: Past) -> RunOutcome:
     """Of a run that had finished, and MLflow lacked that."""
     metrics = {key: value for key, value in past.metrics.items() if key.startswith("validation/")}
     loss = past.metrics.get("train/loss")
-    return Outcome(steps=past.steps or 0, loss=loss, digest=past.digest, metrics=metrics)
+    return RunOutcome(steps=past.steps or 0, loss=loss, digest=past.digest, metrics=metrics)
 
 
 def _check_filed(before: Settings, after: Settings) -> None:
@@ -192,11 +194,11 @@ def _changed(recorded: Recorded, project: Path) -> list[str]:
 
 def beginning_of(plan: Plan, files: RunFolder, say: Callable[[str], None]) -> RunStart:
     """Where the run goes on, by what it has left; its trace is cut there. Raises CheckpointDamaged."""
-    for file, is_whole in ((files.trace, _is_line), (files.rests, _is_rest), (files.journal, _is_event)):
+    for file, is_whole in ((files.trace, _is_line), (files.barriers, _is_barrier), (files.journal, _is_event)):
         _check(file, is_whole)
     storage = open_storage(storage_of(plan, files))
     checkpoints, first = Catalog(storage, plan.checkpoints.keep), plan.run.first_step
-    handed = handed_over.take(storage, checkpoints, files, first, supersedes=not plan.lockstep)
+    handed = failover_reports.take(storage, checkpoints, files, first, supersedes=not plan.lockstep)
     if handed.sentence is not None:
         say(f"note: {handed.sentence}")
     found = checkpoints.latest()
@@ -217,9 +219,9 @@ def beginning_of(plan: Plan, files: RunFolder, say: Callable[[str], None]) -> Ru
     if saved > (step or first) and not found.reasons:
         say(f"warning: the checkpoint of step {saved}, of which the journal tells, is gone from its place")
     say("no checkpoint: from the beginning" if step is None else f"going on from the checkpoint of step {step}")
-    rested = 0 if plan.lockstep or found.manifest is None else _rests_until(found.manifest, files)
-    if not plan.lockstep and files.rests.exists():
-        lines.cut(files.rests, rested)
+    barriers_kept = 0 if plan.lockstep or found.manifest is None else _barriers_until(found.manifest, files)
+    if not plan.lockstep and files.barriers.exists():
+        lines.cut(files.barriers, barriers_kept)
     cut = lines.cut(files.trace, (step or 0) - first) if files.trace.exists() else []
     written = list(lines.read(files.trace)) if files.trace.exists() else []
     reached = first + len(written)
@@ -242,7 +244,7 @@ def beginning_of(plan: Plan, files: RunFolder, say: Callable[[str], None]) -> Ru
         trace.loss_of(written[-1]) if written else None,
         {name: float(value) for name, value in metrics.items()},  # one that is no number is a text in the journal
         cut if plan.lockstep else (),  # otherwise they are done again in another order
-        rested,
+        barriers_kept,
         first,
         untold=(*handed.lines, *handed.evaluations),
         taken_over=taken_over(),
@@ -250,14 +252,15 @@ def beginning_of(plan: Plan, files: RunFolder, say: Callable[[str], None]) -> Ru
 
 
 def _reaches(files: RunFolder, manifest: Manifest, plan: Plan) -> bool:
-    """Whether trace and rests lead to this checkpoint. Where the run's folder came from the store, they may be older."""
+    """Whether trace and sync barriers lead to this checkpoint. Where the run's folder came from the store, they may be
+    older."""
     steps = manifest.step - plan.run.first_step
     if steps > (sum(1 for _ in lines.read(files.trace)) if files.trace.exists() else 0):
         return False
     if plan.lockstep:
         return True
-    rests = sum(1 for _ in lines.read(files.rests)) if files.rests.exists() else 0
-    return rests >= int(snapshot.run_state_of(TrainingState(manifest.values, {}))["free"]["rests"])
+    barriers = sum(1 for _ in lines.read(files.barriers)) if files.barriers.exists() else 0
+    return barriers >= int(snapshot.run_state_of(TrainingState(manifest.values, {}))["free"]["rests"])
 
 
 def _check(file: Path, is_whole: Callable[[Any], bool]) -> None:
@@ -272,10 +275,11 @@ def _check(file: Path, is_whole: Callable[[Any], bool]) -> None:
 
 
 def _check_seals(files: RunFolder, journal: Sequence[Mapping[str, Any]], step: int | None) -> None:
-    """Raises CheckpointDamaged where trace or rests are not what they were when the checkpoint of this step was saved."""
-    told = [event for event in journal if event["event"] == "checkpoint_saved" and event["step"] == step]
-    for name, file in (("trace", files.trace), ("rests", files.rests)):
-        if told and name in told[-1] and file.exists() and hash_seal.is_broken(file, told[-1][name]):
+    """Raises CheckpointDamaged where trace or sync barriers are not what they were when the checkpoint of this step was
+    saved."""
+    sealed = [event for event in journal if event["event"] == "checkpoint_saved" and event["step"] == step]
+    for name, file in (("trace", files.trace), ("rests", files.barriers)):
+        if sealed and name in sealed[-1] and file.exists() and hash_seal.is_broken(file, sealed[-1][name]):
             why = f"it is not what it was when the checkpoint of step {step} was saved, as {files.journal} tells"
             raise CheckpointDamaged(
                 f"{file} is damaged: {why}",
@@ -296,8 +300,8 @@ def _is_line(line: Any) -> bool:
     return isinstance(line["step"], int)
 
 
-def _is_rest(rest: Any) -> bool:
-    return isinstance(rest["steps"], int) and isinstance(rest["clocks"], list)
+def _is_barrier(barrier: Any) -> bool:
+    return isinstance(barrier["steps"], int) and isinstance(barrier["clocks"], list)
 
 
 def _is_event(event: Any) -> bool:
@@ -322,21 +326,22 @@ def _damaged(file: Path, why: str) -> CheckpointDamaged:
     )
 
 
-def _rests_until(manifest: Manifest, files: RunFolder) -> int:
-    """How many rests of an asynchronous run stand before the checkpoint. Raises CheckpointDamaged where the file of rests does
-    not lead to it."""
+def _barriers_until(manifest: Manifest, files: RunFolder) -> int:
+    """How many sync barriers of an asynchronous run stand before the checkpoint. Raises CheckpointDamaged where the file of
+    sync barriers does not lead to it."""
     reached = snapshot.run_state_of(TrainingState(manifest.values, {}))["free"]
-    rests = list(lines.read(files.rests)) if files.rests.exists() else []
-    remedy = f"restore {files.rests} from the artifacts of the run, or launch it again"
-    if len(rests) < reached["rests"]:
+    barriers = list(lines.read(files.barriers)) if files.barriers.exists() else []
+    remedy = f"restore {files.barriers} from the artifacts of the run, or launch it again"
+    if len(barriers) < reached["rests"]:
         raise CheckpointDamaged(
-            f"the checkpoint of step {manifest.step} follows {reached['rests']} rests, and {files.rests.name} has {len(rests)}",
+            f"the checkpoint of step {manifest.step} follows {reached['rests']} rests, "
+            f"and {files.barriers.name} has {len(barriers)}",
             remedy,
             code="resume.rests-missing",
         )
-    if reached["rests"] and rests[reached["rests"] - 1]["clocks"] != reached["clocks"]:
+    if reached["rests"] and barriers[reached["rests"] - 1]["clocks"] != reached["clocks"]:
         raise CheckpointDamaged(
-            f"{files.rests.name} and the checkpoint of step {manifest.step} are of different runs: their clocks differ",
+            f"{files.barriers.name} and the checkpoint of step {manifest.step} are of different runs: their clocks differ",
             remedy,
             code="resume.other-clocks",
         )

@@ -42,7 +42,7 @@ def pinned(settings: Settings, project: Path, *, trusted: bool = False) -> Setti
         return settings
     _refuse_free(settings)
     folder = project_folder(project)
-    if held(folder, wanted.digest, wanted.step) is None:
+    if held_in(folder, wanted.digest, wanted.step) is None:
         store = Store(settings.tracking.uri, folder)
         wanted = brought(wanted, store, folder, settings, trusted=trusted)
     found = dataclasses.replace(settings, begin=wanted)
@@ -60,7 +60,7 @@ def place_of(folder: Path, digest: str | None) -> Path:
     return folder / _FOLDER / str(digest)
 
 
-def held(folder: Path, digest: str | None, step: int) -> Manifest | None:
+def held_in(folder: Path, digest: str | None, step: int) -> Manifest | None:
     """The checkpoint of this state in the folder; None where it is not there, or not whole."""
     place = place_of(folder, digest)
     if digest is None or not place.is_dir():
@@ -80,7 +80,7 @@ def brought(
 ) -> BeginSettings:
     """`begin` pinned to a run, a step and a digest; the state is in the folder then. settings: of the run that begins with it,
     to see whether they go with it. Raises as `pinned`."""
-    if wanted.name is None or held(folder, wanted.digest, wanted.step) is not None:
+    if wanted.name is None or held_in(folder, wanted.digest, wanted.step) is not None:
         return wanted
     run, _, where = wanted.name.partition("@")
     try:
@@ -113,7 +113,7 @@ def brought(
 
 def lend(wanted: BeginSettings, folder: Path, project: Path) -> None:
     """Let another project, such as a work tree, have the state that this folder holds, if it does."""
-    if held(folder, wanted.digest, wanted.step) is not None:
+    if held_in(folder, wanted.digest, wanted.step) is not None:
         target = place_of(project_folder(project), wanted.digest)
         target.mkdir(parents=True, exist_ok=True)
         catalog.carry(open_storage(place_of(folder, wanted.digest)), open_storage(target), wanted.step)
@@ -172,7 +172,7 @@ def _take(storage: Storage, folder: Path, manifest: Manifest) -> None:
         whole = Path(new) / target.name
         whole.mkdir()
         catalog.carry(storage, open_storage(whole), manifest.step)
-        if held(folder, target.name, manifest.step) is None:  # nobody else has just brought it
+        if held_in(folder, target.name, manifest.step) is None:  # nobody else has just brought it
             shutil.rmtree(target, ignore_errors=True)
             whole.rename(target)
 

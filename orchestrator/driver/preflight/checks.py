@@ -20,10 +20,10 @@ from orchestrator.comm.topologies import laws as topology_laws
 from orchestrator.common.registry import is_reference
 from orchestrator.common.tested_versions import TORCH
 from orchestrator.common.values import Steps
-from orchestrator.config.settings import ScheduleSettings, Settings, Workers, flat, masker
+from orchestrator.config.settings import ScheduleSettings, Settings, Workers, flat, redactor
 from orchestrator.config.settings.rules import free_running
 from orchestrator.config.settings.rules import stages as stage_rules
-from orchestrator.controller.shard_assignment import assign_stages, deal, hosts_of
+from orchestrator.controller.shard_assignment import assign_columns, assign_stages, hosts_of
 from orchestrator.data.order import Epochs
 from orchestrator.data.sampling import orders, partition_laws, samplings, subsets
 from orchestrator.data.sampling.partitions import PARTITIONS
@@ -40,7 +40,7 @@ from orchestrator.provenance.code import git, imported, pushed, secrets, worktre
 from orchestrator.provenance.data import dvc_files, remote_state, versions
 from orchestrator.provenance.data.hashing import Scan, scan_input
 from orchestrator.provenance.tracking.store import absolute, database_of
-from orchestrator.records import loggers, reads, redaction
+from orchestrator.records import input_audit, loggers, redaction
 
 ORCHESTRATOR = ("orchestrator",)  # this package is part of the environment, by the hash of its source
 _FEW_WORKERS, _SOME_WORKERS, _MANY_WORKERS = 5, 8, 64  # to look at all moves of more takes seconds
@@ -68,7 +68,7 @@ class Provenance:
         return versions.look_up(self.project, self.scans)
 
     @cached_property
-    def is_code(self) -> Callable[[reads.File], bool]:
+    def is_code(self) -> Callable[[input_audit.File], bool]:
         return code_in(self.work)
 
     @property
@@ -88,9 +88,13 @@ class Provenance:
         return [*self.in_code, *(item.obstacle for item in self.inputs if item.obstacle is not None)]
 
 
-def code_in(work: worktree.WorkTree | None) -> Callable[[reads.File], bool]:
+def code_in(work: worktree.WorkTree | None) -> Callable[[input_audit.File], bool]:
     """Tells of a file that was read whether it is code."""
-    return reads.in_project if work is None else reads.code_of(work.entries, str(work.root.resolve()), work.project)
+    return (
+        input_audit.in_project
+        if work is None
+        else input_audit.code_of(work.entries, str(work.root.resolve()), work.project)
+    )
 
 
 def check(settings: Settings, project: Path) -> Provenance:
@@ -129,7 +133,7 @@ def check(settings: Settings, project: Path) -> Provenance:
     misplaced = [] if work is None else private.misplaced(settings, work.root)
     if misplaced:
         raise ConfigurationError(misplaced)
-    notes = [_unmasked_note(settings), _masked_note(settings)]
+    notes = [_unmasked_note(settings), _redacted_note(settings)]
     if work is not None:
         looked_at = [*dict.fromkeys([*work.untracked, *work.changed, secrets.DVC_CONFIG])]
         notes += [
@@ -158,13 +162,13 @@ def _imported_obstacles(work: worktree.WorkTree, project: Path) -> list[str]:
     return list(imported.judge(loaded, work, ORCHESTRATOR).obstacles)
 
 
-def _masked_note(settings: Settings) -> str | None:
+def _redacted_note(settings: Settings) -> str | None:
     """What of the settings is not recorded."""
-    found = masker(settings).hidden(flat(settings))
+    found = redactor(settings).hidden(flat(settings))
     if not found:
         return None
     names = dict.fromkeys(name for kept in found.values() for name in redaction.variables_of(kept))
-    again = [key for key, kept in found.items() if redaction.is_masked(kept) and not redaction.variables_of(kept)]
+    again = [key for key, kept in found.items() if redaction.is_redacted(kept) and not redaction.variables_of(kept)]
     remedy = f"; a rerun reads {', '.join(names)} again" if names else ""
     remedy += f"; a rerun asks for {', '.join(again)} again" if again else ""
     return f"{', '.join(found)}: credentials are left out of the record{remedy}"
@@ -324,10 +328,10 @@ def _some_hosts(settings: Settings) -> list[Hosts]:
     """Of the numbers of workers that the run may come to; of two stages where it has none."""
     stages, shards = max(2, settings.cluster.stages), settings.data.shards
     numbers = {*_numbers_of_workers(settings.cluster.workers), stages, 2 * stages}
-    dealt = [
+    assigned = [
         assign_stages([None] * number, stages) for number in sorted(numbers) if stages <= number <= stages * shards
     ]
-    return [hosts_of(stage_of, deal(shards, stage_of)) for stage_of in dealt]
+    return [hosts_of(stage_of, assign_columns(shards, stage_of)) for stage_of in assigned]
 
 
 def _privacy_problems(settings: Settings, project: Path) -> list[str]:

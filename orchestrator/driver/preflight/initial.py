@@ -31,7 +31,7 @@ def pinned(settings: Settings, project: Path, *, trusted: bool = False) -> Setti
     if wanted.name is None:
         return settings
     folder = project_folder(project)
-    if held(folder, wanted.digest):
+    if held_in(folder, wanted.digest):
         return settings
     found = brought(wanted, Store(settings.tracking.uri, folder), folder, trusted=trusted)
     return dataclasses.replace(settings, initial=found)
@@ -42,7 +42,7 @@ def place_of(folder: Path, digest: str | None) -> Path:
     return folder / _FOLDER / f"{digest}.safetensors"
 
 
-def held(folder: Path, digest: str | None) -> bool:
+def held_in(folder: Path, digest: str | None) -> bool:
     """Whether the folder has the weights of this digest, whole."""
     file = place_of(folder, digest)
     return digest is not None and file.exists() and _digest_of(file) == digest
@@ -52,7 +52,7 @@ def brought(wanted: InitialSettings, store: Store, folder: Path, *, trusted: boo
     """The model pinned to what its name means now, or meant when its digest was recorded; its weights are in the folder then.
     Raises as `pinned`."""
     assert wanted.name is not None
-    if held(folder, wanted.digest):
+    if held_in(folder, wanted.digest):
         return wanted
     try:
         with store.usable():
@@ -77,7 +77,7 @@ def brought(wanted: InitialSettings, store: Store, folder: Path, *, trusted: boo
 def keep(weights: Path, digest: str | None, folder: Path, whose: str) -> None:
     """Put weights that came with a record among those of the folder. whose: in words, for the message. Raises NotRerunnable
     where they are others than the record says."""
-    if held(folder, digest):
+    if held_in(folder, digest):
         return
     found = _digest_of(weights)
     if found != digest:
@@ -92,7 +92,7 @@ def keep(weights: Path, digest: str | None, folder: Path, whose: str) -> None:
 
 def lend(digest: str | None, folder: Path, project: Path) -> None:
     """Let another project, such as a work tree, have the weights that this folder holds, if it does."""
-    if held(folder, digest):
+    if held_in(folder, digest):
         _put(place_of(folder, digest), place_of(project_folder(project), digest))
 
 
@@ -100,7 +100,7 @@ def _found(store: Store, name: str, folder: Path, *, trusted: bool) -> str:
     """The digest of the weights of a pinned model, which are in the folder then: they are fetched unless those that its run
     has reported are there. Raises Untrusted."""
     reported = models.digest_of(store, name)
-    if reported is not None and held(folder, reported):
+    if reported is not None and held_in(folder, reported):
         return reported
     if not (trusted or others.is_of(user := models.user_of(store, name))):
         places = {"its weights": models.location(store, name) or store.uri}

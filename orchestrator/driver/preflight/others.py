@@ -17,7 +17,7 @@ from orchestrator.provenance.tracking import Past
 from orchestrator.provenance.tracking.store import accounts
 
 
-class Found(Protocol):
+class Refusable(Protocol):
     """What would be done. key: in the JSON object; asked: what the command does with it, and a heading; left: what was not
     done."""
 
@@ -51,7 +51,7 @@ class WouldOpen:
 class Untrusted(UsageError):
     """Nothing was executed or opened; the JSON object has what would have been, `would_execute` or `would_open`."""
 
-    def __init__(self, of: str, what: str, found: Found) -> None:
+    def __init__(self, of: str, what: str, found: Refusable) -> None:
         super().__init__(
             f"{plain(of)}, and {what} {found.asked}:\n{found.text}",
             f"if you trust who made it, add trust=true; {found.left}",

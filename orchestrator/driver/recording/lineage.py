@@ -20,8 +20,8 @@ def chain(store: Store, begin: BeginSettings) -> list[str]:
 
 def sentence(chain: list[str]) -> str | None:
     """For a person."""
-    told = [f"step {step} of run {run}" for run, _, step in (name.partition("@") for name in chain)]
-    return ", which began with ".join(told) or None
+    sources = [f"step {step} of run {run}" for run, _, step in (name.partition("@") for name in chain)]
+    return ", which began with ".join(sources) or None
 
 
 def _began_with(store: Store, run_id: str) -> str | None:

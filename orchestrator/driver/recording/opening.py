@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
 
-from orchestrator.config.settings import Settings, determining, masker, shown, to_yaml
+from orchestrator.config.settings import Settings, determining, redactor, shown, to_yaml
 from orchestrator.config.settings.sources import COMMAND_LINE
 from orchestrator.driver.folders import RunFolder, write_json
 from orchestrator.driver.preflight import unshared
@@ -67,8 +67,8 @@ def open_record(
     wanted = None if tags or is_server(store.uri) else another_name(settings, origins)
     if wanted is not None and any(each.name == tracker.name for each in store.past() if each.run_id != tracker.run_id):
         earlier.append(f"other runs are named {tracker.name}, too; to tell them apart: {wanted}")
-    contents, feed = Contents(inputs, obstacles, work, lacking), loggers.begin(settings, tracker, files)
-    return Record(settings, store, tracker, files, earlier, contents, feed)
+    contents, logger_feed = Contents(inputs, obstacles, work, lacking), loggers.begin(settings, tracker, files)
+    return Record(settings, store, tracker, files, earlier, contents, logger_feed)
 
 
 def reopen_record(settings: Settings, store: Store, files: RunFolder, provenance: Provenance, since: int) -> Record:
@@ -80,8 +80,8 @@ def reopen_record(settings: Settings, store: Store, files: RunFolder, provenance
         orphans = store.mark_orphans(tracker.experiment_id)
     files.error.unlink(missing_ok=True)
     earlier = [orphaned(run_id) for run_id in orphans]
-    contents, feed = Contents(inputs, obstacles, provenance.work), loggers.begin(settings, tracker, files, since)
-    return Record(settings, store, tracker, files, earlier, contents, feed)
+    contents, logger_feed = Contents(inputs, obstacles, provenance.work), loggers.begin(settings, tracker, files, since)
+    return Record(settings, store, tracker, files, earlier, contents, logger_feed)
 
 
 def another_name(settings: Settings, origins: Mapping[str, str]) -> str | None:
@@ -114,7 +114,7 @@ def _keep(work: worktree.WorkTree, files: RunFolder, tracker: Tracker) -> worktr
 def _tags(settings: Settings, provenance: Provenance) -> dict[str, str]:
     """Tags by which runs are found: the user, the code, the data."""
     tags = {
-        "mlflow.source.name": " ".join(masker(settings).arguments(sys.argv)),
+        "mlflow.source.name": " ".join(redactor(settings).arguments(sys.argv)),
         "mlflow.source.type": "LOCAL",
         USER: user(),
     }

@@ -32,9 +32,9 @@ def find(store: Store, tracker: Tracker, target: str, folder: Path) -> Predecess
     """Of the run that `tracker` follows. folder: the project's `.orchestrator`."""
     try:
         run_id = predecessors.predecessor(store, tracker, target)
-        told: dict[str, Any] = {} if run_id is None else predecessors.data_of(store, run_id, folder)
+        facts: dict[str, Any] = {} if run_id is None else predecessors.data_of(store, run_id, folder)
     except Exception:  # MLflow's, requests', of a damaged file
         return None
-    if run_id is None or not isinstance(told.get("profile"), dict):
+    if run_id is None or not isinstance(facts.get("profile"), dict):
         return None
-    return Predecessor(run_id, told["profile"], {item["path"]: item["md5"] for item in told.get("inputs", [])})
+    return Predecessor(run_id, facts["profile"], {item["path"]: item["md5"] for item in facts.get("inputs", [])})

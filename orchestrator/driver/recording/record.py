@@ -17,7 +17,7 @@ from typing import Any, Literal
 
 from orchestrator.checkpoint import stream_log
 from orchestrator.config.resolve import resolve
-from orchestrator.config.settings import Settings, determining, identifying, masker, shown
+from orchestrator.config.settings import Settings, determining, identifying, redactor, shown
 from orchestrator.data import drift
 from orchestrator.data.drift import Drift
 from orchestrator.driver.folders import RunFolder, put, read_json, write_json
@@ -29,19 +29,19 @@ from orchestrator.driver.recording.trained_model import UNTRIED, MadeOf, Trained
 from orchestrator.driver.report import card, description, few, pictures
 from orchestrator.driver.report.description import Layout
 from orchestrator.driver.report.layout import layout
-from orchestrator.driver.report.outcome import Outcome
+from orchestrator.driver.report.outcome import RunOutcome
 from orchestrator.driver.report.page import as_html, cleaned, markdown
 from orchestrator.errors import NotRerunnable, RunFailed, Status
 from orchestrator.provenance.code import imported, worktree
 from orchestrator.provenance.data.versions import Input
 from orchestrator.provenance.environment import container, lock
 from orchestrator.provenance.tracking import DIGEST_OF_BEST, TRACE, Store, Tracker
-from orchestrator.records import files_read, identity, lines, merkle, reads, rests, times, trace
+from orchestrator.records import barriers, files_read, identity, input_audit, lines, merkle, times, trace
 from orchestrator.records.comparison import LISTING
-from orchestrator.records.hash_seal import Seal, of_rests, of_trace
+from orchestrator.records.hash_seal import Seal, of_barriers, of_trace
+from orchestrator.records.input_audit import InputAudit
 from orchestrator.records.lines import LineFile
-from orchestrator.records.loggers.feed import Feed
-from orchestrator.records.reads import Reads
+from orchestrator.records.loggers.feed import LoggerFeed
 from orchestrator.worker import strategies as executions
 
 _MLFLOW: dict[Status, Literal["FINISHED", "FAILED", "KILLED"]] = {
@@ -75,19 +75,19 @@ class Record:
         files: RunFolder,  # the folder of the run
         earlier: Sequence[str],  # sentences on what was found of earlier runs
         contents: Contents,  # what the run is made of
-        feed: Feed,  # to the writers beside MLflow
+        logger_feed: LoggerFeed,  # to the writers beside MLflow
     ) -> None:
         self.store = store
         self.tracker = tracker
         self.files = files
         self.earlier = earlier
-        self._masker = masker(settings)
-        self.journal = LineFile(files.journal, self._masker.text)
+        self._redactor = redactor(settings)
+        self.journal = LineFile(files.journal, self._redactor.text)
         self.trace = LineFile(files.trace)
-        self.rests = None if resolve(settings).lockstep else LineFile(files.rests)  # None in lockstep
+        self.barriers = None if resolve(settings).lockstep else LineFile(files.barriers)  # None in lockstep
         self._seals = {"trace": Seal(self.trace, of_trace)}
-        if self.rests is not None:
-            self._seals["rests"] = Seal(self.rests, of_rests)
+        if self.barriers is not None:
+            self._seals["rests"] = Seal(self.barriers, of_barriers)
         self.obstacles = list(contents.obstacles)  # to an exact rerun, as far as they are known
         self.unshared = list(contents.unshared)  # as in Contents
         self.run_manifest: Mapping[str, Any] = {}  # what the workers agreed on, once they have
@@ -102,16 +102,16 @@ class Record:
         self._work = contents.work
         self._nodes: dict[str, Any] = read_json(files.environment).get("nodes", {})
         self._code = read_json(files.code)
-        self.feed = feed
-        self._reads = reads.from_dict(read_json(files.reads))
-        self.is_stood_by = False  # by somebody on another machine, who has to find it in the store
+        self.logger_feed = logger_feed
+        self._input_audit = input_audit.from_dict(read_json(files.input_audit))
+        self.has_failover = False  # by somebody on another machine, who has to find it in the store
         self._is_code = code_in(contents.work)
-        self._model = TrainedModel(settings, files, self._masker)
+        self._model = TrainedModel(settings, files, self._redactor)
 
     @property
     def history(self) -> list[LineFile]:
         """The files that have to be on the disk before a checkpoint of what they tell."""
-        return [self.trace, *([] if self.rests is None else [self.rests])]
+        return [self.trace, *([] if self.barriers is None else [self.barriers])]
 
     def seals(self, steps: int) -> dict[str, str]:
         """Of the lines that belong to a checkpoint of so many steps; none where the files cannot be opened now."""
@@ -147,24 +147,24 @@ class Record:
         """How much memory a worker needs, in words, once that is known."""
         return executions.sentence(self.run_manifest, resolve(self._settings))
 
-    def was_read(self, found: Reads) -> tuple[list[str], list[str]]:
+    def was_read(self, audit: InputAudit) -> tuple[list[str], list[str]]:
         """By the user's code, in a process of a worker. Returns the obstacles to a rerun and the notes that are new."""
-        obstacles, notes = reads.obstacles(self._undeclared), reads.notes(self._undeclared)
-        self._reads |= reads.elsewhere(found, self._is_code)
-        after = reads.obstacles(self._undeclared)
-        if self._reads:
-            write_json(self.files.reads, {**self._reads.as_dict(), "obstacles": after})
+        obstacles, notes = input_audit.obstacles(self._undeclared), input_audit.notes(self._undeclared)
+        self._input_audit |= input_audit.elsewhere(audit, self._is_code)
+        after = input_audit.obstacles(self._undeclared)
+        if self._input_audit:
+            write_json(self.files.input_audit, {**self._input_audit.as_dict(), "obstacles": after})
         self.obstacles = [each for each in self.obstacles if each not in obstacles] + after
-        also = reads.notes(self._undeclared)
+        also = input_audit.notes(self._undeclared)
         return [each for each in after if each not in obstacles], [each for each in also if each not in notes]
 
-    def refusal_of_reads(self) -> NotRerunnable | None:
+    def refusal_of_inputs(self) -> NotRerunnable | None:
         """Why a strict run may not go on with what was read."""
-        return reads.refusal(self._undeclared) if self._settings.strict else None
+        return input_audit.refusal(self._undeclared) if self._settings.strict else None
 
     @property
-    def _undeclared(self) -> Reads:
-        return reads.undeclared(self._reads, self._settings.environment.variables)
+    def _undeclared(self) -> InputAudit:
+        return input_audit.undeclared(self._input_audit, self._settings.environment.variables)
 
     def keep_tuning(self, tuning: Mapping[str, Any]) -> None:
         """How settings of the execution were chosen by a measurement."""
@@ -224,8 +224,8 @@ class Record:
             return []
         names = before.run_id, self.tracker.run_id
         trouble = pictures.draw_drift(self.files.pictures / "drift.png", found, (before.profile, profile), names)
-        told = [] if self.drift_told else [f"note: since run {before.run_id} of this experiment {found.text}"]
-        return told if trouble is None else [*told, f"note: {trouble}"]
+        notes = [] if self.drift_told else [f"note: since run {before.run_id} of this experiment {found.text}"]
+        return notes if trouble is None else [*notes, f"note: {trouble}"]
 
     def compare_with_like(self, digest: str | None) -> list[str]:
         """Compare the digest with that of every run of the same identity, which must be equal (law 2). Returns
@@ -239,7 +239,7 @@ class Record:
         other = [past.run_id for past in others if past.digest not in (None, digest)]
         self._tag("confirms", same)
         self._tag("contradicts", other)
-        ordered = "" if self.rests is None else ", whose updates came in the same order"
+        ordered = "" if self.barriers is None else ", whose updates came in the same order"
         if same and not other:
             self._said = [f"the same digest as {_count(same)} of equal code, data, settings and environment{ordered}"]
         elif other:
@@ -257,7 +257,7 @@ class Record:
         if others:
             self.tracker.tag(what, ", ".join(others[:_NAMED]))
 
-    def keep_model(self, outcome: Outcome, checkpoints: str | None) -> str | None:
+    def keep_model(self, outcome: RunOutcome, checkpoints: str | None) -> str | None:
         """Put the trained model together as MLflow is to have it; what of that could not be done, or None. checkpoints: where
         the one of the last step lies, if there is one."""
         node: Mapping[str, Any] = next(iter(self._nodes.values()), {})
@@ -272,7 +272,7 @@ class Record:
             None if self.answers["why"] is None else f"when it is served, the model answers {answering(self.answers)}"
         )
 
-    def close(self, outcome: Outcome) -> Outcome:
+    def close(self, outcome: RunOutcome) -> RunOutcome:
         """Write down how the run ended, here and in MLflow. Returns the outcome with what is known now: a file that is not
         whole, the head of the trace, the files that were read before a resume, and what loggers lack."""
         with contextlib.suppress(OSError):
@@ -295,8 +295,8 @@ class Record:
         if outcome.error is not None:
             ending["error"] = outcome.error.message
             whole = f"{outcome.error}\n\n{outcome.error.details}".rstrip() + "\n"
-            put(self.files.error, self._masker.text(whole))
-            self.tracker.tag("error", self._masker.text(outcome.error.message))
+            put(self.files.error, self._redactor.text(whole))
+            self.tracker.tag("error", self._redactor.text(outcome.error.message))
         if outcome.steps:
             self.tracker.tag("steps", str(outcome.steps))
         if outcome.digest is not None:
@@ -304,13 +304,15 @@ class Record:
         if outcome.best is not None:
             self.tracker.tag(DIGEST_OF_BEST, outcome.best.digest)
             self.tracker.tag("best_step", str(outcome.best.step))
-        told = {key: self.described[key] for key in ("profile", "partition") if self.described.get(key) is not None}
+        described = {
+            key: self.described[key] for key in ("profile", "partition") if self.described.get(key) is not None
+        }
         if self._listing is not None:
-            told["listing"] = self._listing
+            described["listing"] = self._listing
         if outcome.files_read.of:
-            told["files"] = outcome.files_read.as_dict()
-        if told:
-            write_json(self.files.data, {**read_json(self.files.data), **told})
+            described["files"] = outcome.files_read.as_dict()
+        if described:
+            write_json(self.files.data, {**read_json(self.files.data), **described})
         if self._nodes:  # the disk may have been full when they were written
             write_json(self.files.environment, {"nodes": self._nodes})
             write_json(self.files.code, self._code)
@@ -330,8 +332,8 @@ class Record:
             self.tracker.artifact(self.files.weights, "model")
         self._model.log(self.tracker)
         self.tracker.end(_MLFLOW[status])
-        untold = self.feed.end(status, {**_results(outcome), "digest": outcome.digest})
-        outcome = replace(outcome, not_told=(*outcome.not_told, *untold))
+        untold = self.logger_feed.end(status, {**_results(outcome), "digest": outcome.digest})
+        outcome = replace(outcome, not_logged=(*outcome.not_logged, *untold))
         self.files.release()
         return replace(outcome, not_recorded=self.tracker.trouble)
 
@@ -347,16 +349,16 @@ class Record:
             self.tracker.artifact(path, "run")
         self.tracker.flush()
 
-    def _put_card(self, outcome: Outcome) -> None:
+    def _put_card(self, outcome: RunOutcome) -> None:
         contents = self._card(outcome)
         on = Layout(layout(resolve(self._settings)), len(outcome.recoveries))
-        self.tracker.tag(description.TAG, self._masker.text(description.description(contents, on)))
-        page = cleaned(card.page(contents), self._masker.text)
+        self.tracker.tag(description.TAG, self._redactor.text(description.description(contents, on)))
+        page = cleaned(card.page(contents), self._redactor.text)
         put(self.files.card, markdown(page))
         with contextlib.suppress(OSError):  # of a picture; the page in Markdown names it
             put(self.files.page, as_html(page))
 
-    def _card(self, outcome: Outcome) -> card.CardContents:
+    def _card(self, outcome: RunOutcome) -> card.CardContents:
         found = determining(self._settings)
         public = shown(self._settings)
         note, tags = self._settings.run.note, self._settings.run.tags
@@ -395,11 +397,11 @@ class Record:
             status=outcome.status,
             recurs=outcome.recurs,
             started=datetime.fromtimestamp(self.tracker.started_ms / 1000, UTC).strftime("%Y-%m-%d %H:%M:%S UTC"),
-            command=shlex.join(["python", "-m", "orchestrator", *self._masker.arguments(sys.argv[1:])]),
+            command=shlex.join(["python", "-m", "orchestrator", *self._redactor.arguments(sys.argv[1:])]),
             outcome=rows,
             code=self._code,
             data=read_json(self.files.data),
-            reads=reads.sentences(self._reads),
+            reads=input_audit.sentences(self._input_audit),
             nodes=self._nodes,
             identity=identity,
             settings={key: value for key, value in public.items() if key in found},
@@ -427,7 +429,7 @@ class Record:
         known: identity.Parts | None = read_json(self.files.identity).get("parts") or self._inputs_hashed()
         if known is None:
             return
-        ordered = {} if self.rests is None else {identity.RESTS: rests.digest(lines.read(self.files.rests))}
+        ordered = {} if self.barriers is None else {identity.BARRIERS: barriers.digest(lines.read(self.files.barriers))}
         given = {identity.STREAMS: stream_log.digest(self.files.streams)} if self.files.streams.exists() else {}
         away = identity.absences(trace.sat_out(self.files.trace)) if self.files.trace.exists() else {}
         parts = {**known, **ordered, **given, **away}
@@ -456,13 +458,13 @@ class Record:
             },
             [
                 *(node["bits"] for node in self._nodes.values()),
-                *([{"reads": self._reads.identity()}] * bool(self._reads)),
+                *([{"reads": self._input_audit.identity()}] * bool(self._input_audit)),
             ],
             self.run_manifest["initial_parameters"],
         )
 
 
-def _results(outcome: Outcome) -> dict[str, float]:
+def _results(outcome: RunOutcome) -> dict[str, float]:
     return {**({} if outcome.loss is None else {"train/loss": outcome.loss}), **outcome.metrics}
 
 

@@ -18,10 +18,10 @@ from orchestrator.errors import ConfigurationError, NotRerunnable, UsageError
 from orchestrator.optim.privacy.secret import Secret
 from orchestrator.provenance.data.versions import Input, from_dict
 from orchestrator.provenance.tracking import Past, Store
-from orchestrator.records import lines, rests
+from orchestrator.records import barriers, lines
 from orchestrator.records.comparison import LISTING, Run
-from orchestrator.records.reads import Reads
-from orchestrator.records.reads import from_dict as from_reads
+from orchestrator.records.input_audit import InputAudit
+from orchestrator.records.input_audit import from_dict as from_reads
 
 _RESULTS = ("train/", "validation/")  # metrics of the execution differ from run to run
 
@@ -130,16 +130,20 @@ class Recorded:
         steps, found = self.past.steps or 0, self.held.begin.step + len(self.trace())
         if self.past.status == "FINISHED" and found < steps:
             raise _damaged(self.files.trace, f"it has {found} of {steps} steps")
-        rested = self.rests()
-        if rested is not None and self.past.status == "FINISHED" and (not rested or rested[-1]["steps"] < steps):
-            raise _damaged(self.files.rests, f"it ends before step {steps}")
+        barriers_read = self.barriers()
+        if (
+            barriers_read is not None
+            and self.past.status == "FINISHED"
+            and (not barriers_read or barriers_read[-1]["steps"] < steps)
+        ):
+            raise _damaged(self.files.barriers, f"it ends before step {steps}")
         if not self.environments:
             raise _damaged(self.files.environment, "it tells of no node")
         if "inputs" not in _read(self.files.data):
             raise _damaged(self.files.data, "it tells of no inputs")
         if not all(isinstance(part, Mapping) for node in self.environments for part in (node, node.get("bits", {}))):
             raise _damaged(self.files.environment, "its nodes are no nodes")
-        self.inputs, self.reads, self.obstacles  # noqa: B018 - each is read whole
+        self.inputs, self.input_audit, self.obstacles  # noqa: B018 - each is read whole
 
     @property
     def inputs(self) -> list[Input]:
@@ -150,14 +154,14 @@ class Recorded:
         return _read(self.files.code)
 
     @property
-    def reads(self) -> Reads:
+    def input_audit(self) -> InputAudit:
         """What the user's code read, beside code and inputs; nothing where older versions did not look."""
-        return from_reads(_read(self.files.reads))
+        return from_reads(_read(self.files.input_audit))
 
     @property
     def obstacles(self) -> list[str]:
         """To an exact rerun, as its launch said."""
-        return [*self.code.get("obstacles", []), *_read(self.files.reads).get("obstacles", [])]
+        return [*self.code.get("obstacles", []), *_read(self.files.input_audit).get("obstacles", [])]
 
     @property
     def environments(self) -> list[Mapping[str, Any]]:
@@ -180,16 +184,16 @@ class Recorded:
             raise _damaged(self.files.trace, "not every line is a step")
         return found
 
-    def rests(self) -> list[dict[str, Any]] | None:
-        """The records of the rests of an asynchronous run, as far as there are any; None of a run in lockstep. Raises
+    def barriers(self) -> list[dict[str, Any]] | None:
+        """The records of the sync barriers of an asynchronous run, as far as there are any; None of a run in lockstep. Raises
         NotRerunnable for damaged ones."""
         if not self._is_asynchronous:
             return None
         try:
-            found = list(lines.read(self.files.rests)) if self.files.rests.exists() else []
-            rests.check(found)
+            found = list(lines.read(self.files.barriers)) if self.files.barriers.exists() else []
+            barriers.check(found)
         except ValueError as error:
-            raise _damaged(self.files.rests, str(error)) from None
+            raise _damaged(self.files.barriers, str(error)) from None
         return found
 
     @property
@@ -198,7 +202,7 @@ class Recorded:
             return False
         sync = self.held.sync
         if is_reference(sync.name):  # code of the run, which is not imported here
-            return self.files.rests.exists()
+            return self.files.barriers.exists()
         return build_mode(sync.name, sync.options).execution != "lockstep"
 
     @property
@@ -216,7 +220,7 @@ class Recorded:
             "its environment": files.environment,
             "its trace": files.trace,
             **({"the commitment to its secret": files.privacy} if self.is_private else {}),
-            **({"the order of its updates": files.rests} if self._is_asynchronous else {}),
+            **({"the order of its updates": files.barriers} if self._is_asynchronous else {}),
         }
 
     def as_run(self) -> Run:
@@ -228,16 +232,16 @@ class Recorded:
             commitment = commitment_in(self.files)
             bound = {} if commitment is None else {COMMITMENT: commitment}
             found["settings"], found["determining"] = {**flat(settings), **bound}, [*determining(settings), *bound]
-        rested = self.rests()
-        if rested is not None:
-            found["rests"] = rested
+        barriers_read = self.barriers()
+        if barriers_read is not None:
+            found["rests"] = barriers_read
         recorded = _read(self.files.data)
         listing = recorded.get("listing")
         found["inputs"] = recorded.get("inputs", []) + [{"path": LISTING, "md5": listing}] * (listing is not None)
         if recorded.get("profile"):
             found["profiles"] = {"training": recorded["profile"]}
         found["environments"] = self.environments
-        found["reads"] = self.reads.identity()
+        found["reads"] = self.input_audit.identity()
         found["code_tree"] = self.code.get("tree")
         found["modules"] = self.code.get("modules", {})
         parts = _read(self.files.identity).get("parts", {})

@@ -14,7 +14,7 @@ from orchestrator.config.settings import Settings
 from orchestrator.driver.folders import RunFolder
 from orchestrator.driver.recording import model_folder
 from orchestrator.driver.report import card
-from orchestrator.driver.report.outcome import Outcome
+from orchestrator.driver.report.outcome import RunOutcome
 from orchestrator.provenance.code import worktree
 from orchestrator.provenance.tracking import Tracker, models
 from orchestrator.records.redaction import Redactor
@@ -46,18 +46,18 @@ class TrainedModel:
     """The model of one run. Of its methods parameters: their number; layers: the model in words; as a worker told them, None
     before one did; began: the state of other runs that it began with, in words."""
 
-    def __init__(self, settings: Settings, files: RunFolder, masker: Redactor) -> None:
+    def __init__(self, settings: Settings, files: RunFolder, redactor: Redactor) -> None:
         self._settings = settings
         self._files = files
-        self._masker = masker
+        self._redactor = redactor
         self._folder: models.ModelFolder | None = None
 
     def keep(
-        self, outcome: Outcome, parameters: int, layers: str | None, answers: Mapping[str, Any], made_of: MadeOf
+        self, outcome: RunOutcome, parameters: int, layers: str | None, answers: Mapping[str, Any], made_of: MadeOf
     ) -> str | None:
         """Put the folder together as MLflow is to have it; what of that could not be done, or None."""
         source, model = self._settings.pipeline, outcome.model
-        told = {
+        architecture = {
             "target": source.target,
             "args": self._arguments,
             "seed": self._settings.run.seed,
@@ -71,7 +71,7 @@ class TrainedModel:
         state = None if place is None else model_folder.state_of(place, model.step)
         code = {} if work is None else model_folder.code_of(work.root, work.tree, made_of.modules)
         try:
-            model_folder.write(self._files.model, self._files.weights, told, made_of.packages, code, state)
+            model_folder.write(self._files.model, self._files.weights, architecture, made_of.packages, code, state)
         except OSError as error:
             return f"MLflow gets no model of this run: {error}"
         params = {"target": source.target, "parameters": str(parameters)}
@@ -106,10 +106,10 @@ class TrainedModel:
     def _arguments(self) -> dict[str, Any]:
         """Of the pipeline, without credentials."""
         given = self._settings.pipeline.args
-        return {key: self._masker.setting(f"pipeline.args.{key}", value) for key, value in given.items()}
+        return {key: self._redactor.setting(f"pipeline.args.{key}", value) for key, value in given.items()}
 
     def _words(self, layers: str | None) -> str | None:
-        return None if layers is None else self._masker.text(layers)
+        return None if layers is None else self._redactor.text(layers)
 
     @property
     def _registration(self) -> models.Registration | None:

@@ -24,7 +24,7 @@ from orchestrator.driver.recording.recorded import Recorded
 from orchestrator.driver.terminal.console import plain
 from orchestrator.provenance.environment import packages
 from orchestrator.provenance.tracking import Past
-from orchestrator.records.reads import settable
+from orchestrator.records.input_audit import settable
 
 _SHOWN = 12
 _PLACES = ("initial.name", "tracking.uri", "checkpoint.uri", "cluster.address")  # with a colon too, and no code
@@ -147,7 +147,7 @@ def _references(value: Any) -> Iterator[str]:
 
 def _read(original: Recorded) -> dict[str, str]:
     """The variables that a rerun sets since the code read them."""
-    return {name: "(removed)" if value is None else value for name, value in settable(original.reads).items()}
+    return {name: "(removed)" if value is None else value for name, value in settable(original.input_audit).items()}
 
 
 def _installed(node: Mapping[str, Any]) -> list[str]:

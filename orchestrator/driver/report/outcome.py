@@ -24,7 +24,7 @@ class BestModel:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class RunOutcome:
     """How a run ended, or how it would if it ended now: each event gives another value (`driver.run.event_table`)."""
 
     # Known from events, while it runs.
@@ -44,15 +44,15 @@ class Outcome:
     checkpoint: int | None = None  # step of the newest one; None where there is none
     epsilon: float | None = None  # privacy that is spent; None where the run is not private
     hosted: tuple[int, ...] = ()  # number of shards of each worker of the last generation, by rank
-    redealt: int = 0  # how often shards were dealt anew by speed
+    rebalanced: int = 0  # how often shards were dealt anew by speed
     slow: tuple[str, ...] = ()  # a sentence for each worker that was far slower than the others
     wrong: tuple[str, ...] = ()  # a sentence for each wrong answer that a check has found
     # how often each kind of harm was done to workers on purpose
-    disturbed: Mapping[str, int] = field(default_factory=dict)
+    injected: Mapping[str, int] = field(default_factory=dict)
     # node -> bytes of files from elsewhere that were fetched, and that its cache had
     bytes_read: Mapping[str, tuple[int, int]] = field(default_factory=dict)
     files_read: FilesRead = field(default_factory=FilesRead)  # files of the training set that were read
-    not_told: tuple[str, ...] = ()  # which writers beside MLflow have not all of it, and why
+    not_logged: tuple[str, ...] = ()  # which writers beside MLflow have not all of it, and why
     schedule: Schedule | None = None  # of the generation with most workers, for a picture; None before the first one
 
     # Known to the job, when the session is over.
@@ -92,7 +92,7 @@ class Outcome:
         """ "start 24 s, training 3 s, record 6 s"; empty where no step was done."""
         return ", ".join(f"{what} {duration(seconds)}" for what, seconds in self.spent.items())
 
-    def ended(self, began: float, now: float) -> Outcome:
+    def ended(self, began: float, now: float) -> RunOutcome:
         """It is all over; both on the clock of first_step_at. began: the time of the command."""
         if self.first_step_at is None or self.trained_at is None:
             return self
@@ -140,18 +140,18 @@ class Outcome:
         }
         if self.samples_per_s is not None:
             report["samples_per_s"] = round(self.samples_per_s, 3)
-        if self.redealt:
-            report["redealt"], report["hosted"] = self.redealt, list(self.hosted)
+        if self.rebalanced:
+            report["redealt"], report["hosted"] = self.rebalanced, list(self.hosted)
         if self.slow:
             report["slow"] = list(self.slow)
-        if self.disturbed:
-            report["disturbed"] = dict(self.disturbed)
+        if self.injected:
+            report["disturbed"] = dict(self.injected)
         if self.wrong:
             report["wrong"] = list(self.wrong)
         if self.shards:
-            told = self.shards.items()
+            shards = self.shards.items()
             report["shards"] = {
-                worker: {"computed": computed, "of_others": others} for worker, (computed, others) in told
+                worker: {"computed": computed, "of_others": others} for worker, (computed, others) in shards
             }
         if self.bytes_read:
             read = self.bytes_read.items()
@@ -166,8 +166,8 @@ class Outcome:
             report["model"] = {"step": self.best.step, "digest": self.best.digest}
         if self.not_recorded is not None:
             report["not_recorded"] = self.not_recorded
-        if self.not_told:
-            report["not_told"] = list(self.not_told)
+        if self.not_logged:
+            report["not_told"] = list(self.not_logged)
         return report
 
 

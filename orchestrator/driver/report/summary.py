@@ -5,28 +5,29 @@ from __future__ import annotations
 import shlex
 
 from orchestrator.driver.report import few, rehearsed
-from orchestrator.driver.report.outcome import Outcome
+from orchestrator.driver.report.outcome import RunOutcome
 from orchestrator.driver.terminal.progress import three_digits
 from orchestrator.provenance.tracking import is_server, run_page
 from orchestrator.records import times
 
 
-def text(outcome: Outcome, title: str, layout: str, run_id: str, look: str) -> str:
-    """layout: what it ran on, such as "4 workers in a ring"; look: where it is shown."""
+def text(outcome: RunOutcome, title: str, layout: str, run_id: str, where_to_look: str) -> str:
+    """layout: what it ran on, such as "4 workers in a ring"; where_to_look: where it is shown."""
     samples = f" ({three_digits(outcome.samples_per_s)} samples/s)" if outcome.samples_per_s else ""
     rate = f", {three_digits(outcome.steps_per_s)} steps/s{samples}" if outcome.steps_per_s else ""
     sent = f", {_size(outcome.bytes_per_step)} sent per step" if outcome.bytes_per_step else ""
     results = {"loss": outcome.loss, "epsilon": outcome.epsilon}
-    told = [f"{name} {value:.4g}" for name, value in results.items() if value is not None]
-    shown = ", ".join([*told, *([few.line(outcome.metrics)] if outcome.metrics else [])])
-    dealt = (
-        f"{', '.join(map(str, outcome.hosted))}, after {outcome.redealt} new deal{'s' * (outcome.redealt > 1)} by speed"
+    figures = [f"{name} {value:.4g}" for name, value in results.items() if value is not None]
+    shown = ", ".join([*figures, *([few.line(outcome.metrics)] if outcome.metrics else [])])
+    assigned = (
+        f"{', '.join(map(str, outcome.hosted))}, after {outcome.rebalanced} new deal"
+        f"{'s' * (outcome.rebalanced > 1)} by speed"
     )
     rows = [
         ("spent", outcome.spent_sentence),
         ("time", times.sentence(outcome.times)),
         ("shards", times.sentence_of_shards(outcome.shards)),
-        ("dealt", dealt if outcome.redealt else ""),
+        ("dealt", assigned if outcome.rebalanced else ""),
         (
             "model",
             "" if outcome.best is None else f"of step {outcome.best.step}, the best; digest {outcome.best.digest}",
@@ -36,7 +37,7 @@ def text(outcome: Outcome, title: str, layout: str, run_id: str, look: str) -> s
         *(("wrong", each) for each in outcome.wrong),
         (
             "chaos",
-            rehearsed.sentence(outcome.disturbed, outcome.recoveries, run_id, lockstep=outcome.staleness is None),
+            rehearsed.sentence(outcome.injected, outcome.recoveries, run_id, lockstep=outcome.staleness is None),
         ),
     ]
     return (
@@ -45,7 +46,7 @@ def text(outcome: Outcome, title: str, layout: str, run_id: str, look: str) -> s
         + "".join(f"  {name:8} {each}\n" for name, each in rows if each)
         + f"  digest   {outcome.digest}\n"
         f"  run      {run_id}, its files in .orchestrator/{run_id}/\n"
-        f"  look     {look}"
+        f"  look     {where_to_look}"
     )
 
 
@@ -78,7 +79,7 @@ def _where(uri: str | None) -> str:
     return "" if uri is None else f" tracking.uri={shlex.quote(uri)}"
 
 
-def look(run_id: str, experiment_id: str, store_uri: str, own_uri: str) -> str:
+def where_to_look(run_id: str, experiment_id: str, store_uri: str, own_uri: str) -> str:
     """The run's charts at a server; the command that shows another store. own_uri: the project's, which that command takes."""
     if is_server(store_uri):
         return run_page(store_uri, experiment_id, run_id)

@@ -17,7 +17,7 @@ from orchestrator.driver.recording.predecessor import Predecessor
 
 
 @dataclass(frozen=True)
-class Found:
+class DataDrift:
     """How the data differ from those of this run."""
 
     run_id: str
@@ -39,7 +39,7 @@ class DriftWatch:
         self._files = files
         self._inputs = inputs
         self._predecessor = predecessor
-        self._found: Found | None = None
+        self._found: DataDrift | None = None
         self._profiling: Profiling | None = None
         self._is_closed = False
         self._lock = threading.Lock()
@@ -51,7 +51,7 @@ class DriftWatch:
             self._thread = threading.Thread(target=self._look, name="drift", daemon=True)
             self._thread.start()
 
-    def take(self) -> Found | None:
+    def take(self) -> DataDrift | None:
         """What was found, once."""
         with self._lock:
             found, self._found = self._found, None
@@ -79,4 +79,4 @@ class DriftWatch:
         found = before.drift(self._profiling.result())
         with self._lock:
             if found is not None and not self._is_closed:
-                self._found = Found(before.run_id, found)
+                self._found = DataDrift(before.run_id, found)

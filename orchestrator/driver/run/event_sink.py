@@ -14,16 +14,16 @@ from typing import Any
 from orchestrator.common import injection
 from orchestrator.controller import events
 from orchestrator.driver.recording.record import Record
-from orchestrator.driver.report.outcome import Outcome
+from orchestrator.driver.report.outcome import RunOutcome
 from orchestrator.driver.run.checkpointing import SavedCheckpoint
-from orchestrator.driver.run.drift_watch import DriftWatch, Found
+from orchestrator.driver.run.drift_watch import DataDrift, DriftWatch
 from orchestrator.driver.run.event_table import EVENTS
 from orchestrator.driver.run.time_log import TimeLog
 from orchestrator.driver.supervision import TakenOver
 from orchestrator.driver.terminal.progress import ProgressDisplay, say_obstacles
 from orchestrator.errors import NotRerunnable, OrchestratorError, RunFailed
 from orchestrator.provenance.tracking import EXECUTION
-from orchestrator.records import phases, reads, trace
+from orchestrator.records import input_audit, phases, trace
 from orchestrator.records.lines import LineFile
 from orchestrator.records.merging import Change
 from orchestrator.worker.member.generation import Generation
@@ -80,7 +80,7 @@ class EventSink:
         self._uploaded_once = False
         self._taken_over: tuple[TakenOver, int] | None = None  # until the first step is done
         self._hosted_first: tuple[int, ...] = ()  # shards of each worker, until their speed was looked at
-        self.outcome = Outcome()
+        self.outcome = RunOutcome()
 
     @property
     def origin(self) -> str | None:
@@ -95,8 +95,8 @@ class EventSink:
         """Tell MLflow of lines of the trace and of evaluations that are in the files already."""
         for entry in untold:
             loss = None if "event" in entry else trace.loss_of(entry)
-            told = entry["metrics"] if "event" in entry else {} if loss is None else {"train/loss": loss}
-            self._tracker.metrics(entry["step"], told)
+            metrics = entry["metrics"] if "event" in entry else {} if loss is None else {"train/loss": loss}
+            self._tracker.metrics(entry["step"], metrics)
 
     def takes_over(self, taken_over: TakenOver, steps_lost: int) -> None:
         """Another driver has died; how long that took is known with the first step. steps_lost: those that are done again."""
@@ -120,11 +120,11 @@ class EventSink:
         """Record what the process of a worker on this node is made of."""
         self._say(*self._record.describe(node, environment, modules))
 
-    def was_read(self, found: Mapping[str, Any]) -> NotRerunnable | None:
+    def was_read(self, audit: Mapping[str, Any]) -> NotRerunnable | None:
         """Record what the user's code has read; why a strict run may not go on with that."""
-        read = reads.from_dict(found)
+        read = input_audit.from_dict(audit)
         obstacles, notes = self._record.was_read(read) if read else ([], [])
-        if (obstacles or notes) and (refusal := self._record.refusal_of_reads()) is not None:
+        if (obstacles or notes) and (refusal := self._record.refusal_of_inputs()) is not None:
             return refusal
         self._say(obstacles, notes)
         return None
@@ -153,7 +153,7 @@ class EventSink:
                 f"{self._tracker.trouble}"
             )
 
-        self.not_told(self._record.feed.troubles())
+        self.not_logged(self._record.logger_feed.troubles())
         found = None if self._drift_watch is None else self._drift_watch.take()
         if found is not None:
             self._drifted(found)
@@ -177,13 +177,13 @@ class EventSink:
             code="record.removed",
         )
 
-    def not_told(self, troubles: Sequence[str]) -> None:
+    def not_logged(self, troubles: Sequence[str]) -> None:
         """Writers beside MLflow that are told nothing any more."""
-        self.outcome = replace(self.outcome, not_told=(*self.outcome.not_told, *troubles))
+        self.outcome = replace(self.outcome, not_logged=(*self.outcome.not_logged, *troubles))
         for trouble in troubles:
             self._progress.say(f"warning: {trouble}; the run goes on, and MLflow is told all of it")
 
-    def _drifted(self, found: Found) -> None:
+    def _drifted(self, found: DataDrift) -> None:
         self._record.drift_told = True
         self.event("data_compared", run=found.run_id, drift=found.drift)
 
@@ -266,7 +266,7 @@ class EventSink:
             self._drift_watch.begin()
         if self.outcome.first_step_at is None:
             self.outcome = replace(self.outcome, first_step_at=time.monotonic())
-            self.began(phases.told())
+            self.began(phases.recorded())
         for line in new:
             self._step(line)
         if self._taken_over is not None:
@@ -291,15 +291,15 @@ class EventSink:
         if self._time_log is not None:
             self._time_log.begun(told)
 
-    def rests(self, change: Change) -> None:
-        """Record new rests of an asynchronous run, in order."""
-        if self._record.rests is not None:
-            self._write(self._record.rests, change)
-        for rest in change.new:
-            if "consensus_distance" in rest:
-                apart, gap = (float.fromhex(rest[key]) for key in ("consensus_distance", "spectral_gap"))
-                told = {f"{EXECUTION}gossip/consensus_distance": apart, f"{EXECUTION}gossip/spectral_gap": gap}
-                self._tracker.metrics(rest["steps"] - 1, told)
+    def barriers(self, change: Change) -> None:
+        """Record new sync barriers of an asynchronous run, in order."""
+        if self._record.barriers is not None:
+            self._write(self._record.barriers, change)
+        for barrier in change.new:
+            if "consensus_distance" in barrier:
+                apart, gap = (float.fromhex(barrier[key]) for key in ("consensus_distance", "spectral_gap"))
+                metrics = {f"{EXECUTION}gossip/consensus_distance": apart, f"{EXECUTION}gossip/spectral_gap": gap}
+                self._tracker.metrics(barrier["steps"] - 1, metrics)
 
     def _write(self, file: LineFile, change: Change) -> None:
         if change.replaces:
@@ -342,7 +342,8 @@ class EventSink:
         self.event("recovered", **vars(command), workers=self.outcome.workers)
 
     def sync(self) -> None:
-        """Wait until the trace, the rests and what the run is made of are on the disk, and their metrics there or at the store.
+        """Wait until the trace, the sync barriers and what the run is made of are on the disk, and their metrics there or at
+        the store.
 
         This comes before a checkpoint of their last step, since a run that is resumed from it goes on behind them. Raises
         OSError when the disk does not take them."""
@@ -363,10 +364,10 @@ class EventSink:
             seconds=saved.seconds,
         )
         is_first, self._uploaded_once = not self._uploaded_once, True
-        if time.monotonic() - self._uploaded_at >= _UPLOAD_S or (self._record.is_stood_by and is_first):
+        if time.monotonic() - self._uploaded_at >= _UPLOAD_S or (self._record.has_failover and is_first):
             self._uploaded_at = time.monotonic()
             self._record.upload()
-        if self._record.is_stood_by:
+        if self._record.has_failover:
             self._record.upload_history()
 
     def lost(self, role: str, member: int, why: str, where: str | None = None) -> None:

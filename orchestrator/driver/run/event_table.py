@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from orchestrator.driver.report import few
-from orchestrator.driver.report.outcome import Outcome, recovery_in_words
+from orchestrator.driver.report.outcome import RunOutcome, recovery_in_words
 from orchestrator.provenance.tracking import EXECUTION
 from orchestrator.records.files_read import FilesRead
 
@@ -59,7 +59,7 @@ class EventType:
     fields: Callable[[Facts], Mapping[str, Any]] | None  # of its line in the journal; None: it has no line there
     sentences: Callable[[Facts], Sequence[str]] = lambda _facts: ()  # for the terminal
     metrics: Callable[[Facts], Mapping[str, float]] = lambda _facts: {}  # for MLflow, at the step of the event
-    outcome: Callable[[Outcome, Facts], Outcome] = lambda outcome, _facts: outcome  # the outcome after the event
+    outcome: Callable[[RunOutcome, Facts], RunOutcome] = lambda outcome, _facts: outcome  # the outcome after the event
 
 
 def say(template: str) -> Callable[[Facts], Sequence[str]]:
@@ -71,7 +71,7 @@ def _generation_fields(facts: Facts) -> dict[str, Any]:
     return {**facts["generation"].as_event(), **only("members", "steps")(facts)}
 
 
-def _with_generation(outcome: Outcome, facts: Facts) -> Outcome:
+def _with_generation(outcome: RunOutcome, facts: Facts) -> RunOutcome:
     generation, known = facts["generation"], outcome.schedule
     is_larger = known is None or generation.workers > known.workers
     return replace(
@@ -169,18 +169,18 @@ def _disturbed(facts: Facts) -> Sequence[str]:
     return (f"chaos: worker {facts['worker']} on {facts['where']} {how}, disturbance {facts['number'] + 1}",)
 
 
-def _with_disturbed(outcome: Outcome, facts: Facts) -> Outcome:
+def _with_disturbed(outcome: RunOutcome, facts: Facts) -> RunOutcome:
     kind = facts["kind"]
-    return replace(outcome, disturbed={**outcome.disturbed, kind: outcome.disturbed.get(kind, 0) + 1})
+    return replace(outcome, injected={**outcome.injected, kind: outcome.injected.get(kind, 0) + 1})
 
 
-def _with_bytes(outcome: Outcome, facts: Facts) -> Outcome:
+def _with_bytes(outcome: RunOutcome, facts: Facts) -> RunOutcome:
     fetched, cached = outcome.bytes_read.get(facts["where"], (0, 0))
     read = {facts["where"]: (fetched + facts["fetched"], cached + facts["cached"])}
     return replace(outcome, bytes_read={**outcome.bytes_read, **read})
 
 
-def _with_files(outcome: Outcome, facts: Facts) -> Outcome:
+def _with_files(outcome: RunOutcome, facts: Facts) -> RunOutcome:
     return replace(outcome, files_read=outcome.files_read | FilesRead(frozenset(facts["numbers"]), facts["of"]))
 
 
@@ -213,7 +213,7 @@ EVENTS: Mapping[str, EventType] = {
         outcome=lambda outcome, facts: replace(outcome, recoveries=(*outcome.recoveries, _recovery(facts))),
     ),
     "shards_redealt": EventType(
-        _redealt_fields, outcome=lambda outcome, _: replace(outcome, redealt=outcome.redealt + 1)
+        _redealt_fields, outcome=lambda outcome, _: replace(outcome, rebalanced=outcome.rebalanced + 1)
     ),
     "data_compared": EventType(lambda facts: {"run": facts["run"], **facts["drift"].as_dict()}, _compared_sentences),
     # its members

@@ -23,7 +23,7 @@ from orchestrator.checkpoint import stream_log
 from orchestrator.checkpoint.catalog import Catalog
 from orchestrator.checkpoint.storage import open_storage
 from orchestrator.cluster.actors import driver_failover
-from orchestrator.cluster.actors.driver_loss import Overseen
+from orchestrator.cluster.actors.driver_loss import DriverHandle
 from orchestrator.cluster.actors.members import ActorPlacement, Members, this_node
 from orchestrator.cluster.placement.actor_slots import ActorSlots
 from orchestrator.cluster.placement.project_transfer import LateWorkspaces, Project, prepare_workspaces
@@ -45,20 +45,20 @@ from orchestrator.driver.preflight.private import Private
 from orchestrator.driver.recording.record import Record
 from orchestrator.driver.report import pictures, summary
 from orchestrator.driver.report.layout import layout
-from orchestrator.driver.report.outcome import BestModel, Outcome
+from orchestrator.driver.report.outcome import BestModel, RunOutcome
 from orchestrator.driver.run import best_model
 from orchestrator.driver.run.checkpointing import Saving
 from orchestrator.driver.run.drift_watch import DriftWatch
 from orchestrator.driver.run.event_sink import Audience, EventSink
-from orchestrator.driver.run.fault_injection import Rehearsing
-from orchestrator.driver.run.mailbox import Mailbox
+from orchestrator.driver.run.fault_injection import FaultInjection
+from orchestrator.driver.run.inspection_requests import InspectionRequests
 from orchestrator.driver.run.member_directory import MemberDirectory
-from orchestrator.driver.run.parameter_inspection import Looks
+from orchestrator.driver.run.parameter_inspection import ParameterInspection
 from orchestrator.driver.run.session import NodeCheck, NodeTraits, RunStart, Session, Startup
 from orchestrator.driver.run.time_log import TimeLog, summed
 from orchestrator.driver.run.unrecorded import unrecorded
 from orchestrator.driver.supervision import Supervision, headless, remote_failover, supervisor, taken_over
-from orchestrator.driver.supervision.leader_lease import holding
+from orchestrator.driver.supervision.leader_lease import hold_lease
 from orchestrator.driver.terminal.progress import ProgressDisplay, say_obstacles
 from orchestrator.driver.terminal.signals import PendingSignal
 from orchestrator.errors import (
@@ -73,7 +73,7 @@ from orchestrator.errors import (
 from orchestrator.numerics import determinism
 from orchestrator.optim.privacy.secret import Secret
 from orchestrator.provenance.tracking import default_uri, identity_of_process, is_server
-from orchestrator.records import lines, phases, rests, times
+from orchestrator.records import barriers, lines, phases, times
 
 _drawing = threading.Lock()  # matplotlib's settings are those of the whole process
 _TRUSTED = "trust=true"  # of a run whose own driver has said so
@@ -113,7 +113,7 @@ class Job:
     def display(self) -> ProgressDisplay:
         return self.audience.display
 
-    def complete(self, opening: Future[Record], run_start: RunStart) -> tuple[str, Outcome]:
+    def complete(self, opening: Future[Record], run_start: RunStart) -> tuple[str, RunOutcome]:
         """Run the job and close its record, whatever happens; returns the run's id and its outcome."""
         plan, display = self.plan, self.display
         began = time.monotonic() - (time.time() - (phases.command_began() or time.time()))
@@ -122,11 +122,11 @@ class Job:
                 opening.result()  # it may be out of reach: known before anything is started
             outcome = self._run(opening, run_start)
         except OrchestratorError as error:
-            outcome = Outcome(workers=plan.cluster.members.start, error=error)
+            outcome = RunOutcome(workers=plan.cluster.members.start, error=error)
         except OSError as error:
-            outcome = Outcome(workers=plan.cluster.members.start, error=unrecorded(error))
+            outcome = RunOutcome(workers=plan.cluster.members.start, error=unrecorded(error))
         except BaseException as error:
-            opening.result().close(Outcome(error=RunFailed(f"{type(error).__name__}: {error}", code="run.failed")))
+            opening.result().close(RunOutcome(error=RunFailed(f"{type(error).__name__}: {error}", code="run.failed")))
             raise
         finally:
             display.close()
@@ -134,11 +134,11 @@ class Job:
         files, tracker = record.files, record.tracker
         with contextlib.suppress(OSError):
             record.restored()
-        rested = [] if plan.lockstep else rests.staleness(list(lines.read(files.rests)))
-        outcome = replace(outcome, staleness=max((each.largest for each in rested), default=None))
+        by_barrier = [] if plan.lockstep else barriers.staleness(list(lines.read(files.barriers)))
+        outcome = replace(outcome, staleness=max((each.largest for each in by_barrier), default=None))
         pipelining = plan.pipelining if plan.cluster.members.stages > 1 else None
         partition = record.described.get("partition")
-        seen = pictures.Seen(files.trace, files.journal, partition, rested, pipelining, files.times)
+        seen = pictures.RunHistory(files.trace, files.journal, partition, by_barrier, pipelining, files.times)
         with _drawing:
             trouble = pictures.draw(files.pictures, seen, tracker.name, outcome.schedule or _schedule(plan))
         if trouble is not None:
@@ -154,22 +154,22 @@ class Job:
                 display.say(f"note: {trouble}")
             if (limits := record.answering()) is not None:
                 display.say(f"note: {limits}")
-        heard = len(outcome.not_told)
+        heard = len(outcome.not_logged)
         outcome = record.close(outcome)
         for note in tracker.notes():
             display.say(f"note: {note}")
-        for trouble in outcome.not_told[heard:]:
+        for trouble in outcome.not_logged[heard:]:
             display.say(f"warning: {trouble}")
         if outcome.not_recorded is not None:
             display.say(summary.not_recorded(outcome.not_recorded, tracker.run_id, record.store.name))
         if outcome.error is None and plan.segments is None:
             outcome = outcome.ended(began, time.monotonic())
             own_uri = default_uri(record.files.path.parent)
-            look = summary.look(tracker.run_id, tracker.experiment_id, record.store.uri, own_uri)
+            look = summary.where_to_look(tracker.run_id, tracker.experiment_id, record.store.uri, own_uri)
             display.say(summary.text(outcome, tracker.name, layout(plan), tracker.run_id, look))
         return tracker.run_id, outcome
 
-    def _run(self, opening: Future[Record], run_start: RunStart) -> Outcome:
+    def _run(self, opening: Future[Record], run_start: RunStart) -> RunOutcome:
         """Place the members, run them to the end, fetch the trained weights. Raises OrchestratorError for what goes wrong
         before the first member is started; later troubles are in the outcome."""
         plan = self.plan
@@ -185,7 +185,7 @@ class Job:
                 actor_slots, node_check = self._actor_slots(held, ray.trouble)
                 credentials = make_credentials() if plan.exchange.tls else None
                 members = held.enter_context(
-                    Members(plan, secrets.token_bytes(32), credentials, self._overseen(ray), ray.trouble)
+                    Members(plan, secrets.token_bytes(32), credentials, self._driver_handle(ray), ray.trouble)
                 )
                 # A private Ray has the priority that the user wants.
                 niceness = None if plan.cluster.address is None else os.getpriority(os.PRIO_PROCESS, 0)
@@ -196,7 +196,7 @@ class Job:
                     record = opening.result()
                 return self._drive(startup, record, ray)
 
-    def _drive(self, startup: Startup, record: Record, ray: RaySession) -> Outcome:
+    def _drive(self, startup: Startup, record: Record, ray: RaySession) -> RunOutcome:
         plan, tracker = self.plan, record.tracker
         if self.ray is None:  # else it is one of many, whose whole is gone on with
             self.pending_signal.last_words = summary.last_words(tracker.run_id, record.store.name)
@@ -210,8 +210,8 @@ class Job:
         for sentence in record.earlier:
             self.display.say(f"note: {sentence}")
         private = self._private(record)
-        reads_here = private is None and not plan.data.sites
-        watch = DriftWatch(plan.run, record.data if reads_here else {}, record.predecessor, plan.data.cache)
+        audits_here = private is None and not plan.data.sites
+        watch = DriftWatch(plan.run, record.data if audits_here else {}, record.predecessor, plan.data.cache)
         time_log = TimeLog(record.files, record.tracker, self.display.say, timeline=plan.cadence.timeline)
         event_sink = EventSink(record, self.audience, None if private is None else private.epsilon, watch, time_log)
         storage = storage_of(plan, record.files)
@@ -222,12 +222,12 @@ class Job:
         everywhere = plan.checkpoints.uri is not None
         directory = MemberDirectory(plan.exchange, this_node(), storage, everywhere=everywhere)
         keys = None if private is None else private.keys
-        mailbox = Mailbox(record.files.looks)
-        looking = contextlib.closing(Looks(mailbox, plan, startup.members.look))
-        with contextlib.closing(watch), looking as looks, self._stood_by(record, ray):
+        requests = InspectionRequests(record.files.inspections)
+        closing_inspection = contextlib.closing(ParameterInspection(requests, plan, startup.members.read_parameters))
+        with contextlib.closing(watch), closing_inspection as inspection, self._with_failover(record, ray):
             step_s = plan.cluster.timeouts.step_s
-            rehearsing = None if plan.chaos is None else Rehearsing(plan.chaos, step_s)
-            session = Session(startup, directory, saving, event_sink, looks, keys, rehearsing)
+            fault_injection = None if plan.chaos is None else FaultInjection(plan.chaos, step_s)
+            session = Session(startup, directory, saving, event_sink, inspection, keys, fault_injection)
             try:
                 session.run(self.pending_signal, ray.trouble, ray.draining)
             finally:
@@ -334,33 +334,33 @@ class Job:
             return {}
         return {"runtime_env": {"env_vars": determinism.PORTABLE}}
 
-    def _overseen(self, ray: RaySession) -> Overseen | None:
+    def _driver_handle(self, ray: RaySession) -> DriverHandle | None:
         """What members have to know to outlive this process for a moment; None where nobody goes on with the run, or those of a
         joined Ray end with it at once."""
         if self.supervision is None or not isinstance(ray, LocalRay):
             return None
         self.supervision.members(ray.lock)
-        return Overseen(os.getpid(), str(ray.lock))
+        return DriverHandle(os.getpid(), str(ray.lock))
 
     @contextmanager
-    def _stood_by(self, record: Record, ray: RaySession) -> Iterator[None]:
+    def _with_failover(self, record: Record, ray: RaySession) -> Iterator[None]:
         """Within this another machine goes on with the run when this one is lost, where that can be; and this process ends when
         another one has done so."""
         if self.supervision is None:
             yield
             return
         run_id, store = record.tracker.run_id, record.store
-        task = self._standby_task(self.supervision, record) if isinstance(ray, JoinedRay) else None
+        task = self._failover_task(self.supervision, record) if isinstance(ray, JoinedRay) else None
         with contextlib.ExitStack() as held:
             follows = not isinstance(ray, JoinedRay) and taken_over() is not None and is_server(store.uri)
             if task is not None or follows:
-                held.enter_context(holding(store, run_id, self.supervision.release))
+                held.enter_context(hold_lease(store, run_id, self.supervision.release))
             if task is not None:
-                record.is_stood_by = True
+                record.has_failover = True
                 held.enter_context(driver_failover.standing_by(driver_failover.starter(task), ray.trouble))
             yield
 
-    def _standby_task(self, supervision: Supervision, record: Record) -> driver_failover.Task | None:
+    def _failover_task(self, supervision: Supervision, record: Record) -> driver_failover.FailoverTask | None:
         """Of whoever goes on when this node of a joined Ray is lost; None where nobody can, which the user is told."""
         run_id, store, node = record.tracker.run_id, record.store, this_node()
         on_head, there = driver_failover.is_head(node), driver_failover.place(node)
@@ -379,14 +379,16 @@ class Job:
                 return None
         words = [*(each for each in supervision.words(run_id) if each != _TRUSTED), _TRUSTED]
         variables = environment.of_workers(self.settings.environment.variables)
-        task = driver_failover.Task(
+        task = driver_failover.FailoverTask(
             run_id, node, os.getpid(), words, str(self.project), variables, supervisor.TAKEN_OVER
         )
         if not on_head:
             return task
         process = tuple(identity_of_process().values())
-        watched = remote_failover.Task(run_id, store.uri, process, tuple(words), headless.workers(self.plan))
-        return replace(task, words=[remote_failover.__name__], told=watched.told())
+        watched = remote_failover.RemoteFailoverTask(
+            run_id, store.uri, process, tuple(words), headless.workers(self.plan)
+        )
+        return replace(task, words=[remote_failover.__name__], first_line=watched.as_json())
 
     def _check(self) -> None:
         if self.pending_signal.signal is not None:
@@ -431,9 +433,9 @@ def requirements(plan: Plan, *, checkpoint: int | None = None, generation: int =
         members=plan.cluster.members,
         timeouts=plan.cluster.timeouts,
         whole=not plan.exchange.exact,
-        inherits=not plan.lockstep and not plan.replay,
-        watches=plan.update.local is None,
-        by_speed=plan.deals_by_speed,
+        falls_back=not plan.lockstep and not plan.replay,
+        reports_stragglers=plan.update.local is None,
+        by_speed=plan.assigns_by_speed,
         claims=plan.cluster.claims,
         leaps=plan.segments is not None,
         sites=plan.data.sites,

@@ -10,7 +10,7 @@ from orchestrator.config.plan import Exchange
 from orchestrator.controller.events import Begin
 from orchestrator.controller.rendezvous.schedules import groups_of, schedule_of
 from orchestrator.worker.member.generation import INITIAL, Generation
-from orchestrator.worker.member.shared_queue import Place
+from orchestrator.worker.member.shared_queue import MemoryHandle
 
 
 class MemberDirectory:
@@ -56,18 +56,18 @@ class MemberDirectory:
             tuple(rank for rank in range(begin.workers) if self.reaches_checkpoints(begin.members[rank])),
             self._storage,
             groups=groups_of(begin, self._exchange),
-            boards=self._places(begin, "board"),
+            queues=self._places(begin, "board"),
             updates=self._places(begin, "update"),
         )
 
-    def _places(self, begin: Begin, what: str) -> tuple[Place | None, ...]:
+    def _places(self, begin: Begin, what: str) -> tuple[MemoryHandle | None, ...]:
         """By worker's rank, where it shares this with others: in the memory of the first worker on its node, if there is
         another one."""
-        places: list[Place | None] = []
+        places: list[MemoryHandle | None] = []
         for node in begin.nodes[: begin.workers]:
             beside = [rank for rank in range(begin.workers) if begin.nodes[rank] == node]
             memory = self._addresses[begin.members[beside[0]]].get(what)
-            places.append(None if memory is None or len(beside) == 1 else Place(beside[0], *memory))
+            places.append(None if memory is None or len(beside) == 1 else MemoryHandle(beside[0], *memory))
         return tuple(places)
 
     def peers(self, generation: Generation, rank: int) -> dict[int, Any]:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from orchestrator.config.plan import Plan
-from orchestrator.driver.run.mailbox import Mailbox, Request
+from orchestrator.driver.run.inspection_requests import InspectionRequests, Request
 from orchestrator.errors import OrchestratorError, RunFailed, UsageError
 
 _SERVE = "launch one with topology=parameter_server and sync=ssp, asp or bap"
@@ -45,21 +45,21 @@ def refusal(plan: Plan, servers: Sequence[int]) -> OrchestratorError | None:
     return None
 
 
-class Looks:
+class ParameterInspection:
     """The requests to one run. ask: has a server look, given (server, token, request); what it says comes to `hear`."""
 
-    def __init__(self, mailbox: Mailbox, plan: Plan, ask: Callable[[int, str, Request], None]) -> None:
-        self._mailbox = mailbox
+    def __init__(self, requests: InspectionRequests, plan: Plan, ask: Callable[[int, str, Request], None]) -> None:
+        self._requests = requests
         self._plan = plan
         self._ask = ask
         self._asked: dict[str, _Asked] = {}
 
     def tick(self, servers: Sequence[int]) -> None:
         """See who asks. servers: of the present generation."""
-        for token, request in self._mailbox.requests():
+        for token, request in self._requests.requests():
             refused = refusal(self._plan, servers)
             if refused is not None:
-                self._mailbox.answer(token, {"failed": refused.as_dict()})
+                self._requests.answer(token, {"failed": refused.as_dict()})
                 continue
             self._asked[token] = _Asked(set(servers))
             for server in servers:
@@ -90,20 +90,20 @@ class Looks:
         del self._asked[token]
         failed = next((each["failed"] for each in asked.answers if "failed" in each), None)
         if failed is not None:
-            self._mailbox.answer(token, {"failed": failed})
+            self._requests.answer(token, {"failed": failed})
             return
         pieces = sorted((each for each in asked.answers if "clocks" in each), key=lambda each: int(each["part"]))
         if len(pieces) < len(asked.answers):
-            self._mailbox.answer(token, {"slices": []})
+            self._requests.answer(token, {"slices": []})
             return
         raw = [piece["values"] for piece in pieces]
         kept = ("server", "clocks", "first")
         slices = [{**{key: piece[key] for key in kept}, "bytes": len(piece["values"])} for piece in pieces]
-        self._mailbox.answer(token, {"slices": slices, "parameters": pieces[0]["parameters"]}, b"".join(raw))
+        self._requests.answer(token, {"slices": slices, "parameters": pieces[0]["parameters"]}, b"".join(raw))
 
     def close(self) -> None:
         """The run has ended. Whoever waits is told."""
-        self._mailbox.clear()
+        self._requests.clear()
         over = RunFailed("the run has ended meanwhile", code="look.run-ended").as_dict()
-        for token in (*self._asked, *(token for token, _ in self._mailbox.requests())):
-            self._mailbox.answer(token, {"failed": over})
+        for token in (*self._asked, *(token for token, _ in self._requests.requests())):
+            self._requests.answer(token, {"failed": over})

@@ -12,16 +12,16 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol, Self
 
-from orchestrator.cluster.actors.members import ActorPlacement, Heard, Members
+from orchestrator.cluster.actors.members import ActorPlacement, MemberMessage, Members
 from orchestrator.common import injection
 from orchestrator.controller import controller, events, fault_attribution
 from orchestrator.controller.membership import ControllerState, Requirements, waiting
 from orchestrator.driver.run import trained_weights
 from orchestrator.driver.run.checkpointing import Saving
 from orchestrator.driver.run.event_sink import EventSink
-from orchestrator.driver.run.fault_injection import Rehearsing
+from orchestrator.driver.run.fault_injection import FaultInjection
 from orchestrator.driver.run.member_directory import MemberDirectory
-from orchestrator.driver.run.parameter_inspection import Looks
+from orchestrator.driver.run.parameter_inspection import ParameterInspection
 from orchestrator.driver.run.standstill import stand
 from orchestrator.driver.run.unrecorded import unrecorded
 from orchestrator.driver.supervision import TakenOver
@@ -91,7 +91,7 @@ class RunStart:
     loss: float | None = None  # the last one up to there; None where there is none
     metrics: Mapping[str, float] = field(default_factory=dict)  # the last ones up to there
     cut: Sequence[Line] = ()  # lines of the trace after them, with which what is computed again is compared
-    rests: int = 0  # number of its rests that stand
+    barriers: int = 0  # number of its sync barriers that stand
     first: int = 0  # step that it begins with; above 0 in the state of another run
     # first step, and the one after the last, of each part that an audit repeats; empty where all are computed
     ranges: Sequence[tuple[int, int]] = ()
@@ -140,12 +140,13 @@ class Session:
         member_directory: MemberDirectory,  # where members find each other
         saving: Saving,  # of checkpoints
         event_sink: EventSink,  # hears of all that happens
-        looks: Looks | None = None,  # of others at the running model, which are passed on; None where nobody looks
+        # of others at the running model, which are passed on; None where nobody looks
+        inspection: ParameterInspection | None = None,
         # of a private run, by its run manifest; None elsewhere
         keys: Callable[[Mapping[str, Any]], Keys] | None = None,
-        rehearsing: Rehearsing | None = None,  # what is done to workers on purpose; None for nothing
+        fault_injection: FaultInjection | None = None,  # what is done to workers on purpose; None for nothing
     ) -> None:
-        self._rehearsing = rehearsing
+        self._fault_injection = fault_injection
         run_start = startup.run_start
         self._members = startup.members
         self._node_check = startup.node_check
@@ -155,19 +156,19 @@ class Session:
         self._member_directory = member_directory
         self._saving = saving
         self._event_sink = event_sink
-        self._looks = looks
+        self._inspection = inspection
         self._first = run_start.first
         self._servers: list[int] = []  # of the present generation
         self._nodes: dict[int, str] = {}  # of every member that was ever ready
         self._keys = keys
         # What is done again comes out otherwise where what nobody kept is replaced, or a site sits out.
         supersedes = run_start.requirements.supersedes
-        self._history = History(run_start.written, run_start.rests, supersedes=supersedes, ranges=run_start.ranges)
+        self._history = History(run_start.written, run_start.barriers, supersedes=supersedes, ranges=run_start.ranges)
         self._history.expect(run_start.cut)
         self._roles = dict(startup.roles)
         self._ready: dict[int, dict[str, Any]] = {}  # where each member's process is
         self._generation = -1
-        self._clocks: tuple[int, ...] = ()  # of the last rest
+        self._clocks: tuple[int, ...] = ()  # of the last sync barrier
         self._running = False  # whether the present generation has completed a step
         self._over: set[int] = set()  # dead, or killed here
         self._stands: dict[int, str] = {}  # of members that are about to be killed, where they stand
@@ -231,10 +232,10 @@ class Session:
             self._save_without_ray(wrong)
         self._drain(draining())
         self._decide(events.Tick())
-        self._rehearse()
+        self._inject_fault()
         self._event_sink.tick()
-        if self._looks is not None:
-            self._looks.tick(self._servers)
+        if self._inspection is not None:
+            self._inspection.tick(self._servers)
 
     def _save_without_ray(self, wrong: str) -> None:
         """The Ray is gone, and with it the run ends. Members may live for a while, and talk to each other and to this process
@@ -262,8 +263,8 @@ class Session:
                 self._decide(events.Drained(tuple(members), seconds))
         self._draining = draining
 
-    def _rehearse(self) -> None:
-        due = None if self._rehearsing is None else self._rehearsing.due(self._state, time.monotonic())
+    def _inject_fault(self) -> None:
+        due = None if self._fault_injection is None else self._fault_injection.due(self._state, time.monotonic())
         if due is not None:
             wanted, member = due
             where, pause_s = self._node_name(member.id), wanted.pause_s if wanted.kind == "pause" else None
@@ -275,7 +276,7 @@ class Session:
                 where=where,
                 seconds=pause_s,
             )
-            self._members.disturb(member.id, wanted)
+            self._members.inject(member.id, wanted)
 
     def save_weights(self, path: str) -> int:
         """Once the run has finished: bring the trained weights into a file here; returns a worker that gave some. Raises what
@@ -286,7 +287,7 @@ class Session:
                 holders.setdefault(member.stage or 0, []).append(member.id)
         return trained_weights.save(self._members, [holders[stage] for stage in sorted(holders)], Path(path))
 
-    def _hear(self, heard: Heard) -> None:
+    def _hear(self, heard: MemberMessage) -> None:
         member, answer = heard.member, heard.answer
         if heard.kind == "died":
             self._died(member, heard.why)
@@ -296,8 +297,8 @@ class Session:
         elif heard.kind == "described":
             self._hear_description(member, answer)
         elif heard.kind == "looked":
-            if self._looks is not None:
-                self._looks.hear(member, answer)
+            if self._inspection is not None:
+                self._inspection.hear(member, answer)
         elif heard.kind == "prepared":
             if member not in self._over:
                 self._prepared(member, answer)
@@ -353,9 +354,9 @@ class Session:
         node: str = self._traits(self._nodes[member]).name
         return node
 
-    def _was_read(self, reads: Mapping[str, Any]) -> bool:
+    def _was_read(self, input_audit: Mapping[str, Any]) -> bool:
         """By the user's code, in a worker or its loaders. Returns whether the run ends over it."""
-        error = self._event_sink.was_read(reads)
+        error = self._event_sink.was_read(input_audit)
         if error is not None:
             self._decide(events.Failed(None, error))
         return error is not None
@@ -427,8 +428,8 @@ class Session:
                     self._members.start(member, role, self._actor_slots.take(member, role))
                 case events.Begin():
                     self._begin(command)
-                case events.StandBy(member):
-                    self._members.stand_by(member)
+                case events.BecomeSpare(member):
+                    self._members.become_spare(member)
                 case events.CallOff(generation, members):
                     for member in members:
                         self._members.call_off(member, generation)
@@ -485,7 +486,7 @@ class Session:
             peers = self._member_directory.peers(generation, rank)
             self._members.run(member, for_workers if rank < begin.workers else for_servers, rank, peers)
         self._event_sink.agreed(begin.run_manifest)
-        if begin.run_manifest["shard_state"] and not self._state.requirements.inherits:
+        if begin.run_manifest["shard_state"] and not self._state.requirements.falls_back:
             self._event_sink.unprotected(self._member_directory.far(begin.members[: begin.workers]))
         self._ask_for_descriptions(begin.members)
         if self._saving.given_up:
@@ -547,8 +548,8 @@ class Session:
         self._over.add(member)
         self._asked.pop(member, None)
         self._ready.pop(member, None)
-        if self._looks is not None:
-            self._looks.gone(member)
+        if self._inspection is not None:
+            self._inspection.gone(member)
         self._actor_slots.leave(member)
         self._member_directory.remove(member)
         self._members.forget(member)
@@ -569,7 +570,7 @@ class Session:
                 self._event_sink.printed(f"{self._roles[member]} {member}", entry["printed"])
                 continue
             match entry.get("event"):
-                case None:  # a line of the trace or of the rests
+                case None:  # a line of the trace or of the sync barriers
                     pass
                 case "generation_running":
                     if self._is_running(entry):
@@ -593,16 +594,16 @@ class Session:
 
     def _record_history(self, entries: list[dict[str, Any]]) -> None:
         try:
-            lines, rests = self._history.add(entries)
+            lines, barriers = self._history.add(entries)
         except Disagreement as error:
             fault = Inconsistent(str(error), _TWO_WAYS, code="record.two-ways")
             self._end(fault)  # here, because last words may come after the end, when nothing is decided any more
             self._decide(events.Failed(None, fault))
             return
         self._event_sink.lines(lines)
-        self._event_sink.rests(rests)
-        if rests.new:
-            self._clocks = tuple(rests.new[-1]["clocks"])
+        self._event_sink.barriers(barriers)
+        if barriers.new:
+            self._clocks = tuple(barriers.new[-1]["clocks"])
         if lines.new:
             # Lines of the generation before may come late; what was lost with it is no step of the present one.
             last, generation = lines.new[-1]["step"], self._state.generation

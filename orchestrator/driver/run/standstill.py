@@ -9,7 +9,7 @@ from typing import Any
 
 from orchestrator.records import stacks
 from orchestrator.records.stacks import Frame, Home
-from orchestrator.worker.member.stack_dump import Seen
+from orchestrator.worker.member.stack_dump import ProcessStacks
 
 _SOURCE = 80  # characters of a line
 _STATES = {
@@ -34,7 +34,7 @@ class Stand:
         return {"at": self.at, "why": self.sentence, "seen_by": self.seen_by, "stacks": self.stacks}
 
 
-def stand(seen: Seen | None, home: Home | None, pid: int | None) -> Stand:
+def stand(seen: ProcessStacks | None, home: Home | None, pid: int | None) -> Stand:
     """seen: None of a member that was out of reach."""
     if seen is None or home is None:
         return Stand("its stack is out of reach", None, [], "")
@@ -44,8 +44,8 @@ def stand(seen: Seen | None, home: Home | None, pid: int | None) -> Stand:
     found = stacks.held_up_at(threads, home)
     state = _STATES.get(seen.state, "").format(pid=pid)
     at = None if found is None else _line(*found, home)
-    told = "; ".join(filter(None, [state, at])) or "its stack is not known"
-    return Stand(told, at, stacks.told(threads), seen_by if threads else "")
+    description = "; ".join(filter(None, [state, at])) or "its stack is not known"
+    return Stand(description, at, stacks.as_lines(threads), seen_by if threads else "")
 
 
 def _line(frame: Frame, is_users: bool, home: Home) -> str:

@@ -36,8 +36,8 @@ class TimeLog:
 
     def add(self, member: str, window: Mapping[str, Any], rank: int | None = None) -> None:
         """member: such as "worker 0"; rank: of a worker that belongs to the generation."""
-        told = {key: value for key, value in window.items() if key not in ("event", "spans", "timeline_full")}
-        self._file.append([{"member": member, **({} if rank is None else {"rank": rank}), **told}])
+        facts = {key: value for key, value in window.items() if key not in ("event", "spans", "timeline_full")}
+        self._file.append([{"member": member, **({} if rank is None else {"rank": rank}), **facts}])
         if "spans" in window:
             self._keep([{"member": member, "started": window["started"], "spans": window["spans"]}])
         if window.get("timeline_full") and not self._full:
@@ -49,7 +49,7 @@ class TimeLog:
             return
         if member in self._recent:  # a round of windows is complete
             self._tell(window["first"])
-        self._recent[member] = told
+        self._recent[member] = facts
 
     def begun(self, told: Sequence[Mapping[str, Any]]) -> None:
         """told: phases of the start (`records.phases`), of the driver or of a member."""

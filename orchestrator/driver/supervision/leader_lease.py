@@ -20,7 +20,7 @@ EVERY_S = 5.0
 
 
 @contextmanager
-def holding(store: Store, run_id: str, release: Callable[[], None]) -> Iterator[None]:
+def hold_lease(store: Store, run_id: str, release: Callable[[], None]) -> Iterator[None]:
     """Within this the driver does so. release: called before it ends, so that nobody here goes on with the run."""
     mine = tuple(identity_of_process().values())
     over = threading.Event()
@@ -49,9 +49,9 @@ def holding(store: Store, run_id: str, release: Callable[[], None]) -> Iterator[
         thread.join(EVERY_S)
 
 
-def superseded(run_id: str, found: Driving) -> str:
+def superseded(run_id: str, driving: Driving) -> str:
     return (
-        f"error: {found.named} goes on with run {run_id}, which had not heard of this driver; this one ends\n"
+        f"error: {driving.named} goes on with run {run_id}, which had not heard of this driver; this one ends\n"
         "  what to do: nothing, the run goes on there; to have it here, end that one in order (SIGINT), and then "
         f"resume={run_id}"
     )

@@ -37,7 +37,7 @@ Verdict = Literal["waits", "leaves", "goes on"]
 
 
 @dataclass(frozen=True)
-class Task:
+class RemoteFailoverTask:
     """uri: of the store; process: of the driver, as the store has it, its number first; words: of the command line that
     would go on with the run on its Ray, after `python -m`; workers: that may do so on one machine."""
 
@@ -51,18 +51,18 @@ class Task:
     def pid(self) -> str:
         return self.process[0]
 
-    def told(self) -> str:
+    def as_json(self) -> str:
         return json.dumps(asdict(self))
 
     @classmethod
-    def of(cls, told: str | bytes) -> Task:
-        found = json.loads(told)
+    def of(cls, as_json: str | bytes) -> RemoteFailoverTask:
+        found = json.loads(as_json)
         lists = {name: tuple(found[name]) for name in ("process", "words")}
         return cls(**{**found, **lists, "workers": Workers(**found["workers"])})
 
 
 @dataclass
-class Silence:
+class DriverSilence:
     """What is known of the driver, and when it was heard. process: as the store has it."""
 
     process: tuple[str, ...]
@@ -96,7 +96,7 @@ def main() -> None:
     while not (first := lines.read()):
         if lines.is_over:
             return
-    task = Task.of(first.pop(0))
+    task = RemoteFailoverTask.of(first.pop(0))
     if _is_parent():  # Ray ends the children of its actors
         return
     if _is_wanted(task, lines, first):
@@ -113,9 +113,9 @@ def _is_parent() -> bool:
     return os.fork() != 0
 
 
-def _is_wanted(task: Task, lines: Lines, heard: list[bytes]) -> bool:
+def _is_wanted(task: RemoteFailoverTask, lines: Lines, heard: list[bytes]) -> bool:
     """Whether the run needs another driver, once that is known."""
-    silence = Silence(task.process, time.monotonic())
+    silence = DriverSilence(task.process, time.monotonic())
     store: Store | None = None
     answered = time.monotonic()
     while True:

@@ -29,18 +29,18 @@ class Lines:
 
     def __init__(self, descriptor: int) -> None:
         self.descriptor = descriptor
-        self._rest = b""
+        self._unread = b""
         self.is_over = False
 
     def read(self) -> list[bytes]:
         """Those that are there, once something is; at the end of the input there are no more."""
         data = os.read(self.descriptor, 1 << 16)
         self.is_over = not data
-        *lines, self._rest = (self._rest + data).split(b"\n")
+        *lines, self._unread = (self._unread + data).split(b"\n")
         return lines
 
 
-class Told:
+class DriverWords:
     """What the driver has said so far."""
 
     def __init__(self, descriptor: int) -> None:
@@ -57,17 +57,17 @@ class Told:
             self.said.update(json.loads(line))
 
 
-def listen(driver: int, told: Told, descriptor: int) -> None:
+def listen(driver: int, words: DriverWords, descriptor: int) -> None:
     """Until the driver has ended, or has said that it needs nobody any more."""
     try:
         process = os.pidfd_open(driver)
     except ProcessLookupError:
         process = None
-    while "done" not in told.said:
-        sources = ([] if process is None else [process]) + ([] if told.is_over else [descriptor])
+    while "done" not in words.said:
+        sources = ([] if process is None else [process]) + ([] if words.is_over else [descriptor])
         ready = select.select(sources, [], [], 0 if process is None else None)[0] if sources else []
         if descriptor in ready:
-            told.read()
+            words.read()
         elif process is None or process in ready:
             return
 
@@ -111,9 +111,9 @@ def _say(text: str) -> None:
 def main(arguments: list[str]) -> None:
     """Returns where there is nothing to go on with, and else becomes the next driver."""
     driver, patience_s = int(arguments[0]), float(arguments[1])
-    told = Told(0)
-    listen(driver, told, 0)
-    said, ended = told.said, time.time()
+    words = DriverWords(0)
+    listen(driver, words, 0)
+    said, ended = words.said, time.time()
     if "done" in said:
         return
     if "run" not in said:

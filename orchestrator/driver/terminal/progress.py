@@ -58,8 +58,8 @@ def duration(seconds: float) -> str:
 
 def _numbers(loss: float | None, epsilon: float | None) -> str:
     """In words; a private run tells no loss."""
-    told = {"loss": loss, "epsilon": epsilon}
-    return ", ".join(f"{name} {value:.4g}" for name, value in told.items() if value is not None)
+    numbers = {"loss": loss, "epsilon": epsilon}
+    return ", ".join(f"{name} {value:.4g}" for name, value in numbers.items() if value is not None)
 
 
 class Plain:
@@ -115,7 +115,7 @@ class Bar:
             self._bar = None
 
 
-class Parts:
+class SegmentProgress:
     """Of a run of which only some ranges of steps are computed: tells how many of those are done."""
 
     def __init__(self, display: ProgressDisplay, ranges: Sequence[tuple[int, int]]) -> None:

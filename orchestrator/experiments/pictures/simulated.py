@@ -9,13 +9,13 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 
-from orchestrator.experiments.simulation.report import Row
+from orchestrator.experiments.simulation.report import SimulatedRow
 
 _INK, _GRID = "#1f2933", "#e4e7eb"
 _PARTS = (("compute", "#2f6fb2"), ("exchange", "#d9622b"), ("wait and update", "#b8bfc7"))
 
 
-def draw(path: Path, rows: Sequence[Row], title: str) -> None:
+def draw(path: Path, rows: Sequence[SimulatedRow], title: str) -> None:
     """Raises OSError."""
     height = 1.2 + 0.42 * len(rows)
     figure = Figure(

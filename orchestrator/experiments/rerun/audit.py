@@ -112,7 +112,7 @@ def draw(original: Recorded, settings: Settings, asked: Asked, *, came_along: bo
     """settings: of the repetition; came_along: the record was sent, and its checkpoints are beside it, if anywhere. Raises
     NotRerunnable and UsageError for what cannot be audited."""
     run_id = original.past.run_id
-    if original.rests() is not None:
+    if original.barriers() is not None:
         raise UsageError(
             f"audit: run {run_id} has sync={original.held.sync.name}, whose updates are repeated in their order from the first "
             "one on",
@@ -207,7 +207,7 @@ def _kept(original: Recorded, *, came_along: bool) -> tuple[str, dict[int, str]]
     place = (
         str(files.path.parent / crate.CHECKPOINTS) if came_along else files.checkpoints_at(original.held.checkpoint.uri)
     )
-    told = _states(list(lines.read(files.journal)) if files.journal.exists() else [])
+    digests = _states(list(lines.read(files.journal)) if files.journal.exists() else [])
     try:
         storage = open_storage(place)
         found = {step: catalog.read(storage, step).state_digest for step in steps_among(storage.sizes()) if step > 0}
@@ -223,7 +223,7 @@ def _kept(original: Recorded, *, came_along: bool) -> tuple[str, dict[int, str]]
             _remedy(run_id, came_along=came_along),
             code="audit.no-checkpoint",
         )
-    wrong = [step for step, state in found.items() if told.get(step, state) != state]
+    wrong = [step for step, state in found.items() if digests.get(step, state) != state]
     if wrong:
         raise NotRerunnable(
             f"audit: the checkpoint of step {min(wrong)} in {place} is not the one of which the journal of run {run_id} tells",
@@ -250,15 +250,15 @@ def _publish(repeater: Repeater, repeated: Recorded, done: Audited) -> None:
     repeated.files.verdict.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
     new, first, word = repeated.past.run_id, done.rerun_of, str(done.word)
     assert done.found is not None
-    told = f"{word}: {len(done.found.parts)} of {done.found.segments} segments"
+    sentence = f"{word}: {len(done.found.parts)} of {done.found.segments} segments"
     if repeater.carried is not None:  # the original is in somebody else's store
-        repeater.tag({new: {"verdict": word, "audit": told}})
+        repeater.tag({new: {"verdict": word, "audit": sentence}})
         repeater.keep({new: "run"}, repeated.files.verdict)
         return
     stands = word == "audited" and _is_judged(repeater.original.past)
     verdict = {} if stands else {"verdict": word, "verdict_by": new}
-    repeater.tag({new: {"verdict": word, "audit": told}, first: {**verdict, "audit": told, "audit_by": new}})
-    repeater.describe({first: f"`{new}`: {told}"})
+    repeater.tag({new: {"verdict": word, "audit": sentence}, first: {**verdict, "audit": sentence, "audit_by": new}})
+    repeater.describe({first: f"`{new}`: {sentence}"})
     repeater.keep({new: "run", first: f"reruns/{new}"}, repeated.files.verdict)
 
 

@@ -107,6 +107,6 @@ def _surroundings(repeater: Repeater) -> Iterator[str]:
         yield from (f"package {name}: another build" for name in lock.other_builds(rebuilt.lock, builds))
         return
     recorded, here = repeater.original.environments, node.surroundings()
-    told = set.intersection(*(set(each.get("bits", {})) for each in (*recorded, here)))
-    nodes = [{**each, "bits": {key: each["bits"][key] for key in told}} for each in (*recorded, here)]
+    bits = set.intersection(*(set(each.get("bits", {})) for each in (*recorded, here)))
+    nodes = [{**each, "bits": {key: each["bits"][key] for key in bits}} for each in (*recorded, here)]
     yield from compare({"environments": nodes[:-1]}, {"environments": nodes[-1:]}).inputs(check_environment=True)

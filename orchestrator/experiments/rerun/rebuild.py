@@ -118,7 +118,7 @@ def rebuild(original: Recorded, folder: Path, wheels: Sequence[Path], display: P
         display.say(f"note: {interpreter.path} is another build of Python {interpreter.release}: {interpreter.version}")
     kept = folder / FOLDER / recorded.key(interpreter.version)[:16]
     with _alone(kept, display):
-        built = layers.kept(kept)
+        built = layers.built_in(kept)
         if built is None:
             built = _build(recorded, interpreter, kept, below, wheels, display)
         else:
@@ -260,9 +260,9 @@ def _refused(who: str, out: str, remedy: str) -> NotRerunnable:
     """With what the program said."""
     said = [line for line in out.splitlines() if line.strip()]
     errors = [line for line in said if line.lstrip().startswith(("ERROR:", "error:"))] or said
-    told = "".join(f"\n  {line}" for line in errors[-_SHOWN_LINES:])
+    reasons = "".join(f"\n  {line}" for line in errors[-_SHOWN_LINES:])
     return NotRerunnable(
-        f"the environment cannot be rebuilt; {who} says:{told}", remedy, code="environment.tool-refused"
+        f"the environment cannot be rebuilt; {who} says:{reasons}", remedy, code="environment.tool-refused"
     )
 
 

@@ -29,7 +29,7 @@ from orchestrator.provenance.data import restoring
 from orchestrator.provenance.data.versions import Input
 from orchestrator.provenance.environment import node
 from orchestrator.provenance.tracking import Store, is_server
-from orchestrator.records.reads import differing, settable
+from orchestrator.records.input_audit import differing, settable
 
 
 @dataclass(frozen=True)
@@ -104,12 +104,12 @@ class Repeater:
 
     def _declared(self) -> list[str]:
         """What brings the variables to workers on other nodes too."""
-        names = list(self.original.reads.variables)
+        names = list(self.original.input_audit.variables)
         return [f"environment.variables={json.dumps(names)}"] if names else []
 
     def _tell_variables(self) -> None:
         """Of those that the user's code read: which are set otherwise here, and which are in no record."""
-        set_again, other = differing(self.original.reads, os.environ)
+        set_again, other = differing(self.original.input_audit, os.environ)
         for sentence in set_again:
             self.display.say(f"  {sentence}")
         for sentence in other:
@@ -217,7 +217,7 @@ def _variables(original: Recorded, root: Path, inherited: Mapping[str, str]) -> 
     now = {name: value for name, value in inherited.items() if name not in node.variables()}
     path = [str(root / entry) for entry in original.code.get("search_path", [])]
     before = [now["PYTHONPATH"]] if now.get("PYTHONPATH") else []
-    for name, value in settable(original.reads).items():
+    for name, value in settable(original.input_audit).items():
         now.pop(name, None)
         recorded = {**recorded, **({} if value is None else {name: value})}
     return {**now, **recorded, **({"PYTHONPATH": os.pathsep.join([*path, *before])} if path else {})}

@@ -248,8 +248,8 @@ def _checked(path: Path, came: crate.Crate, key: Path | None) -> str:
 def _replay(original: Recorded) -> list[str]:
     """What makes the repetition of an asynchronous run take the order of its updates from the record, that of a run with live
     streams their samples, and that of a run with sites who sat out. Raises NotRerunnable."""
-    rests = original.rests()
-    if rests == []:
+    barriers = original.barriers()
+    if barriers == []:
         raise NotRerunnable(
             f"run {original.past.run_id} ({original.past.status}) ended before its first rest, so it has no step to repeat",
             "launch it again",
@@ -259,7 +259,7 @@ def _replay(original: Recorded) -> list[str]:
     given = [f"streams={streams.resolve()}"] if streams.exists() else []
     if original.files.trace.exists() and trace.sat_out(original.files.trace):
         given.append(f"sat_out={original.files.trace.resolve()}")
-    return [*given, *([] if rests is None else [f"replay={original.files.rests.resolve()}"])]
+    return [*given, *([] if barriers is None else [f"replay={original.files.barriers.resolve()}"])]
 
 
 def why_not(original: Recorded, report: dict[str, Any]) -> OrchestratorError:

@@ -21,12 +21,12 @@ from orchestrator.driver.terminal.progress import for_stream
 from orchestrator.errors import ConfigurationError, NotRerunnable, OrchestratorError, ending
 from orchestrator.experiments.rerun.repeater import Repeater
 from orchestrator.experiments.rerun.run import exit_code, judged, why_not
-from orchestrator.experiments.search.outlook import Place
+from orchestrator.experiments.search.outlook import TrialRung
 from orchestrator.experiments.search.sweeps import load_sweep
 from orchestrator.experiments.sweep.record import (
     ENSEMBLE,
-    Known,
     SweepFolder,
+    SweepHistory,
     by_whom,
     examine_sweep,
     folder_of,
@@ -84,7 +84,7 @@ def rerun_sweep(
     folder = project_folder(project)
     store = Store(uri, folder)
     files = folder_of(store, folder, past)
-    known = Known.read(files.journal)
+    known = SweepHistory.read(files.journal)
     if past.status != "FINISHED":
         raise NotRerunnable(
             f"{past.kind} {past.run_id} ({past.status}) has not finished",
@@ -148,28 +148,28 @@ def _compared(
     store: Store,
     folder: Path,
     rerun_of: str,
-    original: tuple[Known, Mapping[Place, Recorded]],
+    original: tuple[SweepHistory, Mapping[TrialRung, Recorded]],
     again: SweepFolder,
     *,
     check_environment: bool,
 ) -> SweepRerun:
     known, recorded = original
-    repeated = Known.read(again.journal)
+    repeated = SweepHistory.read(again.journal)
     parted = parting(known, repeated)
     trials: list[dict[str, Any]] = []
     words = ["exact" if parted is None else "diverged"]
     for place, before in recorded.items():
         run_id = repeated.begun.get(place)
-        told: dict[str, Any] = {"number": place[0], "rung": place[1], "run_id": run_id, "rerun_of": before.past.run_id}
+        row: dict[str, Any] = {"number": place[0], "rung": place[1], "run_id": run_id, "rerun_of": before.past.run_id}
         if run_id is None:
-            trials.append({**told, "verdict": None})
+            trials.append({**row, "verdict": None})
             continue
         after = Recorded(store.find(run_id), RunFolder(folder, run_id))
         word, text = _judged(before, after, check_environment=check_environment)
         if word != "exact" and parted is None:
             parted = f"trial {place[0]}: {text}"
         words.append(word)
-        trials.append({**told, "verdict": word, "digest": after.past.digest})
+        trials.append({**row, "verdict": word, "digest": after.past.digest})
     return SweepRerun(again.path.name, rerun_of, min(words, key=_WORST.index), trials, parted)
 
 
@@ -185,7 +185,7 @@ def _judged(before: Recorded, after: Recorded, *, check_environment: bool) -> tu
     return done.verdict.word, done.verdict.text
 
 
-def parting(before: Known, after: Known) -> str | None:
+def parting(before: SweepHistory, after: SweepHistory) -> str | None:
     """Where two sweeps first asked for, saw or kept something else; None where they never did."""
     if before.asked != after.asked:
         pairs = zip(before.asked, after.asked, strict=False)

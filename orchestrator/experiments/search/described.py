@@ -7,7 +7,16 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from orchestrator.common.values import Given
-from orchestrator.config.settings import Settings, as_yaml, determining, from_sources, masker, sources, to_dict, to_yaml
+from orchestrator.config.settings import (
+    Settings,
+    as_yaml,
+    determining,
+    from_sources,
+    redactor,
+    sources,
+    to_dict,
+    to_yaml,
+)
 from orchestrator.config.settings.sources import Leaf, Source
 from orchestrator.experiments.search.asking import Direction
 from orchestrator.experiments.search.members import Ensemble
@@ -73,7 +82,7 @@ class Sweep:
         """A file that describes this sweep whole. public: as a record holds it, without credentials."""
         whole = {**self.as_dict(), **to_dict(self.settings)}
         if public:
-            known = masker(self.settings)
+            known = redactor(self.settings)
             whole = {key: known.setting(key, value) for key, value in whole.items()}
         return as_yaml(whole)
 

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 MakeSampler = Callable[[int], "BaseSampler"]  # of a seed
 
 
-def told(ask: Ask, make: MakeSampler) -> list[Point]:
+def suggestions(ask: Ask, make: MakeSampler) -> list[Point]:
     """The points that a fresh sampler suggests to who tells it all results at once."""
     with _quiet():
         study = _study(ask.direction, make(ask.batch_seed()))

@@ -17,7 +17,7 @@ from orchestrator.experiments.search.asking import OTHERWISE, Result, Search, Tr
 from orchestrator.experiments.search.halving import Rung, prune
 from orchestrator.experiments.search.space import Space
 
-Place = tuple[int, int]  # (trial, rung): one run
+TrialRung = tuple[int, int]  # (trial, rung): one run
 
 
 @dataclass(frozen=True)
@@ -68,13 +68,13 @@ class Outlook:
     the batches that are complete; batches: the trials of each."""
 
     trials: list[Trial] = field(default_factory=list)
-    due: list[Place] = field(default_factory=list)
+    due: list[TrialRung] = field(default_factory=list)
     results: list[Result] = field(default_factory=list)
     cuts: list[Cut] = field(default_factory=list)
     batches: list[list[Trial]] = field(default_factory=list)
 
 
-def look(course: Course, ended: Mapping[Place, Ended], asked: Sequence[Sequence[Trial]] = ()) -> Outlook:
+def look(course: Course, ended: Mapping[TrialRung, Ended], asked: Sequence[Sequence[Trial]] = ()) -> Outlook:
     """asked: the trials of batches that are known already, which need not be asked for again."""
     found = Outlook()
     while True:
@@ -107,7 +107,7 @@ def verify(course: Course, outlook: Outlook) -> None:
         known += len(batch)
 
 
-def _follow(course: Course, batch: Sequence[Trial], ended: Mapping[Place, Ended], found: Outlook) -> None:
+def _follow(course: Course, batch: Sequence[Trial], ended: Mapping[TrialRung, Ended], found: Outlook) -> None:
     """Put what is due of a batch into `found`, or its results when nothing is."""
     alive, reached = list(batch), dict.fromkeys((trial.number for trial in batch), 0)
     for rung in range(course.last + 1):

@@ -75,7 +75,7 @@ def tpe(
             seed=seed,
         )
 
-    return optuna_study.told(ask, make)
+    return optuna_study.suggestions(ask, make)
 
 
 def nsga2(

@@ -14,18 +14,18 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from orchestrator.controller.load_balancing import Host, deal_by_speed
+from orchestrator.controller.load_balancing import Host, assign_by_speed
 from orchestrator.controller.shard_assignment import assign_shards
 
 
-class Claimed(NamedTuple):
+class AfterStealing(NamedTuple):
     """computed: by each worker; ends: seconds at which each is done for this step."""
 
     computed: list[int]
     ends: list[float]
 
 
-def dealt(shards: int, seconds: Sequence[float], hosts: Sequence[int], *, by_speed: bool, claims: bool) -> list[int]:
+def assigned(shards: int, seconds: Sequence[float], hosts: Sequence[int], *, by_speed: bool, claims: bool) -> list[int]:
     """How many shards each worker hosts. seconds: of a micro-batch of each; hosts: on which each is."""
     if not by_speed or len(set(seconds)) == 1:
         return [len(own) for own in assign_shards(shards, len(seconds))]
@@ -33,10 +33,12 @@ def dealt(shards: int, seconds: Sequence[float], hosts: Sequence[int], *, by_spe
         Host(each, hosts[rank] if claims else rank, frozenset(own))
         for rank, (each, own) in enumerate(zip(seconds, assign_shards(shards, len(seconds)), strict=True))
     ]
-    return [len(own) for own in deal_by_speed(shards, found)]
+    return [len(own) for own in assign_by_speed(shards, found)]
 
 
-def claimed(hosted: Sequence[int], seconds: Sequence[float], begins: Sequence[float] | None = None) -> Claimed:
+def after_stealing(
+    hosted: Sequence[int], seconds: Sequence[float], begins: Sequence[float] | None = None
+) -> AfterStealing:
     """Of the workers of one host. hosted: shards of each; seconds: of a micro-batch of each; begins: when each begins."""
     left, computed = list(hosted), [0] * len(hosted)
     ends = [0.0] * len(hosted) if begins is None else list(begins)
@@ -49,10 +51,10 @@ def claimed(hosted: Sequence[int], seconds: Sequence[float], begins: Sequence[fl
         computed[rank] += 1
         ends[rank] = now + seconds[rank]
         heapq.heappush(free, (ends[rank], rank))
-    return Claimed(computed, ends)
+    return AfterStealing(computed, ends)
 
 
-def with_claims(
+def with_work_stealing(
     hosted: npt.NDArray[np.int64],
     seconds: npt.NDArray[np.float64],
     begins: npt.NDArray[np.float64],
@@ -69,6 +71,6 @@ def with_claims(
         before: tuple[list[float], list[float]] | None = None
         for step, (each, late) in enumerate(zip(seconds[:, ranks].tolist(), begins[:, ranks].tolist(), strict=True)):
             if (each, late) != before:  # without chance all steps are alike
-                before, ends = (each, late), claimed(own, each, late).ends
+                before, ends = (each, late), after_stealing(own, each, late).ends
             found[step, ranks] = ends
     return found

@@ -26,7 +26,7 @@ from typing import Any
 from orchestrator.comm.topologies import build_schedule
 from orchestrator.controller.shard_assignment import assign_shards
 from orchestrator.experiments.simulation.conditions import Conditions, Network
-from orchestrator.experiments.simulation.cores import Played, messages_of, play_step
+from orchestrator.experiments.simulation.cores import SimulatedStep, messages_of, simulate_step
 from orchestrator.records import times
 
 _OF_THE_EXCHANGE = ("exchange", "wait")
@@ -77,10 +77,10 @@ def measured(
 ) -> Measured | None:
     """windows, spans: of a run, as `times.jsonl` and `timeline.jsonl` have them. The first step computes twice, so its windows
     do not count. None where nothing else is left."""
-    told = [each for each in windows if each["first"] > 0 and each["steps"] and each["member"].startswith("worker ")]
-    if not told:
+    whole = [each for each in windows if each["first"] > 0 and each["steps"] and each["member"].startswith("worker ")]
+    if not whole:
         return None
-    quiet = [each for each in told if not {"evaluate", "checkpoint", "connect"} & each["seconds"].keys()] or told
+    quiet = [each for each in whole if not {"evaluate", "checkpoint", "connect"} & each["seconds"].keys()] or whole
     walls = [_of_steps(each["seconds"]) / each["steps"] for each in quiet]
     busy = {
         kind: statistics.median(each["busy"].get(kind, 0.0) / each["steps"] for each in quiet) for kind in times.KINDS
@@ -106,18 +106,18 @@ def _fixed(spans: Iterable[Mapping[str, Any]]) -> float:
     return max(0.0, statistics.median(shares)) if shares else 0.0
 
 
-def typical(found: Sequence[Measured]) -> Measured:
+def typical(points: Sequence[Measured]) -> Measured:
     """Of several runs of one layout, in turn with others: the median of each figure. A virtual machine is now faster and now
     slower for a minute; the fastest run of one layout would be compared with one of another that never met such a minute."""
 
     return replace(
-        found[0],
-        wall_s=statistics.median(each.wall_s for each in found),
-        busy_s={kind: statistics.median(each.busy_s[kind] for each in found) for kind in found[0].busy_s},
-        process_s=statistics.median(each.process_s for each in found),
-        driver_s=statistics.median(each.driver_s for each in found),
-        fixed=statistics.median(each.fixed for each in found),
-        disturbed=statistics.median(each.disturbed for each in found),
+        points[0],
+        wall_s=statistics.median(each.wall_s for each in points),
+        busy_s={kind: statistics.median(each.busy_s[kind] for each in points) for kind in points[0].busy_s},
+        process_s=statistics.median(each.process_s for each in points),
+        driver_s=statistics.median(each.driver_s for each in points),
+        fixed=statistics.median(each.fixed for each in points),
+        disturbed=statistics.median(each.disturbed for each in points),
     )
 
 
@@ -129,7 +129,7 @@ def calibrate(model: Model, points: Sequence[Measured], cores: int, byte_s: floa
     fixed = statistics.median(each.fixed * each.busy_s["compute"] for each in alone)
     compute = statistics.median((1 - each.fixed) * each.busy_s["compute"] for each in alone) / model.shards
     exchange = statistics.median(map(_exchanged, alone))
-    rest = fixed + statistics.median(map(_rest, alone))
+    outside_compute = fixed + statistics.median(map(_outside_compute, alone))
     network = Network(latency_s=0.0, bandwidth=1e12, byte_s=byte_s)
     vote = 0.0
     if several:
@@ -137,14 +137,14 @@ def calibrate(model: Model, points: Sequence[Measured], cores: int, byte_s: floa
         network = replace(network, message_s=message)
 
     def slower(point: Measured) -> float:
-        return _worked(point) / (rest + compute * model.shards / point.layout.workers)
+        return _worked(point) / (outside_compute + compute * model.shards / point.layout.workers)
 
     roomy = [each for each in several if not _crowded(each, cores)]
     contention = max(1.0, statistics.median(map(slower, roomy))) if roomy else 1.0
     conditions = Conditions(
         network=network,
         compute_s=compute,
-        update_s=rest + exchange,
+        update_s=outside_compute + exchange,
         vote_s=vote,
         contention=contention,
         cores=cores,
@@ -196,21 +196,21 @@ def _messages_and_seconds(model: Model, point: Measured, alone_s: float, network
     layout = point.layout
     schedule = build_schedule(layout.topology, layout.workers, **model.options.get(layout.topology, {}))
     bytes_alone = Conditions(network=replace(network, message_s=0.0), update_s=0.0)
-    adding = play_step(schedule, [0.0] * layout.workers, model.sizes, bytes_alone).workers_s / layout.workers
+    adding = simulate_step(schedule, [0.0] * layout.workers, model.sizes, bytes_alone).workers_s / layout.workers
     return messages_of(schedule) / layout.workers, max(0.0, _exchanged(point) - alone_s - adding)
 
 
 def predicted(model: Model, layout: Layout, conditions: Conditions) -> float:
     """Seconds of a step."""
-    return _played(model, layout, conditions).seconds
+    return _simulated(model, layout, conditions).seconds
 
 
-def _played(model: Model, layout: Layout, conditions: Conditions) -> Played:
+def _simulated(model: Model, layout: Layout, conditions: Conditions) -> SimulatedStep:
     schedule = build_schedule(layout.topology, layout.workers, **model.options.get(layout.topology, {}))
     hosted = [len(each) for each in assign_shards(model.shards, layout.workers)]
     each = conditions.compute_s * conditions.slowed(layout.workers)
     computing = [each * shards for shards in hosted]
-    return play_step(schedule, computing, model.sizes, conditions, shards=max(hosted))
+    return simulate_step(schedule, computing, model.sizes, conditions, shards=max(hosted))
 
 
 def _left(model: Model, point: Measured, conditions_with: Callable[[float], Conditions]) -> float:
@@ -230,7 +230,7 @@ def _left(model: Model, point: Measured, conditions_with: Callable[[float], Cond
 
 def _worked(point: Measured) -> float:
     """Processor seconds of a worker's own part of a step."""
-    return point.busy_s["compute"] + _rest(point)
+    return point.busy_s["compute"] + _outside_compute(point)
 
 
 def _of_steps(seconds: Mapping[str, float]) -> float:
@@ -242,5 +242,5 @@ def _exchanged(point: Measured) -> float:
     return sum(point.busy_s[kind] for kind in _OF_THE_EXCHANGE)
 
 
-def _rest(point: Measured) -> float:
+def _outside_compute(point: Measured) -> float:
     return point.busy_s["update"] + point.busy_s["report"]

@@ -63,9 +63,9 @@ def candidates(
     return sorted(listed, key=lambda each: (each.predicted_s, _plainness(each.layout, topologies)))
 
 
-def choose(found: Sequence[Candidate], topologies: Sequence[str]) -> Choice:
-    """found: at least one. What was measured counts before what was predicted."""
-    known = [each for each in found if each.measured_s is not None] or list(found)
+def choose(candidates: Sequence[Candidate], topologies: Sequence[str]) -> Choice:
+    """candidates: at least one. What was measured counts before what was predicted."""
+    known = [each for each in candidates if each.measured_s is not None] or list(candidates)
     best = min(map(_seconds, known))
     taken = min(
         (each for each in known if _seconds(each) <= best * (1 + WITHIN)),
@@ -81,10 +81,10 @@ def choose(found: Sequence[Candidate], topologies: Sequence[str]) -> Choice:
     return Choice(taken, reason)
 
 
-def table(found: Sequence[Candidate]) -> str:
+def table(candidates: Sequence[Candidate]) -> str:
     """Aligned text."""
     cells = [("topology", "workers", "loaders", "predicted ms", "measured ms")]
-    for each in found:
+    for each in candidates:
         layout, measured = each.layout, "" if each.measured_s is None else f"{1e3 * each.measured_s:.2f}"
         cells.append(
             (layout.topology, str(layout.workers), str(layout.loaders), f"{1e3 * each.predicted_s:.2f}", measured)

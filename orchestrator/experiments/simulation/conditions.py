@@ -168,10 +168,10 @@ KEYS: dict[str, tuple[str, Callable[[str], Any], str]] = {
 _NETWORK = {field.name for field in fields(Network)}
 
 
-def conditions(given: Mapping[str, str], seed: int = 0) -> Conditions:
+def conditions(words: Mapping[str, str], seed: int = 0) -> Conditions:
     """Raises UsageError with every problem."""
     problems, values = [], {}
-    for key, text in given.items():
+    for key, text in words.items():
         if key not in KEYS:
             near = difflib.get_close_matches(key, KEYS, 1)
             problems.append(f"{key}: no such key" + (f"; did you mean {near[0]}?" if near else ""))

@@ -48,7 +48,7 @@ class _Task(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Played:
+class SimulatedStep:
     """seconds: of a step; busy_s: processor time of all members in it, and workers_s that of the workers' computing threads;
     messages: that workers hand over and take in it."""
 
@@ -58,14 +58,14 @@ class Played:
     messages: int
 
 
-def play_step(
+def simulate_step(
     schedule: Schedule,
     computing: Sequence[float],
     sizes: tuple[float, float],
     conditions: Conditions,
     *,
     shards: int = 1,
-) -> Played:
+) -> SimulatedStep:
     """One of many steps that are alike. computing: seconds of each worker's micro-batches; sizes: bytes of the whole vector, as
     sums and as results; shards: of the worker that has most, between which others get the core."""
     steps = _Steps(schedule, sizes, conditions, shards)
@@ -73,7 +73,7 @@ def play_step(
     programs = [[*steps.computing(rank, computing), *steps.others(rank)] for rank in range(schedule.members)]
     costs = [sum(task.cost_s for task in tasks) for tasks in programs]
     beside = conditions.background_s * schedule.workers
-    return Played(
+    return SimulatedStep(
         seconds=(ends[-1] - ends[0]) / (_STEPS - 1),
         busy_s=sum(costs) + beside,
         workers_s=sum(costs[: schedule.workers]),
@@ -90,7 +90,7 @@ def play_steps(
     shards: int = 1,
 ) -> list[float]:
     """Seconds of each step, one after the other: from the end of the step before, at the slowest worker, to its own. rows: of
-    each step, as `computing` of `play_step`."""
+    each step, as `computing` of `simulate_step`."""
     ends = _Cores(_Steps(schedule, sizes, conditions, shards), rows).run()
     return [end - before for before, end in zip([0.0, *ends], ends, strict=False)]
 

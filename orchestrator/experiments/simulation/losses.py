@@ -45,7 +45,7 @@ _NOTHING = (0.0, 0, 0.0, 0.0)
 
 
 @dataclass(frozen=True)
-class Outcome:
+class SimulatedOutcome:
     """What became of a simulated run."""
 
     seconds: float  # of the whole run
@@ -75,7 +75,7 @@ class Scenario:
     losses: Sequence[tuple[float, int]] = ()
 
 
-def simulate(scenario: Scenario) -> Outcome:
+def simulate(scenario: Scenario) -> SimulatedOutcome:
     return _VirtualRun(scenario).run()
 
 
@@ -105,7 +105,7 @@ class _VirtualRun:
     ended: End | None = None  # last order of the controller; None while the run goes on
     _regroup: bool = False  # asked for, at the next step
 
-    def run(self) -> Outcome:
+    def run(self) -> SimulatedOutcome:
         scenario = self.scenario
         self.state, commands = controller.initial(scenario.requirements, 0.0)
         draw = random.Random(scenario.conditions.seed)
@@ -119,7 +119,7 @@ class _VirtualRun:
                 self.now = at
             happens()
         why = None if self.ended is None or self.ended.error is None else str(self.ended.error).splitlines()[0]
-        return Outcome(
+        return SimulatedOutcome(
             self.now, self.done, self.again, self.losses, self.joins, max(0.0, self.now - self.computed_s), why
         )
 

@@ -20,10 +20,10 @@ from orchestrator.controller.membership import Requirements
 from orchestrator.controller.shard_assignment import assign_shards
 from orchestrator.errors import UsageError
 from orchestrator.experiments.simulation import cores, steps
-from orchestrator.experiments.simulation.balance import dealt, with_claims
+from orchestrator.experiments.simulation.balance import assigned, with_work_stealing
 from orchestrator.experiments.simulation.conditions import Conditions, Network
 from orchestrator.experiments.simulation.exchange import Exchanged, exchange, play
-from orchestrator.experiments.simulation.losses import MOST_WORKERS, Outcome, Scenario, simulate
+from orchestrator.experiments.simulation.losses import MOST_WORKERS, Scenario, SimulatedOutcome, simulate
 
 _SUM_BYTES, _RESULT_BYTES = 8, 4  # of an element: exact sums are float64, results float32
 _UPDATE_BYTES = 8  # of an asynchronous update, int64
@@ -52,7 +52,7 @@ class Question:
 
 
 @dataclass(frozen=True)
-class Row:
+class SimulatedRow:
     """The answer for one topology under one mode. Seconds and bytes are of a step."""
 
     topology: str  # name of it
@@ -75,7 +75,7 @@ class Row:
         return asdict(self)
 
 
-def answer(question: Question) -> list[Row]:
+def answer(question: Question) -> list[SimulatedRow]:
     hosted = np.array([len(each) for each in assign_shards(question.shards, question.workers)])
     free = steps.paces(question.conditions, question.workers, question.steps).of(hosted)
     times = _balanced(question, question.steps)
@@ -100,8 +100,8 @@ def _balanced(question: Question, number: int) -> steps.Times:
     paces = steps.paces(question.conditions, workers, number)
     hosts = question.conditions.network.nodes(workers, 0)
     always = [float(each) for each in paces.always]
-    hosted = np.array(dealt(question.shards, always, hosts, by_speed=question.by_speed, claims=question.claims))
-    return with_claims(hosted, paces.each, paces.late, hosts) if question.claims else paces.of(hosted)
+    hosted = np.array(assigned(question.shards, always, hosts, by_speed=question.by_speed, claims=question.claims))
+    return with_work_stealing(hosted, paces.each, paces.late, hosts) if question.claims else paces.of(hosted)
 
 
 def _schedule(question: Question, name: str, options: Mapping[str, Any]) -> Schedule:
@@ -119,7 +119,7 @@ def _stepped(
     wire = (question.workers - 1) * question.elements * _UPDATE_BYTES / network.bandwidth
     between = crossings(schedule, network) * question.elements * _UPDATE_BYTES / network.wire_bandwidth
     each = np.maximum(times + hosted * received, hosted * max(wire, between))
-    return steps.sprints(question.conditions, each, hosted, exchanged, mode)
+    return steps.async_phases(question.conditions, each, hosted, exchanged, mode)
 
 
 def _on_cores(question: Question, times: steps.Times, hosted: Any, schedule: Schedule) -> Any:
@@ -129,7 +129,7 @@ def _on_cores(question: Question, times: steps.Times, hosted: Any, schedule: Sch
     sizes = question.elements * question.sum_bytes, question.elements * _RESULT_BYTES
     shards = int(max(hosted))
     if (times == times[0]).all():  # without chance all steps are alike
-        one = cores.play_step(schedule, times[0].tolist(), sizes, question.conditions, shards=shards)
+        one = cores.simulate_step(schedule, times[0].tolist(), sizes, question.conditions, shards=shards)
         return np.full(len(times), one.seconds)
     return np.array(cores.play_steps(schedule, times.tolist(), sizes, question.conditions, shards=shards))
 
@@ -157,7 +157,7 @@ def crossings(schedule: Schedule, network: Network) -> int:
     return -(-max(found.values(), default=0) // routes.slices)
 
 
-def _outcome(question: Question, step_s: float) -> tuple[Outcome | None, bool]:
+def _outcome(question: Question, step_s: float) -> tuple[SimulatedOutcome | None, bool]:
     """Driven through the controller; with very many workers as it would be: each loss costs its detection and half a step."""
     conditions, workers = question.conditions, question.workers
     if not conditions.failure_s:
@@ -177,7 +177,9 @@ def _outcome(question: Question, step_s: float) -> tuple[Outcome | None, bool]:
     each = conditions.detect_s + conditions.regroup_s + step_s / 2
     whole = _LOSSES * conditions.failure_s / workers
     losses = whole * workers / conditions.failure_s
-    return Outcome(whole + losses * each, question.steps, 0, round(losses), round(losses), losses * each), False
+    return SimulatedOutcome(
+        whole + losses * each, question.steps, 0, round(losses), round(losses), losses * each
+    ), False
 
 
 def _row(
@@ -187,14 +189,14 @@ def _row(
     mode: Mode,
     stepped: steps.Stepped,
     exchanged: Exchanged,
-    outcome: Outcome | None,
+    outcome: SimulatedOutcome | None,
     driven: bool,
-) -> Row:
+) -> SimulatedRow:
     link, sent = exchanged.link, exchanged.sent
     if mode.execution != "lockstep":  # a worker's updates come over every link of its way, and a rest once in a while
         update = question.elements * _UPDATE_BYTES * question.shards / question.workers
         link, sent = link / mode.rest_every + update, sent / mode.rest_every + update
-    return Row(
+    return SimulatedRow(
         topology=topology,
         mode=name,
         step_s=stepped.seconds,
@@ -219,7 +221,7 @@ def _wire_bytes(question: Question, mode: Mode, exchanged: Exchanged, schedule: 
     return exchanged.wire / mode.rest_every + update * crossings(schedule, question.conditions.network)
 
 
-def table(rows: Sequence[Row]) -> str:
+def table(rows: Sequence[SimulatedRow]) -> str:
     """Aligned text; times in ms, bytes in MB. What wires between hosts carry is told where there are any."""
     wires = any(row.wire_bytes for row in rows)
     head = (

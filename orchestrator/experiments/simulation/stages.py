@@ -40,10 +40,10 @@ def choose_stages(needs: Iterable[Need], available_bytes: int, workers: int, bes
         seen.append(need)
         if need.bytes <= room:
             return StageChoice(need.stages, tuple(seen), room, _reason(seen, room))
-    told = ", ".join(f"{megabytes(need.bytes)} {_with(need.stages)}" for need in seen)
+    rows = ", ".join(f"{megabytes(need.bytes)} {_with(need.stages)}" for need in seen)
     raise ConfigurationError(
         [
-            f"cluster.stages: auto: a worker needs about {told}, and {megabytes(max(0, room))} are there for each of {workers} "
+            f"cluster.stages: auto: a worker needs about {rows}, and {megabytes(max(0, room))} are there for each of {workers} "
             "beside what its process takes"
         ],
         "raise cluster.workers, of which each hosts one stage, on machines with more memory; or use a smaller model",

@@ -1,9 +1,9 @@
 """Many steps under a mode, with stragglers, jitter and stalls, in virtual time.
 
-Lockstep: a step is the slowest worker's computation, the exchange, the update. In sprints the k-th update of a shard ends at
-F(k) = max(F(k - 1), M(k - 1 - s)) + its time, where M(j) is when all shards have made j updates and s is the staleness of the
-mode (none: no maximum); a sprint ends when `rest_every` updates per shard have been made in all, and a rest is a step's
-exchange. That is the mode's own rule (`comm.synchronization.mode.bounded`), for all shards at once.
+Lockstep: a step is the slowest worker's computation, the exchange, the update. In async phases the k-th update of a shard ends
+at F(k) = max(F(k - 1), M(k - 1 - s)) + its time, where M(j) is when all shards have made j updates and s is the staleness of
+the mode (none: no maximum); an async phase ends when `rest_every` updates per shard have been made in all, and a sync barrier
+is a step's exchange. That is the mode's own rule (`comm.synchronization.mode.bounded`), for all shards at once.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ Times = npt.NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Stepped:
-    """What a step takes under a mode, in seconds. In sprints a step is one update per shard."""
+    """What a step takes under a mode, in seconds. In async phases a step is one update per shard."""
 
     seconds: float  # mean of the steps
-    median_s: float  # median of the steps; in sprints of the rests, shared by their steps
-    worst_s: float  # of the slowest step; in sprints of the slowest rest, shared by its steps
+    median_s: float  # median of the steps; in async phases of the sync barriers, shared by their steps
+    worst_s: float  # of the slowest step; in async phases of the slowest rest, shared by its steps
     compute_s: float  # part of a step in which the mean worker computes
     exchange_s: float  # part of a step that the exchange takes
     waiting: float  # share of the workers' time in which they wait for slower ones
@@ -89,7 +89,7 @@ def lockstep(
     return Stepped(float(whole.mean()), float(np.median(whole)), float(whole.max()), mean, exchange, waiting)
 
 
-def sprints(
+def async_phases(
     conditions: Conditions, times: Times, hosted: npt.NDArray[np.int64], exchanged: Exchanged, mode: Mode
 ) -> Stepped:
     """times: of a step of each worker, which makes its shards' updates one after the other, and so in rounds."""
@@ -112,7 +112,7 @@ def sprints(
 
 
 def _sprint(cost: Times, hosted: npt.NDArray[np.int64], mode: Mode) -> tuple[float, float]:
-    """(seconds until all have made the sprint's updates together, seconds that all workers waited in it)."""
+    """(seconds until all have made the async phase's updates together, seconds that all workers waited in it)."""
     every = cost.shape[0]
     target = every * int(hosted.sum())
     ends: list[Times] = [np.zeros(cost.shape[1])]  # of each worker's rounds

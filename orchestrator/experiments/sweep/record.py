@@ -17,14 +17,14 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from orchestrator.config.settings import masker
+from orchestrator.config.settings import redactor
 from orchestrator.driver.folders import RunFolder, project_folder
 from orchestrator.driver.recording import trust
 from orchestrator.driver.recording.recorded import Recorded
 from orchestrator.errors import ConfigurationError, NotRerunnable, RunFailed, Status, UsageError
 from orchestrator.experiments.search.asking import Trial
 from orchestrator.experiments.search.described import Sweep
-from orchestrator.experiments.search.outlook import Cut, Ended, Place
+from orchestrator.experiments.search.outlook import Cut, Ended, TrialRung
 from orchestrator.provenance.tracking import KIND, Past, Store, Tracker
 from orchestrator.provenance.tracking.models import ModelFolder, Registration
 from orchestrator.provenance.tracking.store import USER, user
@@ -63,18 +63,18 @@ class SweepFolder:
 
 
 @dataclass
-class Known:
+class SweepHistory:
     """What the journal tells. asked: batches of trials; begun: the newest run of each place; ended: what it came to; cuts:
     decisions; combined: of an ensemble, what the whole came to."""
 
     asked: list[list[Trial]] = field(default_factory=list)
-    begun: dict[Place, str] = field(default_factory=dict)
-    ended: dict[Place, Ended] = field(default_factory=dict)
+    begun: dict[TrialRung, str] = field(default_factory=dict)
+    ended: dict[TrialRung, Ended] = field(default_factory=dict)
     cuts: list[Cut] = field(default_factory=list)
     combined: dict[str, Any] | None = None
 
     @classmethod
-    def read(cls, journal: Path) -> Known:
+    def read(cls, journal: Path) -> SweepHistory:
         """A fold over the journal; a torn last line is left out. Raises UsageError for a damaged one."""
         known = cls()
         try:
@@ -95,8 +95,8 @@ class Known:
             case "begun":
                 self.begun[event["trial"], event["rung"]] = event["run_id"]
             case "ended":
-                told = {key: event[key] for key in ("run_id", "value", "digest", "why")}
-                self.ended[event["trial"], event["rung"]] = Ended(**told)
+                ended = {key: event[key] for key in ("run_id", "value", "digest", "why")}
+                self.ended[event["trial"], event["rung"]] = Ended(**ended)
             case "kept":
                 self.cuts.append(Cut(event["batch"], event["rung"], tuple(event["kept"])))
             case "combined":
@@ -107,11 +107,11 @@ class SweepRecord:
     """The record while the sweep runs; made by `create` or `reopen`. Trials may tell it things from threads of their own."""
 
     def __init__(self, sweep: Sweep, store: Store, tracker: Tracker, files: SweepFolder) -> None:
-        self._masker = masker(sweep.settings)
+        self._redactor = redactor(sweep.settings)
         self.store = store
         self.tracker = tracker
         self.files = files
-        self.known = Known.read(files.journal)
+        self.known = SweepHistory.read(files.journal)
         self._journal = LineFile(files.journal)
         self._lock = threading.Lock()
 
@@ -120,19 +120,19 @@ class SweepRecord:
         return self.tracker.run_id
 
     @classmethod
-    def create(cls, sweep: Sweep, folder: Path, given: str) -> SweepRecord:
-        """given: the command, for MLflow's page, without credentials. Raises ConfigurationError when the store cannot be
+    def create(cls, sweep: Sweep, folder: Path, command: str) -> SweepRecord:
+        """command: the command, for MLflow's page, without credentials. Raises ConfigurationError when the store cannot be
         opened."""
         run, tracking = sweep.settings.run, sweep.settings.tracking
         store = Store(tracking.uri, folder)
         with store.usable():
             experiment_id = store.experiment(run.experiment)
             store.mark_orphans(experiment_id)
-            name = masker(sweep.settings).setting("run.name", run.name) or sweep.kind
+            name = redactor(sweep.settings).setting("run.name", run.name) or sweep.kind
             tracker = Tracker.create(store, experiment_id, name, every_s=tracking.every_s)
             tracker.describe(
                 parameters(sweep),
-                {KIND: sweep.kind, USER: user(), "mlflow.source.name": given, "mlflow.source.type": "LOCAL"},
+                {KIND: sweep.kind, USER: user(), "mlflow.source.name": command, "mlflow.source.type": "LOCAL"},
             )
         files = SweepFolder(folder, tracker.run_id)
         files.lease()
@@ -156,16 +156,16 @@ class SweepRecord:
         return cls(sweep, store, tracker, files)
 
     def asked(self, batch: int, trials: Sequence[Trial]) -> None:
-        told = [{"number": trial.number, "point": trial.point} for trial in trials]
-        self._note({"event": "asked", "batch": batch, "trials": told})
+        points = [{"number": trial.number, "point": trial.point} for trial in trials]
+        self._note({"event": "asked", "batch": batch, "trials": points})
 
-    def begun(self, place: Place, run_id: str) -> None:
+    def begun(self, place: TrialRung, run_id: str) -> None:
         self._note({"event": "begun", "trial": place[0], "rung": place[1], "run_id": run_id})
 
-    def ended(self, place: Place, ended: Ended) -> None:
-        why = None if ended.why is None else self._masker.text(ended.why)
-        told = {"run_id": ended.run_id, "value": ended.value, "digest": ended.digest, "why": why}
-        self._note({"event": "ended", "trial": place[0], "rung": place[1], **told})
+    def ended(self, place: TrialRung, ended: Ended) -> None:
+        why = None if ended.why is None else self._redactor.text(ended.why)
+        fields = {"run_id": ended.run_id, "value": ended.value, "digest": ended.digest, "why": why}
+        self._note({"event": "ended", "trial": place[0], "rung": place[1], **fields})
 
     def cut(self, cut: Cut) -> None:
         self._note({"event": "kept", "batch": cut.batch, "rung": cut.rung, "kept": list(cut.kept)})
@@ -179,11 +179,11 @@ class SweepRecord:
         ensemble, whole = sweep.ensemble, self.known.combined
         assert ensemble is not None
         assert whole is not None
-        told: list[tuple[int, dict[str, Any]]] = [(0, {"disagreement": whole["disagreement"]})]
+        rows: list[tuple[int, dict[str, Any]]] = [(0, {"disagreement": whole["disagreement"]})]
         for name, value in whole["metrics"].items():
-            told.append((0, {name: value, f"mean_of_members/{name}": whole["mean_of_members"][name]}))
-            told += [(member, {f"members/{name}": each[name]}) for member, each in enumerate(whole["of_members"])]
-        for member, values in told:
+            rows.append((0, {name: value, f"mean_of_members/{name}": whole["mean_of_members"][name]}))
+            rows += [(member, {f"members/{name}": each[name]}) for member, each in enumerate(whole["of_members"])]
+        for member, values in rows:
             self.tracker.metrics(member, {name: value for name, value in values.items() if value is not None})
         self.tracker.tag("digest", whole["digest"])
         name = sweep.settings.run.name or ENSEMBLE
@@ -279,7 +279,7 @@ def examine_sweep(
 def parameters(sweep: Sweep) -> dict[str, Any]:
     """What MLflow is told of a sweep."""
     found: dict[str, Any] = {}
-    known = masker(sweep.settings)
+    known = redactor(sweep.settings)
     for section, content in sweep.as_dict().items():
         if isinstance(content, dict):
             shown = known.setting(section, content)

@@ -9,7 +9,7 @@ from typing import Any
 from orchestrator.errors import OrchestratorError, Status, ending, status_of
 from orchestrator.experiments.search.asking import best
 from orchestrator.experiments.search.described import Sweep
-from orchestrator.experiments.search.outlook import Outlook, Place, look
+from orchestrator.experiments.search.outlook import Outlook, TrialRung, look
 from orchestrator.experiments.sweep.record import SweepRecord
 
 
@@ -62,7 +62,7 @@ def _was_asked(record: SweepRecord, number: int) -> bool:
 
 def _trial(described: Sweep, record: SweepRecord, outlook: Outlook, number: int) -> dict[str, Any]:
     known, course = record.known, described.course
-    places: list[Place] = [(number, rung) for rung in range(course.last + 1) if (number, rung) in known.ended]
+    places: list[TrialRung] = [(number, rung) for rung in range(course.last + 1) if (number, rung) in known.ended]
     result = next((each for each in outlook.results if each.trial.number == number), None)
     last = known.ended[places[-1]] if places else None
     status = "waiting"

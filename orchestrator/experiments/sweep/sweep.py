@@ -18,7 +18,7 @@ from orchestrator.cluster.sessions.joined import JoinedRay
 from orchestrator.cluster.sessions.local import LocalRay
 from orchestrator.common.registry import is_reference
 from orchestrator.config.resolve import resolve
-from orchestrator.config.settings import kept, masker
+from orchestrator.config.settings import kept, redactor
 from orchestrator.driver.folders import project_folder
 from orchestrator.driver.launch.resume import recorded_project
 from orchestrator.driver.preflight import begin, checks, initial
@@ -40,9 +40,8 @@ from orchestrator.experiments.search.described import Sweep
 from orchestrator.experiments.search.outlook import look, verify
 from orchestrator.experiments.search.sweeps import load_sweep
 from orchestrator.experiments.sweep import combining
-from orchestrator.experiments.sweep.board import Board, Seen, ranked, show_point
 from orchestrator.experiments.sweep.record import (
-    Known,
+    SweepHistory,
     SweepRecord,
     by_whom,
     examine_sweep,
@@ -51,6 +50,7 @@ from orchestrator.experiments.sweep.record import (
     require_secret,
 )
 from orchestrator.experiments.sweep.report import SweepReport, report_of, summary_of_whole
+from orchestrator.experiments.sweep.trial_board import Seen, TrialBoard, ranked, show_point
 from orchestrator.experiments.sweep.trials import Trials, failed_all
 from orchestrator.provenance.tracking import Past, Store
 from orchestrator.worker.ensemble import combination_laws
@@ -72,7 +72,7 @@ def sweep(
         described = replace(described, settings=begin.pinned(described.settings, project, trusted=trusted))
     _check(described, project)
     folder = project_folder(project)
-    record = SweepRecord.create(described, folder, " ".join(masker(described.settings).arguments(sys.argv)))
+    record = SweepRecord.create(described, folder, " ".join(redactor(described.settings).arguments(sys.argv)))
     return _drive(described, record, folder, [], trusted=trusted)
 
 
@@ -90,7 +90,7 @@ def resume_sweep(past: Past, overrides: Sequence[str], uri: str | None, *, trust
         )
     files = folder_of(store, folder, past)
     given = [each for each in overrides if each.partition("=")[0] not in _LEAST_OVERRIDES]
-    known = Known.read(files.journal)
+    known = SweepHistory.read(files.journal)
     first = _first_recorded(store, folder, known)
     trust.require_own(
         by_whom(past, first), trusted, "a resume", lambda: examine_sweep(past.kind, files, first, overrides)
@@ -106,7 +106,7 @@ def resume_sweep(past: Past, overrides: Sequence[str], uri: str | None, *, trust
             code="sweep.determines-trials",
         )
     files.lease()
-    known = Known.read(files.journal)  # as it is now that nobody else writes it
+    known = SweepHistory.read(files.journal)  # as it is now that nobody else writes it
     verify(changed.course, look(changed.course, known.ended, known.asked))
     display = for_stream()
     display.say(f"going on with {past.kind} {past.run_id}: {len(known.ended)} runs have ended")
@@ -119,7 +119,7 @@ def resume_sweep(past: Past, overrides: Sequence[str], uri: str | None, *, trust
         return _drive(changed, record, folder, of_runs(given), tree, trusted=trusted)
 
 
-def _first_recorded(store: Store, folder: Path, known: Known) -> Recorded | None:
+def _first_recorded(store: Store, folder: Path, known: SweepHistory) -> Recorded | None:
     """The first run of the sweep that has a record, whose code is that of all."""
     for place in sorted(known.begun):
         recorded = Recorded.of(store, folder, store.find(known.begun[place]))
@@ -155,7 +155,9 @@ def _drive(
 ) -> SweepReport:
     """Run the trials, write down what came of them, say it. overrides, tree, trusted: as `Trials` takes them."""
     course, known = described.course, record.known
-    board = Board(Seen(described.metric, course.search.trials, described.parallel, described.direction, described.noun))
+    board = TrialBoard(
+        Seen(described.metric, course.search.trials, described.parallel, described.direction, described.noun)
+    )
     board.say(_title(described, record.sweep_id))
     error: OrchestratorError | None = None
     with signals.posted() as pending_signal:
@@ -202,7 +204,7 @@ def _title(described: Sweep, sweep_id: str) -> str:
 
 
 @contextlib.contextmanager
-def _ray(described: Sweep, pending_signal: signals.PendingSignal, board: Board) -> Iterator[RaySession]:
+def _ray(described: Sweep, pending_signal: signals.PendingSignal, board: TrialBoard) -> Iterator[RaySession]:
     """One for all trials: joined, or started here with room for as many as run side by side (rule D4)."""
     plan = resolve(described.settings)
     cluster = plan.cluster

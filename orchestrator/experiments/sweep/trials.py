@@ -25,7 +25,7 @@ from orchestrator.driver.folders import RunFolder
 from orchestrator.driver.launch.launch import launch
 from orchestrator.driver.launch.resume import resume
 from orchestrator.driver.preflight.checks import Provenance
-from orchestrator.driver.report.outcome import Outcome
+from orchestrator.driver.report.outcome import RunOutcome
 from orchestrator.driver.run.job import Beside
 from orchestrator.driver.terminal.signals import PendingSignal
 from orchestrator.errors import (
@@ -40,9 +40,9 @@ from orchestrator.errors import (
     WorkerLost,
 )
 from orchestrator.experiments.search.described import Sweep
-from orchestrator.experiments.search.outlook import Ended, Outlook, Place, look
-from orchestrator.experiments.sweep.board import Board, TrialDisplay
+from orchestrator.experiments.search.outlook import Ended, Outlook, TrialRung, look
 from orchestrator.experiments.sweep.record import SweepRecord
+from orchestrator.experiments.sweep.trial_board import TrialBoard, TrialDisplay
 from orchestrator.provenance.tracking import PARENT
 
 _OF_THE_TRIAL = (PipelineRaised, NonFinite, Inconsistent, WorkerLost, Stalled, ConfigurationError)
@@ -59,7 +59,7 @@ class Trials:
     sweep: Sweep  # what is asked for
     record: SweepRecord  # of the sweep, which tells what was done before
     ray: RaySession  # serves all trials
-    board: Board  # shows the progress
+    board: TrialBoard  # shows the progress
     pending_signal: PendingSignal  # tells all of a request to end
     folder: Path  # the `.orchestrator` that runs are recorded in
     overrides: list[str] = field(default_factory=list)  # of the execution, where a sweep goes on
@@ -110,7 +110,7 @@ class Trials:
         if first is not None:
             raise first
 
-    def _run(self, place: Place, point: Mapping[str, Any]) -> None:
+    def _run(self, place: TrialRung, point: Mapping[str, Any]) -> None:
         if self.pending_signal.signal is not None:
             raise Interrupted(f"interrupted by {self.pending_signal.signal}", code="run.interrupted")
         self.board.begins(place, point, self.sweep.course.steps_of(place[1]))
@@ -129,7 +129,7 @@ class Trials:
         self.record.ended(place, ended)
         self.board.ends(place, ended.value, ended.why, last=place[1] == self.sweep.course.last)
 
-    def _come_to_an_end(self, place: Place, point: Mapping[str, Any]) -> Ended:
+    def _come_to_an_end(self, place: TrialRung, point: Mapping[str, Any]) -> Ended:
         earlier = self.record.known.begun.get(place)
         try:
             done = None if earlier is None else self._finished(earlier)
@@ -155,7 +155,7 @@ class Trials:
             return Ended(self.record.known.begun.get(place), None, None, f"{error.kind}: {error.message}")
         return self._judged(run_id, outcome)
 
-    def _judged(self, run_id: str, outcome: Outcome) -> Ended:
+    def _judged(self, run_id: str, outcome: RunOutcome) -> Ended:
         """Raises what ends a sweep."""
         if outcome.error is not None:
             if not isinstance(outcome.error, _OF_THE_TRIAL):
@@ -194,7 +194,7 @@ class Trials:
         files = RunFolder(self.folder, run_id)
         return all(file.exists() for file in (files.settings, files.data, files.trace))
 
-    def _settings(self, place: Place, point: Mapping[str, Any]) -> Settings:
+    def _settings(self, place: TrialRung, point: Mapping[str, Any]) -> Settings:
         """Raises ConfigurationError."""
         number, rung = place
         settings = self.sweep.settings_of(dict(point), rung)
@@ -202,7 +202,7 @@ class Trials:
         name = f"{settings.run.name or self.sweep.kind}-{number:03d}{suffix}"
         return replace(settings, run=replace(settings.run, name=name))
 
-    def _beside(self, place: Place) -> Beside:
+    def _beside(self, place: TrialRung) -> Beside:
         sweep = self.sweep
         tags = {PARENT: self.record.sweep_id, sweep.kind: self.record.sweep_id, sweep.noun: str(place[0])}
         if self.sweep.course.last:
@@ -232,7 +232,7 @@ class Trials:
         return nullcontext(self.ray)
 
 
-def failed_all(outlook: Outlook, ended: Mapping[Place, Ended]) -> OrchestratorError | None:
+def failed_all(outlook: Outlook, ended: Mapping[TrialRung, Ended]) -> OrchestratorError | None:
     """The error of a sweep none of whose trials came to anything."""
     if any(result.value is not None for result in outlook.results):
         return None

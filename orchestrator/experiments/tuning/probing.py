@@ -123,7 +123,7 @@ class Prober:
             tuning=TuningSettings(),
             trace=replace(settings.trace, timeline=layout.workers == 1),
             checkpoint=CheckpointSettings(every=None),
-            evaluation=self.settings.evaluation if self.settings.watches_a_metric else EvaluationSettings(every=None),
+            evaluation=self.settings.evaluation if self.settings.monitors_a_metric else EvaluationSettings(every=None),
         )
 
 
@@ -215,10 +215,10 @@ def processor_s(root: int, without: Collection[int] = (), proc: Path = Path("/pr
     found: dict[int, tuple[int, float]] = {}
     for folder in proc.glob("[0-9]*"):
         try:
-            told = (folder / "stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
+            fields = (folder / "stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
         except OSError:  # it has ended
             continue
-        found[int(folder.name)] = int(told[1]), (int(told[11]) + int(told[12])) / tick
+        found[int(folder.name)] = int(fields[1]), (int(fields[11]) + int(fields[12])) / tick
 
     def counts(pid: int) -> bool:
         while pid != root:

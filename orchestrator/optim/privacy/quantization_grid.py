@@ -1,4 +1,4 @@
-"""Contributions of bounded norm as integers: clipped, then truncated toward zero on a lattice that never changes.
+"""Contributions of bounded norm as integers: clipped, then truncated toward zero on a quantization grid that never changes.
 
     lsb     = 2**(e - 40), where the clipping norm is below 2**e
     factor  = clipping norm / norm of all tensors together, or 1 where that is larger
@@ -74,11 +74,11 @@ class QuantizationGrid:
         return total[slot.offset : slot.offset + slot.elements]
 
 
-def loss_on_lattice(loss: float) -> int:
+def loss_on_grid(loss: float) -> int:
     """A loss as an integer; what is above 65,536 counts as that."""
     return round(max(-_LOSS_LIMIT, min(loss, _LOSS_LIMIT)) * 2.0**_LOSS_BITS)
 
 
 def mean_loss(total: int, count: int) -> float:
-    """Of so many losses on the lattice; zero of none."""
+    """Of so many losses on the quantization grid; zero of none."""
     return total / (count << _LOSS_BITS) if count else 0.0

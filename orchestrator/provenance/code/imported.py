@@ -28,7 +28,7 @@ from orchestrator.errors import few
 from orchestrator.provenance.code import git, objects
 from orchestrator.provenance.code.worktree import WorkTree
 from orchestrator.records import redaction
-from orchestrator.records.reads import is_below
+from orchestrator.records.input_audit import is_below
 
 Kind = Literal["snapshot", "changed", "left out", "repository", "shadowing", "elsewhere", "package"]
 _NAMES_SHOWN = 3

@@ -66,21 +66,23 @@ def make(
     """files: of the record, the data and the weights, by their names in the crate; run: what the store knows of the run, and
     under `initial` the `name`, `digest` and `file` of the weights that it began with; carried: path of an input -> the name of
     its file or folder."""
-    told = {"format": FORMAT, **run, "carried": dict(carried)}
+    content = {"format": FORMAT, **run, "carried": dict(carried)}
     code, data = (_json(files[f"{RECORD}/{name}.json"]) for name in ("code", "data"))
     own = {
-        RUN: (json.dumps(told, indent=1, ensure_ascii=False) + "\n").encode(),
-        metadata.README: metadata.readme(told),
+        RUN: (json.dumps(content, indent=1, ensure_ascii=False) + "\n").encode(),
+        metadata.README: metadata.readme(content),
     }
     whole: dict[str, Content] = {**files, **own}
     hashes = {name: _sha256(content) for name, content in whole.items()}
     sizes = {name: _size(content) for name, content in whole.items()}
     made_after = [statement.FILE, *([statement.PUBLIC_KEY] if signed_by else [])]
-    described = metadata.Described(told, code.get("origin"), data.get("inputs", []), carried, sizes, hashes, license_)
+    described = metadata.Described(
+        content, code.get("origin"), data.get("inputs", []), carried, sizes, hashes, license_
+    )
     whole[metadata.FILE] = metadata.document(described, made_after)
     hashes[metadata.FILE] = _sha256(whole[metadata.FILE])
     trace = _head(files[_TRACE], FORMAT)
-    payload = statement.payload(hashes, statement.predicate(told, code, data, hashes[LOCK], trace))
+    payload = statement.payload(hashes, statement.predicate(content, code, data, hashes[LOCK], trace))
     whole[statement.FILE] = statement.envelope(payload, signed_by)
     if signed_by is not None:
         whole[statement.PUBLIC_KEY] = signed_by.public

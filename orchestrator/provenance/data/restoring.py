@@ -118,10 +118,10 @@ class _Job:
             self.reasons.append("the code's snapshot brings other bytes (git may convert line ends)")
         return False
 
-    def bring(self, given: tuple[str, Path] | None, store: _Objects) -> None:
-        """From the first of its sources that has the recorded bytes. given: a place that should have them."""
-        if given is not None:
-            self.from_place(*given)
+    def bring(self, crate: tuple[str, Path] | None, store: _Objects) -> None:
+        """From the first of its sources that has the recorded bytes. crate: a place that should have them."""
+        if crate is not None:
+            self.from_place(*crate)
         if self.source is None:
             self.from_dvc(store)
         if self.source is None:

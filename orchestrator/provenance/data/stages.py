@@ -174,13 +174,13 @@ def changed(top: Path, stage: Stage) -> list[str]:
             (found,) = repository.stage.collect(
                 str(top / stage.address)
             )  # what is relative, DVC takes from where we are
-            told = [
+            phrases = [
                 phrase
                 for dep in found.deps
                 for how in dep.status().values()
                 for phrase in _phrases(os.path.relpath(dep.fs_path, top) if dep.protocol == "local" else str(dep), how)
             ]
-            return [*sorted(told), *(["its command is another one"] if found.changed_stage() else [])]
+            return [*sorted(phrases), *(["its command is another one"] if found.changed_stage() else [])]
     except (DvcException, OSError) as error:
         raise NotRerunnable(
             f"DVC cannot look at stage {stage.name}: {error}", _REMEDY, code="dvc.stage-unreadable"

@@ -76,10 +76,10 @@ class Input:
 def from_dict(record: Mapping[str, Any]) -> Input:
     """Keys that this version does not know are left out."""
     known = {field.name for field in fields(Input)}
-    told = {name: value for name, value in record.items() if name in known}
+    values = {name: value for name, value in record.items() if name in known}
     outs = tuple(Out(**out) for out in record.get("outs", ()))
-    lists = None if told.get("lists") is None else tuple(told["lists"])
-    return Input(**{**told, "outs": outs, "loose": tuple(record.get("loose", ())), "lists": lists})
+    lists = None if values.get("lists") is None else tuple(values["lists"])
+    return Input(**{**values, "outs": outs, "loose": tuple(record.get("loose", ())), "lists": lists})
 
 
 def look_up(project: Path, scans: Mapping[str, Scan]) -> list[Input]:

@@ -74,14 +74,14 @@ def python_packages(place: Path) -> dict[str, str]:
     }
 
 
-def explicit(found: Iterable[Package]) -> str:
+def explicit(packages: Iterable[Package]) -> str:
     """As `conda list --explicit --md5` prints it."""
-    return "@EXPLICIT\n" + "".join(f"{each.line}\n" for each in found)
+    return "@EXPLICIT\n" + "".join(f"{each.line}\n" for each in packages)
 
 
-def sha256_of(found: Iterable[Package]) -> str:
+def sha256_of(packages: Iterable[Package]) -> str:
     """Of all packages, wherever they were downloaded."""
-    rows = sorted(f"{each.name} {each.version} {each.build} {each.digest}" for each in found)
+    rows = sorted(f"{each.name} {each.version} {each.build} {each.digest}" for each in packages)
     return hashlib.sha256("\n".join(rows).encode()).hexdigest()
 
 
@@ -98,13 +98,15 @@ def from_record(told: Sequence[Mapping[str, Any]]) -> tuple[Package, ...]:
     return tuple(Package(**{key: value for key, value in each.items() if key in known}) for each in told)
 
 
-def as_record(found: Iterable[Package]) -> list[dict[str, Any]]:
-    return [asdict(each) for each in found]
+def as_record(packages: Iterable[Package]) -> list[dict[str, Any]]:
+    return [asdict(each) for each in packages]
 
 
-def differing(recorded: Sequence[Package], found: Sequence[Package]) -> list[str]:
+def differing(recorded: Sequence[Package], packages: Sequence[Package]) -> list[str]:
     """The packages of which there are others than the recorded ones. Pure."""
-    before, now = ({each.name: (each.version, each.build, each.digest) for each in side} for side in (recorded, found))
+    before, now = (
+        {each.name: (each.version, each.build, each.digest) for each in side} for side in (recorded, packages)
+    )
     return sorted(name for name in before.keys() | now.keys() if before.get(name) != now.get(name))
 
 
@@ -123,11 +125,11 @@ def command(place: Path, listed: Path) -> list[str]:
 def _told(place: Path) -> Iterable[dict[str, Any]]:
     for file in sorted((place / _META).glob("*.json")):
         try:
-            told = json.loads(file.read_bytes())
+            record = json.loads(file.read_bytes())
         except (OSError, ValueError):
             continue
-        if isinstance(told, dict) and {"name", "version", "build"} <= told.keys():
-            yield told
+        if isinstance(record, dict) and {"name", "version", "build"} <= record.keys():
+            yield record
 
 
 def _package(told: Mapping[str, Any]) -> Package | None:

@@ -40,13 +40,13 @@ def release_of(version: str) -> str:
     return version.split(maxsplit=1)[0].rstrip("+") if version.strip() else ""
 
 
-def choose(version: str, implementation: str, found: Sequence[Interpreter]) -> Interpreter:
+def choose(version: str, implementation: str, interpreters: Sequence[Interpreter]) -> Interpreter:
     """The first of the recorded build, else the first of the recorded version. Pure. Raises NotRerunnable."""
     wanted = release_of(version)
-    fitting = [each for each in found if each.release == wanted and each.implementation == implementation]
+    fitting = [each for each in interpreters if each.release == wanted and each.implementation == implementation]
     if fitting:
         return next((each for each in fitting if each.version == version), fitting[0])
-    others = list(dict.fromkeys(f"{each.path} ({each.implementation} {each.release})" for each in found))
+    others = list(dict.fromkeys(f"{each.path} ({each.implementation} {each.release})" for each in interpreters))
     seen = f"there are {', '.join(others[:_SHOWN])}" if others else "there is none at all"
     raise NotRerunnable(
         f"the environment cannot be rebuilt: it had {implementation} {wanted}, and on PATH {seen}",

@@ -122,7 +122,7 @@ def mark(environment: Path, built: Built) -> None:
     unfinished.rename(environment / _MARK)
 
 
-def kept(environment: Path) -> Built | None:
+def built_in(environment: Path) -> Built | None:
     """What was built there; None where nothing was, not all, or something was changed since."""
     try:
         built = Built(**json.loads((environment / _MARK).read_text(encoding="utf-8")))

@@ -89,8 +89,8 @@ class Lock:
         """Names an environment of the pinned packages, in an interpreter whose `sys.version` is given."""
         rows = [[each.name, each.version, each.build, each.url] for each in self.pinned]
         below = [conda.sha256_of(self.of_conda)] if self.of_conda else []
-        told = json.dumps([python, self.implementation, self.machine, rows, *below])
-        return hashlib.sha256(told.encode()).hexdigest()
+        text = json.dumps([python, self.implementation, self.machine, rows, *below])
+        return hashlib.sha256(text.encode()).hexdigest()
 
 
 def of(environments: Sequence[Mapping[str, Any]], pylock: str | None = None) -> Lock:
@@ -189,16 +189,16 @@ def placed(environment: Mapping[str, Any], top: str) -> dict[str, Any]:
 
 
 def _alike(environments: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
-    told = {
+    keys = {
         json.dumps(
             [each.get("packages"), *(each.get("bits", {}).get(key) for key in ("python", "conda_sha256"))],
             sort_keys=True,
         )
         for each in environments
     }
-    if len(told) > 1:
+    if len(keys) > 1:
         raise NotRerunnable(
-            f"the environment cannot be rebuilt: the run had {len(told)} different ones, on {len(environments)} nodes",
+            f"the environment cannot be rebuilt: the run had {len(keys)} different ones, on {len(environments)} nodes",
             "environment=check compares with the environment here",
             code="environment.several",
         )
@@ -248,8 +248,8 @@ def _entry(item: Mapping[str, Any]) -> tuple[str, str, str]:
     if item.get("is_direct"):
         rest = f"archive = {{ url = {_toml(url)}, hashes = {{ sha256 = {_toml(sha256)} }} }}\n"
     else:
-        told = f"{{ name = {_toml(file)}, url = {_toml(url)}, hashes = {{ sha256 = {_toml(sha256)} }} }}"
-        rest = f"wheels = [{told}]\n" if file.endswith(".whl") else f"sdist = {told}\n"
+        files = f"{{ name = {_toml(file)}, url = {_toml(url)}, hashes = {{ sha256 = {_toml(sha256)} }} }}"
+        rest = f"wheels = [{files}]\n" if file.endswith(".whl") else f"sdist = {files}\n"
     return name, item["metadata"]["version"], rest
 
 

@@ -264,9 +264,9 @@ class Store:
             return [_past(row) for row in rows]
         return [_past(row) for row in self._asked(f"tags.`{tag}` " + ("LIKE '%'" if value is None else f"= '{value}'"))]
 
-    def _asked(self, wanted: str) -> list[tables.Row]:
+    def _asked(self, wanted: str) -> list[tables.RunRow]:
         experiments = {experiment.experiment_id: experiment.name for experiment in self.client.search_experiments()}
-        found: list[tables.Row] = []
+        found: list[tables.RunRow] = []
         token: str | None = None
         while True:
             page = self.client.search_runs(
@@ -368,15 +368,15 @@ class Store:
                 self.client.set_terminated(past.run_id, "KILLED")
 
 
-def _row(run: Run, experiment: str) -> tables.Row:
+def _row(run: Run, experiment: str) -> tables.RunRow:
     info, data = run.info, run.data
-    return tables.Row(
+    return tables.RunRow(
         *(info.run_id, info.run_name or "", experiment, info.status, info.start_time, info.end_time),
         *(dict(data.params), data.tags, dict(data.metrics)),
     )
 
 
-def _past(row: tables.Row) -> Past:
+def _past(row: tables.RunRow) -> Past:
     tags = row.tags
     return Past(
         run_id=row.run_id,

@@ -19,7 +19,7 @@ from orchestrator.common.tested_versions import MLFLOW_TABLES
 
 
 @dataclass(frozen=True)
-class Row:
+class RunRow:
     """A run that is not deleted, of an experiment that is not."""
 
     run_id: str  # MLflow's
@@ -33,7 +33,7 @@ class Row:
     metrics: Mapping[str, float]  # the last value of each, by key
 
 
-def runs(database: Path, tag: str, value: str | None = None) -> list[Row] | None:
+def runs(database: Path, tag: str, value: str | None = None) -> list[RunRow] | None:
     """Those that have this tag, with this value if one is given, newest first; None where they are to be asked of MLflow."""
     try:
         with closing(sqlite3.connect(f"{database.absolute().as_uri()}?mode=ro", uri=True, timeout=30)) as connection:
@@ -45,7 +45,7 @@ def runs(database: Path, tag: str, value: str | None = None) -> list[Row] | None
         return None
 
 
-def _rows(connection: sqlite3.Connection, tag: str, value: str | None) -> list[Row]:
+def _rows(connection: sqlite3.Connection, tag: str, value: str | None) -> list[RunRow]:
     found = connection.execute(
         "select run_uuid, runs.name, experiments.name, status, start_time, end_time from runs "
         "join experiments using (experiment_id) join tags using (run_uuid) "
@@ -58,7 +58,7 @@ def _rows(connection: sqlite3.Connection, tag: str, value: str | None) -> list[R
     tags = _by_run(connection, "select run_uuid, key, value from tags", chosen)
     metrics = _by_run(connection, "select run_uuid, key, iif(is_nan, null, value) from latest_metrics", chosen)
     return [
-        Row(
+        RunRow(
             *(run_id, name or "", experiment, status, started, ended),
             *(settings[run_id], tags[run_id]),
             {key: math.nan if each is None else each for key, each in metrics[run_id].items()},

@@ -119,13 +119,13 @@ class Tracker:
     def metrics(self, step: int, values: Mapping[str, float]) -> None:
         """Remember metrics; they are sent by `flush`, `tick` or `end`. A resumed run computes some steps again, and what the
         store knows of them it is not told twice; listeners are, who may have lost it."""
-        told = {self._key(key): float(value) for key, value in values.items()}
+        points = {self._key(key): float(value) for key, value in values.items()}
         for listener in self.listeners:
-            listener(step, told)
+            listener(step, points)
         if self._known:
-            told = {key: value for key, value in told.items() if _point(key, step, value) not in self._known}
-        if told:
-            self._add({"metrics": told, "step": step, "ms": _now_ms()})
+            points = {key: value for key, value in points.items() if _point(key, step, value) not in self._known}
+        if points:
+            self._add({"metrics": points, "step": step, "ms": _now_ms()})
 
     def tick(self) -> None:
         """Send what has waited long enough; after a failure not before `_PATIENCE_S`."""
@@ -241,9 +241,9 @@ class Tracker:
 
     def model(self, folder: ModelFolder, registration: Registration | None) -> None:
         """The trained model, as a logged model of MLflow. Remembered, like metrics: the folder is read when it is sent."""
-        told = {**asdict(folder), "path": self._relative(folder.path)}
+        described = {**asdict(folder), "path": self._relative(folder.path)}
         self._add(
-            {"model": told, "register": None if registration is None else [registration.name, registration.alias]}
+            {"model": described, "register": None if registration is None else [registration.name, registration.alias]}
         )
 
     def end(self, status: Status) -> None:

@@ -6,7 +6,7 @@ A writer is a class: `name(run: Told)` begins, in a thread of its own (`feed.py`
     flush()                  where a class has it: there is nothing more to tell for a moment; who is killed then loses nothing
     end(status, results)     "finished", "failed" or "killed", with what the run came to
 
-so adding one is a file and a line in `WRITERS`. A writer has no part in the result: what it raises ends what it is told, with a
+so adding one is a file and a line in `LOGGERS`. A writer has no part in the result: what it raises ends what it is told, with a
 warning, and not the run. `problem()`, where a class has it, says before the start what keeps it from writing on this machine.
 """
 
@@ -16,13 +16,13 @@ from collections.abc import Callable, Sequence
 
 from orchestrator.common.registry import Table
 from orchestrator.errors import ConfigurationError, coded
-from orchestrator.records.loggers.logger import Told, Writer
+from orchestrator.records.loggers.logger import LoggedRun, Logger
 from orchestrator.records.loggers.tensorboard import TensorBoard
 from orchestrator.records.loggers.wandb import WeightsAndBiases
 
-__all__ = ["WRITERS", "Told", "Writer", "problems"]
+__all__ = ["LOGGERS", "LoggedRun", "Logger", "problems"]
 
-WRITERS: Table[Callable[[Told], Writer]] = Table(
+LOGGERS: Table[Callable[[LoggedRun], Logger]] = Table(
     "tracking.also", {"tensorboard": TensorBoard, "wandb": WeightsAndBiases}
 )
 
@@ -32,7 +32,7 @@ def problems(names: Sequence[str]) -> list[str]:
     found: list[str] = []
     for name in names:
         try:
-            asked = getattr(WRITERS[name], "problem", None)
+            asked = getattr(LOGGERS[name], "problem", None)
             problem = None if asked is None else asked()
         except ConfigurationError as error:
             found += error.with_remedy()

@@ -8,24 +8,24 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from orchestrator.records.loggers import WRITERS
-from orchestrator.records.loggers.logger import Status, Told, Writer
+from orchestrator.records.loggers import LOGGERS
+from orchestrator.records.loggers.logger import LoggedRun, Logger, Status
 
 _LAST_S = 60.0  # for what they have not taken when the run ends
-_Call = Callable[[Writer], object]
+_Call = Callable[[Logger], object]
 
 
-class Feed:
+class LoggerFeed:
     """names: of writers; none is a feed too. What is told is what MLflow is told, in the same order."""
 
-    def __init__(self, names: Sequence[str], run: Told, last_s: float = _LAST_S) -> None:
+    def __init__(self, names: Sequence[str], run: LoggedRun, last_s: float = _LAST_S) -> None:
         self._streams = [_Stream(name, run) for name in dict.fromkeys(names)]
         self._last_s = last_s
 
     def metrics(self, step: int, values: Mapping[str, float]) -> None:
-        told = dict(values)
+        copied = dict(values)
         for stream in self._streams:
-            stream.tell(lambda writer: writer.metrics(step, told))
+            stream.put(lambda logger: logger.metrics(step, copied))
 
     def troubles(self) -> list[str]:
         """What went wrong since this was asked last: a sentence for each writer that is told nothing any more."""
@@ -34,9 +34,9 @@ class Feed:
 
     def end(self, status: Status, results: Mapping[str, Any]) -> list[str]:
         """The run is over; wait until all writers know. Returns the last troubles."""
-        told = dict(results)
+        copied = dict(results)
         for stream in self._streams:
-            stream.end(lambda writer: writer.end(status, told))
+            stream.end(lambda logger: logger.end(status, copied))
         deadline = time.monotonic() + self._last_s
         for stream in self._streams:
             stream.join(deadline)
@@ -46,7 +46,7 @@ class Feed:
 class _Stream:
     """One writer with what it is to be told. The thread does not keep the process alive."""
 
-    def __init__(self, name: str, run: Told) -> None:
+    def __init__(self, name: str, run: LoggedRun) -> None:
         self._name = name
         self._calls: queue.SimpleQueue[_Call | None] = queue.SimpleQueue()
         self._trouble: str | None = None
@@ -54,12 +54,12 @@ class _Stream:
         self._thread = threading.Thread(target=self._write, args=(run,), name=f"writer {name}", daemon=True)
         self._thread.start()
 
-    def tell(self, call: _Call) -> None:
+    def put(self, call: _Call) -> None:
         if not self._failed:  # nobody would take it from the queue
             self._calls.put(call)
 
     def end(self, call: _Call) -> None:
-        self.tell(call)
+        self.put(call)
         self._calls.put(None)
 
     def join(self, deadline: float) -> None:
@@ -68,15 +68,15 @@ class _Stream:
             self._fail(f"{self._name} has not taken all that it was told when the run had ended")
 
     def take_trouble(self) -> str | None:
-        told, self._trouble = self._trouble, None
-        return told
+        trouble, self._trouble = self._trouble, None
+        return trouble
 
-    def _write(self, run: Told) -> None:
+    def _write(self, run: LoggedRun) -> None:
         try:
-            writer = WRITERS[self._name](run)
-            flush = getattr(writer, "flush", lambda: None)
+            logger = LOGGERS[self._name](run)
+            flush = getattr(logger, "flush", lambda: None)
             while (call := self._calls.get()) is not None:
-                call(writer)
+                call(logger)
                 if self._calls.empty():
                     flush()
         except Exception as error:  # of a package or of the user's code: the run does not depend on it

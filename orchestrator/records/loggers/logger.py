@@ -12,7 +12,7 @@ Status = Literal["finished", "failed", "killed"]
 
 
 @dataclass(frozen=True)
-class Told:
+class LoggedRun:
     """A run as it begins."""
 
     run_id: str  # of the record
@@ -25,7 +25,7 @@ class Told:
     since: int | None = None  # of a run that goes on, the first step that it tells again; None for a new one
 
 
-class Writer(Protocol):
+class Logger(Protocol):
     def metrics(self, step: int, values: Mapping[str, float], /) -> object: ...
 
     def end(self, status: Status, results: Mapping[str, Any], /) -> object: ...

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from orchestrator.records.loggers.logger import Status, Told, missing
+from orchestrator.records.loggers.logger import LoggedRun, Status, missing
 
 FOLDER = "tensorboard"
 _RESULTS = ("validation/", "train/")
@@ -20,7 +20,7 @@ _RESULTS = ("validation/", "train/")
 class TensorBoard:
     """A writer of event files."""
 
-    def __init__(self, run: Told) -> None:
+    def __init__(self, run: LoggedRun) -> None:
         from torch.utils.tensorboard import SummaryWriter
 
         self._settings = run.settings

@@ -14,7 +14,7 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
-from orchestrator.records.loggers.logger import Status, Told, missing
+from orchestrator.records.loggers.logger import LoggedRun, Status, missing
 
 _FORBIDDEN = re.compile(r"[/\\#?%:]")  # in the name of a project
 _LONGEST = 128
@@ -26,7 +26,7 @@ _OFFLINE = ("offline", "dryrun", "disabled")
 class WeightsAndBiases:
     """A run at wandb."""
 
-    def __init__(self, run: Told) -> None:
+    def __init__(self, run: LoggedRun) -> None:
         import wandb
 
         tags = [name if value is None else f"{name}={value}" for name, value in (run.tags or {}).items()]

@@ -38,18 +38,18 @@ def reference(workload: PipelineAdapter, replica: Replica, *, sparing: bool = Fa
     first: str | None = ""
     if not workload.is_live:
         what = f"micro-batch (step 0, shard {next(iter(own), 0)})"
-        first = _prove(workload, what, own[:2], lambda shard: take(workload, replica, shard)) or (
+        first = _verify(workload, what, own[:2], lambda shard: take(workload, replica, shard)) or (
             "" if not own else None
         )
     if pinned and first is not None:
         common = range(min(1, len(workload.evaluation_batches)))
         of = lambda batch: fingerprint(workload, replica, batch, workload.loss_of_validation)  # noqa: E731
-        first = _prove(workload, "the gradient of validation batch 0", common, of) if common else ""
+        first = _verify(workload, "the gradient of validation batch 0", common, of) if common else ""
     if first is not None:  # else the words of the step come first
         batches = range(min(2, len(workload.evaluation_batches)))
-        _prove(workload, "validation batch 0", batches, lambda batch: _evaluated(workload, replica, batch))
+        _verify(workload, "validation batch 0", batches, lambda batch: _evaluated(workload, replica, batch))
     if workload.has_rate:
-        _prove(workload, "rate(0)", range(1), lambda step: workload.rate(step).hex())
+        _verify(workload, "rate(0)", range(1), lambda step: workload.rate(step).hex())
     if _compiled() != compiled:
         raise PipelineRaised(
             "a part of the pipeline was compiled while a batch was computed",
@@ -71,7 +71,7 @@ def operators(workload: PipelineAdapter, replica: Replica) -> set[str]:
     return found
 
 
-def _prove(
+def _verify(
     workload: PipelineAdapter, what: str, batches: Sequence[int], compute: Callable[[int], str | None]
 ) -> str | None:
     """What `compute` returns for batch 0, which has to be the same each time; None where it returns None for one of the
@@ -109,7 +109,7 @@ def _prove(
 
 def _look(workload: PipelineAdapter) -> state_detection.Observations:
     with naming("looking at what the pipeline, its model and its data sets keep"):  # it meets objects of any class
-        return state_detection.look(workload.held(), workload.model)
+        return state_detection.look(workload.user_objects(), workload.model)
 
 
 def fingerprint(

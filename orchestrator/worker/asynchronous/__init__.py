@@ -1,1 +1,1 @@
-"""Replicas that run free between rests: sprints, rests, replays and gossip."""
+"""Replicas that run free between rests: async phases, sync barriers, replays and gossip."""

@@ -1,14 +1,14 @@
-"""Sprints: the executor under which replicas run free, and then rest.
+"""Async phases: the executor under which replicas run free, and then rest.
 
-    until a rest is due, or somebody rings:
+    until a sync barrier is due, or somebody rings:
         apply what has come                   poll, never waiting while there is something to compute
         compute one hosted shard's update     the one that is furthest behind, where the mode lets it start
         send it, where the window has room    otherwise it is added to what is sent next
     ring, and rest
 
-A rest is due after so many steps, where an evaluation or a checkpoint is due, at the end of the run, and when somebody asks
-for one: to regroup, to stop, to save. What decides is the sum of the clocks that a worker knows, so the run overshoots by a few
-updates.
+A sync barrier is due after so many steps, where an evaluation or a checkpoint is due, at the end of the run, and when somebody
+asks for one: to regroup, to stop, to save. What decides is the sum of the clocks that a worker knows, so the run overshoots by
+a few updates.
 """
 
 from __future__ import annotations
@@ -26,31 +26,32 @@ from orchestrator.worker.asynchronous import deltas
 from orchestrator.worker.asynchronous.at_barrier import AtBarrier
 from orchestrator.worker.asynchronous.deltas import APPLIED, DELTA, Deliveries, Header
 from orchestrator.worker.asynchronous.free_replica import FreeReplica
-from orchestrator.worker.asynchronous.reports import Done
+from orchestrator.worker.asynchronous.reports import CompletedUpdate
 from orchestrator.worker.asynchronous.shard_updates import Reading
-from orchestrator.worker.asynchronous.sync_barrier import Terms, rest
+from orchestrator.worker.asynchronous.sync_barrier import Terms, synchronize
 from orchestrator.worker.asynchronous.traffic import Traffic
 from orchestrator.worker.between_steps.run_state import RunState
 from orchestrator.worker.between_steps.timing import Patience, Timing
 from orchestrator.worker.member.heartbeat import Halt
-from orchestrator.worker.step.executor import Outcome
+from orchestrator.worker.step.executor import StepOutcome
 
 _WAIT_S: Final = 0.05  # between two looks at requests, while nothing may start
 
-Make = Callable[[int], Traffic]  # the traffic of a sprint, by its number
+Make = Callable[[int], Traffic]  # the traffic of an async phase, by its number
 
 
 class AsyncPhases:
-    """An Executor whose `advance` is a sprint and its rest. One that raises has brought the replica back to the last rest."""
+    """An Executor whose `advance` is an async phase and its sync barrier. One that raises has brought the replica back to the
+    last sync barrier."""
 
     def __init__(
         self,
         replica: FreeReplica,  # this worker's, with the states of its shards
         mode: Mode,  # decides which update may start
-        exchange: Exchange,  # with the other members, at rests
-        make: Make,  # the traffic of a sprint, by its number
-        terms: Terms,  # what a rest has to know of the run
-        cadence: Cadence,  # when a rest is due
+        exchange: Exchange,  # with the other members, at sync barriers
+        make: Make,  # the traffic of an async phase, by its number
+        terms: Terms,  # what a sync barrier has to know of the run
+        cadence: Cadence,  # when a sync barrier is due
         me: int,  # this worker's rank
     ) -> None:
         self._replica = replica
@@ -61,25 +62,27 @@ class AsyncPhases:
         self._cadence = cadence
         self._me = me
 
-    def advance(self, state: RunState) -> Outcome:
+    def advance(self, state: RunState) -> StepOutcome:
         """Raises PipelineRaised, NonFinite, Inconsistent, Withdrawn, and what the transport raises."""
         assert state.free is not None
         self._replica.begin()
         try:
-            traffic = self._make(state.free.rests)
+            traffic = self._make(state.free.barriers)
             if self._me == 0 and traffic.is_held:
                 traffic.begin(*self._replica.shown())
-            sprint = _Sprint(self._replica, self._mode, traffic, self._terms, state, self._me)
-            sprint.run(self._cadence)
-            return rest(self._exchange, AtBarrier(self._replica, sprint, self._cadence.requests), state, self._terms)
+            async_phase = _AsyncPhase(self._replica, self._mode, traffic, self._terms, state, self._me)
+            async_phase.run(self._cadence)
+            return synchronize(
+                self._exchange, AtBarrier(self._replica, async_phase, self._cadence.requests), state, self._terms
+            )
         except BaseException:
             self._replica.give_up()
             raise
 
 
 class Cadence:
-    """When a rest is due: where an evaluation or a checkpoint is, every so many steps, and when this member requests it.
-    deadline_s: of a wait in which no clock moves."""
+    """When a sync barrier is due: where an evaluation or a checkpoint is, every so many steps, and when this member requests
+    it. deadline_s: of a wait in which no clock moves."""
 
     def __init__(self, timing: Timing, every: int, deadline_s: float) -> None:
         self.requests = timing.requests
@@ -88,27 +91,27 @@ class Cadence:
         self._every = every
 
     def due(self, steps: int) -> int:
-        """The step after which a rest is due next."""
+        """The step after which a sync barrier is due next."""
         others = [timer.next(steps) for timer in (self._timing.evaluation, self._timing.checkpoint)]
         return min([(steps // self._every + 1) * self._every, *(step for step in others if step is not None)])
 
     def asks(self, *, further: bool) -> bool:
-        """Whether this member requests what wants a rest. further: a step was completed since the last one; before that there
-        is nothing to evaluate or to save, and a short interval would let no update be made."""
+        """Whether this member requests what wants a sync barrier. further: a step was completed since the last one; before that
+        there is nothing to evaluate or to save, and a short interval would let no update be made."""
         requests = self.requests()
         return requests.halt != Halt.NONE or (further and (requests.save or requests.evaluate))
 
 
-class _Sprint:
-    """One sprint of one worker."""
+class _AsyncPhase:
+    """One async phase of one worker."""
 
     def __init__(
         self,
         replica: FreeReplica,  # to which updates are added
         mode: Mode,  # decides which update may start
-        traffic: Traffic,  # messages of this sprint
+        traffic: Traffic,  # messages of this async phase
         terms: Terms,  # of the run and the generation
-        state: RunState,  # of the run, as of the last rest
+        state: RunState,  # of the run, as of the last sync barrier
         me: int,  # this worker's rank
     ) -> None:
         assert state.free is not None
@@ -121,7 +124,7 @@ class _Sprint:
         self._me = me
         workers = len(terms.hosted)
         self.clocks = list(state.free.clocks)  # as applied here
-        self.made: list[Done] = []  # its own updates, in order
+        self.updates_made: list[CompletedUpdate] = []  # its own updates, in order
         self.fault: tuple[int, OrchestratorError] | None = None
         self._deliveries = Deliveries(workers, self._me, len(memory.borders) - 1)
         self._alone = workers == 1
@@ -136,7 +139,7 @@ class _Sprint:
             self._outbox.zero_()
 
     def run(self, cadence: Cadence) -> None:
-        """Until a rest; a fault of a shard is kept for its vote."""
+        """Until a sync barrier; a fault of a shard is kept for its vote."""
         due = min(cadence.due(self._state.steps), self._terms.steps) * len(self.clocks)
         patience = Patience(cadence.deadline_s)
         while not self._traffic.rung and sum(self.clocks) < due and not cadence.asks(further=self._further):
@@ -181,9 +184,9 @@ class _Sprint:
         )
         self._read = list(self._known)
         loss, update = self._replica.compute(shard, reading)
-        printed = self._replica.own(update, *(() if self._outbox is None else (self._outbox,)))
+        printed = self._replica.apply_own(update, *(() if self._outbox is None else (self._outbox,)))
         self.clocks[shard] += 1
-        self.made.append(Done(Update(shard, reads), loss, printed))
+        self.updates_made.append(CompletedUpdate(Update(shard, reads), loss, printed))
         if self._outbox is not None:
             self._unsent[shard] += 1
             self._unsent_print = wrap(self._unsent_print + printed)
@@ -194,7 +197,7 @@ class _Sprint:
             return
         if any(self._unsent) and self._deliveries.unacknowledged < self._memory.window:
             number = self._deliveries.sent()
-            self._memory.own(number).copy_(self._outbox)
+            self._memory.outgoing(number).copy_(self._outbox)
             self._traffic.send(self._header(DELTA, number))
             self._outbox.zero_()
             self._unsent, self._unsent_print = [0] * len(self.clocks), 0
@@ -217,7 +220,7 @@ class _Sprint:
             header, borders = delta.header, self._memory.borders
             for part, payload in delta.slices.items():
                 printed = header.fingerprint if part == 0 else 0
-                self._replica.other(payload, printed, slice(borders[part], borders[part + 1]))
+                self._replica.apply_other(payload, printed, slice(borders[part], borders[part + 1]))
             self.clocks = deltas.total(self.clocks, header.counts)
             self._known[header.origin] += sum(header.counts)
             self._news = True

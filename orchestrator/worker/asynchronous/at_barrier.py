@@ -1,4 +1,4 @@
-"""A worker's part in the rest after a sprint, live or repeated."""
+"""A worker's part in the rest after an async phase, live or repeated."""
 
 from __future__ import annotations
 
@@ -7,36 +7,36 @@ from typing import Protocol
 
 from orchestrator.errors import OrchestratorError
 from orchestrator.worker.asynchronous.free_replica import FreeReplica
-from orchestrator.worker.asynchronous.reports import BarrierConsensus, BarrierReport, Done
+from orchestrator.worker.asynchronous.reports import BarrierConsensus, BarrierReport, CompletedUpdate
 from orchestrator.worker.voting.step_report import Requests
 
 
-class Ran(Protocol):
-    """A sprint that is over. clocks: per shard, where it ended as far as is known here; made: this worker's updates, in order;
-    fault: of a hosted shard."""
+class CompletedPhase(Protocol):
+    """An async phase that is over. clocks: per shard, where it ended as far as is known here; updates_made: this worker's
+    updates, in order; fault: of a hosted shard."""
 
     clocks: list[int]
-    made: list[Done]
+    updates_made: list[CompletedUpdate]
     fault: tuple[int, OrchestratorError] | None
 
 
 class AtBarrier:
     """Implements `rest.Replica`."""
 
-    def __init__(self, replica: FreeReplica, sprint: Ran, requests: Callable[[], Requests]) -> None:
+    def __init__(self, replica: FreeReplica, async_phase: CompletedPhase, requests: Callable[[], Requests]) -> None:
         self._replica = replica
-        self._sprint = sprint
+        self._async_phase = async_phase
         self._requests = requests
 
     def report(self) -> BarrierReport:
-        fault = self._sprint.fault
+        fault = self._async_phase.fault
         if fault is not None:
             return BarrierReport(failing_shard=fault[0])
-        clocks = {shard: self._sprint.clocks[shard] for shard in self._replica.shards}
+        clocks = {shard: self._async_phase.clocks[shard] for shard in self._replica.shards}
         return BarrierReport(None, self._requests(), clocks, self._replica.magnitudes(), self._replica.counters())
 
     def fault(self, shard: int) -> Exception | None:
-        fault = self._sprint.fault
+        fault = self._async_phase.fault
         return fault[1] if fault is not None and fault[0] == shard else None
 
     def contribute(self, consensus: BarrierConsensus) -> None:
@@ -45,5 +45,5 @@ class AtBarrier:
     def adopt(self, consensus: BarrierConsensus) -> int:
         return self._replica.adopt(len(consensus.clocks), consensus.magnitudes, consensus.counters)
 
-    def made(self) -> Sequence[Done]:
-        return self._sprint.made
+    def updates_made(self) -> Sequence[CompletedUpdate]:
+        return self._async_phase.updates_made

@@ -21,7 +21,7 @@ import torch
 
 DELTA: Final = 1
 APPLIED: Final = 2  # an acknowledgement alone
-BELL: Final = 3  # the sender has ended its sprint, and sends nothing more of it
+BELL: Final = 3  # the sender has ended its async phase, and sends nothing more of it
 _WINDOW_BYTES: Final = 64 << 20
 _WINDOW_MOST: Final = 8
 
@@ -33,7 +33,7 @@ def window_of(elements: int) -> int:
 
 @dataclass(frozen=True)
 class Header:
-    """Begins each message of a sprint; the module's docstring gives the order of its numbers."""
+    """Begins each message of an async phase; the module's docstring gives the order of its numbers."""
 
     kind: int  # DELTA, APPLIED or BELL
     origin: int  # the rank of the worker that made the delta
@@ -49,9 +49,9 @@ class Header:
 
     @classmethod
     def decode(cls, payload: torch.Tensor, shards: int) -> Header:
-        kind, origin, number, fingerprint, *rest = payload.tolist()
-        workers = (len(rest) - shards) // 2
-        counts, read, applied = rest[:shards], rest[shards : shards + workers], rest[shards + workers :]
+        kind, origin, number, fingerprint, *others = payload.tolist()
+        workers = (len(others) - shards) // 2
+        counts, read, applied = others[:shards], others[shards : shards + workers], others[shards + workers :]
         return cls(kind, origin, number, fingerprint, tuple(counts), tuple(read), tuple(applied))
 
 
@@ -70,13 +70,15 @@ class Deliveries:
         self._me = me
         self._slices = slices
         self.applied = [0] * workers
-        self._told = [[0] * workers for _ in range(workers)]
+        self._acknowledged = [[0] * workers for _ in range(workers)]
         self._held: dict[tuple[int, int], Delta] = {}
 
     def header(self, header: Header) -> None:
         """A header has come."""
-        told = self._told[header.origin]
-        self._told[header.origin] = [max(before, now) for before, now in zip(told, header.applied, strict=True)]
+        acknowledged = self._acknowledged[header.origin]
+        self._acknowledged[header.origin] = [
+            max(before, now) for before, now in zip(acknowledged, header.applied, strict=True)
+        ]
         if header.kind == DELTA:
             self._held.setdefault((header.origin, header.number), Delta(header))
 
@@ -101,7 +103,7 @@ class Deliveries:
     @property
     def unacknowledged(self) -> int:
         """How many deltas of this worker somebody has not applied, as far as is known here."""
-        others = [told[self._me] for worker, told in enumerate(self._told) if worker != self._me]
+        others = [told[self._me] for worker, told in enumerate(self._acknowledged) if worker != self._me]
         return self.applied[self._me] - min(others, default=self.applied[self._me])
 
     def _is_caused(self, header: Header) -> bool:

@@ -48,7 +48,7 @@ def worker_bytes(
     state: float | None = None,
     feedback: bool = False,
 ) -> int:
-    """As `exchange.footprint.worker_bytes`, for sprints and gossip."""
+    """As `exchange.footprint.worker_bytes`, for async phases and gossip."""
     del feedback  # of a compression, which is for lockstep
     hosted = assign_shards(plan.data.shards, schedule.workers)
     trained = sum(slot.elements for slot in layout.slots)

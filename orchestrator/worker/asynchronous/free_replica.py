@@ -7,7 +7,7 @@
     adopt      the sum of everybody's updates, at the rest
     give_up    back to the last rest, to the bit: the sprint has failed
 
-Parameters in float32 are the whole state at a rest, as in lockstep, so checkpoints and state transfers are the same.
+Parameters in float32 are the whole state at a sync barrier, as in lockstep, so checkpoints and state transfers are the same.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ from orchestrator.worker.model.shard_states import ShardStates
 
 
 class FreeReplica:
-    """A replica that runs free between rests, and the states of its shards."""
+    """A replica that runs free between sync barriers, and the states of its shards."""
 
     def __init__(
         self,
-        replica: Replica,  # in float32, which counts at rests
+        replica: Replica,  # in float32, which counts at sync barriers
         updates: ShardUpdates,  # computes those of the hosted shards
         states: ShardStates,  # what the hosted shards keep
-        memory: Memory,  # in which the sum of a rest is added up
+        memory: Memory,  # in which the sum of a sync barrier is added up
         services: ProcessServices,  # of the member's process
     ) -> None:
         self.replica = replica
@@ -51,37 +51,37 @@ class FreeReplica:
         self._statistics = Statistics(replica)
         size = replica.layout.size
         self._x, self._base = torch.zeros(size, dtype=torch.int64), torch.zeros(size, dtype=torch.int64)
-        self._last_rest = Rollback(replica)
+        self._last_barrier = Rollback(replica)
         self._fixed = FixedPoint(())
         self._ledger = 0
 
-    def begin(self, inherited: Mapping[int, State] = MappingProxyType({})) -> None:
-        """Replicas run free from here. inherited: what these hosted shards go on with, in place of what they keep. Raises
+    def begin(self, fallback_rows: Mapping[int, State] = MappingProxyType({})) -> None:
+        """Replicas run free from here. fallback_rows: what these hosted shards go on with, in place of what they keep. Raises
         CalledOff."""
         self._services.await_copied()
         self._states.discard()
         replica = self.replica
-        self._last_rest.keep()
-        start = self._last_rest.parameters
+        self._last_barrier.keep()
+        start = self._last_barrier.parameters
         self._fixed = FixedPoint.fitting(replica.layout, start, len(replica.parameters))
         self._fixed.integers(start, self._base)
         self._x.copy_(self._base)
         self._memory.contribution.zero_()
         self._ledger = exact.fingerprint_of_integers(self._base)
-        self._updates.begin(self._fixed, {**self.rows(), **inherited})
+        self._updates.begin(self._fixed, {**self.rows(), **fallback_rows})
 
     def compute(self, shard: int, reading: Reading, x: torch.Tensor | None = None) -> tuple[float | None, torch.Tensor]:
         """Loss and update of the shard's next micro-batch, read from `x` or, without one, from this replica."""
         self._services.heartbeat.beat("compute", reading.clock, shard)
         return self._updates.compute(shard, self._x if x is None else x, reading)
 
-    def own(self, update: torch.Tensor, *unsent: torch.Tensor) -> int:
+    def apply_own(self, update: torch.Tensor, *unsent: torch.Tensor) -> int:
         """Add an update of a hosted shard, also to what is unsent; returns its fingerprint."""
         printed = exact.absorb(update, self._x, self._memory.contribution, *unsent)
         self._ledger = wrap(self._ledger + printed)
         return printed
 
-    def other(self, delta: torch.Tensor, printed: int, at: slice = slice(None)) -> None:
+    def apply_other(self, delta: torch.Tensor, printed: int, at: slice = slice(None)) -> None:
         """Add what another worker has sent; `printed` with its first slice, and 0 with the others."""
         self._x[at] += delta
         self._ledger = wrap(self._ledger + printed)
@@ -96,12 +96,12 @@ class FreeReplica:
         return {shard: self._states.of(shard) for shard in self.shards}
 
     def start(self) -> torch.Tensor:
-        """A copy of the parameters at the last rest, as integers."""
+        """A copy of the parameters at the last sync barrier, as integers."""
         return self._base.clone()
 
     def shown(self) -> tuple[FixedPoint, torch.Tensor]:
-        """The parameters at the last rest, for peers to read until the next one: in the memory of its sum, which is free until
-        then."""
+        """The parameters at the last sync barrier, for peers to read until the next one: in the memory of its sum, which is
+        free until then."""
         return self._fixed, self._memory.result.copy_(self._base)
 
     def check_ledger(self) -> None:
@@ -150,5 +150,5 @@ class FreeReplica:
         return exact.fingerprint_of_integers(self._x)
 
     def give_up(self) -> None:
-        """Back to the last rest."""
-        self._last_rest.bring_back()
+        """Back to the last sync barrier."""
+        self._last_barrier.bring_back()

@@ -3,8 +3,8 @@
     x_s <- x_s + sum over neighbours j of rint(w (x_j - x_s)) + u_s          all from the models before the step
 
 The graph is over shards, so nothing depends on the number of workers or on timing. Weights are symmetric and rounding is odd,
-so two neighbours change by opposite integers and mixing keeps the sum of all models to the last bit. At a rest the mean of all
-models is what is evaluated and saved; each shard goes on with its own.
+so two neighbours change by opposite integers and mixing keeps the sum of all models to the last bit. At a sync barrier the mean
+of all models is what is evaluated and saved; each shard goes on with its own.
 
 A model travels to the workers that host a neighbour of its shard, over the links of the topology; losses, fingerprints and
 faults, which are short, to all.
@@ -22,7 +22,7 @@ from typing import Any, Final
 
 import torch
 
-from orchestrator.comm.collectives import REST, SPRINT, Exchange, Memory
+from orchestrator.comm.collectives import ASYNC_PHASE, BARRIER, Exchange, Memory
 from orchestrator.comm.synchronization import graphs
 from orchestrator.errors import OrchestratorError
 from orchestrator.numerics import exact
@@ -39,7 +39,7 @@ from orchestrator.worker.between_steps.run_state import Clocks, RunState
 from orchestrator.worker.member.generation import ProcessServices, Withdrawn
 from orchestrator.worker.model.replica import Replica
 from orchestrator.worker.model.shard_states import ShardStates
-from orchestrator.worker.step.executor import Outcome
+from orchestrator.worker.step.executor import StepOutcome
 from orchestrator.worker.voting.step_report import Requests, from_slots, to_slots
 
 _MODEL: Final = "model"
@@ -93,7 +93,7 @@ class ShardModels:
         replica: Replica,  # in which each model is computed in its turn
         updates: ShardUpdates,  # computes those of the hosted shards
         states: ShardStates,  # what the hosted shards keep
-        memory: Memory,  # in which the models of a rest are added up
+        memory: Memory,  # in which the models of a sync barrier are added up
         services: ProcessServices,  # of the member's process
     ) -> None:
         self.shards: tuple[int, ...] = ()  # those that are hosted
@@ -104,17 +104,17 @@ class ShardModels:
         self._memory = memory
         self._services = services
         self._statistics = Statistics(replica)
-        self._last_rest = Rollback(replica)
+        self._last_barrier = Rollback(replica)
 
-    def begin(self, inherited: Mapping[int, State] = MappingProxyType({})) -> None:
-        """From the last rest on. inherited: what these hosted shards go on with, in place of what they keep. Raises
+    def begin(self, fallback_rows: Mapping[int, State] = MappingProxyType({})) -> None:
+        """From the last sync barrier on. fallback_rows: what these hosted shards go on with, in place of what they keep. Raises
         CalledOff."""
         self._services.await_copied()
         self._states.discard()
         replica = self._replica
-        self._last_rest.keep()
-        start = self._last_rest.parameters
-        rows = {**self.rows(), **inherited}
+        self._last_barrier.keep()
+        start = self._last_barrier.parameters
+        rows = {**self.rows(), **fallback_rows}
         known = next((row[_EXPONENTS].tolist() for row in rows.values() if row), None)
         first = replica.layout.slots[: len(replica.parameters)]
         self._exponents: list[int] = known or [exponent_for(largest(slot, start)) for slot in first]
@@ -166,8 +166,8 @@ class ShardModels:
         self._states.commit()
 
     def give_up(self) -> None:
-        """Back to the last rest."""
-        self._last_rest.bring_back()
+        """Back to the last sync barrier."""
+        self._last_barrier.bring_back()
 
     def _row(self, shard: int) -> State:
         kept = dict(self._updates.optimizers.row(shard))
@@ -191,7 +191,7 @@ Failed = tuple[int, OrchestratorError]
 
 
 class Gossip:
-    """An Executor whose `advance` is some steps of all shards, and a rest."""
+    """An Executor whose `advance` is some steps of all shards, and a sync barrier."""
 
     def __init__(
         self,
@@ -199,8 +199,8 @@ class Gossip:
         mixing: Mixing,  # who mixes with whom, and with what weights
         exchange: Exchange,  # with the other members
         terms: Terms,  # of the run and the generation
-        due: Callable[[int], int],  # the step of the next rest, by the present one
-        requests: Callable[[], Requests],  # what this member requests at a rest
+        due: Callable[[int], int],  # the step of the next sync barrier, by the present one
+        requests: Callable[[], Requests],  # what this member requests at a sync barrier
         records: Sequence[Mapping[str, Any]] = (),  # of the rests of a run that is repeated; empty of another one
     ) -> None:
         self._models = models
@@ -212,17 +212,17 @@ class Gossip:
         self._records = records
         self._ways = exchange.ways(terms.hosted, mixing.needed(terms.hosted))
 
-    def advance(self, state: RunState) -> Outcome:
+    def advance(self, state: RunState) -> StepOutcome:
         """Raises PipelineRaised, NonFinite, Withdrawn, and what the transport raises."""
         models, free = self._models, state.free
         assert free is not None
-        repeated = self._records[free.rests] if self._records else None
-        heirs = [] if repeated is None else repeated["heirs"]
-        models.begin(shard_rows.inherited(self._exchange, free.rests, heirs, models.rows()))
+        repeated = self._records[free.barriers] if self._records else None
+        fallbacks = [] if repeated is None else repeated["heirs"]
+        models.begin(shard_rows.fallback_rows(self._exchange, free.barriers, fallbacks, models.rows()))
         try:
             end = min(self._due(state.steps) if repeated is None else repeated["steps"], self._terms.steps)
             entries = self._steps(range(state.steps, end), state.reductions)
-            return self._rest(state, end, entries, repeated)
+            return self._at_barrier(state, end, entries, repeated)
         except BaseException:
             models.give_up()
             raise
@@ -262,7 +262,7 @@ class Gossip:
         """The hosted models after the step; returns their fingerprints."""
         models = self._models.models
         own = {shard: models[shard].view(torch.uint8) for shard in updates}
-        came = self._exchange.spread(step, 2, SPRINT, own, self._ways)
+        came = self._exchange.spread(step, 2, ASYNC_PHASE, own, self._ways)
         before = {shard: payload.view(torch.int64) for shard, payload in came.items()}
         for shard, update in updates.items():
             models[shard] = before[shard] + self._mixing.mixed(shard, before) + update
@@ -283,7 +283,7 @@ class Gossip:
         )
         told: dict[int, float] = {}
         printed: dict[int, int] = {}
-        for each in self._exchange.gather(step, attempt, SPRINT, payload.view(torch.uint8)):
+        for each in self._exchange.gather(step, attempt, ASYNC_PHASE, payload.view(torch.uint8)):
             shard, *numbers = each.clone().view(torch.int64).tolist()
             if shard >= 0:
                 raise failed[1] if failed is not None else Withdrawn(f"shard {shard} failed")
@@ -292,35 +292,35 @@ class Gossip:
             printed.update(zip(pairs[::2], pairs[1::2], strict=True))
         return told, printed
 
-    def _rest(
+    def _at_barrier(
         self,
         state: RunState,
         end: int,
         entries: Sequence[tuple[str | None, int]],
         repeated: Mapping[str, Any] | None,
-    ) -> Outcome:
+    ) -> StepOutcome:
         free, shape = state.free, self._terms.shape
         assert free is not None
         report = self._models.report(self._requests(), dict.fromkeys(self._models.shards, end))
-        consensus = agree(self._exchange, free.rests, report, shape)
+        consensus = agree(self._exchange, free.barriers, report, shape)
         self._models.contribute(consensus)
-        self._exchange.total(free.rests, 0, 1.0)
+        self._exchange.total(free.barriers, 0, 1.0)
         mean = self._models.averaged(consensus)
         slots = torch.tensor(to_slots(shape.shards, mean.distances), dtype=torch.int64)
-        apart = from_slots(self._exchange.maximum(free.rests, 1, REST, slots).tolist())
+        apart = from_slots(self._exchange.maximum(free.barriers, 1, BARRIER, slots).tolist())
         self._models.adopt(consensus, mean)
         lines, _ = reports.lines(tuple(entries), state.steps, end, last=False, per_line=shape.shards)
         record: dict[str, Any] = {
-            "rest": free.rests,
+            "rest": free.barriers,
             "steps": end,
             "clocks": list(consensus.clocks),
-            "heirs": [list(pair) for pair in free.heirs] if repeated is None else repeated["heirs"],
+            "heirs": [list(pair) for pair in free.fallbacks] if repeated is None else repeated["heirs"],
             "updates": "",
             "evaluate": consensus.requests.evaluate if repeated is None else repeated["evaluate"],
             "parameters": f"{mean.fingerprint % 2**64:016x}",
             "consensus_distance": math.sqrt(math.fsum(apart.values()) / shape.shards).hex(),
             "spectral_gap": self._mixing.gap.hex(),
         }
-        after = Clocks(consensus.clocks, free.rests + 1, (), (), record)
+        after = Clocks(consensus.clocks, free.barriers + 1, (), (), record)
         requests = replace(consensus.requests, evaluate=record["evaluate"])
-        return Outcome(end, lines, state.grid, requests, after)
+        return StepOutcome(end, lines, state.grid, requests, after)

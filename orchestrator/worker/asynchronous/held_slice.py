@@ -9,8 +9,8 @@ Integers may be added in any order, so deltas that come before the base count to
 that `clocks` counts, as a micro-batch that has read just these would see it. Deltas come to a server causally: it has handed on
 whatever a delta has read. `read` is called from another thread than all the rest.
 
-What it does not do: take part in the run. Replicas do not depend on it. What a sprint that is given up had added was never part
-of the run, as at the workers.
+What it does not do: take part in the run. Replicas do not depend on it. What an async phase that is given up had added was
+never part of the run, as at the workers.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class HeldSlice:
         self._counts: dict[tuple[int, int], Sequence[int]] = {}
 
     def begin(self, clocks: Sequence[int]) -> None:
-        """clocks: per shard, at the last rest."""
+        """clocks: per shard, at the last sync barrier."""
         with self._lock:
             self._clocks, self._fixed, self._whole = tuple(clocks), None, False
             self._counts.clear()
@@ -72,7 +72,7 @@ class HeldSlice:
             self._x += payload
             self._clocks = total(self._clocks, counts)
 
-    def rest(self, summed: torch.Tensor, clocks: Sequence[int]) -> None:
+    def at_barrier(self, summed: torch.Tensor, clocks: Sequence[int]) -> None:
         """summed: of the layout's size, in which this slice lies where it always does."""
         with self._lock:
             torch.add(self._base, summed[self._place], out=self._x)

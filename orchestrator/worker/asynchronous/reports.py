@@ -1,4 +1,4 @@
-"""What members tell each other at a rest: a vote, and then the updates of the sprint, each by its host. Pure.
+"""What members tell each other at a sync barrier: a vote, and then the updates of the async phase, each by its host. Pure.
 
 The vote is one int64 vector, combined by maximum, as in lockstep (`exchange/step_report.py`):
 
@@ -40,13 +40,13 @@ class BarrierReport:
     counters: Sequence[int] = ()
 
     def encode(self, shape: Shape) -> torch.Tensor:
-        told = [
+        numbers = [
             *head(self.failing_shard, self.requests, shape),
             *(self.clocks.get(shard, EMPTY) for shard in range(shape.shards)),
             *(self.magnitudes or [ABSENT] * shape.tensors),
             *(self.counters or [EMPTY] * shape.counters),
         ]
-        return torch.tensor(told, dtype=torch.int64)
+        return torch.tensor(numbers, dtype=torch.int64)
 
 
 @dataclass(frozen=True)
@@ -61,10 +61,10 @@ class BarrierConsensus:
 
     @classmethod
     def decode(cls, vector: torch.Tensor, shape: Shape) -> BarrierConsensus:
-        told = iter(vector.tolist())
-        failing_shard, requests = read_head(told, shape)
+        numbers = iter(vector.tolist())
+        failing_shard, requests = read_head(numbers, shape)
         clocks, magnitudes, counters = (
-            list(itertools.islice(told, length)) for length in (shape.shards, shape.tensors, shape.counters)
+            list(itertools.islice(numbers, length)) for length in (shape.shards, shape.tensors, shape.counters)
         )
         return cls(
             failing_shard=failing_shard,
@@ -75,7 +75,7 @@ class BarrierConsensus:
         )
 
 
-class Done(NamedTuple):
+class CompletedUpdate(NamedTuple):
     """An update that was made. loss: None of an empty micro-batch; fingerprint: of its integers."""
 
     update: Update
@@ -83,7 +83,7 @@ class Done(NamedTuple):
     fingerprint: int
 
 
-def encode(made: Sequence[Done]) -> torch.Tensor:
+def encode(made: Sequence[CompletedUpdate]) -> torch.Tensor:
     """uint8, for `Exchange.gather`."""
     numbers = [len(made)]
     for done in made:
@@ -93,31 +93,31 @@ def encode(made: Sequence[Done]) -> torch.Tensor:
     return torch.tensor(numbers, dtype=torch.int64).view(torch.uint8)
 
 
-def decode(payload: torch.Tensor) -> list[Done]:
+def decode(payload: torch.Tensor) -> list[CompletedUpdate]:
     numbers = iter(payload.clone().view(torch.int64).tolist())
     return [_done(numbers) for _ in range(next(numbers))]
 
 
-def _done(numbers: Iterator[int]) -> Done:
+def _done(numbers: Iterator[int]) -> CompletedUpdate:
     shard, bits, fingerprint, count = itertools.islice(numbers, 4)
     pairs = list(itertools.islice(numbers, 2 * count))
     reads = tuple(zip(pairs[::2], pairs[1::2], strict=True))
     loss = None if bits == EMPTY else float_of(bits)
-    return Done(Update(shard, reads), loss, fingerprint)
+    return CompletedUpdate(Update(shard, reads), loss, fingerprint)
 
 
 Carry = tuple[tuple[str | None, int], ...]
 
 
-def in_order(sprint: AsyncPhase, streams: Sequence[Sequence[Done]]) -> Carry:
-    """Loss and fingerprint of each update of a sprint, in its canonical order, which extends what caused what."""
-    clocks = list(sprint.start)
-    found: dict[tuple[int, int], Done] = {}
+def in_order(async_phase: AsyncPhase, streams: Sequence[Sequence[CompletedUpdate]]) -> Carry:
+    """Loss and fingerprint of each update of an async phase, in its canonical order, which extends what caused what."""
+    clocks = list(async_phase.start)
+    found: dict[tuple[int, int], CompletedUpdate] = {}
     for stream in streams:
         for done in stream:
             found[done.update.shard, clocks[done.update.shard]] = done
             clocks[done.update.shard] += 1
-    ordered = [found[key] for key in sprint.order()]
+    ordered = [found[key] for key in async_phase.order()]
     return tuple((None if done.loss is None else done.loss.hex(), done.fingerprint) for done in ordered)
 
 

@@ -1,4 +1,4 @@
-"""A replica as it was at the last rest, to the bit: where a sprint that fails goes back to."""
+"""A replica as it was at the last sync barrier, to the bit: where an async phase that fails goes back to."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class Rollback:
         self._replica = replica
 
     def keep(self) -> None:
-        """This is a rest."""
+        """This is a sync barrier."""
         self.parameters.copy_(self._replica.flat)
         self._buffers = self._replica.buffers()
 

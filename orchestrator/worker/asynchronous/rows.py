@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
-from orchestrator.comm.collectives import HEIRS, Exchange
+from orchestrator.comm.collectives import FALLBACKS, Exchange
 from orchestrator.optim.transforms import State
 from orchestrator.worker.model import snapshot
 
@@ -38,19 +38,19 @@ def decode(payload: torch.Tensor) -> dict[int, dict[str, torch.Tensor]]:
     return snapshot.rows_of(tensors)
 
 
-def inherited(
-    exchange: Exchange, number: int, heirs: Sequence[Sequence[int]], own: Mapping[int, State]
+def fallback_rows(
+    exchange: Exchange, number: int, fallbacks: Sequence[Sequence[int]], own: Mapping[int, State]
 ) -> dict[int, State]:
-    """In a replay, where hosts are others: what lost shards go on with, as they did then; nothing for a server. heirs: (lost,
-    heir) pairs in order, of which a later one may have an earlier one's lost shard for an heir; number: of the rest; own: what
-    the shards keep that are hosted here."""
-    if not heirs:
+    """In a replay, where hosts are others: what lost shards go on with, as they did then; nothing for a server. fallbacks:
+    (lost, fallback) pairs in order, of which a later one may have an earlier one's lost shard for a fallback; number: of the
+    rest; own: what the shards keep that are hosted here."""
+    if not fallbacks:
         return {}
-    concerned = {shard for pair in heirs for shard in pair}
-    told: dict[int, State] = {}
-    for payload in exchange.gather(number, 0, HEIRS, encode({s: row for s, row in own.items() if s in concerned})):
-        told.update(decode(payload))
-    if told:
-        for lost, heir in heirs:
-            told[lost] = told[heir]
-    return {lost: told[lost] for lost, _ in heirs if lost in own}
+    concerned = {shard for pair in fallbacks for shard in pair}
+    rows: dict[int, State] = {}
+    for payload in exchange.gather(number, 0, FALLBACKS, encode({s: row for s, row in own.items() if s in concerned})):
+        rows.update(decode(payload))
+    if rows:
+        for lost, fallback in fallbacks:
+            rows[lost] = rows[fallback]
+    return {lost: rows[lost] for lost, _ in fallbacks if lost in own}

@@ -1,7 +1,7 @@
 """One optimizer for each hosted shard, over the same parameters: replicas that run free have no common gradient.
 
 There is one object of torch's and as many states as shards, which take turns in it. As a row (`compute/shard_states.py`) a
-state travels with its shard, stands in checkpoints, and is put back when a sprint is given up.
+state travels with its shard, stands in checkpoints, and is put back when an async phase is given up.
 """
 
 from __future__ import annotations

@@ -4,9 +4,10 @@
     p' = the shard's optimizer after the gradient of micro-batch (clock, shard)
     u  = rint((p' - p) / V / lsb)                so that V shards move as far as one optimizer would
 
-Running statistics and counters are those of the shard while replicas run free; at a rest everybody takes their exact mean. The
-learning rate is that of the step (sum of the clocks read) // V: a slow shard's own clock would leave it in the middle of the
-schedule. Clipping is of each shard's gradient. A micro-batch that is empty, or whose weight is zero, is an update of zero.
+Running statistics and counters are those of the shard while replicas run free; at a sync barrier everybody takes their exact
+mean. The learning rate is that of the step (sum of the clocks read) // V: a slow shard's own clock would leave it in the middle
+of the schedule. Clipping is of each shard's gradient. A micro-batch that is empty, or whose weight is zero, is an update of
+zero.
 
 Source: workers that step by themselves, as in Ho et al. (NIPS 2013) and Hsieh et al., "Gaia" (NSDI 2017), there by plain SGD.
 """

@@ -1,4 +1,5 @@
-"""Running statistics and counters of replicas that run free: each shard's own; at a rest the exact mean, and the maximum.
+"""Running statistics and counters of replicas that run free: each shard's own; at a sync barrier the exact mean, and the
+maximum.
 
 Updates of statistics could not be added up as those of parameters are: summed with a delay of 8 rounds they drove a running
 variance to -0.32 (measured). The mean is a sum of integers over all shards, on a grid from magnitudes that all agree on.

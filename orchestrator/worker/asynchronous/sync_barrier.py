@@ -1,12 +1,13 @@
-"""A rest: replicas that ran free become equal by one vote, one exact sum and one gathering; the same for workers and servers.
+"""A sync barrier: replicas that ran free become equal by one vote, one exact sum and one gathering; the same for workers and
+servers.
 
     vote       clocks, requests, faults, counters, the magnitudes of statistics         maximum
     sum        parameters at the last rest + what every worker has added since          integers, over the topology's schedule
     gather     the updates of the sprint, each worker its own                           the record of the sprint
 
-A rest happens for all members or for none: whatever goes wrong in a sprint is part of the vote or ends the generation, and then
-every survivor goes back to the last rest. So nothing has to be drained or rescued, and the record of a run is the record of its
-rests. Source: the design of asynchronous modes, section 3, without its kept deltas.
+A sync barrier happens for all members or for none: whatever goes wrong in an async phase is part of the vote or ends the
+generation, and then every survivor goes back to the last sync barrier. So nothing has to be drained or rescued, and the record
+of a run is the record of its sync barriers. Source: the design of asynchronous modes, section 3, without its kept deltas.
 """
 
 from __future__ import annotations
@@ -16,21 +17,21 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol, Self
 
-from orchestrator.comm.collectives import REST, VOTE, Exchange
+from orchestrator.comm.collectives import BARRIER, VOTE, Exchange
 from orchestrator.config.plan import Plan
 from orchestrator.controller.events import Begin
 from orchestrator.errors import Inconsistent
 from orchestrator.records.clocks import AsyncPhase
 from orchestrator.worker.asynchronous import reports
-from orchestrator.worker.asynchronous.reports import BarrierConsensus, BarrierReport, Done
+from orchestrator.worker.asynchronous.reports import BarrierConsensus, BarrierReport, CompletedUpdate
 from orchestrator.worker.between_steps.run_state import Clocks, RunState
 from orchestrator.worker.member.generation import Withdrawn
-from orchestrator.worker.step.executor import Outcome
+from orchestrator.worker.step.executor import StepOutcome
 from orchestrator.worker.voting.step_report import Requests, Shape
 
 
 class Replica(Protocol):
-    """What a worker does at a rest, and a server does not: it has nothing to add, and nothing to take over."""
+    """What a worker does at a sync barrier, and a server does not: it has nothing to add, and nothing to take over."""
 
     def report(self) -> BarrierReport:
         """What this member votes."""
@@ -44,8 +45,8 @@ class Replica(Protocol):
     def adopt(self, consensus: BarrierConsensus) -> int | None:
         """Take the sum over; returns the fingerprint of the parameters."""
 
-    def made(self) -> Sequence[Done]:
-        """The updates of the sprint that this member has made."""
+    def updates_made(self) -> Sequence[CompletedUpdate]:
+        """The updates of the async phase that this member has made."""
 
 
 class Nothing:
@@ -63,14 +64,14 @@ class Nothing:
     def adopt(self, consensus: BarrierConsensus) -> int | None:  # noqa: ARG002
         return None
 
-    def made(self) -> Sequence[Done]:
+    def updates_made(self) -> Sequence[CompletedUpdate]:
         return ()
 
 
 @dataclass(frozen=True)
 class Terms:
-    """What a rest has to know of the run. shape: the lengths of a report; steps: of the run; hosted: shards by worker, in this
-    generation."""
+    """What a sync barrier has to know of the run. shape: the lengths of a report; steps: of the run; hosted: shards by worker,
+    in this generation."""
 
     shape: Shape
     steps: int
@@ -83,18 +84,18 @@ class Terms:
         return cls(Shape(plan.data.shards, tensors, counters), run_manifest["steps"], begin.shards)
 
 
-def rest(
+def synchronize(
     exchange: Exchange,
     member: Replica,
     state: RunState,
     terms: Terms,
     replayed: tuple[Mapping[str, Any], AsyncPhase] | None = None,
-) -> Outcome:
-    """End a sprint. replayed: the record of the rest that this one repeats, and its sprint. Raises what
+) -> StepOutcome:
+    """End an async phase. replayed: the record of the rest that this one repeats, and its async phase. Raises what
     the transport raises, Withdrawn, and the fault of a shard."""
     free = state.free
     assert free is not None
-    number, shape = free.rests, terms.shape
+    number, shape = free.barriers, terms.shape
     consensus = agree(exchange, number, member.report(), shape)
     if consensus.failing_shard is not None:
         raise member.fault(consensus.failing_shard) or Withdrawn(f"shard {consensus.failing_shard} failed")
@@ -106,46 +107,47 @@ def rest(
         )
     member.contribute(consensus)
     exchange.total(number, 0, 1.0)
-    gathered = exchange.gather(number, 0, REST, reports.encode(member.made()))
+    gathered = exchange.gather(number, 0, BARRIER, reports.encode(member.updates_made()))
     steps = min(sum(consensus.clocks) // shape.shards, terms.steps)
     requests = _granted(consensus.requests, replayed, further=steps > state.steps)
     if not gathered:  # a server learns of no updates
-        return Outcome(steps, (), state.grid, requests, Clocks(consensus.clocks, number + 1))
+        return StepOutcome(steps, (), state.grid, requests, Clocks(consensus.clocks, number + 1))
     streams = [reports.decode(payload) for payload in gathered]
     if replayed is None:
         updates = tuple(tuple(done.update for done in stream) for stream in streams)
-        sprint = AsyncPhase(free.clocks, terms.hosted, updates)
-        record: Mapping[str, Any] = _record(state, steps, sprint, evaluate=requests.evaluate)
+        async_phase = AsyncPhase(free.clocks, terms.hosted, updates)
+        record: Mapping[str, Any] = _record(state, steps, async_phase, evaluate=requests.evaluate)
     else:
-        record, sprint = replayed
-    ordered = free.carry + reports.in_order(sprint, streams)
+        record, async_phase = replayed
+    ordered = free.carry + reports.in_order(async_phase, streams)
     lines, carry = reports.lines(ordered, state.steps, steps, last=steps == terms.steps, per_line=shape.shards)
     fingerprint = member.adopt(consensus)
     assert fingerprint is not None
-    told = {**record, "parameters": f"{fingerprint % 2**64:016x}"}
-    return Outcome(steps, lines, state.grid, requests, Clocks(consensus.clocks, number + 1, carry, (), told))
+    published = {**record, "parameters": f"{fingerprint % 2**64:016x}"}
+    return StepOutcome(steps, lines, state.grid, requests, Clocks(consensus.clocks, number + 1, carry, (), published))
 
 
 def _granted(requests: Requests, replayed: tuple[Mapping[str, Any], AsyncPhase] | None, *, further: bool) -> Requests:
     """What is done of what members request: one evaluation and one checkpoint in a step at most, for by their steps they are
-    told apart; a replay evaluates where the run did. further: steps were completed since the last rest."""
+    told apart; a replay evaluates where the run did. further: steps were completed since the last sync barrier."""
     evaluate = (requests.evaluate and further) if replayed is None else replayed[0]["evaluate"]
     return replace(requests, evaluate=evaluate, save=requests.save and further)
 
 
 def agree(exchange: Exchange, number: int, report: BarrierReport, shape: Shape) -> BarrierConsensus:
-    """The vote of a rest."""
+    """The vote of a sync barrier."""
     return BarrierConsensus.decode(exchange.maximum(number, 0, VOTE, report.encode(shape)), shape)
 
 
-def _record(state: RunState, steps: int, sprint: AsyncPhase, *, evaluate: bool) -> dict[str, Any]:
-    """The record of a rest, but for the parameters after it. steps: after it; evaluate: whether a clock asked for that."""
+def _record(state: RunState, steps: int, async_phase: AsyncPhase, *, evaluate: bool) -> dict[str, Any]:
+    """The record of a sync barrier, but for the parameters after it. steps: after it; evaluate: whether a clock asked for
+    that."""
     assert state.free is not None
     return {
-        "rest": state.free.rests,
+        "rest": state.free.barriers,
         "steps": steps,
-        "clocks": list(sprint.end),
-        "heirs": [list(pair) for pair in state.free.heirs],
-        "updates": base64.b64encode(sprint.encode()).decode("ascii"),
+        "clocks": list(async_phase.end),
+        "heirs": [list(pair) for pair in state.free.fallbacks],
+        "updates": base64.b64encode(async_phase.encode()).decode("ascii"),
         "evaluate": evaluate,
     }

@@ -1,8 +1,8 @@
 """Deltas between the members of one generation, on the routes of its topology: sent, handed on, and ended with a bell.
 
-Whoever ends its sprint rings: it sends a bell to all its peers, and nothing of the sprint after that. Who has rung and heard
-the bell of every peer has nothing of the sprint left in any of its links, and votes. One bell makes everybody ring, so a rest
-needs no agreement beforehand.
+Whoever ends its async phase rings: it sends a bell to all its peers, and nothing of the async phase after that. Who has rung
+and heard the bell of every peer has nothing of the async phase left in any of its links, and votes. One bell makes everybody
+ring, so a sync barrier needs no agreement beforehand.
 
 Memory: an origin's delta lies in one of its slots until everybody has acknowledged it, which the window sees to; who hands a
 delta on keeps it in a slot of its own as long. So a slice may be read where it lies.
@@ -14,7 +14,7 @@ from typing import Final, Protocol
 
 import torch
 
-from orchestrator.comm.collectives import SPRINT
+from orchestrator.comm.collectives import ASYNC_PHASE
 from orchestrator.comm.topologies.routes import Routes
 from orchestrator.comm.transports.base import DeadlineExceeded, Received, Regions, Tag, Transport
 from orchestrator.numerics.fixed_point import FixedPoint
@@ -23,11 +23,11 @@ from orchestrator.worker.asynchronous.deltas import APPLIED, BELL, DELTA, Header
 from orchestrator.worker.asynchronous.held_slice import HeldSlice
 from orchestrator.worker.between_steps.timing import Patience
 
-_HEADER: Final = 0  # notes: what a message of a sprint is
+_HEADER: Final = 0  # notes: what a message of an async phase is
 _SLICE: Final = 1
 _GRID: Final = 2  # for who holds a slice: how parameters are represented, and
-_BASE: Final = 3  # what they are at the last rest
-_PHASES: Final = (SPRINT,)
+_BASE: Final = 3  # what they are at the last sync barrier
+_PHASES: Final = (ASYNC_PHASE,)
 
 
 class Into(Protocol):
@@ -64,7 +64,7 @@ class DeltaMemory:
             self._regions.free(self._relayed)
             self._relayed = self._regions.allocate(needed, torch.int64)
 
-    def own(self, number: int) -> torch.Tensor:
+    def outgoing(self, number: int) -> torch.Tensor:
         """Where this member's delta of that number lies, whole."""
         start = number % self.window * self.layout.size
         return self._own[start : start + self.layout.size]
@@ -79,7 +79,7 @@ class DeltaMemory:
 
 
 class Traffic:
-    """One member's messages of one sprint."""
+    """One member's messages of one async phase."""
 
     def __init__(
         self,
@@ -87,14 +87,14 @@ class Traffic:
         routes: Routes,  # by which deltas reach all members
         member: int,  # this member's rank
         generation: int,  # its number
-        sprint: int,  # its number, which is that of the rest that it ends with
+        async_phase: int,  # its number, which is that of the rest that it ends with
         memory: DeltaMemory,  # where deltas lie while they are on their way
     ) -> None:
         self._transport = transport
         self._routes = routes
         self._member = member
         self._generation = generation
-        self._sprint = sprint
+        self._async_phase = async_phase
         self.memory = memory
         self._numbers: dict[tuple[int, int], int] = {}  # of the delta whose slice comes next, by origin and slice
         self._ended: set[int] = set()
@@ -111,7 +111,7 @@ class Traffic:
             part = self._member % self._routes.slices
             self._pass_on(self._member, part, encoded, _HEADER)
             return
-        delta, borders = self.memory.own(header.number), self.memory.borders
+        delta, borders = self.memory.outgoing(header.number), self.memory.borders
         for part in range(self._routes.slices):
             self._pass_on(self._member, part, encoded, _HEADER)
             self._pass_on(self._member, part, delta[borders[part] : borders[part + 1]], _SLICE)
@@ -148,8 +148,8 @@ class Traffic:
 
     def end(self, shards: int, patience: Patience, wait_s: float, held: HeldSlice | None = None) -> None:
         """Ring, and wait until all peers have rung; deltas that come meanwhile are dropped, for the sum of the rest has them
-        all. held: what this member holds, which is still told of the last rest. Raises DeadlineExceeded too, while no peer
-        rings."""
+        all. held: what this member holds, which is still told of the last sync barrier. Raises DeadlineExceeded too, while no
+        peer rings."""
         peers = self._routes.peers[self._member]
         bell = Header(BELL, self._member, 0, 0, (0,) * shards, (), ()).encode()
         for peer in peers:
@@ -187,7 +187,7 @@ class Traffic:
             self._transport.send(peer, self._tag(origin, part), payload, note)
 
     def _tag(self, origin: int, part: int) -> Tag:
-        return Tag(self._generation, self._sprint, origin, SPRINT, part)
+        return Tag(self._generation, self._async_phase, origin, ASYNC_PHASE, part)
 
 
 def _hold(into: Into | None, received: Received) -> None:

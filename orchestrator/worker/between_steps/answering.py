@@ -16,7 +16,7 @@ import torch
 from orchestrator.config.plan import Plan
 from orchestrator.errors import OrchestratorError, few
 from orchestrator.numerics import batch_invariance, determinism
-from orchestrator.numerics.batch_invariance import Tried
+from orchestrator.numerics.batch_invariance import InvarianceTrial
 from orchestrator.numerics.streams import seeded
 from orchestrator.pipeline import naming
 from orchestrator.worker.model.pipeline_adapter import PipelineAdapter
@@ -28,7 +28,7 @@ _KEYS = 5  # in a sentence
 def answers(plan: Plan, workload: PipelineAdapter) -> dict[str, Any]:
     """What was found, as plain data; of a run with noise nothing that is of its samples."""
     if plan.cluster.members.stages > 1:
-        found = Tried(None, "no worker had the whole model to try it")
+        found = InvarianceTrial(None, "no worker had the whole model to try it")
     else:
         found = _tried(workload, plan.run.seed, plan.run.compute.arithmetic)
     if plan.data.privacy is not None:
@@ -36,7 +36,7 @@ def answers(plan: Plan, workload: PipelineAdapter) -> dict[str, Any]:
     return dataclasses.asdict(found)
 
 
-def _tried(workload: PipelineAdapter, seed: int, arithmetic: determinism.Arithmetic) -> Tried:
+def _tried(workload: PipelineAdapter, seed: int, arithmetic: determinism.Arithmetic) -> InvarianceTrial:
     determinism.prepare_thread(1, arithmetic=arithmetic)
     given: Any = None
     try:
@@ -48,7 +48,7 @@ def _tried(workload: PipelineAdapter, seed: int, arithmetic: determinism.Arithme
                 return batch_invariance.tried(lambda rows: workload.pipeline.predict(model, rows), inputs)
     except OrchestratorError as error:
         raised = error.message.partition("\n")[0].rstrip(": ")
-        return Tried(None, UNFIT, raised if given is None else f"{raised}; it was given {_kind(given)}")
+        return InvarianceTrial(None, UNFIT, raised if given is None else f"{raised}; it was given {_kind(given)}")
 
 
 def _kind(value: Any) -> str:

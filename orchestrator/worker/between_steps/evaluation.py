@@ -95,7 +95,7 @@ def in_eval_mode(model: torch.nn.Module) -> Iterator[None]:
 
 
 def combine(
-    exchange: Exchange, step: int, batches: int, results: Results, watched: Sequence[str] = ()
+    exchange: Exchange, step: int, batches: int, results: Results, monitored: Sequence[str] = ()
 ) -> dict[str, float]:
     """The metrics over the whole validation set, the same at every member, whether it has results of its own or not. watched:
     names that decisions depend on.
@@ -106,12 +106,12 @@ def combine(
     metrics, length = _agree(exchange, step, batches, results, len(words))
     width = _FIXED + metrics
     filled = {batch * width + i: value for batch, row in results.rows.items() for i, value in enumerate(row)}
-    told = torch.tensor([*to_slots(batches * width, filled), *(words or [EMPTY] * length)], dtype=torch.int64)
-    agreed = exchange.maximum(step, 0, EVALUATION, told).tolist()
+    vector = torch.tensor([*to_slots(batches * width, filled), *(words or [EMPTY] * length)], dtype=torch.int64)
+    agreed = exchange.maximum(step, 0, EVALUATION, vector).tolist()
     values = from_slots(agreed[: batches * width])
     rows = [[values[batch * width + i] for i in range(width)] for batch in range(batches)]
     means = means_of(_from_words(agreed[batches * width :]), rows)
-    for name in watched:
+    for name in monitored:
         if name not in means:
             raise PipelineRaised(
                 f"there is no metric {name!r} to watch; there are {', '.join(means)}",

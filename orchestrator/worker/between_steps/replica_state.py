@@ -99,9 +99,9 @@ class ReplicaState:
         """What shards keep that are hosted here from now on. Raises Inconsistent where it does not fit."""
         self._states.adopt(self._states.fitted(snapshot.rows_of(tensors)))
 
-    def inherit(self, lost: int, heir: int) -> None:
-        """The shard `lost`, whose state nobody has, goes on with that of `heir`, if it is here."""
-        self._states.inherit(lost, heir)
+    def fall_back(self, lost: int, fallback: int) -> None:
+        """The shard `lost`, whose state nobody has, goes on with that of `fallback`, if it is here."""
+        self._states.fall_back(lost, fallback)
 
     @property
     def _replicated(self) -> State:

@@ -14,8 +14,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from orchestrator.config.plan import Plan, Watching
-from orchestrator.controller.events import Inheritance
+from orchestrator.config.plan import MonitoredMetric, Plan
+from orchestrator.controller.events import FallbackPair
 from orchestrator.numerics.grid import Grid
 from orchestrator.optim.patience import Patience
 from orchestrator.optim.ranking import Ranking
@@ -27,25 +27,26 @@ SecondVote = tuple[tuple[int, ...], ...]  # the vectors on which it agreed
 
 @dataclass(frozen=True)
 class Clocks:
-    """How far replicas are that run free between rests, as of the last rest.
+    """How far replicas are that run free between sync barriers, as of the last sync barrier.
 
-    clocks: per shard, its updates. rests: how many there have been. carry: loss (hexadecimal; None: an empty micro-batch) and
-    fingerprint of each update that fills no line of the trace yet. heirs: (lost, heir) pairs of shards since that rest: the
-    lost one goes on with what the heir keeps. unpublished: the record of that rest, until its evaluation is done.
+    clocks: per shard, its updates. barriers: how many there have been. carry: loss (hexadecimal; None: an empty micro-batch)
+    and fingerprint of each update that fills no line of the trace yet. fallbacks: (lost, fallback) pairs of shards since that
+    sync barrier: the lost one goes on with what the fallback keeps. unpublished: the record of that sync barrier, until its
+    evaluation is done.
     """
 
     clocks: tuple[int, ...]
-    rests: int = 0
+    barriers: int = 0
     carry: tuple[tuple[str | None, int], ...] = ()
-    heirs: tuple[Inheritance, ...] = ()
+    fallbacks: tuple[FallbackPair, ...] = ()
     unpublished: Mapping[str, Any] | None = None
 
     def as_dict(self) -> dict[str, Any]:
         return {
             "clocks": list(self.clocks),
-            "rests": self.rests,
+            "rests": self.barriers,
             "carry": [list(entry) for entry in self.carry],
-            "heirs": [list(pair) for pair in self.heirs],
+            "heirs": [list(pair) for pair in self.fallbacks],
             "unpublished": None if self.unpublished is None else dict(self.unpublished),
         }
 
@@ -55,7 +56,7 @@ class Clocks:
             tuple(values["clocks"]),
             values["rests"],
             tuple((loss, fingerprint) for loss, fingerprint in values["carry"]),
-            tuple((lost, heir) for lost, heir in values["heirs"]),
+            tuple((lost, fallback) for lost, fallback in values["heirs"]),
             values["unpublished"],
         )
 
@@ -91,13 +92,13 @@ class RunState:
 
     @property
     def progress(self) -> Progress:
-        rests = None if self.free is None else self.free.rests
-        return Progress(self.steps, evaluated=not self.evaluation_due and not self.unpublished, rests=rests)
+        barriers = None if self.free is None else self.free.barriers
+        return Progress(self.steps, evaluated=not self.evaluation_due and not self.unpublished, barriers=barriers)
 
     @property
     def advances(self) -> int:
-        """How often all replicas have become equal: once a step in lockstep, otherwise at each rest."""
-        return self.steps if self.free is None else self.free.rests
+        """How often all replicas have become equal: once a step in lockstep, otherwise at each sync barrier."""
+        return self.steps if self.free is None else self.free.barriers
 
     @property
     def reductions(self) -> int:
@@ -108,9 +109,9 @@ class RunState:
     def stopped_early(self) -> bool:
         return self.stopping is not None and self.stopping.exhausted > 0
 
-    def watched(self) -> list[str]:
+    def monitored(self) -> list[str]:
         """The metrics on which early stopping, the schedule or the best checkpoints depend."""
-        patient = [patience.watching.metric for patience in (self.stopping, self.plateau) if patience is not None]
+        patient = [patience.monitored.metric for patience in (self.stopping, self.plateau) if patience is not None]
         return patient if self.best is None else [*patient, self.best.of.metric]
 
     def committed(
@@ -155,12 +156,12 @@ class RunState:
         stopped early, patience begins anew."""
         best = None if self.best is None else Ranking(self.best.of)
         ended = self.stopped_early and self.stopping is not None
-        stopping = Patience(self.stopping.watching) if ended and self.stopping is not None else self.stopping
+        stopping = Patience(self.stopping.monitored) if ended and self.stopping is not None else self.stopping
         return replace(self, best=best, archived=False, save_here=False, stopping=stopping)
 
-    def inherited(self, heirs: tuple[Inheritance, ...]) -> RunState:
-        """Where replicas run free: lost shards have gone on with what their heirs keep since the last rest."""
-        return self if self.free is None else replace(self, free=replace(self.free, heirs=heirs))
+    def with_fallbacks(self, fallbacks: tuple[FallbackPair, ...]) -> RunState:
+        """Where replicas run free: lost shards have gone on with what their fallbacks keep since the last sync barrier."""
+        return self if self.free is None else replace(self, free=replace(self.free, fallbacks=fallbacks))
 
     def published(self) -> RunState:
         free = None if self.free is None else replace(self.free, unpublished=None)
@@ -190,13 +191,13 @@ class RunState:
         best = [] if self.best is None else self.best.as_list()
         return {"kept": {"best": best, "archived": self.archived, "save_here": self.save_here}}
 
-    def handed_over(self) -> dict[str, Any]:
+    def for_transfer(self) -> dict[str, Any]:
         """`as_dict`, with what only members of the present time have a use for."""
         second_vote = {"second_vote": [list(agreed) for agreed in self.second_vote]} if self.second_vote else {}
         return {**self.as_dict(), **second_vote}
 
     def resumed(self, values: Mapping[str, Any]) -> RunState:
-        """The run state that `as_dict` or `handed_over` described, in a run of this plan."""
+        """The run state that `as_dict` or `for_transfer` described, in a run of this plan."""
         kept = values.get("kept", {})
         return replace(
             self,
@@ -216,7 +217,7 @@ class RunState:
 
 
 def _after(patience: Patience | None, metrics: Mapping[str, float]) -> Patience | None:
-    return None if patience is None else patience.after(metrics[patience.watching.metric])
+    return None if patience is None else patience.after(metrics[patience.monitored.metric])
 
 
 def _patience_as_dict(patience: Patience | None) -> dict[str, Any] | None:
@@ -233,5 +234,5 @@ def _resumed(patience: Patience | None, values: Mapping[str, Any] | None) -> Pat
     return replace(patience, best=best, waited=values["waited"], exhausted=values["exhausted"])
 
 
-def _patience(watching: Watching | None) -> Patience | None:
-    return None if watching is None else Patience(watching)
+def _patience(monitored: MonitoredMetric | None) -> Patience | None:
+    return None if monitored is None else Patience(monitored)

@@ -46,8 +46,8 @@ class Request:
 
     @classmethod
     def read(cls, file: Path) -> Self:
-        told = json.loads(file.read_text(encoding="utf-8"))
-        return cls(Blueprint(**told.pop("blueprint")), Computing(**told.pop("computing")), **told)
+        fields = json.loads(file.read_text(encoding="utf-8"))
+        return cls(Blueprint(**fields.pop("blueprint")), Computing(**fields.pop("computing")), **fields)
 
 
 Numbers = Mapping[str, float | None]
@@ -71,8 +71,8 @@ class Combined:
 
     def as_dict(self) -> dict[str, Any]:
         """What is no finite number is None there: JSON has none."""
-        told: dict[str, Any] = _finite(asdict(self))
-        return told
+        fields: dict[str, Any] = _finite(asdict(self))
+        return fields
 
 
 def _finite(value: Any) -> Any:
@@ -83,21 +83,23 @@ def _finite(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def answer(file: Path, found: Combined | OrchestratorError) -> None:
-    told = {"failed": found.as_dict()} if isinstance(found, OrchestratorError) else {"combined": found.as_dict()}
-    file.write_text(json.dumps(told), encoding="utf-8")
+def answer(file: Path, combined: Combined | OrchestratorError) -> None:
+    fields = (
+        {"failed": combined.as_dict()} if isinstance(combined, OrchestratorError) else {"combined": combined.as_dict()}
+    )
+    file.write_text(json.dumps(fields), encoding="utf-8")
 
 
 def answered(file: Path) -> Combined:
     """Raises the error that was answered, RunFailed where there is no answer."""
     try:
-        told = json.loads(file.read_text(encoding="utf-8"))
+        fields = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError):
         raise RunFailed(
             "the process that combines the members ended without an answer",
             "what it said stands above; look for the kernel's out-of-memory killer (dmesg), and go on with resume=",
             code="ensemble.no-answer",
         ) from None
-    if "failed" in told:
-        raise from_dict(told["failed"])
-    return Combined(**told["combined"])
+    if "failed" in fields:
+        raise from_dict(fields["failed"])
+    return Combined(**fields["combined"])

@@ -61,8 +61,8 @@ def save(model: EnsembleModel, blueprint: Blueprint, folder: Path) -> str:
     folder.mkdir(parents=True, exist_ok=True)
     state = {name: tensor.detach().contiguous().clone() for name, tensor in distinct_state(model).items()}
     save_file(state, str(folder / WEIGHTS))
-    told = {**asdict(blueprint), "digest": digest}
-    (folder / DESCRIPTION).write_text(json.dumps(told, indent=1) + "\n", encoding="utf-8")
+    description = {**asdict(blueprint), "digest": digest}
+    (folder / DESCRIPTION).write_text(json.dumps(description, indent=1) + "\n", encoding="utf-8")
     return digest
 
 
@@ -74,9 +74,9 @@ def load(folder: Path, combine: str | None = None, *, trusted: bool = False) -> 
     from safetensors.torch import load_file
 
     try:
-        told = json.loads((folder / DESCRIPTION).read_text(encoding="utf-8"))
-        digest = told.pop("digest")
-        blueprint = Blueprint(**told)
+        description = json.loads((folder / DESCRIPTION).read_text(encoding="utf-8"))
+        digest = description.pop("digest")
+        blueprint = Blueprint(**description)
         state = load_file(str(folder / WEIGHTS))
     except (OSError, ValueError, TypeError, KeyError, SafetensorError) as error:
         raise UsageError(

@@ -21,8 +21,8 @@ from orchestrator.controller.rendezvous.schedules import Group
 from orchestrator.controller.shard_assignment import hosts_of
 from orchestrator.optim.privacy.keys import Keys
 from orchestrator.worker.member.heartbeat import Heartbeat
-from orchestrator.worker.member.shard_slots import Row, ShardSlots
-from orchestrator.worker.member.shared_queue import Place
+from orchestrator.worker.member.shard_slots import ShardSlots, SlotRow
+from orchestrator.worker.member.shared_queue import MemoryHandle
 
 Entry = dict[str, Any]
 Emit = Callable[[Entry], None]
@@ -47,9 +47,9 @@ class Generation:
     keys: Keys | None = field(default=None, repr=False)
     groups: tuple[Group, ...] = ()  # by stage, the workers that add up its gradient, and how
     # by worker's rank, where it claims shards; None of one that is alone on its host
-    boards: tuple[Place | None, ...] = ()
+    queues: tuple[MemoryHandle | None, ...] = ()
     # by worker's rank, where it shares a divided update; None of one that is alone on its host
-    updates: tuple[Place | None, ...] = ()
+    updates: tuple[MemoryHandle | None, ...] = ()
 
     @property
     def number(self) -> int:
@@ -86,7 +86,7 @@ class Generation:
             "writers": self.writers,
             "storage": self.storage,
             **({"moves": begin.moves} if begin.moves else {}),
-            **({"heirs": begin.heirs} if begin.heirs else {}),
+            **({"heirs": begin.fallbacks} if begin.fallbacks else {}),
             **({"absent": begin.absent} if begin.absent else {}),
             **({"stages": begin.stages} if begin.stages else {}),
             **({"applies": begin.applies} if begin.applies else {}),
@@ -132,7 +132,7 @@ class Distrusted(Exception):
         self.verdict = verdict
 
 
-class Writer(Protocol):
+class CheckpointWriter(Protocol):
     """Writes one member's parts of checkpoints in the background, one at a time."""
 
     @property
@@ -149,7 +149,7 @@ class Writer(Protocol):
         """Wait until what was begun is written, or has failed; returns whether that came in time."""
 
 
-class NoWriter:
+class NoCheckpointWriter:
     """The writer of a member that never writes checkpoints."""
 
     busy = False
@@ -174,7 +174,7 @@ def _ignore(entry: Entry) -> None:
     pass
 
 
-def _nowhere(shards: int, row: Row) -> ShardSlots | None:  # noqa: ARG001
+def _nowhere(shards: int, row: SlotRow) -> ShardSlots | None:  # noqa: ARG001
     return None
 
 
@@ -188,9 +188,9 @@ class ProcessServices:
     # entries that the driver may not have received; sent with the state when this member gives it to others
     unacknowledged: Callable[[], list[Entry]] = list
     load: Load = _nothing_to_load  # the state in a checkpoint, of it those tensors that are wanted
-    writer: Writer = field(default_factory=NoWriter)  # writes this member's parts of checkpoints
+    writer: CheckpointWriter = field(default_factory=NoCheckpointWriter)  # writes this member's parts of checkpoints
     # where what so many shards keep outlives this process, given one row; None where that is nowhere
-    slots: Callable[[int, Row], ShardSlots | None] = _nowhere
+    slots: Callable[[int, SlotRow], ShardSlots | None] = _nowhere
     sites: tuple[str, ...] = ()  # the sites whose bytes this member's node holds
     start: Start = Started  # how a loader process begins
 

@@ -33,13 +33,13 @@ from orchestrator.errors import Inconsistent
 _SLOTS: Final = 2
 _ALIGNED_BYTES: Final = 64
 
-Row = Mapping[str, torch.Tensor]
+SlotRow = Mapping[str, torch.Tensor]
 
 
 class ShardSlots:
     """The slots of all shards of a run. Only the host of a shard writes its slots, one thread at a time."""
 
-    def __init__(self, fd: int, shards: int, row: Row) -> None:
+    def __init__(self, fd: int, shards: int, row: SlotRow) -> None:
         """fd: stays the caller's, who keeps it open; row: what every row is like. Raises Inconsistent where the memory is laid
         out for other rows."""
         self._fd = fd
@@ -75,7 +75,7 @@ class ShardSlots:
         except OSError as error:
             raise MemoryError(f"what {len(wanted)} shards keep needs memory: {error.strerror}") from error
 
-    def write(self, shard: int, stamp: int, row: Row) -> None:
+    def write(self, shard: int, stamp: int, row: SlotRow) -> None:
         """What the shard keeps after `stamp` steps, at least one. Its memory is reserved."""
         slot = self._slot_of(stamp)
         if self._stamps[shard, slot] == stamp:

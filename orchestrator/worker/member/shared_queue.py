@@ -1,6 +1,6 @@
-"""Shards that the workers of one host claim, each by one atomic instruction on a board that all of them have mapped.
+"""Shards that the workers of one host claim, each by one atomic instruction on a queue that all of them have mapped.
 
-The board has a cell per shard with a stamp: the generation and the step in which the shard was claimed last. To claim is to
+The queue has a cell per shard with a stamp: the generation and the step in which the shard was claimed last. To claim is to
 write the stamp of the present step if an older one is there (an atomic maximum, which tells what was there): of all who try it
 in a step one succeeds. Stamps only grow, so nothing is ever reset: what a generation that broke off has left behind is older
 than all that follows it, and whoever is late in such a generation finds newer stamps and gets nothing. Nobody claims for step
@@ -10,7 +10,7 @@ enough.
 A claim orders no other memory, since nothing is handed over by it: the micro-batch is a function of (step, shard), and what a
 shard contributes goes by the vote and the sum as ever (rule C4).
 
-Whether a worker has the board has to be known to the others: who has not would compute what others take from it. So each writes
+Whether a worker has the queue has to be known to the others: who has not would compute what others take from it. So each writes
 its generation beside the cells before its first vote, and in the first step of a generation nobody claims. With the second all
 look, and claim if all of the host are there.
 
@@ -49,37 +49,37 @@ def goes(plan: Plan, run_manifest: Mapping[str, Any]) -> bool:
     return plan.cluster.claims and not run_manifest["shard_state"]
 
 
-class Place(NamedTuple):
-    """Where the board of a host lies: the rank that owns it, its process, and its descriptor there."""
+class MemoryHandle(NamedTuple):
+    """Where the queue of a host lies: the rank that owns it, its process, and its descriptor there."""
 
     rank: int
     pid: int
     fd: int
 
 
-class Ground:
-    """Memory for a board, of the worker that may come to own one; it takes no page before it is used. place: its process, and
+class QueueMemory:
+    """Memory for a queue, of the worker that may come to own one; it takes no page before it is used. place: its process, and
     its descriptor there."""
 
     def __init__(self) -> None:
         fd = lasting_memory.created()
-        self.place = os.getpid(), fd
+        self.handle = os.getpid(), fd
         weakref.finalize(self, os.close, fd)
 
 
-class Deal:
-    """What is dealt to the workers of a host, as compiled code reads it. dealt: the shards of each; own: which of them asks;
-    kept: as in `controller.work_stealing`; stamp: of the step."""
+class Assignment:
+    """What is assigned to the workers of a host, as compiled code reads it. assigned: the shards of each; own: which of them
+    asks; kept: as in `controller.work_stealing`; stamp: of the step."""
 
-    def __init__(self, dealt: Sequence[Sequence[int]], own: int, kept: int = 0) -> None:
-        flat = [shard for shards in dealt for shard in shards]
-        self._numbers = numpy.array([*flat, *accumulate(map(len, dealt), initial=0)], numpy.int64)
+    def __init__(self, assigned: Sequence[Sequence[int]], own: int, kept: int = 0) -> None:
+        flat = [shard for shards in assigned for shard in shards]
+        self._numbers = numpy.array([*flat, *accumulate(map(len, assigned), initial=0)], numpy.int64)
         at = self._numbers.__array_interface__["data"][0]
         self.stamp = ctypes.c_int64()
-        self.arguments = self.stamp, at, at + 8 * len(flat), len(dealt), own, kept
+        self.arguments = self.stamp, at, at + 8 * len(flat), len(assigned), own, kept
 
 
-class Board:
+class SharedQueue:
     """The cells of all shards of a run, and the generations of who has joined, by rank."""
 
     def __init__(self, fd: int, shards: int) -> None:
@@ -90,7 +90,7 @@ class Board:
         cells = Mapped(fd, 2 * 8 * shards, writable=True).tensor(torch.int64, 0, 2 * shards)
         self._address, self._shards = cells.data_ptr(), shards
         self._stamps, self._joined = cells.view(2, shards).numpy()
-        self._deal: Deal | None = None
+        self._assignment: Assignment | None = None
 
     def join(self, generation: int, rank: int) -> None:
         self._joined[rank] = generation + 1
@@ -99,12 +99,12 @@ class Board:
         """Whether all of them have joined: to be asked when their votes have come."""
         return bool((self._joined[list(ranks)] == generation + 1).all())
 
-    def claim(self, deal: Deal) -> int:
-        """The shard that this worker computes next in the step of the deal's stamp, by the rules of `controller.work_stealing`;
-        -1: there is none left to it."""
-        if deal is not self._deal:
-            self._deal = deal
-            self._claim = LOOPS.prepared("claim", self._address, self._shards, *deal.arguments)
+    def claim(self, assignment: Assignment) -> int:
+        """The shard that this worker computes next in the step of the assignment's stamp, by the rules of
+        `controller.work_stealing`; -1: there is none left to it."""
+        if assignment is not self._assignment:
+            self._assignment = assignment
+            self._claim = LOOPS.prepared("claim", self._address, self._shards, *assignment.arguments)
         return self._claim()
 
     def is_free(self, shard: int, stamp: int) -> bool:
@@ -116,27 +116,27 @@ def stamp_of(generation: int, step: int) -> int:
     return (generation << _STEP_BITS) + step + 1
 
 
-def opened(place: Place, shards: int) -> Board:
-    """Raises OSError where the board is out of reach, and MemoryError."""
-    fd = lasting_memory.opened(place.pid, place.fd)
+def opened(handle: MemoryHandle, shards: int) -> SharedQueue:
+    """Raises OSError where the queue is out of reach, and MemoryError."""
+    fd = lasting_memory.opened(handle.pid, handle.fd)
     try:
-        return Board(fd, shards)
+        return SharedQueue(fd, shards)
     finally:
         os.close(fd)
 
 
-class Claims:
+class QueueConsumer:
     """One worker's turns at the shards of its host, in one generation."""
 
     def __init__(
         self,
-        board: Board | None,  # of the host; None where it has none
+        queue: SharedQueue | None,  # of the host; None where it has none
         generation: int,  # its number
         rank: int,  # this worker's
         ranks: Sequence[int],  # of the workers of its host
         kept: int = 0,  # shards left to each worker, as in `controller.work_stealing`
     ) -> None:
-        self._board = board
+        self._queue = queue
         self._generation = generation
         self._rank = rank
         self.ranks = ranks
@@ -144,48 +144,48 @@ class Claims:
         self._steps = 0  # of this generation
         self._stamp = 0  # of the present step; 0: nobody claims in it
         self._mine: set[int] = set()
-        self._dealt: Sequence[Sequence[int]] | None = None
-        if board is not None:
-            board.join(generation, rank)
+        self._assigned: Sequence[Sequence[int]] | None = None
+        if queue is not None:
+            queue.join(generation, rank)
 
-    def turns(self, step: int, dealt: Sequence[Sequence[int]]) -> Iterator[int]:
-        """The shards that this worker computes in a step, each when it is its turn. dealt: to each rank."""
-        board = self._begin(step)
-        if board is None:
-            yield from dealt[self._rank]
+    def turns(self, step: int, assigned: Sequence[Sequence[int]]) -> Iterator[int]:
+        """The shards that this worker computes in a step, each when it is its turn. assigned: to each rank."""
+        queue = self._begin(step)
+        if queue is None:
+            yield from assigned[self._rank]
             return
-        if dealt is not self._dealt:
-            beside = [dealt[rank] for rank in self.ranks]
-            self._deal, self._dealt = Deal(beside, self.ranks.index(self._rank), self._kept), dealt
-        self._deal.stamp.value = self._stamp
-        while (shard := board.claim(self._deal)) >= 0:
+        if assigned is not self._assigned:
+            beside = [assigned[rank] for rank in self.ranks]
+            self._assignment, self._assigned = Assignment(beside, self.ranks.index(self._rank), self._kept), assigned
+        self._assignment.stamp.value = self._stamp
+        while (shard := queue.claim(self._assignment)) >= 0:
             self._mine.add(shard)
             yield shard
 
-    def taken(self, step: int, shard: int) -> bool:
+    def taken_by_other(self, step: int, shard: int) -> bool:
         """Whether another worker has claimed the shard in this step, the present one or a later one."""
-        if self._board is None or not self._stamp or stamp_of(self._generation, step) != self._stamp:
+        if self._queue is None or not self._stamp or stamp_of(self._generation, step) != self._stamp:
             return False
-        return shard not in self._mine and not self._board.is_free(shard, self._stamp)
+        return shard not in self._mine and not self._queue.is_free(shard, self._stamp)
 
-    def _begin(self, step: int) -> Board | None:
-        """The board, where shards are claimed in this step."""
-        if self._steps == 1 and self._board is not None and not self._board.joined(self._generation, self.ranks):
-            self._board = None
-        goes = self._steps > 0 and self._board is not None
+    def _begin(self, step: int) -> SharedQueue | None:
+        """The queue, where shards are claimed in this step."""
+        if self._steps == 1 and self._queue is not None and not self._queue.joined(self._generation, self.ranks):
+            self._queue = None
+        goes = self._steps > 0 and self._queue is not None
         self._stamp = stamp_of(self._generation, step) if goes else 0
         self._steps += 1
         self._mine.clear()
-        return self._board if goes else None
+        return self._queue if goes else None
 
 
-def check(step: int, rank: int, shards: Sequence[int], claimants: Mapping[int, int], count: int) -> None:
-    """Of a vote: claimants: of each shard the highest rank that has computed it; shards: those of this rank. Raises
+def check(step: int, rank: int, shards: Sequence[int], computed_by: Mapping[int, int], count: int) -> None:
+    """Of a vote: computed_by: of each shard the highest rank that has computed it; shards: those of this rank. Raises
     Inconsistent unless each of `count` shards was computed once, which one of those who computed a shard twice finds."""
-    if len(claimants) == count and all(claimants[shard] == rank for shard in shards):
+    if len(computed_by) == count and all(computed_by[shard] == rank for shard in shards):
         return
-    missing = [shard for shard in range(count) if shard not in claimants]
-    shard, how = (missing[0], "not at all") if missing else (_twice(rank, shards, claimants), "twice")
+    missing = [shard for shard in range(count) if shard not in computed_by]
+    shard, how = (missing[0], "not at all") if missing else (_twice(rank, shards, computed_by), "twice")
     raise Inconsistent(
         f"step {step}: shard {shard} was computed {how}",
         "this is a fault of orchestrator",
@@ -193,5 +193,5 @@ def check(step: int, rank: int, shards: Sequence[int], claimants: Mapping[int, i
     )
 
 
-def _twice(rank: int, shards: Sequence[int], claimants: Mapping[int, int]) -> int:
-    return next(shard for shard in shards if claimants[shard] != rank)
+def _twice(rank: int, shards: Sequence[int], computed_by: Mapping[int, int]) -> int:
+    return next(shard for shard in shards if computed_by[shard] != rank)

@@ -39,7 +39,7 @@ _STILL_S: Final = 0.05  # a dump that has not grown for so long is whole
 _SPY_S: Final = 5.0
 
 
-class Place(NamedTuple):
+class DumpTarget(NamedTuple):
     """Whose stacks are asked for: the process, its descriptor of the memory, and where it finds its code."""
 
     pid: int
@@ -47,7 +47,7 @@ class Place(NamedTuple):
     home: Mapping[str, str]
 
 
-class Seen(NamedTuple):
+class ProcessStacks(NamedTuple):
     """text: as faulthandler writes it, empty where nothing came; state: of the process as the kernel says it, such as T for a
     stopped one, or empty; spied: what py-spy says, if it is there."""
 
@@ -67,7 +67,7 @@ class StackDump:
 
     @property
     def place(self) -> dict[str, Any]:
-        """A `Place`, as plain data."""
+        """A `DumpTarget`, as plain data."""
         package = str(Path(__file__).parents[2])
         home = Home(str(Path.cwd()), package, sysconfig.get_path("stdlib"))
         return {"pid": os.getpid(), "fd": self._fd, "home": vars(home)}
@@ -78,12 +78,12 @@ def _close(fd: int) -> None:
     os.close(fd)
 
 
-def take(places: Sequence[Place]) -> list[Seen]:
+def take(places: Sequence[DumpTarget]) -> list[ProcessStacks]:
     """The stacks of processes of this host, asked for at the same time: within little more than a second."""
     files = [_ask(place) for place in places]
     deadline = time.monotonic() + _WAIT_S
     found = [
-        Seen(b"".join(_read(file, deadline)).decode(errors="replace"), processes.state(place.pid))
+        ProcessStacks(b"".join(_read(file, deadline)).decode(errors="replace"), processes.state(place.pid))
         for file, place in zip(files, places, strict=True)
     ]
     for file in files:
@@ -92,7 +92,7 @@ def take(places: Sequence[Place]) -> list[Seen]:
     return [seen._replace(spied=_spied(place.pid)) for seen, place in zip(found, places, strict=True)]
 
 
-def _ask(place: Place) -> int | None:
+def _ask(place: DumpTarget) -> int | None:
     """Send the signal; returns the memory, empty before it, or None of a process that is gone or is another one by now."""
     path = Path(f"/proc/{place.pid}/fd/{place.fd}")
     try:

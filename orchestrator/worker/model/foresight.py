@@ -38,12 +38,12 @@ class Ahead(Protocol):
 
 
 class Foresight:
-    """shards: those that are hosted; stretches: as of `upcoming`; indices: of a micro-batch."""
+    """shards: those that are hosted; rounds: as of `upcoming`; indices: of a micro-batch."""
 
     def __init__(
-        self, ahead: Ahead, shards: Sequence[int], stretches: range, indices: Callable[[int, int], Sequence[int]]
+        self, ahead: Ahead, shards: Sequence[int], rounds: range, indices: Callable[[int, int], Sequence[int]]
     ) -> None:
-        self._ahead, self._shards, self._stretches, self._indices = ahead, tuple(shards), stretches, indices
+        self._ahead, self._shards, self._rounds, self._indices = ahead, tuple(shards), rounds, indices
         self._expected: deque[Key] = deque()
         self._known: dict[tuple[int, int], list[int]] = {}
         self._further: Iterator[Key] = iter(())
@@ -79,7 +79,7 @@ class Foresight:
         self._expected.clear()
         self._known.clear()
         self._expect(key)
-        self._further = upcoming(key.step, key.shard, self._shards, self._stretches, self._indices)
+        self._further = upcoming(key.step, key.shard, self._shards, self._rounds, self._indices)
 
     def _expect(self, key: Key) -> None:
         self._expected.append(key)
@@ -110,7 +110,7 @@ class Account:
         if len(self._known) < len(self._ends):
             self._untold |= set(numpy.unique(self._ends.searchsorted(indices, "right")).tolist()) - self._known
             self._known |= self._untold
-        new = waiting.taken()
+        new = waiting.take_counts()
         self._taken = Taken(self._taken.fetched + new.fetched + fetched_ahead, self._taken.cached + new.cached)
         if time.monotonic() - self._told >= _TOLD_EVERY_S:
             self.tell()

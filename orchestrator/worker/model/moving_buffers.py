@@ -118,7 +118,7 @@ class Moving:
         return {name: buffer for buffers in self.joined.values() for name, buffer in buffers.items()}
 
 
-class Left:
+class BufferRemains:
     """What the shards that one worker has computed leave in the buffers that are joined."""
 
     def __init__(self, joined: Mapping[str, Buffers]) -> None:
@@ -147,13 +147,13 @@ class Left:
 
     def payload(self, first: int) -> torch.Tensor:
         """What others have to know, as bytes; first: the first shard of all. First come the rules that want it of all."""
-        told = [
+        tensors = [
             kept
             for alone in (False, True)
             for kept, (rule, _) in zip(self._kept, self._rules, strict=False)
             if rule.alone is alone and not (alone and self._lowest != first)
         ]
-        return torch.cat([torch.empty(0, dtype=torch.uint8), *map(bytes_of, itertools.chain.from_iterable(told))])
+        return torch.cat([torch.empty(0, dtype=torch.uint8), *map(bytes_of, itertools.chain.from_iterable(tensors))])
 
     def joined(self, payloads: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """What all shards leave, in the order of the buffers. payloads: of all workers."""

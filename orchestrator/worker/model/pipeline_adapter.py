@@ -94,7 +94,7 @@ class PipelineAdapter:
         self.graphs: ShardGraphs | None = None  # where micro-batches are recorded
         self._loaders: Loaders | None = None
         # Whether another worker computes a shard that this one hosts in a step of the run.
-        self.taken: Callable[[int, int], bool] = lambda _step, _shard: False
+        self.taken_by_other: Callable[[int, int], bool] = lambda _step, _shard: False
         self.attendance = Attendance(data, sites)
         self._planned: dict[tuple[int, int], _MicroBatch] = {}
         self.pipeline = construction.make_pipeline(kind, run.pipeline.args, seed)
@@ -123,7 +123,7 @@ class PipelineAdapter:
         self._foresight: Foresight | None = None
         self._ahead: Ahead | None = None
         self.account = Account(_files(self._train))
-        self._stretch = _stretch(data, self._sampler)
+        self._steps_per_round = _steps_per_round(data, self._sampler)
         self._weighs = data.privacy is None
         self._in_rounds = data.local is not None
         self._has_least = data.partition is not None and "least" in PARTITIONS.options(data.partition.name)
@@ -188,7 +188,7 @@ class PipelineAdapter:
                 )
         return factor
 
-    def held(self) -> dict[str, Any]:
+    def user_objects(self) -> dict[str, Any]:
         """All objects of the user's, by names for messages, and the globals of the modules that define their classes."""
         held = {"pipeline": self.pipeline, "model": self.model, "train": self._train, "validation": self._validation}
         names = sorted({type(each).__module__ for each in held.values()})
@@ -198,7 +198,7 @@ class PipelineAdapter:
 
     def fetch_ahead(self, loaders: Loaders, shards: Sequence[int], steps: int) -> None:
         """Take training batches from `loaders` from now on, for a worker that hosts `shards` in a run of `steps`."""
-        self._loaders, self._hosted, self._steps = loaders, tuple(shards), steps * self._stretch
+        self._loaders, self._hosted, self._steps = loaders, tuple(shards), steps * self._steps_per_round
 
     def host(self, shards: Sequence[int]) -> None:
         """These are computed from now on; what was fetched ahead for others is fetched in vain."""
@@ -213,8 +213,8 @@ class PipelineAdapter:
         self._ahead = self._ahead or self._train.ahead(share)
         if self._ahead is not None:
             self._ahead.share = share
-            stretches = range(0, steps * self._stretch + 1, self._stretch)
-            self._foresight = Foresight(self._ahead, shards, stretches, self._drawn)
+            rounds = range(0, steps * self._steps_per_round + 1, self._steps_per_round)
+            self._foresight = Foresight(self._ahead, shards, rounds, self._drawn)
 
     def close(self) -> None:
         """Stop what fetches ahead. Safe to call twice."""
@@ -235,44 +235,48 @@ class PipelineAdapter:
             assert self.streams is not None
             self.streams.log = log()
 
-    def prove_streams(self, steps: int) -> None:
+    def verify_streams(self, steps: int) -> None:
         """Raises Inconsistent where a stream does not go on where it was. steps: of the run."""
         if self.streams is not None:
-            last = self._sampler.indices(steps * self._stretch - 1, 0)
-            self.streams.prove(self.rows(0, 0), last[-1] + 1)
+            last = self._sampler.indices(steps * self._steps_per_round - 1, 0)
+            self.streams.verify(self.rows(0, 0), last[-1] + 1)
 
     def shard_state(self) -> State:
         """What a shard keeps of its samples before the first step: nothing, where these have numbers."""
         return {} if self.streams is None else self.streams.first()
 
-    def prove(self, loaders: Loaders) -> None:
+    def verify(self, loaders: Loaders) -> None:
         """Raises Inconsistent where the loaders read other samples than this process does."""
         shards = self.attendance.own
         first = next((found for shard in shards if (found := self._micro_batch(0, shard)).key.indices), None)
         if first is not None:
-            loaders.prove(first.key, self._read(first))
+            loaders.verify(first.key, self._read(first))
 
     def local_steps(self, step: int, shard: int) -> range:
         """The local steps of a shard in a step of the run, numbered through the run as micro-batches are then; of some the
         micro-batch may be empty."""
         if shard in self.attendance.absent(step):
             return range(0)
-        local = self._sampler.local_steps(step, shard) if isinstance(self._sampler, ClientSampler) else self._stretch
-        return range(step * self._stretch, step * self._stretch + local)
+        local = (
+            self._sampler.local_steps(step, shard)
+            if isinstance(self._sampler, ClientSampler)
+            else self._steps_per_round
+        )
+        return range(step * self._steps_per_round, step * self._steps_per_round + local)
 
     def unlock(self, keys: Keys) -> None:
         """From now on it is known which clients play."""
         if isinstance(self._sampler, PoissonSampler):
             self._sampler.unlock(keys)
 
-    def players(self, step: int, shard: int) -> tuple[int, ...]:
+    def sampled_clients(self, step: int, shard: int) -> tuple[int, ...]:
         """What a shard computes in a step of the run: itself, or the clients that it plays. Each is asked for in the place of a
         shard."""
-        return self._sampler.players(step, shard) if isinstance(self._sampler, PoissonSampler) else (shard,)
+        return self._sampler.sampled_clients(step, shard) if isinstance(self._sampler, PoissonSampler) else (shard,)
 
-    def shard_of(self, step: int, player: int) -> int:
-        """Which shard computes one of its `players`."""
-        return self._sampler.slot_of(step, player) if isinstance(self._sampler, PoissonSampler) else player
+    def shard_of(self, step: int, client: int) -> int:
+        """Which shard computes one of its `sampled_clients`."""
+        return self._sampler.slot_of(step, client) if isinstance(self._sampler, PoissonSampler) else client
 
     def plan(self, steps: Iterable[int], shards: Sequence[int]) -> None:
         """Prepare the samples and seeds of these micro-batches together: between two backward passes the same code
@@ -368,8 +372,8 @@ class PipelineAdapter:
         except NonFinite as error:
             found = strange(batch, key.indices)
             named = self.named(key.step, key.shard)
-            told = f"; not finite itself: {listed(found)}" if found and named else ""
-            raise NonFinite(f"{error.message}{named}{told}", error.remedy, code=error.code) from None
+            named_samples = f"; not finite itself: {listed(found)}" if found and named else ""
+            raise NonFinite(f"{error.message}{named}{named_samples}", error.remedy, code=error.code) from None
 
     def named(self, step: int, shard: int) -> str:
         """The samples of a micro-batch as its data set numbers them, to follow a message; nothing where they are the secret of
@@ -410,7 +414,7 @@ class PipelineAdapter:
         indices, where = self.evaluation_batches[batch], _evaluated(step, batch)
         with naming(f"reading samples ({where})"), streams.seeded(self._seed, "evaluation samples", step, batch):
             items = fetch(self._validation, indices, self.pipeline.collate)
-        updates = (step + 1) * self._stretch
+        updates = (step + 1) * self._steps_per_round
         with naming(f"evaluation ({where})"), streams.seeded(self._seed, "evaluation", step, batch), torch.no_grad():
             yield (
                 Call(lambda: self._loss(items, updates), self._autocast, len(indices), where),
@@ -499,7 +503,7 @@ class PipelineAdapter:
         with naming(f"evaluation ({where})"), streams.seeded(self._seed, "evaluation", step, batch), torch.no_grad():
             items = self._staging.batch(items)
             with self._autocast():
-                updates = (step + 1) * self._stretch
+                updates = (step + 1) * self._steps_per_round
                 loss, weight = _mean_and_weight(self._loss(items, updates, model), len(indices), where)
                 metrics = _numbers(self.pipeline.metrics(model, items), where)
             values = [loss.item(), weight, float(len(indices)), *metrics.values()]
@@ -529,7 +533,7 @@ class PipelineAdapter:
     def _where(self, step: int, shard: int) -> str:
         """A micro-batch for messages. step: of the run, or where a step of the run is a round the local one, as `local_steps`
         numbers them."""
-        round_, nth = divmod(step, self._stretch)
+        round_, nth = divmod(step, self._steps_per_round)
         return (
             f"{f'round {round_}, local step {nth}' if self._in_rounds else f'step {step}'}{self._whose(round_, shard)}"
         )
@@ -545,7 +549,7 @@ class PipelineAdapter:
         """What to do where batch normalisation found a single row in a client's micro-batch; None of others."""
         if not isinstance(self._sampler, ClientSampler) or isinstance(self._sampler, PoissonSampler):
             return None
-        samples = self._sampler.samples(step // self._stretch, shard)
+        samples = self._sampler.samples(step // self._steps_per_round, shard)
         instead = "or put GroupNorm or LayerNorm in its place"
         if samples == 1:
             given = "set data.partition.least=2" if self._has_least else "give each client two samples or more"
@@ -561,7 +565,7 @@ class PipelineAdapter:
         return self._drawn(step, shard) if known is None else known
 
     def _drawn(self, step: int, shard: int) -> Sequence[int]:
-        if shard in self.attendance.absent(step // self._stretch):
+        if shard in self.attendance.absent(step // self._steps_per_round):
             return ()
         found = self._sampler.indices(step, shard)
         if self.subset is None:
@@ -583,15 +587,15 @@ class PipelineAdapter:
             self._loaders is None or shard not in self._hosted
         ):  # of another worker: loaders go on with what is hosted here
             return self._read(micro_batch)
-        stretches = range(0, self._steps + 1, self._stretch)
-        ahead = upcoming(step, shard, self._hosted, stretches, self._indices)
-        wanted = (each for each in ahead if not self.taken(each.step // self._stretch, each.shard))
-        return self._loaders.batch(key, wanted, lambda each: self._is_over(each, step // self._stretch))
+        rounds = range(0, self._steps + 1, self._steps_per_round)
+        ahead = upcoming(step, shard, self._hosted, rounds, self._indices)
+        wanted = (each for each in ahead if not self.taken_by_other(each.step // self._steps_per_round, each.shard))
+        return self._loaders.batch(key, wanted, lambda each: self._is_over(each, step // self._steps_per_round))
 
     def _is_over(self, key: Key, now: int) -> bool:
         """Whether nobody asks for a micro-batch any more in step `now` of the run."""
-        step = key.step // self._stretch
-        return step < now or self.taken(step, key.shard)
+        step = key.step // self._steps_per_round
+        return step < now or self.taken_by_other(step, key.shard)
 
     def _read(self, micro_batch: _MicroBatch) -> Any:
         if self.streams is not None:
@@ -664,10 +668,10 @@ def _order(
     return drawn, (WeightedSampler if by_weight else PassSampler)(seed, drawn, division.parts)
 
 
-def _stretch(data: Data, sampler: object) -> int:
+def _steps_per_round(data: Data, sampler: object) -> int:
     """The most local steps that a shard has in a step of the run."""
     if isinstance(sampler, ClientSampler):
-        return sampler.stretch
+        return sampler.steps_per_round
     return 1 if data.local is None else data.local.in_steps(0)
 
 

@@ -25,7 +25,7 @@ from orchestrator.numerics import foreach
 from orchestrator.numerics.layout import Layout
 from orchestrator.numerics.staging import Direct, Staging
 from orchestrator.worker.model.construction import refuse_unsupported
-from orchestrator.worker.model.moving_buffers import MEAN, Left, Moving, bytes_of, fits
+from orchestrator.worker.model.moving_buffers import MEAN, BufferRemains, Moving, bytes_of, fits
 
 _PIECE = 2**12  # elements
 _PIECES = 2  # of trainable parameters, and as many of frozen ones, that are compared in a step
@@ -172,9 +172,9 @@ class Replica:
         """For each value of `counter_values`, the buffer it belongs to."""
         return [name for name, counter in self.counters.items() for _ in range(counter.numel())]
 
-    def left(self) -> Left:
+    def left(self) -> BufferRemains:
         """For what shards leave in the buffers that are joined; of none yet."""
-        return Left(self._joined)
+        return BufferRemains(self._joined)
 
     def adopt(
         self,

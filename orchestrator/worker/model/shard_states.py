@@ -107,10 +107,10 @@ class ShardStates:
         expected = self._initial() if rows else {}
         return {shard: fitted(f"of shard {shard}", row, expected) for shard, row in rows.items()}
 
-    def inherit(self, lost: int, heir: int) -> None:
-        """The state of `lost` is nowhere: it goes on with a copy of the heir's, where that is here."""
-        if heir in self._rows:
-            self._rows[lost] = {name: tensor.clone() for name, tensor in self._rows[heir].items()}
+    def fall_back(self, lost: int, fallback: int) -> None:
+        """The state of `lost` is nowhere: it goes on with a copy of the fallback's, where that is here."""
+        if fallback in self._rows:
+            self._rows[lost] = {name: tensor.clone() for name, tensor in self._rows[fallback].items()}
 
     def adopt(self, rows: Mapping[int, State]) -> None:
         """These are the states of these shards as of the last committed step."""

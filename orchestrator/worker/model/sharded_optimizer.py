@@ -18,8 +18,8 @@ The pieces are cut by the model alone: at multiples of PIECE elements from the b
 a processor's cache holds with its gradient and state. Numbers such as Adam's count of steps are not of an element: every worker
 steps two elements of its own, with gradients of zero, beside its pieces of each parameter, and takes the numbers from there.
 
-The memory belongs to a worker of the host, as the board of `member/claims.py` does, and the others open it through /proc. When
-that worker is gone, another one's memory takes its place, filled by whoever comes first from what it has mapped still.
+The memory belongs to a worker of the host, as the queue of `member/shared_queue.py` does, and the others open it through /proc.
+When that worker is gone, another one's memory takes its place, filled by whoever comes first from what it has mapped still.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from orchestrator.numerics.layout import Slot
 from orchestrator.optim import by_element
 from orchestrator.optim.by_element import State
 from orchestrator.worker.member import lasting_memory
-from orchestrator.worker.member.shared_queue import Place
+from orchestrator.worker.member.shared_queue import MemoryHandle
 from orchestrator.worker.model.replica import Replica
 
 PIECE: Final = 1 << 17  # elements
@@ -109,7 +109,7 @@ class ShardedOptimizer:
             )
         self._optimizer = optimizer
         self._replica = replica
-        self._keys = by_element.kept(optimizer)
+        self._keys = by_element.state_names(optimizer)
         slots = replica.layout.slots[: len(replica.parameters)]
         self._slots = {id(parameter): slot for parameter, slot in zip(replica.parameters, slots, strict=True)}
         self._numbers = {id(parameter): n for n, parameter in enumerate(replica.parameters)}
@@ -132,7 +132,7 @@ class ShardedOptimizer:
         """Whether other workers of this host take part."""
         return self._memory is not None
 
-    def settle(self, place: Place | None, nth: int, workers: int) -> None:
+    def settle(self, place: MemoryHandle | None, nth: int, workers: int) -> None:
         """In this generation this is the nth of so many workers of its host, whose memory lies there; None: it is alone. Raises
         RunFailed where it cannot be reached, and MemoryError."""
         if place is None:
@@ -175,7 +175,7 @@ class ShardedOptimizer:
             foreach.copy(own, [slots[n].view(memory.made) for n in self._moved])
         self._take_state(memory, (self._version + 1) % _VERSIONS, self._following)
 
-    def _open(self, place: Place) -> None:
+    def _open(self, place: MemoryHandle) -> None:
         """Share that memory, if it is not shared already: a process and a descriptor may be others' by now."""
         try:
             fd = lasting_memory.opened(place.pid, place.fd)

@@ -25,7 +25,7 @@ from typing import Any
 import torch
 
 from orchestrator.checkpoint.state import from_text, to_text
-from orchestrator.checkpoint.stream_log import Given, StreamLog
+from orchestrator.checkpoint.stream_log import StreamedSamples, StreamLog
 from orchestrator.data.files.stream import Stream
 from orchestrator.data.loaders import fingerprint
 from orchestrator.errors import Inconsistent, PipelineRaised, RunFailed
@@ -75,7 +75,7 @@ class StreamReaders:
         """Behind the samples that were read last."""
         return self._reader(shard).row()
 
-    def prove(self, samples: int, most: int) -> None:
+    def verify(self, samples: int, most: int) -> None:
         """Raises Inconsistent where the stream of shard 0, opened with the state of another one, goes on with other samples.
         samples: before that state is taken; most: that the run takes."""
         if not self.has_state or self.live:
@@ -98,7 +98,7 @@ class StreamReaders:
         """Of live streams: write what these shards have taken for a step. Raises RunFailed."""
         if self.live:
             assert self.log is not None
-            self.log.put(step, {shard: self._reader(shard).given() for shard in shards})
+            self.log.put(step, {shard: self._reader(shard).streamed() for shard in shards})
 
     def host(self, shards: Sequence[int]) -> None:
         """Close the streams of all others."""
@@ -180,11 +180,11 @@ class _Reader:
         self.is_new = True
         self._restart(first)
 
-    def catch_up(self, given: Mapping[int, Given]) -> None:
-        """Of a live stream: keep what was taken already behind this place, and go on behind that. given: by its first."""
+    def catch_up(self, samples: Mapping[int, StreamedSamples]) -> None:
+        """Of a live stream: keep what was taken already behind this place, and go on behind that. samples: by its first."""
         self.is_new = False
         row = None
-        while (each := given.get(self._end)) is not None:
+        while (each := samples.get(self._end)) is not None:
             self._texts += each.samples
             self._kept += map(from_text, each.samples)
             self._end += len(each.samples)
@@ -219,9 +219,9 @@ class _Reader:
     def row(self) -> State:
         return self._marks[self._last]
 
-    def given(self) -> Given:
+    def streamed(self) -> StreamedSamples:
         """Since it was settled."""
-        return Given(self._begin, self._texts[: self._last - self._begin], to_text(dict(self.row()), "row"))
+        return StreamedSamples(self._begin, self._texts[: self._last - self._begin], to_text(dict(self.row()), "row"))
 
     def _keep(self, sample: Any, where: str) -> None:
         if self._live:

@@ -37,7 +37,7 @@ class Updater:
         self._pieces = Pieces(optimizer)
         self._schedule, self._warmup, self._scaling = update.schedule, update.warmup, update.scaling
         self._rates = rates_of(optimizer)
-        self._options = optimizers.given(optimizer)
+        self._options = optimizers.group_options(optimizer)
         if update.clip is not None:
             clipping = clipping or Clipping(update.clip)
         self._after = Chain(*([] if clipping is None else [clipping]))

@@ -69,8 +69,8 @@ class Stages:
                 int.from_bytes(content[start : start + _WORD_BYTES], "little")
                 for start in range(0, len(content), _WORD_BYTES)
             ]
-        told = torch.tensor(words, dtype=torch.int64)
-        agreed = self._exchange.maximum(self._calls, 0, messages.DIGESTED, told).tolist()
+        vector = torch.tensor(words, dtype=torch.int64)
+        agreed = self._exchange.maximum(self._calls, 0, messages.DIGESTED, vector).tolist()
         return b"".join(word.to_bytes(_WORD_BYTES, "little") for word in agreed)[: whole.digest_size].hex()
 
     def tensor_digests(self) -> dict[str, str]:
@@ -159,9 +159,11 @@ class Stages:
             except OrchestratorError as error:
                 results.fault = batch, error
         links.give_behind(tags[0], leaves, seeded)
-        told = links.after_the_last((step + 1, 2 * batch, messages.DRAWN, shard), drawn, seeded)
-        if told is not None:
-            drawn = None if seeded is None or (last := messages.activations(*told, seeded)) is None else last.generators
+        passed = links.after_the_last((step + 1, 2 * batch, messages.DRAWN, shard), drawn, seeded)
+        if passed is not None:
+            drawn = (
+                None if seeded is None or (last := messages.activations(*passed, seeded)) is None else last.generators
+            )
         arrived, leaves = links.take_from_before(tags[1]), None
         if drawn is not None and results.fault is None and (arrived is None or arrived[1]):
             assert seeded is not None

@@ -46,8 +46,8 @@ class Ballot:
     ) -> SecondVote:
         """own: the stage's part of the fingerprint; norms: of its gradients, as slots among those of all tensors. Raises what
         the transport raises."""
-        told = torch.tensor([*_told(self._stages, self._stage, own), *norms(torch.float32)], dtype=torch.int64)
-        first = tuple(exchange.maximum(step, attempt, messages.DONE, told).tolist())
+        vector = torch.tensor([*_told(self._stages, self._stage, own), *norms(torch.float32)], dtype=torch.int64)
+        first = tuple(exchange.maximum(step, attempt, messages.DONE, vector).tolist())
         if self._norm is None:
             return (first,)
         self._norm.of_tensors(_values(first[_WORDS * self._stages :], torch.float32))
@@ -77,10 +77,10 @@ class Ballot:
 
 def _told(stages: int, stage: int, fingerprint: int) -> list[int]:
     """For each stage the halves of its fingerprint, each with its complement, by which differing ones show."""
-    told = [EMPTY] * (_WORDS * stages)
+    vector = [EMPTY] * (_WORDS * stages)
     high, low = fingerprint >> 32, fingerprint & (_HIGH - 1)
-    told[_WORDS * stage : _WORDS * (stage + 1)] = [high, ~high, low, ~low]
-    return told
+    vector[_WORDS * stage : _WORDS * (stage + 1)] = [high, ~high, low, ~low]
+    return vector
 
 
 def _values(slots: Sequence[int], dtype: torch.dtype) -> list[torch.Tensor]:

@@ -20,7 +20,7 @@ Arrived = tuple[torch.Tensor, int]
 _NOBODY: Final = Generators(torch.empty(0, dtype=torch.uint8), None, None)
 
 
-class Held(Protocol):
+class StageTensors(Protocol):
     """owned, guests: by name, the tensors of this stage, and those of others that it uses too."""
 
     @property
@@ -94,9 +94,9 @@ class Links:
         *before, last = [stage[tag[3]] for stage in self.hosts]
         if not self.is_last:
             return self._border.receive(last, tag)
-        told = None if drawn is None else Activations([], [], [], [], drawn)
+        message = None if drawn is None else Activations([], [], [], [], drawn)
         for rank in before:
-            self._border.send(rank, tag, told, seeded or _NOBODY)
+            self._border.send(rank, tag, message, seeded or _NOBODY)
         return None
 
     def back(self, task: Task, when: tuple[int, int], what: Gradients | None, seeded: Generators | None) -> None:
@@ -105,7 +105,7 @@ class Links:
             tag = (*when, messages.GRADIENTS, task.shard)
             self._border.send(self.hosts[self.stage - 1][task.shard], tag, what, seeded or _NOBODY)
 
-    def refresh(self, held: Held) -> None:
+    def refresh(self, held: StageTensors) -> None:
         """Give the other stages that use them the present values of what is owned here, and take those of guests. All
         members do this at the same moments: before each step and each evaluation."""
         self._refreshed += 1

@@ -52,7 +52,7 @@ def summary(cuts: Cuts, model: torch.nn.Module) -> dict[str, Any]:
     }
 
 
-def prove(workload: PipelineAdapter, replica: Replica, cuts: Cuts, reference: str) -> list[float]:
+def verify(workload: PipelineAdapter, replica: Replica, cuts: Cuts, reference: str) -> list[float]:
     """Raises Inconsistent where a micro-batch or a validation batch comes out differently in stages. reference: of micro-batch
     (0, 0), unsplit; empty where that fails, as the first step will. Returns the seconds that each stage has taken for it."""
     whole = WholeModel(workload.model, cuts)
@@ -68,7 +68,7 @@ def prove(workload: PipelineAdapter, replica: Replica, cuts: Cuts, reference: st
                     code="stages.other-gradient",
                 )
         if reference and workload.evaluation_batches:
-            _prove_evaluation(workload, replica, whole, cuts)
+            _verify_evaluation(workload, replica, whole, cuts)
     finally:
         whole.close()
         replica.begin_shard()
@@ -154,7 +154,7 @@ def _differing(workload: PipelineAdapter, replica: Replica, whole: WholeModel) -
     return "some parameter in some bit"
 
 
-def _prove_evaluation(workload: PipelineAdapter, replica: Replica, whole: WholeModel, cuts: Cuts) -> None:
+def _verify_evaluation(workload: PipelineAdapter, replica: Replica, whole: WholeModel, cuts: Cuts) -> None:
     with evaluation.in_eval_mode(workload.model), evaluation.restoring(replica):
         replica.begin_shard()
         expected = workload.evaluate(-1, 0)

@@ -151,7 +151,7 @@ class StageState:
     def adopt_rows(self, tensors: Mapping[str, torch.Tensor]) -> None:
         pass
 
-    def inherit(self, lost: int, heir: int) -> None:
+    def fall_back(self, lost: int, fallback: int) -> None:
         pass
 
     def _of_this_stage(self, state: TrainingState) -> TrainingState:

@@ -31,11 +31,11 @@ from orchestrator.worker.model.updater import Updater
 from orchestrator.worker.pipeline_parallel.boundary import Stages
 from orchestrator.worker.pipeline_parallel.cuts import Cuts
 from orchestrator.worker.pipeline_parallel.links import Links, Wire
-from orchestrator.worker.pipeline_parallel.part import Part, PartLayout
 from orchestrator.worker.pipeline_parallel.replay import Stage
+from orchestrator.worker.pipeline_parallel.stage_module import PartLayout, StageModule
 from orchestrator.worker.pipeline_parallel.stage_state import StageState
 from orchestrator.worker.pipeline_parallel.trainer import StageParts, StageTrainer
-from orchestrator.worker.step.executor import Outcome
+from orchestrator.worker.step.executor import StepOutcome
 from orchestrator.worker.step.lockstep import Lockstep, StepContents
 from orchestrator.worker.step.summation import DirectSum
 from orchestrator.worker.voting.footprint import sums_of
@@ -109,23 +109,25 @@ class HostedStage:
         for tensor in self._stage.held.values():  # they lie in memory that all parameters share, which is to go
             tensor.data = tensor.data.clone()
         layout = PartLayout.of(whole.layout, cuts.owned(stage))
-        replica = Replica(Part(model, cuts.owned(stage)), None, layout.layout, rules=whole.rules)
+        replica = Replica(StageModule(model, cuts.owned(stage)), None, layout.layout, rules=whole.rules)
         variant, norm = plan.update.optimizer, None if plan.update.clip is None else Norm()
         assert variant is not None, "the settings refuse an optimizer of the pipeline's own"
         optimizer = optimizers.build(variant.name, variant.options, replica.model)
         clipping = None if plan.update.clip is None or norm is None else Clipping(plan.update.clip, norm)
         updater = Updater(workload, replica, optimizer, plan.update, clipping)
         self._memory = Memory(layout.layout, regions, sums=sums_of(plan))
-        self.held = StageState(replica, updater, cuts, stage, self._stage.held, trained, self._made)
+        self.model_state = StageState(replica, updater, cuts, stage, self._stage.held, trained, self._made)
         places = tuple(place for place, name in enumerate(whole.counters) if name in cuts.owned(stage))
-        parts = StageParts(self._stage, cuts.stages, workload, replica, layout, places, self.held, norm, plan.recompute)
+        parts = StageParts(
+            self._stage, cuts.stages, workload, replica, layout, places, self.model_state, norm, plan.recompute
+        )
         self.trainer = StageTrainer(parts, updater, DirectSum(layout.layout, self._memory, None), services)
-        self.boundary = Stages(workload, self._stage, self.held)
+        self.boundary = Stages(workload, self._stage, self.model_state)
 
     def _made(self) -> tuple[torch.nn.Module, torch.optim.Optimizer]:
         """The stage's part of the model with its first values, and its optimizer."""
         model = construction.first_model(self._pipeline, self._plan.run)
-        part = Part(model, self._cuts.owned(self._index))
+        part = StageModule(model, self._cuts.owned(self._index))
         variant = self._plan.update.optimizer
         assert variant is not None
         return part, optimizers.build(variant.name, variant.options, part)
@@ -133,7 +135,7 @@ class HostedStage:
     def suit(self, generation: Generation, rank: int) -> None:
         """As `Memory.suit`. A held sum of which the generation does not tell is dropped: nobody has applied its step."""
         if rank not in generation.begin.applies:
-            self.held.sum = None
+            self.model_state.sum = None
         group = generation.groups[self._index]
         self._memory.suit(group.schedule, group.place(rank))
 
@@ -162,7 +164,7 @@ class StagedLockstep:
         self._save_due = False
         self._lockstep = Lockstep(trainer, exchange, contents, self._asked)
 
-    def advance(self, state: RunState) -> Outcome:
+    def advance(self, state: RunState) -> StepOutcome:
         self._save_due = state.save_due
         outcome = self._lockstep.advance(state)
         return replace(outcome, second_vote=self._trainer.second_vote)

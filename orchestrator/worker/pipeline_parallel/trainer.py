@@ -31,7 +31,7 @@ from orchestrator.optim.clipping import Norm
 from orchestrator.records import trace
 from orchestrator.worker.between_steps.run_state import RunState, SecondVote
 from orchestrator.worker.member.generation import ProcessServices
-from orchestrator.worker.model.moving_buffers import Left
+from orchestrator.worker.model.moving_buffers import BufferRemains
 from orchestrator.worker.model.pipeline_adapter import PipelineAdapter
 from orchestrator.worker.model.replica import Replica
 from orchestrator.worker.model.updater import Updater
@@ -40,8 +40,8 @@ from orchestrator.worker.pipeline_parallel.border_values import Generators, Grad
 from orchestrator.worker.pipeline_parallel.commit_vote import Ballot, HeldSum
 from orchestrator.worker.pipeline_parallel.flight import Flight, begins_at_once
 from orchestrator.worker.pipeline_parallel.links import Links
-from orchestrator.worker.pipeline_parallel.part import PartLayout, spread
 from orchestrator.worker.pipeline_parallel.replay import Stage
+from orchestrator.worker.pipeline_parallel.stage_module import PartLayout, spread
 from orchestrator.worker.pipeline_parallel.stage_state import StageState
 from orchestrator.worker.pipeline_parallel.whole import take_gradients
 from orchestrator.worker.step.summation import DirectSum
@@ -68,7 +68,7 @@ class StageParts:
 class _Tally:
     """What the hosted shards of one attempt report, and what they leave."""
 
-    left: Left  # what they leave in buffers that are joined
+    left: BufferRemains  # what they leave in buffers that are joined
     weights: dict[int, float] = field(default_factory=dict)  # by shard
     losses: dict[int, float] = field(default_factory=dict)  # by shard, of the last stage
     # by shard in their order, for each tensor whether it has a gradient

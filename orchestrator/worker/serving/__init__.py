@@ -26,9 +26,9 @@ if TYPE_CHECKING:
 def _load_pyfunc(path: str) -> Served:
     """Called by MLflow."""
     folder = Path(path)
-    told = json.loads((folder / ARCHITECTURE).read_text(encoding="utf-8"))
+    architecture = json.loads((folder / ARCHITECTURE).read_text(encoding="utf-8"))
     if (
-        told.get("arithmetic") == "portable" and "torch" not in sys.modules
+        architecture.get("arithmetic") == "portable" and "torch" not in sys.modules
     ):  # else they came too late, which `served` says
         os.environ.update(determinism.PORTABLE)
     determinism.prepare_environment()

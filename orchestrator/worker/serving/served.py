@@ -67,7 +67,7 @@ class Served:
         if self._answers.rows is None:
             return self._call(inputs)
         try:
-            return batch_invariance.by_tiles(self._call, inputs, self._answers.rows)
+            return batch_invariance.batch_invariant(self._call, inputs, self._answers.rows)
         except batch_invariance.NotByRows as error:
             raise UsageError(
                 f"predict answers row by row, and that does not go with this request: {error}",
@@ -84,14 +84,14 @@ class Served:
 
 def load(folder: Path) -> Served:
     """The model of a folder. Raises ConfigurationError and PipelineRaised where the pipeline is not what it was."""
-    told = json.loads((folder / ARCHITECTURE).read_text(encoding="utf-8"))
+    architecture = json.loads((folder / ARCHITECTURE).read_text(encoding="utf-8"))
     state = load_file(folder / WEIGHTS)
-    args, seed, answers = told["args"], told["seed"], Answers.of(told.get("answers", {}))
-    _have_arithmetic(told.get("arithmetic", "native"))
+    args, seed, answers = architecture["args"], architecture["seed"], Answers.of(architecture.get("answers", {}))
+    _have_arithmetic(architecture.get("arithmetic", "native"))
     if answers.rows is None:
         warnings.warn(f"what is asked together is answered together: of this model, {answers.why}", stacklevel=3)
     with left_as_it_was():
-        pipeline = construction.make_pipeline(find(told["target"], args), args, seed)
+        pipeline = construction.make_pipeline(find(architecture["target"], args), args, seed)
         try:
             return Served(pipeline, _built(pipeline, seed, state), answers)
         except PipelineRaised as without_data:

@@ -14,14 +14,14 @@ from orchestrator.worker.voting.step_report import Consensus, StepReport
 
 
 class Adder:
-    """carriers: of a compression; lattice: of clipped contributions; None where there is none. joins: whether the workers
+    """carriers: of a compression; grid_carrier: of clipped contributions; None where there is none. joins: whether the workers
     exchange buffers, which it hands on."""
 
     def __init__(
-        self, carriers: Carriers | None = None, lattice: GridCarrier | None = None, *, joins: bool = False
+        self, carriers: Carriers | None = None, grid_carrier: GridCarrier | None = None, *, joins: bool = False
     ) -> None:
         self._carriers = carriers
-        self._lattice = lattice
+        self._grid_carrier = grid_carrier
         self._joins = joins
 
     def contribute(self, step: int, attempt: int, grid: Grid) -> StepReport:  # noqa: ARG002
@@ -32,8 +32,8 @@ class Adder:
 
     def total(self, exchange: Exchange, step: int, attempt: int, consensus: Consensus) -> int:
         """Of a compressed sum a server has no result, so no fingerprint; it reports no trace either."""
-        if self._lattice is not None:
-            self._lattice.relay(exchange, step, attempt)
+        if self._grid_carrier is not None:
+            self._grid_carrier.relay(exchange, step, attempt)
             return 0
         if self._joins:
             exchange.gather(step, attempt, BUFFERS, torch.empty(0, dtype=torch.uint8))
@@ -44,7 +44,7 @@ class Adder:
 
     def line(self, step: int, consensus: Consensus, fingerprint: int) -> trace.Line:
         """Of clipped contributions a server knows no loss."""
-        return trace.line(step, "" if self._lattice is not None else consensus.loss, fingerprint)
+        return trace.line(step, "" if self._grid_carrier is not None else consensus.loss, fingerprint)
 
     def make(self, state: RunState, consensus: Consensus) -> None:
         pass

@@ -142,7 +142,7 @@ class _LargestCarrier:
                 None if tensor is None else chosen.Chosen.of(tensor, count, keeps=rows.keeps)
                 for tensor, count in zip(row, rows.counts, strict=True)
             ]
-            found.append(chosen.Row(each.shard, each.weight, vectors))
+            found.append(chosen.ChosenRow(each.shard, each.weight, vectors))
         self._payload = chosen.pack(found)
 
     def carry(self, exchange: Exchange, step: int, phase: int, total_weight: float) -> Result:
@@ -152,7 +152,7 @@ class _LargestCarrier:
 
 
 class _LargestResult:
-    def __init__(self, rows: Sequence[chosen.Row], elements: Sequence[int], total_weight: float) -> None:
+    def __init__(self, rows: Sequence[chosen.ChosenRow], elements: Sequence[int], total_weight: float) -> None:
         self._rows = rows
         self._elements = elements
         self._total_weight = total_weight

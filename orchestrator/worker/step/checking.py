@@ -56,9 +56,9 @@ class Checks:
         return self.every > 0 and step % self.every == seed_of(self.seed, _PURPOSE) % self.every
 
     def chosen(
-        self, step: int, rank: int, deal: Sequence[Sequence[int]], nodes: Sequence[int], own: Sequence[int]
+        self, step: int, rank: int, assigned: Sequence[Sequence[int]], nodes: Sequence[int], own: Sequence[int]
     ) -> list[int]:
-        return chosen(seed_of(self.seed, f"{_PURPOSE} {rank}", step), rank, deal, nodes, own)
+        return chosen(seed_of(self.seed, f"{_PURPOSE} {rank}", step), rank, assigned, nodes, own)
 
     def since(self, step: int) -> int:
         """The first step behind the check before that of this one."""
@@ -87,20 +87,20 @@ class Checks:
         self, exchange: Exchange, step: int, attempt: int, given: tuple[int, int] | None
     ) -> tuple[Mapping[int, int], Mapping[int, int]]:
         """What all tell, by rank: of each pair the first ones, and the second ones."""
-        told = [EMPTY] * (2 * exchange.workers)
+        vector = [EMPTY] * (2 * exchange.workers)
         if given is not None:
-            told[2 * exchange.rank : 2 * exchange.rank + 2] = given
-        found = exchange.maximum(step, attempt, ANSWERS, torch.tensor(told, dtype=torch.int64)).tolist()
+            vector[2 * exchange.rank : 2 * exchange.rank + 2] = given
+        found = exchange.maximum(step, attempt, ANSWERS, torch.tensor(vector, dtype=torch.int64)).tolist()
         first, second = (_given(found[place::2]) for place in range(2))
         return first, second
 
     def look_back(self, exchange: Exchange, step: int, attempt: int, fingerprint: int, worker: Checked | None) -> None:
         """Before the sum of this fingerprint is applied. Raises Distrusted where a worker's memory is not as it was. Where that
         of several is not, they have read what one of them wrote, and it is not known which."""
-        told = torch.zeros(exchange.workers, dtype=torch.int64)
+        vector = torch.zeros(exchange.workers, dtype=torch.int64)
         if worker is not None:
-            told[exchange.rank] = not worker.intact(fingerprint)
-        found = exchange.maximum(step, attempt, LOOK_BACK, told).tolist()
+            vector[exchange.rank] = not worker.intact(fingerprint)
+        found = exchange.maximum(step, attempt, LOOK_BACK, vector).tolist()
         changed = tuple(rank for rank, one in enumerate(found) if one)
         if changed:
             known = len(changed) == 1 < exchange.workers

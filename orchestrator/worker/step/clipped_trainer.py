@@ -1,5 +1,6 @@
-"""A worker's part in a step whose contributions are clipped (`privacy`): each is put on the lattice by itself, and all count
-the same. What is told before the sum is only whether something failed: no loss, weight or magnitude of a single shard.
+"""A worker's part in a step whose contributions are clipped (`privacy`): each is put on the quantization grid by itself, and
+all count the same. What is told before the sum is only whether something failed: no loss, weight or magnitude of a single
+shard.
 
     contribute   for each shard, and each client that it plays: compute, clip, truncate, add; shard 0's host adds the noise
     total        the sum over all workers (masked where that is wanted), divided by how many contribute on average
@@ -27,7 +28,7 @@ from orchestrator.numerics.grid import Grid
 from orchestrator.numerics.layout import Layout
 from orchestrator.numerics.staging import HostTransfer
 from orchestrator.optim.privacy.keys import Keys
-from orchestrator.optim.privacy.quantization_grid import QuantizationGrid, loss_on_lattice, mean_loss
+from orchestrator.optim.privacy.quantization_grid import QuantizationGrid, loss_on_grid, mean_loss
 from orchestrator.optim.transforms import State
 from orchestrator.records import trace
 from orchestrator.worker.member.generation import ProcessServices
@@ -52,7 +53,7 @@ class ClippedSum:
         self._privacy = privacy
         self._carrier = carrier
         self._layout = layout
-        self._lattice = QuantizationGrid(privacy.clipping_norm, layout)
+        self._grid = QuantizationGrid(privacy.clipping_norm, layout)
         self.result = result
         self.replicated: State = {}
         self.loss = 0.0
@@ -66,19 +67,19 @@ class ClippedSum:
 
     def add(self, shard: int, tensors: Tensors, weight: float, grid: Grid) -> None:  # noqa: ARG002
         """Raises NonFinite."""
-        if not self._lattice.add(tensors, self._carrier.own):
+        if not self._grid.add(tensors, self._carrier.own):
             raise NonFinite(
                 f"what shard {shard} contributes is not finite", NON_FINITE_REMEDY, code="loss.contribution"
             )
 
     def add_loss(self, loss: float) -> None:
-        self._carrier.losses[0] += loss_on_lattice(loss)
+        self._carrier.losses[0] += loss_on_grid(loss)
         self._carrier.losses[1] += 1
 
     def add_noise(self, step: int) -> None:
         """As one more contribution. Raises Inconsistent without keys."""
         if self._privacy.noise:
-            self._lattice.add_noise(self._privacy.noise, self._known_keys().stream("noise", step), self._carrier.own)
+            self._grid.add_noise(self._privacy.noise, self._known_keys().stream("noise", step), self._carrier.own)
 
     def told_loss(self, step: int) -> float | str:
         """What the trace says of the loss of the step that was added up last."""
@@ -105,7 +106,7 @@ class ClippedSum:
                 "a step needs something to learn from",
                 code="data.no-samples-in-step",
             )
-        self._lattice.mean(total, float(self._privacy.expected), self.result)
+        self._grid.mean(total, float(self._privacy.expected), self.result)
         self.loss = mean_loss(losses, count)
         return exact.wrap(exact.fingerprint_of(self.result, 0))
 
@@ -153,7 +154,7 @@ class ClippedTrainer(LocalTrainer):
         self._counters = self._replica.counter_values()
         for shard in self._shards:
             try:
-                for each in self._workload.players(step, shard):
+                for each in self._workload.sampled_clients(step, shard):
                     self.beat(step, shard)
                     self._services.writer.copied(0)
                     self._add_clipped(step, each, grid)
@@ -161,7 +162,7 @@ class ClippedTrainer(LocalTrainer):
                 self._fault = shard, error
                 break
         if self._shards and (self._fault is None or isinstance(self._fault[1], NonFinite)):
-            self._fault = self._disturbance() or self._fault
+            self._fault = self._changed_outside() or self._fault
         if self._fault is not None:
             return StepReport(failing_shard=self._fault[0])
         if 0 in self._shards:

@@ -1,4 +1,4 @@
-"""The interface between the loop and the way in which replicas advance: lockstep, or free between rests."""
+"""The interface between the loop and the way in which replicas advance: lockstep, or free between sync barriers."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from orchestrator.worker.voting.step_report import Requests
 
 
 @dataclass(frozen=True)
-class Outcome:
+class StepOutcome:
     """What one advance has done."""
 
     steps: int  # those that are done in all
@@ -26,6 +26,6 @@ class Outcome:
 class Executor(Protocol):
     """A way to bring all replicas from one boundary to the next."""
 
-    def advance(self, state: RunState) -> Outcome:
+    def advance(self, state: RunState) -> StepOutcome:
         """Bring all replicas to the next boundary, where they are equal. A call that raises has changed nothing of the
         run's state."""

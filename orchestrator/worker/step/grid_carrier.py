@@ -1,4 +1,5 @@
-"""The sum of a step whose contributions are integers on a lattice: one memory of int64, and masks where workers want them.
+"""The sum of a step whose contributions are integers on a quantization grid: one memory of int64, and masks where workers want
+them.
 
     vector    the clipped contributions (and the noise), then the losses on a lattice of their own, and how many there are
     keys      at the first sum of a generation every worker tells the others its public key, through the same links
@@ -13,7 +14,7 @@ from collections.abc import Sequence
 
 import torch
 
-from orchestrator.comm.collectives import LATTICE, LATTICE_KEYS, Exchange, Memory
+from orchestrator.comm.collectives import GRID_KEYS, GRID_SUM, Exchange, Memory
 from orchestrator.comm.topologies.schedule import Schedule
 from orchestrator.comm.transports.base import Regions
 from orchestrator.numerics.exact import INTEGERS
@@ -52,22 +53,22 @@ class GridCarrier:
         if self._masks is not None:
             self._masks.add(step, attempt, self._vector)
         self.memory.contribution.copy_(self._vector)
-        exchange.add_up(self.memory, step, attempt, LATTICE)
+        exchange.add_up(self.memory, step, attempt, GRID_SUM)
         total, (losses, count) = self._summed[0], self._summed[1].tolist()
         return total, losses, count
 
     def relay(self, exchange: Exchange, step: int, attempt: int) -> None:
         """A server's part."""
         self._tell_keys(exchange, step)
-        exchange.add_up(self.memory, step, attempt, LATTICE)
+        exchange.add_up(self.memory, step, attempt, GRID_SUM)
 
     def _tell_keys(self, exchange: Exchange, step: int) -> None:
         """Once in a generation; a lone worker has nobody to hide from, and its sum is the sum."""
         if not self._masked or self._keys_told:
             return
         own = KeyPair()
-        told = exchange.gather(step, 0, LATTICE_KEYS, _as_tensor(own.public))
-        publics = [_as_bytes(each) for each in told]
+        keys = exchange.gather(step, 0, GRID_KEYS, _as_tensor(own.public))
+        publics = [_as_bytes(each) for each in keys]
         if publics:  # a server gets none
             self._masks = own.agree(self._rank, publics, exchange.generation)
         self._keys_told = True

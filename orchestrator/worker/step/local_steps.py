@@ -11,7 +11,7 @@ the place of a gradient, the run's optimizer is the server's: `sgd` with lr 1 se
 (federated averaging), with momentum it is DiLoCo's outer step, `adam` is FedAdam.
 A shard keeps nothing from round to round, but what a compression dropped and where its stream of samples is.
 
-Where shards differ in their local steps, those of a round are dealt to the workers accordingly, so that these end together.
+Where shards differ in their local steps, those of a round are assigned to the workers accordingly, so that these end together.
 
 A shard may have fewer local steps than others, so counters of batches may differ between shards; the largest is taken.
 
@@ -27,13 +27,13 @@ from collections.abc import Callable, Sequence
 import torch
 
 from orchestrator.config.plan import Local
-from orchestrator.controller.shard_assignment import deal_by_size
+from orchestrator.controller.shard_assignment import assign_by_size
 from orchestrator.errors import NonFinite
 from orchestrator.optim.clipping import clip
 from orchestrator.optim.transforms import State
 from orchestrator.worker.model.pipeline_adapter import PipelineAdapter
 from orchestrator.worker.model.replica import Replica
-from orchestrator.worker.step.shard_gradients import Contribution, settle, states_of, taken
+from orchestrator.worker.step.shard_gradients import Contribution, settle, states_of, stream_row
 
 
 class LocalSteps:
@@ -64,13 +64,13 @@ class LocalSteps:
         self._start = torch.empty_like(replica.flat)
         self._starts = [slot.view(self._start) for slot in replica.layout.slots[: len(replica.parameters)]]
 
-    def dealt(self, step: int, assigned: Sequence[Sequence[int]]) -> Sequence[Sequence[int]]:
+    def step_assignment(self, step: int, assigned: Sequence[Sequence[int]]) -> Sequence[Sequence[int]]:
         """By the local steps of each shard in this round, which every worker knows. What a shard keeps stays with its host, and
         what is read at its site only."""
         if self.keeps_state or self._workload.attendance.is_pinned:
             return assigned
         sizes = [len(self._workload.local_steps(step, shard)) for shard in range(self._workload.order.shards)]
-        return assigned if len(set(sizes)) == 1 else deal_by_size(sizes, len(assigned))
+        return assigned if len(set(sizes)) == 1 else assign_by_size(sizes, len(assigned))
 
     def absent(self, step: int) -> tuple[int, ...]:
         return self._workload.attendance.absent(step)
@@ -90,7 +90,7 @@ class LocalSteps:
         try:
             trained = self._trained(step, shard)
             if self.keeps_state:
-                self.states.stage(shard, taken(self._workload, shard))
+                self.states.stage(shard, stream_row(self._workload, shard))
             return trained
         finally:
             replica.flat.copy_(self._start)

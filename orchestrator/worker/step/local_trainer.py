@@ -21,7 +21,7 @@ from orchestrator.optim.transforms import Gradients
 from orchestrator.records import trace
 from orchestrator.worker.between_steps.run_state import RunState
 from orchestrator.worker.member.generation import ProcessServices
-from orchestrator.worker.member.shared_queue import Claims
+from orchestrator.worker.member.shared_queue import QueueConsumer
 from orchestrator.worker.member.shared_queue import check as check_claims
 from orchestrator.worker.model.replica import Replica
 from orchestrator.worker.model.updater import Updater
@@ -34,8 +34,8 @@ from orchestrator.worker.voting.step_report import EMPTY, Consensus, StepReport
 
 class LocalTrainer:
     """Computes and applies the steps of one worker; implements `worker.step.lockstep.Member`. The shards are set
-    by `take_on`, in each generation anew; where they differ in size they are dealt in each step, and where shards are claimed
-    those that are dealt are only the first choice."""
+    by `take_on`, in each generation anew; where they differ in size they are assigned in each step, and where shards are
+    claimed those that are assigned are only the first choice."""
 
     def __init__(
         self,
@@ -66,18 +66,18 @@ class LocalTrainer:
         rank: int = 0,
         *,
         alone: bool = False,
-        claims: Claims | None = None,
+        consumer: QueueConsumer | None = None,
         nodes: Sequence[int] = (),
     ) -> None:
         """Host these shards from now on, starting with a new step. assigned: the shards of each worker; alone: there is no
-        other member; claims: where workers claim shards; nodes: where each worker is."""
+        other member; consumer: where workers claim shards; nodes: where each worker is."""
         self._nodes = nodes
         self._due = False
         self._answers: dict[int, list[int]] | None = None
-        self._assigned = self._dealt = assigned
+        self._assigned = self._step_assignment = assigned
         self._rank = rank
         self._shards = tuple(assigned[rank]) if assigned else ()
-        self._claims = claims
+        self._consumer = consumer
         self._alone = alone
         self._fault: tuple[int, OrchestratorError] | None = None
         self._single: tuple[Gradients, float, StepReport] | None = None
@@ -92,8 +92,8 @@ class LocalTrainer:
         self._due = self._checks.due(step)
         self._answers = {} if self._due and not attempt else None
         if not attempt:
-            self._dealt = self._gradients.dealt(step, self._assigned)
-        self._gradients.plan(step, self._shards if attempt else self._dealt[self._rank])
+            self._step_assignment = self._gradients.step_assignment(step, self._assigned)
+        self._gradients.plan(step, self._shards if attempt else self._step_assignment[self._rank])
         self._options = self._updater.options()
         tally = _Tally(self._replica, counters_agree=self._gradients.counters_agree)
         self._left = tally.left
@@ -112,7 +112,7 @@ class LocalTrainer:
         if self._fault is None and self._answers is not None:
             self._check_another(step, self._answers)
         if self._shards and (self._fault is None or isinstance(self._fault[1], NonFinite)):
-            self._fault = self._disturbance() or self._fault
+            self._fault = self._changed_outside() or self._fault
         if self._fault is not None:
             return StepReport(failing_shard=self._fault[0])
         if (
@@ -133,9 +133,9 @@ class LocalTrainer:
 
     def total(self, exchange: Exchange, step: int, attempt: int, consensus: Consensus) -> int:
         """Raises Inconsistent where a shard was claimed by nobody, or twice."""
-        if self._claims is not None:
+        if self._consumer is not None:
             count = sum(len(shards) for shards in self._assigned)
-            check_claims(step, self._rank, self._shards, consensus.claimants, count)
+            check_claims(step, self._rank, self._shards, consensus.computed_by, count)
         self._joined = joined(self._left, exchange, step, attempt, consensus)
         return self._summation.total(exchange, step, attempt, consensus)
 
@@ -160,8 +160,8 @@ class LocalTrainer:
         self._updater.apply(state.steps, state.reductions, agreed, consensus.counters, self._joined, result)
         self._summation.commit()
         self._gradients.states.commit()
-        if self._claims is not None:
-            others = sum(shard not in self._dealt[self._rank] for shard in self._shards)
+        if self._consumer is not None:
+            others = sum(shard not in self._step_assignment[self._rank] for shard in self._shards)
             self._services.heartbeat.times.computed(len(self._shards), others)
 
     def _agreed(self, consensus: Consensus) -> list[torch.Tensor | None]:
@@ -176,17 +176,21 @@ class LocalTrainer:
             yield from self._shards
             return
         self._shards = ()
-        for shard in self._dealt[self._rank] if self._claims is None else self._claims.turns(step, self._dealt):
+        for shard in (
+            self._step_assignment[self._rank]
+            if self._consumer is None
+            else self._consumer.turns(step, self._step_assignment)
+        ):
             self._shards = (*self._shards, shard)
             yield shard
 
     def _step_report(self, tally: _Tally) -> StepReport:
-        report = tally.step_report({} if self._claims is None else dict.fromkeys(self._shards, self._rank))
+        report = tally.step_report({} if self._consumer is None else dict.fromkeys(self._shards, self._rank))
         return report if self._answers is None else replace(report, checks=self._answers)
 
     def _check_another(self, step: int, answers: dict[int, list[int]]) -> None:
         """Compute a micro-batch that is another worker's; one's own again where there is no other."""
-        for shard in self._checks.chosen(step, self._rank, self._dealt, self._nodes, self._shards):
+        for shard in self._checks.chosen(step, self._rank, self._step_assignment, self._nodes, self._shards):
             answer = self._answer(step, shard)
             answers.setdefault(shard, []).append(answer)
             if answer != EMPTY_SHARD:
@@ -236,7 +240,7 @@ class LocalTrainer:
         computed: Contribution | None = injection.at("contribution", step, self._gradients.compute(step, shard))
         return computed
 
-    def _disturbance(self) -> tuple[int, OrchestratorError] | None:
+    def _changed_outside(self) -> tuple[int, OrchestratorError] | None:
         """An error for what the user's code changed while the shards were computed, though only the optimizer's step
         may change it; attributed to the last shard."""
         try:
@@ -309,12 +313,12 @@ class _Tally:
             counters = list(map(max, counters, self._counters or counters))
         self._counters = counters
 
-    def step_report(self, claimants: Mapping[int, int]) -> StepReport:
+    def step_report(self, computed_by: Mapping[int, int]) -> StepReport:
         return StepReport(
             magnitudes=self.magnitudes,
             present=[any(shards) for shards in zip(*self._present, strict=True)],
             weights=self._weights,
             losses=self.looked_at(),
             counters=self._counters,
-            claimants=claimants,
+            computed_by=computed_by,
         )

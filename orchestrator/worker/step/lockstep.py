@@ -27,7 +27,7 @@ from orchestrator.worker.member import shared_queue
 from orchestrator.worker.member.generation import Withdrawn
 from orchestrator.worker.model.moving_buffers import DIFFERING
 from orchestrator.worker.step.checking import NEVER, Checked, Checks, checks_of
-from orchestrator.worker.step.executor import Outcome
+from orchestrator.worker.step.executor import StepOutcome
 from orchestrator.worker.voting.step_report import UNKNOWN, Consensus, Requests, Shape, StepReport
 
 ATTEMPTS = 2
@@ -105,7 +105,7 @@ class Lockstep:
         self._requests = requests
         self._sent_bytes = UNKNOWN  # in the step before
 
-    def advance(self, state: RunState) -> Outcome:
+    def advance(self, state: RunState) -> StepOutcome:
         """Raises PipelineRaised, NonFinite, Inconsistent, Withdrawn, Distrusted, and what the transport raises."""
         step, sent_bytes = state.steps, self._exchange.sent_bytes
         attempt, consensus, grid = self._agree(step, state.grid)
@@ -120,7 +120,7 @@ class Lockstep:
         self._member.apply(state, consensus)
         if self._contents.exact:
             grid = grid.committed(consensus.magnitudes)
-        return Outcome(step + 1, (line,), grid, consensus.requests)
+        return StepOutcome(step + 1, (line,), grid, consensus.requests)
 
     def _agree(self, step: int, grid: Grid) -> tuple[int, Consensus, Grid]:
         """Vote until the grid fits. Returns the number, the consensus and the grid of the last attempt."""

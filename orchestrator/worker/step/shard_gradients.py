@@ -36,8 +36,8 @@ class Contributing(Protocol):
     counters_agree: bool
     states: ShardStates
 
-    def dealt(self, step: int, assigned: Sequence[Sequence[int]]) -> Sequence[Sequence[int]]:
-        """The shards of each worker in a step: those that it hosts, or a deal that all workers make alike."""
+    def step_assignment(self, step: int, assigned: Sequence[Sequence[int]]) -> Sequence[Sequence[int]]:
+        """The shards of each worker in a step: those that it hosts, or an assignment that all workers make alike."""
 
     def absent(self, step: int) -> tuple[int, ...]:
         """The shards of sites that are away."""
@@ -73,7 +73,7 @@ class ShardGradients:
             self.keeps_state = bool(before.init(replica.parameters) or more())
         self.states = states_of(workload, lambda: {**before.init(replica.parameters), **more()})
 
-    def dealt(self, step: int, assigned: Sequence[Sequence[int]]) -> Sequence[Sequence[int]]:  # noqa: ARG002
+    def step_assignment(self, step: int, assigned: Sequence[Sequence[int]]) -> Sequence[Sequence[int]]:  # noqa: ARG002
         """Micro-batches of a step are equal in length."""
         return assigned
 
@@ -93,7 +93,7 @@ class ShardGradients:
         graphs = self._workload.graphs
         self._replica.check_shard(buffers=graphs is None or not graphs.replayed)
         if self.keeps_state:
-            self.states.stage(shard, taken(self._workload, shard))
+            self.states.stage(shard, stream_row(self._workload, shard))
         if computed is None:
             return None
         tensors = self._replica.contribution()
@@ -125,6 +125,6 @@ def settle(workload: PipelineAdapter, states: ShardStates, step: int, shard: int
         workload.streams.settle(shard, states.of(shard), step)
 
 
-def taken(workload: PipelineAdapter, shard: int) -> State:
+def stream_row(workload: PipelineAdapter, shard: int) -> State:
     """To be staged: where the shard's stream is behind the micro-batch that was computed last."""
     return {} if workload.streams is None else workload.streams.row(shard)

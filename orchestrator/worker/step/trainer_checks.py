@@ -9,7 +9,7 @@ import torch
 from orchestrator.comm.collectives import BUFFERS, Exchange
 from orchestrator.errors import NonFinite, PipelineRaised
 from orchestrator.worker.member.generation import ProcessServices
-from orchestrator.worker.model.moving_buffers import DIFFERING, Left
+from orchestrator.worker.model.moving_buffers import DIFFERING, BufferRemains
 from orchestrator.worker.model.pipeline_adapter import NON_FINITE_REMEDY
 from orchestrator.worker.model.replica import Replica
 from orchestrator.worker.voting.step_report import UNKNOWN, Consensus
@@ -17,7 +17,7 @@ from orchestrator.worker.voting.step_report import UNKNOWN, Consensus
 
 class SentBytes:
     """Tells what the members send in a step, when it changes: from step to step it mostly is the same, but for a few bytes
-    where payloads travel in narrow form."""
+    where payloads travel in packed form."""
 
     def __init__(self, services: ProcessServices) -> None:
         self._services = services
@@ -29,7 +29,9 @@ class SentBytes:
             self._services.emit({"event": "sent", "step": step, "bytes": sent_bytes})
 
 
-def joined(left: Left, exchange: Exchange, step: int, attempt: int, consensus: Consensus) -> list[torch.Tensor]:
+def joined(
+    left: BufferRemains, exchange: Exchange, step: int, attempt: int, consensus: Consensus
+) -> list[torch.Tensor]:
     """The buffers that are joined, as all shards leave them: the same at every member, whatever it has computed. Raises what
     the transport raises."""
     if not left:

@@ -113,12 +113,12 @@ def _of_stages(stages: Mapping[str, Any], parameters: int, plan: Plan, state: fl
     """Where the model is cut, what each stage holds and about needs for it, and its part of the computation. state: as for
     `worker_bytes`."""
     begins = ["the first layers", *stages["borders"]]
-    told = [
+    lines = [
         f"stage {i} from {begin} ({held:,} parameters, {megabytes(stage_bytes(held, plan, state))}, "
         f"{share:.0%} of the computation)"
         for i, (begin, held, share) in enumerate(zip(begins, stages["parameters"], stages["shares"], strict=True))
     ]
-    return f"the model of {parameters:,} parameters is cut: {', '.join(told)}"
+    return f"the model of {parameters:,} parameters is cut: {', '.join(lines)}"
 
 
 def stage_bytes(parameters: int, plan: Plan, state: float) -> int:

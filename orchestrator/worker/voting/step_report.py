@@ -73,7 +73,7 @@ class StepReport:
     weights: Mapping[int, float] = field(default_factory=dict)  # by shard that was computed here
     losses: Mapping[int, float] = field(default_factory=dict)  # by shard that was computed here
     counters: Sequence[int] | None = None  # values that the shards leave; None of a member that does not have them
-    claimants: Mapping[int, int] = field(default_factory=dict)  # by shard that was claimed here, this rank
+    computed_by: Mapping[int, int] = field(default_factory=dict)  # by shard that was claimed here, this rank
     # by shard that is computed twice, the answers from here; two of a member that is alone
     checks: Mapping[int, Sequence[int]] = field(default_factory=dict)
 
@@ -81,18 +81,18 @@ class StepReport:
         counters = [EMPTY] * (2 * shape.counters)
         if self.counters is not None:
             counters = [*self.counters, *(EMPTY if value == EMPTY else ~value for value in self.counters)]
-        told = [
+        numbers = [
             *head(self.failing_shard, self.requests, shape),
             self.sent_bytes,
             *(self.magnitudes or [ABSENT] * shape.tensors),
             *(self.present or [False] * shape.tensors),
             *to_slots(shape.shards, self.weights),
             *to_slots(shape.shards, self.losses),
-            *([self.claimants.get(shard, EMPTY) for shard in range(shape.shards)] if shape.claimed else ()),
+            *([self.computed_by.get(shard, EMPTY) for shard in range(shape.shards)] if shape.claimed else ()),
             *(self._answers(shape.shards) if shape.checked else ()),
             *counters,
         ]
-        return torch.tensor(told, dtype=torch.int64)
+        return torch.tensor(numbers, dtype=torch.int64)
 
     def _answers(self, shards: int) -> list[int]:
         given = [self.checks.get(shard, ()) for shard in range(shards)]
@@ -114,18 +114,18 @@ class Consensus:
     counters: list[int]  # the largest value of each
     disagreeing_counters: list[int]  # the indices of those of which members have different values
     # by shard, the rank that has claimed it, of several the highest
-    claimants: dict[int, int] = field(default_factory=dict)
+    computed_by: dict[int, int] = field(default_factory=dict)
     disputed: list[int] = field(default_factory=list)  # shards of which two answers differ
 
     @classmethod
     def decode(cls, vector: torch.Tensor, shape: Shape) -> Consensus:
-        told = iter(vector.tolist())
-        failing_shard, requests = read_head(told, shape)
-        sent = next(told)
+        numbers = iter(vector.tolist())
+        failing_shard, requests = read_head(numbers, shape)
+        sent = next(numbers)
         claimed, checked = (shape.shards if told_of else 0 for told_of in (shape.claimed, shape.checked))
         lengths = (shape.tensors, shape.tensors, shape.shards, shape.shards, claimed, checked, checked)
-        magnitudes, present, weights, losses, claimants, most, least, high, inverted = (
-            list(itertools.islice(told, length)) for length in (*lengths, shape.counters, shape.counters)
+        magnitudes, present, weights, losses, computed_by, most, least, high, inverted = (
+            list(itertools.islice(numbers, length)) for length in (*lengths, shape.counters, shape.counters)
         )
         return cls(
             failing_shard=failing_shard,
@@ -137,7 +137,7 @@ class Consensus:
             losses=from_slots(losses),
             counters=high,
             disagreeing_counters=[i for i in range(shape.counters) if high[i] != ~inverted[i] and high[i] != EMPTY],
-            claimants={shard: rank for shard, rank in enumerate(claimants) if rank != EMPTY},
+            computed_by={shard: rank for shard, rank in enumerate(computed_by) if rank != EMPTY},
             disputed=[shard for shard in range(checked) if most[shard] != ~least[shard] and most[shard] != EMPTY],
         )
 
@@ -161,7 +161,7 @@ class Consensus:
 
 
 def head(failing_shard: int | None, asked: Requests, shape: Shape) -> list[int]:
-    """What every vote begins with, in lockstep and at a rest."""
+    """What every vote begins with, in lockstep and at a sync barrier."""
     failing = EMPTY if failing_shard is None else shape.shards - failing_shard
     return [failing, asked.evaluate, asked.halt, asked.save, asked.busy]
 

@@ -9,7 +9,7 @@ from itertools import product
 import pytest
 from hypothesis import given
 
-from orchestrator.comm.pipeline_schedules import Hosts, Order, Place, Programs, Task, programs
+from orchestrator.comm.pipeline_schedules import Hosts, Order, PipelinePosition, Programs, Task, programs
 from orchestrator.comm.pipeline_schedules.laws import broken, problems
 from tests.comm.pipeline_schedules.cases import NAMES, columns, ragged
 
@@ -52,27 +52,27 @@ def test_the_scene_of_the_broken_ones_is_whole() -> None:
     assert broken(((0, 0), (1, 1)), ((F0, F1, B0, B1), (F0_, B0_, F1_, B1_))) is None
 
 
-def none_in_flight(place: Place) -> Order:
+def none_in_flight(place: PipelinePosition) -> Order:
     return Order(in_flight=place.stage)
 
 
-def late(place: Place) -> Order:
+def late(place: PipelinePosition) -> Order:
     return Order(in_flight=1, warmup=place.hosted)
 
 
-def number(place: Place) -> int:
+def number(place: PipelinePosition) -> int:
     return place.stage
 
 
-ASKED: list[Place] = []
+ASKED: list[PipelinePosition] = []
 
 
-def moody(place: Place) -> Order:
+def moody(place: PipelinePosition) -> Order:
     ASKED.append(place)
     return Order(in_flight=len(ASKED))
 
 
-def boundless(place: Place) -> Order:
+def boundless(place: PipelinePosition) -> Order:
     raise KeyError(place.stage)
 
 

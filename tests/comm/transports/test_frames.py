@@ -36,7 +36,7 @@ def test_a_narrow_frame_says_how_many_bytes_follow(
     tag: Tag, dtype: torch.dtype, elements: int, note: int, data: st.DataObject
 ) -> None:
     size = data.draw(st.integers(lossless_packing.least_bytes(elements), lossless_packing.most_bytes(elements)))
-    frame = Frame(frames.NARROW, tag, dtype, elements, note, narrow_bytes=size)
+    frame = Frame(frames.PACKED, tag, dtype, elements, note, packed_bytes=size)
     assert frames.decode(frames.encode(frame)) == frame
 
 
@@ -49,7 +49,7 @@ def test_more_or_fewer_bytes_than_so_many_numbers_can_take_are_a_fault(
 ) -> None:
     """Before any memory is taken for them."""
     with pytest.raises(ProtocolError, match=f"{elements} x {dtype} are never narrowed to {size} bytes"):
-        frames.decode(frames.encode(Frame(frames.NARROW, TAG, dtype, elements, narrow_bytes=size)))
+        frames.decode(frames.encode(Frame(frames.PACKED, TAG, dtype, elements, packed_bytes=size)))
 
 
 @pytest.mark.parametrize("place", [0, 4, 5], ids=["magic", "kind", "dtype"])

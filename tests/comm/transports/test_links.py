@@ -258,8 +258,8 @@ def test_bytes_that_are_no_narrow_payload_are_a_fault(hosts: tuple[Link, Link], 
     while not receiver.inbox:
         assert poller.wait(PATIENCE_S)
     (_, came) = receiver.inbox.popleft()
-    assert came.narrow is not None
-    came.narrow.packed[0] = 77
+    assert came.packed is not None
+    came.packed.packed[0] = 77
     with pytest.raises(ProtocolError, match=r"2056 bytes that came are not 512 x torch\.float64"):
         _ = came.payload
 

@@ -74,7 +74,7 @@ def test_what_is_held_is_right_and_within_the_limit(
     folder = tmp_path_factory.mktemp("cache")
     files = [_file(f"f{number}", size) for number, size in enumerate(sizes)]
     store, cache = Store(sizes={file.path: file.size for file in files}), Cache(folder, limit)
-    held: list[module.Held] = []
+    held: list[module.HeldFile] = []
     for number in asked:
         file = files[number % len(files)]
         try:
@@ -185,11 +185,11 @@ def test_random_numbers_are_those_of_a_store_that_answers_at_once(tmp_path: Path
 
 def test_bytes_are_counted_by_where_they_came_from(tmp_path: Path) -> None:
     store, cache = Store(sizes={"a": 60, "b": 30}), Cache(tmp_path, 90)
-    waiting.taken()
+    waiting.take_counts()
     for name, size in (("a", 60), ("b", 30), ("a", 60)):
         cache.hold(_file(name, size), store).close()
-    assert waiting.taken() == waiting.Taken(fetched=90, cached=60)
-    assert waiting.taken() == waiting.Taken()
+    assert waiting.take_counts() == waiting.Taken(fetched=90, cached=60)
+    assert waiting.take_counts() == waiting.Taken()
 
 
 def test_what_is_fetched_ahead_takes_the_room_of_what_nobody_expects(tmp_path: Path) -> None:

@@ -12,10 +12,10 @@ import pytest
 from orchestrator.comm.pipeline_schedules import nominal, programs, timeline
 from orchestrator.comm.topologies import build_schedule
 from orchestrator.config.plan import Variant
-from orchestrator.driver.report.pictures import Seen, draw
+from orchestrator.driver.report.pictures import RunHistory, draw
 from orchestrator.driver.report.pictures.series import clocks, flow, staleness
+from orchestrator.records.barriers import Staleness
 from orchestrator.records.lines import LineFile
-from orchestrator.records.rests import Staleness
 
 pytestmark = pytest.mark.slow
 
@@ -34,7 +34,8 @@ def test_both_pictures(tmp_path: Path, steps: int) -> None:
     write(journal, [{"event": "evaluated", "step": steps - 1, "metrics": found}])
     schedule = build_schedule("parameter_server", 4, servers=2)
     assert (
-        draw(tmp_path / "pictures", Seen(tmp_path / "trace", tmp_path / "journal"), "digits & more", schedule) is None
+        draw(tmp_path / "pictures", RunHistory(tmp_path / "trace", tmp_path / "journal"), "digits & more", schedule)
+        is None
     )
     assert (tmp_path / "pictures" / "loss.png").read_bytes().startswith(b"\x89PNG")
     root = ElementTree.parse(tmp_path / "pictures" / "topology.svg").getroot()
@@ -45,14 +46,14 @@ def test_both_pictures(tmp_path: Path, steps: int) -> None:
 
 def test_a_picture_of_one_schedule_is_always_the_same_file(tmp_path: Path) -> None:
     for name in ("one", "other"):
-        draw(tmp_path / name, Seen(tmp_path / "none", tmp_path / "none"), "", build_schedule("tree", 9))
+        draw(tmp_path / name, RunHistory(tmp_path / "none", tmp_path / "none"), "", build_schedule("tree", 9))
     assert (tmp_path / "one" / "topology.svg").read_bytes() == (tmp_path / "other" / "topology.svg").read_bytes()
     assert not (tmp_path / "one" / "loss.png").exists()
 
 
 def test_a_failure_is_a_sentence(tmp_path: Path) -> None:
     (tmp_path / "trace").write_text("no line of a trace\n")
-    said = draw(tmp_path / "pictures", Seen(tmp_path / "trace", tmp_path / "none"), "", build_schedule("ring", 2))
+    said = draw(tmp_path / "pictures", RunHistory(tmp_path / "trace", tmp_path / "none"), "", build_schedule("ring", 2))
     assert said is not None
     assert said.startswith("the pictures could not be drawn: ValueError: line 1 is not what was written")
 
@@ -60,7 +61,7 @@ def test_a_failure_is_a_sentence(tmp_path: Path) -> None:
 @pytest.mark.parametrize("labels", [3, 20])
 def test_a_partition_is_drawn_where_there_is_one(tmp_path: Path, labels: int) -> None:
     table = {"labels": [str(label) for label in range(labels)], "counts": [[client] * labels for client in range(5)]}
-    seen = Seen(tmp_path / "none", tmp_path / "none", table)
+    seen = RunHistory(tmp_path / "none", tmp_path / "none", table)
     assert draw(tmp_path, seen, "digits", build_schedule("ring", 2)) is None
     assert (tmp_path / "partition.png").read_bytes().startswith(b"\x89PNG")
     assert "matplotlib.pyplot" not in sys.modules
@@ -69,7 +70,7 @@ def test_a_partition_is_drawn_where_there_is_one(tmp_path: Path, labels: int) ->
 @pytest.mark.parametrize("seconds", [[], [0.5, 0.25], [1.0]])
 def test_the_pipeline_of_a_model_in_stages_is_drawn(tmp_path: Path, seconds: list[float]) -> None:
     """As of the last generation, in seconds where they are known of each stage."""
-    seen = Seen(tmp_path / "none", tmp_path / "journal", pipelining=Variant("1f1b", {}))
+    seen = RunHistory(tmp_path / "none", tmp_path / "journal", pipelining=Variant("1f1b", {}))
     begun = {"event": "generation_started", "stages": [0, 1, 0], "shards": [[0, 1], [0, 1, 2, 3], [2, 3]]}
     write(tmp_path / "journal", [{**begun, "stages": [0, 1], "shards": [[0], [0]]}])
     assert flow(tmp_path / "journal", "1f1b", {}) == (
@@ -90,7 +91,7 @@ def test_the_pipeline_of_a_model_in_stages_is_drawn(tmp_path: Path, seconds: lis
 
 def test_there_is_no_pipeline_where_every_worker_has_the_whole_model(tmp_path: Path) -> None:
     write(tmp_path / "journal", [{"event": "generation_started", "shards": [[0], [1]]}])
-    seen = Seen(tmp_path / "none", tmp_path / "journal", pipelining=Variant("1f1b", {}))
+    seen = RunHistory(tmp_path / "none", tmp_path / "journal", pipelining=Variant("1f1b", {}))
     assert draw(tmp_path, seen, "digits", build_schedule("ring", 2)) is None
     assert not (tmp_path / "pipeline.png").exists()
 
@@ -99,7 +100,7 @@ def test_there_is_no_pipeline_where_every_worker_has_the_whole_model(tmp_path: P
 def test_the_clocks_of_an_asynchronous_run_are_drawn(tmp_path: Path, shards: int) -> None:
     updates = tuple((shard, ahead) for ahead in range(2) for shard in range(shards))
     rests = [Staleness(number, number, (2 * number + 2,) * shards, 1, updates) for number in range(3)]
-    seen = Seen(tmp_path / "none", tmp_path / "none", rests=rests)
+    seen = RunHistory(tmp_path / "none", tmp_path / "none", barriers=rests)
     assert draw(tmp_path, seen, "digits", build_schedule("ring", 2)) is None
     assert (tmp_path / "clocks.png").read_bytes().startswith(b"\x89PNG")
     assert [series[-1] for series in clocks(rests)] == [(6 * shards, 6.0)] * shards
@@ -116,6 +117,6 @@ def test_where_time_went_has_a_picture(tmp_path: Path, windows: int) -> None:
             times.append([told])
     times.append([{"member": "server 40", "first": 0, "steps": 0, "seconds": {"connect": 1.0}, "busy": {}}])
     times.close()
-    seen = Seen(tmp_path / "none", tmp_path / "none", times=tmp_path / "times")
+    seen = RunHistory(tmp_path / "none", tmp_path / "none", times=tmp_path / "times")
     assert draw(tmp_path / "pictures", seen, "digits", build_schedule("ring", 40)) is None
     assert (tmp_path / "pictures" / "time.png").stat().st_size > 20_000

@@ -16,7 +16,7 @@ from orchestrator.experiments.search import SEARCHES
 from orchestrator.experiments.search.asking import Result, Search, Trial, best, next_batch
 from orchestrator.experiments.search.halving import Rung, prune
 from orchestrator.experiments.search.laws import broken, problems
-from orchestrator.experiments.search.outlook import Course, Ended, Outlook, Place, look, verify
+from orchestrator.experiments.search.outlook import Course, Ended, Outlook, TrialRung, look, verify
 from orchestrator.experiments.search.space import Choice, Point, Range, Space
 
 SPACE: Space = {
@@ -44,11 +44,11 @@ def value_of(point: Point, steps: int) -> float | None:
     )
 
 
-def ended(course: Course, place: Place, point: Point) -> Ended:
+def ended(course: Course, place: TrialRung, point: Point) -> Ended:
     return Ended("run", value_of(point, course.steps_of(place[1])), "digest")
 
 
-def complete(course: Course, slots: int, seed: int, known: Mapping[Place, Ended] | None = None) -> Outlook:
+def complete(course: Course, slots: int, seed: int, known: Mapping[TrialRung, Ended] | None = None) -> Outlook:
     """Run a sweep with so many slots, in which due runs end in any order; from what is known already."""
     chance = random.Random(seed)
     done = dict(known or {})

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from orchestrator.comm.topologies import TOPOLOGIES, build_schedule
 from orchestrator.experiments.simulation.conditions import Conditions, Network
-from orchestrator.experiments.simulation.cores import messages_of, play_step, play_steps
+from orchestrator.experiments.simulation.cores import messages_of, play_steps, simulate_step
 from orchestrator.experiments.simulation.exchange import exchange
 
 FREE = Network(latency_s=0.0, bandwidth=1e30)
@@ -33,7 +33,7 @@ def test_no_step_is_shorter_than_its_work_on_all_cores_or_its_longest_way_nor_lo
     schedule = build_schedule(topology, workers)
     computing = [compute * (1 + rank) for rank in range(workers)]
     votes = vote * workers * (schedule.members > 1)
-    found = play_step(schedule, computing, (0.0, 0.0), conditions)
+    found = simulate_step(schedule, computing, (0.0, 0.0), conditions)
     assert found.workers_s == pytest.approx(sum(computing) + votes + workers * update + found.messages * message)
     assert found.workers_s <= found.busy_s * (1 + 1e-9)
     steps = play_steps(schedule, [computing] * 3, (0.0, 0.0), conditions)
@@ -45,8 +45,10 @@ def test_no_step_is_shorter_than_its_work_on_all_cores_or_its_longest_way_nor_lo
 def test_workers_that_share_cores_are_dealt_them_shard_by_shard() -> None:
     schedule = build_schedule("ring", 3)
     conditions = Conditions(network=FREE, update_s=0.0, cores=2)
-    assert play_step(schedule, [3.0, 3.0, 2.0], (0.0, 0.0), conditions, shards=3).seconds == pytest.approx(4.0, rel=0.1)
-    assert play_step(schedule, [4.0, 0.0, 0.0], (0.0, 0.0), conditions, shards=4).seconds == 4.0
+    assert simulate_step(schedule, [3.0, 3.0, 2.0], (0.0, 0.0), conditions, shards=3).seconds == pytest.approx(
+        4.0, rel=0.1
+    )
+    assert simulate_step(schedule, [4.0, 0.0, 0.0], (0.0, 0.0), conditions, shards=4).seconds == 4.0
 
 
 def test_the_vote_goes_through_a_ring_one_member_after_the_other_and_through_a_tree_it_does_not() -> None:
@@ -67,8 +69,8 @@ def test_with_a_core_each_the_sum_takes_what_the_exchange_of_the_table_takes(top
     network = Network(latency_s=1e-4, bandwidth=1e6)
     conditions = Conditions(network=network, update_s=0.0)
     size = 1e7
-    whole = play_step(schedule, [0.0] * workers, (size, size / 2), conditions).seconds
-    vote = play_step(schedule, [0.0] * workers, (0.0, 0.0), conditions).seconds
+    whole = simulate_step(schedule, [0.0] * workers, (size, size / 2), conditions).seconds
+    vote = simulate_step(schedule, [0.0] * workers, (0.0, 0.0), conditions).seconds
     assert whole - vote == pytest.approx(exchange(schedule, size, size / 2, network).seconds, rel=0.05)
 
 
@@ -76,11 +78,11 @@ def test_what_goes_on_beside_takes_idle_cores_and_holds_up_others_where_none_is_
     alone, both = build_schedule("ring", 1), build_schedule("ring", 2)
     quiet = Conditions(network=FREE, update_s=0.5, cores=2)
     for beside in (replace(quiet, background_s=1.0), replace(quiet, others=0.5)):
-        assert play_step(alone, [1.0], (0.0, 0.0), beside).seconds == pytest.approx(1.5)
-        assert play_step(both, [1.0, 1.0], (0.0, 0.0), beside).seconds > 1.6
+        assert simulate_step(alone, [1.0], (0.0, 0.0), beside).seconds == pytest.approx(1.5)
+        assert simulate_step(both, [1.0, 1.0], (0.0, 0.0), beside).seconds > 1.6
     much = replace(quiet, background_s=2.5)
-    assert play_step(alone, [1.0], (0.0, 0.0), much).seconds == pytest.approx(2.0, rel=0.1)
-    assert play_step(both, [1.0, 1.0], (0.0, 0.0), replace(much, cores=0)).seconds == pytest.approx(1.5)
+    assert simulate_step(alone, [1.0], (0.0, 0.0), much).seconds == pytest.approx(2.0, rel=0.1)
+    assert simulate_step(both, [1.0, 1.0], (0.0, 0.0), replace(much, cores=0)).seconds == pytest.approx(1.5)
 
 
 @given(
@@ -99,7 +101,7 @@ def test_where_cores_are_never_idle_a_step_takes_all_that_is_done_in_it(
     )
     conditions = replace(conditions, contention=contention)
     schedule = build_schedule("ring", workers)
-    found = play_step(schedule, [1e-2] * workers, (0.0, 0.0), conditions)
+    found = simulate_step(schedule, [1e-2] * workers, (0.0, 0.0), conditions)
     whole = workers * (1e-2 + switch + contention * 1e-2 + background)
     assert found.busy_s == pytest.approx(whole)
     assert found.seconds == pytest.approx(whole / (1 - others), rel=0.25)

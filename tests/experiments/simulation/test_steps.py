@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from orchestrator.comm.synchronization import build_mode
 from orchestrator.experiments.simulation.conditions import Conditions
 from orchestrator.experiments.simulation.exchange import Exchanged
-from orchestrator.experiments.simulation.steps import Stepped, lockstep, paces, sprints
+from orchestrator.experiments.simulation.steps import Stepped, async_phases, lockstep, paces
 
 NOTHING = Exchanged(0.0, 0.0, 0.0, 0, 0.0)
 ALONE = Conditions(update_s=0.0)
@@ -18,7 +18,7 @@ ALONE = Conditions(update_s=0.0)
 
 def stepped(times: np.ndarray, name: str, **options: int) -> Stepped:
     hosted = np.ones(times.shape[1], int)
-    return sprints(ALONE, times, hosted, NOTHING, build_mode(name, options))
+    return async_phases(ALONE, times, hosted, NOTHING, build_mode(name, options))
 
 
 @given(st.integers(1, 6), st.integers(0, 2**20))

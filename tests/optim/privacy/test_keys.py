@@ -130,7 +130,7 @@ def test_noise_has_these_bits_on_every_machine() -> None:
 
 
 def test_each_client_plays_with_its_chance_independent_of_the_others() -> None:
-    rounds = [poisson.players(KEYS, round_, 10, 50) for round_ in range(2000)]
+    rounds = [poisson.sampled_clients(KEYS, round_, 10, 50) for round_ in range(2000)]
     counts = numpy.bincount(numpy.concatenate(rounds), minlength=50)
     assert counts.mean() / 2000 == pytest.approx(0.2, abs=0.005)
     assert (numpy.abs(counts / 2000 - 0.2) < 0.05).all()
@@ -141,18 +141,18 @@ def test_each_client_plays_with_its_chance_independent_of_the_others() -> None:
 def test_whether_a_client_plays_does_not_depend_on_how_many_there_are() -> None:
     """As far as the rate is the same: 10 of 50 and 20 of 100."""
     for round_ in range(50):
-        few, many = poisson.players(KEYS, round_, 10, 50), poisson.players(KEYS, round_, 20, 100)
+        few, many = poisson.sampled_clients(KEYS, round_, 10, 50), poisson.sampled_clients(KEYS, round_, 20, 100)
         assert few == [client for client in many if client < 50]
 
 
 def test_all_play_where_as_many_are_expected() -> None:
-    assert poisson.players(KEYS, 3, 5, 5) == [0, 1, 2, 3, 4]
+    assert poisson.sampled_clients(KEYS, 3, 5, 5) == [0, 1, 2, 3, 4]
 
 
 def test_players_are_dealt_evenly_and_each_once() -> None:
-    dealt = poisson.dealt([2, 3, 5, 7, 11], 3)
+    dealt = poisson.assign_to_slots([2, 3, 5, 7, 11], 3)
     assert dealt == [(2, 7), (3, 11), (5,)]
-    assert poisson.dealt([], 2) == [(), ()]
+    assert poisson.assign_to_slots([], 2) == [(), ()]
 
 
 # --- epsilon

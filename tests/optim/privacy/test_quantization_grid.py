@@ -15,7 +15,7 @@ from orchestrator.config.settings.sections import MOST_NOISE
 from orchestrator.numerics.layout import Layout
 from orchestrator.optim.privacy import quantization_grid
 from orchestrator.optim.privacy.keys import Keys
-from orchestrator.optim.privacy.quantization_grid import QuantizationGrid, loss_on_lattice, mean_loss
+from orchestrator.optim.privacy.quantization_grid import QuantizationGrid, loss_on_grid, mean_loss
 
 LAYOUT = Layout.of([("a", torch.empty(3, 4)), ("b", torch.empty(5)), ("c", torch.empty(2, 2, 3, 2).transpose(1, 3))])
 KEYS = Keys(bytes(32))
@@ -80,7 +80,7 @@ def test_the_most_clients_and_the_most_noise_fit_64_bits(norm: float) -> None:
     largest = norm / QuantizationGrid(norm, LAYOUT).lsb
     assert 2.0 ** (quantization_grid.BITS - 1) <= largest <= 2.0**quantization_grid.BITS
     assert quantization_grid.MOST_CLIENTS * largest + quantization_grid.MOST_NOISE * largest * 8.3 < 2.0**62
-    assert quantization_grid.MOST_CLIENTS * abs(loss_on_lattice(math.inf)) < 2.0**62
+    assert quantization_grid.MOST_CLIENTS * abs(loss_on_grid(math.inf)) < 2.0**62
 
 
 def test_the_settings_allow_what_fits() -> None:
@@ -113,6 +113,6 @@ def test_the_mean_is_over_a_number_that_is_fixed_beforehand() -> None:
 @given(st.lists(st.floats(-70000, 70000), min_size=1, max_size=20))
 def test_the_mean_loss_is_exact_on_its_lattice(losses: list[float]) -> None:
     held = [min(max(loss, -65536.0), 65536.0) for loss in losses]
-    found = mean_loss(sum(loss_on_lattice(loss) for loss in losses), len(losses))
+    found = mean_loss(sum(loss_on_grid(loss) for loss in losses), len(losses))
     assert found == pytest.approx(math.fsum(held) / len(held), abs=2**-24)
     assert mean_loss(0, 0) == 0.0

@@ -15,8 +15,8 @@ from orchestrator.common.values import labels_of
 from orchestrator.config.settings import determining, load
 from orchestrator.errors import ConfigurationError
 from orchestrator.records import loggers
-from orchestrator.records.loggers.feed import Feed
-from orchestrator.records.loggers.logger import Told
+from orchestrator.records.loggers.feed import LoggerFeed
+from orchestrator.records.loggers.logger import LoggedRun
 
 ME = f"{__name__}:Remembering"
 NEEDED = {"run": {"steps": 3}, "pipeline": {"target": "a:B"}, "optimizer": "sgd"}
@@ -28,7 +28,7 @@ class Remembering:
     told: dict[str, list[Any]] = {}  # noqa: RUF012
     goes_on = threading.Event()
 
-    def __init__(self, run: Told) -> None:
+    def __init__(self, run: LoggedRun) -> None:
         self._told = self.told[run.run_id] = []
 
     def metrics(self, step: int, values: Mapping[str, float]) -> None:
@@ -42,13 +42,13 @@ class Remembering:
         self._told.append((status, dict(results)))
 
 
-def told(run_id: str) -> Told:
-    return Told(run_id, "name", "experiment", Path(), {})
+def told(run_id: str) -> LoggedRun:
+    return LoggedRun(run_id, "name", "experiment", Path(), {})
 
 
 @given(st.lists(st.tuples(st.integers(20, 99), st.dictionaries(st.text(max_size=3), st.floats(allow_nan=False)))))
 def test_it_is_told_all_in_order(points: list[tuple[int, dict[str, float]]]) -> None:
-    feed = Feed([ME, ME], told("all"))
+    feed = LoggerFeed([ME, ME], told("all"))
     for step, values in points:
         feed.metrics(step, values)
     assert feed.end("finished", {"digest": "ff"}) == []
@@ -56,7 +56,7 @@ def test_it_is_told_all_in_order(points: list[tuple[int, dict[str, float]]]) -> 
 
 
 def test_one_that_fails_is_told_nothing_more_and_the_other_all() -> None:
-    feed = Feed([ME, f"{__name__}:nobody"], told("fails"))
+    feed = LoggerFeed([ME, f"{__name__}:nobody"], told("fails"))
     for step in (12, 13, 15):
         feed.metrics(step, {"a": 1.0})
     found = feed.end("failed", {})
@@ -67,7 +67,7 @@ def test_one_that_fails_is_told_nothing_more_and_the_other_all() -> None:
 
 
 def test_one_that_does_not_come_back_is_not_waited_for() -> None:
-    feed = Feed([ME], told("waits"), last_s=0.01)
+    feed = LoggerFeed([ME], told("waits"), last_s=0.01)
     feed.metrics(14, {})
     assert feed.end("killed", {}) == [f"tracking.also: {ME} has not taken all that it was told when the run had ended"]
     Remembering.goes_on.set()

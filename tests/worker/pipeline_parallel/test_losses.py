@@ -103,7 +103,7 @@ def test_a_spare_holds_no_values_until_it_has_a_stage() -> None:
     for member in members.members:
         assert isinstance(member, Worker)
         tensors = [*member._workload.model.parameters(), *member._workload.model.buffers()]
-        member.stand_by()
+        member.become_spare()
         assert sum(tensor.untyped_storage().nbytes() for tensor in tensors) == 0
         assert isinstance(member._execution, PipelineStrategy)
         assert member._execution._replica is None
@@ -131,7 +131,7 @@ def test_a_model_that_comes_out_otherwise_when_it_is_made_anew_is_told() -> None
     members = _Members(settings_for(OtherwiseAgain, Layout(2, stages=2), **SMALL))
     for member in members.members:
         assert isinstance(member, Worker)
-        member.stand_by()
+        member.become_spare()
     for end in members.run():
         assert isinstance(end, Inconsistent)
         assert "model() gave other first values when it was called once more" in str(end)

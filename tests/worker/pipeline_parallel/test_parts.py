@@ -21,7 +21,7 @@ from orchestrator.worker.pipeline_parallel.border_values import (
     same_generators,
     unpack,
 )
-from orchestrator.worker.pipeline_parallel.part import PartLayout
+from orchestrator.worker.pipeline_parallel.stage_module import PartLayout
 
 
 @given(st.lists(st.integers(0, 3 * BLOCK), min_size=2, max_size=12), st.data())

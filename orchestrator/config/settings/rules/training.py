@@ -22,12 +22,12 @@ def _in_steps(key: str) -> Rule:
     )
 
 
-def _evaluated_in_steps(what: str, key: str, watches: Callable[[Any], bool]) -> Rule:
+def _evaluated_in_steps(what: str, key: str, monitors: Callable[[Any], bool]) -> Rule:
     """What depends on evaluations has to know their steps beforehand, or the result would depend on the clock."""
     return Rule(
         "evaluation.in-steps",
         (key, "evaluation.every"),
-        lambda value, every: watches(value) and (every is None or every.steps is None),
+        lambda value, every: monitors(value) and (every is None or every.steps is None),
         f"{what} needs evaluation.every in steps, such as evaluation.every=100",
     )
 

@@ -21,24 +21,24 @@ from typing import Any
 from orchestrator.comm.topologies import Schedule
 from orchestrator.config.plan import Variant
 from orchestrator.data.drift import Drift, Profile
+from orchestrator.records.barriers import Staleness
 from orchestrator.records.lines import read
-from orchestrator.records.rests import Staleness
 
 
 @dataclass(frozen=True)
-class Seen:
+class RunHistory:
     """What there is to show of a run."""
 
     trace: Path  # file of the steps
     journal: Path  # file of the events
     partition: Mapping[str, Any] | None = None  # `data.division.Division.table`; None where samples are not divided
-    rests: Sequence[Staleness] = ()  # of an asynchronous run; empty in lockstep
+    barriers: Sequence[Staleness] = ()  # of an asynchronous run; empty in lockstep
     # order of the micro-batches of a model in stages, with its options; None without stages
     pipelining: Variant | None = None
     times: Path | None = None  # file of where time went; None where there is none to draw
 
 
-def draw(folder: Path, seen: Seen, title: str, schedule: Schedule) -> str | None:
+def draw(folder: Path, seen: RunHistory, title: str, schedule: Schedule) -> str | None:
     """Write `loss.png` and `time.png` (when there was a step), `topology.svg`, `partition.png` (where there is one),
     `clocks.png` (of an asynchronous run) and `pipeline.png` (of a model in stages) into `folder`; None, or what went
     wrong."""
@@ -53,11 +53,11 @@ def draw(folder: Path, seen: Seen, title: str, schedule: Schedule) -> str | None
         losses = series.losses(seen.trace)
         if losses:
             drawing.curves(losses, series.metrics(seen.journal), title, folder / "loss.png")
-        told = [] if seen.times is None or not seen.times.exists() else list(read(seen.times))
-        if told:
-            time.draw(told, title, folder / "time.png")
-        if seen.rests:
-            drawing.clocks(series.clocks(seen.rests), series.staleness(seen.rests), title, folder / "clocks.png")
+        windows = [] if seen.times is None or not seen.times.exists() else list(read(seen.times))
+        if windows:
+            time.draw(windows, title, folder / "time.png")
+        if seen.barriers:
+            drawing.clocks(series.clocks(seen.barriers), series.staleness(seen.barriers), title, folder / "clocks.png")
         if seen.pipelining is not None:
             flow = series.flow(seen.journal, seen.pipelining.name, seen.pipelining.options)
             if flow is not None:
@@ -67,14 +67,14 @@ def draw(folder: Path, seen: Seen, title: str, schedule: Schedule) -> str | None
     return None
 
 
-def draw_drift(path: Path, found: Drift, profiles: tuple[Profile, Profile], names: tuple[str, str]) -> str | None:
+def draw_drift(path: Path, drift: Drift, profiles: tuple[Profile, Profile], names: tuple[str, str]) -> str | None:
     """Write the picture of the columns that differ most; None, or what went wrong. profiles, names: of the two runs."""
     try:
         logging.getLogger("matplotlib").setLevel(logging.ERROR)
         from orchestrator.driver.report.pictures import drifts
 
         path.parent.mkdir(exist_ok=True)
-        drifts.draw(path, found, profiles, names)
+        drifts.draw(path, drift, profiles, names)
     except Exception as error:  # as above
         return f"the drift could not be drawn: {type(error).__name__}: {error}"
     return None

@@ -21,9 +21,9 @@ _BARS = 24
 _NAMED = 20  # labels
 
 
-def draw(path: Path, found: Drift, profiles: tuple[Profile, Profile], names: tuple[str, str]) -> None:
-    """found: of these profiles, of at least one shift. names: of the runs."""
-    shown = found.shifts[:_SHOWN]
+def draw(path: Path, drift: Drift, profiles: tuple[Profile, Profile], names: tuple[str, str]) -> None:
+    """drift: of these profiles, of at least one shift. names: of the runs."""
+    shown = drift.shifts[:_SHOWN]
     rows = -(-len(shown) // _ACROSS)
     figure = Figure(
         figsize=(3.6 * min(_ACROSS, len(shown)), 0.5 + 2.8 * rows),

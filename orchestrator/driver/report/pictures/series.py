@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 from orchestrator.comm.pipeline_schedules import Hosts, Span, nominal, programs, timeline
 from orchestrator.comm.pipeline_schedules.timeline import Costs
 from orchestrator.controller.shard_assignment import hosts_of
+from orchestrator.records.barriers import Staleness
 from orchestrator.records.lines import read
-from orchestrator.records.rests import Staleness
 from orchestrator.records.trace import loss_of
 
 Series = list[tuple[int, float]]  # (step, value), steps ascending
@@ -52,20 +52,20 @@ def metrics(journal: Path) -> dict[str, Series]:
     return {name: sorted(found[name].items()) for name in names}
 
 
-def clocks(rests: Sequence[Staleness]) -> list[Series]:
+def clocks(barriers: Sequence[Staleness]) -> list[Series]:
     """Per shard, its clock over the number of updates that all have made, where it changes."""
-    found: list[Series] = [[(0, 0.0)] for _ in rests[0].clocks]
+    found: list[Series] = [[(0, 0.0)] for _ in barriers[0].clocks]
     made = 0
-    for rest in rests:
-        for shard, _ in rest.updates:
+    for barrier in barriers:
+        for shard, _ in barrier.updates:
             made += 1
             found[shard].append((made, found[shard][-1][1] + 1))
     return [[*series, (made, series[-1][1])] for series in found]
 
 
-def staleness(rests: Iterable[Staleness]) -> Series:
+def staleness(barriers: Iterable[Staleness]) -> Series:
     """Of each update, in order."""
-    every = (ahead for rest in rests for _, ahead in rest.updates)
+    every = (ahead for barrier in barriers for _, ahead in barrier.updates)
     return [(number, float(ahead)) for number, ahead in enumerate(every, start=1)]
 
 

@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orchestrator.records import comparison, identity, rests
+from orchestrator.records import barriers, comparison, identity
 from orchestrator.records.clocks import AsyncPhase, Update
 from orchestrator.records.trace import line
-from orchestrator.records.verdict import Outcome, judge, parting
+from orchestrator.records.verdict import RunResult, judge, parting
 
 HOSTED = ((0,), (1,))
 
@@ -46,9 +46,9 @@ def changed(number: int, **new: Any) -> list[dict[str, Any]]:
 
 
 def test_whole_records_are_taken() -> None:
-    rests.check(RESTS)
-    rests.check(RESTS, 2)
-    assert [sprint.end for sprint in rests.sprints(RESTS)] == [(2, 2), (4, 4), (5, 5)]
+    barriers.check(RESTS)
+    barriers.check(RESTS, 2)
+    assert [sprint.end for sprint in barriers.async_phases(RESTS)] == [(2, 2), (4, 4), (5, 5)]
 
 
 @pytest.mark.parametrize(
@@ -66,26 +66,32 @@ def test_whole_records_are_taken() -> None:
 )
 def test_damaged_records_are_refused(damaged: list[Any], why: str) -> None:
     with pytest.raises(ValueError, match=why):
-        rests.check(damaged)
+        barriers.check(damaged)
 
 
 def test_records_of_a_run_with_other_shards_are_refused() -> None:
     with pytest.raises(ValueError, match="rest 0: "):
-        rests.check(RESTS, 3)
+        barriers.check(RESTS, 3)
 
 
 @given(st.integers(0, 2), st.sampled_from(["clocks", "heirs", "updates", "evaluate", "steps", "parameters"]))
 def test_every_part_of_a_rest_is_a_part_of_the_identity(number: int, key: str) -> None:
     other = changed(number, **{key: "other" if key == "updates" else 99})
-    assert rests.digest(other) != rests.digest(RESTS) == rests.digest([dict(reversed(rest.items())) for rest in RESTS])
+    assert (
+        barriers.digest(other)
+        != barriers.digest(RESTS)
+        == barriers.digest([dict(reversed(rest.items())) for rest in RESTS])
+    )
     found = parting(RESTS, other)
     assert found is not None
-    assert (found.rest, found.what, found.is_order) == (number, key, key != "parameters")
+    assert (found.barrier, found.what, found.is_order) == (number, key, key != "parameters")
 
 
 def test_only_asynchronous_runs_have_rests_in_their_identity() -> None:
     parts = dict.fromkeys(identity.PARTS, "x")
-    with_rests = [identity.of({**parts, identity.RESTS: rests.digest(each)}) for each in (RESTS, RESTS[:2], RESTS)]
+    with_rests = [
+        identity.of({**parts, identity.BARRIERS: barriers.digest(each)}) for each in (RESTS, RESTS[:2], RESTS)
+    ]
     assert with_rests[0] == with_rests[2] != with_rests[1]
     assert identity.of(parts) not in with_rests
 
@@ -106,7 +112,7 @@ def test_a_comparison_says_where_the_order_of_updates_differs() -> None:
 
 
 def _verdict(got: list[dict[str, Any]], digest: str | None = "d", trace: list[Any] = TRACE) -> Any:
-    original: Outcome = {"trace": TRACE, "rests": RESTS, "digest": digest}
+    original: RunResult = {"trace": TRACE, "rests": RESTS, "digest": digest}
     return judge(original, {"trace": trace, "rests": got, "digest": "d"})
 
 
@@ -134,7 +140,7 @@ def test_an_original_that_did_not_finish_is_repeated_as_far_as_it_rested() -> No
 
 def test_steps_of_the_original_behind_its_last_rest_do_not_count() -> None:
     """No record says in which order they were computed."""
-    beyond: Outcome = {"trace": [*TRACE, line(5, 1.0, 5)], "rests": RESTS, "digest": "d"}
+    beyond: RunResult = {"trace": [*TRACE, line(5, 1.0, 5)], "rests": RESTS, "digest": "d"}
     found = judge(beyond, {"trace": TRACE, "rests": RESTS, "digest": "d"})
     assert (found.word, found.steps) == ("exact", len(TRACE))
     with pytest.raises(ValueError, match="nothing to compare"):
@@ -143,16 +149,16 @@ def test_steps_of_the_original_behind_its_last_rest_do_not_count() -> None:
 
 @pytest.mark.parametrize(("order", "largest"), [("0101", 0), ("0011", 1), ("000011", 3)])
 def test_staleness_is_how_far_a_shard_was_ahead(order: str, largest: int) -> None:
-    (found,) = rests.staleness(made(order))
+    (found,) = barriers.staleness(made(order))
     assert found.largest == largest
     assert len(found.updates) == len(order)
 
 
 def test_staleness_over_rests() -> None:
-    found = rests.staleness(RESTS)
+    found = barriers.staleness(RESTS)
     assert [(each.rest, each.steps, each.clocks) for each in found] == [(0, 2, (2, 2)), (1, 4, (4, 4)), (2, 5, (5, 5))]
 
 
 def test_no_rest_is_no_damage() -> None:
-    checks: list[Callable[[list[Any]], Any]] = [rests.check, rests.staleness, rests.digest]
+    checks: list[Callable[[list[Any]], Any]] = [barriers.check, barriers.staleness, barriers.digest]
     assert [check([]) for check in checks][:2] == [None, []]

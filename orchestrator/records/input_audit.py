@@ -41,7 +41,7 @@ class File:
 
 
 @dataclass(frozen=True)
-class Reads:
+class InputAudit:
     """What one process has read, or several. variables: of each the values that it had, of which there is one unless processes
     differ; more: files that were too many to be kept."""
 
@@ -53,12 +53,12 @@ class Reads:
     def __bool__(self) -> bool:
         return bool(self.files or self.hosts or self.variables or self.more)
 
-    def __or__(self, other: Reads) -> Reads:
+    def __or__(self, other: InputAudit) -> InputAudit:
         names = sorted({*self.variables, *other.variables})
         variables = {name: _distinct([*self.variables.get(name, ()), *other.variables.get(name, ())]) for name in names}
         files = dict(sorted({**self.files, **other.files}.items()))
         hosts = tuple(sorted({*self.hosts, *other.hosts}))
-        return Reads(files, hosts, variables, max(self.more, other.more))
+        return InputAudit(files, hosts, variables, max(self.more, other.more))
 
     def as_dict(self) -> dict[str, Any]:
         return {
@@ -76,8 +76,8 @@ class Reads:
         }
 
 
-def from_dict(values: Mapping[str, Any]) -> Reads:
-    return Reads(
+def from_dict(values: Mapping[str, Any]) -> InputAudit:
+    return InputAudit(
         {name: File(**file) for name, file in values.get("files", {}).items()},
         tuple(values.get("hosts", ())),
         {name: tuple(found) for name, found in values.get("variables", {}).items()},
@@ -87,23 +87,23 @@ def from_dict(values: Mapping[str, Any]) -> Reads:
 
 def recorded(name: str, value: str | None) -> Value:
     """The value of a variable as a record may hold it."""
-    masked = redaction.setting(name, value)
-    if value is None or masked == value:
+    hidden = redaction.setting(name, value)
+    if value is None or hidden == value:
         return value
     digest = hashlib.scrypt(os.fsencode(value), salt=name.encode(), n=2**14, r=8, p=1, dklen=32)
-    return {"masked": str(masked), "scrypt": digest.hex()}
+    return {"masked": str(hidden), "scrypt": digest.hex()}
 
 
-def elsewhere(reads: Reads, is_code: Callable[[File], bool]) -> Reads:
+def elsewhere(audit: InputAudit, is_code: Callable[[File], bool]) -> InputAudit:
     """Without files of the code."""
-    files = {name: file for name, file in reads.files.items() if not is_code(file)}
-    return Reads(files, reads.hosts, reads.variables, reads.more)
+    files = {name: file for name, file in audit.files.items() if not is_code(file)}
+    return InputAudit(files, audit.hosts, audit.variables, audit.more)
 
 
-def undeclared(reads: Reads, variables: Collection[str]) -> Reads:
+def undeclared(audit: InputAudit, variables: Collection[str]) -> InputAudit:
     """What the settings do not name. variables: those that they do; of files none is here that they name."""
-    left = {name: values for name, values in reads.variables.items() if name not in variables}
-    return Reads(reads.files, reads.hosts, left, reads.more)
+    left = {name: values for name, values in audit.variables.items() if name not in variables}
+    return InputAudit(audit.files, audit.hosts, left, audit.more)
 
 
 def is_below(path: str, folders: Iterable[str]) -> bool:
@@ -140,33 +140,33 @@ def code_of(entries: Iterable[bytes], root: str, project: str) -> Callable[[File
     return is_code
 
 
-def obstacles(reads: Reads) -> list[str]:
+def obstacles(audit: InputAudit) -> list[str]:
     """What keeps a run that read these, undeclared, from being repeated, a sentence each with the remedy."""
     found = []
-    if reads.files:
-        names = _folded(list(reads.files.values()))
-        more = f" and {reads.more} further files" if reads.more else ""
+    if audit.files:
+        names = _folded(list(audit.files.values()))
+        more = f" and {audit.more} further files" if audit.more else ""
         found.append(
             f"{few(names, _SHOWN)}{more}: read by the pipeline, and neither code nor one of data.inputs; name "
             f"{'them' if names[1:] or more else 'it'} in data.inputs"
         )
-    if reads.hosts:
+    if audit.hosts:
         found.append(
-            f"{few(list(reads.hosts), _SHOWN)}: the pipeline connected there, and what came from there is in no record; fetch "
+            f"{few(list(audit.hosts), _SHOWN)}: the pipeline connected there, and what came from there is in no record; fetch "
             "it before, into a file of data.inputs"
         )
-    masked = [name for name, values in reads.variables.items() if any(isinstance(each, Mapping) for each in values)]
-    if masked:
+    hidden = [name for name, values in audit.variables.items() if any(isinstance(each, Mapping) for each in values)]
+    if hidden:
         found.append(
-            f"{few(masked, _SHOWN)}: read from the environment by the pipeline, and masked in the record, so that a rerun has "
+            f"{few(hidden, _SHOWN)}: read from the environment by the pipeline, and masked in the record, so that a rerun has "
             "to be given the same value; name it in environment.variables"
         )
-    return [*found, *_unequal(reads)]
+    return [*found, *_unequal(audit)]
 
 
-def notes(reads: Reads) -> list[str]:
+def notes(audit: InputAudit) -> list[str]:
     """What a rerun has again, although nobody declared it."""
-    shown = [f"{name}={_shown([value])}" for name, value in settable(reads).items()]
+    shown = [f"{name}={_shown([value])}" for name, value in settable(audit).items()]
     if not shown:
         return []
     return [
@@ -175,9 +175,9 @@ def notes(reads: Reads) -> list[str]:
     ]
 
 
-def refusal(reads: Reads) -> NotRerunnable | None:
+def refusal(audit: InputAudit) -> NotRerunnable | None:
     """Why a strict run may not go on with what nobody declared."""
-    found = [*obstacles(reads), *notes(reads)]
+    found = [*obstacles(audit), *notes(audit)]
     if not found:
         return None
     listed = bulleted(found)
@@ -188,28 +188,28 @@ def refusal(reads: Reads) -> NotRerunnable | None:
     )
 
 
-def _unequal(reads: Reads) -> list[str]:
-    names = [name for name, values in reads.variables.items() if values[1:]]
+def _unequal(audit: InputAudit) -> list[str]:
+    names = [name for name, values in audit.variables.items() if values[1:]]
     return [f"{few(names, _SHOWN)}: not the same at all workers; set it on every node"] if names else []
 
 
-def settable(reads: Reads) -> dict[str, str | None]:
+def settable(audit: InputAudit) -> dict[str, str | None]:
     """The variables that a rerun sets, None for one that it removes: those that have one value which is in the record."""
-    single = {name: values[0] for name, values in reads.variables.items() if not values[1:]}
+    single = {name: values[0] for name, values in audit.variables.items() if not values[1:]}
     return {name: value for name, value in single.items() if value is None or isinstance(value, str)}
 
 
-def differing(reads: Reads, present: Mapping[str, str]) -> tuple[list[str], list[str]]:
+def differing(audit: InputAudit, present: Mapping[str, str]) -> tuple[list[str], list[str]]:
     """Of the environment in which a rerun is typed: a sentence for each variable that is set as it was, and for each that
     cannot be, since its value is in no record and is another one here."""
-    given = settable(reads)
+    given = settable(audit)
     set_again = [
         f"{name} is set to {_shown([value])} as recorded; here it is {_shown([recorded(name, present.get(name))])}"
         for name, value in given.items()
         if present.get(name) != value
     ]
     other = []
-    for name, values in reads.variables.items():
+    for name, values in audit.variables.items():
         here = recorded(name, present.get(name))
         if name not in given and here not in values:
             how = "is not set here" if here is None else "has another value here"
@@ -217,11 +217,11 @@ def differing(reads: Reads, present: Mapping[str, str]) -> tuple[list[str], list
     return set_again, other
 
 
-def sentences(reads: Reads) -> dict[str, str]:
+def sentences(audit: InputAudit) -> dict[str, str]:
     """For a table: what was read, by name."""
-    rows = {name: _of_file(file) for name, file in reads.files.items()}
-    rows |= dict.fromkeys(reads.hosts, "a host that it connected to")
-    return rows | {name: f"a variable, {_shown(values)}" for name, values in reads.variables.items()}
+    rows = {name: _of_file(file) for name, file in audit.files.items()}
+    rows |= dict.fromkeys(audit.hosts, "a host that it connected to")
+    return rows | {name: f"a variable, {_shown(values)}" for name, values in audit.variables.items()}
 
 
 def _of_file(file: File) -> str:

@@ -17,7 +17,7 @@ from orchestrator.numerics import exact
 from orchestrator.numerics.layout import BLOCK, Layout
 
 
-class Part(torch.nn.Module):
+class StageModule(torch.nn.Module):
     """The parameters and buffers of a model that one stage owns, under their names in the model. Its modules are the
     model's."""
 

@@ -5,64 +5,64 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orchestrator.records import reads
-from orchestrator.records.reads import File, Reads
+from orchestrator.records import input_audit
+from orchestrator.records.input_audit import File, InputAudit
 
 NAMES = st.sampled_from(["a", "b", "data/c", "/d/e"])
 VALUES = st.sampled_from([None, "1", "2"])
 FILES = st.dictionaries(NAMES, st.just(None)).map(lambda names: {name: File(name, name, size=1) for name in names})
 VARIABLES = st.dictionaries(st.sampled_from(["SCALE", "MODE", "API_TOKEN"]), VALUES.map(lambda value: (value,)))
-READS = st.builds(Reads, FILES, st.lists(NAMES).map(lambda found: tuple(sorted(set(found)))), VARIABLES)
+READS = st.builds(InputAudit, FILES, st.lists(NAMES).map(lambda found: tuple(sorted(set(found)))), VARIABLES)
 TOKEN = "abcdef0123456789abcdef"
 
 
 @given(READS, READS, READS)
-def test_it_does_not_matter_in_which_order_processes_tell(one: Reads, two: Reads, three: Reads) -> None:
+def test_it_does_not_matter_in_which_order_processes_tell(one: InputAudit, two: InputAudit, three: InputAudit) -> None:
     assert one | two == two | one
     assert (one | two) | three == one | (two | three)
-    assert one | one == one | Reads()
+    assert one | one == one | InputAudit()
 
 
 @given(READS, READS)
-def test_they_come_back_from_plain_data(one: Reads, two: Reads) -> None:
+def test_they_come_back_from_plain_data(one: InputAudit, two: InputAudit) -> None:
     both = one | two
-    assert reads.from_dict(both.as_dict()) == both
+    assert input_audit.from_dict(both.as_dict()) == both
 
 
 @given(READS, st.sets(st.sampled_from(["SCALE", "MODE", "API_TOKEN"])))
-def test_declared_variables_are_no_obstacle_and_no_note(one: Reads, declared: set[str]) -> None:
-    left = reads.undeclared(one, declared)
+def test_declared_variables_are_no_obstacle_and_no_note(one: InputAudit, declared: set[str]) -> None:
+    left = input_audit.undeclared(one, declared)
     assert not set(left.variables) & declared
-    told = " ".join([*reads.obstacles(left), *reads.notes(left)])
+    told = " ".join([*input_audit.obstacles(left), *input_audit.notes(left)])
     assert not any(name in told for name in declared)
     assert all(name in told for name in left.variables)
 
 
 @given(READS)
-def test_a_rerun_in_the_environment_that_it_sets_differs_in_nothing(one: Reads) -> None:
-    present = {name: value for name, value in reads.settable(one).items() if value is not None}
-    assert reads.differing(one, present) == ([], [])
+def test_a_rerun_in_the_environment_that_it_sets_differs_in_nothing(one: InputAudit) -> None:
+    present = {name: value for name, value in input_audit.settable(one).items() if value is not None}
+    assert input_audit.differing(one, present) == ([], [])
 
 
 def test_a_rerun_says_which_variables_are_others_here() -> None:
-    found = Reads(variables={"SCALE": ("2",), "SERVICE_TOKEN": (reads.recorded("SERVICE_TOKEN", TOKEN),)})
-    assert reads.settable(found) == {"SCALE": "2"}
-    set_again, other = reads.differing(found, {"SCALE": "3", "SERVICE_TOKEN": TOKEN})
+    found = InputAudit(variables={"SCALE": ("2",), "SERVICE_TOKEN": (input_audit.recorded("SERVICE_TOKEN", TOKEN),)})
+    assert input_audit.settable(found) == {"SCALE": "2"}
+    set_again, other = input_audit.differing(found, {"SCALE": "3", "SERVICE_TOKEN": TOKEN})
     assert set_again == ["SCALE is set to 2 as recorded; here it is 3"]
     assert other == []
-    set_again, other = reads.differing(found, {"SCALE": "2", "SERVICE_TOKEN": TOKEN[::-1]})
+    set_again, other = input_audit.differing(found, {"SCALE": "2", "SERVICE_TOKEN": TOKEN[::-1]})
     assert set_again == []
     assert other == ["SERVICE_TOKEN has another value here, and its recorded one was masked; set it as it was"]
 
 
 def test_values_that_differ_between_workers_are_an_obstacle_and_not_set() -> None:
-    both = Reads(variables={"SCALE": ("1",)}) | Reads(variables={"SCALE": ("2",)})
-    assert reads.settable(both) == {}
-    assert any("not the same at all workers" in each for each in reads.obstacles(both))
+    both = InputAudit(variables={"SCALE": ("1",)}) | InputAudit(variables={"SCALE": ("2",)})
+    assert input_audit.settable(both) == {}
+    assert any("not the same at all workers" in each for each in input_audit.obstacles(both))
 
 
 def test_files_of_the_snapshot_are_code() -> None:
-    is_code = reads.code_of([b"app/labels.json", b"shared/x.json"], "/repo", "app")
+    is_code = input_audit.code_of([b"app/labels.json", b"shared/x.json"], "/repo", "app")
     assert is_code(File("/repo/app/labels.json", "labels.json"))
     assert is_code(File("/repo/shared/x.json"))
     assert is_code(File("/repo/shared", folder=True))
@@ -75,5 +75,5 @@ def test_files_of_the_snapshot_are_code() -> None:
 
 def test_files_are_told_by_the_folder_that_was_listed() -> None:
     files = [File("/d", folder=True), File("/d/1.png", size=3), File("/d/2.png", size=3)]
-    (told,) = reads.obstacles(Reads({file.name: file for file in files}))
+    (told,) = input_audit.obstacles(InputAudit({file.name: file for file in files}))
     assert told.startswith("/d: read by the pipeline")

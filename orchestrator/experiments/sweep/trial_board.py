@@ -12,14 +12,14 @@ from dataclasses import dataclass, field
 from typing import Any, TextIO, cast
 
 from orchestrator.driver.terminal.console import Lasting
-from orchestrator.experiments.search.outlook import Place
+from orchestrator.experiments.search.outlook import TrialRung
 
 _DRAWN_EVERY_S = 0.2
 _WARNINGS = ("warning:", "ALARM")
 
 
 @dataclass
-class Row:
+class TrialRow:
     """A run of a trial, as the board shows it."""
 
     number: int  # of the trial
@@ -41,12 +41,12 @@ class Seen:
     parallel: int  # how many run side by side
     direction: str = "minimize"  # whether small values are good ("minimize"), or large ones
     noun: str = "trial"  # what a trial is called
-    running: dict[Place, Row] = field(default_factory=dict)  # runs that go on, by trial and rung
+    running: dict[TrialRung, TrialRow] = field(default_factory=dict)  # runs that go on, by trial and rung
     ended: int = 0  # how many trials have ended
     failed: int = 0  # how many trials have failed
-    best: Row | None = None  # run with the best value so far; None before the first value
+    best: TrialRow | None = None  # run with the best value so far; None before the first value
 
-    def better(self, row: Row) -> bool:
+    def better(self, row: TrialRow) -> bool:
         if row.value is None:
             return False
         if self.best is None or self.best.value is None:
@@ -86,7 +86,7 @@ def summary(seen: Seen) -> str:
     return f"{seen.ended} of {seen.trials} {seen.noun}s{failed}{best}"
 
 
-class Board:
+class TrialBoard:
     """Shows what trials report. stream: stderr if none is given."""
 
     def __init__(self, seen: Seen, stream: TextIO | None = None) -> None:
@@ -102,26 +102,26 @@ class Board:
         with self._lock:
             self._print(text)
 
-    def said_by(self, place: Place, text: str) -> None:
+    def said_by(self, place: TrialRung, text: str) -> None:
         """Of what a trial says only warnings are for people: what it came to stands in the table."""
         with self._lock:
             if text.startswith(_WARNINGS) and text not in self._said:
                 self._said.add(text)
                 self._print(f"{self._seen.noun} {place[0]}: {text}")
 
-    def begins(self, place: Place, point: Mapping[str, Any], steps: int) -> None:
+    def begins(self, place: TrialRung, point: Mapping[str, Any], steps: int) -> None:
         with self._lock:
-            self._seen.running[place] = Row(*place, point, steps=steps)
+            self._seen.running[place] = TrialRow(*place, point, steps=steps)
             self._draw(now=True)
 
-    def step(self, place: Place, done: int, loss: float | None) -> None:
+    def step(self, place: TrialRung, done: int, loss: float | None) -> None:
         with self._lock:
             row = self._seen.running.get(place)
             if row is not None:
                 row.done, row.loss = done, loss
                 self._draw()
 
-    def ends(self, place: Place, value: float | None, why: str | None, *, last: bool) -> None:
+    def ends(self, place: TrialRung, value: float | None, why: str | None, *, last: bool) -> None:
         """last: whether it was the run of the trial's last rung, with which it can be the best."""
         with self._lock:
             row = self._seen.running.pop(place)
@@ -137,14 +137,14 @@ class Board:
             steps = f", {row.done} steps" if row.done else ""
             self._print(f"{self._seen.noun} {row.number}{steps}: {came} ({show_point(row.point)})")
 
-    def leaves(self, place: Place) -> None:
+    def leaves(self, place: TrialRung) -> None:
         """The run of a trial was ended from outside."""
         with self._lock:
             self._seen.running.pop(place, None)
 
-    def knows(self, place: Place, value: float | None, point: Mapping[str, Any], *, last: bool) -> None:
+    def knows(self, place: TrialRung, value: float | None, point: Mapping[str, Any], *, last: bool) -> None:
         """Of a run that had ended before this process began."""
-        row = Row(*place, point, value=value)
+        row = TrialRow(*place, point, value=value)
         self._seen.failed += value is None
         if last and self._seen.better(row):
             self._seen.best = row
@@ -185,8 +185,8 @@ class Board:
 class TrialDisplay:
     """What one run of a trial shows; a `ProgressDisplay`."""
 
-    board: Board
-    place: Place
+    board: TrialBoard
+    place: TrialRung
 
     def start(self, steps: int) -> None:
         pass

@@ -29,7 +29,7 @@ _CHECK_S: Final = 1.0
 Request = Mapping[str, Any]
 
 
-class Mailbox:
+class InspectionRequests:
     """The driver's side. path: of the folder, which need not exist."""
 
     def __init__(self, path: Path) -> None:

@@ -13,10 +13,10 @@ import torch
 from orchestrator.checkpoint.catalog import Catalog
 from orchestrator.checkpoint.state import TrainingState
 from orchestrator.checkpoint.storage import LocalFolder
-from orchestrator.checkpoint.writer import Writer
+from orchestrator.checkpoint.writer import PartWriter
 from orchestrator.cluster.actors.driver_loss import PREFIX, written
 from orchestrator.driver.folders import RunFolder
-from orchestrator.driver.recording.handed_over import HandedOver, take
+from orchestrator.driver.recording.failover_reports import FailoverReports, take
 from orchestrator.records.lines import LineFile, read
 
 Entry = dict[str, Any]
@@ -40,7 +40,7 @@ class Run:
 
     def part(self, step: int, part: int, parts: int, generation: int = 0) -> Entry:
         events: list[Entry] = []
-        writer = Writer(self.storage, events.append)
+        writer = PartWriter(self.storage, events.append)
         state = TrainingState({"steps": step}, {f"weight{part}": torch.full((2,), float(step))})
         writer.begin(state, step=step, generation=generation, part=part, parts=parts)
         writer.wait()
@@ -48,7 +48,7 @@ class Run:
         (event,) = events
         return event
 
-    def take(self, *, supersedes: bool = False) -> HandedOver:
+    def take(self, *, supersedes: bool = False) -> FailoverReports:
         return take(self.storage, Catalog(self.storage, 2), self.files, 0, supersedes=supersedes)
 
     @property
@@ -74,7 +74,7 @@ def told(*steps: int) -> list[Entry]:
 
 
 def test_nothing_left_changes_nothing(run: Run) -> None:
-    assert run.take() == HandedOver()
+    assert run.take() == FailoverReports()
     assert run.steps == [0, 1, 2]
 
 
@@ -93,7 +93,7 @@ def test_lines_evaluations_and_the_checkpoint_of_all_parts_are_taken(run: Run) -
     assert manifest is not None
     assert manifest.step == 5
     assert run.left == []
-    assert run.take() == HandedOver()
+    assert run.take() == FailoverReports()
 
 
 def test_a_checkpoint_that_lacks_a_part_is_none_and_a_whole_one_before_it_counts(run: Run) -> None:

@@ -1,6 +1,6 @@
 """What the members of a driver that died have left for the next one: files beside the checkpoints, one of each member
-(`cluster.actors.driver_loss`), with what that driver had not heard: lines of the trace, rests, evaluations, and the parts of a
-checkpoint that they wrote as they stopped.
+(`cluster.actors.driver_loss`), with what that driver had not heard: lines of the trace, sync barriers, evaluations, and the
+parts of a checkpoint that they wrote as they stopped.
 
 First all of it goes into the files of the run, then the checkpoint is committed, and only then the files of the members are
 removed; who is interrupted begins anew. MLflow is told of it once the run is opened (`EventSink.goes_on`).
@@ -30,7 +30,7 @@ _Key = tuple[int, int, int]  # step, generation, parts
 
 
 @dataclass(frozen=True)
-class HandedOver:
+class FailoverReports:
     """What was found, for the user and for MLflow. step: of the checkpoint, None where none was whole; lines: of the trace;
     evaluations: as in the journal; trouble: why it cannot be used, or ""."""
 
@@ -46,13 +46,13 @@ class HandedOver:
         return None if self.step is None else f"the members of the last driver saved step {self.step} when it ended"
 
 
-def take(storage: Storage, catalog: Catalog, files: RunFolder, first: int, *, supersedes: bool) -> HandedOver:
+def take(storage: Storage, catalog: Catalog, files: RunFolder, first: int, *, supersedes: bool) -> FailoverReports:
     """Put what was left into the run's files, and commit the newest whole checkpoint. first: step of the run; supersedes: as
     for `History`. Raises CheckpointDamaged where the place of the checkpoints cannot be read."""
     try:
         names = sorted(name for name in storage.sizes() if name.startswith(PREFIX))
         if not names:
-            return HandedOver()
+            return FailoverReports()
         entries = [entry for name in names for entry in _read(storage.get(name))]
     except OSError as error:
         raise CheckpointDamaged(
@@ -61,9 +61,9 @@ def take(storage: Storage, catalog: Catalog, files: RunFolder, first: int, *, su
     try:
         lines, evaluations = _write_history(entries, files, first, supersedes=supersedes)
         files.sync()
-        found = HandedOver(_commit(catalog, entries), lines, evaluations)
+        found = FailoverReports(_commit(catalog, entries), lines, evaluations)
     except (Disagreement, OSError, CheckpointDamaged) as error:
-        found = HandedOver(trouble=str(error))
+        found = FailoverReports(trouble=str(error))
     for name in names:
         storage.delete(name)
     return found
@@ -78,12 +78,12 @@ def _write_history(
     entries: Sequence[Entry], files: RunFolder, first: int, *, supersedes: bool
 ) -> tuple[Sequence[Entry], Sequence[Entry]]:
     """What was new of the trace, and the evaluations that were. Raises Disagreement, OSError."""
-    known = _count(files.trace) + first, _count(files.rests)
+    known = _count(files.trace) + first, _count(files.barriers)
     history = History(*known, supersedes=supersedes)
-    trace, rests = history.add(entries)
+    trace, barriers = history.add(entries)
     _append(files.trace, trace, first)
-    if rests.new or rests.replaces:
-        _append(files.rests, rests, 0)
+    if barriers.new or barriers.replaces:
+        _append(files.barriers, barriers, 0)
     told = {
         entry["step"]: entry for entry in entries if entry.get("event") == "evaluated" and not history.is_void(entry)
     }
