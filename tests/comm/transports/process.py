@@ -12,15 +12,17 @@ from __future__ import annotations
 import json
 import os
 import sys
+from collections.abc import Callable
 
 import torch
 
+from orchestrator.comm.transports.base import SharableRegions
 from orchestrator.comm.transports.shared_memory import SharedRegions
 from orchestrator.comm.transports.sockets import Listener, connect
 from tests.comm.transports import device_double
 from tests.comm.transports.worlds import PATIENCE_S, SECRET, TAG
 
-REGIONS = {"host": SharedRegions, "device": device_double.regions}
+REGIONS: dict[str, Callable[[], SharableRegions]] = {"host": SharedRegions, "device": device_double.regions}
 
 
 def main(what: str, memory: str) -> None:
