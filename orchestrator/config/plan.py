@@ -58,14 +58,15 @@ class Source:
 
 @dataclass(frozen=True)
 class Compute:
-    """How a member's compute thread is set up. threads: of torch; precision: of products; arithmetic: of this processor, or
-    with the same bits on all."""
+    """How a member's compute thread is set up."""
 
-    device: Literal["cpu", "cuda"]
-    threads: int
-    precision: Literal["float32", "bfloat16"]
-    tf32: bool
-    arithmetic: Literal["native", "portable"] = "native"
+    device: Literal["cpu", "cuda"]  # that computes
+    threads: int  # of torch
+    precision: Literal["float32", "bfloat16"]  # of products
+    tf32: bool  # whether a GPU may compute float32 products in it
+    arithmetic: Literal["native", "portable"] = "native"  # of this processor, or with the same bits on all
+    graphs: bool = False  # whether the kernels of a shard may be launched together
+    compiled: bool = False  # whether the model is compiled
 
 
 @dataclass(frozen=True)

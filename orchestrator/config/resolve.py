@@ -31,7 +31,7 @@ from orchestrator.config.plan import (
     Variant,
 )
 from orchestrator.config.settings import Settings
-from orchestrator.config.settings.sections import BY_MEMORY, KINDS, OptimizerSettings
+from orchestrator.config.settings.sections import BY_MEMORY, KINDS, OptimizerSettings, RunSettings
 from orchestrator.errors import ConfigurationError
 from orchestrator.optim.ranking import Best
 from orchestrator.optim.schedules import SCHEDULES
@@ -60,7 +60,7 @@ def resolve(settings: Settings) -> Plan:
     return Plan(
         run=Run(
             pipeline=Source(settings.pipeline.target, dict(settings.pipeline.args)),
-            compute=Compute(run.device, run.threads, run.precision, run.tf32, run.arithmetic),
+            compute=_compute(settings.run),
             seed=run.seed,
             steps=run.steps,
             epochs=run.epochs,
@@ -95,6 +95,18 @@ def resolve(settings: Settings) -> Plan:
         recompute=settings.run.recompute,
         declared=Declared(data.inputs, settings.environment.variables),
         chaos=_chaos(settings),
+    )
+
+
+def _compute(run: RunSettings) -> Compute:
+    return Compute(
+        run.device,
+        run.threads,
+        run.precision,
+        run.tf32,
+        run.arithmetic,
+        graphs=run.device == "cuda" and run.graphs == "auto",
+        compiled=run.compile,
     )
 
 
@@ -217,12 +229,18 @@ def _cluster(settings: Settings) -> Cluster:
         cpus=cluster.cpus_per_worker,
         gpus=cluster.gpus_per_worker,
         together=settings.transport.name == "shared_memory",
-        timeouts=Timeouts(cluster.start_timeout_s, cluster.step_timeout_s, cluster.lease_s, cluster.unreachable_s),
+        timeouts=Timeouts(_start_s(settings), cluster.step_timeout_s, cluster.lease_s, cluster.unreachable_s),
         by_speed=cluster.deal == "measured",
         speeds=speeds_of(cluster.speeds),
         claims=cluster.workers.most > 1 and cluster.claims is not False and _can_claim(settings),
         claims_required=cluster.claims is True,
     )
+
+
+def _start_s(settings: Settings) -> float:
+    """A worker computes its first micro-batches before it has started, and where it compiles, that takes minutes."""
+    cluster = settings.cluster
+    return max(cluster.start_timeout_s, cluster.step_timeout_s) if settings.run.compile else cluster.start_timeout_s
 
 
 def _can_claim(settings: Settings) -> bool:

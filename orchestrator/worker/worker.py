@@ -27,7 +27,7 @@ from orchestrator.data import input_auditing
 from orchestrator.data.files import waiting
 from orchestrator.data.loaders import Loaders, Recipe
 from orchestrator.errors import ConfigurationError, RunFailed, coded
-from orchestrator.numerics import allocator, cuda, determinism, exact
+from orchestrator.numerics import allocator, cuda, determinism, exact, inductor
 from orchestrator.numerics.digests import model_digest
 from orchestrator.pipeline import defines, find, naming
 from orchestrator.records import phases
@@ -91,6 +91,8 @@ class Worker:
         if device == "cuda":
             cuda.start()
         self._prepare_thread()
+        if plan.run.compute.compiled:
+            inductor.start(device)
         tell = lambda line: self._services.emit({"event": "device", "why": line})  # noqa: E731
         there = worker_device.opened(plan, tell)
         self._staging, self.regions = there.staging, there.regions or self.regions
@@ -103,6 +105,7 @@ class Worker:
         with phases.of("data and model", "worker"):
             self._workload = PipelineAdapter(kind, plan.run, plan.data, self._staging, self._services.sites)
         construction.refuse_moving(self._workload.model, self._workload.buffer_rules, plan)
+        construction.refuse_compiled(self._workload.model, plan)
         if self._workload.streams is not None:
             _refuse_epochs(plan)
         if self._workload.is_live:
@@ -112,6 +115,8 @@ class Worker:
         began = time.time()
         rules = self._workload.buffer_rules
         replica = Replica(self._workload.model, self._staging, watches_all=not in_stages, rules=rules)
+        if plan.run.compute.compiled:
+            inductor.compile_model(self._workload.model)
         if in_stages:  # it may be short of memory, and what the model took before is free now
             allocator.give_back()
         before = construction.make_contribution(plan.update.contribution)
@@ -138,7 +143,7 @@ class Worker:
         division = self._workload.division
         listing = getattr(self._workload.training_data, "listing", None)
         with phases.of("admission", "worker"):
-            reference = proof.reference(self._workload, replica, sparing=in_stages)
+            reference = proof.reference(self._workload, replica, sparing=in_stages, compiles=plan.run.compute.compiled)
             more = self._execution.verify(reference)
         steps = plan.run.length(self._workload.order.steps_of)
         if steps <= plan.run.first_step:
@@ -165,7 +170,7 @@ class Worker:
             "compute": compute,
             "reference": reference,
             **self._portability(replica, updater),
-            "machine": determinism.machine(device),
+            "machine": determinism.machine(device) | self._compiler(),
             **more,
         }
 
@@ -257,6 +262,9 @@ class Worker:
     def _subset(self) -> dict[str, str]:
         subset = self._workload.subset
         return {} if subset is None else {"subset": hashlib.sha256(subset.astype("<i8").tobytes()).hexdigest()}
+
+    def _compiler(self) -> dict[str, str]:
+        return {"compiler": str(inductor.describe())} if self._plan.run.compute.compiled else {}
 
     def _portability(self, replica: Replica, updater: Updater) -> dict[str, Any]:
         """Under portable arithmetic the operators that are not on the page; raises ConfigurationError where one that is comes

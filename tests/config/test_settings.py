@@ -419,6 +419,8 @@ WRONG = {
     "run.threads=0": "run.threads: must be at least 1, got 0",
     "run.precision=float64": "run.precision: expected one of float32, bfloat16, got 'float64'",
     "run.device=tpu": "run.device: expected one of cpu, cuda, got 'tpu'",
+    "run.graphs=true": "run.graphs: expected one of auto, false, got 'true'",
+    "run.compile=2": "run.compile: expected true or false, got 2",
     "run.device=cuda": "run.device: with cluster.gpus_per_worker=0 all GPUs are hidden from the workers; "
     "set cluster.gpus_per_worker=1, or less where workers are to share one",
     "run.tf32=true": "run.tf32: only GPUs have TF32; set run.device=cuda, or leave run.tf32 out",
@@ -966,6 +968,22 @@ def test_what_a_gpu_computes_is_another_result() -> None:
     runs = [determining(given_on_command_line(*given)) for given in ([], gpu, [*gpu, "run.tf32=true"])]
     assert len({str(run) for run in runs}) == 3
     assert determining(given_on_command_line(gpu[0], "cluster.gpus_per_worker=1")) == runs[1]
+    assert determining(given_on_command_line(*gpu, "run.graphs=false")) == runs[1]
+    assert determining(given_on_command_line("run.compile=true")) not in runs
+
+
+@pytest.mark.parametrize(
+    ("given", "graphs"), [((), True), (("run.graphs=false",), False), (("run.graphs=auto", "run.device=cpu"), False)]
+)
+def test_graphs_are_for_gpus_and_may_be_switched_off(given: tuple[str, ...], graphs: bool) -> None:
+    settings = given_on_command_line("run.device=cuda", "cluster.gpus_per_worker=1", *given)
+    assert resolve(settings).run.compute.graphs is graphs
+    assert from_yaml(to_yaml(settings)) == settings
+
+
+def test_whoever_compiles_may_take_as_long_to_start_as_to_step() -> None:
+    timeouts = [resolve(given_on_command_line(*given)).cluster.timeouts for given in ((), ("run.compile=true",))]
+    assert timeouts[0].start_s < timeouts[1].start_s == timeouts[1].step_s
 
 
 @pytest.mark.parametrize("override", ["cluster.workers=3", "topology=tree", "topology={name: tree, arity: 3}"])
@@ -1075,6 +1093,8 @@ UNFIT_FOR_STAGES = {
     "reduction=exact, or cluster.stages=1",
     "cluster.gpus_per_worker=1": "cluster.gpus_per_worker: with cluster.stages stages are computed on CPUs, so 1 is not on "
     "offer; set cluster.gpus_per_worker=0, or cluster.stages=1",
+    "run.compile=true": "run.compile: with cluster.stages a worker computes a part of the model, which is not found in "
+    "compiled code, so true is not on offer; set run.compile=false, or cluster.stages=1",
     "optimizer=a:B": "optimizer: with cluster.stages an optimizer of your own may look at all parameters, so a:B is not on "
     "offer; set one of torch's, as optimizer=adamw, or cluster.stages=1",
 }

@@ -74,6 +74,7 @@ REFUSED = {
     "run.device=cuda": "run.device: with cluster.gpus_per_worker=0 all GPUs are hidden",
     "run.tf32=true": "run.tf32: only GPUs have TF32",
     "run.arithmetic=portable run.device=cuda cluster.gpus_per_worker=1": "run.arithmetic: portable is for CPUs",
+    "run.compile=true run.arithmetic=portable": "run.compile: the compiler's kernels are made for one processor",
     "run.arithmetic=portable run.threads=2": "run.threads: portable is known for one thread",
     "update.sharded=true optimizer={name:lamb,lr:0.1}": "update.sharded: lamb looks at more than one element at a time",
     "update.sharded=true sync=ssp": "update.sharded: with sync=ssp each worker applies updates of its own",

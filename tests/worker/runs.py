@@ -170,6 +170,7 @@ def settings_for(
     digest_every: int = 1,
     tensors_every: int = 0,
     precision: Any = "float32",
+    compiled: bool = False,
     recompute: bool = False,
     pipeline_order: str = "1f1b",
     loaders: int = 0,
@@ -196,7 +197,12 @@ def settings_for(
     used, visited = {"name": "all", **(subset or {})}, {"name": "shuffled", **(order or {})}
     return Settings(
         run=RunSettings(
-            steps=None if epochs else steps, epochs=epochs, seed=seed, precision=precision, recompute=recompute
+            steps=None if epochs else steps,
+            epochs=epochs,
+            seed=seed,
+            precision=precision,
+            recompute=recompute,
+            compile=compiled,
         ),
         pipeline=PipelineSettings(target=f"{pipeline.__module__}:{pipeline.__name__}", args=args or {}),
         data=DataSettings(

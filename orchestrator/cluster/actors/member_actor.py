@@ -283,8 +283,9 @@ class MemberActor:
 
         modules = imported.gather(imported.files_of(sys.modules), Path.cwd(), origin)
         compute = self._plan.run.compute
+        portable = compute.arithmetic == "portable"
         return {
-            "environment": node.capture(compute.device, portable=compute.arithmetic == "portable").as_dict(),
+            "environment": node.capture(compute.device, portable=portable, compiled=compute.compiled).as_dict(),
             "modules": [module.as_dict() for module in modules],
         }
 

@@ -182,6 +182,18 @@ class RunSettings:
     tf32: bool = field(
         default=False, metadata=result("cuda: whether float32 products may be computed in TF32, faster and coarser.")
     )
+    graphs: Literal["auto", "false"] = field(
+        default="auto",
+        metadata=execution(
+            "cuda: whether a shard's kernels are launched together, as a CUDA graph, where the model allows it."
+        ),
+    )
+    compile: bool = field(
+        default=False,
+        metadata=result(
+            "Whether the model is compiled by torch's compiler, which gives other bits, and most on a GPU."
+        ),
+    )
     recompute: bool = field(
         default=False,
         metadata=execution(

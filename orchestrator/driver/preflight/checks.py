@@ -29,7 +29,7 @@ from orchestrator.data.sampling import orders, partition_laws, samplings, subset
 from orchestrator.data.sampling.partitions import PARTITIONS
 from orchestrator.driver.preflight import private
 from orchestrator.errors import ConfigurationError, NotRerunnable, code_of, coded
-from orchestrator.numerics import cuda, torch_names
+from orchestrator.numerics import cuda, inductor, torch_names
 from orchestrator.optim import contribution_laws, optimizers, schedule_laws
 from orchestrator.optim.compressions import COMPRESSIONS
 from orchestrator.optim.compressions import laws as compression_laws
@@ -113,6 +113,7 @@ def check(settings: Settings, project: Path) -> Provenance:
         *_input_problems(settings, project),
         *_checkpoint_problems(settings),
         *_device_problems(settings),
+        *_compiler_problems(settings),
         *loggers.problems(settings.tracking.also),
         *_metrics_problems(settings),
     ]
@@ -372,6 +373,14 @@ def _device_problems(settings: Settings) -> list[str]:
     if settings.run.device == "cpu" or settings.cluster.address is not None:
         return []
     problem = cuda.build_problem()
+    return [] if problem is None else [problem]
+
+
+def _compiler_problems(settings: Settings) -> list[str]:
+    """Likewise of nodes of another Ray."""
+    if not settings.run.compile or settings.cluster.address is not None:
+        return []
+    problem = inductor.problem(settings.run.device)
     return [] if problem is None else [problem]
 
 

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from orchestrator.numerics import cuda
+from orchestrator.numerics import cuda, inductor
 from orchestrator.numerics.determinism import cpu_model
 from orchestrator.provenance.environment import conda, libraries, packages
 from orchestrator.records import redaction
@@ -63,9 +63,9 @@ class Environment:
         }
 
 
-def capture(device: str = "cpu", *, portable: bool = False) -> Environment:
+def capture(device: str = "cpu", *, portable: bool = False, compiled: bool = False) -> Environment:
     """This process's environment. device: what computes; only when it is `cuda` do GPUs belong to the bits. portable: whether
-    the processor does not, as under `run.arithmetic: portable`."""
+    the processor does not, as under `run.arithmetic: portable`; compiled: whether compilers do (`run.compile`)."""
     found = dict(sorted(packages.installed()))
     place = conda.prefix()
     brought = {} if place is None else conda.python_packages(place)
@@ -80,6 +80,8 @@ def capture(device: str = "cpu", *, portable: bool = False) -> Environment:
     }
     if device == "cuda":
         bits["gpu"] = cuda.describe()
+    if compiled:
+        bits["compiler"] = inductor.describe()
     return Environment(
         packages={name: version for name, (version, _) in found.items()},
         builds={name: build for name, (_, build) in found.items()},

@@ -28,10 +28,11 @@ from orchestrator.worker.model.replica import Replica
 Loss = Callable[[int, int], tuple[float, float] | None]
 
 
-def reference(workload: PipelineAdapter, replica: Replica, *, sparing: bool = False) -> str:
+def reference(workload: PipelineAdapter, replica: Replica, *, sparing: bool = False, compiles: bool = False) -> str:
     """A digest of what the first micro-batch gives, none where samples are live; of the first validation batch where
-    shards are pinned to sites, of which a worker reads its own only. sparing: `fingerprint_sparing` takes it. Raises
-    Inconsistent; PipelineRaised for what may not be changed or used, and for a fault in the metrics."""
+    shards are pinned to sites, of which a worker reads its own only. sparing: `fingerprint_sparing` takes it; compiles: whether
+    code may be compiled, as the settings say. Raises Inconsistent; PipelineRaised for what may not be changed or used, and for
+    a fault in the metrics."""
     compiled = _compiled()
     own, pinned = workload.attendance.own, workload.attendance.is_pinned
     take = fingerprint_sparing if sparing else fingerprint
@@ -50,10 +51,10 @@ def reference(workload: PipelineAdapter, replica: Replica, *, sparing: bool = Fa
         _verify(workload, "validation batch 0", batches, lambda batch: _evaluated(workload, replica, batch))
     if workload.has_rate:
         _verify(workload, "rate(0)", range(1), lambda step: workload.rate(step).hex())
-    if _compiled() != compiled:
+    if _compiled() != compiled and not compiles:
         raise PipelineRaised(
             "a part of the pipeline was compiled while a batch was computed",
-            "leave torch.compile out: its kernels are not checked for exactness",
+            "set run.compile=true, which is part of what determines the result, or leave torch.compile out",
             code="pipeline.compiled",
         )
     return first or ""

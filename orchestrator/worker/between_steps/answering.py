@@ -8,14 +8,14 @@ from __future__ import annotations
 import copy
 import dataclasses
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
 
 from orchestrator.config.plan import Plan
 from orchestrator.errors import OrchestratorError, few
-from orchestrator.numerics import batch_invariance, determinism
+from orchestrator.numerics import batch_invariance, determinism, inductor
 from orchestrator.numerics.batch_invariance import InvarianceTrial
 from orchestrator.numerics.streams import seeded
 from orchestrator.pipeline import naming
@@ -30,10 +30,16 @@ def answers(plan: Plan, workload: PipelineAdapter) -> dict[str, Any]:
     if plan.cluster.members.stages > 1:
         found = InvarianceTrial(None, "no worker had the whole model to try it")
     else:
-        found = _tried(workload, plan.run.seed, plan.run.compute.arithmetic)
+        found = _tried_eagerly(plan, workload)
     if plan.data.privacy is not None:
         found = dataclasses.replace(found, detail=None)
     return dataclasses.asdict(found)
+
+
+def _tried_eagerly(plan: Plan, workload: PipelineAdapter) -> InvarianceTrial:
+    """As it is served: nothing compiles there."""
+    with inductor.left_out() if plan.run.compute.compiled else nullcontext():
+        return _tried(workload, plan.run.seed, plan.run.compute.arithmetic)
 
 
 def _tried(workload: PipelineAdapter, seed: int, arithmetic: determinism.Arithmetic) -> InvarianceTrial:

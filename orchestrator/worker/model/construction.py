@@ -22,6 +22,7 @@ from torch.nn.modules import batchnorm
 
 from orchestrator.config.plan import Plan, Run, Variant
 from orchestrator.errors import ConfigurationError, PipelineRaised
+from orchestrator.numerics import inductor
 from orchestrator.numerics.determinism import left_as_it_was
 from orchestrator.numerics.layout import Layout
 from orchestrator.numerics.streams import seed_of, seeded
@@ -137,6 +138,7 @@ def _rehearse(plan: Plan) -> tuple[weakref.ref[torch.nn.Module], Rehearsal]:
     pipeline = make_pipeline(kind, plan.run.pipeline.args, plan.run.seed)
     model = make_model(pipeline, plan.run.seed)
     refuse_unsupported(model)
+    refuse_compiled(model, plan)
     if plan.run.initial is not None and plan.run.initial.digest is not None:  # one that a launch has fetched
         initial.begin_with(model, plan.run.initial)
     refuse_moving(model, moving_buffers.declared(pipeline, model), plan)
@@ -150,6 +152,22 @@ def _rehearse(plan: Plan) -> tuple[weakref.ref[torch.nn.Module], Rehearsal]:
 
 
 def _notes(model: torch.nn.Module, plan: Plan) -> list[str]:
+    return [*_notes_on_rows(model, plan), *_notes_on_compiling(model, plan)]
+
+
+def _notes_on_compiling(model: torch.nn.Module, plan: Plan) -> list[str]:
+    if not plan.run.compute.compiled:
+        return []
+    notes = [inductor.NOTE] if plan.run.compute.device == "cpu" else []
+    if (name := _compiled_module(model)) is not None:
+        notes.append(
+            f"run.compile: the pipeline has compiled {name!r} itself, which is taken as it is; what it chooses by a "
+            "measurement or by the shapes it has seen may give other bits on another worker; first gradients alone are compared"
+        )
+    return notes
+
+
+def _notes_on_rows(model: torch.nn.Module, plan: Plan) -> list[str]:
     rows = plan.data.batch_size.least / plan.data.shards
     if rows >= _FEW_ROWS or not any(
         isinstance(each, batchnorm._BatchNorm) and each.training for each in model.modules()
@@ -256,13 +274,23 @@ def refuse_unsupported(model: torch.nn.Module) -> None:
                 "nothing could be trained",
                 code="model.no-parameter",
             )
-        for name, module in model.named_modules():
-            if type(module).__name__ == "OptimizedModule" or module._compiled_call_impl is not None:
-                raise PipelineRaised(
-                    f"the module {name or 'model'!r} is compiled",
-                    "leave torch.compile out: its kernels are not checked for exactness",
-                    code="model.compiled",
-                )
+
+
+def refuse_compiled(model: torch.nn.Module, plan: Plan) -> None:
+    """Raises PipelineRaised where the pipeline has compiled a module, and the settings say nothing of it."""
+    name = None if plan.run.compute.compiled else _compiled_module(model)
+    if name is not None:
+        raise PipelineRaised(
+            f"the module {name!r} is compiled",
+            "set run.compile=true, which is part of what determines the result, or leave torch.compile out",
+            code="model.compiled",
+        )
+
+
+def _compiled_module(model: torch.nn.Module) -> str | None:
+    """The first that the pipeline has compiled."""
+    with naming("reading the model's layers"):
+        return next((name or "model" for name, each in model.named_modules() if inductor.is_compiled(each)), None)
 
 
 def _refuse_tensors(model: torch.nn.Module) -> None:

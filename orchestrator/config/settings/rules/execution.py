@@ -142,6 +142,13 @@ RULES: tuple[Rule, ...] = (
         "run.threads: portable is known for one thread, as torch divides sums among more of them (docs/portable.md); set "
         "run.threads=1 and cluster.workers higher, which changes no bit",
     ),
+    Case(("run.compile",), bool).requires(
+        "portable.compile",
+        "run.arithmetic",
+        "native",
+        "run.compile: the compiler's kernels are made for one processor, so nobody knows their bits on others; set "
+        "run.arithmetic=native, or leave run.compile out",
+    ),
     _claims_require(
         "claims.sync",
         "sync.name",

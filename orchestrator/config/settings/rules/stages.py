@@ -102,6 +102,14 @@ RULES: tuple[Rule, ...] = (
         shown="{0:g}",
     ),
     _requires(
+        "stages.compile",
+        "run.compile",
+        False,
+        "a worker computes a part of the model, which is not found in compiled code",
+        "run.compile=false",
+        shown="true",
+    ),
+    _requires(
         "stages.optimizer",
         "optimizer.name",
         lambda name: name is None or not is_reference(name),

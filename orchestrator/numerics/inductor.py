@@ -1,0 +1,145 @@
+"""torch's compiler for a model (`run.compile`): what it needs on a node, what keeps its bits, and what to record of it.
+
+Bits may depend neither on what a process has computed before nor on who compiles:
+
+- Shapes are static. By itself the compiler makes kernels for any size once it has seen two, so a worker that joins late would
+  have others.
+- No frame falls back to eager operations after too many shapes: that is an error.
+- Nothing is chosen by a measurement. `torch.use_deterministic_algorithms` (`determinism.prepare_thread`) tells the compiler.
+- What is kept on a disk is kept by the versions of the compilers, since an upgrade leaves the files of the older one behind.
+
+It compiles in the worker itself and starts no processes. What a user has compiled is left as it is.
+Sources: torch.compiler.config, https://docs.pytorch.org/docs/stable/torch.compiler.html
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import hashlib
+import importlib.metadata
+import os
+import platform
+import re
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Final
+
+from orchestrator.common import file_cache
+from orchestrator.errors import ConfigurationError, coded
+
+NOTE = (
+    "run.compile: on processors compiled models were not faster, and compiling takes minutes where cores are busy; the next "
+    "launches on a node find what it has made"
+)
+_SHAPES: Final = 1024  # of one frame, and so many of all; each takes seconds to compile
+_VARIABLES = re.compile(r"(TORCHINDUCTOR|TORCHDYNAMO|TRITON|TORCH_COMPILE)_\w+|CXX")
+_NO_BITS = re.compile(r"\w*(_DIR|_PATH|_CACHE\w*|_THREADS|VERBOSE)")
+
+
+def problem(device: str) -> str | None:
+    """Why no process of this node can compile for `device`. Starts nothing."""
+    lacking = []
+    if shutil.which(_compiler()) is None:
+        lacking.append(f"a C++ compiler ({_compiler()}, or the one that CXX names)")
+    if device == "cuda" and _version("triton") is None:
+        lacking.append("triton, which torch's wheel for CUDA brings")
+    if not lacking:
+        return None
+    return coded(
+        "model.compiler",
+        f"run.compile: this node lacks {' and '.join(lacking)}; install that, or leave run.compile out",
+    )
+
+
+def describe() -> dict[str, Any]:
+    """What may change the bits of compiled code, beside torch."""
+    return {"triton": _version("triton"), "cxx": _cxx(), "variables": _variables()}
+
+
+def prepare() -> None:
+    """Before the compiler is imported: where this process keeps what it makes, and that it makes it itself. What a user has set
+    counts."""
+    os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(folder()))
+    os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
+
+
+def folder() -> Path:
+    """Of this user, node and versions."""
+    import torch
+
+    made_by = repr((torch.__version__, torch.version.git_version, describe()))
+    *_, kept = file_cache.folders(__file__)
+    return kept / "inductor" / f"{platform.node()}-{hashlib.sha256(made_by.encode()).hexdigest()[:16]}"
+
+
+def compile_model(model: Any) -> None:
+    """Have calls of the model run compiled code, which its first calls make. Names, parameters and structure stay. Raises
+    ConfigurationError where torch has not the public settings that keep its compiler from falling back."""
+    import torch
+
+    config: Any = torch.compiler.config
+    if lacking := [name for name in ("fail_on_recompile_limit_hit", "wrap_top_frame") if not hasattr(config, name)]:
+        raise ConfigurationError(
+            [f"run.compile: torch {torch.__version__} has no torch.compiler.config.{lacking[0]}"],
+            "take a later torch, or leave run.compile out",
+            code="model.compiler-limits",
+        )
+    config.recompile_limit = config.accumulated_recompile_limit = _SHAPES
+    config.fail_on_recompile_limit_hit = True
+    config.wrap_top_frame = True  # or a model of a class of torch, such as Sequential, is left as it is without a word
+    if not is_compiled(model):
+        model.compile(dynamic=False)
+
+
+def start(device: str) -> None:
+    """Once in a worker, before its model is built. Raises ConfigurationError where this node cannot compile for `device`."""
+    prepare()
+    found = problem(device)
+    if found is not None:
+        raise ConfigurationError([found])
+
+
+@contextlib.contextmanager
+def left_out() -> Iterator[None]:
+    """Within the block calls of compiled models run eagerly, as where they are served."""
+    import torch
+
+    with torch.compiler.set_stance("force_eager"):  # type: ignore[no-untyped-call]
+        yield
+
+
+def is_compiled(module: Any) -> bool:
+    return type(module).__name__ == "OptimizedModule" or module._compiled_call_impl is not None
+
+
+def _variables() -> dict[str, str]:
+    return {
+        name: value
+        for name, value in sorted(os.environ.items())
+        if _VARIABLES.fullmatch(name) and not _NO_BITS.fullmatch(name)
+    }
+
+
+def _compiler() -> str:
+    """As torch chooses it on Linux."""
+    return os.environ.get("CXX") or "g++"
+
+
+@functools.cache
+def _cxx() -> str | None:
+    """The first line of what the compiler says of its version; None where there is none."""
+    found = shutil.which(_compiler())
+    if found is None:
+        return None
+    said = subprocess.run([found, "--version"], capture_output=True, text=True, check=False, timeout=60)
+    return said.stdout.partition("\n")[0] or None
+
+
+def _version(package: str) -> str | None:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None

@@ -1,0 +1,129 @@
+"""Models that the worker has compiled: the same bits on every layout, and in every process, whoever compiles.
+
+Most tests let torch's compiler find the frames, and run them by the operators of torch: to make machine code takes minutes on
+busy cores. Two processes do that, each with a cache of its own.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from orchestrator.errors import ConfigurationError, PipelineRaised
+from orchestrator.numerics import inductor
+from tests.worker import faulty as f
+from tests.worker import pipelines as p
+from tests.worker.runs import Layout, members_end, train
+
+TRAIN = """
+import json
+from tests.worker import pipelines as p
+from tests.worker.runs import Layout, train
+
+if __name__ == "__main__":
+    runs = [train(p.Mlp, Layout(workers), shards=2, steps=2, compiled=compiled) for workers, compiled in CASES]
+    print(json.dumps([(run.digest, sorted(run.parameters)) for run in runs]))
+"""
+
+
+CHANGED = ("recompile_limit", "accumulated_recompile_limit", "fail_on_recompile_limit_hit", "wrap_top_frame")
+
+
+@pytest.fixture
+def quickly(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
+    """Frames are found and not made into machine code; what the compiler was told is put back."""
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+    monkeypatch.setenv("TORCHINDUCTOR_COMPILE_THREADS", "1")
+    compiles = functools.partialmethod(torch.nn.Module.compile, backend="eager")
+    monkeypatch.setattr(torch.nn.Module, "compile", compiles)
+    config: Any = torch.compiler.config
+    kept = {name: getattr(config, name) for name in CHANGED}
+    torch.compiler.reset()
+    yield
+    for name, value in kept.items():
+        setattr(config, name, value)
+
+
+def frames() -> int:
+    """So many have been compiled in this process."""
+    from torch._dynamo.utils import counters
+
+    return int(counters["frames"]["ok"])
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")  # of torch's compiler, where a frame ends in the middle
+@pytest.mark.parametrize("pipeline", [p.Mlp, p.Batchnorm, p.LayerDrop])
+@pytest.mark.usefixtures("quickly")
+def test_a_compiled_model_trains_alike_on_every_layout(pipeline: type[p.Small]) -> None:
+    before = frames()
+    first = train(pipeline, compiled=True)
+    assert frames() > before
+    assert first.parameters.keys() == train(pipeline).parameters.keys()
+    for layout in (Layout(3, "tree"), Layout(2, "parameter_server", servers=2)):
+        assert train(pipeline, layout, compiled=True).digest == first.digest
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("quickly")
+@pytest.mark.parametrize("pipeline", [f.Compiled, f.CompiledByLoss])
+def test_what_the_pipeline_compiles_is_taken_where_that_is_asked_for(pipeline: Any) -> None:
+    assert train(pipeline, compiled=True).digest == train(pipeline, Layout(2), compiled=True).digest
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("quickly")
+def test_too_many_shapes_are_an_error_and_no_eager_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(inductor, "_SHAPES", 1)
+    (end,) = members_end(p.Mlp, compiled=True)
+    assert isinstance(end, PipelineRaised)
+    assert "recompile" in str(end)
+
+
+@pytest.mark.long
+def test_two_processes_with_caches_of_their_own_compute_the_same_bits(tmp_path: Path) -> None:
+    found = []
+    for name, cases in (("one", [(1, True), (2, True), (1, False)]), ("other", [(1, True)])):
+        variables = {**os.environ, "XDG_CACHE_HOME": str(tmp_path / name)}
+        code = f"CASES = {cases}\n{TRAIN}"
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=variables)
+        found.append(json.loads(done.stdout.splitlines()[-1]))
+        assert any((tmp_path / name).rglob("*.so"))
+    (first, on_two, eager), (other,) = found
+    assert first == on_two == other
+    assert first[1] == eager[1]
+
+
+def test_a_node_without_a_compiler_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert inductor.problem("cpu") is None
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    with pytest.raises(ConfigurationError) as refused:
+        inductor.start("cuda")
+    assert refused.value.code == "model.compiler"
+    assert "no-such-compiler" in str(refused.value)
+    assert "triton" in str(refused.value)
+
+
+def test_what_other_compilers_have_made_is_not_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = inductor.folder()
+    assert inductor.folder() == before
+    monkeypatch.setattr(inductor, "_cxx", lambda: "g++ 99.0")
+    assert inductor.folder() != before
+
+
+def test_what_changes_the_bits_of_compiled_code_is_described(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TORCHINDUCTOR_MAX_AUTOTUNE", "1")
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "/somewhere")
+    found = inductor.describe()
+    assert found["variables"]["TORCHINDUCTOR_MAX_AUTOTUNE"] == "1"
+    assert "TORCHINDUCTOR_CACHE_DIR" not in found["variables"]
+    assert found["cxx"]
