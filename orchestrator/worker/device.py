@@ -42,7 +42,8 @@ def opened(plan: Plan, tell: Callable[[str], None]) -> Device:
     except (ImportError, RuntimeError) as error:
         tell(f"memory of the GPU cannot be shared, so gradients are added up in host memory, which is slower: {error}")
         return Device(staging.on(device))
-    return Device(staging.Resident(torch.device(device)), regions, _kernels(tell), CudaRecorder())
+    recorder = CudaRecorder() if plan.run.compute.graphs else None
+    return Device(staging.Resident(torch.device(device)), regions, _kernels(tell), recorder)
 
 
 def _kernels(tell: Callable[[str], None]) -> Kernels:
