@@ -16,12 +16,12 @@ from __future__ import annotations
 
 import inspect
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from orchestrator.common import import_string
+from orchestrator.common import import_string, nondeterministic
 from orchestrator.errors import ConfigurationError, OrchestratorError, PipelineRaised, StopsWaiting
 
 if TYPE_CHECKING:
@@ -37,6 +37,7 @@ _COLLATE = (
     "samples of several lengths, or of types of their own, are made a batch by the pipeline's collate(self, items)"
 )
 ONE_ROW = "Expected more than 1 value per channel"  # of batch normalisation, in training
+_ASIDE = "the full traceback is in the run's folder, in error.txt"
 _MOSAICML = (
     "each worker is a process that MosaicML's StreamingDataset takes for the only one of its machine: read the same files by "
     "orchestrator.Files (python -m orchestrator index=FOLDER), or have one worker on a machine"
@@ -45,8 +46,6 @@ _ADVICE = {
     "stack expects each tensor to be equal size": _COLLATE,
     "each element in list of batch should be of equal size": _COLLATE,
     "default_collate: batch must contain": _COLLATE,
-    "does not have a deterministic implementation": "its bits could not be repeated, so put another operation in its place; "
-    "one that only GPUs lack will do with run.device=cpu (torch.use_deterministic_algorithms lists them)",
     "tensors to be on the same device": _ON_TWO_DEVICES,
     "or on the same device as the indexed tensor": _ON_TWO_DEVICES,
     "tensors are not at the same device": _ON_TWO_DEVICES,  # recurrent layers
@@ -222,17 +221,32 @@ def naming(what: str, of_one_row: Callable[[], str | None] = lambda: None) -> It
     except (OrchestratorError, StopsWaiting):
         raise
     except (Exception, SystemExit) as error:
+        operation = nondeterministic.raised(error)
+        if operation is not None:
+            raise _refused(what, error, operation) from None
         recurs = ONE_ROW in str(error)  # which rows a micro-batch has is settled
         advice = (of_one_row() if recurs else None) or _advice(error)
-        aside = "the full traceback is in the run's folder, in error.txt"
         raised = PipelineRaised(
             f"{what} raised {type(error).__name__}: {error}{_frames(error)}",
-            f"{advice};\n  {aside}" if advice else aside,
+            f"{advice};\n  {_ASIDE}" if advice else _ASIDE,
             traceback.format_exc(),
             code="pipeline.raised",
         )
         raised.recurs = recurs
         raise raised from None
+
+
+def _refused(what: str, error: BaseException, operation: nondeterministic.Operation) -> PipelineRaised:
+    """Of an operation whose bits could not be repeated. Its line is among the frames, or, in a backward pass, a note."""
+    raised = PipelineRaised(
+        f"{what} uses an operation whose bits could not be repeated on this device, as it has no deterministic kernel: "
+        f"{operation.name}{_frames(error)}{''.join(getattr(error, '__notes__', ()))}",
+        f"instead: {operation.instead} (docs/training.md has the others);\n  {_ASIDE}",
+        traceback.format_exc(),
+        code="pipeline.nondeterministic",
+    )
+    raised.recurs = True
+    return raised
 
 
 def _advice(error: BaseException) -> str | None:
@@ -242,10 +256,13 @@ def _advice(error: BaseException) -> str | None:
 
 
 def _frames(error: BaseException) -> str:
-    """The frames that are neither ours nor an installed package's, innermost last."""
-    frames = [
+    return "".join(users_frames(traceback.extract_tb(error.__traceback__)))
+
+
+def users_frames(frames: Iterable[traceback.FrameSummary]) -> list[str]:
+    """A line for each that is neither ours nor an installed package's, innermost last."""
+    return [
         f"\n    {frame.filename}:{frame.lineno} in {frame.name}: {frame.line}"
-        for frame in traceback.extract_tb(error.__traceback__)
+        for frame in frames
         if _OWN not in Path(frame.filename).resolve().parents and "site-packages" not in frame.filename
     ]
-    return "".join(frames)

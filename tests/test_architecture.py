@@ -71,6 +71,7 @@ ROOMS = {
         "injection",
         "tested_versions",
         "distributions",
+        "nondeterministic",
     ],
 }
 ONLY_ROOM = {

@@ -151,9 +151,16 @@ def test_an_operation_that_is_not_deterministic_is_named() -> None:
             torch.zeros(3).put_(torch.tensor([0]), torch.ones(1))
     finally:
         torch.use_deterministic_algorithms(before)
-    assert "loss() (step 0, shard 0) raised RuntimeError: put_ does not have a deterministic" in caught.value.message
-    assert caught.value.remedy.startswith("its bits could not be repeated, so put another operation in its place")
+    said, _, frame = caught.value.message.partition("\n")
+    assert said.startswith("loss() (step 0, shard 0) uses an operation whose bits could not be repeated on this device")
+    assert said.endswith("kernel: put_")
+    assert "test_pipeline.py" in frame
+    assert "torch.zeros(3).put_" in frame
+    assert caught.value.remedy.startswith(
+        "instead: index_put_, with accumulate=True where indices repeat (docs/training.md"
+    )
     assert "error.txt" in caught.value.remedy
+    assert (caught.value.code, caught.value.recurs) == ("pipeline.nondeterministic", True)
 
 
 def test_a_batch_of_one_row_that_is_normalised_is_explained() -> None:

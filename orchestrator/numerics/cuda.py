@@ -51,9 +51,13 @@ def start() -> None:
 
 
 def prepare(*, tf32: bool) -> dict[str, Any]:
-    """Switch off what would choose kernels by the clock; returns what is in force."""
+    """Switch off what would choose kernels by the clock, and give what torch has only without an order one; returns what is
+    in force."""
     import torch
 
+    from orchestrator.numerics import image_losses
+
+    image_losses.install()
     cudnn: Any = torch.backends.cudnn
     cudnn.benchmark = False
     cudnn.deterministic = True

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from orchestrator.errors import ConfigurationError
-from orchestrator.numerics import cuda
+from orchestrator.numerics import cuda, image_losses
 from orchestrator.numerics.determinism import machine, prepare_thread
 
 BACKENDS: Any = torch.backends
@@ -101,6 +101,7 @@ def test_a_gpu_that_does_not_compute_is_refused(monkeypatch: pytest.MonkeyPatch)
 def test_a_thread_that_computes_on_a_gpu_is_set_up(switches: Any, tf32: bool) -> None:
     switches.benchmark, switches.allow_tf32 = True, not tf32
     found = prepare_thread(1, "cuda", tf32=tf32)
+    assert image_losses._installed
     assert (found["device"], found["tf32"], found["cudnn_benchmark"]) == ("cuda", tf32, False)
     assert (switches.benchmark, switches.deterministic, switches.allow_tf32) == (False, True, tf32)
     assert torch.backends.cuda.matmul.allow_tf32 is tf32

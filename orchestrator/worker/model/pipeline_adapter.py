@@ -46,6 +46,7 @@ from orchestrator.optim.transforms import State
 from orchestrator.pipeline import Pipeline, has_rate, naming, takes_step
 from orchestrator.worker.model import construction, moving_buffers
 from orchestrator.worker.model.foresight import Account, Ahead, Foresight
+from orchestrator.worker.model.refused_operation import name_line
 from orchestrator.worker.model.sample_names import listed, strange
 from orchestrator.worker.model.shard_graphs import Judged, ShardGraphs, Work
 from orchestrator.worker.model.stream_readers import StreamReaders
@@ -330,9 +331,12 @@ class PipelineAdapter:
         hint: Callable[[], str | None] = lambda: None,
         graphs: ShardGraphs | None = None,
     ) -> tuple[float | torch.Tensor, float] | None:
-        def eager(batch: Any) -> Judged | None:
+        def loss_of(batch: Any) -> Any:
             with self._autocast():
-                returned = self._loss(batch, step)
+                return self._loss(batch, step)
+
+        def eager(batch: Any) -> Judged | None:
+            returned = loss_of(batch)
             if not self._weighs and isinstance(returned, Sequence):
                 raise PipelineRaised(
                     f"loss() ({where}) returned a weight, and with privacy.clipping_norm all count the same",
@@ -344,13 +348,15 @@ class PipelineAdapter:
                 return None
             if graphs is None:
                 check_finite(loss.item(), where)
-            loss.backward()  # type: ignore[no-untyped-call]
+            try:
+                loss.backward()  # type: ignore[no-untyped-call]
+            except RuntimeError as error:
+                name_line(error, lambda: loss_of(batch))
+                raise
             return loss.detach(), weight
 
         def whole(batch: Any) -> Judged:
-            with self._autocast():
-                returned = self._loss(batch, step)
-            loss, weight = _pair(returned, rows, where)
+            loss, weight = _pair(loss_of(batch), rows, where)
             loss.backward()  # type: ignore[no-untyped-call]
             return loss.detach(), weight.detach() if isinstance(weight, torch.Tensor) else weight
 

@@ -1,0 +1,54 @@
+"""The line of the user's whose backward pass torch has refused, for the message.
+
+An error of a backward pass has no frame of the user's. So the loss is computed once more, while autograd notes where each
+node of its graph was made, and the node of the refused operation says its line. It costs nothing where nothing is refused.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from traceback import FrameSummary
+from typing import Any
+
+import torch
+
+from orchestrator.common import nondeterministic
+from orchestrator.pipeline import users_frames
+
+_FRAME = re.compile(r'  File "(.+)", line (\d+), in (.+)\n(?:    (.*))?')
+
+
+def name_line(error: RuntimeError, loss: Callable[[], Any]) -> None:
+    """Add it as notes to what a backward pass has raised, where that is a refusal. loss: what loss() returns of the same batch,
+    a tensor or a pair with one, anew."""
+    operation = nondeterministic.raised(error)
+    for frame in () if operation is None or not operation.nodes else _frames(operation, loss):
+        error.add_note(frame)
+
+
+def _frames(operation: nondeterministic.Operation, loss: Callable[[], Any]) -> list[str]:
+    before, check_nan = torch.is_anomaly_enabled(), torch.is_anomaly_check_nan_enabled()
+    torch.autograd.set_detect_anomaly(True, check_nan=False)
+    try:
+        returned = loss()
+    except Exception:  # the first error is the one to tell
+        return []
+    finally:
+        torch.autograd.set_detect_anomaly(before, check_nan)
+    root = returned if isinstance(returned, torch.Tensor) else returned[0]
+    node = next((node for node in _nodes(root) if type(node).__name__.startswith(operation.nodes)), None)
+    made = [] if node is None else node.metadata.get("traceback_", [])
+    found = [_FRAME.match(each) for each in made]
+    return users_frames(FrameSummary(m[1], int(m[2]), m[3], line=m[4] or "") for m in found if m is not None)
+
+
+def _nodes(root: torch.Tensor) -> Iterator[Any]:
+    """Of the graph, those near the root first, as the backward pass meets them."""
+    waiting: list[Any] = [root.grad_fn]
+    seen: set[Any] = {None}
+    for node in waiting:
+        if node not in seen:
+            seen.add(node)
+            yield node
+            waiting.extend(following for following, _ in node.next_functions)
