@@ -5,12 +5,20 @@ python -m tests.virtual_cluster.runs 0-4999         what to run after a change o
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
+import torch
 
 from orchestrator.comm.topologies import TOPOLOGIES
+from orchestrator.config.plan import Plan
+from orchestrator.numerics import staging
+from orchestrator.numerics.device.kernels import Operations
+from orchestrator.worker import device
 from tests.products import thinned
 from tests.virtual_cluster import runs
 from tests.virtual_cluster.plans import plan
+from tests.worker.retracing import Retracer
 
 SEEDS = 48
 FREE_SEEDS = 48
@@ -54,6 +62,23 @@ def test_whatever_happens_the_run_ends_as_if_nothing_had(first: int) -> None:
 def test_so_it_does_where_shards_keep_state(first: int) -> None:
     for seed in range(first, first + TOGETHER):
         runs.live(seed, shard_state=True)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("first", thinned(range(0, SEEDS, TOGETHER), SEEDS // TOGETHER))
+def test_so_it_does_where_sums_stay_on_a_device(monkeypatch: pytest.MonkeyPatch, first: int) -> None:
+    """And passes are recorded. The device is none; the regions are those of a run in one process."""
+
+    def opened(plan: Plan, _tell: object) -> device.Device:
+        compute = replace(plan.run.compute, device="cuda")
+        if not replace(plan, run=replace(plan.run, compute=compute)).sums_stay_on_device:
+            return device.Device(staging.Direct())
+        resident = staging.Resident(torch.device("cpu"))
+        return device.Device(resident, kernels=Operations(), recorder=Retracer())
+
+    monkeypatch.setattr(device, "opened", opened)
+    for seed in range(first, first + TOGETHER):
+        runs.live(seed)
 
 
 @pytest.mark.slow
