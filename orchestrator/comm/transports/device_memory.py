@@ -16,7 +16,6 @@ Source: NVIDIA, "CUDA Driver API", virtual memory management. What it does not d
 
 from __future__ import annotations
 
-import bisect
 import os
 import weakref
 from collections.abc import Sequence
@@ -25,6 +24,7 @@ from typing import Any, Final, Protocol
 import torch
 
 from orchestrator.comm.transports.base import DEVICE, Descriptor, Mapped
+from orchestrator.comm.transports.region_index import RegionIndex
 
 _PROBE_ELEMENTS: Final = 4096  # int64
 _PROBE_FACTOR: Final = 0x9E37_79B9_7F4A_7C15 - 2**64  # spreads a count over all bits: Knuth, TAOCP 3, section 6.4
@@ -85,7 +85,7 @@ class DeviceRegions:
         self.device = driver.device
         self._descriptors: list[Descriptor] = []
         self._mappings: list[DeviceMapping] = []
-        self._by_address: list[tuple[int, int]] = []  # (address, region), sorted by address
+        self._index = RegionIndex()
         self.allocate(_PROBE_ELEMENTS, torch.int64).copy_(_pattern())
 
     @property
@@ -101,18 +101,12 @@ class DeviceRegions:
         handle = driver.create(size_bytes)
         mapping = DeviceMapping(driver, handle, size_bytes, writable=True)
         self._descriptors.append(Descriptor(driver.export(handle), size_bytes))
-        bisect.insort(self._by_address, (mapping.address, len(self._mappings)))
+        self._index.add(mapping.address, size_bytes)
         self._mappings.append(mapping)
         return mapping.tensor(dtype, 0, elements).zero_()
 
     def locate(self, tensor: torch.Tensor) -> tuple[int, int] | None:
-        start, size_bytes = tensor.data_ptr(), tensor.numel() * tensor.itemsize
-        position = bisect.bisect_right(self._by_address, (start, len(self._mappings))) - 1
-        if position < 0 or size_bytes == 0:
-            return None
-        address, region = self._by_address[position]
-        offset = start - address
-        return (region, offset) if offset + size_bytes <= self._mappings[region].size_bytes else None
+        return self._index.locate(tensor)
 
     def free(self, region: torch.Tensor) -> None:
         """The others move up in `descriptors`, so nobody may be connected."""
@@ -123,7 +117,7 @@ class DeviceRegions:
         position, _ = found
         os.close(self._descriptors.pop(position).fd)
         del self._mappings[position]
-        self._by_address = sorted((mapping.address, index) for index, mapping in enumerate(self._mappings))
+        self._index.remove(position)
 
     def map_peer(self, descriptor: Descriptor) -> Mapped:
         """Raises RuntimeError where this process cannot have that memory."""
@@ -141,7 +135,7 @@ class DeviceRegions:
     def close(self) -> None:
         """Give the memory back; its pages go once no tensor here and no mapping of a peer holds them."""
         descriptors, self._descriptors = self._descriptors, []
-        self._mappings, self._by_address = [], []
+        self._mappings, self._index = [], RegionIndex()
         for descriptor in descriptors:
             os.close(descriptor.fd)
 

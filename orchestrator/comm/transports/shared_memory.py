@@ -18,7 +18,6 @@ what a message told it about, while the schedule says that the owner does not wr
 
 from __future__ import annotations
 
-import bisect
 import ctypes
 import errno
 import fcntl
@@ -31,6 +30,7 @@ import torch
 
 from orchestrator.comm.transports.available_memory import available_bytes
 from orchestrator.comm.transports.base import HOST, Descriptor, Mapped
+from orchestrator.comm.transports.region_index import RegionIndex
 
 _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 
@@ -76,7 +76,7 @@ class SharedRegions:
     def __init__(self) -> None:
         self._descriptors: list[Descriptor] = []
         self._mappings: list[Mapping] = []
-        self._by_address: list[tuple[int, int]] = []  # (address, region), sorted by address
+        self._index = RegionIndex()
 
     @property
     def descriptors(self) -> tuple[Descriptor, ...]:
@@ -95,20 +95,13 @@ class SharedRegions:
         except BaseException:
             os.close(fd)
             raise
-        bisect.insort(self._by_address, (mapping.address, len(self._mappings)))
+        self._index.add(mapping.address, size_bytes)
         self._mappings.append(mapping)
         self._descriptors.append(Descriptor(fd, size_bytes))
         return mapping.tensor(dtype, 0, elements)
 
     def locate(self, tensor: torch.Tensor) -> tuple[int, int] | None:
-        """(region, byte offset) of a contiguous tensor inside a region; None for others and for empty ones."""
-        start, size_bytes = tensor.data_ptr(), tensor.numel() * tensor.itemsize
-        position = bisect.bisect_right(self._by_address, (start, len(self._mappings))) - 1
-        if position < 0 or size_bytes == 0:
-            return None
-        address, region = self._by_address[position]
-        offset = start - address
-        return (region, offset) if offset + size_bytes <= self._mappings[region].size_bytes else None
+        return self._index.locate(tensor)
 
     def free(self, region: torch.Tensor) -> None:
         """Its pages go when no tensor here and no mapping of a peer holds them. The others move up in `descriptors`, so nobody
@@ -119,7 +112,7 @@ class SharedRegions:
         position, _ = found
         os.close(self._descriptors.pop(position).fd)
         del self._mappings[position]
-        self._by_address = sorted((mapping.address, index) for index, mapping in enumerate(self._mappings))
+        self._index.remove(position)
 
     def map_peer(self, descriptor: Descriptor) -> Mapped:
         return map_peer(descriptor)
@@ -133,7 +126,7 @@ class SharedRegions:
     def close(self) -> None:
         """Give the memory back: descriptors now, pages once no tensor here and no mapping of a peer holds them."""
         descriptors, self._descriptors = self._descriptors, []
-        self._mappings, self._by_address = [], []
+        self._mappings, self._index = [], RegionIndex()
         for descriptor in descriptors:
             os.close(descriptor.fd)
 
