@@ -142,7 +142,9 @@ def on(device: str) -> Staging:
 
 def page_locked(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
     """The tensor as a copy to the device wants it: from other memory a copy waits for all that the device is to do before."""
-    return tensor.pin_memory() if device.type == "cuda" and tensor.device.type == "cpu" else tensor
+    goes = device.type == "cuda" and tensor.device.type == "cpu" and tensor.layout == torch.strided
+    # One that was expanded has several elements in one place, and cannot be written there.
+    return tensor.pin_memory() if goes and torch.ops.aten.is_non_overlapping_and_dense(tensor) else tensor
 
 
 def taken_apart(batch: Any) -> tuple[list[torch.Tensor], Any] | None:
