@@ -77,25 +77,26 @@ def pack(tree: Any, tensors: dict[str, torch.Tensor], path: str) -> Any:
     )
 
 
-def unpack(packed: Any, tensors: Mapping[str, torch.Tensor]) -> Any:
-    """The tree that `pack` was given. Its tensors are copies with memory of their own, on the device where they were."""
+def unpack(packed: Any, tensors: Mapping[str, torch.Tensor], device: torch.device | None = None) -> Any:
+    """The tree that `pack` was given. Its tensors are copies with memory of their own: in host memory those that were there,
+    the others on `device`, None: where they were."""
     if isinstance(packed, list):
-        return [unpack(item, tensors) for item in packed]
+        return [unpack(item, tensors, device) for item in packed]
     if not isinstance(packed, dict):
         return packed
     if "float" in packed:
         return float.fromhex(packed["float"])
     if "numpy" in packed:
-        return numpy.dtype(packed["numpy"]).type(unpack(packed["value"], tensors))
+        return numpy.dtype(packed["numpy"]).type(unpack(packed["value"], tensors, device))
     if "tuple" in packed:
-        return tuple(unpack(item, tensors) for item in packed["tuple"])
+        return tuple(unpack(item, tensors, device) for item in packed["tuple"])
     if "dict" in packed:
-        return {unpack(key, tensors): unpack(item, tensors) for key, item in packed["dict"]}
+        return {unpack(key, tensors, device): unpack(item, tensors, device) for key, item in packed["dict"]}
     tensor = tensors[packed["tensor"]]
-    device = packed.get("device", "cpu")
+    place = "cpu" if "device" not in packed else device or packed["device"]
     if "stride" in packed:
-        return torch.empty_strided(tensor.shape, packed["stride"], dtype=tensor.dtype, device=device).copy_(tensor)
-    return tensor.to(device, copy=True, memory_format=torch.contiguous_format)
+        return torch.empty_strided(tensor.shape, packed["stride"], dtype=tensor.dtype, device=place).copy_(tensor)
+    return tensor.to(place, copy=True, memory_format=torch.contiguous_format)
 
 
 def to_text(tree: Any, path: str) -> str:

@@ -41,6 +41,9 @@ OPTIMIZERS: Table[Callable[..., torch.optim.Optimizer]] = Table(
     hidden=("differentiable", "capturable"),
 )
 CLASSES = tuple(getattr(torch.optim, name) for name in _ON_OFFER)
+# They make their state in their first step, so that whether they are fused may be settled until then.
+_FUSED = (torch.optim.Adam, torch.optim.AdamW, torch.optim.SGD)
+_FUSED_ON = ("cuda",)
 # Attributes that torch's own classes have only with some options, or with a schedule of torch.
 _AT_TIMES = {"step", "_opt_called", "_step_supports_amp_scaling", "_need_device_dtype_check_for_fused"}
 _TRIED = 64  # a tensor of so many rows and columns, large enough that what counts rows does not
@@ -161,7 +164,18 @@ def build(name: str, options: Mapping[str, Any], model: torch.nn.Module) -> torc
     """The optimizer over the model's trainable parameters."""
     prepare()
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    return OPTIMIZERS[name](parameters, **_arguments(options))
+    return fused(OPTIMIZERS[name](parameters, **_arguments(options)))
+
+
+def fused(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
+    """The same, whose groups of parameters on a GPU step by one kernel, unless somebody has chosen another form. Elements do
+    not depend on each other there, so no division of the work changes bits."""
+    if type(optimizer) in _FUSED:
+        for group in optimizer.param_groups:
+            free = all(group.get(option) is None for option in ("fused", "foreach")) and not group["differentiable"]
+            if free and all(parameter.device.type in _FUSED_ON for parameter in group["params"]):
+                group["fused"] = True
+    return optimizer
 
 
 def with_plain_numbers(optimizer: object) -> None:

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from orchestrator.errors import PipelineRaised
+from orchestrator.optim import optimizers
 from orchestrator.optim.optimizers import OPTIMIZERS, build, check, kept_aside, problems
 
 SWITCHES = ("foreach", "fused", "nesterov", "maximize", "amsgrad", "centered", "decoupled_weight_decay")
@@ -142,3 +143,22 @@ def test_what_an_optimizer_holds_without_changing_it_is_no_state(options: dict[s
     optimizer.fixed["table"] += 1
     assert kept_aside(optimizer, model) != before
     assert kept_aside(torch.optim.Adam(model.parameters()), model) == {}
+
+
+@pytest.mark.parametrize("name", ["adam", "adamw", "sgd"])
+def test_on_a_gpu_they_are_fused_unless_somebody_has_chosen(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    """The kernels of a processor stand for those of a card."""
+
+    def forms(**options: Any) -> list[Any]:
+        return [group["fused"] for group in build(name, {"lr": 0.1, **options}, nn.Linear(2, 2)).param_groups]
+
+    assert forms() == [None]
+    monkeypatch.setattr(optimizers, "_FUSED_ON", ("cpu",))
+    assert forms() == [True]
+    assert forms(fused=False) == [False]
+    assert forms(foreach=True) == [None]
+    model = nn.Linear(2, 2)
+    optimizer = build(name, {"lr": 0.1}, model)
+    model(torch.ones(2)).sum().backward()
+    optimizer.step()
+    assert build("adagrad", {"lr": 0.1}, model).param_groups[0]["fused"] is None

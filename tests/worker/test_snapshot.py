@@ -205,6 +205,48 @@ def addresses(model: nn.Module, optimizer: torch.optim.Optimizer) -> set[int]:
     return {tensor.untyped_storage().data_ptr() for tensor in tensors}
 
 
+def on_a_card(value: Any) -> Any:
+    """Packed values as a run on a GPU has packed them, whose optimizer is fused."""
+    if isinstance(value, list):
+        if len(value) == 2 and value[0] == "fused":
+            return ["fused", True]
+        return [on_a_card(item) for item in value]
+    if not isinstance(value, dict):
+        return value
+    return {**value, "device": "cuda"} if "tensor" in value else {key: on_a_card(item) for key, item in value.items()}
+
+
+def test_a_state_from_a_gpu_goes_on_on_a_processor() -> None:
+    donor, donors = made(1, adamw)
+    train(donor, donors, 0, 2)
+    state = capture(donor, donors, {})
+    moved = replace(state, values={key: on_a_card(value) for key, value in state.values.items()})
+    model, optimizer = made(2, adamw)
+    restore(moved, model, optimizer)
+    assert [group["fused"] for group in optimizer.param_groups] == [None]
+    for each in (donor, model):
+        train(each, donors if each is donor else optimizer, 2, 4)
+    assert model_digest(model) == model_digest(donor)
+
+
+def test_a_state_from_a_processor_goes_on_on_a_gpu() -> None:
+    """A device without memory stands for a card: what lies where."""
+    donor = nn.Linear(3, 2)
+    donors = adamw(donor)
+    donor(torch.ones(3)).sum().backward()
+    donors.step()
+    state = capture(donor, donors, {})
+    model = nn.Linear(3, 2).to("meta")
+    optimizer = adamw(model)
+    for group in optimizer.param_groups:
+        group["fused"] = True
+    restore(state, model, optimizer)
+    assert all(group["fused"] for group in optimizer.param_groups)
+    kept = [value for entry in optimizer.state.values() for value in entry.values()]
+    assert kept
+    assert {value.device.type for value in kept} == {"meta"}
+
+
 def test_a_capture_copies_nothing_and_a_restore_shares_nothing() -> None:
     donor, donors = made(1, adamw)
     train(donor, donors, 0, 1)

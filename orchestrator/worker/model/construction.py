@@ -83,7 +83,7 @@ def make_optimizer(pipeline: Pipeline, model: torch.nn.Module, plan: Plan) -> to
         optimizers.with_plain_numbers(optimizer)
         optimizers.check(optimizer, model)
     assert optimizer is not None
-    return optimizer
+    return optimizers.fused(optimizer)
 
 
 def make_contribution(variant: Variant | None) -> Chain:

@@ -75,7 +75,8 @@ def restore(state: TrainingState, model: torch.nn.Module, optimizer: torch.optim
     """
     targets = {_MODEL + name: tensor for name, tensor in _model_tensors(model)}
     _check_model(targets, {name: t for name, t in state.tensors.items() if name.startswith(_MODEL)})
-    tree, run_state = _unpacked(state, "optimizer"), _unpacked(state, "run_state")
+    device = next((tensor.device for tensor in targets.values()), None)
+    tree, run_state = _unpacked(state, "optimizer", device), _unpacked(state, "run_state")
     _check_optimizer(tree, _optimizer_tree(model, optimizer))
     with torch.no_grad():
         for name, target in targets.items():
@@ -143,19 +144,40 @@ def _optimizer_tree(model: torch.nn.Module, optimizer: torch.optim.Optimizer) ->
 
 
 def _put_back(tree: dict[str, Any], model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    """Whether a group is fused follows from the device, so it stays as it is here."""
     for group, saved in zip(optimizer.param_groups, tree["groups"], strict=True):
-        parameters = group["params"]
+        own = {key: group[key] for key in ("params", "fused") if key in group}
         group.clear()
-        group.update({**saved, "params": parameters})
+        group.update({**saved, **own})
+    groups = {parameter: group for group in optimizer.param_groups for parameter in group["params"]}
     parameters = dict(model.named_parameters())
+    entries = {parameters[name]: entry for name, entry in tree["state"].items()}
+    tensors = [each for entry in entries.values() for each in entry.values() if isinstance(each, torch.Tensor)]
+    moves = all(
+        tensor.is_cpu for tensor in tensors
+    )  # else each is where it was, beside the parameter or in host memory
     optimizer.state.clear()
-    for name, entry in tree["state"].items():
-        optimizer.state[parameters[name]] = entry
+    for parameter, entry in entries.items():
+        optimizer.state[parameter] = {
+            key: _beside(parameter, groups[parameter], key, value, moves=moves) for key, value in entry.items()
+        }
 
 
-def _unpacked(state: TrainingState, key: str) -> Any:
+def _beside(parameter: torch.Tensor, group: dict[str, Any], key: str, value: Any, *, moves: bool) -> Any:
+    """What an optimizer keeps of a parameter, on the device where its step looks for it. moves: whether what is of elements may
+    have come from a run on a processor."""
+    if not isinstance(value, torch.Tensor):
+        return value
+    if key == "step" and "fused" in group:
+        in_kernel = group["fused"] or group.get("capturable")
+        return value.to(parameter.device if in_kernel else "cpu")
+    return value.to(parameter.device) if moves and value.shape == parameter.shape else value
+
+
+def _unpacked(state: TrainingState, key: str, device: torch.device | None = None) -> Any:
+    """device: that computes here, None: where the state is from."""
     try:
-        return unpack(state.values[key], state.tensors)
+        return unpack(state.values[key], state.tensors, device)
     except (KeyError, TypeError, ValueError, RuntimeError) as error:
         raise Inconsistent(
             f"the state has no whole {key}: {type(error).__name__}: {error}", code="checkpoint.state-not-whole"
