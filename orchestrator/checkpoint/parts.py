@@ -75,16 +75,30 @@ class CheckpointPart:
                 foreach.copy([self.tensors[name] for name in tensors], list(tensors.values()))
 
 
+def host_memory(size_bytes: int) -> torch.Tensor:
+    return torch.empty(size_bytes, dtype=torch.uint8)
+
+
 class Copier:
     """Owns the memory of one copy. The copy before is overwritten by the next one."""
 
     def __init__(self) -> None:
         self._memory = torch.empty(0, dtype=torch.uint8)
+        self._is_of: Callable[[int], torch.Tensor] = host_memory
         self._plan: list[tuple[str, torch.dtype, torch.Size]] = []
         self._part = CheckpointPart({}, self._memory)
 
-    def copy(self, tensors: Mapping[str, torch.Tensor], later: Set[str] = frozenset()) -> CheckpointPart:
-        """later: names of tensors that only get a place, for the caller to fill. Raises MemoryError."""
+    def copy(
+        self,
+        tensors: Mapping[str, torch.Tensor],
+        later: Set[str] = frozenset(),
+        memory: Callable[[int], torch.Tensor] = host_memory,
+    ) -> CheckpointPart:
+        """later: names of tensors that only get a place, for the caller to fill; memory: makes so many bytes. Raises
+        MemoryError."""
+        if memory != self._is_of:
+            self._let_go()
+            self._is_of = memory
         plan = [(name, tensor.dtype, tensor.shape) for name, tensor in tensors.items()]
         if plan != self._plan:
             self._part = self._lay_out(sorted(plan, key=lambda place: (-place[1].itemsize, place[0])))
@@ -104,9 +118,15 @@ class Copier:
 
     def _reserve(self, size_bytes: int) -> None:
         if len(self._memory) < size_bytes:
-            self._memory = torch.empty(0, dtype=torch.uint8)
-            self._plan, self._part = [], CheckpointPart({}, self._memory)  # the old memory goes before the new comes
-            self._memory = _allocate(size_bytes)
+            self._let_go()  # the old memory goes before the new comes
+            try:
+                self._memory = self._is_of(size_bytes)
+            except RuntimeError as error:  # what torch raises when there is no memory
+                raise MemoryError(f"no memory for a copy of {size_bytes} bytes") from error
+
+    def _let_go(self) -> None:
+        self._memory = torch.empty(0, dtype=torch.uint8)
+        self._plan, self._part = [], CheckpointPart({}, self._memory)
 
 
 def write_part(storage: Storage, part: CheckpointPart) -> Blob:
@@ -217,10 +237,3 @@ def _header(tensors: Mapping[str, torch.Tensor], entries: Mapping[str, TensorEnt
     text = json.dumps(fields, separators=(",", ":")).encode()
     text += b" " * (-len(text) % _HEADER_ALIGNMENT)
     return struct.pack("<Q", len(text)) + text
-
-
-def _allocate(size_bytes: int) -> torch.Tensor:
-    try:
-        return torch.empty(size_bytes, dtype=torch.uint8)
-    except RuntimeError as error:  # what torch raises when there is no memory
-        raise MemoryError(f"no memory for a copy of {size_bytes} bytes") from error

@@ -7,6 +7,9 @@ version tells. The compute thread asks for that, when nothing of the user's runs
 after the change, and a copy could end in between. Versions do not tell of writes through `.data`, numpy or a fused optimizer's
 kernels, here as in rule A8: against our own optimizer only the waiting helps.
 
+What is on a GPU is copied by the card, on a stream of its own (`side_stream`): whoever is about to change it has the card wait,
+and goes on. Only the thread that writes waits for the copy itself.
+
 Nothing here raises into training: whatever goes wrong is a `part_failed` event, and training goes on (a full disk is the
 usual case). Two threads: copying has the priority of training, which may have to wait for it, and then copies the rest itself;
 hashing and writing have a lower one, so that on busy cores training comes first.
@@ -19,13 +22,14 @@ import queue
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Set
 from contextlib import suppress
 from typing import Any
 
 import torch
 
-from orchestrator.checkpoint.parts import CheckpointPart, Copier, share_of, write_part
+from orchestrator.checkpoint.parts import CheckpointPart, Copier, host_memory, share_of, write_part
+from orchestrator.checkpoint.side_stream import Copies, CudaSideStream, SideStream
 from orchestrator.checkpoint.state import TrainingState
 from orchestrator.checkpoint.storage import Storage
 from orchestrator.common import injection
@@ -38,10 +42,12 @@ _PIECE_BYTES = 16 << 20  # copied in some milliseconds
 class PartWriter:
     """Its methods belong to the compute thread; `emit` is called from the writing thread, or from them."""
 
-    def __init__(self, storage: Storage, emit: Emit) -> None:
+    def __init__(self, storage: Storage, emit: Emit, side: SideStream | None = None) -> None:
+        """side: for what is on a GPU; None: that of CUDA."""
         self._storage = storage
         self._emit = emit
         self._copier = Copier()
+        self._side = side or CudaSideStream()
         self._copy: _Copy | None = None
         self._copying = _Background("checkpoint copy", nice=0)
         self._writing = _Background("checkpoint", nice=_NICE)
@@ -67,19 +73,29 @@ class PartWriter:
             if self.busy:
                 raise RuntimeError("the checkpoint before is still being written")
             share = share_of(state.tensors, part, parts, state.own)
-            later = {name: tensor for name, tensor in share.items() if name in state.steady}
-            copy = _Copy(self._copier.copy(share, later.keys()), later, about)
+            copy = self._copy_of(share, state.steady, about)
         except Exception as error:
             self._emit(_failed(about, error))
             return
         if part == 0:
             about["values"] = state.values
-        if later:
+        if not copy.is_filled:
             self._copying.start(copy.fill)
         copy.stall_s = time.monotonic() - started
         self._copy = copy
-        if not later:
+        if not copy.later:
             self.copied()
+
+    def _copy_of(self, share: dict[str, torch.Tensor], steady: Set[str], about: dict[str, Any]) -> _Copy:
+        """What is not steady is copied when this returns; what is steady and on a GPU is under way."""
+        later = {name: tensor for name, tensor in share.items() if name in steady}
+        there = {name: tensor for name, tensor in later.items() if self._side.holds(tensor)}
+        part = self._copier.copy(share, later.keys(), self._host_memory if there else host_memory)
+        beside = self._side.copy([part.tensors[name] for name in there], [*there.values()]) if there else None
+        return _Copy(part, later, about, beside, there.keys())
+
+    def _host_memory(self, size_bytes: int) -> torch.Tensor:
+        return self._side.host_memory(size_bytes)
 
     def copied(self, timeout_s: float | None = None) -> bool:
         """Until what was begun is copied, and from then on it is written; False when that took longer."""
@@ -114,12 +130,14 @@ class PartWriter:
         except Exception as error:
             self._emit(_failed(copy.about, error))
             return
-        part, about = copy.part, {**copy.about, "stall_s": copy.stall_s}
-        self._writing.start(lambda: self._write(part, about))
+        part, beside, about = copy.part, copy.beside, {**copy.about, "stall_s": copy.stall_s}
+        self._writing.start(lambda: self._write(part, beside, about))
 
-    def _write(self, part: CheckpointPart, about: dict[str, Any]) -> None:
+    def _write(self, part: CheckpointPart, beside: Copies | None, about: dict[str, Any]) -> None:
         started = time.monotonic()
         try:
+            if beside is not None:
+                beside.wait()
             injection.at("checkpoint write", about["step"])
             blob = write_part(self._storage, part)
         except Exception as error:
@@ -133,16 +151,29 @@ class _Copy:
     """A part of which some tensors are still to come. `fill` is for the background, `finish` and `check` for the thread that
     computes."""
 
-    def __init__(self, part: CheckpointPart, later: dict[str, torch.Tensor], about: dict[str, Any]) -> None:
+    def __init__(
+        self,
+        part: CheckpointPart,  # where all of it is to lie
+        later: dict[str, torch.Tensor],  # what is still to come
+        about: dict[str, Any],  # which part it is, as its event tells
+        beside: Copies | None,  # those that a card makes; None where it makes none
+        there: Set[str],  # the names of these
+    ) -> None:
         self.part = part
         self.about = about
+        self.beside = beside
         self.stall_s = 0.0
-        self._later = later
+        self.later = later
         self._versions = [tensor._version for tensor in later.values()]
-        self._pieces = _pieces(later)
+        self._pieces = _pieces({name: tensor for name, tensor in later.items() if name not in there})
         self._filling = threading.Lock()
         self._is_awaited = False
         self._error: Exception | None = None
+
+    @property
+    def is_filled(self) -> bool:
+        """Whether nothing is left for the background."""
+        return not self._pieces
 
     def fill(self) -> None:
         """Piece by piece, until somebody waits."""
@@ -163,6 +194,8 @@ class _Copy:
                 self._fill_one()
         finally:
             self._filling.release()
+        if self.beside is not None:
+            self.beside.hold_back()
         return True
 
     def _fill_one(self) -> None:
@@ -176,7 +209,7 @@ class _Copy:
         """Once it is filled, and while nobody computes: raises what speaks against it."""
         if self._error is not None:
             raise self._error
-        for (name, tensor), version in zip(self._later.items(), self._versions, strict=True):
+        for (name, tensor), version in zip(self.later.items(), self._versions, strict=True):
             if tensor._version != version:
                 raise RuntimeError(f"{name} was changed while it was copied, which only an update may do")
 

@@ -130,6 +130,69 @@ def test_what_is_steady_is_copied_later_and_the_rest_at_once(
     assert held.priorities == [os.getpriority(os.PRIO_PROCESS, threading.get_native_id())]
 
 
+class Card:
+    """Implements `SideStream` and `Copies`: host memory stands for that of a GPU, whose copies end when they are let."""
+
+    def __init__(self, there: Sequence[torch.Tensor]) -> None:
+        self._there = {id(tensor) for tensor in there}
+        self.gate = threading.Event()
+        self.held_back = 0
+        self.error: RuntimeError | None = None
+        self._under_way: list[tuple[torch.Tensor, torch.Tensor]] = []
+
+    def holds(self, tensor: torch.Tensor) -> bool:
+        return id(tensor) in self._there
+
+    def host_memory(self, size_bytes: int) -> torch.Tensor:
+        return torch.full((size_bytes,), 7, dtype=torch.uint8)
+
+    def copy(self, targets: Sequence[torch.Tensor], sources: Sequence[torch.Tensor]) -> Card:
+        """What is launched behind `hold_back` cannot change what these copies read."""
+        self._under_way = [(target, source.clone()) for target, source in zip(targets, sources, strict=True)]
+        return self
+
+    def hold_back(self) -> None:
+        self.held_back += 1
+
+    def wait(self) -> None:
+        assert self.gate.wait(60)
+        if self.error is not None:
+            raise self.error
+        for target, source in self._under_way:
+            target.copy_(source)
+
+
+@pytest.mark.parametrize("on_the_card", [1, 2, 3])
+def test_what_is_on_a_card_is_copied_there_and_nobody_waits(on_the_card: int, told: list[dict[str, Any]]) -> None:
+    storage, state = InMemory(), steady(10)
+    card = Card([state.tensors[name] for name in sorted(state.steady)[:on_the_card]])
+    writer = PartWriter(storage, told.append, card)
+    writer.begin(state, step=10, generation=1, part=0, parts=1)
+    assert card.held_back == 0
+    assert writer.copied()
+    assert card.held_back == 1
+    for tensor in state.tensors.values():
+        tensor.zero_()  # the update
+    assert (writer.busy, writer.wait(0.01), told) == (True, False, [])
+    card.gate.set()
+    assert writer.wait()
+    assert same(load(storage, Catalog(storage, 1).commit(10, told).manifest), example(10))
+    writer.begin(steady(20), step=20, generation=1, part=0, parts=1)
+    assert writer.wait()
+    assert same(load(storage, Catalog(storage, 1).commit(20, told[1:]).manifest), example(20))
+
+
+def test_a_card_that_fails_while_it_copies_is_told(told: list[dict[str, Any]]) -> None:
+    state = steady(10)
+    card = Card([*state.tensors.values()])
+    card.error = RuntimeError("an illegal memory access was encountered")
+    card.gate.set()
+    writer = PartWriter(InMemory(), told.append, card)
+    writer.begin(state, step=10, generation=1, part=0, parts=1)
+    assert writer.wait()
+    assert (told[0]["event"], told[0]["why"]) == ("part_failed", str(card.error))
+
+
 def test_the_stall_counts_from_when_training_stopped(told: list[dict[str, Any]]) -> None:
     writer = PartWriter(InMemory(), told.append)
     writer.begin(steady(1), step=1, generation=1, part=0, parts=1, since=time.monotonic() - 1000)

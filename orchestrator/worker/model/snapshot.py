@@ -40,8 +40,7 @@ def capture(
     rows: Mapping[int, State] = MappingProxyType({}),
 ) -> TrainingState:
     """The state as views of what is in use: read it before the next step changes it. Its parameters and the tensors of
-    optimizer, transforms and rows are steady; buffers change while a step is computed, and what is on a GPU is copied at once,
-    in the order of its stream.
+    optimizer, transforms and rows are steady; buffers change while a step is computed.
 
     transforms: state of those after the sum; rows: by shard, what the shards keep that this worker hosts.
 
@@ -55,7 +54,7 @@ def capture(
         values["transforms"] = pack(dict(transforms), tensors, "transforms")
     own = named_rows(rows)
     tensors.update(own)
-    steady = frozenset(name for name, tensor in tensors.items() if tensor.is_cpu)
+    steady = frozenset(tensors)
     tensors.update((_MODEL + name, buffer.detach()) for name, buffer in model.named_buffers())
     values["run_state"] = pack(run_state, tensors, "run_state")
     return TrainingState(values, tensors, steady, frozenset(own))
