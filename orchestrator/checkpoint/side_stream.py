@@ -4,8 +4,8 @@
     copies.hold_back()                       # what this thread launches from now on begins when they have ended
     copies.wait()                            # for any thread: until they have ended
 
-No host waits for the card but whoever reads what was copied. The first copy takes longer, as its memory is page-locked then. The
-calls are those of torch.cuda; tests have a double. No card has run this yet.
+No host waits for the card but whoever reads what was copied. The first copy takes longer, as its memory is page-locked then.
+The calls are those of torch.cuda; tests have a double. No card has run this yet.
 """
 
 from __future__ import annotations
