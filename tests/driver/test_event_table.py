@@ -218,6 +218,7 @@ EXAMPLES = [
     Example("segment_begun", {"step": 5, "digest": "d"}, {"step": 5, "digest": "d"}),
     Example("caller_refused", {"member": 1, "why": "w"}, {"member": 1, "why": "w"}, ("member 1 w",)),
     Example("waiting", {"worker": 1, "what": "w"}, {"worker": 1, "what": "w"}, ("worker 1: w",)),
+    Example("stages_proved", {"worker": 1, "seconds": [0.1]}, {"worker": 1, "seconds": [0.1]}),
     Example("device", {"worker": 1, "why": "w"}, {"worker": 1, "why": "w"}, ("note: worker 1: w",)),
     Example("loader_lost", {"worker": 1, "why": "w"}, {"worker": 1, "why": "w"}, ("worker 1: w",)),
     Example(

@@ -276,5 +276,6 @@ EVENTS: Mapping[str, EventType] = {
     "waiting": EventType(only("worker", "what"), say("worker {worker}: {what}")),
     "device": EventType(only("worker", "why"), say("note: worker {worker}: {why}")),
     "loader_lost": EventType(only("worker", "why"), say("worker {worker}: {why}")),
+    "stages_proved": EventType(only("worker", "seconds")),
     "board_out_of_reach": EventType(only("worker", "why"), say(_CLAIMS)),
 }
