@@ -83,6 +83,14 @@ def describe() -> dict[str, Any]:
     }
 
 
+def card() -> dict[str, str]:
+    """The GPU of this process, by its name and, as others may call it `cuda:0` too, by its UUID."""
+    import torch
+
+    found: Any = torch.cuda.get_device_properties(torch.cuda.current_device())
+    return {"card": str(found.name), "uuid": str(getattr(found, "uuid", found.name))}
+
+
 def driver(text: str | None = None) -> str | None:
     """The version of NVIDIA's kernel module; None where there is none. text: what the module says of itself."""
     if text is None:

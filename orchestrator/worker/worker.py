@@ -11,6 +11,7 @@ from __future__ import annotations
 import hashlib
 import time
 from collections.abc import Mapping
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -145,6 +146,8 @@ class Worker:
         with phases.of("admission", "worker"):
             reference = proof.reference(self._workload, replica, sparing=in_stages, compiles=plan.run.compute.compiled)
             more = self._execution.verify(reference)
+            if device == "cuda":
+                self._count_flops(replica)
         steps = plan.run.length(self._workload.order.steps_of)
         if steps <= plan.run.first_step:
             raise ConfigurationError(
@@ -262,6 +265,13 @@ class Worker:
     def _subset(self) -> dict[str, str]:
         subset = self._workload.subset
         return {} if subset is None else {"subset": hashlib.sha256(subset.astype("<i8").tobytes()).hexdigest()}
+
+    def _count_flops(self, replica: Replica) -> None:
+        """Once, eagerly, and with nothing kept of it."""
+        with inductor.left_out() if self._plan.run.compute.compiled else nullcontext():
+            found = proof.flops_per_sample(self._workload, replica)
+        if found is not None:
+            self._services.emit({"event": "flops", "per_sample": found, **cuda.card()})
 
     def _compiler(self) -> dict[str, str]:
         return {"compiler": str(inductor.describe())} if self._plan.run.compute.compiled else {}

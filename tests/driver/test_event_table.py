@@ -220,6 +220,12 @@ EXAMPLES = [
     Example("waiting", {"worker": 1, "what": "w"}, {"worker": 1, "what": "w"}, ("worker 1: w",)),
     Example("stages_proved", {"worker": 1, "seconds": [0.1]}, {"worker": 1, "seconds": [0.1]}),
     Example("device", {"worker": 1, "why": "w"}, {"worker": 1, "why": "w"}, ("note: worker 1: w",)),
+    Example(
+        "flops",
+        {"worker": 1, "per_sample": 2.0, "card": "NVIDIA L4", "uuid": "u"},
+        {"worker": 1, "per_sample": 2.0, "card": "NVIDIA L4", "uuid": "u"},
+        changes={"flops_per_sample": 2.0, "cards": {"u": "NVIDIA L4"}},
+    ),
     Example("loader_lost", {"worker": 1, "why": "w"}, {"worker": 1, "why": "w"}, ("worker 1: w",)),
     Example(
         "board_out_of_reach",

@@ -32,6 +32,30 @@ def test_rates_have_three_digits_and_no_exponent(rate: float, samples: int | Non
     assert first == f"digits: finished 3 steps, 1 worker, {told}"
 
 
+@pytest.mark.parametrize(
+    ("cards", "told"),
+    [
+        ({}, None),
+        (
+            {"a": "NVIDIA H100 80GB HBM3"},
+            "100 TFLOP/s on 1 x NVIDIA H100 80GB HBM3, 10.1% of their peak in bfloat16 (MFU)",
+        ),
+        ({"a": "NVIDIA L4", "b": "NVIDIA L4"}, "100 TFLOP/s on 2 x NVIDIA L4, 41.3% of their peak in bfloat16 (MFU)"),
+        ({"a": "NVIDIA L40S"}, "100 TFLOP/s on 1 x NVIDIA L40S"),
+        ({"a": "NVIDIA H100 80GB HBM3 MIG 1g.10gb"}, "100 TFLOP/s on 1 x NVIDIA H100 80GB HBM3 MIG 1g.10gb"),
+    ],
+)
+def test_what_cards_compute_is_told_with_their_peak(cards: dict[str, str], told: str | None) -> None:
+    known = None if told is None else 1e12
+    outcome = RunOutcome(
+        steps=3, loss=0.5, digest="d", steps_per_s=10.0, step_samples=10, flops_per_sample=known, cards=cards
+    )
+    rows = summary.text(outcome, "digits", "1 worker", "r1", "look").splitlines()
+    assert [row.removeprefix("  compute  ") for row in rows if row.startswith("  compute")] == ([told] if told else [])
+    report = outcome.as_dict("r", 0.0)
+    assert ("flops_per_s" in report, "mfu" in report) == (told is not None, told is not None and "MFU" in told)
+
+
 def test_a_store_of_ones_own_is_shown_by_a_command() -> None:
     assert shown(OWN) == "  look     python -m orchestrator ui"
 

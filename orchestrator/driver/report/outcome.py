@@ -12,6 +12,7 @@ from orchestrator.comm.topologies.schedule import Schedule
 from orchestrator.common.values import megabytes
 from orchestrator.driver.terminal.progress import duration
 from orchestrator.errors import NonFinite, OrchestratorError, Status, ending, status_of
+from orchestrator.numerics import flops
 from orchestrator.records.files_read import FilesRead
 
 
@@ -51,6 +52,8 @@ class RunOutcome:
     injected: Mapping[str, int] = field(default_factory=dict)
     # node -> bytes of files from elsewhere that were fetched, and that its cache had
     bytes_read: Mapping[str, tuple[int, int]] = field(default_factory=dict)
+    flops_per_sample: float | None = None  # forward and backward, counted on a GPU; None elsewhere
+    cards: Mapping[str, str] = field(default_factory=dict)  # UUID -> name of the GPUs that workers computed on
     files_read: FilesRead = field(default_factory=FilesRead)  # files of the training set that were read
     not_logged: tuple[str, ...] = ()  # which writers beside MLflow have not all of it, and why
     schedule: Schedule | None = None  # of the generation with most workers, for a picture; None before the first one
@@ -86,6 +89,17 @@ class RunOutcome:
     @property
     def samples_per_s(self) -> float | None:
         return None if self.steps_per_s is None or self.step_samples is None else self.steps_per_s * self.step_samples
+
+    @property
+    def flops_per_s(self) -> float | None:
+        rate = self.samples_per_s
+        return None if rate is None or self.flops_per_sample is None else rate * self.flops_per_sample
+
+    @property
+    def mfu(self) -> float | None:
+        """Share of what the cards can do at most in bfloat16; None where one of them is not known."""
+        peak = flops.peak_of(self.cards.values())
+        return None if self.flops_per_s is None or peak is None else self.flops_per_s / peak
 
     @property
     def spent_sentence(self) -> str:
@@ -140,6 +154,10 @@ class RunOutcome:
         }
         if self.samples_per_s is not None:
             report["samples_per_s"] = round(self.samples_per_s, 3)
+        if self.flops_per_s is not None:
+            report["flops_per_s"] = round(self.flops_per_s)
+        if self.mfu is not None:
+            report["mfu"] = round(self.mfu, 4)
         if self.rebalanced:
             report["redealt"], report["hosted"] = self.rebalanced, list(self.hosted)
         if self.slow:

@@ -26,6 +26,7 @@ def text(outcome: RunOutcome, title: str, layout: str, run_id: str, where_to_loo
     rows = [
         ("spent", outcome.spent_sentence),
         ("time", times.sentence(outcome.times)),
+        ("compute", _compute(outcome)),
         ("shards", times.sentence_of_shards(outcome.shards)),
         ("dealt", assigned if outcome.rebalanced else ""),
         (
@@ -48,6 +49,15 @@ def text(outcome: RunOutcome, title: str, layout: str, run_id: str, where_to_loo
         f"  run      {run_id}, its files in .orchestrator/{run_id}/\n"
         f"  look     {where_to_look}"
     )
+
+
+def _compute(outcome: RunOutcome) -> str:
+    """On GPUs; evaluations count as time."""
+    if outcome.flops_per_s is None:
+        return ""
+    names = ", ".join(dict.fromkeys(outcome.cards.values()))
+    share = "" if outcome.mfu is None else f", {outcome.mfu:.1%} of their peak in bfloat16 (MFU)"
+    return f"{three_digits(outcome.flops_per_s / 1e12)} TFLOP/s on {len(outcome.cards)} x {names}{share}"
 
 
 def _size(size: int) -> str:

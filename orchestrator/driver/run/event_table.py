@@ -180,6 +180,11 @@ def _with_bytes(outcome: RunOutcome, facts: Facts) -> RunOutcome:
     return replace(outcome, bytes_read={**outcome.bytes_read, **read})
 
 
+def _with_flops(outcome: RunOutcome, facts: Facts) -> RunOutcome:
+    cards = {**outcome.cards, facts["uuid"]: facts["card"]}
+    return replace(outcome, flops_per_sample=facts["per_sample"], cards=cards)
+
+
 def _with_files(outcome: RunOutcome, facts: Facts) -> RunOutcome:
     return replace(outcome, files_read=outcome.files_read | FilesRead(frozenset(facts["numbers"]), facts["of"]))
 
@@ -275,6 +280,7 @@ EVENTS: Mapping[str, EventType] = {
     "caller_refused": EventType(only("member", "why"), say("member {member} {why}")),
     "waiting": EventType(only("worker", "what"), say("worker {worker}: {what}")),
     "device": EventType(only("worker", "why"), say("note: worker {worker}: {why}")),
+    "flops": EventType(only("worker", "per_sample", "card", "uuid"), outcome=_with_flops),
     "loader_lost": EventType(only("worker", "why"), say("worker {worker}: {why}")),
     "stages_proved": EventType(only("worker", "seconds")),
     "board_out_of_reach": EventType(only("worker", "why"), say(_CLAIMS)),

@@ -17,6 +17,7 @@ import torch
 
 from orchestrator.checkpoint.state import digest as digest_of
 from orchestrator.errors import Inconsistent, OrchestratorError, PipelineRaised
+from orchestrator.numerics import flops
 from orchestrator.numerics.digests import update
 from orchestrator.numerics.portable import used
 from orchestrator.pipeline import naming
@@ -70,6 +71,14 @@ def operators(workload: PipelineAdapter, replica: Replica) -> set[str]:
             with contextlib.suppress(OrchestratorError):
                 _evaluated(workload, replica, 0)
     return found
+
+
+def flops_per_sample(workload: PipelineAdapter, replica: Replica) -> float | None:
+    """Of the first micro-batch, forward and backward; None where it is empty, fails or may not be computed before its step."""
+    shards = [shard for shard in workload.attendance.own[:1] if not workload.is_live and workload.rows(0, shard)]
+    found = [flops.counted(lambda: _contributed(replica, lambda: workload.loss(0, shard))) for shard in shards]  # noqa: B023
+    replica.begin_shard()
+    return next((count / workload.rows(0, shard) for count, shard in zip(found, shards, strict=True) if count), None)
 
 
 def _verify(
