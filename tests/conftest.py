@@ -14,9 +14,10 @@ import sys
 import hypothesis
 import pytest
 
-from orchestrator.numerics.determinism import prepare_environment
+from orchestrator.numerics.determinism import FILL, prepare_environment
 
 prepare_environment()
+os.environ.setdefault(FILL, "1")  # what reads memory that nobody has written shows, also in what tests launch
 hypothesis.settings.register_profile("few", deadline=None, max_examples=10)
 hypothesis.settings.register_profile("many", deadline=None, max_examples=500)
 hypothesis.settings.load_profile("few")

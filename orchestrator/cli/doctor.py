@@ -76,5 +76,6 @@ def doctor() -> Findings:
     """Raises ConfigurationError where this process cannot compute portably."""
     determinism.prepare_thread(1, arithmetic="portable")
     optimizers.prepare()
-    found = checking.check(checking.known())
+    with determinism.filled():
+        found = checking.check(checking.known())
     return Findings(found.hashes, found.differing, checking.unportable())

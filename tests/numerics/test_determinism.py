@@ -7,8 +7,9 @@ import threading
 
 import pytest
 import torch
+from torch.utils import deterministic
 
-from orchestrator.numerics.determinism import ENVIRONMENT, prepare_environment, prepare_thread
+from orchestrator.numerics.determinism import ENVIRONMENT, FILL, filled, prepare_environment, prepare_thread
 
 
 def test_the_environment_of_these_tests_is_prepared() -> None:
@@ -41,3 +42,17 @@ def test_a_thread_is_set_up_and_says_how() -> None:
     assert found["flush_denormal"] is False
     assert found["product"] == 2.0**-149
     assert set(found["environment"]) == set(ENVIRONMENT)
+
+
+def test_memory_is_filled_in_tests_and_where_a_block_asks_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    prepare_thread(1)
+    assert deterministic.fill_uninitialized_memory
+    assert torch.empty(3).isnan().all()
+    with monkeypatch.context() as loop:
+        loop.delenv(FILL)
+        prepare_thread(1)
+    assert not deterministic.fill_uninitialized_memory
+    with filled():
+        assert deterministic.fill_uninitialized_memory
+    assert not deterministic.fill_uninitialized_memory
+    prepare_thread(1)

@@ -1,8 +1,9 @@
 """Admission by proof (rule B4): a worker shows that it computes the bits of the others before it may take part.
 
 Micro-batch 0 is computed, then micro-batch 1, then 0 again, which exposes a pipeline that keeps state: by other bits,
-or by what has changed in its objects. The same is done with validation batches, since decisions may follow from
-metrics; so an error in metrics() is reported before the training and not after it.
+or by what has changed in its objects. The first time, memory that nobody has written is filled, which exposes an operation
+that reads it. The same is done with validation batches, since decisions may follow from metrics; so an error in metrics() is
+reported before the training and not after it.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import torch
 
 from orchestrator.checkpoint.state import digest as digest_of
 from orchestrator.errors import Inconsistent, OrchestratorError, PipelineRaised
-from orchestrator.numerics import flops
+from orchestrator.numerics import determinism, flops
 from orchestrator.numerics.digests import update
 from orchestrator.numerics.portable import used
 from orchestrator.pipeline import naming
@@ -88,7 +89,8 @@ def _verify(
     batches. Raises Inconsistent."""
     if not batches:
         return None
-    results = [compute(batches[0])]
+    with determinism.filled():
+        results = [compute(batches[0])]
     before = _look(workload)
     results += [compute(batch) for batch in (*batches[1:], batches[0])]
     after = _look(workload)

@@ -1,0 +1,30 @@
+"""What admission asks of a micro-batch before the first step."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch.utils import deterministic
+
+from orchestrator.errors import Inconsistent
+from orchestrator.numerics.determinism import FILL, prepare_thread
+from orchestrator.worker.admission import proof
+
+WORKLOAD: Any = SimpleNamespace(held=dict, model=torch.nn.Linear(1, 1))
+
+
+def test_memory_that_nobody_has_written_is_filled_the_first_time_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So an operation that reads it gives other bits, and is found."""
+    with monkeypatch.context() as loop:
+        loop.delenv(FILL)
+        prepare_thread(1)
+    try:
+        with pytest.raises(Inconsistent) as caught:
+            proof._prove(WORKLOAD, "micro-batch", [0, 1], lambda _: str(deterministic.fill_uninitialized_memory))
+        assert caught.value.code == "pipeline.not-repeatable"
+        assert not deterministic.fill_uninitialized_memory
+    finally:
+        prepare_thread(1)
