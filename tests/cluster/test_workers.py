@@ -18,19 +18,16 @@ from orchestrator.common import tested_versions
 def _usual(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     for name in ("OMP_NUM_THREADS", workers.OFF):
         monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr(places, "is_tried", lambda: True)
     yield
     workers.end()
 
 
-def test_they_are_where_one_thread_is_theirs_and_all_has_been_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_they_are_where_one_thread_is_theirs(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [workers._can_be_forked(cpus) for cpus in (0.5, 1.0, 1.5, 2.0)] == [True, True, True, False]
     monkeypatch.setenv("OMP_NUM_THREADS", "2")
     assert not workers._can_be_forked(1.0)
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     assert workers._can_be_forked(2.0)
-    monkeypatch.setattr(places, "is_tried", lambda: False)
-    assert not workers._can_be_forked(1.0)
 
 
 def test_who_does_not_want_it_and_another_ray_do_without(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,6 +6,7 @@ What is looked at of the other process the kernel tells (`/proc`), so that nobod
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import resource
@@ -13,7 +14,6 @@ import signal
 import sys
 from collections import deque
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -24,12 +24,13 @@ _READ_BY_C = re.compile(
 )
 _RIGHTS = ("Uid", "Gid", "Groups", "NoNewPrivs", "Seccomp", "CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb")
 _SPACES = ("cgroup", "ipc", "mnt", "net", "pid", "user", "uts")
+_OF_GPUS = "/dev/nvidia"  # what the driver (CUDA) and the library that manages them (NVML) open
 _LIMITS = sorted(value for name, value in vars(resource).items() if name.startswith("RLIMIT_"))
 
 Files = dict[str, tuple[int, int]]
 
 
-@contextmanager
+@contextlib.contextmanager
 def variables_read() -> Iterator[dict[str, str | None]]:
     """Which variables Python code asks for inside the block, with their values; whoever takes all of them asks for none.
     `os.environ` is as it was afterwards."""
@@ -118,6 +119,15 @@ def _is_ours(folder: int, name: str) -> bool:
         return file is not None and os.path.samestat(os.stat(f"{name}/__init__.py", dir_fd=folder), Path(file).stat())
     except OSError:
         return False
+
+
+def opened_gpu(descriptors: Path = Path("/proc/self/fd")) -> str | None:
+    """The file of a GPU of NVIDIA's, or of its driver, that this process has open."""
+    for descriptor in descriptors.iterdir():
+        with contextlib.suppress(OSError):  # that of the folder itself
+            if (file := str(descriptor.readlink())).startswith(_OF_GPUS):
+                return file
+    return None
 
 
 def rights(process: int) -> dict[str, str]:

@@ -16,7 +16,6 @@ import tempfile
 from pathlib import Path
 
 from orchestrator.cluster.forkserver import client
-from orchestrator.numerics import cuda
 
 _ROOT = Path(__file__).resolve().parents[3]
 _START = "import sys; sys.path.append(sys.argv[-1]); from orchestrator.cluster.forkserver.server import main; main()"
@@ -42,11 +41,6 @@ def remove_abandoned(place: Path) -> None:
             file.unlink(missing_ok=True)
         else:
             connection.close()
-
-
-def is_tried() -> bool:
-    """Whether processes are forked on this machine: with a GPU of NVIDIA's it has not been tried."""
-    return cuda.driver() is None
 
 
 class OfLaunch:

@@ -3,7 +3,8 @@
     python -P -c "..." PLACE LISTENER OWNER ROOT        # started by places.py alone
 
 PLACE: the file of its socket; LISTENER: the socket's descriptor; OWNER: of a pipe, with whose end it ends; ROOT: where
-orchestrator lies. It runs a single thread, so what is forked holds no lock of another one.
+orchestrator lies. It runs a single thread, so what is forked holds no lock of another one; and it opens no GPU, so what is
+forked can start CUDA.
 """
 
 from __future__ import annotations
@@ -97,8 +98,10 @@ class Server:
         self._files = likeness.imported_files()
         if len([*Path("/proc/self/task").iterdir()]) > 1 or threading.active_count() > 1:
             raise RuntimeError("an imported library has started a thread, so that nothing can be forked from here")
-        if "torch" in sys.modules and sys.modules["torch"].cuda.is_initialized():
-            raise RuntimeError("an imported library uses a GPU, so that nothing can be forked from here")
+        if (gpu := likeness.opened_gpu()) is not None:
+            raise RuntimeError(
+                f"an imported library has opened {gpu}, and CUDA computes in no process that is forked then"
+            )
         gc.collect()
         gc.freeze()  # so that no search for garbage writes to pages that are shared
 

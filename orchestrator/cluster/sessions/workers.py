@@ -5,7 +5,8 @@ trial of a sweep. The raylet starts `cluster/forkserver/client.py` in place of a
 becomes the worker itself. Begun as soon as it is known that there will be a private Ray, so that it imports beside the driver.
 
 Left out with other versions of Ray than `common.tested_versions.RAY`: that a raylet takes workers which it has not started
-itself is promised nowhere; and where it has not been tried (`places.is_tried`). ORCHESTRATOR_FORK=0 leaves it out, too.
+itself is promised nowhere. ORCHESTRATOR_FORK=0 leaves it out, too. Workers on GPUs are forked as well: the server never starts
+CUDA, and Ray tells a worker its GPU (CUDA_VISIBLE_DEVICES) before the worker starts it.
 """
 
 from __future__ import annotations
@@ -72,4 +73,4 @@ def _asking(argument: str, place: str) -> str:
 def _can_be_forked(cpus: float) -> bool:
     """Ray has numpy's library start a thread for each CPU of a worker while it is loaded, and a server runs a single one."""
     threads = os.environ.get("OMP_NUM_THREADS") or str(max(1, math.floor(cpus)))
-    return tested_versions.RAY.is_here and threads == "1" and os.environ.get(OFF) != "0" and places.is_tried()
+    return tested_versions.RAY.is_here and threads == "1" and os.environ.get(OFF) != "0"

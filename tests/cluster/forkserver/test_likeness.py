@@ -84,3 +84,11 @@ def test_its_own_checkout_hides_nothing() -> None:
         assert likeness.shadowed(folder) is None
     finally:
         os.close(folder)
+
+
+def test_a_gpu_that_is_open_is_seen(tmp_path: Path) -> None:
+    (tmp_path / "0").symlink_to("/dev/null")
+    assert likeness.opened_gpu(tmp_path) is None
+    (tmp_path / "5").symlink_to("/dev/nvidiactl")
+    assert likeness.opened_gpu(tmp_path) == "/dev/nvidiactl"
+    assert likeness.opened_gpu() is None

@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 from orchestrator.cluster.forkserver import places
-from orchestrator.numerics import cuda
 
 
 @pytest.fixture(autouse=True)
@@ -74,10 +73,3 @@ def test_a_launch_without_a_folder_of_its_own_has_no_server(monkeypatch: pytest.
     server = places.OfLaunch()
     assert server.place is None
     server.close()
-
-
-def test_with_a_gpu_nothing_is_forked(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cuda, "driver", lambda: None)
-    assert places.is_tried()
-    monkeypatch.setattr(cuda, "driver", lambda: "570.1")
-    assert not places.is_tried()

@@ -259,3 +259,41 @@ def test_it_ends_with_its_owner(tmp_path: Path) -> None:
     with started(tmp_path) as light:
         assert light.place.exists()
     assert (light.process.returncode, light.place.exists()) == (0, False)
+
+
+ASKING = """
+import importlib, sys
+OF_A_GPU = {"_lazy_init", "init", "is_available", "device_count", "_device_count_nvml", "get_device_properties"}
+asked = set()
+def seen(frame, event, _):
+    if event == "call" and frame.f_code.co_name in OF_A_GPU and frame.f_code.co_filename.endswith("torch/cuda/__init__.py"):
+        asked.add(f"{frame.f_code.co_name}, from {frame.f_back.f_code.co_filename}")
+from orchestrator.cluster.forkserver import server
+sys.setprofile(seen)
+for name, _, function in (each.partition(":") for each in server.LOADED):
+    module = importlib.import_module(name)
+    if function:
+        getattr(module, function)()
+sys.setprofile(None)
+assert not asked, asked
+assert "cuda.bindings" not in sys.modules
+"""
+
+
+def test_nothing_that_a_server_imports_asks_for_a_gpu() -> None:
+    """With CUDA started, or its library open, no process that is forked could compute on a GPU."""
+    subprocess.run([sys.executable, "-c", ASKING], cwd=REPOSITORY, check=True)
+
+
+def test_a_process_is_told_its_gpu_after_it_was_forked(light: Light) -> None:
+    """As Ray does, to each of two that share one: in the variables of Python, from which C reads them."""
+    (light.folder / "told.py").write_text(
+        "import ctypes, os, sys\nos.environ['CUDA_VISIBLE_DEVICES'] = sys.argv[2]\n"
+        "read = ctypes.CDLL(None).getenv\nread.restype = ctypes.c_char_p\n"
+        "open(sys.argv[1], 'wb').write(read(b'CUDA_VISIBLE_DEVICES'))\n"
+    )
+    for file, gpu in (("one", "0"), ("other", "0"), ("third", "GPU-3a")):
+        answer = light.ask(worker(str(light.folder / "told.py"), str(light.folder / file), gpu))
+        assert answer is not None
+        ended(answer["forked"])
+        assert (light.folder / file).read_text() == gpu
