@@ -7,6 +7,7 @@ Source: https://docs.pytorch.org/docs/stable/notes/randomness.html
 
 from __future__ import annotations
 
+import ctypes
 import os
 import re
 from pathlib import Path
@@ -14,6 +15,7 @@ from typing import Any
 
 from orchestrator.errors import ConfigurationError, coded
 
+_PARTS = (0, 1, 2)  # library_types.h: major, minor and patch level
 _WORKSPACES = (":4096:8", ":16:8")  # those under which cuBLAS is deterministic
 
 
@@ -70,15 +72,19 @@ def prepare(*, tf32: bool) -> dict[str, Any]:
 
 
 def describe() -> dict[str, Any]:
-    """The GPUs that this process sees, and the libraries that compute on them; starts CUDA in it."""
+    """The GPUs that this process sees, and the libraries that compute on them: what may bear upon bits. Starts CUDA in it."""
     import torch
 
     cudnn: Any = torch.backends.cudnn
-    devices = [torch.cuda.get_device_properties(index) for index in range(torch.cuda.device_count())]
+    devices = _devices()
     return {
         "models": sorted({f"{device.name}, compute capability {device.major}.{device.minor}" for device in devices}),
+        # By their number kernels are cut, so two cards of one architecture may add up in different orders.
+        "multiprocessors": sorted({device.multi_processor_count for device in devices}),
+        "mig": any(" MIG " in f"{device.name} " for device in devices),
         "driver": driver(),
         "cuda": torch.version.cuda,
+        "cublas": cublas(),
         "cudnn": cudnn.version(),
     }
 
@@ -89,6 +95,30 @@ def card() -> dict[str, str]:
 
     found: Any = torch.cuda.get_device_properties(torch.cuda.current_device())
     return {"card": str(found.name), "uuid": str(getattr(found, "uuid", found.name))}
+
+
+def uuids() -> list[str]:
+    """Which cards they are, as `nvidia-smi -L` names them; none where torch does not tell. As `describe`."""
+    return sorted(f"GPU-{device.uuid}" for device in _devices() if hasattr(device, "uuid"))
+
+
+def _devices() -> list[Any]:
+    import torch
+
+    return [torch.cuda.get_device_properties(index) for index in range(torch.cuda.device_count())]
+
+
+def cublas() -> str | None:
+    """The version of cuBLAS, asked of the library that torch has loaded; None where it does not tell."""
+    import torch
+
+    part = ctypes.c_int()
+    try:
+        ask = ctypes.CDLL(f"libcublas.so.{str(torch.version.cuda).partition('.')[0]}").cublasGetProperty
+        told = [part.value for number in _PARTS if ask(number, ctypes.byref(part)) == 0]
+    except (OSError, AttributeError):
+        return None
+    return ".".join(map(str, told)) or None
 
 
 def driver(text: str | None = None) -> str | None:

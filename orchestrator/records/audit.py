@@ -19,7 +19,7 @@ from math import comb
 from typing import Any, NamedTuple
 
 from orchestrator.records.trace import Line
-from orchestrator.records.verdict import Divergence, divergence_text, first_divergence
+from orchestrator.records.verdict import Divergence, divergence_text, first_divergence, worded
 
 _RARELY = 0.05
 _NAMED = 10
@@ -49,17 +49,18 @@ class AuditedSegment:
 
 @dataclass(frozen=True)
 class Audit:
-    """What was repeated of a run. segments, steps: that it has; seed: of the draw; differences: of the inputs, as phrases."""
+    """What was repeated of a run."""
 
-    parts: tuple[AuditedSegment, ...]
-    segments: int
-    steps: int
-    seed: str
-    differences: tuple[str, ...] = ()
+    parts: tuple[AuditedSegment, ...]  # the segments that were repeated
+    segments: int  # how many the run has
+    steps: int  # likewise
+    seed: str  # of the draw
+    differences: tuple[str, ...] = ()  # of the inputs, as phrases
+    machines: tuple[str, ...] = ()  # how processors and GPUs differ, as phrases
 
     @property
     def word(self) -> str:
-        if self.differences:
+        if self.differences or (self.machines and self.parted is not None):
             return "inputs-differ"
         return "audited" if self.parted is None else "diverged"
 
@@ -97,10 +98,8 @@ class Audit:
         else:
             agree = f"; {_named(same)} agree{'s' * (len(same) == 1)}" if same else ""
             found = f"{divergence_text(self.parted)}; of {sentence} that were repeated, {_others(self.parts)}{agree}"
-        if self.differences:
-            even = "Even so, " if self.parted is None else ""
-            return f"inputs-differ: {'; '.join(self.differences)}. {even}{found}"
-        return f"{self.word}: {found}" + (f"\n{self._chance}" if self.parted is None else "")
+        verdict = worded(self.word, found, self.differences, self.machines, parted=self.parted is not None)
+        return verdict + (f"\n{self._chance}" if self.word == "audited" else "")
 
     @property
     def _chance(self) -> str:

@@ -27,8 +27,21 @@ FileChange = Literal["added", "removed", "changed"]
 Share = Literal["result", "outcome", "execution"]
 
 _HARDWARE = frozenset(
-    {"cpu", "instruction_sets", "capability", "machine", "gpu", "cores", "memory_bytes", "gpus", "gpu_driver"}
+    {
+        "cpu",
+        "instruction_sets",
+        "capability",
+        "machine",
+        "gpu",
+        "cores",
+        "memory_bytes",
+        "gpus",
+        "gpu_driver",
+        "gpu_uuids",
+    }
 )
+_MODELS = ("cpu", "gpu.models")
+_LIBRARIES_OF_GPUS = frozenset({"gpu.cuda", "gpu.cublas", "gpu.cudnn"})
 _KINDS: tuple[Kind, ...] = ("code", "data", "setting", "package", "environment", "hardware", "order", "trace", "metric")
 _SURROUNDINGS: tuple[Kind, ...] = ("environment", "package", "hardware")
 _SHARES: tuple[Share, ...] = ("result", "outcome", "execution")
@@ -79,10 +92,18 @@ class Comparison:
 
     def inputs(self, *, check_environment: bool) -> list[str]:
         """The differences with any of which a rerun is not called exact, as phrases. The order of updates is none of them: a
-        rerun was given it, so where it has another one, it has diverged."""
-        ignored = {"order", *(() if check_environment else _SURROUNDINGS)}
-        found = [each for each in self.differences if each.share == "result" and each.kind not in ignored]
-        return [f"{each.kind} {each.name}: {each.text}" for each in found]
+        rerun was given it, so where it has another one, it has diverged. Nor is the machine (`machines`)."""
+        ignored = {"order", "hardware", *(() if check_environment else _SURROUNDINGS)}
+        return self._phrases(each for each in self.differences if each.kind not in ignored)
+
+    def machines(self, *, check_environment: bool) -> list[str]:
+        """How processors and GPUs differ, as phrases: with other bits they are the first to be suspected, and where all bits
+        agree they have changed nothing. The models come first."""
+        found = (each for each in self.differences if check_environment and each.kind == "hardware")
+        return self._phrases(sorted(found, key=lambda each: each.name not in _MODELS))
+
+    def _phrases(self, chosen: Iterable[Difference]) -> list[str]:
+        return [f"{each.kind} {each.name}: {each.text}" for each in chosen if each.share == "result"]
 
     def as_dict(self) -> dict[str, Any]:
         return {
@@ -205,7 +226,8 @@ def _reads(a: Run, b: Run) -> Iterator[Difference]:
 
 
 def _of_hardware(found: Difference) -> Difference:
-    return replace(found, kind="hardware") if found.name.split(".")[0] in _HARDWARE else found
+    is_hardware = found.name.split(".")[0] in _HARDWARE and found.name not in _LIBRARIES_OF_GPUS
+    return replace(found, kind="hardware") if is_hardware else found
 
 
 def _packages(node: Mapping[str, Any]) -> dict[str, Any]:

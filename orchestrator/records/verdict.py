@@ -1,8 +1,10 @@
 """Whether a rerun repeated its original to the last bit, and if not, where they part.
 
-    exact           same inputs, every line of the traces and the final digest agree
+    exact           same inputs, every line of the traces and the final digest agree; also on another processor or GPU, which
+                    is named
     diverged        same inputs, and something differs: `first_divergence` says at which step, what, and both values
-    inputs-differ   code, data, settings or environment differ, so no exactness is claimed, whether the traces agree or not (F7)
+    inputs-differ   code, data, settings or environment differ, so no exactness is claimed, whether the traces agree or not
+                    (F7); or bits do, on another processor or GPU, which is the first to be suspected
 
 A line is compared in the order in which a step makes its parts: loss, gradient, parameters. Parameters, and digests of single
 tensors, are compared where both lines have them. Of asynchronous runs the sync barriers are compared, too, and of the
@@ -76,6 +78,7 @@ class Verdict:
     # the first step at which digests of single tensors differ, and the names of those tensors; None: none differ
     tensors: tuple[int, tuple[str, ...]] | None = None
     finished: bool = True  # the original has final parameters to compare with
+    machines: tuple[str, ...] = ()  # how processors and GPUs differ, as phrases
 
     @property
     def text(self) -> str:
@@ -93,14 +96,23 @@ class Verdict:
             same = divergence_text(found) + before
         if self.tensors is not None:
             same += f"; tensors that differ after step {self.tensors[0]}: {few(self.tensors[1], NAMED)}"
-        if self.word != "inputs-differ":
-            return f"{self.word}: {same}"
-        inputs = "; ".join(self.differences)
-        return f"inputs-differ: {inputs}. {'Even so, ' if found is None else ''}{same}"
+        return worded(self.word, same, self.differences, self.machines, parted=found is not None)
 
 
-def judge(original: RunResult, repeated: RunResult, differences: Sequence[str] = ()) -> Verdict:
-    """The verdict over a rerun. differences: of the inputs (`Comparison.inputs`).
+def worded(word: str, same: str, differences: Sequence[str], machines: Sequence[str], *, parted: bool) -> str:
+    """A verdict with what of its inputs differs. same: what agrees and what does not; parted: whether any bit differs."""
+    if word != "inputs-differ":
+        return f"{word}: {same}" + (f"; another machine changed nothing: {'; '.join(machines)}" if machines else "")
+    if not parted:
+        return f"inputs-differ: {'; '.join([*differences, *machines])}. Even so, {same}"
+    suspected = [f"{machines[0]} (suspected first)", *machines[1:]] if machines else []
+    return f"inputs-differ: {'; '.join([*suspected, *differences])}. {same}"
+
+
+def judge(
+    original: RunResult, repeated: RunResult, differences: Sequence[str] = (), machines: Sequence[str] = ()
+) -> Verdict:
+    """The verdict over a rerun. differences: of the inputs (`Comparison.inputs`); machines: `Comparison.machines`.
 
     Raises ValueError when there is nothing to compare and no input differs, because then nothing may be called exact.
     """
@@ -120,8 +132,11 @@ def judge(original: RunResult, repeated: RunResult, differences: Sequence[str] =
     best = original.get("best")
     if found is None and best is not None and best != repeated.get("best"):
         found = _divergence(max(0, walk.steps - 1), "best model", best, repeated.get("best"))
-    word: Word = "inputs-differ" if differences else "exact" if found is None else "diverged"
-    return Verdict(word, found, walk.steps, tuple(differences), walk.tensors, finished=digest is not None)
+    differ = bool(differences) or (bool(machines) and found is not None)
+    word: Word = "inputs-differ" if differ else "exact" if found is None else "diverged"
+    return Verdict(
+        word, found, walk.steps, tuple(differences), walk.tensors, finished=digest is not None, machines=tuple(machines)
+    )
 
 
 def first_divergence(expected: Iterable[Line], got: Iterable[Line]) -> Divergence | None:

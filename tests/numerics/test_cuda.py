@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -125,13 +127,42 @@ def test_the_gpu_is_named_where_it_computes(monkeypatch: pytest.MonkeyPatch) -> 
     assert not any("GPU" in name for name in machine())
 
 
-def test_gpus_are_described(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Properties:
-        name, major, minor = "X 100", 9, 0
+class Properties:
+    major, minor, multi_processor_count = 9, 0, 132
 
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: Properties)
-    assert cuda.describe()["models"] == ["X 100, compute capability 9.0"]
+    def __init__(self, name: str, uuid: str | None = None) -> None:
+        self.name = name
+        if uuid is not None:
+            self.uuid = uuid
+
+
+def put_in(monkeypatch: pytest.MonkeyPatch, *cards: Properties) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: len(cards))
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: cards[index])
+
+
+def test_gpus_are_described(monkeypatch: pytest.MonkeyPatch) -> None:
+    put_in(monkeypatch, Properties("X 100", "2b"), Properties("X 100", "1a"))
+    found = cuda.describe()
+    assert found["models"] == ["X 100, compute capability 9.0"]
+    assert (found["multiprocessors"], found["mig"], found["cublas"]) == ([132], False, None)
+    assert cuda.uuids() == ["GPU-1a", "GPU-2b"]
+    put_in(monkeypatch, Properties("X 100 MIG 1g.10gb"))
+    assert (cuda.describe()["mig"], cuda.uuids()) == (True, [])
+
+
+def test_cublas_is_asked_for_its_version(monkeypatch: pytest.MonkeyPatch) -> None:
+    def ask(number: int, part: Any) -> int:
+        part._obj.value = (13, 1, 7)[number]
+        return 0
+
+    asked = []
+    library = SimpleNamespace(cublasGetProperty=ask)
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    monkeypatch.setattr(ctypes, "CDLL", lambda name: asked.append(name) or library)
+    assert (cuda.cublas(), asked) == ("13.1.7", ["libcublas.so.13"])
+    del library.cublasGetProperty
+    assert cuda.cublas() is None
 
 
 VERSIONS = {

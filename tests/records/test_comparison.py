@@ -119,7 +119,11 @@ def test_one_change_is_one_difference(change: Callable[[Any], None], row: tuple[
     found = compare(RUN, changed(change))
     assert rows(found) == [row]
     assert (found.first_divergence is not None) == (row[2] == "step 2")
-    assert found.inputs(check_environment=True) == ([f"{row[1]} {row[2]}: {row[3]}"] if row[0] == "result" else [])
+    phrases = [f"{row[1]} {row[2]}: {row[3]}"] if row[0] == "result" else []
+    is_machine = row[1] == "hardware"
+    assert found.inputs(check_environment=True) == ([] if is_machine else phrases)
+    assert found.machines(check_environment=True) == (phrases if is_machine else [])
+    assert found.machines(check_environment=False) == []
     surroundings = row[1] in ("environment", "package", "hardware")
     assert bool(found.inputs(check_environment=False)) == (row[0] == "result" and not surroundings)
     back = compare(changed(change), RUN)
@@ -173,6 +177,44 @@ def test_nodes_are_taken_together() -> None:
     assert rows(compare(one, changed(put("environments", [NODE, NODE])))) == []
     assert rows(compare(one, two)) == [("result", "hardware", "cpu", 'EPYC -> ["EPYC","Xeon"]')]
     assert rows(compare(two, changed(put("environments", [other, NODE])))) == []
+
+
+CARD: dict[str, Any] = {
+    "models": ["NVIDIA H100 80GB HBM3, compute capability 9.0"],
+    "multiprocessors": [132],
+    "mig": False,
+    "driver": "570.86",
+    "cuda": "13.0",
+    "cublas": "13.1.0",
+    "cudnn": 91300,
+}
+
+
+def of_two_cards(**other: Any) -> tuple[Run, Run]:
+    one = changed(put("environments", 0, "bits", "gpu", CARD))
+    one["environments"][0]["host"]["gpu_uuids"] = ["GPU-1a"]  # type: ignore[index]
+    two = copy.deepcopy(one)
+    two["environments"][0]["bits"]["gpu"] = {**CARD, **other}  # type: ignore[index]
+    two["environments"][0]["host"]["gpu_uuids"] = ["GPU-2b"]  # type: ignore[index]
+    return one, two
+
+
+def test_another_card_is_another_machine_and_no_input() -> None:
+    found = compare(*of_two_cards(models=["NVIDIA H200, compute capability 9.0"], driver="575.1"))
+    assert found.inputs(check_environment=True) == []
+    card, driver = found.machines(check_environment=True)
+    assert card.startswith("hardware gpu.models: ")
+    assert card.endswith('["NVIDIA H200, compute capability 9.0"]')
+    assert driver == "hardware gpu.driver: 570.86 -> 575.1"
+    same_model = compare(*of_two_cards())
+    assert rows(same_model) == [("execution", "hardware", "gpu_uuids", '["GPU-1a"] -> ["GPU-2b"]')]
+    assert same_model.machines(check_environment=True) == []
+
+
+def test_libraries_of_a_card_are_inputs() -> None:
+    found = compare(*of_two_cards(cudnn=91400))
+    assert found.inputs(check_environment=True) == ["environment gpu.cudnn: 91300 -> 91400"]
+    assert found.machines(check_environment=True) == []
 
 
 def test_files_of_the_code() -> None:

@@ -142,3 +142,20 @@ def test_a_divergence_in_words(change: Callable[[Line], Line], text: str) -> Non
     found = first_divergence(lines, changed)
     assert found is not None
     assert divergence_text(found) == text
+
+
+@pytest.mark.parametrize(
+    "machine",
+    ["hardware gpu.models: H100 -> H200", "hardware cpu: EPYC -> Xeon"],
+)
+def test_another_machine_is_exact_with_the_same_bits_and_suspected_first_with_others(machine: str) -> None:
+    original, same = {"trace": trace(), "digest": "d"}, {"trace": trace(), "digest": "d"}
+    other = {"trace": spoil(trace(), 5, "loss"), "digest": "e"}
+    found = judge(original, same, machines=[machine])
+    assert (found.word, found.machines) == ("exact", (machine,))
+    assert found.text.endswith(f"agree to the last bit; another machine changed nothing: {machine}")
+    parted = judge(original, other, ["package numpy: 1 -> 2"], [machine])
+    assert parted.word == judge(original, other, (), [machine]).word == "inputs-differ"
+    assert parted.text.startswith(f"inputs-differ: {machine} (suspected first); package numpy: 1 -> 2. step 5: loss")
+    agreeing = judge(original, same, ["package numpy: 1 -> 2"], [machine])
+    assert agreeing.text.startswith(f"inputs-differ: package numpy: 1 -> 2; {machine}. Even so, all 12 steps")

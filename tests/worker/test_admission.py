@@ -13,7 +13,7 @@ from orchestrator.errors import Inconsistent
 from orchestrator.numerics.determinism import FILL, prepare_thread
 from orchestrator.worker.admission import proof
 
-WORKLOAD: Any = SimpleNamespace(held=dict, model=torch.nn.Linear(1, 1))
+WORKLOAD: Any = SimpleNamespace(user_objects=dict, model=torch.nn.Linear(1, 1))
 
 
 def test_memory_that_nobody_has_written_is_filled_the_first_time_alone(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -23,7 +23,9 @@ def test_memory_that_nobody_has_written_is_filled_the_first_time_alone(monkeypat
         prepare_thread(1)
     try:
         with pytest.raises(Inconsistent) as caught:
-            proof._prove(WORKLOAD, "micro-batch", [0, 1], lambda _: str(deterministic.fill_uninitialized_memory))
+            proof._verify(
+                WORKLOAD, "micro-batch", [0, 1], lambda _: str(deterministic.fill_uninitialized_memory), fills=True
+            )
         assert caught.value.code == "pipeline.not-repeatable"
         assert not deterministic.fill_uninitialized_memory
     finally:

@@ -165,22 +165,25 @@ def audited(repeater: Repeater, drawn: Draw, *, check_environment: bool) -> Audi
         return Audited(report["run_id"], run_id, None, error=failure(report))
     repeated = Recorded(repeater.store.find(report["run_id"]), RunFolder(repeater.folder, report["run_id"]))
     compared = compare(_inputs(original), _inputs(repeated))
-    differences = compared.inputs(check_environment=check_environment)
-    found = _judged(original, repeated, drawn, differences)
+    found = replace(
+        _judged(original, repeated, drawn),
+        differences=tuple(compared.inputs(check_environment=check_environment)),
+        machines=tuple(compared.machines(check_environment=check_environment)),
+    )
     bearing = [each.as_dict() for each in compared.differences if each.share == "result"]
     done = Audited(report["run_id"], run_id, found, bearing)
     _publish(repeater, repeated, done)
     return done
 
 
-def _judged(original: Recorded, repeated: Recorded, drawn: Draw, differences: Sequence[str]) -> Audit:
+def _judged(original: Recorded, repeated: Recorded, drawn: Draw) -> Audit:
     events = list(lines.read(repeated.files.journal))
     begun = {each["step"]: each["digest"] for each in events if each["event"] == "segment_begun"}
     saved = _states(events)
     trace, again = original.trace(), repeated.trace()
     parts = tuple(audit.compared(segment, trace, again, begun, saved) for segment in drawn.chosen)
     steps = sum(each.steps for each in drawn.all_segments)
-    return Audit(parts, len(drawn.all_segments), steps, drawn.seed, tuple(differences))
+    return Audit(parts, len(drawn.all_segments), steps, drawn.seed)
 
 
 def _inputs(recorded: Recorded) -> Run:

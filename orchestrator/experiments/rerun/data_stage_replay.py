@@ -109,4 +109,5 @@ def _surroundings(repeater: Repeater) -> Iterator[str]:
     recorded, here = repeater.original.environments, node.surroundings()
     bits = set.intersection(*(set(each.get("bits", {})) for each in (*recorded, here)))
     nodes = [{**each, "bits": {key: each["bits"][key] for key in bits}} for each in (*recorded, here)]
-    yield from compare({"environments": nodes[:-1]}, {"environments": nodes[-1:]}).inputs(check_environment=True)
+    found = compare({"environments": nodes[:-1]}, {"environments": nodes[-1:]})
+    yield from (*found.machines(check_environment=True), *found.inputs(check_environment=True))

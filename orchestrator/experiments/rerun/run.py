@@ -275,7 +275,8 @@ def judged(original: Recorded, repeated: Recorded, *, check_environment: bool) -
     """The verdict of two recorded runs."""
     then, now = original.as_run(), repeated.as_run()
     found = compare(then, now, {each.path: each.kind for each in changed_files(original, repeated)})
-    verdict = judge(then, now, found.inputs(check_environment=check_environment))
+    inputs, machines = (of(check_environment=check_environment) for of in (found.inputs, found.machines))
+    verdict = judge(then, now, inputs, machines)
     bearing = [each.as_dict() for each in found.differences if each.share != "execution"]
     return Rerun(repeated.past.run_id, original.past.run_id, verdict, bearing)
 

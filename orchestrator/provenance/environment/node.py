@@ -87,7 +87,12 @@ def capture(device: str = "cpu", *, portable: bool = False, compiled: bool = Fal
         builds={name: build for name, (_, build) in found.items()},
         origins=packages.origins() | {name: {"conda": told} for name, told in brought.items() if name in found},
         bits=bits,
-        host={**_host(), "libraries": _described(linked), **(_processor() if portable else {})},
+        host={
+            **_host(),
+            "libraries": _described(linked),
+            **(_processor() if portable else {}),
+            **({"gpu_uuids": cuda.uuids()} if device == "cuda" else {}),
+        },
         conda=() if place is None else conda.installed(place),
     )
 
