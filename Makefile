@@ -3,6 +3,7 @@
 # make test       each claim once (docs/testing.md)
 # make test-long  that, and products: more layouts, rarer misfortunes, more reruns, many more examples of every law
 # make bench      what it costs beside its peers, as a table in docs/benchmarks/index.md; 20 minutes of a quiet machine
+# make gpu        on a machine with a GPU: its bits, and its times beside plain PyTorch, into docs/benchmarks/gpu.md; 8 minutes, no setup
 # make campaign   faults injected into true runs, and counted (docs/fault-tolerance.md): SEED=1 FAULTS=300
 # make docs       the site, in build/site; fails on a link that leads nowhere
 # make check      lint and types (make lint), and beside them the tests that take milliseconds (make pure)
@@ -51,7 +52,7 @@ COMMA := ,
 # each index that lacks a package, hundreds of times where one of several is a folder.
 SHOWN_IF_IT_FAILS = { $(2) >$(1) 2>&1 || { status=$$?; cat $(1) >&2; echo "it failed: $(2)" >&2; exit $$status; } ; }
 
-.PHONY: bench campaign dashboard docs kernels others peers s3 streams setup demo demo-kill data test test-long check lint pure claims clean
+.PHONY: bench campaign gpu dashboard docs kernels others peers s3 streams setup demo demo-kill data test test-long check lint pure claims clean
 
 setup: $(STAMP)
 
@@ -139,6 +140,10 @@ peers: setup
 
 bench: data peers
 	PYTHONPATH=$(CURDIR)/$(VENV)/peers python -m benchmarks.bench --page docs/benchmarks/index.md
+
+# With the python that is active and the packages it finds: a machine with a GPU may have no package index.
+gpu:
+	$$(command -v python || echo python3) -m benchmarks.gpu --page docs/benchmarks/gpu.md
 
 SEED ?= 1
 FAULTS ?= 300

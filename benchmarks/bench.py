@@ -31,7 +31,7 @@ from concurrent.futures import ProcessPoolExecutor
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from functools import partial
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, Literal
 
@@ -523,12 +523,19 @@ def machine() -> str:
     said = Path("/proc/cpuinfo").read_text()
     name = re.search(r"^model name\s*: (.*)$", said, re.MULTILINE)
     size = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
-    versions = ", ".join(f"{each} {version(each)}" for each in KEEPS)
+    versions = ", ".join(f"{each} {_version(each)}" for each in KEEPS)
     cores = len(os.sched_getaffinity(0))
     return (
         f"{name[1] if name else platform.processor()}, {cores} cores, {size:.0f} GB, Linux {platform.release()}, "
         f"Python {platform.python_version()}, {versions}"
     )
+
+
+def _version(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:  # where packages are copied together by hand
+        return "of unknown version"
 
 
 def load() -> str:

@@ -1,0 +1,156 @@
+"""The sums of a device beside the processor's, on the same numbers: the contract of tests/numerics/device without pytest.
+
+Random layouts, weights, absent tensors, strides, places in memory, denormals and special values. Magnitudes without a grid and
+on one that fits, totals, results and fingerprints have to be equal to the bit.
+"""
+
+from __future__ import annotations
+
+import itertools
+import random
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+import numpy
+import torch
+from numpy.typing import NDArray
+
+from orchestrator.numerics import exact
+from orchestrator.numerics.device import compiling
+from orchestrator.numerics.device.kernels import Accumulator, Kernels, Operations, sums_on
+from orchestrator.numerics.grid import Grid
+from orchestrator.numerics.layout import Layout
+
+_SPECIAL: Final = (0.0, -0.0, 2.0**-149, -(2.0**-126), 3.4e38, 1.0, -1.0)
+_SHAPES: Final[Sequence[tuple[int, ...]]] = (
+    *((), (1,), (3,), (0,), (7, 5), (16, 16), (2, 3, 4, 5)),
+    *((4095,), (4096,), (9001,), (120, 130)),
+)
+_DIVISORS: Final = (1.0, 3.0, 7.0, 8.0, 49.0, 0.7, 0.5, 1e-3)
+_BAD: Final = (float("nan"), float("inf"), -float("inf"))
+Tensors = list[torch.Tensor | None]
+Shard = tuple[float, Tensors, Tensors]  # weight; here, and the same on the device
+
+
+def rounds(kernels: Kernels, device: str, most: int, until: float) -> tuple[int, list[str]]:
+    """How many were tried until that moment of the monotonic clock, at most so many; and what differed."""
+    differed: list[str] = []
+    for number in range(most):
+        if number and time.monotonic() > until:
+            return number, differed
+        try:
+            found = difference(kernels, device, number) or difference_of_bad(kernels, device, number)
+        except Exception as error:
+            found = f"{type(error).__name__}: {error}"
+        if found:
+            differed.append(f"layout {number}: {found}")
+    return most, differed
+
+
+def difference(kernels: Kernels, device: str, seed: int) -> str | None:
+    """What differs for the layout of this seed, if anything does."""
+    dice = random.Random(seed)
+    layout, shards = model(dice, device)
+    right = torch.full((layout.size,), 5.0, dtype=torch.float64)
+    mine = right.to(device, copy=True)
+    reference, accumulator = exact.Accumulator(layout, right, exact=True), Accumulator(layout, mine, kernels)
+    grid = Grid.unset(len(layout.slots), len(shards))
+    for gridded in ("without a grid", "on a grid"):
+        wanted = _summed(reference, [(weight, here) for weight, here, _ in shards], grid)
+        found = _summed(accumulator, [(weight, there) for weight, _, there in shards], grid)
+        if found.tolist() != wanted.tolist():
+            return f"magnitudes {gridded}"
+        grid = grid.refit(wanted.max(0).tolist())
+    for slot in layout.slots:  # without a grid totals depend on the order of sums, and are thrown away in a run
+        part = slice(slot.offset, slot.offset + slot.elements)
+        if not _same(mine[part], right[part], torch.int64):
+            return f"total of tensor {slot.name}"
+    return _difference_of_results(kernels, _covered(layout, right), dice.choice(_DIVISORS), device)
+
+
+def _difference_of_results(kernels: Kernels, right: torch.Tensor, divisor: float, device: str) -> str | None:
+    mine, sums = right.to(device, copy=True), sums_on(kernels)
+    for last, first in itertools.product((None, right.flip(0)), (0, 3)):
+        theirs, ours = torch.empty(len(right)), torch.empty(len(right), device=device)
+        wanted = exact.finish(right, divisor, theirs, first, last)
+        found = sums.finish(mine, divisor, ours, first, None if last is None else last.to(device))
+        if not _same(ours, theirs, torch.int32):
+            return f"result, divided by {divisor}"
+        if exact.wrap(found) != exact.wrap(wanted):
+            return f"fingerprint, divided by {divisor}"
+    return None
+
+
+def difference_of_bad(kernels: Kernels, device: str, seed: int) -> str | None:
+    """Whether a value that is not finite is seen where it stands."""
+    dice = random.Random(seed)
+    tensor = torch.zeros(5000)
+    bad, place = dice.choice(_BAD), dice.randrange(len(tensor))
+    tensor[place] = bad
+    layout = Layout.of([("t", tensor)])
+    right = torch.zeros(layout.size, dtype=torch.float64)
+    grid = Grid((-30,), 1)
+    wanted = _summed(exact.Accumulator(layout, right, exact=True), [(1.0, [tensor])], grid)
+    accumulator = Accumulator(layout, right.to(device, copy=True), kernels)
+    found = _summed(accumulator, [(1.0, [tensor.to(device)])], grid)
+    return None if found.tolist() == wanted.tolist() else f"magnitude with {bad} at {place}"
+
+
+def model(dice: random.Random, device: str) -> tuple[Layout, list[Shard]]:
+    shapes = [dice.choice(_SHAPES) for _ in range(dice.randint(1, 8))]
+    generator = torch.Generator().manual_seed(dice.getrandbits(32))
+    strange, scale = dice.uniform(0.0, 0.3), 2.0 ** dice.randint(-149, 100)
+    layout = Layout.of((str(number), torch.empty(shape)) for number, shape in enumerate(shapes))
+
+    def tensor(shape: tuple[int, ...]) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+        kind = dice.randrange(6)
+        if kind == 0:
+            return None, None
+        values = torch.randn(shape, generator=generator) * scale
+        chosen = torch.rand(shape, generator=generator) < strange
+        values[chosen] = torch.tensor(_SPECIAL)[torch.randint(len(_SPECIAL), (int(chosen.sum()),), generator=generator)]
+        return _placed(values, kind), _placed(values.to(device), kind)
+
+    shards: list[Shard] = []
+    for _ in range(dice.randint(1, 8)):
+        drawn = [tensor(shape) for shape in shapes]
+        weight = dice.choice([1.0, float(dice.randint(0, 300)), dice.uniform(1e-6, 1e6)])
+        shards.append((weight, [here for here, _ in drawn], [there for _, there in drawn]))
+    return layout, shards
+
+
+def _placed(values: torch.Tensor, kind: int) -> torch.Tensor:
+    if kind == 1 and values.dim() > 1:  # as a transposed weight leaves it
+        return values.transpose(0, -1).contiguous().transpose(0, -1)
+    if kind == 2:  # not on a boundary of 16 bytes
+        return torch.cat([values.new_zeros(1), values.reshape(-1)])[1:].view(values.shape)
+    return values
+
+
+def _summed(accumulator: Any, shards: Sequence[tuple[float, Tensors]], grid: Grid) -> NDArray[numpy.int64]:
+    accumulator.clear()
+    for weight, tensors in shards:
+        accumulator.add(tensors, weight, grid)
+    magnitudes: NDArray[numpy.int64] = accumulator.complete()
+    return magnitudes
+
+
+def _covered(layout: Layout, total: torch.Tensor) -> torch.Tensor:
+    """With zeros where no tensor lies, as in a run."""
+    whole = torch.zeros_like(total)
+    for slot in layout.slots:
+        part = slice(slot.offset, slot.offset + slot.elements)
+        whole[part] = total[part]
+    return whole
+
+
+def _same(one: torch.Tensor, other: torch.Tensor, bits: torch.dtype) -> bool:
+    return torch.equal(one.cpu().view(bits), other.cpu().view(bits))
+
+
+def implementations(device: str) -> dict[str, Callable[[], Kernels]]:
+    """Those that a run may use on this device, which is started."""
+    torch.zeros(1, device=device)
+    compiled: dict[str, Callable[[], Kernels]] = {"kernels": compiling.for_this_card} if device == "cuda" else {}
+    return {**compiled, "operations of torch": Operations}

@@ -1,0 +1,436 @@
+"""What `benchmarks.gpu` does, part by part: checks first, then times. Each part takes the seconds that it may take."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any, Final
+
+from benchmarks.gpu import bits, memory, plain, runs, sharing
+from benchmarks.gpu.plain import Loop
+from benchmarks.gpu.report import ROWS, Found
+from benchmarks.gpu.runs import REPOSITORY, OutOfTime, Run, RunFailed, launched, spread
+from benchmarks.gpu.sharing import Shared
+from orchestrator.numerics.device.compiling import CompilationFailed
+
+_LEAST_S: Final = 5.0  # a launch that has less is not begun
+SIGKILLS: Final = {"every": "1s", "kinds": ["kill"]}
+
+
+@dataclass(frozen=True)
+class Scale:
+    """On what, and how much. gpt: arguments of the model; nap_s: of a sample that is read, where a
+    worker is to be killed; share: of the card, for each worker; layouts: that sums are tried with."""
+
+    device: str = "cuda"
+    share: float = 0.1
+    gpt: Mapping[str, Any] = field(default_factory=dict)
+    rows: int = 64
+    steps: int = 24
+    small_steps: int = 300
+    kill_steps: int = 80
+    nap_s: float = 0.0015
+    layouts: int = 200
+    backend: str = "inductor"
+    shared: Shared = field(default_factory=Shared)
+
+
+CARD: Final = Scale()
+TOY: Final = Scale(  # all of it, on processors: that nothing is mistyped
+    "cpu",
+    0.0,
+    {"width": 16, "layers": 1, "heads": 2, "vocabulary": 64, "window": 8},
+    rows=8,
+    steps=12,
+    small_steps=12,
+    kill_steps=25,
+    nap_s=0.01,
+    layouts=10,
+    backend="eager",
+    shared=Shared("tests.comm.transports.device_double:HostDriver", 1 << 16),
+)
+
+
+@dataclass
+class Bench:
+    """found: samples; checks: what was checked, in sentences; missing: what could not be measured, and why; failed: whether
+    anything of that was a failure."""
+
+    scale: Scale
+    found: Found = field(default_factory=dict)
+    checks: list[str] = field(default_factory=list)
+    missing: list[str] = field(default_factory=list)
+    failed: bool = False
+    began: float = field(default_factory=time.monotonic)
+
+    @property
+    def elapsed_s(self) -> float:
+        return time.monotonic() - self.began
+
+    def tell(self, line: str) -> None:
+        print(f"{self.elapsed_s:5.0f} s  {line}", flush=True)
+
+    def checked(self, line: str) -> None:
+        self.tell(line)
+        self.checks.append(line)
+
+    def wrong(self, line: str) -> None:
+        self.tell(f"FAILED: {line}")
+        self.missing.append(line)
+        self.failed = True
+
+    def skipped(self, line: str) -> None:
+        self.tell(f"skipped: {line}")
+        self.missing.append(f"{line} (skipped)")
+
+    def measured(self, key: str, samples: Sequence[float]) -> None:
+        self.found.setdefault(key, []).extend(samples)
+        row = next((row for row in ROWS if row.key == key), None)
+        name, unit = (key, "ms") if row is None else (row.name, row.unit)
+        self.tell(f"{name}: {spread(samples)} {unit}")
+
+
+Work = Callable[[Bench, float], None]
+
+
+@dataclass(frozen=True)
+class Part:
+    name: str
+    share_s: float
+    work: Work
+    check: bool = False
+    needs: str | None = None  # the key of section `run` without which there is nothing to measure
+
+
+# --- Checks -----------------------------------------------------------------------------------------------------------------
+
+
+def kernels(bench: Bench, seconds: float) -> None:
+    made = bits.implementations(bench.scale.device)
+    until = time.monotonic()
+    for name, make in made.items():
+        until += seconds / len(made)
+        try:
+            ready = make()
+        except (CompilationFailed, ImportError, RuntimeError) as error:
+            bench.wrong(f"sums by {name}: {error}")
+            continue
+        count, differed = bits.rounds(ready, bench.scale.device, bench.scale.layouts, until)
+        for line in differed:
+            bench.wrong(f"{name}: {line}")
+        bench.checked(
+            f"sums by {name}: {count - len(differed)} of {count} random layouts have the bits of the processor"
+        )
+
+
+def shared_memory(bench: Bench, seconds: float) -> None:
+    bench.checked(f"shared memory: {sharing.outlives_its_owner(bench.scale.shared, runs.environment(), seconds)}")
+
+
+@dataclass(frozen=True)
+class Case:
+    """A small model and a way to train it. topology: of its four workers; needs: as of a part."""
+
+    name: str
+    model: str
+    topology: str
+    precision: str = "float32"
+    more: Mapping[str, Any] = field(default_factory=dict)
+    needs: str | None = None
+
+
+CASES: Final = (
+    Case("convolutions, float32", "Digits", "tree"),
+    Case("transformer, bfloat16, clipped", "Characters", "peer_to_peer", "bfloat16", {"gradient": {"clip": 1.0}}),
+    Case("recurrent, PowerSGD", "Sequences", "ring", more={"compression": {"name": "powersgd"}}),
+    Case(
+        "convolutions, local steps",
+        "Digits",
+        "tree",
+        more={
+            "optimizer": {"name": "sgd", "lr": 1.0},
+            "local": {"steps": 2, "optimizer": {"name": "sgd", "lr": 0.01}},
+        },
+    ),
+    Case("transformer, compiled", "Characters", "ring", more={"run": {"compile": True}}, needs="compile"),
+)
+
+
+def digests(bench: Bench, seconds: float) -> None:
+    """Several cases at once, as many as there are processors for; each in a project of its own."""
+    until = time.monotonic() + seconds
+    there = [case for case in CASES if case.needs is None or runs.has_setting("run", case.needs)]
+    at_once = max(1, len(os.sched_getaffinity(0)) // 3)
+    with ThreadPoolExecutor(at_once) as pool:
+        for error in pool.map(partial(_guarded, bench, until), there):
+            if error is not None:
+                bench.wrong(error)
+
+
+def _guarded(bench: Bench, until: float, case: Case) -> str | None:
+    """What failed, if anything did."""
+    try:
+        with runs.project() as project:
+            _digests_of(bench, case, project, until)
+    except OutOfTime as error:
+        bench.skipped(f"{case.name}: {error}")
+    except Exception as error:
+        return f"{case.name}: {error}"
+    return None
+
+
+def _digests_of(bench: Bench, case: Case, project: Path, until: float) -> None:
+    scale = bench.scale
+    args = {"nap_s": scale.nap_s}
+    common = {"model": case.model, "precision": case.precision, "steps": scale.kill_steps, "args": args, **case.more}
+    layouts: Sequence[tuple[str, Mapping[str, Any]]] = (
+        ("1 worker", {}),
+        ("3 workers in a ring, SIGKILL", {"workers": 3, "topology": "ring", "chaos": SIGKILLS}),
+        (f"4 workers, {case.topology}", {"workers": 4, "topology": case.topology}),
+    )
+    first: Run | None = None
+    for name, layout in layouts:
+        left = until - time.monotonic()
+        if left < _LEAST_S:
+            bench.skipped(f"{case.name}, {name}")
+            continue
+        run = launched(project, settings(scale, **{**common, **layout}), left)
+        first = first or run
+        _compare(bench, f"{case.name}, {name}", run, first, killed="chaos" in layout)
+    left = until - time.monotonic()
+    if first is None or left < _LEAST_S:
+        bench.skipped(f"{case.name}, repeated")
+        return
+    if not (project / ".git").exists():
+        bench.skipped(f"{case.name}, repeated: there is no git, which keeps the code of a run")
+        return
+    told = runs.said(
+        project, left, f"rerun={first.outcome['run_id']}", "cluster.workers=2", f"topology={case.topology}"
+    )
+    if told["verdict"] != "exact":
+        raise RunFailed(f"repeated by 2 workers: {told['verdict']}")
+    bench.checked(f"{case.name}, repeated by 2 workers, {case.topology}: exact")
+
+
+def _compare(bench: Bench, name: str, run: Run, first: Run, *, killed: bool) -> None:
+    digest = str(run.outcome["digest"])
+    if digest != first.outcome["digest"]:
+        bench.wrong(f"{name}: digest {digest[:16]}, and {str(first.outcome['digest'])[:16]} with 1 worker")
+        return
+    losses = run.losses
+    if killed and not losses:
+        bench.wrong(f"{name}: nobody was killed before its end, so nothing is shown")
+        return
+    lost = sum(each["steps_lost"] for each in run.outcome["recoveries"])
+    next_step = f", next step after {spread(losses)} s" if losses else ""
+    bench.checked(f"{name}: digest {digest[:16]}; {len(losses)} killed, {lost} steps lost{next_step}")
+
+
+# --- Times ------------------------------------------------------------------------------------------------------------------
+
+
+def settings(
+    scale: Scale,
+    model: str,
+    *,
+    precision: str = "float32",
+    shards: int = 8,
+    steps: int,
+    workers: int = 1,
+    args: Mapping[str, Any] | None = None,
+    run: Mapping[str, Any] | None = None,
+    **more: Any,
+) -> dict[str, Any]:
+    """Of a run of one of `models`. run: more keys of that section; more: sections."""
+    given = {"name": model.lower(), "steps": steps, "seed": 1, "device": scale.device, "precision": precision}
+    return {
+        "run": {**given, **(run or {})},
+        "pipeline": {"target": f"gpu_models:{model}", "args": dict(args or {})},
+        "data": {"shards": shards, "batch_size": rows_of(scale, model)},
+        "cluster": {"workers": workers, "gpus_per_worker": scale.share},
+        "optimizer": {"name": "adamw", "lr": 1e-4},
+        "checkpoint": {"every": None},
+        **more,
+    }
+
+
+def rows_of(scale: Scale, model: str) -> int:
+    """Of a step; `conf/digits.yaml` has twice those of `conf/characters.yaml`."""
+    return 2 * scale.rows if model == "Digits" else scale.rows
+
+
+@dataclass(frozen=True)
+class Step:
+    """A part: a run whose step is measured. model: the GPT where nothing else is said; changes: of the run's settings."""
+
+    key: str
+    precision: str = "float32"
+    shards: int = 8
+    workers: int = 1
+    model: str = "Gpt"
+    run: Mapping[str, Any] = field(default_factory=dict)
+    more: Mapping[str, Any] = field(default_factory=dict)
+
+    def __call__(self, bench: Bench, seconds: float) -> None:
+        scale = bench.scale
+        large = self.model == "Gpt"
+        with runs.project() as project:
+            asked = settings(
+                scale,
+                self.model,
+                precision=self.precision,
+                shards=self.shards,
+                steps=scale.steps if large else scale.small_steps,
+                workers=self.workers,
+                args=scale.gpt if large else {},
+                run=self.run,
+                **self.more,
+            )
+            run = launched(project, asked, seconds)
+        bench.measured(self.key, runs.step_ms(run.windows))
+        if not large:
+            bench.measured("start", [run.outcome["launch_s"]])
+
+
+def four_workers(bench: Bench, seconds: float) -> None:
+    Step("bfloat16, 8, 4 workers", "bfloat16", workers=4)(bench, seconds)
+    if alone := bench.found.get("bfloat16, 8"):
+        bench.found["bfloat16, 8, 4 workers: 1 worker"] = alone
+
+
+def loops(scale: Scale, kinds: Sequence[str]) -> list[Loop]:
+    """Of plain PyTorch: what the runs do."""
+    large = partial(Loop, model="Gpt", rows=scale.rows, steps=max(4, scale.steps // 2), args=scale.gpt, lr=1e-4)
+    small = partial(Loop, precision="float32", shards=8, steps=max(4, scale.small_steps // 3), lr=1e-4)
+    made = (
+        partial(large, key="bfloat16, 8", precision="bfloat16", shards=8),
+        partial(large, key="bfloat16, 1", precision="bfloat16", shards=1),
+        partial(large, key="float32, 8", precision="float32", shards=8),
+        partial(small, key="digits", model="Digits", rows=rows_of(scale, "Digits")),
+        partial(small, key="characters", model="Characters", rows=scale.rows, clip=1.0),
+    )
+    return [make(kind=kind, backend=scale.backend) for kind in kinds for make in made]
+
+
+def plainly(bench: Bench, seconds: float, wanted: Sequence[Loop]) -> None:
+    code, output, errors = runs.executed(
+        ["-m", "benchmarks.gpu.plain", plain.told(bench.scale.device, wanted)], REPOSITORY, seconds
+    )
+    heard, failed = plain.heard(output)
+    for key, kinds in heard.items():
+        for kind, samples in kinds.items():
+            bench.measured(f"{key}: {kind}", samples)
+    for line in failed:
+        bench.wrong(line)
+    absent = [f"{loop.key}: {loop.kind}" for loop in wanted if loop.kind not in heard.get(loop.key, {})]
+    if code is None and absent:
+        bench.skipped(f"plain PyTorch, {'; '.join(absent)}: {seconds:.0f} s were over")
+    if code:
+        bench.wrong(f"plain PyTorch exited with {code}: {errors.strip()[-600:]}")
+
+
+def plain_steps(bench: Bench, seconds: float) -> None:
+    plainly(bench, seconds, loops(bench.scale, ("eager", "deterministic")))
+
+
+def plain_compiled(bench: Bench, seconds: float) -> None:
+    plainly(bench, seconds, [loop for loop in loops(bench.scale, ("compiled",)) if loop.model == "Gpt"][:2])
+
+
+def kills(bench: Bench, seconds: float) -> None:
+    scale = bench.scale
+    with runs.project() as project:
+        args = {"nap_s": scale.nap_s}
+        asked = settings(scale, "Characters", steps=scale.kill_steps, workers=3, args=args, chaos=SIGKILLS)
+        run = launched(project, asked, seconds)
+    if not run.losses:
+        raise RunFailed("nobody was killed before its end")
+    bench.measured("kill", run.losses)
+
+
+def checkpoints(bench: Bench, seconds: float) -> None:
+    scale = bench.scale
+    began = time.monotonic()
+    with runs.project() as project:
+        every = max(2, scale.steps // 3)
+        asked = settings(
+            scale,
+            "Gpt",
+            precision="bfloat16",
+            steps=scale.steps + every,
+            args=scale.gpt,
+            checkpoint={"every": every, "keep": 1},
+        )
+        run = launched(project, asked, seconds)
+        bench.measured("checkpoint", runs.checkpoint_ms(run.windows, runs.journal_of(project, run)))
+    left = seconds - (time.monotonic() - began)
+    if left < _LEAST_S:
+        bench.skipped("torch.save")
+        return
+    plainly(bench, left, [Loop("checkpoint", "save", "Gpt", "bfloat16", 8, scale.rows, 1, scale.gpt)])
+    if saved := bench.found.pop("checkpoint: save", None):
+        bench.found["checkpoint: torch.save"] = saved
+
+
+def device_memory(bench: Bench, seconds: float) -> None:
+    """Few rows of few tokens, so that activations are next to nothing; a process that only starts the device is taken off."""
+    scale, until = bench.scale, time.monotonic() + seconds
+    args = {**scale.gpt, "window": 16}
+    lean = partial(Loop, "memory", model="Gpt", precision="float32", shards=8, rows=8, steps=1, args=args)
+    with memory.watching(scale.device) as watch, runs.project() as project:
+        peaks, parameters = [], 0.0
+        for kind in ("empty", "memory"):
+            _, output, errors = runs.executed(
+                ["-m", "benchmarks.gpu.plain", plain.told(scale.device, [lean(kind=kind)])],
+                REPOSITORY,
+                until - time.monotonic(),
+            )
+            answer = plain.heard(output)[0].get("memory", {}).get(kind)
+            if answer is None:
+                raise RunFailed(f"plain PyTorch did not end: {(output + errors).strip()[-600:]}")
+            parameters = answer[0]
+            peaks.append(watch.most())
+        asked = settings(scale, "Gpt", steps=scale.steps // 2, args=args, data={"shards": 8, "batch_size": 8})
+        launched(project, asked, until - time.monotonic())
+        peaks.append(watch.most())
+    empty, plainly_held, held = peaks
+    bench.measured("memory", [(held - empty) / parameters])
+    bench.found["memory: plain"] = [(plainly_held - empty) / parameters]
+
+
+def start_of_ray_train(bench: Bench, seconds: float) -> None:  # noqa: ARG001
+    from importlib.util import find_spec
+
+    if find_spec("tensorboardX") is None:
+        bench.skipped("Ray Train's start: it needs tensorboardX, which is not there")
+        return
+    from benchmarks.recovery import first_step_of_ray_train
+
+    bench.found["start: Ray Train on processors"] = [first_step_of_ray_train(16)]
+
+
+PARTS: Final = (
+    Part("kernels", 25, kernels, check=True),
+    Part("memory-shared", 25, shared_memory, check=True),
+    Part("digests", 130, digests, check=True),
+    Part("plain", 45, plain_steps),
+    Part("bfloat16-8", 30, Step("bfloat16, 8", "bfloat16")),
+    Part("bfloat16-1", 30, Step("bfloat16, 1", "bfloat16", shards=1)),
+    Part("float32-8", 30, Step("float32, 8")),
+    Part("workers-4", 40, four_workers),
+    Part("digits", 20, Step("digits", model="Digits")),
+    Part("characters", 20, Step("characters", model="Characters", more={"gradient": {"clip": 1.0}})),
+    Part("compile-8", 60, Step("bfloat16, 8, compile", "bfloat16", run={"compile": True}), needs="compile"),
+    Part("device-memory", 45, device_memory),
+    Part("kill", 20, kills),
+    Part("checkpoint", 40, checkpoints),
+    Part("compile-1", 60, Step("bfloat16, 1, compile", "bfloat16", 1, run={"compile": True}), needs="compile"),
+    Part("graphs-off", 30, Step("bfloat16, 8, no graphs", "bfloat16", run={"graphs": False}), needs="graphs"),
+    Part("plain-compiled", 60, plain_compiled),
+    Part("ray-train", 20, start_of_ray_train),
+)

@@ -1,0 +1,185 @@
+"""True launches of the program for `benchmarks.gpu`, and what their records say."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import IO, Any, Final
+
+REPOSITORY: Final = Path(__file__).resolve().parents[2]
+WARM_UP: Final = 3  # steps that are not counted: the grid is fitted, graphs are captured, the device takes its memory
+_AROUND: Final = ("evaluate", "checkpoint", "connect")  # what is not a step
+_GRACE_S: Final = 8.0  # for a command that is asked to end
+Windows = Sequence[Mapping[str, Any]]
+
+
+class RunFailed(Exception):
+    """The message says of what."""
+
+
+class OutOfTime(RunFailed):
+    """It was ended, and nothing is known of it."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """outcome: the JSON object; windows: of times.jsonl."""
+
+    outcome: Mapping[str, Any]
+    windows: Windows
+
+    @property
+    def losses(self) -> list[float]:
+        """Seconds from a worker's loss to the next step."""
+        return [each["seconds"] for each in self.outcome["recoveries"] if each["kind"] == "lost"]
+
+
+def step_ms(windows: Windows) -> list[float]:
+    """Milliseconds of a step of rank 0, window by window, without the warm-up, what lies between steps, and the last window, in
+    which the run ends; unless it is the only one. Pure. Raises RunFailed."""
+    found = [
+        1e3 * (window["wall"] - sum(window["seconds"].get(kind, 0.0) for kind in _AROUND)) / window["steps"]
+        for window in windows
+        if window.get("rank") == 0 and window["first"] >= WARM_UP and window["steps"] > 0
+    ]
+    if not found:
+        raise RunFailed(f"its record has no window of time after the first {WARM_UP} steps")
+    return found[:-1] or found
+
+
+def checkpoint_ms(windows: Windows, journal: Iterable[Mapping[str, Any]]) -> list[float]:
+    """Milliseconds for which the steps of rank 0 wait for a checkpoint: a mean, without the last window, in which the run waits
+    for its last checkpoint. Pure. Raises RunFailed."""
+    own = [window for window in windows if window.get("rank") == 0][:-1]
+    end = max((window["first"] + window["steps"] for window in own), default=0)
+    saved = sum(event["event"] == "checkpoint_saved" and event["step"] < end for event in journal)
+    if not saved:
+        raise RunFailed("it saved no checkpoint between its steps")
+    return [1e3 * sum(window["seconds"].get("checkpoint", 0.0) for window in own) / saved]
+
+
+def has_setting(section: str, name: str) -> bool:
+    """Whether this version has `section.name`."""
+    from orchestrator.config.settings.schema import Settings
+
+    part = next(each for each in fields(Settings) if each.name == section)
+    assert callable(part.default_factory)
+    return hasattr(part.default_factory(), name)
+
+
+def environment() -> dict[str, str]:
+    """Of a command: with the packages on PYTHONPATH, since they may be nowhere else."""
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith(("RAY_", "MLFLOW_"))}
+    path = os.pathsep.join(filter(None, [str(REPOSITORY), os.environ.get("PYTHONPATH", "")]))
+    return {**inherited, "PYTHONPATH": path, "DVC_NO_ANALYTICS": "1", "RAY_USAGE_STATS_ENABLED": "0"}
+
+
+@contextmanager
+def project() -> Iterator[Path]:
+    """A folder of its own, in a repository of its own, for runs of the models that stand beside this file."""
+    with tempfile.TemporaryDirectory(prefix="gpu-", dir="/tmp", ignore_cleanup_errors=True) as name:
+        folder = Path(name)
+        shutil.copy2(Path(__file__).with_name("models.py"), folder / "gpu_models.py")
+        shutil.copytree(REPOSITORY / "pipelines", folder / "pipelines", ignore=shutil.ignore_patterns("__pycache__"))
+        (folder / ".gitignore").write_text(".orchestrator/\n__pycache__/\nrun.yaml\n")
+        if shutil.which("git"):  # without it, no run can be repeated
+            who = ["-c", "user.name=benchmark", "-c", "user.email=benchmark@benchmark.invalid"]
+            for arguments in (["init", "--quiet"], ["add", "--all"], ["commit", "--quiet", "--message", "as it is"]):
+                subprocess.run(["git", *who, *arguments], cwd=folder, check=True, stdout=subprocess.DEVNULL)
+        yield folder
+
+
+def launched(project: Path, settings: Mapping[str, Any], timeout_s: float, *, where: str = "run.yaml") -> Run:
+    """A run by these settings to its end. Raises RunFailed."""
+    (project / where).write_text(json.dumps(settings))
+    outcome = said(project, timeout_s, f"conf={where}")
+    folder = project / ".orchestrator" / str(outcome["run_id"])
+    return Run(outcome, list(_lines(folder / "times.jsonl")))
+
+
+def journal_of(project: Path, run: Run) -> Iterator[Mapping[str, Any]]:
+    return _lines(project / ".orchestrator" / str(run.outcome["run_id"]) / "journal.jsonl")
+
+
+def _lines(path: Path) -> Iterator[Mapping[str, Any]]:
+    yield from map(json.loads, path.read_text().splitlines() if path.exists() else [])
+
+
+def said(project: Path, timeout_s: float, *command: str) -> dict[str, Any]:
+    """The JSON object that a command prints. Raises RunFailed where it fails, OutOfTime where it takes longer."""
+    code, output, errors = executed(["-m", "orchestrator", *command, "output=json"], project, timeout_s)
+    if code is None:
+        raise OutOfTime(f"`{' '.join(command)}` was not done after {timeout_s:.0f} s")
+    try:
+        told: dict[str, Any] = json.loads(output.splitlines()[-1])
+    except (IndexError, ValueError):
+        raise RunFailed(f"`{' '.join(command)}` exited with {code}: {errors.strip()[-600:]}") from None
+    if code != 0:
+        raise RunFailed(f"`{' '.join(command)}` exited with {code}: {_why(told)}")
+    return told
+
+
+def _why(told: Mapping[str, Any]) -> str:
+    """From the JSON object of a command that failed, or of a repetition that is not exact."""
+    error = told.get("error") or {}
+    return str(error.get("message") or told.get("verdict") or told.get("status"))[:600]
+
+
+def executed(arguments: Sequence[str], folder: Path, timeout_s: float) -> tuple[int | None, str, str]:
+    """(exit code, output, errors) of Python with these arguments; the code is None where it was ended after that time."""
+    with tempfile.TemporaryFile("w+") as output, tempfile.TemporaryFile("w+") as errors:  # a pipe others may hold open
+        process = subprocess.Popen(
+            [sys.executable, *arguments],
+            cwd=folder,
+            env=environment(),
+            stdout=output,
+            stderr=errors,
+            start_new_session=True,
+        )
+        code: int | None = None
+        try:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                code = process.wait(timeout_s)
+        finally:
+            if process.returncode is None:
+                _end(process)
+        return code, _text(output), _text(errors)
+
+
+def _text(file: IO[str]) -> str:
+    file.seek(0)
+    return file.read()
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """A launch is asked first, so that it ends its workers; then its whole group is killed."""
+    process.send_signal(signal.SIGTERM)
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        process.wait(_GRACE_S)
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+
+
+def spread(samples: Sequence[float]) -> str:
+    """Least and median."""
+    return f"{number(min(samples))} / {number(statistics.median(samples))}"
+
+
+def number(value: float) -> str:
+    """Three digits, or all before the point, and no exponent: 0.0616, 84.2, 1,750."""
+    if abs(value) >= 100:
+        return f"{value:,.0f}"
+    digits = max(0, 2 - (len(str(int(abs(value)))) - 1)) if abs(value) >= 1 else 3
+    return f"{value:.{digits}f}"

@@ -1,0 +1,335 @@
+"""`make gpu` where no GPU is: what it makes of figures and time, and each of its parts in toy sizes on processors."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from benchmarks import pages
+from benchmarks.gpu import __main__ as gpu
+from benchmarks.gpu import bits, memory, parts, plain, runs, sharing
+from benchmarks.gpu.__main__ import NO_GPU, main, perform
+from benchmarks.gpu.budget import granted
+from benchmarks.gpu.parts import CARD, CASES, PARTS, TOY, Bench, Part, Step
+from benchmarks.gpu.plain import Loop, heard
+from benchmarks.gpu.report import ROWS, Row, page, table
+from benchmarks.gpu.runs import OutOfTime, RunFailed, checkpoint_ms, number, step_ms
+from orchestrator.config.resolve import resolve
+from orchestrator.config.settings import load
+from orchestrator.numerics.device.kernels import Adder, Operations
+from orchestrator.numerics.layout import Layout
+from tests.projects import REPOSITORY
+
+STEP = Row("s", "a step", "ms", ("deterministic", "eager"), None, 90, 0.41)
+COMPILED = Row("c", "compiled", "ms", ("deterministic", "eager"), "s", 70, 0.32)
+SOON = Row("k", "a loss", "s", (), None, 0.15)
+
+
+# --- Time -------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("share", "planned", "elapsed", "seconds"),
+    [
+        (30, 0, 0, 30),
+        (30, 50, 20, 60),  # what those before it have left
+        (30, 50, 70, 30),  # they took more: its share stays
+        (30, 50, 80, 20),  # less, but enough
+        (30, 50, 90, None),
+        (5, 80, 95, 5),  # a shorter one still fits
+    ],
+)
+def test_a_part_takes_its_share_and_what_was_left_and_never_more_than_there_is(
+    share: float, planned: float, elapsed: float, seconds: float | None
+) -> None:
+    assert granted(share, planned, elapsed, 100) == seconds
+
+
+def test_checks_alone_fit_their_time() -> None:
+    assert sum(part.share_s for part in PARTS if part.check) <= gpu.CHECKS_S
+    assert gpu.ALL_S < 8 * 60
+    names = [part.name for part in PARTS]
+    assert len(set(names)) == len(names)
+
+
+def test_parts_that_fail_are_told_and_the_others_follow(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    turns = []
+
+    def does(raised: BaseException | None = None) -> Any:
+        def work(_: Bench, seconds: float) -> None:
+            turns.append(seconds)
+            if raised is not None:
+                raise raised
+
+        return work
+
+    monkeypatch.setattr(Bench, "elapsed_s", 0.0)
+    bench = Bench(TOY)
+    given = [
+        Part("fails", 10, does(ValueError("no such key"))),
+        Part("exits", 10, does(SystemExit("it stands still"))),
+        Part("late", 10, does(OutOfTime("it was not done"))),
+        Part("lacks", 10, does(), needs="no_such_setting"),
+        Part("long", 1000, does()),
+        Part("good", 10, does()),
+    ]
+    perform(bench, given, 50)
+    assert turns == [10, 20, 30, 50]
+    assert bench.failed
+    assert bench.missing == [
+        "fails: no such key",
+        "exits: it stands still",
+        "late: it was not done (skipped)",
+        "lacks: this version has no run.no_such_setting (skipped)",
+        "long: 0 of 50 s are over; --only long measures it (skipped)",
+    ]
+    assert "FAILED: fails: no such key" in capsys.readouterr().out
+
+
+# --- What records say -------------------------------------------------------------------------------------------------------
+
+
+def window(first: int, steps: int, wall: float, rank: int = 0, **seconds: float) -> Mapping[str, Any]:
+    return {"rank": rank, "first": first, "steps": steps, "wall": wall, "seconds": seconds}
+
+
+def test_a_step_is_that_of_rank_0_after_the_warm_up_without_what_lies_around() -> None:
+    windows = [
+        window(0, 5, 20.0, compute=19.0),  # graphs are captured
+        window(5, 10, 1.0, compute=0.9),
+        window(5, 10, 9.0, rank=1, compute=9.0),
+        window(15, 0, 0.5, connect=0.5),
+        window(15, 10, 2.0, compute=0.9, checkpoint=0.8, evaluate=0.2),
+        {**window(25, 10, 7.0), "rank": None},  # a spare
+        window(25, 2, 3.0, report=2.8),  # the run ends
+    ]
+    assert step_ms(windows) == [100.0, pytest.approx(100.0)]
+    assert step_ms(windows[:2]) == [100.0]
+    with pytest.raises(RunFailed, match="no window"):
+        step_ms(windows[:1])
+
+
+def test_what_steps_wait_for_a_checkpoint_leaves_out_the_last_one() -> None:
+    windows = [
+        window(0, 10, 1.0, checkpoint=0.02),
+        window(10, 10, 1.0, checkpoint=0.04),
+        window(20, 4, 5.0, checkpoint=4.0),
+    ]
+    journal = [{"event": "checkpoint_saved", "step": step} for step in (6, 12, 18, 24)] + [{"event": "run_ended"}]
+    assert checkpoint_ms(windows, journal) == [pytest.approx(20.0)]
+    with pytest.raises(RunFailed, match="no checkpoint"):
+        checkpoint_ms(windows[:1], journal)
+
+
+def test_what_plain_loops_have_printed_is_heard_up_to_where_they_were_cut_off() -> None:
+    lines = [
+        "a warning",
+        '{"key": "a", "kind": "eager", "samples": [1.0]}',
+        '{"key": "a", "kind": "compiled", "error": "no gcc"}',
+    ]
+    assert heard("\n".join([*lines, "3", '{"key": "b", "ki'])) == (
+        {"a": {"eager": [1.0]}},
+        ["plain PyTorch, a, compiled: no gcc"],
+    )
+
+
+# --- The table --------------------------------------------------------------------------------------------------------------
+
+
+def test_the_table_has_ratios_to_the_first_peer_and_what_is_wanted() -> None:
+    found = {"s": [84.0, 80.0], "s: eager": [250.0], "s: deterministic": [200.0, 220.0], "c": [80.0], "k": [0.12]}
+    assert table(found, [STEP, COMPILED, SOON]).splitlines()[2:] == [
+        "| a step | 80.0 / 82.0 ms | deterministic 210, eager 250 | 0.390 | at most 90 ms, 0.41 times | met |",
+        "| compiled | 80.0 / 80.0 ms | deterministic 210, eager 250 | 0.381 | at most 70 ms, 0.32 times | **not met** |",
+        "| a loss | 0.120 / 0.120 s |  |  | at most 0.15 s | met |",
+    ]
+
+
+def test_what_was_not_measured_is_neither_met_nor_missed() -> None:
+    assert [row.met({}) for row in ROWS] == [None] * len(ROWS)
+    assert STEP.met({"s": [1.0], "s: eager": [2.0]}) is None  # a ratio is wanted of another peer
+    assert "| a step | not measured |" in table({}, [STEP])
+
+
+@pytest.mark.parametrize(
+    ("value", "shown"),
+    [(1750.4, "1,750"), (221.0, "221"), (84.25, "84.2"), (4.567, "4.57"), (0.0616, "0.062"), (99.99, "100.0")],
+)
+def test_numbers_have_no_exponent(value: float, shown: str) -> None:
+    assert number(value) == shown
+
+
+def test_the_page_is_replaced_by_what_one_run_found(tmp_path: Path) -> None:
+    place = tmp_path / "gpu.md"
+    place.write_text((REPOSITORY / "docs" / "benchmarks" / "gpu.md").read_text())
+    pages.replace(place, "gpu", page("today, a card", ["sums: 3 of 3"], {"digits": [3.0]}, ["kill: nobody was killed"]))
+    text = place.read_text()
+    assert "not run on a card yet" not in text
+    shown = text.partition("<!-- gpu:")[2].partition("<!-- end of gpu")[0]
+    assert "\ntoday, a card\n\n- sums: 3 of 3\n\n| |" in shown
+    assert "| digits, 8 shards | 3.00 / 3.00 ms |  |  | at most 4 ms | met |" in shown
+    assert shown.endswith("Not measured:\n\n- kill: nobody was killed\n")
+
+
+# --- The command ------------------------------------------------------------------------------------------------------------
+
+
+def test_without_a_gpu_it_says_so_and_exits_with_2(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--check"]) == NO_GPU == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.startswith("no GPU is here to be measured: ")
+    assert len(err.splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "why"),
+    [
+        (["--only", "kernels,speed"], "no part speed; there are kernels,"),
+        (["--check", "--page", "x"], "needs all parts"),
+    ],
+)
+def test_what_is_not_there_is_refused_in_one_line(
+    arguments: Sequence[str], why: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        main(arguments)
+    assert why in capsys.readouterr().err.splitlines()[-1]
+
+
+def all_settings() -> Iterator[dict[str, Any]]:
+    """Of the runs that are checked, and of those whose step is measured."""
+    for case in CASES:
+        for workers, topology in ((1, "ring"), (3, "ring"), (4, case.topology)):
+            more: dict[str, Any] = {"precision": case.precision, "topology": topology, **case.more}
+            more |= {"chaos": parts.SIGKILLS} if workers == 3 else {}
+            yield parts.settings(CARD, case.model, steps=9, workers=workers, **more)
+    for step in (part.work for part in PARTS if isinstance(part.work, Step)):
+        more = {"precision": step.precision, "shards": step.shards, "run": step.run, **step.more}
+        yield parts.settings(CARD, step.model, steps=9, **more)
+
+
+def test_the_settings_of_all_runs_are_right(tmp_path: Path) -> None:
+    seen = 0
+    for settings in all_settings():
+        (tmp_path / "run.yaml").write_text(json.dumps(settings))
+        assert resolve(load([str(tmp_path / "run.yaml")], [])).run.compute.device == "cuda"
+        seen += 1
+    assert seen > 3 * len(CASES)
+
+
+def test_plain_loops_do_what_runs_do() -> None:
+    made = {loop.key: loop for loop in parts.loops(CARD, ("eager",))}
+    for step in (part.work for part in PARTS if isinstance(part.work, Step)):
+        if beside := made.get(step.key):
+            assert (beside.model, beside.precision, beside.shards) == (step.model, step.precision, step.shards)
+            assert beside.rows == parts.rows_of(CARD, step.model)
+            assert beside.clip == step.more.get("gradient", {}).get("clip")
+    assert {row.key for row in ROWS if row.peers == ("deterministic", "eager", "compiled") and row.of is None} == set(
+        made
+    )
+
+
+# --- Its parts on processors ------------------------------------------------------------------------------------------------
+
+
+def test_sums_are_compared_on_layouts_of_all_kinds() -> None:
+    assert bits.rounds(Operations(), "cpu", 20, math.inf) == (20, [])
+    assert bits.rounds(Operations(), "cpu", 20, 0.0) == (1, [])
+
+
+class OffByOne(Operations):
+    """The last bit of a total is another one."""
+
+    def adder(self, layout: Layout, total: torch.Tensor) -> Adder:
+        add = super().adder(layout, total)
+
+        def adds(
+            tensors: Sequence[torch.Tensor | None],
+            weight: float,
+            anchors: torch.Tensor,
+            largest: torch.Tensor,
+            *,
+            fresh: bool,
+        ) -> None:
+            add(tensors, weight, anchors, largest, fresh=fresh)
+            total.view(torch.int64)[: layout.slots[0].elements] ^= 1
+
+        return adds
+
+
+def test_a_bit_that_differs_is_found() -> None:
+    count, differed = bits.rounds(OffByOne(), "cpu", 5, math.inf)
+    assert len(differed) == count
+    assert differed[0].startswith("layout 0: total of tensor ")
+
+
+@pytest.mark.parametrize("kind", ["eager", "deterministic", "save", "memory", "empty"])
+def test_every_plain_loop_runs(kind: str) -> None:
+    before = torch.are_deterministic_algorithms_enabled()
+    try:
+        for model, args in (("Gpt", TOY.gpt), ("Digits", {})):
+            samples = plain.measured(Loop("some", kind, model, "float32", 2, 4, 4, args, clip=1.0), "cpu")
+            assert all(sample > 0 for sample in samples)
+            assert samples
+    finally:
+        torch.use_deterministic_algorithms(before)
+
+
+@pytest.mark.slow
+def test_readers_outlive_the_owner_of_what_they_share() -> None:
+    assert "2 readers read right" in sharing.outlives_its_owner(TOY.shared, runs.environment(), 200)
+
+
+@pytest.mark.slow
+def test_an_owner_that_cannot_share_is_told_with_what_it_said() -> None:
+    with pytest.raises(RuntimeError, match="NoSuch"):
+        sharing.outlives_its_owner(
+            dataclasses.replace(TOY.shared, driver="tests.projects:NoSuch"), runs.environment(), 200
+        )
+
+
+@pytest.mark.slow
+def test_memory_is_watched_from_beside() -> None:
+    with memory.watching("cpu") as watch:
+        assert watch.most() > 0
+
+
+@pytest.mark.slow
+def test_plain_loops_are_measured_in_a_process_of_their_own() -> None:
+    bench = Bench(TOY)
+    given = [Loop("a", "eager", "Gpt", "float32", 2, 4, 4, TOY.gpt), Loop("b", "eager", "NoSuch", "float32", 2, 4, 4)]
+    parts.plainly(bench, 200, given)
+    assert set(bench.found) == {"a: eager"}
+    assert bench.failed
+    assert ["NoSuch" in line for line in bench.missing] == [True]
+
+
+@pytest.mark.slow
+def test_a_command_that_takes_too_long_is_ended() -> None:
+    code, output, _ = runs.executed(
+        ["-c", "print('began', flush=True); import signal; signal.pause()"], REPOSITORY, 5.0
+    )
+    assert (code, output) == (None, "began\n")
+
+
+@pytest.mark.long
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("name", [part.name for part in PARTS if part.needs is None])
+def test_every_part_can_be_done_on_processors(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    """But those that compile, which takes minutes there."""
+    bench = Bench(TOY)
+    monkeypatch.setattr(parts, "CASES", [case for case in CASES if case.needs is None])
+    perform(bench, [part for part in PARTS if part.name == name], 1500)
+    assert bench.missing in ([], ["Ray Train's start: it needs tensorboardX, which is not there (skipped)"])
+    assert not bench.failed
+    assert bench.found or bench.checks or bench.missing
