@@ -52,13 +52,13 @@ class CudaSideStream:
         return torch.empty(size_bytes, dtype=torch.uint8, pin_memory=True)
 
     def copy(self, targets: Sequence[torch.Tensor], sources: Sequence[torch.Tensor]) -> Copies:
-        side = self._stream = self._stream or torch.cuda.Stream()
+        side = self._stream = self._stream or torch.cuda.Stream()  # type: ignore[no-untyped-call]
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side), torch.no_grad():
             for target, source in zip(targets, sources, strict=True):
                 target.copy_(source, non_blocking=True)
                 source.record_stream(side)  # an optimizer may let go of it before it is copied
-        ended = torch.cuda.Event()
+        ended = torch.cuda.Event()  # type: ignore[no-untyped-call]
         ended.record(side)
         return _CudaCopies(ended)
 

@@ -27,7 +27,7 @@ def counted(compute: Callable[[], object]) -> int:
 
     with FlopCounterMode(display=False) as counter:
         compute()
-    return counter.get_total_flops()
+    return int(counter.get_total_flops())
 
 
 def peak_of(cards: Iterable[str]) -> float | None:

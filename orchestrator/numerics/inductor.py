@@ -107,7 +107,7 @@ def left_out() -> Iterator[None]:
     """Within the block calls of compiled models run eagerly, as where they are served."""
     import torch
 
-    with torch.compiler.set_stance("force_eager"):  # type: ignore[no-untyped-call]
+    with torch.compiler.set_stance("force_eager"):
         yield
 
 
