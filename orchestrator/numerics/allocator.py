@@ -10,15 +10,24 @@ from __future__ import annotations
 
 import ctypes
 import gc
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import Final
 
 LARGE_PAGES: Final = {"THP_MEM_ALLOC_ENABLE": "1"}
+# torch's allocator on a GPU lets segments grow in place, so that less of its memory lies idle between blocks.
+GROWING: Final = {"PYTORCH_ALLOC_CONF": "expandable_segments:True"}
+_OLDER: Final = "PYTORCH_CUDA_ALLOC_CONF"  # what torch reads, too, and took alone before 2.9
 _M_TRIM_THRESHOLD: Final = -1  # malloc.h
 _M_MMAP_THRESHOLD: Final = -3
 _KEPT_BYTES: Final = 512 << 20  # free memory at the end of the heap; more than this is given back
 _LARGE_BYTES: Final = 32 << 20  # blocks above this come from the kernel; glibc takes no higher limit
+
+
+def variables() -> dict[str, str]:
+    """To be set before torch is imported, where the user has not. Whoever sets the older name for GPUs has chosen, too."""
+    return LARGE_PAGES if _OLDER in os.environ else {**LARGE_PAGES, **GROWING}
 
 
 def keep_freed_memory() -> None:

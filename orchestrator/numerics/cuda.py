@@ -97,6 +97,20 @@ def card() -> dict[str, str]:
     return {"card": str(found.name), "uuid": str(getattr(found, "uuid", found.name))}
 
 
+def memory() -> dict[str, int]:
+    """Of this process on its GPU, in bytes: the most that tensors took at once, what torch's allocator holds, and the largest
+    block of that which is free."""
+    import torch
+
+    blocks = (block for segment in torch.cuda.memory_snapshot() for block in segment["blocks"])
+    free = (int(block["size"]) for block in blocks if block["state"] == "inactive")
+    return {
+        "peak": torch.cuda.max_memory_allocated(),
+        "reserved": torch.cuda.memory_reserved(),
+        "largest_free": max(free, default=0),
+    }
+
+
 def uuids() -> list[str]:
     """Which cards they are, as `nvidia-smi -L` names them; none where torch does not tell. As `describe`."""
     return sorted(f"GPU-{device.uuid}" for device in _devices() if hasattr(device, "uuid"))

@@ -19,8 +19,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from orchestrator.errors import ConfigurationError
-from orchestrator.numerics import cuda
-from orchestrator.numerics.allocator import LARGE_PAGES
+from orchestrator.numerics import allocator, cuda
 
 ENVIRONMENT = {
     "MKL_CBWR": "AUTO",
@@ -64,7 +63,7 @@ def _given(values: dict[str, str | None]) -> dict[str, str]:
 
 def prepare_environment() -> dict[str, str]:
     """Set what is not set yet; returns what is in force."""
-    for name, value in {**ENVIRONMENT, **LARGE_PAGES}.items():
+    for name, value in {**ENVIRONMENT, **allocator.variables()}.items():
         os.environ.setdefault(name, value)
     return {name: os.environ[name] for name in ENVIRONMENT}
 

@@ -209,6 +209,8 @@ class Worker:
         )
         if ended.kind == "stop":
             self._left = None
+            if self._plan.run.compute.device == "cuda":
+                self._services.emit({"event": "memory", **cuda.memory()})
         held, staged = self._state.model_state.rows
         return replace(ended, held=held, staged=staged, holds_sum=self._state.model_state.holds_sum)
 

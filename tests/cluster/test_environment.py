@@ -11,7 +11,7 @@ import pytest
 
 from orchestrator.cluster.sessions.environment import enter, of_workers, patient, prepare_environment
 from orchestrator.common.tested_versions import Tried
-from orchestrator.numerics.allocator import LARGE_PAGES
+from orchestrator.numerics.allocator import GROWING, LARGE_PAGES
 from orchestrator.numerics.determinism import ENVIRONMENT
 
 AUTH = ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN")
@@ -77,7 +77,7 @@ def test_a_ray_that_is_started_has_our_patience_unless_the_user_says_otherwise(m
 
 
 def test_workers_get_every_variable_that_changes_bits() -> None:
-    assert of_workers() == {name: os.environ[name] for name in (*ENVIRONMENT, *LARGE_PAGES)}
+    assert of_workers() == {name: os.environ[name] for name in (*ENVIRONMENT, *LARGE_PAGES, *GROWING)}
 
 
 def test_workers_get_the_variables_that_are_declared_and_set(monkeypatch: pytest.MonkeyPatch) -> None:

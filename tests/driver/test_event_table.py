@@ -226,6 +226,12 @@ EXAMPLES = [
         {"worker": 1, "per_sample": 2.0, "card": "NVIDIA L4", "uuid": "u"},
         changes={"flops_per_sample": 2.0, "cards": {"u": "NVIDIA L4"}},
     ),
+    Example(
+        "memory",
+        {"worker": 1, "peak": 9, "reserved": 12, "largest_free": 2},
+        {"worker": 1, "peak": 9, "reserved": 12, "largest_free": 2},
+        changes={"gpu_memory": {"worker 1": {"peak": 9, "reserved": 12, "largest_free": 2}}},
+    ),
     Example("loader_lost", {"worker": 1, "why": "w"}, {"worker": 1, "why": "w"}, ("worker 1: w",)),
     Example(
         "board_out_of_reach",

@@ -56,6 +56,18 @@ def test_what_cards_compute_is_told_with_their_peak(cards: dict[str, str], told:
     assert ("flops_per_s" in report, "mfu" in report) == (told is not None, told is not None and "MFU" in told)
 
 
+def test_memory_of_gpus_is_told_of_the_worker_that_took_most() -> None:
+    told = {"peak": 12_300_000_000, "reserved": 14_000_000_000, "largest_free": 900_000_000}
+    less = {"peak": 11_000_000_000, "reserved": 20_000_000_000, "largest_free": 0}
+    outcome = RunOutcome(steps=3, loss=0.5, digest="d", gpu_memory={"worker 0": less, "worker 1": told})
+    rows = summary.text(outcome, "digits", "2 workers", "r1", "look").splitlines()
+    assert (
+        "  memory   tensors took at most 12.3 GB of a GPU (worker 1); 14 GB reserved at the end, largest free block 900 MB"
+        in rows
+    )
+    assert outcome.as_dict("r", 0.0)["gpu_memory"] == {"worker 0": less, "worker 1": told}
+
+
 def test_a_store_of_ones_own_is_shown_by_a_command() -> None:
     assert shown(OWN) == "  look     python -m orchestrator ui"
 

@@ -151,6 +151,17 @@ def test_gpus_are_described(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (cuda.describe()["mig"], cuda.uuids()) == (True, [])
 
 
+def test_memory_is_told_with_the_largest_block_that_is_free(monkeypatch: pytest.MonkeyPatch) -> None:
+    blocks = [("active_allocated", 90), ("inactive", 20), ("active_pending_free", 70), ("inactive", 30)]
+    segments = [{"blocks": [{"state": state, "size": size}]} for state, size in blocks]
+    monkeypatch.setattr(torch.cuda, "memory_snapshot", lambda: segments)
+    monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda: 200)
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda: 210)
+    assert cuda.memory() == {"peak": 200, "reserved": 210, "largest_free": 30}
+    segments.clear()
+    assert cuda.memory()["largest_free"] == 0
+
+
 def test_cublas_is_asked_for_its_version(monkeypatch: pytest.MonkeyPatch) -> None:
     def ask(number: int, part: Any) -> int:
         part._obj.value = (13, 1, 7)[number]

@@ -25,6 +25,18 @@ def test_a_users_own_value_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     assert os.environ["OMP_DYNAMIC"] == "FALSE"
 
 
+@pytest.mark.parametrize("theirs", ["PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"])
+def test_the_allocator_of_a_gpu_is_as_the_user_has_set_it(monkeypatch: pytest.MonkeyPatch, theirs: str) -> None:
+    monkeypatch.delenv("PYTORCH_ALLOC_CONF")
+    with monkeypatch.context() as one:
+        one.setenv(theirs, "max_split_size_mb:64")
+        prepare_environment()
+        assert os.environ[theirs] == "max_split_size_mb:64"
+        assert (theirs == "PYTORCH_ALLOC_CONF") == ("PYTORCH_ALLOC_CONF" in os.environ)
+    prepare_environment()
+    assert os.environ["PYTORCH_ALLOC_CONF"] == "expandable_segments:True"
+
+
 def test_a_thread_is_set_up_and_says_how() -> None:
     denormal = torch.tensor([2.0**-149])
     found = {}

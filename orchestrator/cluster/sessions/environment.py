@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from orchestrator.common.tested_versions import RAY
-from orchestrator.numerics.allocator import LARGE_PAGES
+from orchestrator.numerics.allocator import GROWING, LARGE_PAGES
 from orchestrator.numerics.determinism import ENVIRONMENT, PORTABLE
 
 # Ray's own patience with its head, its agent and the process of a worker, and in what part of a second it is counted.
@@ -124,4 +124,8 @@ def of_workers(declared: Iterable[str] = ()) -> dict[str, str]:
     """The variables that must be set in a worker before it imports torch: on other nodes nothing is inherited. declared: those
     that the pipeline reads."""
     portable = PORTABLE if all(os.environ.get(name) == value for name, value in PORTABLE.items()) else {}
-    return {name: os.environ[name] for name in (*ENVIRONMENT, *LARGE_PAGES, *portable, *declared) if name in os.environ}
+    return {
+        name: os.environ[name]
+        for name in (*ENVIRONMENT, *LARGE_PAGES, *GROWING, *portable, *declared)
+        if name in os.environ
+    }

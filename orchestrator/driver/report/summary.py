@@ -27,6 +27,7 @@ def text(outcome: RunOutcome, title: str, layout: str, run_id: str, where_to_loo
         ("spent", outcome.spent_sentence),
         ("time", times.sentence(outcome.times)),
         ("compute", _compute(outcome)),
+        ("memory", _memory(outcome)),
         ("shards", times.sentence_of_shards(outcome.shards)),
         ("dealt", assigned if outcome.rebalanced else ""),
         (
@@ -58,6 +59,15 @@ def _compute(outcome: RunOutcome) -> str:
     names = ", ".join(dict.fromkeys(outcome.cards.values()))
     share = "" if outcome.mfu is None else f", {outcome.mfu:.1%} of their peak in bfloat16 (MFU)"
     return f"{three_digits(outcome.flops_per_s / 1e12)} TFLOP/s on {len(outcome.cards)} x {names}{share}"
+
+
+def _memory(outcome: RunOutcome) -> str:
+    """Of the worker that took most on its GPU."""
+    if not outcome.gpu_memory:
+        return ""
+    worker, most = max(outcome.gpu_memory.items(), key=lambda told: told[1]["peak"])
+    peak, reserved, free = (_size(most[name]) for name in ("peak", "reserved", "largest_free"))
+    return f"tensors took at most {peak} of a GPU ({worker}); {reserved} reserved at the end, largest free block {free}"
 
 
 def _size(size: int) -> str:

@@ -185,6 +185,11 @@ def _with_flops(outcome: RunOutcome, facts: Facts) -> RunOutcome:
     return replace(outcome, flops_per_sample=facts["per_sample"], cards=cards)
 
 
+def _with_memory(outcome: RunOutcome, facts: Facts) -> RunOutcome:
+    told = only("peak", "reserved", "largest_free")(facts)
+    return replace(outcome, gpu_memory={**outcome.gpu_memory, f"worker {facts['worker']}": told})
+
+
 def _with_files(outcome: RunOutcome, facts: Facts) -> RunOutcome:
     return replace(outcome, files_read=outcome.files_read | FilesRead(frozenset(facts["numbers"]), facts["of"]))
 
@@ -281,6 +286,7 @@ EVENTS: Mapping[str, EventType] = {
     "waiting": EventType(only("worker", "what"), say("worker {worker}: {what}")),
     "device": EventType(only("worker", "why"), say("note: worker {worker}: {why}")),
     "flops": EventType(only("worker", "per_sample", "card", "uuid"), outcome=_with_flops),
+    "memory": EventType(only("worker", "peak", "reserved", "largest_free"), outcome=_with_memory),
     "loader_lost": EventType(only("worker", "why"), say("worker {worker}: {why}")),
     "stages_proved": EventType(only("worker", "seconds")),
     "board_out_of_reach": EventType(only("worker", "why"), say(_CLAIMS)),
