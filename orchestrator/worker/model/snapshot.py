@@ -145,16 +145,14 @@ def _optimizer_tree(model: torch.nn.Module, optimizer: torch.optim.Optimizer) ->
 def _put_back(tree: dict[str, Any], model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
     """Whether a group is fused follows from the device, so it stays as it is here."""
     for group, saved in zip(optimizer.param_groups, tree["groups"], strict=True):
-        own = {key: group[key] for key in ("params", "fused") if key in group}
+        own: dict[str, Any] = {key: group[key] for key in ("params", "fused") if key in group}
         group.clear()
         group.update({**saved, **own})
     groups = {parameter: group for group in optimizer.param_groups for parameter in group["params"]}
     parameters = dict(model.named_parameters())
     entries = {parameters[name]: entry for name, entry in tree["state"].items()}
     tensors = [each for entry in entries.values() for each in entry.values() if isinstance(each, torch.Tensor)]
-    moves = all(
-        tensor.is_cpu for tensor in tensors
-    )  # else each is where it was, beside the parameter or in host memory
+    moves = all(tensor.is_cpu for tensor in tensors)  # else each is where it was, on the device or not
     optimizer.state.clear()
     for parameter, entry in entries.items():
         optimizer.state[parameter] = {
