@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from orchestrator.data.drift import Drift, Shift
+from orchestrator.driver.recording.record import Record
 from orchestrator.driver.run.drift_watch import DataDrift
 from orchestrator.driver.run.event_sink import Audience, EventSink
 from orchestrator.records import lines
@@ -108,3 +109,18 @@ def test_many_small_shards_on_few_workers_are_noted_once(
         sink.times("worker", 0, {"first": 0, "micro_batch_s": micro_batch_s})
     record.journal.close()
     assert shown == ([] if said is None else [said])
+
+
+def test_that_no_row_could_be_tried_is_told_once_at_the_start_and_not_at_the_end(tmp_path: Path) -> None:
+    shown: list[str] = []
+    journal = LineFile(tmp_path / "j")
+    record: Any = SimpleNamespace(tracker=None, journal=journal, served_told=None)
+    sink = EventSink(record, Audience(SimpleNamespace(say=shown.append)))  # type: ignore[arg-type]
+    for member in (1, 0):
+        sink.heard(member, None, {"event": "unserved", "why": "w", "detail": "d"})
+    journal.close()
+    assert shown == ["note: when it is served, the model answers all at once: w (d)"]
+    assert [event["event"] for event in lines.read(tmp_path / "j")] == ["unserved"]
+    for why, told in (("w", None), (None, None), ("other", "when it is served, the model answers all at once: other")):
+        record.answers = {"rows": None, "why": why, "detail": None}
+        assert Record.answering(record) == told

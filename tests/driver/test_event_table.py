@@ -219,6 +219,12 @@ EXAMPLES = [
     Example("caller_refused", {"member": 1, "why": "w"}, {"member": 1, "why": "w"}, ("member 1 w",)),
     Example("waiting", {"worker": 1, "what": "w"}, {"worker": 1, "what": "w"}, ("worker 1: w",)),
     Example("stages_proved", {"worker": 1, "seconds": [0.1]}, {"worker": 1, "seconds": [0.1]}),
+    Example(
+        "unserved",
+        {"worker": 1, "why": "w", "detail": "d"},
+        {"why": "w", "detail": "d"},
+        ("note: when it is served, the model answers all at once: w (d)",),
+    ),
     Example("device", {"worker": 1, "why": "w"}, {"worker": 1, "why": "w"}, ("note: worker 1: w",)),
     Example(
         "flops",

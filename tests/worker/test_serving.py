@@ -267,9 +267,9 @@ def test_what_does_not_fit_is_named_by_its_type_with_what_to_write() -> None:
         (Tokens(), Batch({"x": words(), "mask": words()}), None, "predict() raised AttributeError; a Batch of x, mask"),
         (
             Tokens(),
-            words(17),
+            words(18),
             None,
-            "predict() raised IndexError: index out of range in self; a tensor of int64, shape [12, 17]",
+            "predict() raised IndexError: index out of range in self; a tensor of int64, shape [12, 18]",
         ),
         (
             Tokens(),
@@ -282,6 +282,59 @@ def test_what_does_not_fit_is_named_by_its_type_with_what_to_write() -> None:
         assert found.rows is None
         assert "write example() or predict() in the pipeline" in (found.why or "")
         assert (found.detail or "").replace("it was given ", "").startswith(detail)
+
+
+def test_of_a_batch_that_is_one_tensor_of_tokens_all_or_all_but_the_last_are_given() -> None:
+    """The last is only predicted; a pipeline that says itself what is given is asked nothing else."""
+
+    class Own(Plain):
+        def example(self, batch: Any) -> Any:
+            return batch
+
+    for length in (6, 16, 17):
+        assert tried(Tokens(), words(length)).rows == batch_invariance.ROWS
+    for batch, pipeline in ((words(17), Own()), (words(18), None), (words(17).float(), None)):
+        assert tried(Tokens(), batch, pipeline).why == answering.UNFIT
+
+
+def at_the_start(
+    model: nn.Module, batch: Any, pipeline: Pipeline | None = None, *, stages: int = 1, privacy: Any = None
+) -> dict[str, Any] | None:
+    """What a worker tells before the first step; a batch of so many rows as it asks for."""
+    members, streams = SimpleNamespace(stages=stages), None
+    plan: Any = SimpleNamespace(
+        cluster=SimpleNamespace(members=members), run=SimpleNamespace(seed=1), data=SimpleNamespace(privacy=privacy)
+    )
+    samples = lambda rows: batch[:rows] if isinstance(batch, Tensor) else batch  # noqa: E731
+    workload: Any = SimpleNamespace(pipeline=pipeline or Plain(), model=model, samples=samples, streams=streams)
+    return answering.unfit(plan, workload)
+
+
+def test_at_the_start_it_is_told_what_cannot_be_tried_and_the_model_is_as_it_was() -> None:
+    class Counting(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.calls = 0
+            self.tokens = Tokens()
+
+        def forward(self, x: Tensor) -> Any:
+            self.calls += 1
+            return self.tokens(x)
+
+    class Own(Plain):
+        def predict(self, model: nn.Module, inputs: Any) -> Any:
+            raise AssertionError(f"{model} is not asked for {inputs}")
+
+    model = Counting()
+    assert at_the_start(model, words(17)) is None
+    assert at_the_start(model, words(18)) == {
+        "why": answering.UNFIT,
+        "detail": "predict() raised IndexError: index out of range in self; it was given a tensor of int64, shape [1, 18]",
+    }
+    assert at_the_start(model, words(18), privacy=object()) == {"why": answering.UNFIT}
+    assert at_the_start(model, words(18), Own()) is None
+    assert at_the_start(model, words(18), stages=2) is None
+    assert (model.calls, model.training) == (0, True)
 
 
 def test_a_part_of_an_answer_that_has_no_rows_is_named() -> None:

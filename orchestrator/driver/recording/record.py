@@ -25,7 +25,7 @@ from orchestrator.driver.preflight.checks import ORCHESTRATOR, code_in
 from orchestrator.driver.preflight.private import COMMITMENT, commitment_in
 from orchestrator.driver.recording import lineage, predecessor
 from orchestrator.driver.recording.predecessor import Predecessor
-from orchestrator.driver.recording.trained_model import UNTRIED, MadeOf, TrainedModel, answering
+from orchestrator.driver.recording.trained_model import UNTRIED, MadeOf, TrainedModel, when_served
 from orchestrator.driver.report import card, description, few, pictures
 from orchestrator.driver.report.description import Layout
 from orchestrator.driver.report.layout import layout
@@ -97,6 +97,7 @@ class Record:
         self._settings = settings
         self._inputs = contents.inputs
         self._said: list[str] = []
+        self.served_told: str | None = None  # why the model answers all at once, as it was said at the start
         self.drift_told = False  # what came of comparing the data with those of the run before
         self._drift: tuple[str, Drift] | None = None
         self._work = contents.work
@@ -267,10 +268,8 @@ class Record:
         )
 
     def answering(self) -> str | None:
-        """What whoever serves the model has to know, or None."""
-        return (
-            None if self.answers["why"] is None else f"when it is served, the model answers {answering(self.answers)}"
-        )
+        """What whoever serves the model has to know and was not told at the start, or None."""
+        return None if self.answers["why"] in (None, self.served_told) else when_served(self.answers)
 
     def close(self, outcome: RunOutcome) -> RunOutcome:
         """Write down how the run ended, here and in MLflow. Returns the outcome with what is known now: a file that is not

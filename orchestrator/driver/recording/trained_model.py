@@ -31,6 +31,11 @@ def answering(answers: Mapping[str, Any]) -> str:
     return "row by row" if answers["why"] is None else f"row by row, one at a time: {answers['why']}{detail}"
 
 
+def when_served(answers: Mapping[str, Any]) -> str:
+    """The same for whoever trains it."""
+    return f"when it is served, the model answers {answering(answers)}"
+
+
 @dataclass(frozen=True)
 class MadeOf:
     """What a model was made of. packages: name -> version, of the workers; work: None where the code was not recorded; modules:

@@ -204,8 +204,11 @@ class EventSink:
             self.event(event, **facts)
 
     def _is_new(self, event: str, facts: Mapping[str, Any]) -> bool:
-        """Every worker reports every evaluation, and what the members send. The first report is enough; of an evaluation one of
-        a later generation counts if it differs."""
+        """Every worker reports every evaluation, what the members send, and that no row could be tried. The first report is
+        enough; of an evaluation one of a later generation counts if it differs."""
+        if event == "unserved":
+            before, self._record.served_told = self._record.served_told, facts["why"]
+            return before is None
         if event == "sent":
             before, self._sent_step = self._sent_step, max(self._sent_step, facts["step"])
             return bool(self._sent_step > before)

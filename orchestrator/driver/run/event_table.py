@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+from orchestrator.driver.recording.trained_model import when_served
 from orchestrator.driver.report import few
 from orchestrator.driver.report.outcome import RunOutcome, recovery_in_words
 from orchestrator.provenance.tracking import EXECUTION
@@ -287,6 +288,9 @@ EVENTS: Mapping[str, EventType] = {
     "device": EventType(only("worker", "why"), say("note: worker {worker}: {why}")),
     "flops": EventType(only("worker", "per_sample", "card", "uuid"), outcome=_with_flops),
     "memory": EventType(only("worker", "peak", "reserved", "largest_free"), outcome=_with_memory),
+    "unserved": EventType(
+        only("why", "detail?"), lambda facts: (f"note: {when_served({'rows': None, 'detail': None, **facts})}",)
+    ),
     "loader_lost": EventType(only("worker", "why"), say("worker {worker}: {why}")),
     "stages_proved": EventType(only("worker", "seconds")),
     "board_out_of_reach": EventType(only("worker", "why"), say(_CLAIMS)),

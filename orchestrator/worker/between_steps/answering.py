@@ -1,4 +1,8 @@
-"""After the training: may rows be answered apart when the model is served? Tried with samples, where it has been trained.
+"""May rows be answered apart when the model is served? Tried with samples after the training, where it has been.
+
+Whether `predict` can be called at all with what the default `example` gives is tried at the launch, too, so that nobody hears
+of it only when the training is over. Of a batch that is one tensor of tokens, `predict` is given all; where it does not take
+that, all but the last, as language models are trained.
 
 What it does not do: serve (`orchestrator.worker.serving`).
 """
@@ -7,8 +11,9 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from functools import partial
 from typing import Any
 
 import torch
@@ -18,11 +23,13 @@ from orchestrator.errors import OrchestratorError, few
 from orchestrator.numerics import batch_invariance, determinism, inductor
 from orchestrator.numerics.batch_invariance import InvarianceTrial
 from orchestrator.numerics.streams import seeded
-from orchestrator.pipeline import naming
+from orchestrator.pipeline import Pipeline, defines, naming
 from orchestrator.worker.model.pipeline_adapter import PipelineAdapter
 
 UNFIT = "it could not be tried with what example() gives; write example() or predict() in the pipeline (docs/models.md)"
 _KEYS = 5  # in a sentence
+_TOKENS = (torch.int64, torch.int32, torch.int16, torch.uint8)
+_MOST_COPIED = 2**28  # parameters of a model that is copied and asked before the first step
 
 
 def answers(plan: Plan, workload: PipelineAdapter) -> dict[str, Any]:
@@ -42,19 +49,75 @@ def _tried_eagerly(plan: Plan, workload: PipelineAdapter) -> InvarianceTrial:
         return _tried(workload, plan.run.seed, plan.run.compute.arithmetic)
 
 
+def unfit(plan: Plan, workload: PipelineAdapter) -> dict[str, Any] | None:
+    """Before the first step: what `answers` would say of a pipeline that leaves `example` and `predict` as they are, where
+    nothing can be tried; None where it can, or where that is not known. A copy of the model is asked: nothing of it moves."""
+    parameters = sum(each.numel() for each in workload.model.parameters())
+    kind, is_staged = type(workload.pipeline), plan.cluster.members.stages > 1
+    if defines(kind, "example") or defines(kind, "predict") or is_staged or parameters > _MOST_COPIED:
+        return None
+    if workload.streams is not None and not workload.held_out:
+        return None
+    try:
+        model = copy.deepcopy(workload.model).eval()
+    except Exception:  # of the user's classes
+        return None
+    found = _with_samples(workload, plan.run.seed, 1, nullcontext(model), _called)
+    if found.rows is not None:
+        return None
+    return {"why": found.why, **({} if plan.data.privacy is not None else {"detail": found.detail})}
+
+
+def _called(call: Callable[[Any], Any], inputs: Any) -> InvarianceTrial:
+    call(inputs)
+    return InvarianceTrial(batch_invariance.ROWS)
+
+
 def _tried(workload: PipelineAdapter, seed: int, arithmetic: determinism.Arithmetic) -> InvarianceTrial:
     determinism.prepare_thread(1, arithmetic=arithmetic)
-    given: Any = None
+    asked = _asked(workload.model)
+    return _with_samples(workload, seed, batch_invariance.EXAMPLES, asked, batch_invariance.tried)
+
+
+def _with_samples(
+    workload: PipelineAdapter,
+    seed: int,
+    rows: int,
+    asked: AbstractContextManager[torch.nn.Module],
+    trial: Callable[[Callable[[Any], Any], Any], InvarianceTrial],
+) -> InvarianceTrial:
+    """What a trial finds of the first of these inputs that `predict` takes."""
+    pipeline, given = workload.pipeline, None
     try:
         with seeded(seed, "predict"):
-            given = workload.samples(batch_invariance.EXAMPLES)
+            given = workload.samples(rows)
             with naming("example()"):
-                inputs = given = workload.pipeline.example(given)
-            with naming("predict()"), _asked(workload.model) as model, torch.no_grad():
-                return batch_invariance.tried(lambda rows: workload.pipeline.predict(model, rows), inputs)
+                inputs = given = pipeline.example(given)
+            with asked as model, torch.no_grad():
+                return _first_taken(pipeline, inputs, lambda rows: trial(partial(pipeline.predict, model), rows))
     except OrchestratorError as error:
         raised = error.message.partition("\n")[0].rstrip(": ")
         return InvarianceTrial(None, UNFIT, raised if given is None else f"{raised}; it was given {_kind(given)}")
+
+
+def _first_taken(pipeline: Pipeline, inputs: Any, trial: Callable[[Any], InvarianceTrial]) -> InvarianceTrial:
+    """Raises what the inputs raise, as they came, where nothing else is taken either."""
+    shorter = _without_last(pipeline, inputs)
+    try:
+        with naming("predict()"):
+            return trial(inputs)
+    except OrchestratorError:
+        if shorter is not None:
+            with suppress(OrchestratorError), naming("predict()"):
+                return trial(shorter)
+        raise
+
+
+def _without_last(pipeline: Pipeline, inputs: Any) -> torch.Tensor | None:
+    """Of rows of tokens, where nobody has said what the model is given of them: all but the last, which is only predicted."""
+    if defines(type(pipeline), "example") or not isinstance(inputs, torch.Tensor) or inputs.dim() != 2:
+        return None
+    return inputs[:, :-1] if inputs.dtype in _TOKENS and inputs.shape[1] > 1 else None
 
 
 def _kind(value: Any) -> str:
