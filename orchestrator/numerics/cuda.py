@@ -102,11 +102,12 @@ def memory() -> dict[str, int]:
     block of that which is free."""
     import torch
 
-    blocks = (block for segment in torch.cuda.memory_snapshot() for block in segment["blocks"])
+    gpu: Any = torch.cuda
+    blocks = (block for segment in gpu.memory_snapshot() for block in segment["blocks"])
     free = (int(block["size"]) for block in blocks if block["state"] == "inactive")
     return {
-        "peak": torch.cuda.max_memory_allocated(),
-        "reserved": torch.cuda.memory_reserved(),
+        "peak": gpu.max_memory_allocated(),
+        "reserved": gpu.memory_reserved(),
         "largest_free": max(free, default=0),
     }
 

@@ -165,8 +165,9 @@ def _use_deterministic_algorithms() -> None:
     """Also in torch's compiler, which reads it from the environment when it is imported later. With them torch
     would fill all memory that it takes, too: that shows an operation which reads what nobody has written, and costs a step of
     convolutions 6 to 14 % of its time."""
-    from torch.utils import deterministic
+    import torch
 
+    deterministic: Any = torch.utils.deterministic
     os.environ["TORCHINDUCTOR_DETERMINISTIC"] = "1"
     set_deterministic_algorithms(True)
     deterministic.fill_uninitialized_memory = os.environ.get(FILL) == "1"
@@ -175,8 +176,9 @@ def _use_deterministic_algorithms() -> None:
 @contextmanager
 def filled() -> Iterator[None]:
     """Within the block torch fills memory that nobody has written, with NaN, so that whatever reads it shows."""
-    from torch.utils import deterministic
+    import torch
 
+    deterministic: Any = torch.utils.deterministic
     before = deterministic.fill_uninitialized_memory
     deterministic.fill_uninitialized_memory = True
     try:

@@ -167,12 +167,11 @@ def test_cublas_is_asked_for_its_version(monkeypatch: pytest.MonkeyPatch) -> Non
         part._obj.value = (13, 1, 7)[number]
         return 0
 
-    asked = []
-    library = SimpleNamespace(cublasGetProperty=ask)
+    loaded = {"libcublas.so.13": SimpleNamespace(cublasGetProperty=ask)}
     monkeypatch.setattr(torch.version, "cuda", "13.0")
-    monkeypatch.setattr(ctypes, "CDLL", lambda name: asked.append(name) or library)
-    assert (cuda.cublas(), asked) == ("13.1.7", ["libcublas.so.13"])
-    del library.cublasGetProperty
+    monkeypatch.setattr(ctypes, "CDLL", loaded.__getitem__)
+    assert cuda.cublas() == "13.1.7"
+    del loaded["libcublas.so.13"].cublasGetProperty
     assert cuda.cublas() is None
 
 

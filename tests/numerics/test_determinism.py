@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 import threading
+from typing import Any
 
 import pytest
 import torch
-from torch.utils import deterministic
 
 from orchestrator.numerics.determinism import ENVIRONMENT, FILL, filled, prepare_environment, prepare_thread
+
+deterministic: Any = torch.utils.deterministic
 
 
 def test_the_environment_of_these_tests_is_prepared() -> None:

@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 import torch
-from torch.utils import deterministic
 
 from orchestrator.errors import Inconsistent
 from orchestrator.numerics.determinism import FILL, prepare_thread
 from orchestrator.worker.admission import proof
 
+deterministic: Any = torch.utils.deterministic
 WORKLOAD: Any = SimpleNamespace(user_objects=dict, model=torch.nn.Linear(1, 1))
 
 
