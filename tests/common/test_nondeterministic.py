@@ -47,12 +47,9 @@ def of(*shape: int) -> Tensor:
 
 
 def over_depth(x: Tensor) -> Tensor:
-    return (
-        functional.avg_pool1d(x.movedim(2, -1).flatten(0, 3).unsqueeze(1), 2)
-        .squeeze(1)
-        .unflatten(0, (2, 3, 2, 2))
-        .movedim(-1, 2)
-    )
+    rows = x.movedim(2, -1)
+    pooled = functional.avg_pool1d(rows.flatten(0, 3).unsqueeze(1), 2).squeeze(1)
+    return pooled.view(*rows.shape[:-1], -1).movedim(-1, 2)
 
 
 IDS = torch.tensor([2, 0, 2, 1])
@@ -74,7 +71,7 @@ PAIRS: dict[str, tuple[tuple[int, ...], Callable[[Tensor], Tensor], Callable[[Te
     "AdaptiveAvgPool3d to more than 1x1x1": (
         VOLUME,
         lambda x: functional.adaptive_avg_pool3d(x, (3, 2, 1)),
-        lambda x: x.unflatten(4, (1, -1)).unflatten(3, (2, -1)).unflatten(2, (3, -1)).mean((3, 5, 7)),
+        lambda x: x.unflatten(4, (1, -1)).unflatten(3, (2, -1)).unflatten(2, (3, -1)).mean((3, 5, 7)),  # type: ignore[no-untyped-call]
     ),
     "AdaptiveMaxPool2d": (
         IMAGE,
@@ -84,7 +81,7 @@ PAIRS: dict[str, tuple[tuple[int, ...], Callable[[Tensor], Tensor], Callable[[Te
     "AvgPool3d": (
         VOLUME,
         lambda x: functional.avg_pool3d(x, 2),
-        lambda x: over_depth(functional.avg_pool2d(x.flatten(1, 2), 2).unflatten(1, (3, 6))),
+        lambda x: over_depth(functional.avg_pool2d(x.flatten(1, 2), 2).unflatten(1, (3, 6))),  # type: ignore[no-untyped-call]
     ),
     "linear and bicubic interpolation, and antialias=True": (
         LINE,
@@ -126,7 +123,9 @@ PAIRS: dict[str, tuple[tuple[int, ...], Callable[[Tensor], Tensor], Callable[[Te
 }
 OTHERS: dict[str, Callable[[], Tensor]] = {
     "FractionalMaxPool2d and 3d": lambda: functional.fractional_max_pool2d(of(*IMAGE), 2, output_size=2),
-    "CTCLoss": lambda: functional.ctc_loss(of(5, 1, 4).log_softmax(-1), IDS[:1].view(1, 1), [5], [1], reduction="none"),
+    "CTCLoss": lambda: functional.ctc_loss(
+        of(5, 1, 4).log_softmax(-1), IDS[:1].view(1, 1), torch.tensor([5]), torch.tensor([1]), reduction="none"
+    ),
     "grid_sample": lambda: functional.grid_sample(of(*IMAGE), torch.zeros(2, 2, 2, 2), align_corners=False),
     "linear and bicubic interpolation, and antialias=True": lambda: functional.interpolate(
         of(*IMAGE), size=9, mode="bicubic"

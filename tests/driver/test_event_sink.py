@@ -115,7 +115,7 @@ def test_that_no_row_could_be_tried_is_told_once_at_the_start_and_not_at_the_end
     shown: list[str] = []
     journal = LineFile(tmp_path / "j")
     record: Any = SimpleNamespace(tracker=None, journal=journal, served_told=None)
-    sink = EventSink(record, Audience(SimpleNamespace(say=shown.append)))  # type: ignore[arg-type]
+    sink = EventSink(record, Audience(SimpleNamespace(say=shown.append)))
     for member in (1, 0):
         sink.heard(member, None, {"event": "unserved", "why": "w", "detail": "d"})
     journal.close()

@@ -39,7 +39,7 @@ def drawn(shape: tuple[int, ...], dtype: torch.dtype = torch.float32) -> tuple[T
 def computed(loss: Callable[[Tensor], Tensor], x: Tensor) -> tuple[Tensor, Tensor]:
     leaf = x.clone().requires_grad_()
     found = loss(leaf)
-    found.backward(torch.linspace(0.5, 1.5, found.numel(), dtype=found.dtype).view(found.shape))
+    found.backward(torch.linspace(0.5, 1.5, found.numel(), dtype=found.dtype).view(found.shape))  # type: ignore[no-untyped-call]
     assert leaf.grad is not None
     return found.detach(), leaf.grad
 
@@ -85,7 +85,7 @@ def test_halves_add_up_in_float32(dtype: torch.dtype) -> None:
     assert (loss.dtype, total.item()) == (dtype, 8192.0)
     assert loss.item() == functional.nll_loss(log.float(), target).to(dtype).item()
     grad = image_losses.backward(torch.ones((), dtype=dtype), log, target, None, 1, -100, total)
-    assert (grad.dtype, grad.unique().tolist()) == (dtype, [-1 / 8192, 0])
+    assert (grad.dtype, grad.unique().tolist()) == (dtype, [-1 / 8192, 0])  # type: ignore[no-untyped-call]
 
 
 def test_a_mean_of_nothing_is_no_number_and_its_gradient_is_zero() -> None:

@@ -207,8 +207,8 @@ class EventSink:
         """Every worker reports every evaluation, what the members send, and that no row could be tried. The first report is
         enough; of an evaluation one of a later generation counts if it differs."""
         if event == "unserved":
-            before, self._record.served_told = self._record.served_told, facts["why"]
-            return before is None
+            is_first, self._record.served_told = self._record.served_told is None, facts["why"]
+            return is_first
         if event == "sent":
             before, self._sent_step = self._sent_step, max(self._sent_step, facts["step"])
             return bool(self._sent_step > before)
