@@ -149,8 +149,9 @@ def test_a_divergence_in_words(change: Callable[[Line], Line], text: str) -> Non
     ["hardware gpu.models: H100 -> H200", "hardware cpu: EPYC -> Xeon"],
 )
 def test_another_machine_is_exact_with_the_same_bits_and_suspected_first_with_others(machine: str) -> None:
-    original, same = {"trace": trace(), "digest": "d"}, {"trace": trace(), "digest": "d"}
-    other = {"trace": spoil(trace(), 5, "loss"), "digest": "e"}
+    original: Any = {"trace": trace(), "digest": "d"}
+    same: Any = {"trace": trace(), "digest": "d"}
+    other: Any = {"trace": spoil(trace(), 5, "loss"), "digest": "e"}
     found = judge(original, same, machines=[machine])
     assert (found.word, found.machines) == ("exact", (machine,))
     assert found.text.endswith(f"agree to the last bit; another machine changed nothing: {machine}")

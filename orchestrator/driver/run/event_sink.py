@@ -210,8 +210,8 @@ class EventSink:
             is_first, self._record.served_told = self._record.served_told is None, facts["why"]
             return is_first
         if event == "sent":
-            before, self._sent_step = self._sent_step, max(self._sent_step, facts["step"])
-            return bool(self._sent_step > before)
+            known_step, self._sent_step = self._sent_step, max(self._sent_step, facts["step"])
+            return bool(self._sent_step > known_step)
         if event == "evaluated":
             found = (facts.get("generation", 0), facts["metrics"])
             known = self._evaluated.get(facts["step"])
