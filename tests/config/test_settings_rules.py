@@ -128,6 +128,7 @@ REFUSED = {
     f"{STAGES} privacy.clipping_norm=0.5": "privacy.clipping_norm: with cluster.stages no worker has a whole contribution",
     f"{STAGES} reduction=fast": "reduction: with cluster.stages a stage's gradient is added up exactly",
     f"{STAGES} run.device=cuda cluster.gpus_per_worker=0.5": "run.device: with cluster.stages activations travel",
+    f"{STAGES} run.compile=true": "run.compile: with cluster.stages a worker computes a part of the model",
     f"{STAGES} cluster.gpus_per_worker=1": "cluster.gpus_per_worker: with cluster.stages stages are computed on CPUs, so 1 is",
     f"{TWO_SITES} cluster.address=null": "cluster.address: a private Ray is this machine alone, and data.sites names nodes",
     f"{TWO_SITES} sync=ssp": "sync.name: with data.sites all shards go in lockstep; set sync=bsp",

@@ -92,6 +92,7 @@ def test_the_facts_say_what_computes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cuda, "start", lambda: prepared.append(True))
     monkeypatch.setattr(cuda, "prepare", lambda *, tf32: {"device": "cuda", "tf32": tf32})
     monkeypatch.setattr(cuda, "describe", lambda: {"models": ["X"]})
+    monkeypatch.setattr(cuda, "card", lambda: {"card": "X", "uuid": "x"})
     run_manifest = Worker(resolve(settings), LocalRegions()).prepare()
     assert prepared == [True]
     assert {"device": "cuda", "tf32": True}.items() <= run_manifest["compute"].items()

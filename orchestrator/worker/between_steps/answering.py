@@ -52,15 +52,16 @@ def _tried_eagerly(plan: Plan, workload: PipelineAdapter) -> InvarianceTrial:
 def unfit(plan: Plan, workload: PipelineAdapter) -> dict[str, Any] | None:
     """Before the first step: what `answers` would say of a pipeline that leaves `example` and `predict` as they are, where
     nothing can be tried; None where it can, or where that is not known. A copy of the model is asked: nothing of it moves."""
-    parameters = sum(each.numel() for each in workload.model.parameters())
     kind, is_staged = type(workload.pipeline), plan.cluster.members.stages > 1
-    if defines(kind, "example") or defines(kind, "predict") or is_staged or parameters > _MOST_COPIED:
+    if defines(kind, "example") or defines(kind, "predict") or is_staged:
         return None
     if workload.streams is not None and not workload.held_out:
         return None
     try:
+        if sum(each.numel() for each in workload.model.parameters()) > _MOST_COPIED:
+            return None
         model = copy.deepcopy(workload.model).eval()
-    except Exception:  # of the user's classes
+    except Exception:  # of the user's classes: what cannot be trained is refused in other words
         return None
     found = _with_samples(workload, plan.run.seed, 1, nullcontext(model), _called)
     if found.rows is not None:
