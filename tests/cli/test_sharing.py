@@ -150,7 +150,8 @@ def _collaborate(place: Path, uri: str) -> None:
     # Bob goes on from the commit that Ann had begun with, changes the same line, and begins with her weights.
     shell(bob, "dvc pull -q")
     write(bob, {"helper.py": "SCALE = 4.0\n"})
-    other = bob.run("conf=study", "initial=models:/study@newest", "tracking.register=study", uri, "output=json")
+    from_ann = ("initial=models:/study@newest", "trust=true")
+    other = bob.run("conf=study", *from_ann, "tracking.register=study", uri, "output=json")
     assert other.code == 0, other.err
     assert "for others who rerun this" not in other.err
     repeated = ann.run(f"rerun={other.report['run_id']}", "trust=true", "cluster.workers=1", uri, "output=json")
