@@ -128,13 +128,15 @@ def _compiler() -> str:
     return os.environ.get("CXX") or "g++"
 
 
-@functools.cache
 def _cxx() -> str | None:
     """The first line of what the compiler says of its version; None where there is none."""
     found = shutil.which(_compiler())
-    if found is None:
-        return None
-    said = subprocess.run([found, "--version"], capture_output=True, text=True, check=False, timeout=60)
+    return None if found is None else _said(found)
+
+
+@functools.cache
+def _said(compiler: str) -> str | None:
+    said = subprocess.run([compiler, "--version"], capture_output=True, text=True, check=False, timeout=60)
     return said.stdout.partition("\n")[0] or None
 
 
