@@ -1,10 +1,10 @@
 """From a GPU into host memory beside the next step: copies on a stream of their own, in order by events on the card.
 
-    copies = side.copy(targets, sources)     # begins behind all that this thread has launched, and returns at once
-    copies.hold_back()                       # what this thread launches from now on begins when they have ended
-    copies.wait()                            # for any thread: until they have ended
+    copies = side.copy(targets, sources)     # It begins behind all that this thread has launched, and returns at once.
+    copies.hold_back()                       # What this thread launches from now on begins when they have ended.
+    copies.wait()                            # Any thread waits until they have ended.
 
-No host waits for the card but whoever reads what was copied. The first copy takes longer, as its memory is page-locked then.
+Only the thread that reads what was copied waits for the card. The first copy takes longer, as its memory is page-locked then.
 The calls are those of torch.cuda; tests have a double. No card has run this yet.
 """
 

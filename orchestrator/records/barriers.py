@@ -2,11 +2,16 @@
 
     {"rest": 3, "steps": 60, "clocks": [61, 60], "heirs": [], "updates": "PAAAAB...", "evaluate": false, "parameters": "9f..."}
 
-rest: its number; steps: of the trace, up to there; clocks: per shard, how many updates it has made; heirs: (lost, heir) pairs
-of shards, the lost one goes on with what the heir keeps; updates: the async phase before this sync barrier, see `clocks.py`;
-evaluate: somebody asked for an evaluation; parameters: their fingerprint afterwards, which is an outcome. Of gossip, whose
-updates come in no order that would have to be known, `updates` is empty, and two more outcomes say how far the models are
-apart: consensus_distance and spectral_gap (hexadecimal floats).
+    rest          The number of the barrier.
+    steps         The steps of the trace, up to there.
+    clocks        The updates that each shard has made.
+    heirs         Pairs (lost, heir) of shards. The lost one goes on with what the heir keeps.
+    updates       The async phase before this barrier (`clocks.py`).
+    evaluate      Whether somebody asked for an evaluation.
+    parameters    Their fingerprint afterwards, which is an outcome.
+
+The updates of gossip come in no order that has to be known, so `updates` is empty there. Two more outcomes say how far its
+models are apart: consensus_distance and spectral_gap (hexadecimal floats).
 
 What it does not do: know how async phases are executed or repeated.
 """

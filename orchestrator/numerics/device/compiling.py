@@ -1,8 +1,8 @@
 """`sums.cu` on the card at hand: compiled by NVRTC in half a second, launched on torch's current stream.
 
-Why CUDA C by NVRTC and not Triton: no C compiler and no headers of Python on a worker, no cache of files that many workers fill
-at once, numbers that arrive as float64, roundings that stand in the source, and one source that a C++ compiler runs on a
-processor, so that its bits are tested where no card is. Both packages come with torch's build for CUDA.
+Why CUDA C by NVRTC and not Triton: a worker needs no C compiler and no headers of Python, and no cache of files that many fill
+at once. Numbers arrive as float64, and roundings stand in the source. A C++ compiler runs the same source on a processor, so
+its bits are tested where no card is. Both packages come with torch's build for CUDA.
 Source: NVIDIA, "NVRTC" and "CUDA Driver API", module and execution control; by `cuda.bindings`.
 """
 
@@ -18,6 +18,7 @@ import torch
 
 from orchestrator.numerics.compiled import inverts
 from orchestrator.numerics.device.kernels import Adder, moved
+from orchestrator.numerics.exact import start_of
 from orchestrator.numerics.layout import BLOCK, Layout
 
 SOURCE: Final = Path(__file__).with_name("sums.cu")
@@ -98,7 +99,7 @@ class Compiled:
         blocks = total.numel() // BLOCK
         if not blocks:
             return
-        places = _start(total), 0 if last is None else _start(last), _start(result), _start(fingerprint)
+        places = start_of(total), 0 if last is None else start_of(last), start_of(result), start_of(fingerprint)
         divisors = float(divisor), 1.0 / divisor if inverts(divisor) else 0.0
         values = (*places, *divisors, blocks, first_block)
         self._launch("finish", min(blocks, self._most_blocks), values, FINISH)
@@ -134,7 +135,7 @@ class _Adding:
             return
         addresses = self._table(tuple(0 if tensor is None else tensor.data_ptr() for tensor in tensors))
         tables = addresses, self._places, self._slots, anchors, self._total, largest
-        values = (*map(_start, tables), float(weight), int(fresh))
+        values = (*map(start_of, tables), float(weight), int(fresh))
         self._launch("add", self._count, values, ADD)
 
     def _table(self, addresses: tuple[int, ...]) -> torch.Tensor:
@@ -151,11 +152,6 @@ def for_this_card() -> Compiled:
     properties = torch.cuda.get_device_properties()
     code = compiled(f"sm_{properties.major}{properties.minor}")
     return Compiled(Launcher(code), _BLOCKS * properties.multi_processor_count)
-
-
-def _start(tensor: torch.Tensor) -> int:
-    assert tensor.is_contiguous()
-    return tensor.data_ptr()
 
 
 def _ok(answer: Any) -> Any:

@@ -1,11 +1,10 @@
 """What a device does for an exact sum, behind one interface, and the accumulator over it.
 
-    Operations    operations of torch in float64: for any device; oracle of the kernels, and what is used where they cannot be
-    had Compiled      `sums.cu`, compiled for the card at hand (`compiling.py`): one pass where the operations take five
+    Operations    operations of torch in float64, for any device. They are the oracle of the kernels, and stand in for them.
+    Compiled      `sums.cu`, compiled for the card at hand (`compiling.py`). It takes one pass where the operations take five.
 
-All give the bits of `numerics.exact` (rule A1); one contract suite holds all of them (`tests/numerics/device`). What is asked
-for is enqueued on torch's current stream, and nothing here waits for it but `Accumulator.complete` and `finish`, which read an
-answer.
+All give the bits of `numerics.exact` (rule A1). One contract suite holds all of them (`tests/numerics/device`). Work is
+enqueued on torch's current stream. Only `Accumulator.complete` and `finished` wait for it, since they read an answer.
 """
 
 from __future__ import annotations

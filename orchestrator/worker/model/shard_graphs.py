@@ -1,11 +1,12 @@
 """A shard's forward and backward pass as one recording, which is done again for each micro-batch of the same shape.
 
-    first micro-batch of a shape    computed eagerly, then recorded, done again, and compared to the bit
-    the next one                    computed eagerly and done again, and compared once more: it has other contents
-    later ones                      done again: one call where a model takes thousands
+    first micro-batch of a shape    It is computed eagerly, then recorded, done again, and compared to the bit.
+    the next one                    It is computed eagerly and done again. It is compared, too, since its contents are others.
+    later ones                      They are done again, in one call where a model takes thousands.
 
-What a recording cannot hold is computed eagerly, with the same bits, and told once: control flow that depends on data, another
-shape in each batch, random numbers of the processor, a loss that depends on the step. On a card the recording is a CUDA graph.
+What a recording cannot hold is computed eagerly, with the same bits, and told once. Such are control flow that depends on data,
+another shape in each batch, random numbers of the processor, and a loss that depends on the step. On a card the recording is a
+CUDA graph.
 
 The gradients of a recording lie in the same place each time: they are added up before the next micro-batch.
 """
