@@ -89,6 +89,15 @@ def describe() -> dict[str, Any]:
     }
 
 
+def answered(answer: Any) -> Any:
+    """What a call of `cuda.bindings` returned beside its code: the value, or all where there are several. Raises RuntimeError
+    where CUDA refuses."""
+    code, *values = answer if isinstance(answer, tuple) else (answer,)
+    if int(code) != 0:
+        raise RuntimeError(f"CUDA refuses: {code}")
+    return values[0] if len(values) == 1 else values
+
+
 def card() -> dict[str, str]:
     """The GPU of this process, by its name and, as others may call it `cuda:0` too, by its UUID."""
     import torch

@@ -50,6 +50,12 @@ def test_a_torch_without_cuda_is_refused(monkeypatch: pytest.MonkeyPatch) -> Non
     )
 
 
+def test_an_answer_of_cuda_is_its_values_or_an_error() -> None:
+    assert [cuda.answered(answer) for answer in (0, (0,), (0, 5), (0, 5, 6))] == [[], [], 5, [5, 6]]
+    with pytest.raises(RuntimeError, match="CUDA refuses: 2"):
+        cuda.answered((2, 5))
+
+
 @pytest.mark.usefixtures("built")
 def test_no_visible_gpu_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")

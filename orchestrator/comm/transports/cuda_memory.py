@@ -11,6 +11,8 @@ from typing import Any
 
 import torch
 
+from orchestrator.numerics.cuda import answered
+
 
 class CudaDriver:
     """Implements `device_memory.Driver` for the current device of torch, which this starts."""
@@ -25,7 +27,7 @@ class CudaDriver:
         self._kind = driver.CUmemAllocationHandleType.CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR
         self._place = driver.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE
         least = driver.CUmemAllocationGranularity_flags.CU_MEM_ALLOC_GRANULARITY_MINIMUM
-        self.granularity = int(self._ok(driver.cuMemGetAllocationGranularity(self._properties(), least)))
+        self.granularity = int(answered(driver.cuMemGetAllocationGranularity(self._properties(), least)))
 
     def create(self, size_bytes: int) -> Any:
         out_of_memory = self._cuda.CUresult.CUDA_ERROR_OUT_OF_MEMORY
@@ -39,25 +41,25 @@ class CudaDriver:
                 f"a region of {size_bytes} bytes is needed on the GPU, where {free} bytes are free; use fewer workers on this "
                 "card, or a larger one"
             )
-        return self._ok(answer)
+        return answered(answer)
 
     def export(self, handle: Any) -> int:
-        return int(self._ok(self._cuda.cuMemExportToShareableHandle(handle, self._kind, 0)))
+        return int(answered(self._cuda.cuMemExportToShareableHandle(handle, self._kind, 0)))
 
     def take(self, fd: int) -> Any:
-        return self._ok(self._cuda.cuMemImportFromShareableHandle(fd, self._kind))
+        return answered(self._cuda.cuMemImportFromShareableHandle(fd, self._kind))
 
     def map(self, handle: Any, size_bytes: int, *, writable: bool) -> int:
         cuda = self._cuda
-        address = self._ok(cuda.cuMemAddressReserve(size_bytes, 0, 0, 0))
-        self._ok(cuda.cuMemMap(address, size_bytes, 0, handle, 0))
+        address = answered(cuda.cuMemAddressReserve(size_bytes, 0, 0, 0))
+        answered(cuda.cuMemMap(address, size_bytes, 0, handle, 0))
         both, reading = (
             cuda.CUmemAccess_flags.CU_MEM_ACCESS_FLAGS_PROT_READWRITE,
             cuda.CUmemAccess_flags.CU_MEM_ACCESS_FLAGS_PROT_READ,
         )
         # Not every driver has memory that is only read; nobody writes into a peer's in either case.
         if writable or not self._opened(address, size_bytes, reading):
-            self._ok((self._access(address, size_bytes, both),))
+            answered((self._access(address, size_bytes, both),))
         return int(address)
 
     def _opened(self, address: Any, size_bytes: int, flags: Any) -> bool:
@@ -88,13 +90,6 @@ class CudaDriver:
         properties.location.type, properties.location.id = self._place, self._device
         properties.requestedHandleTypes = self._kind
         return properties
-
-    def _ok(self, answer: Any) -> Any:
-        """What a call returned. Raises RuntimeError where it failed."""
-        code, *values = answer
-        if code != self._cuda.CUresult.CUDA_SUCCESS:
-            raise RuntimeError(f"the driver of the GPU refuses: {code}")
-        return values[0] if values else None
 
 
 class _Interface:

@@ -17,6 +17,7 @@ from typing import Any, Final
 import torch
 
 from orchestrator.numerics.compiled import inverts
+from orchestrator.numerics.cuda import answered
 from orchestrator.numerics.device.kernels import Adder, moved
 from orchestrator.numerics.exact import start_of
 from orchestrator.numerics.layout import BLOCK, Layout
@@ -41,12 +42,12 @@ def compiled(architecture: str, kind: str = "cubin") -> bytes:
     except ImportError as error:
         raise CompilationFailed(f"cuda.bindings is not installed: {error}") from error
     try:
-        program = _ok(nvrtc.nvrtcCreateProgram(SOURCE.read_bytes(), b"sums.cu", 0, [], []))
+        program = answered(nvrtc.nvrtcCreateProgram(SOURCE.read_bytes(), b"sums.cu", 0, [], []))
     except RuntimeError as error:  # the library itself was not found
         raise CompilationFailed(f"NVRTC cannot be loaded: {error}") from error
     options = [f"--gpu-architecture={architecture}".encode(), b"--fmad=false"]
     if int(nvrtc.nvrtcCompileProgram(program, len(options), options)[0]) != 0:
-        log = b" " * _ok(nvrtc.nvrtcGetProgramLogSize(program))
+        log = b" " * answered(nvrtc.nvrtcGetProgramLogSize(program))
         nvrtc.nvrtcGetProgramLog(program, log)
         raise CompilationFailed(f"NVRTC cannot compile sums.cu for {architecture}: {log.decode(errors='replace')}")
     size_of, get = (
@@ -54,8 +55,8 @@ def compiled(architecture: str, kind: str = "cubin") -> bytes:
         if kind == "cubin"
         else (nvrtc.nvrtcGetPTXSize, nvrtc.nvrtcGetPTX)
     )
-    code: bytes = b" " * int(_ok(size_of(program)))
-    _ok(get(program, code))
+    code: bytes = b" " * int(answered(size_of(program)))
+    answered(get(program, code))
     return code
 
 
@@ -66,15 +67,15 @@ class Launcher:
         from cuda.bindings import driver
 
         self._driver: Any = driver
-        self._module = _ok(driver.cuModuleLoadData(code))
+        self._module = answered(driver.cuModuleLoadData(code))
         self._functions = {
-            name: _ok(driver.cuModuleGetFunction(self._module, name.encode())) for name in ("add", "finish")
+            name: answered(driver.cuModuleGetFunction(self._module, name.encode())) for name in ("add", "finish")
         }
 
     def __call__(self, name: str, blocks: int, values: Sequence[int | float], kinds: Sequence[Any]) -> None:
         stream = torch.cuda.current_stream().cuda_stream
         packed = (tuple(values), tuple(kinds))
-        _ok(self._driver.cuLaunchKernel(self._functions[name], blocks, 1, 1, _THREADS, 1, 1, 0, stream, packed, 0))
+        answered(self._driver.cuLaunchKernel(self._functions[name], blocks, 1, 1, _THREADS, 1, 1, 0, stream, packed, 0))
 
 
 class Compiled:
@@ -152,11 +153,3 @@ def for_this_card() -> Compiled:
     properties = torch.cuda.get_device_properties()
     code = compiled(f"sm_{properties.major}{properties.minor}")
     return Compiled(Launcher(code), _BLOCKS * properties.multi_processor_count)
-
-
-def _ok(answer: Any) -> Any:
-    """What a call of CUDA returned. Raises RuntimeError where it failed."""
-    code, *values = answer if isinstance(answer, tuple) else (answer,)
-    if int(code) != 0:
-        raise RuntimeError(str(code))
-    return values[0] if len(values) == 1 else values
