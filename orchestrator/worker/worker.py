@@ -107,7 +107,7 @@ class Worker:
             self._workload = PipelineAdapter(kind, plan.run, plan.data, self._staging, self._services.sites)
         construction.refuse_moving(self._workload.model, self._workload.buffer_rules, plan)
         construction.refuse_compiled(self._workload.model, plan)
-        if (found := answering.unfit(plan, self._workload)) is not None:
+        if self._services.tries_answers and (found := answering.unfit(plan, self._workload)) is not None:
             self._services.emit({"event": "unserved", **found})
         if self._workload.streams is not None:
             _refuse_epochs(plan)

@@ -29,7 +29,7 @@ class SlowRay:
         actor = SimpleNamespace(
             **{verb: SimpleNamespace(remote=lambda *_, verb=verb: verb) for verb in ("prepare", "take", "save_weights")}
         )
-        return lambda _: SimpleNamespace(options=lambda **_: SimpleNamespace(remote=lambda *_: actor))
+        return lambda _: SimpleNamespace(options=lambda **_: SimpleNamespace(remote=lambda *_, **__: actor))
 
     def get_runtime_context(self) -> Any:
         return SimpleNamespace(get_node_id=lambda: None)
@@ -68,7 +68,7 @@ class DeadlyRay(SlowRay):
 
         verbs = {verb: SimpleNamespace(remote=lambda *_, verb=verb: ask(verb)) for verb in ("prepare", "take", "run")}
         actor = SimpleNamespace(**verbs)
-        return lambda _: SimpleNamespace(options=lambda **_: SimpleNamespace(remote=lambda *_: actor))
+        return lambda _: SimpleNamespace(options=lambda **_: SimpleNamespace(remote=lambda *_, **__: actor))
 
     def get(self, reference: Any, timeout: float | None = None) -> Any:  # noqa: ARG002
         if reference[0] != "prepare":
@@ -118,6 +118,24 @@ def test_two_thousand_losses_leave_no_descriptor_and_no_member_behind(monkeypatc
         assert [heard.member for heard in held.hear(0.0)] == [2000, 2000]
 
 
+def test_one_worker_of_a_run_tries_how_the_model_may_be_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The copy that it asks costs the others nothing."""
+    tries = []
+    ray = SlowRay(0, answers=True)
+    actor = ray.remote()(None).options().remote()
+
+    def start(role: str, *_: Any, tries_answers: bool) -> Any:
+        tries.append((role, tries_answers))
+        return actor
+
+    kind = SimpleNamespace(options=lambda **_: SimpleNamespace(remote=start))
+    monkeypatch.setattr(ray, "remote", lambda **_: lambda _: kind)
+    held = members_on(ray, monkeypatch)
+    held.start(1, "server", ActorPlacement(None, {}))
+    held.start(2, "worker", ActorPlacement(None, {}))
+    assert tries == [("worker", True), ("server", False), ("worker", False)]
+
+
 def test_what_one_that_is_over_has_said_before_is_heard(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its process was seen to have ended, and news of it that Ray has already are worth as much as any."""
     held = members_on(SlowRay(0, answers=True), monkeypatch)
@@ -156,7 +174,7 @@ def test_an_actor_answers_before_it_can_be_taken_for_silent(monkeypatch: pytest.
 
             take = SimpleNamespace(remote=held)
             actor = SimpleNamespace(take=take, prepare=SimpleNamespace(remote=lambda: "prepare"))
-            return lambda _: SimpleNamespace(options=lambda **_: SimpleNamespace(remote=lambda *_: actor))
+            return lambda _: SimpleNamespace(options=lambda **_: SimpleNamespace(remote=lambda *_, **__: actor))
 
     for unreachable_s in (2, 5, 60):
         members_on(Idle(0, answers=True), monkeypatch, f"cluster.unreachable_s={unreachable_s}")

@@ -174,7 +174,7 @@ class Cluster:
 
     # ---- Ray
 
-    def start(self, role: str, node: str, arguments: Sequence[Any]) -> Member:
+    def start(self, role: str, node: str, make: Callable[[], member_actor.MemberActor]) -> Member:
         number = self.next_member
         member = Member(
             f"{role} {number}",
@@ -190,7 +190,7 @@ class Cluster:
         def begin() -> None:
             self.schedule.sleep(self._late(2.0))
             self.misfortune.starts(member)
-            member.actor = member_actor.MemberActor(*arguments)
+            member.actor = make()
             self.schedule.spawn(lambda: self._serve(member, "control"), member, f"{member.name} control")
             self._serve(member, "compute")
 
@@ -404,8 +404,9 @@ class Kind:
     def options(self, node: str) -> Kind:
         return Kind(self._cluster, node)
 
-    def remote(self, role: str, *arguments: Any) -> Handle:
-        return Handle(self._cluster, self._cluster.start(role, self._node, [role, *arguments]))
+    def remote(self, role: member_actor.Role, *arguments: Any, **more: Any) -> Handle:
+        make = lambda: member_actor.MemberActor(role, *arguments, **more)  # noqa: E731
+        return Handle(self._cluster, self._cluster.start(role, self._node, make))
 
 
 @dataclass

@@ -91,6 +91,8 @@ class MemberActor:
         project: str | None,
         # where somebody goes on with the run when the driver is gone; None where nobody does
         driver_handle: DriverHandle | None = None,
+        *,
+        tries_answers: bool = False,  # whether it is the worker that tries how the model may be asked, before the first step
     ) -> None:
         phases.began("process of Ray", role)
         _hide_gpus()
@@ -111,6 +113,7 @@ class MemberActor:
         self._role = role
         self._plan = plan
         self._secrets = secrets
+        self._tries_answers = tries_answers
         self._slots: tuple[int, int] | None = None
         self._weights: Weights | None = None  # while they are read in pieces
         self._crash_record = CrashRecord()
@@ -234,6 +237,7 @@ class MemberActor:
             self._open_slots,
             sites := _sites(self._plan.data.sites),
             child,
+            self._tries_answers,
         )
         self._member = (Worker if self._role == "worker" else Server)(self._plan, self._regions, services)
         run_manifest = self._member.prepare()

@@ -108,6 +108,9 @@ class Members:
         self._members: dict[int, _Member] = {}
         self._waiting: dict[Any, tuple[int, Kind]] = {}
         self._eager: int | None = None
+        self._tries_answers = (
+            True  # the next worker: one is enough, and if it is lost, the end of the run tells what it finds
+        )
         self._lasting_memory = lasting_memory.created()  # held open here: it outlives the workers of this node
 
     def __enter__(self) -> Self:
@@ -124,8 +127,10 @@ class Members:
 
     def start(self, member: int, role: Role, place: ActorPlacement) -> None:
         """Start its process and have it prepare; "prepared" is heard when it is ready."""
+        tries = role == "worker" and self._tries_answers
+        self._tries_answers = self._tries_answers and not tries
         actor = self._kind.options(**place.options).remote(
-            role, self._plan, self._secrets, place.project, self._driver_handle
+            role, self._plan, self._secrets, place.project, self._driver_handle, tries_answers=tries
         )
         self._members[member] = _Member(actor, runtime_env=place.options.get("runtime_env", {}))
         self._ask(member, "prepared", actor.prepare.remote())

@@ -193,6 +193,9 @@ class ProcessServices:
     slots: Callable[[int, SlotRow], ShardSlots | None] = _nowhere
     sites: tuple[str, ...] = ()  # the sites whose bytes this member's node holds
     start: Start = Started  # how a loader process begins
+    tries_answers: bool = (
+        True  # whether this member asks a copy of the model before the first step, as one of a run does
+    )
 
     def await_copied(self) -> None:
         """Wait until no checkpoint is being copied: before that the state may not change. Raises CalledOff."""
