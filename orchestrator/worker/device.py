@@ -1,4 +1,4 @@
-"""What a worker needs of its device before its first generation, where sums stay there: memory that peers map, and kernels.
+"""What a member needs of its device before its first generation, where sums stay there: memory that peers map, and kernels.
 
 Where either cannot be had, the run goes on as with a device whose gradients leave for host memory: the same bits, slower. That
 is told once.
@@ -23,6 +23,13 @@ from orchestrator.numerics.staging import Staging
 from orchestrator.worker.model.shard_graphs import CudaRecorder, Recorder
 
 
+class Summing(NamedTuple):
+    """What a member adds up with on a device, be it a worker or a server."""
+
+    regions: SharableRegions  # memory there that peers map
+    kernels: Kernels  # that add there
+
+
 class Device(NamedTuple):
     """Where a worker computes, and where its sums are made."""
 
@@ -35,15 +42,23 @@ class Device(NamedTuple):
 def opened(plan: Plan, tell: Callable[[str], None]) -> Device:
     """The device of a worker of this plan, where CUDA was started if it is a GPU. tell: takes a line on what is slower."""
     device = plan.run.compute.device
-    if not plan.sums_stay_on_device:
+    found = summing(plan, tell)
+    if found is None:
         return Device(staging.on(device))
+    recorder = CudaRecorder() if plan.run.compute.graphs else None
+    return Device(staging.Resident(torch.device(device)), *found, recorder)
+
+
+def summing(plan: Plan, tell: Callable[[str], None]) -> Summing | None:
+    """Where a member of this plan adds up, if that is its device, where CUDA was started. tell: as `opened` takes it."""
+    if not plan.sums_stay_on_device:
+        return None
     try:
         regions = DeviceRegions(CudaDriver())
     except (ImportError, RuntimeError) as error:
         tell(f"memory of the GPU cannot be shared, so gradients are added up in host memory, which is slower: {error}")
-        return Device(staging.on(device))
-    recorder = CudaRecorder() if plan.run.compute.graphs else None
-    return Device(staging.Resident(torch.device(device)), regions, _kernels(tell), recorder)
+        return None
+    return Summing(regions, _kernels(tell))
 
 
 def _kernels(tell: Callable[[str], None]) -> Kernels:

@@ -14,11 +14,13 @@ from orchestrator.comm.topologies.routes import Routes
 from orchestrator.comm.transports.base import Regions
 from orchestrator.config.plan import Plan, Segments
 from orchestrator.controller.events import Ended
-from orchestrator.numerics import determinism
+from orchestrator.numerics import cuda, determinism
+from orchestrator.numerics.device.kernels import sums_on
 from orchestrator.numerics.layout import Layout
 from orchestrator.records import trace
 from orchestrator.records.input_audit import InputAudit
 from orchestrator.records.progress import Progress
+from orchestrator.worker import device
 from orchestrator.worker.asynchronous.held_slice import HeldSlice
 from orchestrator.worker.asynchronous.relay import Relay
 from orchestrator.worker.asynchronous.replay import ReplayRelay
@@ -47,8 +49,11 @@ class Server:
 
     def __init__(self, plan: Plan, regions: Regions, services: ProcessServices | None = None) -> None:
         self._plan = plan
-        self.regions = regions
+        self.regions = (
+            regions  # in which members exchange; from `prepare` on those of the device, where sums stay there
+        )
         self._services = services or ProcessServices()
+        self._sums = sums_of(plan)
         self._memory: Memory | None = None
         self._carriers: Carriers | None = None
         self._grid_carrier: GridCarrier | None = None
@@ -57,9 +62,20 @@ class Server:
         self._loop: Loop | None = None
 
     def prepare(self) -> dict[str, Any]:
+        """Raises ConfigurationError where it has no GPU to add up on."""
+        plan = self._plan
+        if plan.sums_stay_on_device:
+            cuda.start()
+        self._prepare_thread()
+        tell = lambda line: self._services.emit({"event": "device", "role": "server", "why": line})  # noqa: E731
+        there = device.summing(plan, tell)
+        if there is not None:
+            self.regions, self._sums = there.regions, sums_on(there.kernels)
+        return {}
+
+    def _prepare_thread(self) -> None:
         compute = self._plan.run.compute
         determinism.prepare_thread(compute.threads, arithmetic=compute.arithmetic)
-        return {}
 
     @property
     def progress(self) -> Progress | None:
@@ -73,7 +89,7 @@ class Server:
         """
         plan, heartbeat, run_manifest = self._plan, self._services.heartbeat, generation.begin.run_manifest
         deadline_s = plan.cluster.timeouts.deadline_s
-        self.prepare()
+        self._prepare_thread()
         memory = self._memory or self._allocate(run_manifest)
         carriers, deltas = self._carriers, self._deltas
         (carriers or self._grid_carrier or memory).suit(generation.schedule, rank)
@@ -121,7 +137,7 @@ class Server:
     def _allocate(self, run_manifest: Mapping[str, Any]) -> Memory:
         """All memory that outlives generations."""
         plan, layout = self._plan, Layout.from_dict(run_manifest["layout"])
-        self._memory = Memory(layout, self.regions, sums=sums_of(plan), contributes=False)
+        self._memory = Memory(layout, self.regions, sums=self._sums, contributes=False)
         if not plan.lockstep:
             self._deltas = DeltaMemory(layout, self.regions, sends=False)
         if plan.data.privacy is not None:

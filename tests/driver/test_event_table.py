@@ -227,6 +227,12 @@ EXAMPLES = [
     ),
     Example("device", {"worker": 1, "why": "w"}, {"worker": 1, "why": "w"}, ("note: worker 1: w",)),
     Example(
+        "device",
+        {"worker": 1, "role": "server", "why": "w"},
+        {"worker": 1, "role": "server", "why": "w"},
+        ("note: server 1: w",),
+    ),
+    Example(
         "flops",
         {"worker": 1, "per_sample": 2.0, "card": "NVIDIA L4", "uuid": "u"},
         {"worker": 1, "per_sample": 2.0, "card": "NVIDIA L4", "uuid": "u"},

@@ -7,6 +7,7 @@ No GPU is where these tests run. The driver's calls have a double on host memory
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -44,9 +45,10 @@ LAYOUTS = [
 def on_device(
     monkeypatch: pytest.MonkeyPatch, make: Callable[[], Kernels], regions: Callable[[], Any] = device_double.regions
 ) -> None:
-    """From now on, and until the test ends, workers sum on a device."""
+    """From now on, and until the test ends, workers and servers sum on a device."""
     here = staging.Resident(torch.device("cpu"))
     monkeypatch.setattr(device, "opened", lambda *_: device.Device(here, regions(), make()))
+    monkeypatch.setattr(device, "summing", lambda *_: device.Summing(regions(), make()))
 
 
 def trained(pipeline: type[Pipeline], layout: Layout, **settings: Any) -> Any:
@@ -82,12 +84,32 @@ def test_nothing_is_computed_across(monkeypatch: pytest.MonkeyPatch, pipeline: t
 
 
 @pytest.mark.parametrize("regions", [device_double.refused, device_double.damaged])
+@pytest.mark.parametrize("layout", [Layout(3, "tree"), Layout(2, "parameter_server", servers=1)])
 def test_where_peers_cannot_map_it_the_bits_are_the_same(
-    monkeypatch: pytest.MonkeyPatch, regions: Callable[[], Any]
+    monkeypatch: pytest.MonkeyPatch, regions: Callable[[], Any], layout: Layout
 ) -> None:
     direct = train(p.Mlp)
     on_device(monkeypatch, host.kernels, regions)
-    assert trained(p.Mlp, Layout(3, "tree")).trace == direct.trace
+    assert trained(p.Mlp, layout).trace == direct.trace
+
+
+def test_servers_add_up_on_the_device_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    finished: list[int] = []
+
+    def make() -> Kernels:
+        kernels, number = host.kernels(), len(finished)
+        finished.append(0)
+
+        def finish(*arguments: Any) -> None:
+            finished[number] += 1
+            kernels.finish(*arguments)
+
+        return SimpleNamespace(adder=kernels.adder, finish=finish)  # type: ignore[return-value]
+
+    direct = train(p.Mlp)
+    on_device(monkeypatch, make)
+    assert trained(p.Mlp, Layout(2, "parameter_server", servers=1)).trace == direct.trace
+    assert finished == [0, 0, len(direct.trace)]
 
 
 @pytest.mark.parametrize("pipeline", [p.Batchnorm, p.ChannelsLast])

@@ -285,7 +285,10 @@ EVENTS: Mapping[str, EventType] = {
     "segment_begun": EventType(only("step", "digest")),
     "caller_refused": EventType(only("member", "why"), say("member {member} {why}")),
     "waiting": EventType(only("worker", "what"), say("worker {worker}: {what}")),
-    "device": EventType(only("worker", "why"), say("note: worker {worker}: {why}")),
+    "device": EventType(
+        only("worker", "role?", "why"),
+        lambda facts: (f"note: {facts.get('role', 'worker')} {facts['worker']}: {facts['why']}",),
+    ),
     "flops": EventType(only("worker", "per_sample", "card", "uuid"), outcome=_with_flops),
     "memory": EventType(only("worker", "peak", "reserved", "largest_free"), outcome=_with_memory),
     "unserved": EventType(
