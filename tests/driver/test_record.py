@@ -8,13 +8,16 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy
 import pytest
+from safetensors.numpy import save_file
 
 from orchestrator.config.settings import load
 from orchestrator.driver.folders import RunFolder
 from orchestrator.driver.recording.record import Contents, Record
 from orchestrator.driver.report.outcome import RunOutcome
 from orchestrator.errors import RunFailed
+from orchestrator.provenance.tracking.models import ModelFolder
 from orchestrator.records.lines import read
 
 ENVIRONMENT = {"packages": {}, "bits": {"packages_sha256": "p"}}
@@ -31,13 +34,13 @@ MODULE: dict[str, Any] = {
 }
 
 
-def record_of(folder: Path, run_id: str) -> tuple[Record, list[str]]:
+def record_of(folder: Path, run_id: str, *given: str) -> tuple[Record, list[str]]:
     """Of a run without git; and the statuses with which it has ended."""
-    settings = load([{"run": {"steps": 2}, "pipeline": {"target": "a:B"}}], [])
+    settings = load([{"run": {"steps": 2}, "pipeline": {"target": "a:B"}}], given)
     files = RunFolder(folder, run_id)
     nothing = lambda *_: None  # noqa: E731
     ended: list[str] = []
-    told = {"run_id": run_id, "name": "n", "started_ms": 0, "trouble": None}
+    told = {"run_id": run_id, "name": "n", "started_ms": 0, "trouble": None, "registered": None}
     tracker: Any = SimpleNamespace(**told, tag=nothing, artifact=nothing, end=ended.append)
     store: Any = SimpleNamespace(of_identity=lambda _: [], uri="http://there", name="http://there")
     feed: Any = SimpleNamespace(end=lambda *_: [])
@@ -102,3 +105,21 @@ def test_a_full_disk_ends_a_run_with_one_message_and_leaves_what_was_there(
     assert record.files.environment.read_text() == before
     assert not record.files.error.exists()
     assert not list(record.files.path.glob("*.unfinished"))
+
+
+@pytest.mark.parametrize("trouble", [None, "no answer from the server"])
+def test_the_card_names_the_version_that_its_run_has_registered(tmp_path: Path, trouble: str | None) -> None:
+    """What an alias stands for is the model of another run once that registers one. A store that does not answer registers
+    later: then the card has the name by the run's own id."""
+    record, _ = record_of(tmp_path, "1", "tracking.register=m")
+    save_file({"weight": numpy.zeros(3, numpy.float32)}, record.files.weights)
+    record._model._folder = ModelFolder(record.files.model, 2, {})
+    tracker: Any = record.tracker
+    asked = []
+    tracker.trouble = trouble
+    tracker.model = lambda _, registration: asked.append(registration)
+    tracker.flush = lambda: vars(tracker).update(registered=f"models:/{asked[0].name}/3")
+    record.close(RunOutcome(steps=2))
+    named = "models:/m/3" if trouble is None else "runs:/1/trained"
+    card = record.files.card.read_text()
+    assert (f'load_model("{named}")' in card, f"initial={named}" in card, "@newest" in card) == (True, True, False)

@@ -319,6 +319,7 @@ class Record:
         built = container.dockerfile(self.tracker.run_id, list(self._nodes.values()))
         if built is not None:
             put(self.files.dockerfile, built)
+        self._model.log(self.tracker)
         self._put_card(outcome)
         self.journal.append([ending])
         self.journal.close()
@@ -329,7 +330,6 @@ class Record:
             self.tracker.artifact(picture, "pictures")
         if self.files.weights.exists():
             self.tracker.artifact(self.files.weights, "model")
-        self._model.log(self.tracker)
         self.tracker.end(_MLFLOW[status])
         untold = self.logger_feed.end(status, {**_results(outcome), "digest": outcome.digest})
         outcome = replace(outcome, not_logged=(*outcome.not_logged, *untold))
@@ -408,7 +408,11 @@ class Record:
             said=self._said,
             obstacles=self.obstacles,
             trained=self._model.on_card(
-                self.run_manifest.get("parameters"), self.described.get("layers"), self.answers, began
+                self.run_manifest.get("parameters"),
+                self.described.get("layers"),
+                self.answers,
+                began,
+                self.tracker.registered,
             ),
             events=self._events(),
             pictures=sorted(self.files.pictures.glob("*")),

@@ -49,7 +49,7 @@ class MadeOf:
 
 class TrainedModel:
     """The model of one run. Of its methods parameters: their number; layers: the model in words; as a worker told them, None
-    before one did; began: the state of other runs that it began with, in words."""
+    before one did; began: the state of other runs that it began with, in words; registered: the URI of its version."""
 
     def __init__(self, settings: Settings, files: RunFolder, redactor: Redactor) -> None:
         self._settings = settings
@@ -87,22 +87,31 @@ class TrainedModel:
         return "the model is logged without the state of its training: there is no checkpoint of the last step"
 
     def log(self, tracker: Tracker) -> None:
-        """Have MLflow take it, if there is one, and register it where that is asked for."""
-        if self._folder is not None:
-            tracker.model(self._folder, self._registration)
+        """Have MLflow take it, if there is one, and register it where that is asked for. Then it is sent at once, where MLflow
+        answers, since the card names the version."""
+        if self._folder is None:
+            return
+        tracker.model(self._folder, self._registration)
+        if self._registration is not None and tracker.trouble is None:
+            tracker.flush()
 
     def on_card(
-        self, parameters: int | None, layers: str | None, answers: Mapping[str, Any], began: str | None
+        self,
+        parameters: int | None,
+        layers: str | None,
+        answers: Mapping[str, Any],
+        began: str | None,
+        registered: str | None,
     ) -> card.Trained:
         settings, is_kept = self._settings, self._folder is not None
-        begins, registration = settings.initial, self._registration
+        begins = settings.initial
         return card.Trained(
             settings.pipeline.target,
             self._arguments,
             parameters,
             self._words(layers),
             model_folder.tensors_of(self._files.weights) if is_kept else {},
-            registration.uri if registration is not None and is_kept else None,
+            registered,
             began if begins.name is None else f"{begins.name}, digest {begins.digest}",
             self._words(answering(answers)) if is_kept else None,
         )

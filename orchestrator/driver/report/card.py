@@ -69,7 +69,7 @@ class Trained:
     layers: str | None = None  # in words; None where no worker told
     # of the weights, name -> dtype and shape; empty where they are not kept
     tensors: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    registered: str | None = None  # URI of it in the registry; None where it is not registered
+    registered: str | None = None  # URI of its version in the registry; None where it is not, or not yet
     initial: str | None = None  # what it began with, in words; None for fresh weights
     answers: str | None = None  # how it answers when it is served; None where it is not kept
 

@@ -49,10 +49,6 @@ class Registration:
         name, _, alias = text.partition("@")
         return cls(name, alias or ALIAS)
 
-    @property
-    def uri(self) -> str:
-        return f"{_MODELS}{self.name}@{self.alias}"
-
 
 @dataclass(frozen=True)
 class ModelFolder:
@@ -80,13 +76,13 @@ class ModelLog:
         self._folder = folder
         self._registration = registration
 
-    def __call__(self) -> None:
-        """Raises what MLflow raises."""
+    def __call__(self) -> str | None:
+        """The URI of the version that is registered, if one is. Raises what MLflow raises."""
         model_id = self._logged()
-        if self._registration is not None:
-            self._register(self._registration, model_id)
+        version = None if self._registration is None else self._register(self._registration, model_id)
         if self._folder.tag is not None:
             self._client.set_tag(self._run_id, self._folder.tag, f"{_MODELS}{model_id}")
+        return version
 
     def _logged(self) -> str:
         """The id of the model, complete."""
@@ -125,7 +121,7 @@ class ModelLog:
         self._client.log_model_artifacts(model_id, str(self._folder.path))
         self._client.finalize_logged_model(model_id, "READY")
 
-    def _register(self, wanted: Registration, model_id: str) -> None:
+    def _register(self, wanted: Registration, model_id: str) -> str:
         from mlflow.exceptions import MlflowException
 
         try:
@@ -137,7 +133,9 @@ class ModelLog:
         mine = [version.version for version in versions if version.run_id == self._run_id]
         version = str(mine[0]) if mine else self._made_version(wanted.name, model_id)
         self._client.set_registered_model_alias(wanted.name, wanted.alias, version)
-        self._client.set_tag(self._run_id, "registered_model", f"{_MODELS}{wanted.name}/{version}")
+        uri = f"{_MODELS}{wanted.name}/{version}"
+        self._client.set_tag(self._run_id, "registered_model", uri)
+        return uri
 
     def _made_version(self, name: str, model_id: str) -> str:
         made = self._client.create_model_version(

@@ -42,7 +42,8 @@ _SHOWN = 3
 
 class Tracker:
     """Made by `create`, `reopen` or `catch_up`. every_s: how long metrics may wait. gone: files that were to be sent, and are
-    not there any more; refused: what the store did not take and never will."""
+    not there any more; refused: what the store did not take and never will; registered: the URI of the version of its model in
+    the registry, once there is one."""
 
     def __init__(self, store: Store, run: Run, *, every_s: float) -> None:
         from mlflow.entities import Metric
@@ -61,6 +62,7 @@ class Tracker:
         self._later: list[Item] = []  # after the metrics, in order
         self.gone: list[str] = []
         self.refused: list[str] = []
+        self.registered: str | None = None
         self._renamed: dict[str, str] = {}
         self._told = 0, 0  # of those that are refused, and renamed
         self.listeners: list[Listener] = []  # told of metrics as they are remembered
@@ -285,7 +287,7 @@ class Tracker:
                 if self._is_here(told["path"]):
                     folder = ModelFolder(**{**told, "path": self._outbox.folder / told["path"]})
                     registration = None if registered is None else Registration(*registered)
-                    ModelLog(self._client, self.run_id, folder, registration)()
+                    self.registered = ModelLog(self._client, self.run_id, folder, registration)()
             case {"end": status, "ms": ms}:
                 self._client.set_terminated(self.run_id, status, ms)
 

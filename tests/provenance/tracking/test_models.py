@@ -56,7 +56,8 @@ def logged(store: Store, place: Path, registration: Registration | None, fails: 
     if fails is not None:
         with pytest.raises(ConnectionError):
             log()
-    log()
+    version = log()
+    assert version == store.client.get_run(tracker.run_id).data.tags.get("registered_model")
     return tracker.run_id
 
 
