@@ -73,6 +73,7 @@ from orchestrator.errors import (
 from orchestrator.numerics import determinism
 from orchestrator.optim.privacy.secret import Secret
 from orchestrator.provenance.tracking import default_uri, identity_of_process, is_server
+from orchestrator.provenance.tracking.health import is_well
 from orchestrator.records import barriers, lines, phases, times
 
 _drawing = threading.Lock()  # matplotlib's settings are those of the whole process
@@ -118,7 +119,8 @@ class Job:
         plan, display = self.plan, self.display
         began = time.monotonic() - (time.time() - (phases.command_began() or time.time()))
         try:
-            if is_server(self.settings.tracking.uri):
+            uri = self.settings.tracking.uri
+            if uri is not None and is_server(uri) and not is_well(uri):
                 opening.result()  # it may be out of reach: known before anything is started
             outcome = self._run(opening, run_start)
         except OrchestratorError as error:
@@ -180,6 +182,8 @@ class Job:
         own = determinism.environment_of(plan.run.compute.arithmetic if self.ray is None else "native")
         with own, phases.entered("Ray", (self.ray or self._own_ray)(plan)) as ray:
             self.pending_signal.watch()
+            if opening.done():
+                opening.result()  # what is refused by now starts nobody
             with contextlib.ExitStack() as held:
                 began = time.time()
                 actor_slots, node_check = self._actor_slots(held, ray.trouble)
