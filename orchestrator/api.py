@@ -51,10 +51,10 @@ def launch(
     settings = load(given, overrides)
     prepare_environment(settings.cluster.address)
     from orchestrator.driver.launch import launch as story  # imports ray, which reads the environment
-    from orchestrator.experiments.tuning import choosing
+    from orchestrator.experiments import tuning
 
-    settings, where, tuning = choosing.decided(settings, origins(given, overrides), trusted=trusted)
-    run_id, outcome = story.launch(settings, where, on_event=on_event, tuning=tuning, trusted=trusted)
+    settings, where, measured = tuning.decided(settings, origins(given, overrides), trusted=trusted)
+    run_id, outcome = story.launch(settings, where, on_event=on_event, tuning=measured, trusted=trusted)
     if outcome.error is not None:
         raise outcome.error
     assert outcome.digest is not None

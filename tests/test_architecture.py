@@ -83,6 +83,12 @@ ONLY_ROOM = {
     "optuna": ("experiments",),
     "dp_accounting": ("optim",),
 }
+# What a launch does not wait for: it comes with what needs it, such as beside the start of Ray, or with a model in stages.
+LATER = [
+    *("mlflow", "dvc", "matplotlib", "jinja2", "optuna", "pandas", "scipy", "sklearn", "numba", "llvmlite", "fsspec"),
+    *("orchestrator.worker.worker", "orchestrator.worker.strategies", "orchestrator.worker.asynchronous"),
+    *("orchestrator.worker.pipeline_parallel", "orchestrator.experiments.simulation", "orchestrator.experiments.sweep"),
+]
 MOST_PARAMETERS = 7
 CALLS = ("importlib.import_module", "import_module", "__import__")
 STANDARD_LIBRARY_ONLY = [
@@ -192,6 +198,38 @@ def test_heavy_libraries_have_one_room() -> None:
         for _, name in imported(file):
             library = name.split(".")[0]
             assert floor_of(file) in ONLY_ROOM.get(library, (floor_of(file),)), (relative(file), name)
+
+
+def at_once(body: Iterable[ast.stmt]) -> Iterator[ast.Import | ast.ImportFrom]:
+    """The imports that are carried out with a module: not those within functions, and not those for types alone."""
+    for node in body:
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            yield node
+        elif isinstance(node, ast.If) and "TYPE_CHECKING" not in ast.unparse(node.test):
+            yield from at_once([*node.body, *node.orelse])
+        elif isinstance(node, ast.Try | ast.With):
+            yield from at_once(node.body)
+
+
+def test_a_launch_waits_for_no_import_that_it_does_not_need_before_ray() -> None:
+    names, seen = (
+        ["orchestrator", "orchestrator.cli.line", "orchestrator.cli.conf", "orchestrator.driver.launch.launch"],
+        set(),
+    )
+    while names:
+        name = names.pop()
+        place = PACKAGE.parent / name.replace(".", "/")
+        file = next((each for each in (place.with_suffix(".py"), place / "__init__.py") if each.exists()), None)
+        seen.add(name)
+        if file is None:
+            continue
+        statements = at_once(ast.parse(file.read_text()).body)
+        text = "\n".join(ast.unparse(node) for node in statements)
+        found = {each for _, each in imports(text, file)}
+        found |= {each.rpartition(".")[0] for each in found if "." in each}
+        names += sorted(found - seen - {*names})
+    late = {name for name in seen if any(name == each or name.startswith(f"{each}.") for each in LATER)}
+    assert late == set()
 
 
 def stands_in(file: Path, places: Iterable[str]) -> bool:

@@ -6,6 +6,7 @@ from orchestrator.cli.answer import Answer, ended_run, reported
 from orchestrator.cli.arguments import Arguments
 from orchestrator.cluster.sessions import workers
 from orchestrator.config.settings import to_yaml
+from orchestrator.experiments import tuning
 from orchestrator.numerics import determinism
 from orchestrator.records import phases
 
@@ -32,13 +33,12 @@ def _launched(arguments: Arguments) -> Answer:
             workers.begin(settings.cluster.cpus_per_worker)  # it imports beside this process
     with phases.of("imports"):
         from orchestrator.driver.launch.launch import Repeated, launch
-        from orchestrator.experiments.tuning import choosing
 
     trusted = arguments.flag("trust")
-    settings, where, tuning = choosing.decided(arguments.settings, arguments.origins, trusted=trusted)
+    settings, where, measured = tuning.decided(settings, arguments.origins, trusted=trusted)
     repeated = Repeated(
         arguments.get("replay"), arguments.get("segments"), arguments.get("streams"), arguments.get("sat_out")
     )
     typed = ["output=json"] if arguments.as_json else []
-    run_id, outcome = launch(settings, where, repeated=repeated, tuning=tuning, typed=typed, trusted=trusted)
+    run_id, outcome = launch(settings, where, repeated=repeated, tuning=measured, typed=typed, trusted=trusted)
     return ended_run(run_id, outcome, arguments)

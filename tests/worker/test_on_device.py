@@ -104,7 +104,7 @@ def test_servers_add_up_on_the_device_too(monkeypatch: pytest.MonkeyPatch) -> No
             finished[number] += 1
             kernels.finish(*arguments)
 
-        return SimpleNamespace(adder=kernels.adder, finish=finish)  # type: ignore[return-value]
+        return SimpleNamespace(adder=kernels.adder, finish=finish)
 
     direct = train(p.Mlp)
     on_device(monkeypatch, make)

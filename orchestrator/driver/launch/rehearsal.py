@@ -17,7 +17,6 @@ from orchestrator.records import input_audit, phases
 from orchestrator.records.input_audit import InputAudit
 from orchestrator.worker.model import construction
 from orchestrator.worker.model.construction import Rehearsal
-from orchestrator.worker.pipeline_parallel.rehearsal import rehearse_cuts
 
 _rehearsing = threading.Lock()  # it changes things of the whole process for a moment
 
@@ -41,9 +40,18 @@ def rehearse(settings: Settings, project: Path) -> Rehearsed:
             provenance = checks.check(settings, project)
         plan = resolve(settings)
         with _rehearsing, phases.of("pipeline and model"), input_auditing.window(declared) as building:
-            built, cut = construction.rehearse(plan), rehearse_cuts(plan)
+            built, cut = construction.rehearse(plan), _cut(plan)
     seen = replace(building.audit, variables=whole.audit.variables)
     read = input_audit.undeclared(input_audit.elsewhere(seen, provenance.is_code), settings.environment.variables)
     if settings.strict and (refusal := input_audit.refusal(read)) is not None:
         raise refusal
     return Rehearsed(plan, provenance, built, cut, read)
+
+
+def _cut(plan: Plan) -> dict[str, Any] | None:
+    """As `rehearse_cuts`, which is imported for a model in stages alone: each launch waits for what it imports."""
+    if plan.cluster.members.stages == 1:
+        return None
+    from orchestrator.worker.pipeline_parallel.rehearsal import rehearse_cuts
+
+    return rehearse_cuts(plan)

@@ -42,7 +42,6 @@ from orchestrator.records.hash_seal import Seal, of_barriers, of_trace
 from orchestrator.records.input_audit import InputAudit
 from orchestrator.records.lines import LineFile
 from orchestrator.records.loggers.feed import LoggerFeed
-from orchestrator.worker import strategies as executions
 
 _MLFLOW: dict[Status, Literal["FINISHED", "FAILED", "KILLED"]] = {
     "finished": "FINISHED",
@@ -146,6 +145,8 @@ class Record:
     @property
     def memory(self) -> str | None:
         """How much memory a worker needs, in words, once that is known."""
+        from orchestrator.worker import strategies as executions  # a launch would wait for all that it imports
+
         return executions.sentence(self.run_manifest, resolve(self._settings))
 
     def was_read(self, audit: InputAudit) -> tuple[list[str], list[str]]:

@@ -83,10 +83,8 @@ class Tuned:
 def decided(
     settings: Settings, origins: Mapping[str, str], *, trusted: bool = False
 ) -> tuple[Settings, dict[str, str], dict[str, Any] | None]:
-    """The settings with a value for every key that is `auto`, where each value is from, and what the record keeps of it; as
-    they are where none is. trusted: as `launch` takes it. Raises OrchestratorError."""
-    if not settings.tuning.auto:
-        return settings, dict(origins), None
+    """The settings with a value for every key that is `auto`, where each value is from, and what the record keeps of it.
+    trusted: as `launch` takes it. Raises OrchestratorError."""
     where = {key: value for key, value in origins.items() if key != "tuning.auto"}
     settings = begin.all_pinned(settings, Path.cwd(), trusted=trusted)
     display = for_stream()
