@@ -16,8 +16,8 @@ from typing import Any
 import pytest
 
 from orchestrator.checkpoint.storage import LocalFolder, Remote, Storage, open_storage, try_out
-from orchestrator.errors import ConfigurationError
 from tests.checkpoint.stores import InMemory
+from tests.refusals import refused
 
 KINDS = ["path", "file url", "memory url", "local url by fsspec", "double"]
 
@@ -65,16 +65,9 @@ def test_file_urls_are_local_folders(tmp_path: Path) -> None:
     assert isinstance(open_storage("memory://x"), Remote)
 
 
-@pytest.mark.parametrize(
-    ("place", "words"),
-    [
-        ("nosuch://bucket/x", "nosuch"),
-        ("/dev/null/x", "/dev/null/x cannot be used"),
-        ("file:///dev/null/x", "/dev/null/x cannot be used"),
-    ],
-)
-def test_places_that_cannot_be_are_refused(place: str, words: str) -> None:
-    with pytest.raises(ConfigurationError, match=words):
+@pytest.mark.parametrize("place", ["nosuch://bucket/x", "/dev/null/x", "file:///dev/null/x"])
+def test_places_that_cannot_be_are_refused(place: str) -> None:
+    with refused("settings.place", place.removeprefix("file://")):
         open_storage(place)
 
 
@@ -83,7 +76,7 @@ def test_a_place_is_tried_out_and_left_as_it_was(tmp_path: Path, monkeypatch: py
     assert names(tmp_path) == []
     with monkeypatch.context() as patched:
         _fail(patched, "Path.replace", 0)
-        with pytest.raises(ConfigurationError, match=r"cannot be written: Path\.replace fails"):
+        with refused("checkpoint.place-unwritable"):
             try_out(str(tmp_path))
 
 

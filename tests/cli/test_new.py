@@ -12,7 +12,6 @@ import yaml
 from orchestrator.cli import new
 from orchestrator.cli.template import FILES
 from orchestrator.config.settings import load
-from orchestrator.errors import OrchestratorError, UsageError
 from tests.projects import Project
 from tests.refusals import refused
 
@@ -131,13 +130,13 @@ def test_a_name_is_one_word(words: list[str]) -> None:
 
 def test_what_is_there_stays(tmp_path: Path) -> None:
     (tmp_path / "there").mkdir()
-    with pytest.raises(UsageError, match="File exists"):
+    with refused("project.not-made"):
         new.make(tmp_path / "there", "there")
 
 
 def test_what_fails_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(FILES, "dvc.yaml", "stages: {wrong: {cmd: 'exit 3'}}\n")
-    with pytest.raises(OrchestratorError, match="repro"):
+    with refused("project.command-failed"):
         new.make(tmp_path / "arms", "arms")
     assert list(tmp_path.iterdir()) == []
 

@@ -20,12 +20,13 @@ import pytest
 
 from orchestrator.driver.folders import RunFolder
 from orchestrator.driver.recording.recorded import Recorded
-from orchestrator.errors import ConfigurationError, Interrupted, NotRerunnable, UsageError
+from orchestrator.errors import Interrupted, NotRerunnable
 from orchestrator.experiments.rerun import rebuild
 from orchestrator.experiments.rerun.rebuild import Rebuilt
 from orchestrator.provenance.code.checkout import Restored
 from orchestrator.provenance.environment import conda, layers, own_wheel, packages
 from orchestrator.provenance.tracking import Past
+from tests.refusals import refused
 
 PAST = Past("a" * 32, "a", "e", "FINISHED", 0, 1, {}, None)
 
@@ -318,19 +319,19 @@ def test_an_interruption_ends_pip_and_leaves_nothing(scene: Scene, monkeypatch: 
 
 
 def test_wrong_uses_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="there is no such folder"):
+    with refused("environment.no-wheels"):
         rebuild.wheels_in(tmp_path / "none")
     assert rebuild.wheels_in(None, tmp_path / "none", tmp_path) == [tmp_path]
     rebuild.refuse_cluster(None)
-    with pytest.raises(ConfigurationError, match=r"the run joins the cluster 10\.0\.0\.1:6379"):
+    with refused("environment.joined-cluster"):
         rebuild.refuse_cluster("10.0.0.1:6379")
 
 
 def test_an_environment_without_pip_is_told_so(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda _name: None)
-    with pytest.raises(NotRerunnable, match="which is not in this environment"):
+    with refused("environment.no-pip"):
         layers.pip(tmp_path)
     monkeypatch.undo()
     monkeypatch.setattr("importlib.metadata.version", lambda _name: "21.2.4")
-    with pytest.raises(NotRerunnable, match=r"environment=rebuild needs pip 22\.3, and this is 21\.2\.4"):
+    with refused("environment.old-pip"):
         layers.pip(tmp_path)

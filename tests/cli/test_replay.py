@@ -13,6 +13,7 @@ from orchestrator.config.settings import load
 from orchestrator.driver.launch.launch import _barriers_of
 from orchestrator.errors import UsageError
 from tests.records.test_barriers import RESTS
+from tests.refusals import refused
 
 
 def plan(sync: str, shards: int = 2) -> Plan:
@@ -25,9 +26,9 @@ def test_the_rests_of_a_run_are_taken(tmp_path: Path) -> None:
     file = tmp_path / "rests.jsonl"
     file.write_text("".join(json.dumps(rest) + "\n" for rest in RESTS) + '{"torn')
     assert list(_barriers_of(file, plan("bap"))) == RESTS
-    with pytest.raises(UsageError, match="rest 0: "):
+    with refused("replay.rests"):
         _barriers_of(file, plan("bap", 4))
-    with pytest.raises(UsageError, match=r"a run with sync=bsp has no rests\n  leave replay out"):
+    with refused("replay.no-rests"):
         _barriers_of(file, plan("bsp"))
 
 

@@ -7,6 +7,7 @@ import pytest
 from orchestrator.cli.runs import USUAL, columns, selected, table
 from orchestrator.errors import UsageError
 from orchestrator.provenance.tracking import Past
+from tests.refusals import refused
 
 
 def past(run_id: str, status: str, lr: str, loss: float) -> Past:
@@ -57,6 +58,6 @@ def test_columns_may_be_chosen() -> None:
         "bbbbbbbb  0.1           0.25",
         "cccccccc  0.001         0.125",
     ]
-    with pytest.raises(UsageError, match="no run has 'stats'"):
+    with refused("record.no-such-name"):
         table(RUNS, ["stats"])
     assert table([]) == "no such runs; launch one with conf=NAME"

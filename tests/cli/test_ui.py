@@ -16,7 +16,6 @@ from pathlib import Path
 import pytest
 
 from orchestrator.cli.ui import ui
-from orchestrator.errors import UsageError
 from orchestrator.provenance.tracking import Store
 from tests.projects import PATIENCE_S, REPOSITORY
 from tests.refusals import refused
@@ -75,7 +74,7 @@ def test_a_port_that_is_taken_and_a_project_without_runs_are_said(tmp_path: Path
     Store(None, tmp_path / ".orchestrator")
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        with pytest.raises(UsageError, match=f"port={port}: it cannot be used: Address already in use"):
+        with refused("mlflow.port-taken", f"port={port}"):
             ui(tmp_path, port)
 
 

@@ -9,8 +9,8 @@ import pytest
 from orchestrator.checkpoint.catalog import Catalog
 from orchestrator.checkpoint.storage import open_storage
 from orchestrator.cluster.actors.checkpoint_client import CheckpointClient
-from orchestrator.errors import CheckpointDamaged
 from tests.checkpoint.stores import events, example, same
+from tests.refusals import refused
 
 
 @pytest.mark.parametrize("how", ["gone", "cut", "not a file"])
@@ -27,6 +27,6 @@ def test_a_checkpoint_that_cannot_be_restored_is_named_with_a_remedy(tmp_path: P
         blob.unlink()
     if how == "not a file":
         blob.mkdir()  # reading it raises an OSError that is no FileNotFoundError
-    with pytest.raises(CheckpointDamaged, match="the checkpoint of step 3 could not be restored") as raised:
+    with refused("checkpoint.not-restored") as raised:
         checkpoint_client.load("3")
     assert "resume the run" in raised.value.remedy

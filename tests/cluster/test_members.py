@@ -14,8 +14,8 @@ from orchestrator.cluster.actors import members
 from orchestrator.cluster.actors.members import ActorPlacement, Members
 from orchestrator.config.resolve import resolve
 from orchestrator.config.settings import load
-from orchestrator.errors import RunFailed, WorkerLost
 from orchestrator.worker.member.crash_record import CrashRecord
+from tests.refusals import refused
 
 
 class SlowRay:
@@ -92,13 +92,13 @@ def test_large_weights_may_take_their_time(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_weights_that_cannot_be_written_are_told_with_a_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(RunFailed, match="could not be written to a path: No space left on device") as caught:
+    with refused("worker.weights-unwritten") as caught:
         members_on(FullRay(0, answers=True), monkeypatch).save_weights(0, "a path")
     assert caught.value.remedy == "make room on its disk"
 
 
 def test_a_worker_that_is_stopped_does_not_hold_up_the_end_of_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(WorkerLost, match="lost with worker 0"):
+    with refused("worker.weights-lost"):
         members_on(SlowRay(9, answers=False), monkeypatch).save_weights(0, "a path")
 
 
@@ -143,7 +143,7 @@ def test_what_one_that_is_over_has_said_before_is_heard(monkeypatch: pytest.Monk
     held.forget(0)
     assert [word for heard in held.hear(0.0) for word in heard.entries] == [{"printed": "last words"}]
     assert list(held.hear(0.0)) == []
-    with pytest.raises(WorkerLost, match="lost with worker 0"):
+    with refused("worker.weights-lost"):
         held.save_weights(0, "a path")
     assert held.profile(0) is None
 

@@ -17,8 +17,8 @@ from orchestrator.common.values import Steps
 from orchestrator.config.plan import Compute, Data, Declared, Run, Source, Variant
 from orchestrator.data import input_auditing
 from orchestrator.data.files.index import index
-from orchestrator.errors import ConfigurationError, Inconsistent
 from orchestrator.worker.model.pipeline_adapter import PipelineAdapter
+from tests.refusals import refused
 
 CLINICS = ("a", "b", "c")
 SITES = {"here": (0, 1), "there": (2,)}
@@ -74,25 +74,23 @@ def test_a_worker_reads_the_files_of_its_site_and_needs_no_others(place: Path) -
     work = workload(place)
     assert work.attendance.own == (2,)
     assert work.loss(0, 2) is not None
-    with pytest.raises(Inconsistent, match="samples of shard 0, of site here, were to be read at a node that does not"):
+    with refused("site.wrong-node"):
         work.loss(0, 0)
     assert len(work.samples(3)) == 2
 
 
 def test_the_labels_may_not_be_read_from_the_samples(place: Path) -> None:
-    with pytest.raises(
-        ConfigurationError, match=r"data.sites: .*a.jsonl is read at its own site only\n.*manifest.files"
-    ):
+    with refused("data.other-site", "data.sites"):
         workload(place, "samples")
 
 
 def test_a_file_of_two_sites_is_refused(place: Path) -> None:
-    with pytest.raises(ConfigurationError, match="file 0 of the training set has samples of here and of there"):
+    with refused("site.mixed-file"):
         workload(place, "by rows")
 
 
 def test_clients_that_are_drawn_anew_have_no_site(place: Path) -> None:
-    with pytest.raises(ConfigurationError, match="there are 12 clients, of which each round draws 3"):
+    with refused("site.clients"):
         workload(place, "many")
 
 

@@ -12,11 +12,11 @@ from safetensors.torch import save_file
 
 from orchestrator.config.settings import InitialSettings
 from orchestrator.driver.preflight import initial
-from orchestrator.driver.preflight.others import Untrusted
 from orchestrator.errors import ConfigurationError, NotRerunnable
 from orchestrator.provenance.tracking import models
 from orchestrator.provenance.tracking.store import user
 from orchestrator.worker.model import initial as weights
+from tests.refusals import refused
 
 
 class Shelf:
@@ -80,7 +80,7 @@ def test_the_model_of_another_is_named_and_fetched_when_that_is_trusted(
 ) -> None:
     shelf.user = user
     wanted = InitialSettings(name="models:/m/1")
-    with pytest.raises(Untrusted, match=rf"was made by {user or 'somebody unknown'}, and initial= .*") as error:
+    with refused("record.untrusted") as error:
         initial.brought(wanted, shelf, folder)
     assert "its weights: http://there/models:/m/1" in error.value.message
     assert shelf.fetched == []
@@ -113,7 +113,7 @@ def test_recorded_weights_that_are_others_now_or_gone_are_refused_by_name(shelf:
         initial.brought(InitialSettings(name="models:/m/1", digest=two), shelf, folder)
     assert f"models:/m/1 has weights of digest {one} now, and the run began with {two}" in error.value.message
     del shelf.files["models:/m/2"]
-    with pytest.raises(NotRerunnable, match=f"models:/m/2 has no weights; the run began with weights of digest {two}"):
+    with refused("initial.missing"):
         initial.brought(InitialSettings(name="models:/m/2", digest=two), shelf, folder)
     with pytest.raises(ConfigurationError, match="models:/m/2 has no weights"):
         initial.brought(InitialSettings(name="models:/m/2"), shelf, folder)
@@ -126,7 +126,7 @@ def test_weights_that_came_with_a_record_are_kept_if_they_are_what_it_says(shelf
         initial.keep(two, digest(one), folder, "of run.zip")
     assert f"the weights 2.safetensors of run.zip have the digest {digest(two)}" in error.value.message
     (torn := one.with_name("torn")).write_bytes(one.read_bytes()[:20])
-    with pytest.raises(NotRerunnable, match=r"the weights torn of run\.zip cannot be read"):
+    with refused("initial.kept-weights"):
         initial.keep(torn, digest(one), folder, "of run.zip")
     initial.keep(one, digest(one), folder, "of run.zip")
     known = InitialSettings(name="models:/m/7", digest=digest(one))

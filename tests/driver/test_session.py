@@ -55,6 +55,7 @@ from orchestrator.records.lines import LineFile, read
 from orchestrator.records.progress import Progress
 from orchestrator.records.stacks import Home
 from orchestrator.worker.member.stack_dump import ProcessStacks
+from tests.refusals import refused
 
 FACTS = {"steps": 2, "shard_state": False}
 LINES = [{"step": step, "loss": "0x1.8p+0", "gradient": "00"} for step in range(2)]
@@ -555,7 +556,7 @@ def test_parts_of_a_driver_that_was_killed_are_removed(tmp_path: Path) -> None:
 def test_weights_that_cannot_be_made_one_file_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(trained_weights, "merge", Mock(side_effect=OSError(28, "No space left on device")))
     members: Any = Script(iter(()), {})
-    with pytest.raises(RunFailed, match=r"could not be written to .*here: .*No space left on device"):
+    with refused("worker.weights-unwritten"):
         trained_weights.save(members, [[0], [1]], tmp_path / "here")
     assert not list(tmp_path.iterdir())
 
@@ -666,9 +667,7 @@ def test_what_workers_tell_of_their_speed_moves_shards_and_names_who_is_slow(
 def test_speeds_of_nodes_that_are_not_there_are_refused() -> None:
     nodes = [Node("1a", "10.0.0.1", {}), Node("2b", "10.0.0.2", {})]
     refuse_unknown({"10.0.0.2": 0.5}, nodes)
-    with pytest.raises(
-        ConfigurationError, match=r"10\.0\.0\.3 is no node of this Ray, which has 10\.0\.0\.1, 10\.0\.0\.2"
-    ):
+    with refused("ray.speeds"):
         refuse_unknown({"10.0.0.3": 0.5}, nodes)
 
 

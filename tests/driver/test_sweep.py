@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from orchestrator.config.settings import kept
-from orchestrator.errors import ConfigurationError, UsageError
+from orchestrator.errors import ConfigurationError
 from orchestrator.experiments import pictures
 from orchestrator.experiments.rerun.sweep import parting
 from orchestrator.experiments.search.asking import Trial
@@ -31,6 +31,7 @@ from orchestrator.experiments.sweep.trial_board import (
     summary,
     table,
 )
+from tests.refusals import refused
 
 EVENTS = [
     {
@@ -88,7 +89,7 @@ def test_a_credential_is_not_searched(tmp_path: Path) -> None:
         "run: {steps: 3}\npipeline: {target: 'a:B'}\nspace: {pipeline.args.password: {choices: [a, b]}}\n"
         "search: {name: grid}\n"
     )
-    with pytest.raises(ConfigurationError, match=r"pipeline\.args\.password: credentials cannot be searched"):
+    with refused("sweep.credentials", "pipeline.args.password"):
         load_sweep(str(file), [])
 
 
@@ -121,7 +122,7 @@ def test_a_damaged_journal_is_told(tmp_path: Path) -> None:
     journal = tmp_path / "sweep.jsonl"
     for text in ("{\n", '{"event": "ended", "trial": 0}\n', "[]\n"):
         journal.write_text(text)
-        with pytest.raises(UsageError, match="is damaged"):
+        with refused("sweep.journal-damaged"):
             SweepHistory.read(journal)
 
 

@@ -16,13 +16,13 @@ from hypothesis import strategies as st
 from torch import nn
 
 from orchestrator.cli import doctor
-from orchestrator.errors import ConfigurationError
 from orchestrator.numerics import determinism
 from orchestrator.numerics.portable import checking, operator_overrides, used
 from orchestrator.numerics.portable.checking import Known
 from orchestrator.numerics.portable.conformance import PAGE
 from orchestrator.numerics.portable.conformance.drawing import results
 from tests.portable.golden import ROOT, environment
+from tests.refusals import refused
 
 UNPORTABLE = {"acos", "atan", "cholesky", "grid sample"}  # docs/portable.md says so
 
@@ -91,15 +91,15 @@ def test_what_is_started_within_computes_portably(monkeypatch: pytest.MonkeyPatc
 
 def test_a_process_that_was_started_otherwise_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MKL_CBWR", "AUTO")
-    with pytest.raises(ConfigurationError, match="MKL_CBWR=AUTO") as refused:
+    with refused("portable.process") as caught:
         determinism.prepare_thread(1, arithmetic="portable")
-    assert "MKL_CBWR=COMPATIBLE" in refused.value.remedy
+    assert "MKL_CBWR=COMPATIBLE" in caught.value.remedy
     assert not operator_overrides.installed()
 
 
 def test_a_processor_without_avx2_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "DEFAULT")
-    with determinism.environment_of("portable"), pytest.raises(ConfigurationError, match="torch uses DEFAULT"):
+    with determinism.environment_of("portable"), refused("portable.process", "DEFAULT"):
         determinism.prepare_thread(1, arithmetic="portable")
 
 

@@ -12,12 +12,13 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orchestrator.errors import ConfigurationError, Inconsistent, NonFinite
+from orchestrator.errors import Inconsistent, NonFinite
 from orchestrator.records.progress import steps_of
 from orchestrator.worker.step.checking import Checks
 from orchestrator.worker.voting.step_report import Consensus, Shape, StepReport
 from orchestrator.worker.worker import Worker
 from tests.products import thinned
+from tests.refusals import refused
 from tests.worker import pipelines as p
 from tests.worker.elastic import Elastic, Told, elastic_settings
 from tests.worker.runs import ONE, Layout, train
@@ -215,5 +216,5 @@ def test_checks_change_no_bit(layout: Layout, more: dict[str, Any]) -> None:
 
 def test_what_a_shard_keeps_is_refused() -> None:
     settings = elastic_settings(p.Mlp, Layout(2), **RUN, check_every=1)
-    with pytest.raises(ConfigurationError, match="leave check"):
+    with refused("check.kept"):
         Elastic(settings, Layout(2), contribution=ERROR_FEEDBACK)

@@ -21,6 +21,7 @@ from orchestrator.config.resolve import resolve
 from orchestrator.errors import ConfigurationError
 from orchestrator.numerics.determinism import left_as_it_was
 from orchestrator.worker.model import construction
+from tests.refusals import refused
 from tests.worker import faulty as f
 from tests.worker import pipelines as p
 from tests.worker.runs import settings_for
@@ -67,9 +68,7 @@ IDLE = [{"rank": 4}, {"rank": 1, "saving": 100.0}]
 @pytest.mark.parametrize("options", IDLE, ids=str)
 def test_a_compression_that_makes_nothing_smaller_is_refused(options: dict[str, Any]) -> None:
     settings = settings_for(p.Batchnorm, compression={"name": "powersgd", **options})
-    with pytest.raises(
-        ConfigurationError, match=r"compression: powersgd with rank=.* makes no tensor of this model smaller"
-    ):
+    with refused("compression.idle", "compression"):
         construction.rehearse(resolve(settings))
 
 

@@ -17,8 +17,8 @@ from torch.utils.data import IterableDataset
 from orchestrator import Files, Pipeline
 from orchestrator.data.files import cache
 from orchestrator.data.files.index import index
-from orchestrator.errors import ConfigurationError
 from tests.products import thinned
+from tests.refusals import refused
 from tests.worker.runs import Layout, Run, rotating, train
 
 pytestmark = pytest.mark.threads
@@ -142,9 +142,9 @@ def _block(folder: Path) -> int:
 def test_a_cache_without_room_for_a_block_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     limit = _block(tmp_path) - 1
     place, _ = _elsewhere(tmp_path, monkeypatch, limit)
-    with pytest.raises(ConfigurationError, match=r"data.cache_gb: 0.0 MB do not hold a block of 2 files") as refused:
+    with refused("data.cache-group", "data.cache_gb") as caught:
         _run(place)
-    assert "or lower data.order.files" in str(refused.value)
+    assert "or lower data.order.files" in str(caught.value)
 
 
 def test_what_a_data_set_inherits_from_does_not_count() -> None:

@@ -96,5 +96,5 @@ def test_other_weights_than_those_that_were_found_are_refused(tmp_path: Path) ->
 
 def test_a_file_that_is_none_is_named(tmp_path: Path) -> None:
     (tmp_path / "w").write_bytes(b"nothing")
-    with pytest.raises(ConfigurationError, match="the weights of models:/m/1 cannot be read"):
+    with refused("initial.unreadable"):
         initial.begin_with(Tied(2), Initial("models:/m/1", "0" * 64, str(tmp_path / "w")))

@@ -13,11 +13,12 @@ import torch
 from orchestrator.config.resolve import resolve
 from orchestrator.config.settings import Every
 from orchestrator.data.clients import ClientSampler
-from orchestrator.errors import ConfigurationError, NonFinite, PipelineRaised
+from orchestrator.errors import ConfigurationError, NonFinite, OrchestratorError, PipelineRaised
 from orchestrator.worker.step.local_steps import LocalSteps
 from orchestrator.worker.worker import Worker
 from tests.comm.transports.memory import LocalRegions
 from tests.products import thinned
+from tests.refusals import refused
 from tests.worker import apart
 from tests.worker import pipelines as p
 from tests.worker.elastic import Elastic, Fault, Saved, elastic_settings, survive
@@ -347,8 +348,8 @@ class Lonely(Narrow):
         return [min(number, 1) + (number > 12) for number in range(len(train))] if by == "client" else []
 
 
-def _told(kind: type[Labelled] = Narrow, **settings: Any) -> PipelineRaised:
-    with pytest.raises(PipelineRaised, match="more than 1 value per channel") as caught:
+def _told(kind: type[Labelled] = Narrow, **settings: Any) -> OrchestratorError:
+    with refused("pipeline.raised") as caught:
         train(kind, steps=60, **{"shards": 4, "batch_size": 16, "optimizer": MEAN, **settings})
     assert caught.value.recurs
     return caught.value

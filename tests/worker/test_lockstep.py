@@ -9,7 +9,7 @@ import torch
 
 from orchestrator.comm.collectives import Exchange, Memory
 from orchestrator.comm.topologies import build_schedule
-from orchestrator.errors import Inconsistent, PipelineRaised
+from orchestrator.errors import PipelineRaised
 from orchestrator.numerics.exact import FAST_MEANS, MEANS
 from orchestrator.numerics.grid import ABSENT, HEADROOM, Grid, magnitude_bits, needed_exponent
 from orchestrator.numerics.layout import Layout
@@ -21,6 +21,7 @@ from orchestrator.worker.step.executor import StepOutcome
 from orchestrator.worker.step.lockstep import Lockstep, StepContents
 from orchestrator.worker.voting.step_report import Consensus, Shape, StepReport
 from tests.comm.transports.memory import Hub, LocalRegions
+from tests.refusals import refused
 
 SHARDS = 2
 PLAIN = StepReport(
@@ -130,24 +131,24 @@ def test_fast_sums_need_no_second_attempt() -> None:
 
 
 @pytest.mark.parametrize(
-    ("second", "what"),
+    ("second", "named"),
     [
-        (replace(PLAIN, losses={0: 2.0, 1: 4.5}), "loss or weight of shard 1"),
-        (replace(PLAIN, weights={0: 1.5, 1: 3.0}), "loss or weight of shard 0"),
-        (replace(PLAIN, losses={0: 2.0}, weights={0: 1.0}), "loss or weight of shard 1"),
+        (replace(PLAIN, losses={0: 2.0, 1: 4.5}), "shard 1"),
+        (replace(PLAIN, weights={0: 1.5, 1: 3.0}), "shard 0"),
+        (replace(PLAIN, losses={0: 2.0}, weights={0: 1.0}), "shard 1"),
         (replace(PLAIN, magnitudes=[magnitude_bits(1.0), magnitude_bits(2.5)]), "gradient of b"),
     ],
 )
-def test_what_comes_out_differently_when_repeated_is_named(second: StepReport, what: str) -> None:
+def test_what_comes_out_differently_when_repeated_is_named(second: StepReport, named: str) -> None:
     for script in ((PLAIN, second), (second, PLAIN)):
         member = Scripted(*script)
-        with pytest.raises(Inconsistent, match=f"step 0: the {what}"):
+        with refused("pipeline.repeated-differently", named):
             _lockstep(member).step(0)
         assert member.applied == []
 
 
 def test_nothing_to_learn_from_is_an_error() -> None:
-    with pytest.raises(PipelineRaised, match="step 3: the weights of all shards are zero"):
+    with refused("pipeline.zero-weights"):
         _lockstep(Scripted(StepReport())).step(3)
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from orchestrator.config.settings import Every
-from orchestrator.errors import ConfigurationError, PipelineRaised
+from tests.refusals import refused
 from tests.worker import pipelines as p
 from tests.worker.runs import ONE, Layout, settings_for, train
 
@@ -50,13 +50,11 @@ def test_a_schedule_changes_the_result_and_not_with_the_layout() -> None:
 
 
 def test_an_unknown_metric_is_named_with_those_there_are() -> None:
-    with pytest.raises(
-        PipelineRaised, match="there is no metric 'validation/f1' to watch; there are validation/loss, "
-    ):
+    with refused("pipeline.no-such-metric"):
         train(p.Mlp, ONE, **{**STOPPING, "early_stopping": {"patience": 1, "metric": "validation/f1"}})
 
 
 @pytest.mark.parametrize("every", [None, Every(steps=None, seconds=30.0)])
 def test_what_watches_needs_evaluations_at_known_steps(every: Every | None) -> None:
-    with pytest.raises(ConfigurationError, match=r"early_stopping.patience needs evaluation.every in steps"):
+    with refused("evaluation.in-steps"):
         settings_for(p.Mlp, evaluate_every=every, early_stopping={"patience": 1})

@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from orchestrator.checkpoint.parts import share_of
-from orchestrator.errors import Inconsistent
 from orchestrator.worker.model.shard_states import ShardStates
 from tests.products import thinned
+from tests.refusals import refused
 from tests.worker import pipelines as p
 from tests.worker.elastic import EVERYTHING, Elastic, Fault, Saved, Told, What, elastic_settings, survive
 from tests.worker.runs import Layout
@@ -90,7 +90,7 @@ def test_rows_of_another_step_are_dropped(before: int, steps: int, held: tuple[i
 
 def test_a_row_that_is_not_here_is_no_initial_one_after_the_first_step() -> None:
     states = states_after_a_step()
-    with pytest.raises(Inconsistent, match="shard 2 is not here"):
+    with refused("replica.no-shard-state"):
         states.of(2)
     states.follow(1, 0)
     assert states.of(2)["kept"] == 0
@@ -98,9 +98,9 @@ def test_a_row_that_is_not_here_is_no_initial_one_after_the_first_step() -> None
 
 def test_rows_that_do_not_fit_are_refused() -> None:
     states = states_after_a_step()
-    with pytest.raises(Inconsistent, match="'kept' in the state of shard 3"):
+    with refused("checkpoint.shard-tensor-form"):
         states.fitted({3: {"kept": torch.zeros(2)}})
-    with pytest.raises(Inconsistent, match="of shard 3 has the tensors"):
+    with refused("checkpoint.shard-tensors"):
         states.fitted({3: {}})
 
 

@@ -26,6 +26,7 @@ from orchestrator.worker.model import sharded_optimizer
 from orchestrator.worker.model.replica import Replica
 from orchestrator.worker.strategies import LockstepStrategy
 from tests.products import thinned
+from tests.refusals import refused
 from tests.worker import pipelines as p
 from tests.worker.elastic import EVERYTHING, Fault, Told, What, survive
 from tests.worker.runs import LAYOUTS, ONE, Keeping, Layout, Run, Shared, settings_for, train
@@ -293,5 +294,5 @@ def test_what_it_does_not_go_with_is_refused(settings: dict[str, Any], key: str)
 
 
 def test_an_own_optimizer_of_another_kind_is_refused() -> None:
-    with pytest.raises(ConfigurationError, match=r"update\.sharded"):
+    with refused("optimizer.not-sharded", "update.sharded"):
         train(p.Langevin, Layout(2), sharded=True, optimizer=None)

@@ -15,7 +15,7 @@ from orchestrator.common.values import Steps
 from orchestrator.config.settings import from_yaml
 from orchestrator.data.order import Epochs
 from orchestrator.data.sampling.orders import ORDERS, permuted, place_of, problems
-from orchestrator.errors import ConfigurationError
+from tests.refusals import refused
 
 SEEDS = st.integers(0, 2**63 - 1)
 BATCHES = st.one_of(
@@ -189,5 +189,5 @@ def test_an_order_of_all_samples_goes_with_no_division_of_them() -> None:
     start = "run: {steps: 3}\npipeline: {target: a:B}\noptimizer: {name: sgd, lr: 1}\n"
     assert from_yaml(f"{start}data: {{order: {{name: blocks, files: 4}}}}\n").data.order.options == {"files": 4}
     for other in ("partition: iid", "sampling: balanced", "subset: {name: bagging, member: 0}"):
-        with pytest.raises(ConfigurationError, match=r"data.order: blocks orders all training samples"):
+        with refused("data.order-of-all", "data.order"):
             from_yaml(f"{start}data: {{order: blocks, {other}}}\n")

@@ -107,7 +107,7 @@ def test_the_options_are_those_of_the_settings() -> None:
     run = "run: {steps: 1}\npipeline: {target: 'a:B'}\n"
     settings = from_yaml(f"{run}data: {{subset: {{name: disjoint, member: 1, members: 4}}}}\n")
     assert settings.data.subset.options == {"member": 1, "members": 4}
-    with pytest.raises(ConfigurationError, match=r"data.subset.member: required by data.subset=bagging"):
+    with refused("settings.option-required", "data.subset.member"):
         from_yaml(f"{run}data: {{subset: bagging}}\n")
     noise = "privacy: {clipping_norm: 1.0, noise_multiplier: 1.0, delta: 1.0e-4}\n"
     data = "data: {shards: 8, batch_size: 64, partition: iid, subset: {name: bagging, member: 0}}\n"

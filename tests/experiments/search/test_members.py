@@ -143,5 +143,5 @@ def test_the_page_names_every_key() -> None:
 
 def test_a_file_that_is_not_there_is_named_by_what_was_typed() -> None:
     for kind in ("sweep", "ensemble"):
-        with pytest.raises(ConfigurationError, match=f"{kind}=nothing.yaml: there is no such file"):
+        with refused("settings.no-such-file", f"{kind}=nothing.yaml"):
             load_sweep("nothing.yaml", [], kind=kind)

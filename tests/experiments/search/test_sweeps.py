@@ -16,6 +16,7 @@ from orchestrator.experiments.search.described import Sweep
 from orchestrator.experiments.search.space import Range, corners
 from orchestrator.experiments.search.sweeps import OWN, RUNGS, SECTIONS, load_sweep
 from tests.projects import REPOSITORY
+from tests.refusals import refused
 
 RUNS: dict[str, Any] = {
     "run": {"steps": 60, "name": "s"},
@@ -159,7 +160,7 @@ def test_everything_is_told_at_once(described: Any) -> None:
 
 def test_a_file_that_is_not_there_is_told(tmp_path: Path) -> None:
     (tmp_path / "sweep.yaml").write_text("conf: nowhere\nspace: {run.seed: [1, 2]}\n")
-    with pytest.raises(ConfigurationError, match="did you mean sweep"):
+    with refused("settings.no-such-name"):
         load_sweep("sweeep", [], folder=tmp_path)
     with pytest.raises(ConfigurationError, match="conf=nowhere"):
         load_sweep("sweep", [], folder=tmp_path)

@@ -58,19 +58,19 @@ def test_every_problem_is_told_at_once() -> None:
 
 @pytest.mark.parametrize("cores", ["-2", "1.5", "100001", "²", ""])
 def test_cores_are_counted(cores: str) -> None:
-    with pytest.raises(UsageError, match=f"cores={cores}: expected a number from 0 to 100,000"):
+    with refused("simulation.conditions", f"cores={cores}"):
         conditions({"cores": cores})
 
 
 def test_hosts_go_with_wires_and_not_with_cores() -> None:
     found = conditions({"hosts": "2", "wire.bandwidth": "1Gbit", "wire.latency": "1ms"}).network
     assert (found.hosts, found.wire_bandwidth, found.wire_latency_s) == (2, 125e6, 1e-3)
-    for given, said in (
-        ({"hosts": "0"}, "hosts=0: expected a number from 1 to 100,000"),
-        ({"wire.bandwidth": "0Gbit"}, r"wire\.bandwidth: must be greater than 0"),
-        ({"hosts": "2", "cores": "4"}, "cores: workers on several hosts do not share them"),
+    for given, named in (
+        ({"hosts": "0"}, "hosts=0"),
+        ({"wire.bandwidth": "0Gbit"}, "wire.bandwidth"),
+        ({"hosts": "2", "cores": "4"}, "cores"),
     ):
-        with pytest.raises(UsageError, match=said):
+        with refused("simulation.conditions", named):
             conditions(given)
 
 
@@ -80,7 +80,7 @@ def test_an_update_of_a_free_replica_passes_the_wires_as_often_as_its_way_says()
     assert report.crossings(by_host, network) == 4
     assert report.crossings(build_schedule("peer_to_peer", 8), network) == 16
     assert report.crossings(by_host, Network()) == 0
-    with pytest.raises(UsageError, match="hosts=2: the ways of updates are looked at for 128 workers at most"):
+    with refused("simulation.routes"):
         report.crossings(build_schedule("ring", 129), network)
     (row,) = report.answer(
         question(8, topologies=[("hierarchical", {})], modes=[("bap", {})], conditions=Conditions(network))
@@ -91,7 +91,7 @@ def test_an_update_of_a_free_replica_passes_the_wires_as_often_as_its_way_says()
 
 def test_there_are_no_more_hosts_than_workers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(REPOSITORY)
-    with pytest.raises(UsageError, match="hosts=5: there are 4 workers"):
+    with refused("simulation.hosts"):
         simulate(["digits"], [], "4", "1M", Conditions(Network(hosts=5)))
 
 

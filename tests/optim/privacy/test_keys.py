@@ -11,11 +11,11 @@ import numpy
 import pytest
 
 from orchestrator.data import poisson
-from orchestrator.errors import ConfigurationError
 from orchestrator.optim.privacy import noise
 from orchestrator.optim.privacy.accounting import Accountant
 from orchestrator.optim.privacy.keys import Keys
 from orchestrator.optim.privacy.secret import Secret, place, read, read_or_create
+from tests.refusals import refused
 
 KEYS = Keys(bytes(range(32)))
 
@@ -35,22 +35,22 @@ def test_a_secret_is_made_once_for_its_owner_alone(tmp_path: Path) -> None:
 def test_a_file_with_anything_else_is_refused(tmp_path: Path, text: str) -> None:
     (tmp_path / "s").write_text(text)
     (tmp_path / "s").chmod(0o600)
-    with pytest.raises(ConfigurationError, match=r"privacy[.]secret: "):
+    with refused("privacy.secret-unusable", "privacy.secret"):
         read(tmp_path / "s")
 
 
 def test_a_file_that_others_may_read_is_refused(tmp_path: Path) -> None:
     path = read_or_create(tmp_path / "s").path
     path.chmod(0o640)
-    with pytest.raises(ConfigurationError, match="may be read by others"):
+    with refused("privacy.secret-unusable"):
         read(path)
 
 
 def test_a_file_that_is_not_there_is_refused_where_it_has_to_be(tmp_path: Path) -> None:
-    with pytest.raises(ConfigurationError, match="cannot be read"):
+    with refused("privacy.secret-unusable"):
         read(tmp_path / "s")
     (tmp_path / "file").touch()
-    with pytest.raises(ConfigurationError, match="cannot be"):
+    with refused("privacy.secret-unusable"):
         read_or_create(tmp_path / "file" / "s")
 
 

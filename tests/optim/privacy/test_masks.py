@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import numpy
-import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orchestrator.errors import Inconsistent
 from orchestrator.optim.privacy.masks import PUBLIC_BYTES, KeyPair, Masks
+from tests.refusals import refused
 
 ELEMENTS = 3000
 
@@ -48,7 +47,7 @@ def test_no_mask_is_used_twice() -> None:
     masks.add(3, 0, vector)
     masks.add(3, 1, vector)
     for step, attempt in ((3, 1), (3, 0), (2, 5)):
-        with pytest.raises(Inconsistent, match="asked for again"):
+        with refused("privacy.mask-again"):
             masks.add(step, attempt, vector)
 
 
@@ -67,7 +66,7 @@ def test_each_step_attempt_and_generation_has_other_masks() -> None:
 
 def test_a_public_key_that_is_none_is_told() -> None:
     own = KeyPair()
-    with pytest.raises(Inconsistent, match="public key of worker rank 1"):
+    with refused("privacy.public-key"):
         own.agree(0, [own.public, bytes(PUBLIC_BYTES)], 0)
 
 

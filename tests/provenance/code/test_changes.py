@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.errors import NotRerunnable
 from orchestrator.provenance.code import changes, snapshot
 from orchestrator.provenance.code.changes import Change
 from orchestrator.provenance.code.worktree import examine
 from tests.provenance.code.repositories import create, take, write
+from tests.refusals import refused
 
 
 @pytest.fixture
@@ -89,8 +89,8 @@ def test_it_is_bounded(repository: Path, old: Path, tmp_path: Path) -> None:
 def test_damaged_bundles_are_refused(old: Path, repository: Path, tmp_path: Path) -> None:
     new = bundled(repository, tmp_path / "new.bundle")
     new.write_bytes(new.read_bytes()[:-3])
-    with pytest.raises(NotRerunnable, match=r"new\.bundle is damaged"):
+    with refused("git.bundle-damaged"):
         changes.changes(old, new)
     other = create(tmp_path / "other", {"a.py": "a\n"}, "--object-format=sha256")
-    with pytest.raises(NotRerunnable, match="sha256"):
+    with refused("git.object-formats"):
         changes.changes(old, bundled(other, tmp_path / "other.bundle"))

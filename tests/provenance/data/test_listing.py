@@ -14,6 +14,7 @@ from orchestrator import Files
 from orchestrator.data.files.index import Kept, index
 from orchestrator.errors import ConfigurationError
 from orchestrator.provenance.data.listing import stored
+from tests.refusals import refused
 
 CONTENTS = {"a.jsonl": b'{"n": 1}\n', "b/c.jsonl": b'{"n": 2}\n{"n": 3}\n'}
 
@@ -84,6 +85,6 @@ def test_what_stands_for_no_folder_is_refused(which: str, tmp_path: Path) -> Non
 def test_a_list_that_is_nowhere_is_named(tmp_path: Path) -> None:
     (tmp_path / ".dvc").mkdir()
     (tmp_path / ".dvc" / "config").touch()
-    with pytest.raises(ConfigurationError, match=r"00\.dir, is neither in .* nor in DVC's cache") as told:
+    with refused("dvc.no-list") as told:
         stored(_written(tmp_path, {"outs": [{"md5": f"{'0' * 32}.dir"}]}))
     assert "dvc push" in told.value.remedy

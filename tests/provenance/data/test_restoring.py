@@ -13,6 +13,7 @@ from orchestrator.provenance.data import hashing
 from orchestrator.provenance.data.restoring import Restored, lend_storage, restore
 from tests.provenance.code.repositories import tree_id
 from tests.provenance.data.dvc_project import capture, git, listing, work_tree
+from tests.refusals import refused
 
 pytestmark = pytest.mark.filterwarnings("ignore:_NoneStep.value will soon raise")  # DVC's own use of a library
 
@@ -116,7 +117,7 @@ def test_data_that_dvc_never_had_come_from_the_folder_if_unchanged(tracked: Path
     assert (loose.source, notes.source) == ("folder", "work tree")
     assert "loose.txt was copied from" in loose.notes[0]
     (tracked / "loose.txt").write_text("L")
-    with pytest.raises(NotRerunnable, match=r"(?s)loose.txt \(md5 .*DVC does not hold it; .*has other bytes now"):
+    with refused("dvc.not-restored"):
         restore(work_tree(tracked, tmp_path / "again"), inputs, tracked)
 
 
@@ -192,7 +193,7 @@ def test_legacy_objects_are_checked_by_the_hash_of_their_time(tracked: Path, tmp
     assert (target / "old.txt").read_bytes() == b"a\r\nb\r\n"
     place.write_bytes(b"a\nb\n")  # DVC would call this the same; a pipeline may not
     (target / "old.txt").unlink()
-    with pytest.raises(NotRerunnable, match="what DVC has recorded is not what was read then"):
+    with refused("dvc.not-restored"):
         restore(target, inputs, tracked)
 
 
@@ -200,7 +201,7 @@ def test_no_dvc_at_all(tracked: Path, tmp_path: Path) -> None:
     inputs = capture(tracked, ["raw.csv"])
     target = work_tree(tracked, tmp_path / "w")
     (tmp_path / "bare").mkdir()
-    with pytest.raises(NotRerunnable, match="is not in a DVC project"):
+    with refused("dvc.not-restored"):
         restore(target, inputs, tmp_path / "bare")
 
 

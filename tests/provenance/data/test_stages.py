@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 import yaml
 
-from orchestrator.errors import NotRerunnable
 from orchestrator.provenance.data import dvc_files, stages
 from orchestrator.provenance.data.restoring import restore
 from orchestrator.records.data_stage_replay import Made
 from tests.provenance.data.dvc_project import capture, git, listing, work_tree
+from tests.refusals import refused
 
 pytestmark = pytest.mark.filterwarnings("ignore:_NoneStep.value will soon raise")  # DVC's own use of a library
 
@@ -81,7 +81,7 @@ def test_stages_are_executed_from_the_raw_data_on_and_what_they_make_is_compared
 
 def test_data_that_no_stage_made_are_refused(tracked: Path, tmp_path: Path) -> None:
     tree = work_tree(tracked, tmp_path / "w")
-    with pytest.raises(NotRerunnable, match=r"no DVC stage made what the run read \(raw.csv\)"):
+    with refused("dvc.no-stage"):
         stages.pipeline(tree, capture(tracked, ["raw.csv"]))
-    with pytest.raises(NotRerunnable, match="nothing that DVC holds"):
+    with refused("dvc.no-stage"):
         stages.pipeline(tree, [])
