@@ -89,7 +89,7 @@ lint: setup
 	mypy
 
 pure: setup
-	python -m pytest -n 2 -m "$(QUICK)"
+	python -m pytest -n 2 --dist worksteal -m "$(QUICK)"
 
 # One pytest for the pure tests and the others: each of its processes reads all tests first, which takes ten seconds.
 test: setup

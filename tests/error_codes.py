@@ -7,12 +7,13 @@ the call as a person reads it, with a placeholder for each value.
 from __future__ import annotations
 
 import ast
+import functools
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from orchestrator import errors
-from tests.test_architecture import ROOT
+from tests.sources import PACKAGE, ROOT, Source, package
 
 PAGE = ROOT / "docs" / "errors.md"
 SUBJECTS = (
@@ -104,20 +105,20 @@ class Site:
 class _Module:
     """A file with its functions, by which sentences are put together."""
 
-    def __init__(self, file: str) -> None:
+    def __init__(self, file: str, read: Source) -> None:
         self.file = file
-        self.tree = ast.parse((ROOT / "orchestrator" / file).read_text())
-        self.functions = {node.name: node for node in ast.walk(self.tree) if isinstance(node, ast.FunctionDef)}
-        self.classes = {node.name: node for node in ast.walk(self.tree) if isinstance(node, ast.ClassDef)}
+        self._read = read
+        self.functions: dict[str, ast.FunctionDef] = {node.name: node for node in read.of(ast.FunctionDef)}
+        self.classes: dict[str, ast.ClassDef] = {node.name: node for node in read.of(ast.ClassDef)}
 
     def calls(self) -> Iterator[tuple[ast.Call, str | None]]:
         """Each with the class that it stands in."""
         inside = {id(call): name for name, node in self.classes.items() for call in ast.walk(node)}
-        return ((node, inside.get(id(node))) for node in ast.walk(self.tree) if isinstance(node, ast.Call))
+        return ((node, inside.get(id(node))) for node in self._read.of(ast.Call))
 
     def borrow(self, modules: Mapping[str, _Module]) -> None:
         """The functions that it imports. modules: by their dotted names."""
-        for node in self.tree.body:
+        for node in self._read.tree.body:
             if isinstance(node, ast.ImportFrom) and (node.module or "") in modules:
                 there = modules[node.module or ""].functions
                 self.functions |= {each.name: there[each.name] for each in node.names if each.name in there}
@@ -130,21 +131,35 @@ class _Module:
         return [each.arg for each in function.args.args][:1] == ["code"]
 
 
-MODULES = [
-    _Module(str(file.relative_to(ROOT / "orchestrator"))) for file in sorted((ROOT / "orchestrator").rglob("*.py"))
-]
-for module in MODULES:
-    module.borrow({"orchestrator." + each.file.removesuffix(".py").replace("/", "."): each for each in MODULES})
-KINDS: dict[str, type[errors.OrchestratorError]] = {
-    name: kind
-    for name, kind in vars(errors).items()
-    if isinstance(kind, type) and issubclass(kind, errors.OrchestratorError)
-}
-for module in MODULES:  # those of other modules, as the ones that they refine
-    for name, node in module.classes.items():
-        for base in (base.id for base in node.bases if isinstance(base, ast.Name)):
-            if base in KINDS:
-                KINDS.setdefault(name, KINDS[base])
+@functools.cache
+def modules() -> list[_Module]:
+    found = [_Module(str(file.relative_to(PACKAGE)), read) for file, read in package().items()]
+    named = {"orchestrator." + each.file.removesuffix(".py").replace("/", "."): each for each in found}
+    for module in found:
+        module.borrow(named)
+    return found
+
+
+@functools.cache
+def kinds() -> dict[str, type[errors.OrchestratorError]]:
+    """Of errors, by their names; those of other modules as the ones that they refine."""
+    found = {
+        name: kind
+        for name, kind in vars(errors).items()
+        if isinstance(kind, type) and issubclass(kind, errors.OrchestratorError)
+    }
+    for module in modules():
+        for name, node in module.classes.items():
+            for base in (base.id for base in node.bases if isinstance(base, ast.Name)):
+                if base in found:
+                    found.setdefault(name, found[base])
+    return found
+
+
+@functools.cache
+def calls() -> list[tuple[_Module, ast.Call, str | None]]:
+    """Each with the module and the class that it stands in."""
+    return [(module, call, inside) for module in modules() for call, inside in module.calls()]
 
 
 def name_of(call: ast.Call) -> str:
@@ -157,11 +172,10 @@ def keyword(call: ast.Call, name: str) -> ast.expr | None:
 
 def without_code() -> list[str]:
     """The places of errors that nobody gave a code. A ConfigurationError may get problems that have theirs."""
-    calls = ((module, call) for module in MODULES for call, _ in module.calls() if name_of(call) in KINDS)
     return [
         f"orchestrator/{module.file}:{call.lineno}"
-        for module, call in calls
-        if keyword(call, "code") is None and not _is_coded_within(call)
+        for module, call, _ in calls()
+        if name_of(call) in kinds() and keyword(call, "code") is None and not _is_coded_within(call)
     ]
 
 
@@ -177,20 +191,21 @@ def _is_coded_within(call: ast.Call) -> bool:
 
 def _leaves_init(name: str) -> bool:
     """Whether a class makes its errors as the one that it refines does."""
-    (node,) = (module.classes[name] for module in MODULES if name in module.classes)
+    (node,) = (module.classes[name] for module in modules() if name in module.classes)
     return not any(isinstance(each, ast.FunctionDef) and each.name == "__init__" for each in node.body)
 
 
+@functools.cache
 def sites() -> list[Site]:
     """All of the package, in the order of their codes."""
-    found = [site for module in MODULES for call, inside in module.calls() if (site := _site(module, call, inside))]
+    found = [site for each in calls() if (site := _site(*each))]
     return sorted(found, key=lambda site: (SUBJECTS.index(site.code.partition(".")[0]), site.code, site.file))
 
 
 def _site(module: _Module, call: ast.Call, inside: str | None) -> Site | None:
     name, code = name_of(call), keyword(call, "code")
     if isinstance(code, ast.Constant):
-        kind = KINDS[inside if name == "__init__" and inside is not None else name]
+        kind = kinds()[inside if name == "__init__" and inside is not None else name]
         return Site(str(code.value), _said(call.args[0], module, {}), kind.exit_code, module.file)
     if not call.args or not isinstance(call.args[0], ast.Constant):
         return None

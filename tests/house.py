@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import functools
 
-from tests.test_architecture import FILES, FLOORS, ROOT, floor_of, floors_used
+from tests.sources import FILES, ROOT
+from tests.test_architecture import FLOORS, floor_of, floors_used
 
 PAGE = ROOT / "docs" / "architecture.md"
 BEGIN, END = "<!-- made by python -m tests.house -->\n", "<!-- end of the picture -->\n"

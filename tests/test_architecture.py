@@ -14,6 +14,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.sources import FILES, PACKAGE, ROOT, Source, source
+
 FLOORS = [
     *("__main__", "api", "cli", "experiments", "driver", "cluster", "worker", "provenance", "checkpoint", "controller"),
     *("config", "data", "comm", "optim", "numerics", "pipeline", "records", "common", "errors", "moved"),
@@ -100,10 +102,6 @@ PYDANTIC_TOO = [
     *("comm.topologies", "comm.pipeline_schedules", "comm.synchronization"),
 ]
 
-ROOT = Path(__file__).resolve().parent.parent
-PACKAGE = ROOT / "orchestrator"
-FILES = sorted(PACKAGE.rglob("*.py"))
-
 
 def floor_of(file: Path) -> str:
     """The floor that a file stands on; "" for the package's own `__init__.py`."""
@@ -112,21 +110,14 @@ def floor_of(file: Path) -> str:
 
 
 @functools.cache
-def nodes(text: str) -> list[ast.AST]:
-    """Of its syntax tree, what a test here looks at: every test reads every file."""
-    looked_at = (ast.Import, ast.ImportFrom, ast.Call, ast.ClassDef)
-    return [node for node in ast.walk(ast.parse(text)) if isinstance(node, looked_at)]
-
-
-@functools.cache
 def imported(file: Path) -> list[tuple[int, str]]:
-    return list(imports(file.read_text(), file))
+    return list(imports(source(file), file))
 
 
-def imports(text: str, file: Path) -> Iterator[tuple[int, str]]:
+def imports(read: Source, file: Path) -> Iterator[tuple[int, str]]:
     """(line, dotted name) of everything imported; of `from a import b` both a and a.b, since b may be a module."""
     package = file.relative_to(ROOT).with_suffix("").parts[:-1]
-    for node in nodes(text):
+    for node in read.of(ast.Import, ast.ImportFrom, ast.Call):
         if isinstance(node, ast.Import):
             yield from ((node.lineno, alias.name) for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -134,7 +125,7 @@ def imports(text: str, file: Path) -> Iterator[tuple[int, str]]:
             base = ".".join([*above, *([node.module] if node.module else [])])
             yield node.lineno, base
             yield from ((node.lineno, f"{base}.{alias.name}") for alias in node.names)
-        elif isinstance(node, ast.Call):
+        else:
             yield from ((node.lineno, name) for name in imported_by(node))
 
 
@@ -223,9 +214,9 @@ def test_a_launch_waits_for_no_import_that_it_does_not_need_before_ray() -> None
         seen.add(name)
         if file is None:
             continue
-        statements = at_once(ast.parse(file.read_text()).body)
+        statements = at_once(source(file).tree.body)
         text = "\n".join(ast.unparse(node) for node in statements)
-        found = {each for _, each in imports(text, file)}
+        found = {each for _, each in imports(Source(text), file)}
         found |= {each.rpartition(".")[0] for each in found if "." in each}
         names += sorted(found - seen - {*names})
     late = {name for name in seen if any(name == each or name.startswith(f"{each}.") for each in LATER)}
@@ -270,11 +261,9 @@ def test_modules_form_no_circle() -> None:
     assert below == {}
 
 
-def constructors(text: str) -> Iterator[tuple[str, int]]:
+def constructors(read: Source) -> Iterator[tuple[str, int]]:
     """(name, parameters beside self) of every `__init__`, `__new__` and class method; dataclasses have none that is written."""
-    for kind in nodes(text):
-        if not isinstance(kind, ast.ClassDef):
-            continue
+    for kind in read.of(ast.ClassDef):
         for each in kind.body:
             if not isinstance(each, ast.FunctionDef | ast.AsyncFunctionDef):
                 continue
@@ -287,7 +276,7 @@ def constructors(text: str) -> Iterator[tuple[str, int]]:
 
 def test_no_constructor_has_many_parameters() -> None:
     """What belongs together is handed over together: a part of the plan, or a small value."""
-    found = ((file, name, count) for file in FILES for name, count in constructors(file.read_text()))
+    found = ((file, name, count) for file in FILES for name, count in constructors(source(file)))
     assert [(relative(file), name) for file, name, count in found if count > MOST_PARAMETERS] == []
 
 
@@ -295,7 +284,7 @@ def test_no_parameter_is_overlooked() -> None:
     scene = (
         "class A:\n    def __init__(self, a, /, b, *rest, c=1, **more): ...\n    @classmethod\n    def of(cls, d): ..."
     )
-    assert list(constructors(scene)) == [("A.__init__", 3), ("A.of", 1)]
+    assert list(constructors(Source(scene))) == [("A.__init__", 3), ("A.of", 1)]
 
 
 SCENE = """
@@ -312,7 +301,7 @@ if TYPE_CHECKING:
 
 def test_no_way_of_importing_is_overlooked() -> None:
     """The tests above are only as good as this reading."""
-    found = {name for _, name in imports(SCENE, PACKAGE / "driver" / "run" / "scene.py")}
+    found = {name for _, name in imports(Source(SCENE), PACKAGE / "driver" / "run" / "scene.py")}
     assert found == {
         "ray.util",
         "importlib",

@@ -17,7 +17,8 @@ from typing import NamedTuple
 
 import pytest
 
-PACKAGE = Path(__file__).resolve().parents[1] / "orchestrator"
+from tests.sources import PACKAGE, Source, source
+
 # Rooms of the house that are held; a room is a folder or a module beside them.
 ROOMS = {
     *("api", "comm", "common", "config", "controller", "data", "errors", "numerics", "optim", "pipeline"),
@@ -46,12 +47,12 @@ class Large(NamedTuple):
     entries: list[Lines]
 
 
-def missing(source: str) -> list[tuple[int, str]]:
+def missing(read: Source) -> list[tuple[int, str]]:
     """(line, what) of everything that lacks a line of its own, and of what the docstring above says once more."""
-    all_large = list(_large(ast.parse(source)))
+    all_large = list(_large(read))
     if not all_large:
         return []
-    trailing, alone = _comments(source)
+    trailing, alone = _comments(read.text)
     found: list[tuple[int, str]] = []
     for large in all_large:
         starts = [entry.first for entry in large.entries]
@@ -67,20 +68,18 @@ def missing(source: str) -> list[tuple[int, str]]:
     return found
 
 
-def _comments(source: str) -> tuple[set[int], set[int]]:
+def _comments(text: str) -> tuple[set[int], set[int]]:
     """The lines that end with a comment, and those that are one."""
     trailing: set[int] = set()
     alone: set[int] = set()
-    for token in tokenize.generate_tokens(io.StringIO(source).readline):
+    for token in tokenize.generate_tokens(io.StringIO(text).readline):
         if token.type == tokenize.COMMENT and not DIRECTIVE.match(token.string.lstrip("# ")):
             (trailing if token.line[: token.start[1]].strip() else alone).add(token.start[0])
     return trailing, alone
 
 
-def _large(tree: ast.AST) -> Iterator[Large]:
-    for node in ast.walk(tree):
-        if not isinstance(node, ast.ClassDef):
-            continue
+def _large(read: Source) -> Iterator[Large]:
+    for node in read.of(ast.ClassDef):
         fields = list(_fields(node)) if _is_record(node) else []
         docstring = ast.get_docstring(node) or ""
         if len(fields) >= FIELDS:
@@ -138,7 +137,7 @@ def lacking(room: str) -> list[str]:
     return [
         f"{file.relative_to(PACKAGE.parent)}:{line} {what}"
         for file in files(room)
-        for line, what in missing(file.read_text(encoding="utf-8"))
+        for line, what in missing(source(file))
     ]
 
 
@@ -196,7 +195,7 @@ class Small(NamedTuple):
 
 
 def test_no_way_of_leaving_a_line_out_is_overlooked() -> None:
-    assert [what for _, what in missing(SOURCE)] == [
+    assert [what for _, what in missing(Source(SOURCE))] == [
         "Whole.first is told of in the docstring as well",
         "Whole.sixth",
         "Whole.last",

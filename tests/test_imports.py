@@ -6,11 +6,11 @@ import ast
 import subprocess
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
-PACKAGE = Path(__file__).resolve().parent.parent / "orchestrator"
+from tests.sources import PACKAGE, Source, package
+
 # Of a class or a table that the same module makes, or what can be of use at no other time.
 ALLOWED = {
     "__init__.py: moved.install()": "old names of modules, which a promise keeps, are found by whoever imports them",
@@ -37,9 +37,9 @@ assert "torch._dynamo" not in sys.modules
 """
 
 
-def effects(source: str) -> Iterator[str]:
+def effects(read: Source) -> Iterator[str]:
     """What a module does at its top level besides binding names of its own."""
-    for node in ast.parse(source).body:
+    for node in read.tree.body:
         if isinstance(node, ast.Expr) and isinstance(node.value, ast.Call):
             yield f"{ast.unparse(node.value.func)}()"
         elif isinstance(node, ast.Assign | ast.AugAssign | ast.AnnAssign | ast.Delete):
@@ -60,15 +60,11 @@ def effects(source: str) -> Iterator[str]:
     ],
 )
 def test_an_effect_is_found(source: str, found: list[str]) -> None:
-    assert list(effects(source)) == found
+    assert list(effects(Source(source))) == found
 
 
 def test_modules_have_no_effect_when_they_are_imported() -> None:
-    found = {
-        f"{file.relative_to(PACKAGE)}: {effect}"
-        for file in sorted(PACKAGE.rglob("*.py"))
-        for effect in effects(file.read_text(encoding="utf-8"))
-    }
+    found = {f"{file.relative_to(PACKAGE)}: {effect}" for file, read in package().items() for effect in effects(read)}
     assert found == set(ALLOWED)
 
 

@@ -10,19 +10,15 @@ from __future__ import annotations
 import ast
 import functools
 import re
-from collections import defaultdict
 from collections.abc import Iterable, Iterator, Set
-from pathlib import Path
-from typing import Any
 
 import pytest
 
 from orchestrator.common import tested_versions
 from orchestrator.common.tested_versions import Tables, Tried
 from orchestrator.numerics import torch_names
+from tests.sources import PACKAGE, ROOT, Source, package
 
-ROOT = Path(__file__).resolve().parent.parent
-PACKAGE = ROOT / "orchestrator"
 LIBRARIES = ("ray", "torch", "mlflow", "numba", "llvmlite", "dvc", "optuna", "pandas", "litdata", "numpy", "sqlalchemy")
 WITHOUT = (
     *("torch.utils._pytree", "torch.utils._python_dispatch.TorchDispatchMode"),
@@ -99,21 +95,11 @@ def _of_library(name: str) -> bool:
 
 
 @functools.cache
-def nodes(source: str) -> dict[type[ast.AST], list[Any]]:
-    """Of its syntax tree, by their kind."""
-    found: dict[type[ast.AST], list[Any]] = defaultdict(list)
-    for node in ast.walk(ast.parse(source)):
-        found[type(node)].append(node)
-    return found
-
-
-@functools.cache
-def defined(source: str) -> frozenset[str]:
+def defined(read: Source) -> frozenset[str]:
     """The names that a module gives to functions, classes, variables and attributes of its own objects."""
-    tree = nodes(source)
-    made = [*tree[ast.FunctionDef], *tree[ast.AsyncFunctionDef], *tree[ast.ClassDef]]
-    names = {node.id for node in tree[ast.Name] if isinstance(node.ctx, ast.Store)}
-    own = {node.attr for node in tree[ast.Attribute] if isinstance(node.ctx, ast.Store) and _is_of_self(node)}
+    made = read.of(ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
+    names = {node.id for node in read.of(ast.Name) if isinstance(node.ctx, ast.Store)}
+    own = {node.attr for node in read.of(ast.Attribute) if isinstance(node.ctx, ast.Store) and _is_of_self(node)}
     return frozenset(node.name for node in made) | names | own
 
 
@@ -121,26 +107,26 @@ def _is_of_self(node: ast.Attribute) -> bool:
     return isinstance(node.value, ast.Name) and node.value.id in ("self", "cls")
 
 
-def _imported(source: str) -> Iterator[tuple[str, str]]:
+def _imported(read: Source) -> Iterator[tuple[str, str]]:
     """What names of the module stand for."""
-    for node in nodes(source)[ast.Import]:
+    for node in read.of(ast.Import):
         yield from ((each.asname or each.name, each.name) for each in node.names)
-    for node in nodes(source)[ast.ImportFrom]:
+    for node in read.of(ast.ImportFrom):
         if node.module and not node.level:
             yield from ((each.asname or each.name, f"{node.module}.{each.name}") for each in node.names)
 
 
-def private_names(source: str, inherited: Set[str] = frozenset()) -> Iterator[str]:
+def private_names(read: Source, inherited: Set[str] = frozenset()) -> Iterator[str]:
     """Of libraries, with their dots; of an object whose library is not known the attribute with a dot before it. inherited:
     what `self` may have of classes in other modules."""
-    imported, own = dict(_imported(source)), defined(source)
+    imported, own = dict(_imported(read)), defined(read)
     yield from filter(_of_library, imported.values())
-    attributes = nodes(source)[ast.Attribute]
+    attributes = list(read.of(ast.Attribute))
     inner = {id(node.value) for node in attributes}
     for node in attributes:
         known = (own, inherited if _is_of_self(node) else frozenset())
         yield from _in_attribute(node, imported, known, id(node) not in inner)
-    for node in nodes(source)[ast.Call]:
+    for node in read.of(ast.Call):
         yield from _in_call(node, imported, own)
 
 
@@ -209,19 +195,19 @@ def _in_call(node: ast.Call, imported: dict[str, str], own: Set[str]) -> Iterato
     ],
 )
 def test_a_private_name_is_found(source: str, found: list[str]) -> None:
-    assert list(private_names(source, {"_of_a_base_of_ours"})) == found
+    assert list(private_names(Source(source), {"_of_a_base_of_ours"})) == found
 
 
 @functools.cache
-def _sources() -> dict[str, str]:
-    return {str(file.relative_to(PACKAGE)): file.read_text(encoding="utf-8") for file in sorted(PACKAGE.rglob("*.py"))}
+def _sources() -> dict[str, Source]:
+    return {str(file.relative_to(PACKAGE)): read for file, read in package().items()}
 
 
 @functools.cache
 def _found() -> dict[str, set[str]]:
     """file -> the private names in it."""
-    ours = {name for source in _sources().values() for name in defined(source)}
-    return {file: names for file, source in _sources().items() if (names := set(private_names(source, ours)))}
+    ours = {name for read in _sources().values() for name in defined(read)}
+    return {file: names for file, read in _sources().items() if (names := set(private_names(read, ours)))}
 
 
 def test_private_names_stand_in_listed_files_alone() -> None:
@@ -244,7 +230,7 @@ def _looked_for() -> set[str]:
 
 @pytest.mark.parametrize("name", GATED)
 def test_what_is_gated_asks_for_the_version(name: str) -> None:
-    assert re.search(r"(RAY|NUMBA|LITDATA)\.is_here", _sources()[name])
+    assert re.search(r"(RAY|NUMBA|LITDATA)\.is_here", _sources()[name].text)
 
 
 def _told() -> dict[tuple[str, str], set[str]]:
@@ -262,9 +248,9 @@ def _asking(name: str, asks: Iterable[str]) -> set[str]:
     asked = [f"{name}.{each}" for each in asks]
     return {
         file
-        for file, source in _sources().items()
+        for file, read in _sources().items()
         if file != "common/tested_versions.py"
-        and any(re.search(rf"\b{each}\b", source) for each in asked if each in source)
+        and any(re.search(rf"\b{each}\b", read.text) for each in asked if each in read.text)
     }
 
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Iterator
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[1]
+from tests.sources import FILES, ROOT
+
 PAGE = ROOT / "docs" / "rules.md"
-CITING = [*sorted((ROOT / "orchestrator").rglob("*.py")), *sorted((ROOT / "tests").rglob("*.py"))] + [
+CITING = [*FILES, *sorted((ROOT / "tests").rglob("*.py"))] + [
     *sorted((ROOT / "orchestrator").rglob("*.md")),
     *sorted((ROOT / "docs").glob("*.md")),
     ROOT / "README.md",
@@ -29,6 +31,7 @@ def citations(text: str) -> Iterator[str]:
             yield f"Law {name}" if kind.lower() == "law" else name
 
 
+@functools.cache
 def cited() -> dict[str, list[str]]:
     found: dict[str, list[str]] = {}
     for file in CITING:

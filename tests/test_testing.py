@@ -8,6 +8,8 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
+from tests.sources import never_collected
+
 TESTS = Path(__file__).resolve().parent
 PAGE = (TESTS.parent / "docs" / "testing.md").read_text()
 
@@ -68,7 +70,8 @@ def _is_thinned(function: ast.FunctionDef) -> bool:
 
 
 def test_a_named_test_exists_and_is_run_by_its_command() -> None:
-    assert [(test, command) for _, test, command in claims() if command not in run_by(test)] == []
+    with never_collected():
+        assert [(test, command) for _, test, command in claims() if command not in run_by(test)] == []
 
 
 def test_a_claim_is_one_line_of_at_most_120_characters() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any, get_args
 
 import pytest
@@ -12,10 +11,9 @@ import pytest
 from orchestrator.common import injection
 from orchestrator.common.injection import Moment
 from orchestrator.records.progress import Activity
+from tests.sources import package
 from tests.worker import pipelines
 from tests.worker.runs import Layout, train
-
-PACKAGE = Path(injection.__file__).parent.parent
 
 
 @pytest.fixture
@@ -34,9 +32,9 @@ def met() -> Iterator[list[str]]:
 
 def calls() -> Iterator[tuple[str, ast.Call]]:
     """Of functions of `injection` in the program, by name."""
-    for file in PACKAGE.rglob("*.py"):
-        for node in ast.walk(ast.parse(file.read_text())):
-            if isinstance(node, ast.Call) and ast.unparse(node.func).startswith("injection."):
+    for read in package().values():
+        for node in read.of(ast.Call) if "injection." in read.text else ():
+            if ast.unparse(node.func).startswith("injection."):
                 yield ast.unparse(node.func), node
 
 
@@ -53,7 +51,7 @@ def test_an_injector_may_put_another_subject_in_its_place(monkeypatch: pytest.Mo
 
 def test_the_program_installs_nothing() -> None:
     assert {name for name, _ in calls()} == {"injection.at"}
-    assert not [file for file in PACKAGE.rglob("*.py") if "common.injection import" in file.read_text()]
+    assert not [file for file, read in package().items() if "common.injection import" in read.text]
 
 
 def test_each_moment_has_its_place() -> None:
@@ -62,6 +60,7 @@ def test_each_moment_has_its_place() -> None:
     assert sorted([*named, *get_args(Activity)]) == sorted([*get_args(Moment), "idle"])
 
 
+@pytest.mark.threads
 @pytest.mark.parametrize("stages", [1, 2])
 def test_a_run_comes_by_them(met: list[str], stages: int) -> None:
     train(pipelines.Mlp, Layout(2, stages=stages), steps=2)

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
+import functools
+from collections.abc import Callable
 
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
-from mlflow.utils import validation
 
 from orchestrator.provenance.tracking import names
 
-VALIDATIONS: list[Any] = [getattr(validation, f"_validate_{kind}_name") for kind in ("metric", "param", "tag")]
 PARTS = [
     "a",
     "/",
@@ -50,6 +49,15 @@ TAKEN = [
 ]
 
 
+@functools.cache
+def validations() -> list[Callable[[str], None]]:
+    """MLflow's own, of metrics, parameters and tags; to import them takes seconds."""
+    from mlflow.utils import validation
+
+    return [getattr(validation, f"_validate_{kind}_name") for kind in ("metric", "param", "tag")]
+
+
+@pytest.mark.slow
 @given(NAMES)
 @example("top1/")
 @example("..")
@@ -63,22 +71,24 @@ TAKEN = [
 @example("_xFFFFFF_")
 def test_it_is_taken_and_read_again(name: str) -> None:
     found = names.valid(name)
-    for validate in VALIDATIONS:
+    for validate in validations():
         validate(found)
     assert names.original(found) == name
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", TAKEN)
 def test_what_mlflow_takes_stays(name: str) -> None:
-    VALIDATIONS[0](name)
+    validations()[0](name)
     assert names.valid(name) == name
 
 
+@pytest.mark.slow
 @given(st.text(min_size=200, max_size=400), st.text(min_size=1, max_size=3))
 def test_long_names_are_short_and_different(name: str, more: str) -> None:
     found, other = names.valid(name), names.valid(name + more)
     assert len(found) <= names.MOST
-    VALIDATIONS[0](found)
+    validations()[0](found)
     assert found != other
 
 
