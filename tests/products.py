@@ -9,10 +9,11 @@ import pytest
 from hypothesis import settings
 
 
-def thinned(cases: Iterable[Any], every: int) -> list[Any]:
-    """Parameters: one in `every` as it is, the others marked `long`."""
+def thinned(cases: Iterable[Any], every: int, first: int = 0) -> list[Any]:
+    """Parameters: one in `every` as it is, from the `first` on, the others marked `long`."""
     return [
-        case if number % every == 0 else pytest.param(case, marks=pytest.mark.long) for number, case in enumerate(cases)
+        case if number % every == first else pytest.param(case, marks=pytest.mark.long)
+        for number, case in enumerate(cases)
     ]
 
 
