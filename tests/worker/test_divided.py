@@ -75,15 +75,19 @@ CASES: list[dict[str, Any]] = [
 ]
 
 
-@pytest.mark.parametrize("number", thinned(range(len(CASES)), 7), ids=lambda number: str(CASES[number]))
-def test_every_layout_gives_the_same_run(number: int) -> None:
-    reference = train(Labelled, **CASES[number])
-    for layout in rotating(2, number):
-        _assert_same(train(Labelled, layout, **CASES[number]), reference)
+@functools.cache
+def _alone(number: int) -> Run:
+    return train(Labelled, **CASES[number])
+
+
+@pytest.mark.parametrize("nth", thinned(range(2), 2, 1))
+@pytest.mark.parametrize("number", thinned(range(len(CASES)), 7, 2), ids=lambda number: str(CASES[number]))
+def test_every_layout_gives_the_same_run(number: int, nth: int) -> None:
+    _assert_same(train(Labelled, rotating(2, number)[nth], **CASES[number]), _alone(number))
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("layout", thinned([*LONELY, *LAYOUTS], 5), ids=str)
+@pytest.mark.parametrize("layout", thinned([*LAYOUTS, *LONELY], 17), ids=str)
 def test_a_divided_run_on_all_layouts(layout: Layout) -> None:
     settings = {"partition": DIRICHLET, "batch_size": GROWING, "optimizer": {"name": "lars"}}
     _assert_same(train(LabelledBatchnorm, layout, **settings), _divided())
@@ -99,8 +103,10 @@ def _assert_same(run: Run, reference: Run) -> None:
     assert run.digest == reference.digest
 
 
-def test_all_of_these_are_different_runs() -> None:
-    assert len({train(Labelled, **case).digest for case in [{}, *CASES]}) == len(CASES) + 1
+@pytest.mark.parametrize("every", thinned([3, 1], 2))
+def test_all_of_these_are_different_runs(every: int) -> None:
+    cases = [{}, *CASES[::every]]
+    assert len({train(Labelled, **case).digest for case in cases}) == len(cases)
 
 
 def test_another_seed_is_another_partition() -> None:
@@ -133,7 +139,7 @@ OPTIMIZERS = [{"name": "lars", "weight_decay": 0.01}, {"name": "lamb", "lr": 0.0
 
 @pytest.mark.slow
 @pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=str)
-@pytest.mark.parametrize("first", thinned([3, 11, 19, 27, 40], 3))
+@pytest.mark.parametrize("first", thinned([3, 11, 19, 27, 40], 5, 3))
 def test_members_may_die(first: int, optimizer: dict[str, Any]) -> None:
     settings = {**RICH, "optimizer": optimizer}
     whole = survive(LabelledBatchnorm, Layout(1), **settings)
