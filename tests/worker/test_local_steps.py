@@ -21,7 +21,7 @@ from tests.products import thinned
 from tests.refusals import refused
 from tests.worker import apart
 from tests.worker import pipelines as p
-from tests.worker.elastic import Elastic, Fault, Saved, elastic_settings, survive
+from tests.worker.elastic import Elastic, Fault, Saved, Told, elastic_settings, survive
 from tests.worker.runs import LAYOUTS, LONELY, Layout, Run, members_end, rotating, settings_for, train
 from tests.worker.test_divided import Labelled, LabelledBatchnorm
 
@@ -59,13 +59,17 @@ def _assert_same(run: Run, reference: Run) -> None:
     assert run.digest == reference.digest
 
 
+@functools.cache
+def _alone(number: int) -> Run:
+    return train(LabelledBatchnorm, **CASES[number])
+
+
+@pytest.mark.parametrize("nth", thinned(range(3), 3, 2))
 @pytest.mark.parametrize("number", thinned(range(len(CASES)), 8), ids=lambda number: str(CASES[number]))
-def test_every_layout_gives_the_same_run(number: int) -> None:
-    case = CASES[number]
-    reference = train(LabelledBatchnorm, **case)
-    for layout in rotating(3, number):
-        if layout.workers <= case.get("shards", 5):
-            _assert_same(train(LabelledBatchnorm, layout, **case), reference)
+def test_every_layout_gives_the_same_run(number: int, nth: int) -> None:
+    case, layout = CASES[number], rotating(3, number)[nth]
+    if layout.workers <= case.get("shards", 5):
+        _assert_same(train(LabelledBatchnorm, layout, **case), _alone(number))
 
 
 COMPRESSED: list[dict[str, Any]] = [
@@ -76,16 +80,22 @@ COMPRESSED: list[dict[str, Any]] = [
 ]
 
 
+@functools.cache
+def _compressed(number: int) -> Run:
+    case = COMPRESSED[number]
+    found = train(LabelledBatchnorm, **case)
+    assert found.digest != train(LabelledBatchnorm, **{**case, "compression": {"name": "none"}}).digest
+    return found
+
+
+@pytest.mark.parametrize("nth", thinned(range(3), 3, 2))
 @pytest.mark.parametrize(
     "number", thinned(range(len(COMPRESSED)), 6), ids=lambda number: str(COMPRESSED[number]["compression"])
 )
-def test_compressed_rounds_too(number: int) -> None:
-    case = COMPRESSED[number]
-    reference = train(LabelledBatchnorm, **case)
-    assert reference.digest != train(LabelledBatchnorm, **{**case, "compression": {"name": "none"}}).digest
-    for layout in rotating(3, 2 * number + 1):
-        if layout.workers <= case.get("shards", 5):
-            _assert_same(train(LabelledBatchnorm, layout, **case), reference)
+def test_compressed_rounds_too(number: int, nth: int) -> None:
+    case, layout = COMPRESSED[number], rotating(3, 2 * number + 1)[nth]
+    if layout.workers <= case.get("shards", 5):
+        _assert_same(train(LabelledBatchnorm, layout, **case), _compressed(number))
 
 
 @pytest.mark.slow
@@ -115,15 +125,17 @@ def test_and_stop_and_go_on_with_other_workers() -> None:
     assert after.digest == reference.digest
 
 
-def test_all_of_these_are_different_runs() -> None:
-    assert len({train(Labelled, **case).digest for case in [{}, *CASES]}) == len(CASES) + 1
+@pytest.mark.parametrize("every", thinned([3, 1], 2))
+def test_all_of_these_are_different_runs(every: int) -> None:
+    cases = [{}, *CASES[::every]]
+    assert len({train(Labelled, **{"steps": 2, **case}).digest for case in cases}) == len(cases)
 
 
 FEDERATED: dict[str, Any] = {**CASES[5], "shards": 5}
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("layout", thinned([*LONELY, *LAYOUTS], 5), ids=str)
+@pytest.mark.parametrize("layout", thinned([*LAYOUTS, *LONELY], 17), ids=str)
 def test_federated_rounds_on_all_layouts(layout: Layout) -> None:
     _assert_same(train(LabelledBatchnorm, layout, **FEDERATED), _federated())
 
@@ -242,9 +254,9 @@ def _parts(number: int) -> list[Any]:
 
 def test_a_proximal_term_keeps_shards_near() -> None:
     lengths = []
+    start = train(p.Mlp, steps=1, optimizer={"name": "sgd", "lr": 0.0})
     for mu in (0.0, 5.0):
         run = train(p.Mlp, steps=1, optimizer=MEAN, local={"steps": 20, "optimizer": INNER, "proximal_mu": mu})
-        start = train(p.Mlp, steps=1, optimizer={"name": "sgd", "lr": 0.0})
         lengths.append(sum((run.parameters[name] - start.parameters[name]).norm() for name in run.parameters))
     assert lengths[1] < lengths[0]
 
@@ -290,10 +302,15 @@ RICH: dict[str, Any] = {
 }
 
 
+@functools.cache
+def _whole() -> Told:
+    return survive(LabelledBatchnorm, Layout(1), **RICH)
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("first", thinned([14, 3, 26, 40, 61], 3))
+@pytest.mark.parametrize("first", thinned([14, 3, 26, 40, 61], 5))
 def test_members_may_die(first: int) -> None:
-    whole = survive(LabelledBatchnorm, Layout(1), **RICH)
+    whole = _whole()
     faults = [Fault(i, first + 15 * i, "die") for i in range(2)]
     told = survive(LabelledBatchnorm, Layout(3, "tree"), faults, **RICH)
     assert sum(ends[-1] == "dead" for ends in told.ends) == 2
@@ -301,17 +318,16 @@ def test_members_may_die(first: int) -> None:
 
 
 @pytest.mark.slow
-def test_a_round_that_is_called_off_in_the_middle_is_repeated() -> None:
+@pytest.mark.parametrize("at", thinned(range(20, 60, 13), 4, 1))
+def test_a_round_that_is_called_off_in_the_middle_is_repeated(at: int) -> None:
     """Also between two local steps: the parameters are those of the round's start then."""
-    whole = survive(LabelledBatchnorm, Layout(1), **RICH)
-    for at in range(20, 60, 13):
-        told = survive(LabelledBatchnorm, Layout(2), [Fault(1, at, "call off")], **RICH)
-        assert (told.trace, told.digest) == (whole.trace, whole.digest)
+    told = survive(LabelledBatchnorm, Layout(2), [Fault(1, at, "call off")], **RICH)
+    assert (told.trace, told.digest) == (_whole().trace, _whole().digest)
 
 
 @pytest.mark.slow
 def test_a_run_that_all_have_left_goes_on_from_its_checkpoint() -> None:
-    whole, saved = survive(LabelledBatchnorm, Layout(1), **RICH), Saved()
+    whole, saved = _whole(), Saved()
     prepared = elastic_settings(LabelledBatchnorm, Layout(2), **RICH)
     told = Elastic(prepared, Layout(2), [Fault(0, 150, "die"), Fault(1, 150, "die")], saved=saved).run()
     assert told.trace == whole.trace[told.trace[0]["step"] :]
@@ -320,7 +336,7 @@ def test_a_run_that_all_have_left_goes_on_from_its_checkpoint() -> None:
 
 @pytest.mark.slow
 def test_a_stopped_run_goes_on_with_other_workers() -> None:
-    whole, saved = survive(LabelledBatchnorm, Layout(1), **RICH), Saved()
+    whole, saved = _whole(), Saved()
     before = Elastic(
         elastic_settings(LabelledBatchnorm, Layout(3), **RICH), Layout(3), [Fault(1, 40, "stop")], saved=saved
     )

@@ -3,6 +3,7 @@ server, a region and a repeated step show."""
 
 from __future__ import annotations
 
+import functools
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -33,7 +34,7 @@ from tests.products import thinned
 from tests.refusals import refused
 from tests.worker import pipelines as p
 from tests.worker import runs
-from tests.worker.elastic import Dead, Elastic, Fault, Saved, elastic_settings, survive
+from tests.worker.elastic import Dead, Elastic, Fault, Saved, Told, elastic_settings, survive
 from tests.worker.runs import (
     LAYOUTS,
     LONELY,
@@ -79,23 +80,33 @@ def _assert_same(run: Run, reference: Run) -> None:
     assert run.digest == reference.digest
 
 
+@functools.cache
+def _alone(number: int) -> Run:
+    return train(Labelled, **CASES[number])
+
+
+@pytest.mark.parametrize("nth", thinned(range(4), 4, 3))
 @pytest.mark.parametrize("number", thinned(range(len(CASES)), 6), ids=lambda number: str(CASES[number]))
-def test_every_layout_gives_the_same_run(number: int) -> None:
-    case = CASES[number]
-    reference = train(Labelled, **case)
-    for nth, layout in enumerate(rotating(4, number)):
-        if layout.workers <= case.get("shards", 5):
-            _assert_same(train(Labelled, layout, masked=nth % 2 == 0, **case), reference)
+def test_every_layout_gives_the_same_run(number: int, nth: int) -> None:
+    case, layout = CASES[number], rotating(4, number)[nth]
+    if layout.workers <= case.get("shards", 5):
+        _assert_same(train(Labelled, layout, masked=nth % 2 == 0, **case), _alone(number))
 
 
-@pytest.mark.parametrize("layout", thinned([*LAYOUTS, *LONELY], 6), ids=str)
+@functools.cache
+def _unmasked() -> Run:
+    return train(Labelled, steps=2, **CASES[4])
+
+
+@pytest.mark.parametrize("layout", thinned([each for each in [*LAYOUTS, *LONELY] if each.workers <= 4], 6, 1), ids=str)
 def test_masks_change_no_bit_on_any_layout(layout: Layout) -> None:
-    if layout.workers <= 4:
-        _assert_same(train(Labelled, layout, masked=True, steps=2, **CASES[4]), train(Labelled, steps=2, **CASES[4]))
+    _assert_same(train(Labelled, layout, masked=True, steps=2, **CASES[4]), _unmasked())
 
 
-def test_all_of_these_are_different_runs() -> None:
-    assert len({train(Labelled, **case).digest for case in [{}, *CASES]}) == len(CASES) + 1
+@pytest.mark.parametrize("every", thinned([3, 1], 2))
+def test_all_of_these_are_different_runs(every: int) -> None:
+    cases = [{}, *CASES[::every]]
+    assert len({train(Labelled, **{"steps": 2, **case}).digest for case in cases}) == len(cases)
 
 
 def test_a_run_without_the_key_of_its_noise_ends() -> None:
@@ -212,7 +223,7 @@ class Seen:
 
 
 @pytest.mark.parametrize("masked", [False, True])
-@pytest.mark.parametrize("servers", [1, 2])
+@pytest.mark.parametrize("servers", thinned([1, 2], 2))
 def test_a_server_sees_only_masked_sums(servers: int, masked: bool) -> None:
     """Unmasked, most of what it gets are small numbers; masked, all bytes are as good as drawn by chance."""
     seen: list[tuple[int, torch.Tensor]] = []
@@ -273,11 +284,16 @@ RICH: dict[str, Any] = {**ROUNDS, "privacy": NOISY, "steps": 5, "seed": 8, "args
 RICH |= {"evaluate_every": Every(steps=2), "checkpoint_every": 2, "optimizer": {"name": "adam", "lr": 0.05}}
 
 
+@functools.cache
+def _whole() -> Told:
+    return survive(Labelled, Layout(1), **RICH)
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("first", thinned(range(3, 60, 7), 3))
+@pytest.mark.parametrize("first", thinned(range(3, 60, 7), 9, 3))
 def test_members_may_die_also_after_masking_and_the_same_bytes_are_released(first: int) -> None:
     """A trace tells a fingerprint of what each step released, so equal traces are equal releases: no epsilon is spent."""
-    whole = survive(Labelled, Layout(1), **RICH)
+    whole = _whole()
     layout = [Layout(3, "tree"), Layout(4), Layout(3, "parameter_server"), Layout(3, "peer_to_peer")][first % 4]
     told = survive(Labelled, layout, [Fault(i, first + 9 * i, "die") for i in range(2)], masked=True, **RICH)
     assert sum(ends[-1] == "dead" for ends in told.ends) == 2
@@ -286,7 +302,7 @@ def test_members_may_die_also_after_masking_and_the_same_bytes_are_released(firs
 
 @pytest.mark.slow
 def test_a_worker_that_dies_right_after_masking_takes_its_masks_along(monkeypatch: pytest.MonkeyPatch) -> None:
-    whole = survive(Labelled, Layout(1), **RICH)
+    whole = _whole()
     used: list[tuple[int, int, int]] = []
     add = Masks.add
 
@@ -307,12 +323,15 @@ def test_a_worker_that_dies_right_after_masking_takes_its_masks_along(monkeypatc
 
 
 @pytest.mark.slow
-def test_a_round_that_is_called_off_is_repeated_and_a_stopped_run_goes_on() -> None:
-    whole = survive(Labelled, Layout(1), **RICH)
-    for at in range(5, 45, 8):
-        told = survive(Labelled, Layout(2), [Fault(1, at, "call off")], masked=True, **RICH)
-        assert (told.trace, told.digest) == (whole.trace, whole.digest)
-    saved = Saved()
+@pytest.mark.parametrize("at", thinned(range(5, 45, 8), 5, 3))
+def test_a_round_that_is_called_off_is_repeated(at: int) -> None:
+    told = survive(Labelled, Layout(2), [Fault(1, at, "call off")], masked=True, **RICH)
+    assert (told.trace, told.digest) == (_whole().trace, _whole().digest)
+
+
+@pytest.mark.slow
+def test_a_stopped_run_goes_on() -> None:
+    whole, saved = _whole(), Saved()
     prepared = elastic_settings(Labelled, Layout(3), masked=True, **RICH)
     first = Elastic(prepared, Layout(3), [Fault(1, 20, "stop")], saved=saved).run()
     assert first.stopped
