@@ -119,6 +119,17 @@ def test_each_call_has_a_copy_of_its_own_and_what_fails_is_told(calls: Callbacks
     assert found[0]["metrics"] == found[4]["metrics"]  # its random numbers, too, follow from seed and step
     assert (found[5]["metrics"]["sum"], found[5]["metrics"]["training"]) == (3.0, 0.0)
     assert {"printed": "called at 5"} in told.entries
+    _ends_a_call_that_does_not_return(calls, told)
+
+
+def _ends_a_call_that_does_not_return(calls: Callbacks, told: Told) -> None:
+    """Closing does, as a worker does that ends."""
+    calls.call(4, {"loss": 0.0}, state(0.0))
+    child = calls._child
+    assert child is not None
+    calls.close()
+    assert child.wait() == -signal.SIGKILL
+    assert 4 not in told.calls
 
 
 def test_training_waits_for_no_call_and_what_is_too_much_is_left_out(
@@ -139,14 +150,3 @@ def test_training_waits_for_no_call_and_what_is_too_much_is_left_out(
     assert left_out[7] == "it had not returned after 0.5 s (cluster.step_timeout_s)"
     assert left_out[5] == left_out[6] == "it was left out"
     assert "failed" not in told.calls[0]
-
-
-def test_closing_ends_a_call_that_does_not_return(calls: Callbacks, told: Told) -> None:
-    calls.call(0, {"loss": 0.0}, state(0.0))
-    told.wait_for(lambda entries: any("step" in entry for entry in entries))
-    calls.call(4, {"loss": 0.0}, state(0.0))
-    child = calls._child
-    assert child is not None
-    calls.close()
-    assert child.wait() == -signal.SIGKILL
-    assert 4 not in told.calls
