@@ -294,20 +294,20 @@ def _without_blob(storage: InMemory, parts: list[dict[str, Any]]) -> list[dict[s
 
 
 @pytest.mark.parametrize(
-    ("spoil", "words"),
+    ("spoil", "code"),
     [
-        (lambda _, parts: parts[:1], "do not belong together"),
-        (lambda _, parts: [parts[0], parts[0]], "do not belong together"),
-        (lambda _, parts: [parts[0], {**parts[1], "generation": 2}], "do not belong together"),
-        (lambda _, parts: [{**part, "step": 21} for part in parts], "are of step 21"),
-        (lambda _, parts: [parts[0], {**parts[1], "blob": parts[0]["blob"]}], "the same tensor"),
-        (_without_blob, "reported but is not there"),
+        (lambda _, parts: parts[:1], "checkpoint.mixed-parts"),
+        (lambda _, parts: [parts[0], parts[0]], "checkpoint.mixed-parts"),
+        (lambda _, parts: [parts[0], {**parts[1], "generation": 2}], "checkpoint.mixed-parts"),
+        (lambda _, parts: [{**part, "step": 21} for part in parts], "checkpoint.parts-of-other-step"),
+        (lambda _, parts: [parts[0], {**parts[1], "blob": parts[0]["blob"]}], "checkpoint.tensor-twice"),
+        (_without_blob, "checkpoint.part-absent"),
     ],
 )
-def test_parts_that_are_no_whole_are_refused(spoil: Any, words: str) -> None:
+def test_parts_that_are_no_whole_are_refused(spoil: Any, code: str) -> None:
     storage = InMemory()
     catalog = saved(storage, 10)
-    with pytest.raises(CheckpointDamaged, match=words):
+    with refused(code):
         catalog.commit(20, spoil(storage, events(storage, example(20), 20)))
     assert catalog.latest() == (read(storage, 10), [])
 

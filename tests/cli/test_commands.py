@@ -174,8 +174,11 @@ def test_bash_completes_what_stands_behind_the_last_sign() -> None:
     assert done.stdout == "ring tree\n"
 
 
-@pytest.mark.parametrize("given", ["environment=rebuild", "explain=true"])
-def test_what_is_of_one_run_is_refused_of_a_sweep(given: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("given", "code"),
+    [("environment=rebuild", "rerun.rebuild-of-sweep"), ("explain=true", "rerun.explain-of-sweep")],
+)
+def test_what_is_of_one_run_is_refused_of_a_sweep(given: str, code: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("orchestrator.cli.rerun.find_sweep", lambda _name, _uri: object())
-    with pytest.raises(UsageError, match=f"{given}: a sweep has many runs"):
+    with refused(code):
         COMMANDS["rerun"].run(Arguments("last", (given,), 0.0))

@@ -212,7 +212,7 @@ def test_an_environment_of_conda_is_made_anew_below_what_pip_installs(
     with monkeypatch.context() as without:
         without.setenv("PATH", str(tmp_path / "none"))
         without.delenv("MAMBA_EXE", raising=False)
-        with pytest.raises(NotRerunnable, match="no micromamba, mamba or conda on PATH"):
+        with refused("environment.no-conda"):
             rebuild.rebuild(recorded, scene.folder, [scene.wheels], scene.said)
     monkeypatch.setenv("MAMBA_EXE", str(tool))
     rebuilt = rebuild.rebuild(recorded, scene.folder, [scene.wheels], scene.said)
@@ -227,9 +227,7 @@ def test_an_environment_of_conda_is_made_anew_below_what_pip_installs(
     assert f"the environment of conda is the one in {again.of_conda}" in scene.said.lines
     shutil.rmtree(rebuilt.of_conda)
     write_conda(tmp_path, "deep", "DEEP = 4\n")
-    with pytest.raises(
-        NotRerunnable, match=r"micromamba says:\n  error: deep-1.0-py_0.tar.bz2 is not what was asked for"
-    ):
+    with refused("environment.tool-refused", "error: deep-1.0-py_0.tar.bz2 is not what was asked for"):
         rebuild.rebuild(recorded, scene.folder, [scene.wheels], scene.said)
     assert not rebuilt.of_conda.exists()
 
@@ -271,7 +269,7 @@ def test_another_build_is_named_and_one_that_is_not_the_locks_is_refused(scene: 
     assert scene.said.lines[-1].startswith("note: of scales there are other builds")
     recorded.files.pylock.write_text(first.pylock)
     shutil.rmtree(first.kept)
-    with pytest.raises(NotRerunnable, match="DO NOT MATCH THE HASHES"):
+    with refused("environment.tool-refused", "DO NOT MATCH THE HASHES"):
         rebuild.rebuild(recorded, scene.folder, [scene.wheels], scene.said)
 
 
@@ -279,7 +277,7 @@ def test_another_build_is_named_and_one_that_is_not_the_locks_is_refused(scene: 
 @pytest.mark.long
 def test_files_that_are_not_what_their_wheel_says_are_refused(scene: Scene) -> None:
     write_wheel(scene.wheels, "scales", "1.0", "SCALE = 7\n", scales="x" * 43)
-    with pytest.raises(NotRerunnable, match="METADATA and 2 more files are not what their wheels say"):
+    with refused("environment.wheel-files", "METADATA and 2 more files"):
         scene.rebuild(scales="scales-1.0-py3-none-any.whl")
     assert list((scene.folder / rebuild.FOLDER).iterdir()) == []
 
@@ -295,14 +293,12 @@ def test_this_package_as_it_was_comes_from_a_wheel_or_the_code_or_is_refused(sce
     for name in ("one", "two"):
         (tmp_path / name / "code").mkdir(parents=True)
     one, two = (Restored(tmp_path / name / "code", tmp_path / name / "code", "t", "c", None) for name in ("one", "two"))
-    with pytest.raises(
-        NotRerunnable, match="neither the one that runs here, nor in the record, nor a released one"
-    ) as error:
+    with refused("environment.orchestrator") as error:
         older.build_above(one)
     assert "orchestrator-0.0.9-py3-none-any.whl" in error.value.remedy
     shutil.copy(own_wheel.write(tmp_path, "0.0.9"), scene.wheels)
     code(two)
-    with pytest.raises(NotRerunnable, match="its source has sha256 abababababab"):  # it is there, and another one
+    with refused("environment.orchestrator", "its source has sha256 abababababab"):  # it is there, and another one
         older.build_above(two)
 
 

@@ -11,7 +11,6 @@ from orchestrator.config.plan import Plan
 from orchestrator.config.resolve import resolve
 from orchestrator.config.settings import load
 from orchestrator.driver.launch.launch import _barriers_of
-from orchestrator.errors import UsageError
 from tests.records.test_barriers import RESTS
 from tests.refusals import refused
 
@@ -33,11 +32,11 @@ def test_the_rests_of_a_run_are_taken(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "why"), [(None, "it cannot be read: No such file"), ("", "it has no rest"), ("{\n", "replay=")]
+    ("text", "code"), [(None, "replay.rests-unreadable"), ("", "replay.empty"), ("{\n", "replay.rests")]
 )
-def test_other_files_are_refused(tmp_path: Path, text: str | None, why: str) -> None:
+def test_other_files_are_refused(tmp_path: Path, text: str | None, code: str) -> None:
     file = tmp_path / "rests.jsonl"
     if text is not None:
         file.write_text(text)
-    with pytest.raises(UsageError, match=why):
+    with refused(code):
         _barriers_of(file, plan("ssp"))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 
 from orchestrator.cli.runs import USUAL, columns, selected, table
-from orchestrator.errors import UsageError
 from orchestrator.provenance.tracking import Past
 from tests.refusals import refused
 
@@ -38,15 +37,15 @@ def test_conditions(where: str | None, expected: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("where", "message"),
+    ("where", "code", "named"),
     [
-        ("optimizer.lrr=1", "no run has 'optimizer.lrr'\n  did you mean optimizer.lr"),
-        ("finished", "where=finished: it is no condition"),
-        ("topology.name<3", "'ring' is not a number"),
+        ("optimizer.lrr=1", "record.no-such-name", "optimizer.lr"),
+        ("finished", "record.condition", "finished"),
+        ("topology.name<3", "record.not-comparable", "'ring'"),
     ],
 )
-def test_what_is_no_condition_is_said(where: str, message: str) -> None:
-    with pytest.raises(UsageError, match=message):
+def test_what_is_no_condition_is_said(where: str, code: str, named: str) -> None:
+    with refused(code, named):
         selected(RUNS, where)
 
 

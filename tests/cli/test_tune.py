@@ -10,7 +10,6 @@ import pytest
 
 from orchestrator.comm.topologies import TOPOLOGIES
 from orchestrator.config.settings import from_yaml, load
-from orchestrator.errors import ConfigurationError
 from orchestrator.experiments.tuning import stage_tuning
 from orchestrator.records.lines import read
 from tests.cli.alone import alone, assert_as_alone
@@ -78,12 +77,12 @@ def test_stages_are_chosen_by_memory(digits: Project, monkeypatch: pytest.Monkey
     _leaving(monkeypatch, 300_000, 4)
     with refused("stages.memory", "cluster.stages"):
         stage_tuning.staged(settings)
-    for override, why in (
-        ("cluster.address=127.0.0.1:6379", "with cluster.address workers may be on others"),
-        ("sync=ssp", "with cluster.stages all stages of a model take a step together"),
+    for override, code in (
+        ("cluster.address=127.0.0.1:6379", "stages.auto-joined"),
+        ("sync=ssp", "stages.sync"),
     ):
         _leaving(monkeypatch, 1_000_000, 4)
-        with pytest.raises(ConfigurationError, match=why):
+        with refused(code):
             stage_tuning.staged(load(["digits"], ["cluster.stages=auto", override]))
 
 

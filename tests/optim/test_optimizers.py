@@ -10,7 +10,6 @@ import pytest
 import torch
 from torch import nn
 
-from orchestrator.errors import PipelineRaised
 from orchestrator.optim import optimizers
 from orchestrator.optim.optimizers import OPTIMIZERS, build, check, kept_aside, problems
 from tests.refusals import refused
@@ -110,8 +109,9 @@ def test_all_unknown_options_are_told() -> None:
 def test_a_pipelines_own_optimizer_is_checked() -> None:
     model = nn.Linear(2, 2).requires_grad_(False)
     check(torch.optim.SGD(model.parameters(), lr=0.1), model)
-    for wrong in (None, model, torch.optim.LBFGS(model.parameters())):
-        with pytest.raises(PipelineRaised, match=type(wrong).__name__):
+    lbfgs = torch.optim.LBFGS(model.parameters())
+    for wrong, code in ((None, "optimizer.type"), (model, "optimizer.type"), (lbfgs, "optimizer.unfit")):
+        with refused(code, type(wrong).__name__):
             check(wrong, model)
     with refused("optimizer.foreign-parameter"):
         check(torch.optim.SGD([*model.parameters(), nn.Parameter(torch.ones(3))], lr=0.1), model)

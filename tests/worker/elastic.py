@@ -581,7 +581,7 @@ class Elastic:
         (verdict,) = verdicts
         self.verdicts.append(verdict)
         if verdict.shard is not None and not verdict.wrong:
-            raise Inconsistent("it cannot be told who is wrong")
+            raise Inconsistent("it cannot be told who is wrong", code="check.nobody-named")
         wrong = [member for member, rank in zip(self.members, survivors, strict=True) if rank in verdict.wrong]
         for member in wrong:
             member.member.close()

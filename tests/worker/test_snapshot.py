@@ -17,7 +17,6 @@ from orchestrator.checkpoint.catalog import Catalog, load
 from orchestrator.checkpoint.state import TrainingState, pack
 from orchestrator.checkpoint.storage import LocalFolder, Storage
 from orchestrator.checkpoint.writer import PartWriter
-from orchestrator.errors import Inconsistent
 from orchestrator.numerics import digests
 from orchestrator.numerics.digests import model_digest
 from orchestrator.optim.optimizers import OPTIMIZERS, build, problems
@@ -317,26 +316,29 @@ def spoiled(state: TrainingState, name: str, tensor: torch.Tensor | None) -> Tra
 
 
 @pytest.mark.parametrize(
-    ("name", "tensor", "words"),
+    ("name", "tensor", "code", "named"),
     [
-        ("model/frozen.bias", None, "the model has a tensor 'frozen.bias' that the state does not have"),
-        ("model/other", torch.ones(1), "the state has a tensor 'other' that the model does not have"),
+        ("model/frozen.bias", None, "checkpoint.state-tensors", "'frozen.bias'"),
+        ("model/other", torch.ones(1), "checkpoint.state-tensors", "'other'"),
         (
             "model/scalar",
             torch.ones(1),
-            r"'scalar' is float32 of shape \(1,\) in the state and float32 of shape \(\) in",
+            "checkpoint.state-tensor-form",
+            "'scalar' is float32 of shape (1,)",
         ),
-        ("model/scalar", torch.ones((), dtype=torch.float64), "'scalar' is float64"),
-        ("optimizer/state/scalar/exp_avg", None, "no whole optimizer: KeyError: 'optimizer/state/scalar/exp_avg'"),
+        ("model/scalar", torch.ones((), dtype=torch.float64), "checkpoint.state-tensor-form", "'scalar' is float64"),
+        ("optimizer/state/scalar/exp_avg", None, "checkpoint.state-not-whole", "optimizer/state/scalar/exp_avg"),
     ],
 )
-def test_a_state_that_does_not_fit_changes_nothing(name: str, tensor: torch.Tensor | None, words: str) -> None:
+def test_a_state_that_does_not_fit_changes_nothing(
+    name: str, tensor: torch.Tensor | None, code: str, named: str
+) -> None:
     donor, donors = made(1, adamw)
     train(donor, donors, 0, 1)
     model, optimizer = made(2, adamw)
     train(model, optimizer, 5, 1)
     before = digest(model, optimizer)
-    with pytest.raises(Inconsistent, match=words):
+    with refused(code, named):
         restore(spoiled(capture(donor, donors, {}), name, tensor), model, optimizer)
     assert digest(model, optimizer) == before
 
@@ -351,20 +353,20 @@ def with_more_options(model: nn.Module) -> torch.optim.Optimizer:
 
 
 @pytest.mark.parametrize(
-    ("make", "words"),
+    ("make", "code"),
     [
-        (lambda model: build("adam", {}, model), "of the optimizer AdamW, not of Adam"),
-        (grouped(torch.optim.AdamW), "1 parameter groups, the optimizer 2"),
-        (reordered, "group 0 of the optimizer holds other parameters"),
-        (with_more_options, "group 0 of the optimizer has other options in the state: tag"),
+        (lambda model: build("adam", {}, model), "checkpoint.state-optimizer"),
+        (grouped(torch.optim.AdamW), "checkpoint.state-groups"),
+        (reordered, "checkpoint.state-group-parameters"),
+        (with_more_options, "checkpoint.state-group-options"),
     ],
 )
-def test_another_optimizer_is_refused(make: Make, words: str) -> None:
+def test_another_optimizer_is_refused(make: Make, code: str) -> None:
     donor, donors = made(1, adamw)
     train(donor, donors, 0, 1)
     model, optimizer = made(2, make)
     before = digest(model, optimizer)
-    with pytest.raises(Inconsistent, match=words):
+    with refused(code):
         restore(capture(donor, donors, {}), model, optimizer)
     assert digest(model, optimizer) == before
 

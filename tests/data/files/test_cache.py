@@ -20,7 +20,7 @@ from orchestrator.data.files import cache as module
 from orchestrator.data.files import waiting
 from orchestrator.data.files.cache import Cache, NoRoom
 from orchestrator.data.files.manifest import File
-from orchestrator.errors import DataDamaged, StopsWaiting
+from orchestrator.errors import StopsWaiting
 from tests.refusals import refused
 
 
@@ -214,12 +214,12 @@ def test_what_is_fetched_ahead_takes_the_room_of_what_nobody_expects(tmp_path: P
 
 def test_a_file_that_is_not_what_was_listed_is_refused(tmp_path: Path) -> None:
     cache = Cache(tmp_path, 90)
-    for store, said in (
-        (Store(sizes={"a": 8}), "has 8 bytes with the MD5"),
-        (Store(FileNotFoundError("gone")), "cannot be read: gone"),
-        (Store(PermissionError("no right")), "cannot be read: no right"),
+    for store, code in (
+        (Store(sizes={"a": 8}), "data.file-altered"),
+        (Store(FileNotFoundError("gone")), "data.file-unreadable"),
+        (Store(PermissionError("no right")), "data.file-unreadable"),
     ):
-        with pytest.raises(DataDamaged, match=f"store/a {said}"):
+        with refused(code, "store/a"):
             cache.hold(_file("a", 9), store)
         assert not cache.has(_file("a", 9))
         assert _bytes(tmp_path) == 0

@@ -21,7 +21,6 @@ from orchestrator.common.tested_versions import LITDATA
 from orchestrator.data.files.index import index
 from orchestrator.data.files.readers import LISTS, build
 from orchestrator.data.files.readers.litdata import litdata
-from orchestrator.errors import ConfigurationError, DataDamaged
 from tests.projects import REPOSITORY
 from tests.refusals import refused
 
@@ -84,29 +83,29 @@ def test_a_package_that_is_missing_is_named(reader: str, package: str) -> None:
 
 
 INDICES: dict[str, tuple[str, dict[str, Any] | None, str]] = {
-    "missing": ("litdata", None, "index.json is missing, in which litData says how its chunks are read"),
-    "no list": ("litdata", {}, "index.json cannot be understood: KeyError"),
+    "missing": ("litdata", None, "data.litdata-index"),
+    "no list": ("litdata", {}, "data.list-unfit"),
     "a file": (
         "litdata",
         {"config": {"item_loader": "PyTreeLoader"}, "chunks": [{"filename": "b.bin", "chunk_size": 1}]},
-        r"index.json lists b\.bin, which is missing",
+        "data.listed-missing",
     ),
     "encrypted": (
         "litdata",
         {"config": {"item_loader": "PyTreeLoader", "encryption": {"level": "chunk"}}},
-        "encrypted",
+        "data.list-unfit",
     ),
-    "parquet": ("litdata", {"config": {"item_loader": "ParquetLoader"}}, "index.json asks for ParquetLoader"),
-    "tokens": ("litdata", {"config": {"item_loader": "TokensLoader"}}, "how many of them are a sample"),
-    "csv": ("mds", {"shards": [{"format": "csv"}]}, "index.json lists shards of the format csv, not mds"),
+    "parquet": ("litdata", {"config": {"item_loader": "ParquetLoader"}}, "data.list-unfit"),
+    "tokens": ("litdata", {"config": {"item_loader": "TokensLoader"}}, "data.litdata-tokens"),
+    "csv": ("mds", {"shards": [{"format": "csv"}]}, "data.list-unfit"),
 }
 
 
 @pytest.mark.parametrize("which", INDICES)
 def test_a_list_of_another_package_that_cannot_be_used_is_refused(which: str) -> None:
-    reader, content, said = INDICES[which]
+    reader, content, code = INDICES[which]
     names = ["a.bin", "a.mds"] + ([] if content is None else ["index.json"])
-    with pytest.raises((ConfigurationError, DataDamaged), match=said):
+    with refused(code):
         LISTS[reader](names, lambda _: json.dumps(content).encode(), {})
 
 

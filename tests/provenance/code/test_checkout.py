@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 
-from orchestrator.errors import NotRerunnable
 from orchestrator.provenance.code import checkout, snapshot
 from orchestrator.provenance.code import git as our_git
 from tests.provenance.code.repositories import create, git, on_disk, take, untouchable, write
@@ -65,9 +64,11 @@ def test_nothing_of_the_users_configuration_reaches_it(
 def test_a_damaged_bundle_is_refused_and_leaves_nothing(bundle: Path, tmp_path: Path) -> None:
     whole = bundle.read_bytes()
     middle = len(whole) // 2
-    for damaged in (b"", b"text\n\n", whole[:-1], whole[:middle] + bytes([whole[middle] ^ 1]) + whole[middle + 1 :]):
+    changed = whole[:middle] + bytes([whole[middle] ^ 1]) + whole[middle + 1 :]
+    none, torn = "git.not-a-snapshot", "git.not-restored"
+    for damaged, code in ((b"", none), (b"text\n\n", none), (whole[:-1], torn), (changed, torn)):
         bundle.write_bytes(damaged)
-        with pytest.raises(NotRerunnable, match=r"code\.bundle"):
+        with refused(code, "code.bundle"):
             checkout.restore(bundle, tmp_path / "folder")
         assert sorted(place.name for place in tmp_path.iterdir()) == ["code.bundle", "project"]
     with refused("git.bundle-unreadable"):

@@ -14,7 +14,7 @@ import pytest
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from orchestrator.errors import NotRerunnable, UsageError
+from orchestrator.errors import NotRerunnable
 from orchestrator.provenance.crates import archive, crate, metadata, statement
 from orchestrator.records import merkle
 from tests.refusals import refused
@@ -189,8 +189,8 @@ def test_the_signature_is_one_that_other_programs_check(tmp_path: Path) -> None:
 
 def test_what_is_no_key_is_said(tmp_path: Path) -> None:
     private, public = keys(tmp_path)
-    for wrong in (tmp_path / "nothing", public):
-        with pytest.raises(UsageError, match="key="):
+    for wrong, code in ((tmp_path / "nothing", "crate.key-unreadable"), (public, "crate.private-key")):
+        with refused(code):
             statement.signer(wrong)
     with refused("crate.public-key"):
         statement.public_key(private)

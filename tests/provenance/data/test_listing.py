@@ -12,7 +12,6 @@ import yaml
 
 from orchestrator import Files
 from orchestrator.data.files.index import Kept, index
-from orchestrator.errors import ConfigurationError
 from orchestrator.provenance.data.listing import stored
 from tests.refusals import refused
 
@@ -61,24 +60,24 @@ def test_an_import_of_versions_names_them(tmp_path: Path) -> None:
 
 
 WRONG: dict[str, tuple[Any, str]] = {
-    "nothing": ([], "is no file of DVC"),
-    "a file": ({"outs": [{"md5": "0" * 32, "path": "a"}]}, "tells of no folder that DVC has by its MD5"),
+    "nothing": ([], "dvc.not-a-file"),
+    "a file": ({"outs": [{"md5": "0" * 32, "path": "a"}]}, "dvc.no-folder"),
     "line ends of DVC 2": (
         {"outs": [{"md5": f"{'0' * 32}.dir", "hash": "md5-dos2unix"}]},
-        "tells of no folder that DVC has",
+        "dvc.no-folder",
     ),
-    "no project": ({"outs": [{"md5": f"{'0' * 32}.dir"}]}, "lies in no project of DVC"),
+    "no project": ({"outs": [{"md5": f"{'0' * 32}.dir"}]}, "dvc.no-project"),
     "no version": (
         {"deps": [{"path": "s3://b", "files": [{"relpath": "a"}]}], "outs": [{}]},
-        "s3://b: a has no version",
+        "dvc.no-version",
     ),
 }
 
 
 @pytest.mark.parametrize("which", WRONG)
 def test_what_stands_for_no_folder_is_refused(which: str, tmp_path: Path) -> None:
-    described, said = WRONG[which]
-    with pytest.raises(ConfigurationError, match=said):
+    described, code = WRONG[which]
+    with refused(code):
         stored(_written(tmp_path, described))
 
 

@@ -8,7 +8,6 @@ import pytest
 import torch
 from torch import nn
 
-from orchestrator.errors import PipelineRaised
 from orchestrator.worker.pipeline_parallel.cuts import choose, cut
 from orchestrator.worker.pipeline_parallel.survey import survey
 from tests.refusals import refused
@@ -84,28 +83,32 @@ class ByItself(nn.Module):
 
 
 BATCH = torch.randn(3, 4, generator=torch.Generator().manual_seed(1))
+# What, at which borders: the code, and what is named.
 REFUSED = {
-    "no module of that name": (CASES["gpt"], ("blocks.7",), "calls no module of that name"),
-    "the wrong order": (CASES["gpt"], ("blocks.2", "blocks.1"), "after one that begins at 'blocks.2'"),
-    "twice": (CASES["gpt"], ("blocks.2", "blocks.2"), "after one that begins at 'blocks.2'"),
+    "no module of that name": (CASES["gpt"], ("blocks.7",), "stages.border-not-called", "blocks.7"),
+    "the wrong order": (CASES["gpt"], ("blocks.2", "blocks.1"), "stages.border-order", "blocks.2"),
+    "twice": (CASES["gpt"], ("blocks.2", "blocks.2"), "stages.border-order", "blocks.2"),
     "what a module leaves behind": (
         Case(Left, squares, BATCH, ()),
         ("last",),
-        "left behind without being returned before it in the code of 'leaves', is used behind it",
+        "stages.border-barred",
+        "'leaves'",
     ),
     "a mask of values": (
         Case(ByItself, squares, BATCH, ()),
         ("second",),
-        r"reads a value that parameters decide, by __getitem__\(\), in the code of the model",
+        "stages.border-barred",
+        "__getitem__()",
     ),
-    "a value": (Case(Branching, squares, BATCH, ()), ("third",), r"reads a value that parameters decide, by __bool__"),
-    "a script": (Case(Scripted, squares, BATCH, ()), ("inner",), "the module 'inner' is scripted"),
-    "a mask": (Case(Masked, squares, BATCH, ()), ("second",), "drawn at random before it"),
-    "the model": (CASES["gpt"], ("",), "it is the whole model"),
+    "a value": (Case(Branching, squares, BATCH, ()), ("third",), "stages.border-barred", "__bool__()"),
+    "a script": (Case(Scripted, squares, BATCH, ()), ("inner",), "stages.scripted", "'inner'"),
+    "a mask": (Case(Masked, squares, BATCH, ()), ("second",), "stages.border-barred", "drawn at random"),
+    "the model": (CASES["gpt"], ("",), "stages.border-barred", "whole model"),
     "a checkpoint": (
         Case(lambda: Checkpointed(reentrant=False), CASES["checkpoints"].loss, CASES["checkpoints"].batch, ()),
         ("blocks.1",),
-        "within an activation checkpoint",
+        "stages.border-barred",
+        "activation checkpoint",
     ),
 }
 
@@ -114,8 +117,8 @@ REFUSED = {
 @pytest.mark.filterwarnings("ignore:`torch.jit.script:DeprecationWarning")
 @pytest.mark.parametrize("what", REFUSED)
 def test_refused_borders(what: str) -> None:
-    case, borders, why = REFUSED[what]
-    with pytest.raises(PipelineRaised, match=why) as raised:
+    case, borders, code, named = REFUSED[what]
+    with refused(code, named) as raised:
         cuts_of(case, borders)
     assert raised.value.remedy
 
