@@ -15,7 +15,7 @@ PAGE = (REPOSITORY / "docs" / "simulation.md").read_text()
 @pytest.mark.slow
 def test_the_commands_of_the_page(digits: Project) -> None:
     commands = [line for line in PAGE.splitlines() if line.startswith("python -m orchestrator simulate")]
-    assert len(commands) == 4
+    assert len(commands) == 5
     for command in commands:
         done = digits.shell(f"{command} output=json")
         assert done.code == 0, done.err
