@@ -50,6 +50,11 @@ class Question:
     by_speed: bool = False  # whether shards are dealt by the workers' speeds, in lockstep
     claims: bool = False  # whether workers of a host claim shards from each other, in lockstep
 
+    @property
+    def sizes(self) -> tuple[float, float]:
+        """Bytes of the vector that travels, as sums and as results."""
+        return self.elements * self.sum_bytes, self.elements * _RESULT_BYTES
+
 
 @dataclass(frozen=True)
 class SimulatedRow:
@@ -82,8 +87,7 @@ def answer(question: Question) -> list[SimulatedRow]:
     rows = []
     for name, options in question.topologies:
         schedule = _schedule(question, name, options)
-        up, down = question.elements * question.sum_bytes, question.elements * _RESULT_BYTES
-        exchanged = exchange(schedule, up, down, question.conditions.network)
+        exchanged = exchange(schedule, *question.sizes, question.conditions.network)
         for mode_name, mode_options in question.modes:
             mode = build_mode(mode_name, mode_options)
             lockstep = mode.execution == "lockstep"
@@ -126,8 +130,7 @@ def _on_cores(question: Question, times: steps.Times, hosted: Any, schedule: Sch
     """Seconds of each step where few members share cores, task by task; None elsewhere."""
     if not question.conditions.cores or schedule.members > cores.MOST_MEMBERS:
         return None
-    sizes = question.elements * question.sum_bytes, question.elements * _RESULT_BYTES
-    shards = int(max(hosted))
+    sizes, shards = question.sizes, int(max(hosted))
     if (times == times[0]).all():  # without chance all steps are alike
         one = cores.simulate_step(schedule, times[0].tolist(), sizes, question.conditions, shards=shards)
         return np.full(len(times), one.seconds)
@@ -259,8 +262,7 @@ def chrome_trace(question: Question, topology: tuple[str, Mapping[str, Any]]) ->
     if schedule.members > _TRACED_MEMBERS:
         return None
     times = _balanced(question, _TRACED_STEPS)
-    up, down = question.elements * question.sum_bytes, question.elements * _RESULT_BYTES
-    exchanged, flights = play(schedule, up, down, question.conditions.network)
+    exchanged, flights = play(schedule, *question.sizes, question.conditions.network, seen=True)
     events: list[dict[str, Any]] = []
     now = 0.0
 

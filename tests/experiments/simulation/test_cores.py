@@ -34,7 +34,7 @@ def test_no_step_is_shorter_than_its_work_on_all_cores_or_its_longest_way_nor_lo
     computing = [compute * (1 + rank) for rank in range(workers)]
     votes = vote * workers * (schedule.members > 1)
     found = simulate_step(schedule, computing, (0.0, 0.0), conditions)
-    assert found.workers_s == pytest.approx(sum(computing) + votes + workers * update + found.messages * message)
+    assert found.workers_s == pytest.approx(sum(computing) + votes + workers * update + messages_of(schedule) * message)
     assert found.workers_s <= found.busy_s * (1 + 1e-9)
     steps = play_steps(schedule, [computing] * 3, (0.0, 0.0), conditions)
     assert 3 * found.busy_s / cores * (1 - 1e-9) <= sum(steps) <= 3 * found.busy_s * (1 + 1e-9)
@@ -62,7 +62,7 @@ def test_the_vote_goes_through_a_ring_one_member_after_the_other_and_through_a_t
     assert ring[1] < ring[0], "who has its sum goes on while others wait for theirs"
 
 
-@pytest.mark.parametrize("topology", ["ring", "peer_to_peer", "parameter_server"])  # a tree's rounds overlap here
+@pytest.mark.parametrize("topology", sorted(set(TOPOLOGIES) - {"tree"}))  # a tree's steps overlap here
 @pytest.mark.parametrize("workers", [2, 5, 8])
 def test_with_a_core_each_the_sum_takes_what_the_exchange_of_the_table_takes(topology: str, workers: int) -> None:
     schedule = build_schedule(topology, workers)

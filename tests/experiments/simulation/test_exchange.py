@@ -29,7 +29,6 @@ def test_one_member_stands_for_all_where_all_do_alike(
     assert all_alike(schedule)
     one, all_ = alike(schedule, size, size / 2, network), play(schedule, size, size / 2, network)[0]
     assert (one.seconds, one.sent, one.busy_s) == pytest.approx((all_.seconds, all_.sent, all_.busy_s))
-    assert one.messages == all_.messages
     assert one.link == pytest.approx(all_.link)
 
 

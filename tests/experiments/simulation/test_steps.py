@@ -12,7 +12,7 @@ from orchestrator.experiments.simulation.conditions import Conditions
 from orchestrator.experiments.simulation.exchange import Exchanged
 from orchestrator.experiments.simulation.steps import Stepped, async_phases, lockstep, paces
 
-NOTHING = Exchanged(0.0, 0.0, 0.0, 0, 0.0)
+NOTHING = Exchanged(0.0, 0.0, 0.0, 0.0)
 ALONE = Conditions(update_s=0.0)
 
 
