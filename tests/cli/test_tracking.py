@@ -39,9 +39,12 @@ def project(faulty: Project, tmp_path: Path) -> Iterator[Project]:
 
 @pytest.mark.long
 def test_a_run_at_a_server_is_as_complete_as_one_in_the_projects_store(project: Project, server: Server) -> None:
-    done = project.run("conf=good", "cluster.workers=1", f"tracking.uri={server.uri}", "output=json")
+    done = project.run(
+        "conf=good", "cluster.workers=1", f"tracking.uri={server.uri}", "trace.timeline=true", "output=json"
+    )
     assert done.code == 0, done.err
     run_id = done.report["run_id"]
+    assert ray_and_record(project.folder(run_id) / "timeline.json") == ["Ray", "run in the store"]
     assert not (project.path / ".orchestrator" / "mlflow.db").exists()
     store = Store(server.uri, project.path)
     run = store.client.get_run(run_id)
@@ -56,7 +59,14 @@ def test_a_run_at_a_server_is_as_complete_as_one_in_the_projects_store(project: 
     assert artifacts == {
         *(
             f"run/{name}"
-            for name in ("journal.jsonl", "times.jsonl", "trace.jsonl", "settings.yaml", "environment.json")
+            for name in (
+                "journal.jsonl",
+                "times.jsonl",
+                "timeline.json",
+                "trace.jsonl",
+                "settings.yaml",
+                "environment.json",
+            )
         ),
         *(f"run/{name}" for name in ("card.md", "card.html", "Dockerfile")),
         *(
@@ -77,6 +87,13 @@ def test_a_run_at_a_server_is_as_complete_as_one_in_the_projects_store(project: 
     listed = project.run("runs", f"tracking.uri={server.uri}", "output=json")
     assert [past["run_id"] for past in listed.report["runs"]] == [run_id]
     assert project.run("runs", "output=json").report == {"runs": []}
+
+
+def ray_and_record(timeline: Path) -> list[str]:
+    """Which of the two began first: Ray's start, or the end of what made the run in the store."""
+    spans = {each["name"]: each for each in json.loads(timeline.read_text())["traceEvents"] if each["ph"] == "X"}
+    ray, store = spans["Ray"], spans["run in the store"]
+    return ["Ray", store["name"]] if ray["ts"] < store["ts"] + store["dur"] else [store["name"], "Ray"]
 
 
 @pytest.mark.long

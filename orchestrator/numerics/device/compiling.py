@@ -1,14 +1,16 @@
 """`sums.cu` on the card at hand: compiled by NVRTC in half a second, launched on torch's current stream.
 
-Why CUDA C by NVRTC and not Triton: a worker needs no C compiler and no headers of Python, and no cache of files that many fill
-at once. Numbers arrive as float64, and roundings stand in the source. A C++ compiler runs the same source on a processor, so
-its bits are tested where no card is. Both packages come with torch's build for CUDA.
+Why CUDA C by NVRTC and not Triton: a worker needs no C compiler and no headers of Python, and what it compiles is one small
+file, which is kept for later processes. Numbers arrive as float64, and roundings stand in the source. A C++ compiler runs the
+same source on a processor, so its bits are tested where no card is. Both packages come with torch's build for CUDA.
 Source: NVIDIA, "NVRTC" and "CUDA Driver API", module and execution control; by `cuda.bindings`.
 """
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
+import hashlib
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
@@ -16,6 +18,7 @@ from typing import Any, Final
 
 import torch
 
+from orchestrator.common import file_cache
 from orchestrator.numerics.compiled import inverts
 from orchestrator.numerics.cuda import answered
 from orchestrator.numerics.device.kernels import Adder, moved
@@ -151,5 +154,19 @@ class _Adding:
 def for_this_card() -> Compiled:
     """Of the current device, where torch has started CUDA. Raises CompilationFailed."""
     properties = torch.cuda.get_device_properties()
-    code = compiled(f"sm_{properties.major}{properties.minor}")
-    return Compiled(Launcher(code), _BLOCKS * properties.multi_processor_count)
+    launch = launcher(f"sm_{properties.major}{properties.minor}")
+    return Compiled(launch, _BLOCKS * properties.multi_processor_count)
+
+
+def launcher(architecture: str) -> Launcher:
+    """Of the code that an earlier process has kept, where there is some that this card takes: to compile takes half a second of
+    each worker's start. Raises CompilationFailed."""
+    made_by = f"{architecture} {torch.version.cuda}"  # whose build brings NVRTC
+    name = f"sums-{hashlib.sha256(SOURCE.read_bytes() + made_by.encode()).hexdigest()[:32]}.cubin"
+    kept = file_cache.read(file_cache.folders(__file__), name)
+    if kept is not None:
+        with contextlib.suppress(RuntimeError):  # such as of a driver that is older now
+            return Launcher(kept)
+    code = compiled(architecture)
+    file_cache.keep(file_cache.folders(__file__), name, code)
+    return Launcher(code)

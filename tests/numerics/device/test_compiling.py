@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from orchestrator.common import file_cache
+from orchestrator.numerics.device import compiling
 from orchestrator.numerics.device.compiling import CompilationFailed, compiled
 
 KERNELS = Path(sys.prefix) / "kernels"
@@ -39,6 +41,31 @@ def test_no_operation_is_fused_and_each_rounds_to_nearest(architecture: str) -> 
     ptx = code(architecture.replace("sm", "compute"), "ptx").decode()
     found = Counter(re.findall(r"\b(?:add|sub|mul|div|fma|mad|cvt)[.a-z0-9]*f64[.a-z0-9]*", ptx))
     assert {"add.rn.f64", "sub.rn.f64", "mul.rn.f64", "div.rn.f64", "cvt.rn.f32.f64", "cvt.f64.f32"} == set(found)
+
+
+def test_what_one_process_has_compiled_the_next_ones_load(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """For each architecture by itself, and anew where the card does not take what is kept."""
+    compiled_for: list[str] = []
+    refused: list[bytes] = []
+
+    def compile_for(architecture: str) -> bytes:
+        compiled_for.append(architecture)
+        return f"{architecture}, {len(compiled_for)}".encode()
+
+    def load(code: bytes) -> bytes:
+        if code in refused:
+            raise RuntimeError("CUDA refuses: 209")
+        return code
+
+    monkeypatch.setattr(file_cache, "folders", lambda _module: iter([tmp_path]))
+    monkeypatch.setattr(compiling, "compiled", compile_for)
+    monkeypatch.setattr(compiling, "Launcher", load)
+    loaded: list[object] = [compiling.launcher(each) for each in ("sm_90", "sm_90", "sm_80")]
+    assert loaded == [b"sm_90, 1", b"sm_90, 1", b"sm_80, 2"]
+    refused.append(b"sm_90, 1")
+    loaded = [compiling.launcher("sm_90") for _ in range(2)]
+    assert loaded == [b"sm_90, 3"] * 2
+    assert compiled_for == ["sm_90", "sm_80", "sm_90"]
 
 
 def test_where_the_compiler_is_missing_that_is_said() -> None:
