@@ -12,7 +12,7 @@ from safetensors.torch import save_file
 
 from orchestrator.config.settings import InitialSettings
 from orchestrator.driver.preflight import initial
-from orchestrator.errors import ConfigurationError, NotRerunnable
+from orchestrator.errors import ConfigurationError
 from orchestrator.provenance.tracking import models
 from orchestrator.provenance.tracking.store import user
 from orchestrator.worker.model import initial as weights
@@ -109,9 +109,8 @@ def test_a_damaged_file_is_fetched_again(shelf: Any, folder: Path, damage: bytes
 
 def test_recorded_weights_that_are_others_now_or_gone_are_refused_by_name(shelf: Any, folder: Path) -> None:
     one, two = (digest(shelf.files[f"models:/m/{number}"]) for number in (1, 2))
-    with pytest.raises(NotRerunnable) as error:
+    with refused("initial.other-weights", f"{one} now, and the run began with {two}"):
         initial.brought(InitialSettings(name="models:/m/1", digest=two), shelf, folder)
-    assert f"models:/m/1 has weights of digest {one} now, and the run began with {two}" in error.value.message
     del shelf.files["models:/m/2"]
     with refused("initial.missing"):
         initial.brought(InitialSettings(name="models:/m/2", digest=two), shelf, folder)
@@ -122,9 +121,8 @@ def test_recorded_weights_that_are_others_now_or_gone_are_refused_by_name(shelf:
 
 def test_weights_that_came_with_a_record_are_kept_if_they_are_what_it_says(shelf: Any, folder: Path) -> None:
     one, two = shelf.files["models:/m/1"], shelf.files["models:/m/2"]
-    with pytest.raises(NotRerunnable) as error:
+    with refused("initial.kept-weights", digest(two)):
         initial.keep(two, digest(one), folder, "of run.zip")
-    assert f"the weights 2.safetensors of run.zip have the digest {digest(two)}" in error.value.message
     (torn := one.with_name("torn")).write_bytes(one.read_bytes()[:20])
     with refused("initial.kept-weights"):
         initial.keep(torn, digest(one), folder, "of run.zip")
