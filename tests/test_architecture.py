@@ -69,6 +69,8 @@ ROOMS = {
         "file_cache",
         "locks",
         "child",
+        "asking",
+        "card_faults",
         "processes",
         "injection",
         "tested_versions",

@@ -209,6 +209,7 @@ class Cluster:
     speeds: Mapping[str, float] = field(default_factory=dict)  # of nodes by address, as declared
     claims: bool = False  # whether workers of a host claim shards from each other, unless shards keep a state
     claims_required: bool = False  # whether shards that keep a state are refused, since the user asked for claims
+    card_type: str | None = None  # of the GPU of each member, as Ray names it; None: any
 
 
 @dataclass(frozen=True)

@@ -234,6 +234,7 @@ def _cluster(settings: Settings) -> Cluster:
         speeds=speeds_of(cluster.speeds),
         claims=cluster.workers.most > 1 and cluster.claims is not False and _can_claim(settings),
         claims_required=cluster.claims is True,
+        card_type=cluster.accelerator_type,
     )
 
 

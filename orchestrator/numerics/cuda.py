@@ -13,6 +13,7 @@ import re
 from pathlib import Path
 from typing import Any
 
+from orchestrator.common import card_faults
 from orchestrator.errors import ConfigurationError, coded
 
 _PARTS = (0, 1, 2)  # library_types.h: major, minor and patch level
@@ -43,6 +44,10 @@ def start() -> None:
         torch.cuda.init()  # type: ignore[no-untyped-call]
         _compute()
     except RuntimeError as error:
+        fault = card_faults.named_in(str(error))
+        if fault is not None and not fault.elsewhere:  # the machine is to be mended, and no other try helps
+            problem = f"run.device: {fault.sentence} ({error}, driver {driver()}); {fault.remedy}"
+            raise ConfigurationError([problem], code=fault.code) from error
         raise ConfigurationError(
             [
                 f"run.device: the GPU does not compute: {error}; look at nvidia-smi on this node (driver, memory, and compute "

@@ -33,6 +33,37 @@ def test_what_does_not_fit_is_told_with_what_there_is(need: Need) -> None:
     assert "node 10.0.0.1 (aaaaaaaa): 4 CPUs and 1 GPU; node 10.0.0.2 (bbbbbbbb): 2 CPUs and 0 GPUs" in told
 
 
+TYPED = [
+    Node("c" * 56, "10.0.0.3", {"CPU": 8.0, "GPU": 2.0, "accelerator_type:A100": 1.0}),
+    Node("d" * 56, "10.0.0.4", {"CPU": 8.0, "GPU": 2.0, "accelerator_type:H100": 1.0}),
+]
+
+
+@pytest.mark.parametrize(
+    ("each", "most"), [(0.25, 8), (0.3, 6), (0.5, 4), (0.6, 2), (1.0, 2), (2.0, 1), (0.0001, 20_000)]
+)
+def test_parts_of_gpus_are_of_one_card_each(each: float, most: int) -> None:
+    assert Node("e" * 56, "10.0.0.5", {"CPU": 10**6, "GPU": 2.0}).holds(Need(1, 1.0, each)) == most
+
+
+def test_only_nodes_with_that_type_of_card_count() -> None:
+    assert lack(Need(2, 1.0, 1.0, card="H100"), TYPED) is None
+    told = lack(Need(3, 1.0, 1.0, card="H100"), TYPED)
+    assert told is not None
+    assert told.startswith("the run needs 3 processes with 1 CPU and 1 GPU of type H100 each, more than this Ray has: ")
+    no_such = "cluster.accelerator_type: no node of this Ray has a GPU of type H200; there is "
+    assert lack(Need(1, 1.0, 1.0, card="H200"), TYPED) == f"{no_such}A100, H100"
+    assert lack(Need(1, 1.0, 1.0, card="H200"), NODES) == f"{no_such}none of any type"
+
+
+def test_ray_is_asked_for_the_type_in_each_bundle_and_of_each_actor() -> None:
+    need = Need(2, 1.0, 0.5, sites={"clinic": 1}, card="H100")
+    typed = {"accelerator_type:H100": 0.001}
+    assert need.bundles == [{"CPU": 1.0, "GPU": 0.5, "clinic": 0.001, **typed}, {"CPU": 1.0, "GPU": 0.5, **typed}]
+    assert need.placement() == {"resources": typed}
+    assert Need(1, 1.0).placement() == {}
+
+
 def test_a_ray_without_nodes_lacks_everything() -> None:
     assert (
         lack(Need(1, 1.0), []) == "the run needs 1 process with 1 CPU and 0 GPUs each, more than this Ray has: no node"

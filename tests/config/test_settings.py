@@ -66,6 +66,7 @@ CLUSTER = ", ".join(
         "spares",
         "cpus_per_worker",
         "gpus_per_worker",
+        "accelerator_type",
         "start_timeout_s",
         "step_timeout_s",
     ]
@@ -778,7 +779,7 @@ def all_settings(draw: st.DrawFn) -> Settings:
         spares=st.integers(0, 3),
         address=st.none() | st.just("10.0.0.1:6379") | st.just("[::1]:6379"),
         cpus_per_worker=positive,
-        gpus_per_worker=st.just(0.0) | positive,
+        gpus_per_worker=st.sampled_from([0.0, 0.25, 0.5, 1.0, 2.0]),
         start_timeout_s=positive,
         step_timeout_s=positive,
     )

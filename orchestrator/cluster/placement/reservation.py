@@ -25,24 +25,27 @@ from orchestrator.errors import ClusterUnavailable
 _LOOK_S = 0.5
 _ANSWER_S = 10.0  # of a head, which is slow on a busy machine
 _SITE_SHARE = 0.001
+_CARD_TYPE = "accelerator_type:"  # before the name of Ray's resource of a node that has such cards
 _PARTS = 10_000  # Ray counts resources in ten-thousandths
 
 
 @dataclass(frozen=True)
 class Need:
-    """The resources that a run needs: members, each with that much; together: all on one node; sites: how many of them, the
-    first ones, are to be on nodes that offer this resource, and "" anywhere."""
+    """The resources that a run needs."""
 
-    members: int
-    cpus: float
-    gpus: float = 0.0
-    together: bool = False
+    members: int  # how many, each with that much:
+    cpus: float  # of each
+    gpus: float = 0.0  # likewise
+    together: bool = False  # whether all are on one node
+    # how many of them, the first ones, are to be on nodes that offer this resource, and "" anywhere
     sites: Mapping[str, int] = field(default_factory=dict)
+    card: str | None = None  # the type of their GPUs, as Ray names it; None: any
 
     def __str__(self) -> str:
         where = " on one node, as transport=shared_memory needs it" if self.together else ""
         each = _amount({"CPU": self.cpus, "GPU": self.gpus})
-        return f"{self.members} process{'es' * (self.members != 1)} with {each} each{where}"
+        kind = "" if self.card is None else f" of type {self.card}"
+        return f"{self.members} process{'es' * (self.members != 1)} with {each}{kind} each{where}"
 
     @property
     def bundle(self) -> dict[str, float]:
@@ -56,7 +59,16 @@ class Need:
 
     @property
     def bundles(self) -> list[dict[str, float]]:
-        return [{**self.bundle, **site_share(site)} for site in self.site_of]
+        return [{**self.bundle, **self.shares(site)} for site in self.site_of]
+
+    def shares(self, site: str = "") -> dict[str, float]:
+        """Of resources that only say where a member may be."""
+        return {**site_share(site), **site_share("" if self.card is None else f"{_CARD_TYPE}{self.card}")}
+
+    def placement(self, site: str = "") -> dict[str, dict[str, float]]:
+        """The same as an option of `ray.remote`."""
+        found = self.shares(site)
+        return {"resources": found} if found else {}
 
 
 def site_share(site: str) -> dict[str, float]:
@@ -78,8 +90,23 @@ class Node:
 
     def holds(self, need: Need) -> int:
         """How many members it has room for when nothing else runs there."""
-        wanted = need.bundle.items()
-        return min(round(self.resources.get(name, 0) * _PARTS) // max(1, round(each * _PARTS)) for name, each in wanted)
+        if need.card is not None and need.card not in self.card_types:
+            return 0
+        cpus = round(self.resources.get("CPU", 0) * _PARTS) // max(1, round(need.cpus * _PARTS))
+        return min(cpus, self._room_on_cards(need.gpus)) if need.gpus else cpus
+
+    @property
+    def card_types(self) -> list[str]:
+        """As Ray names them; of a node with several types it tells that of the first card."""
+        return sorted(name.removeprefix(_CARD_TYPE) for name in self.resources if name.startswith(_CARD_TYPE))
+
+    def _room_on_cards(self, each: float) -> int:
+        """A part of a GPU is of one card, so what is left on two of them makes no third part."""
+        cards, parts = self.resources.get("GPU", 0), max(1, round(each * _PARTS))
+        if parts >= _PARTS:
+            return round(cards * _PARTS) // parts
+        whole, rest = divmod(round(cards * _PARTS), _PARTS)
+        return int(whole * (_PARTS // parts) + rest // parts)
 
 
 @dataclass(frozen=True)
@@ -95,6 +122,11 @@ def lack(need: Need, nodes: Sequence[Node]) -> str | None:
     for site, count in need.sites.items():
         if site and (why := _lacks_site(site, count, need, nodes)):
             return why
+    if need.card is not None and not any(need.card in node.card_types for node in nodes):
+        return (
+            f"cluster.accelerator_type: no node of this Ray has a GPU of type {need.card}; there is "
+            f"{', '.join(sorted({kind for node in nodes for kind in node.card_types})) or 'none of any type'}"
+        )
     rooms = [node.holds(need) for node in nodes]
     if (max(rooms, default=0) if need.together else sum(rooms)) >= need.members:
         return None
@@ -125,6 +157,10 @@ def reserved(
         remedy = "ask for less with cluster.workers, cluster.cpus_per_worker or cluster.gpus_per_worker, or add nodes"
         if why_not.startswith("data.sites"):
             remedy = "start that site's nodes with ray start --address=HOST:PORT --resources='{\"SITE\": 1}', and CPUs enough"
+        if why_not.startswith("cluster.accelerator_type"):
+            remedy = (
+                "name a type that is there, leave it out, or add nodes that have such a GPU (ray status -v shows types)"
+            )
         raise ClusterUnavailable(
             why_not, f"{remedy}; or transport=auto" if need.together else remedy, code="ray.cannot-hold"
         )
@@ -181,9 +217,8 @@ def living_nodes() -> list[Node]:
 
 def _options(need: Need, group: Any, member: int) -> dict[str, Any]:
     strategy = PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=member)
-    share = site_share(need.site_of[member])
-    resources = {"resources": share} if share else {}
-    return {"num_cpus": need.cpus, "num_gpus": need.gpus, "scheduling_strategy": strategy, **resources}
+    where = need.placement(need.site_of[member])
+    return {"num_cpus": need.cpus, "num_gpus": need.gpus, "scheduling_strategy": strategy, **where}
 
 
 def _free(nodes: Sequence[Node]) -> str:

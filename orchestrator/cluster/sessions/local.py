@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 from orchestrator.cluster.forkserver.places import OfLaunch
 from orchestrator.cluster.sessions import agent, folders, listening, metrics, workers
@@ -39,6 +39,17 @@ _TRIES = 3  # of Ray's start
 _LOOK_S = 0.02
 
 
+class Actors(NamedTuple):
+    """What the actors of a private Ray ask for. of_gpus: how many GPUs there are for all of them; None where Ray counts them,
+    by calls of the driver in this process."""
+
+    cpus: float = 1.0
+    of_gpus: int | None = None
+
+
+_SMALL = Actors()
+
+
 class LocalRay:
     """A private Ray, running within the block; implements RaySession."""
 
@@ -55,7 +66,7 @@ class LocalRay:
         # whether actors go on when this process is gone, which end themselves then; otherwise Ray ends them within
         # seconds
         outlived: bool = False,
-        cpus_each: float = 1.0,  # CPUs of an actor
+        actors: Actors = _SMALL,  # what each of them asks for
     ) -> None:
         self._cpus = cpus
         self._runtime_envs = runtime_envs
@@ -65,7 +76,7 @@ class LocalRay:
         self._check = check
         self._folder: Path | None = None
         self._server: OfLaunch | None = None
-        self._cpus_each = cpus_each
+        self._actors = actors
 
     def __enter__(self) -> Self:
         _remove_abandoned()
@@ -98,11 +109,12 @@ class LocalRay:
             if self._outlived:
                 stack.enter_context(outliving())
                 self.lock.touch()
-            self._server = stack.enter_context(workers.forked(self._cpus_each))
+            self._server = stack.enter_context(workers.forked(self._actors.cpus))
             known = listening.beyond_loopback()
             enter(
                 "local",
                 num_cpus=max(1, math.ceil(self._cpus)),
+                num_gpus=self._actors.of_gpus,
                 include_dashboard=False,
                 object_store_memory=_OBJECT_STORE_BYTES,
                 _temp_dir=str(folders.of_ray(self._folder)),

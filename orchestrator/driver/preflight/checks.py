@@ -27,7 +27,7 @@ from orchestrator.controller.shard_assignment import assign_columns, assign_stag
 from orchestrator.data.order import Epochs
 from orchestrator.data.sampling import orders, partition_laws, samplings, subsets
 from orchestrator.data.sampling.partitions import PARTITIONS
-from orchestrator.driver.preflight import private
+from orchestrator.driver.preflight import private, visible_cards
 from orchestrator.errors import ConfigurationError, NotRerunnable, code_of, coded
 from orchestrator.numerics import cuda, inductor, torch_names
 from orchestrator.optim import contribution_laws, optimizers, schedule_laws
@@ -373,7 +373,7 @@ def _device_problems(settings: Settings) -> list[str]:
     if settings.run.device == "cpu" or settings.cluster.address is not None:
         return []
     problem = cuda.build_problem()
-    return [] if problem is None else [problem]
+    return visible_cards.problems() if problem is None else [problem]
 
 
 def _compiler_problems(settings: Settings) -> list[str]:

@@ -30,7 +30,7 @@ from orchestrator.cluster.placement.project_transfer import LateWorkspaces, Proj
 from orchestrator.cluster.placement.reservation import Need, Node, living_nodes, reserved
 from orchestrator.cluster.sessions import RaySession, environment
 from orchestrator.cluster.sessions.joined import JoinedRay
-from orchestrator.cluster.sessions.local import LocalRay
+from orchestrator.cluster.sessions.local import Actors, LocalRay
 from orchestrator.cluster.sessions.metrics import Gauges
 from orchestrator.comm.topologies import Schedule, build_schedule
 from orchestrator.comm.transports.tls import make_credentials
@@ -39,7 +39,7 @@ from orchestrator.config.settings import Settings
 from orchestrator.controller.membership import Requirements
 from orchestrator.controller.sites import workers_at
 from orchestrator.driver.folders import RunFolder
-from orchestrator.driver.preflight import begin
+from orchestrator.driver.preflight import begin, visible_cards
 from orchestrator.driver.preflight.checks import Provenance
 from orchestrator.driver.preflight.private import Private
 from orchestrator.driver.recording.record import Record
@@ -308,9 +308,9 @@ class Job:
         wanted = cluster.members.total(cluster.members.most if cluster.address is None else cluster.members.start)
         data, servers = self.plan.data, cluster.members.servers if self.plan.data.sites else 0
         sites = workers_at(data.sites, cluster.members.most, data.shards) if data.sites else {}
-        need = Need(wanted, cluster.cpus, cluster.gpus, cluster.together, sites)
+        need = Need(wanted, cluster.cpus, cluster.gpus, cluster.together, sites, cluster.card_type)
         slots = held.enter_context(reserved(need, timeout_s, self._check, trouble))
-        anywhere = {"num_cpus": need.cpus, "num_gpus": need.gpus}
+        anywhere = {"num_cpus": need.cpus, "num_gpus": need.gpus, **need.placement()}
         if cluster.address is None:
             here, also = str(self.project), self._variables()
             slots_here = [ActorPlacement(here, {**slot.options, **also}, slot.node.id) for slot in slots]
@@ -412,7 +412,7 @@ class Job:
             runtime_envs=False,
             metrics_port=port,
             outlived=self.supervision is not None,
-            cpus_each=cluster.cpus,
+            actors=Actors(cluster.cpus, visible_cards.gpus_for_ray() if cluster.gpus else 0),
         )
 
     def _crowding(self) -> str:

@@ -15,13 +15,13 @@ from typing import Literal
 
 from orchestrator.cluster.sessions import RaySession
 from orchestrator.cluster.sessions.joined import JoinedRay
-from orchestrator.cluster.sessions.local import LocalRay
+from orchestrator.cluster.sessions.local import Actors, LocalRay
 from orchestrator.common.registry import is_reference
 from orchestrator.config.resolve import resolve
 from orchestrator.config.settings import kept, redactor
 from orchestrator.driver.folders import project_folder
 from orchestrator.driver.launch.resume import recorded_project
-from orchestrator.driver.preflight import begin, checks, initial
+from orchestrator.driver.preflight import begin, checks, initial, visible_cards
 from orchestrator.driver.recording import trust
 from orchestrator.driver.recording.recorded import Recorded
 from orchestrator.driver.report.summary import last_words, not_recorded
@@ -222,7 +222,8 @@ def _ray(described: Sweep, pending_signal: signals.PendingSignal, board: TrialBo
     if cpus > cores:
         board.say(f"note: {members} processes that want {cpus:g} CPUs share {cores} cores")
     port = described.settings.tracking.metrics_port
-    with LocalRay(cpus, cluster.timeouts.start_s, check, metrics_port=port) as ray:
+    gpus = visible_cards.gpus_for_ray() if cluster.gpus else 0
+    with LocalRay(cpus, cluster.timeouts.start_s, check, metrics_port=port, actors=Actors(of_gpus=gpus)) as ray:
         yield ray
 
 

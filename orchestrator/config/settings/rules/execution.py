@@ -10,6 +10,7 @@ from orchestrator.config.settings.rules.rule import Case, Rule
 from orchestrator.config.settings.sections import BY_MEMORY
 from orchestrator.optim.compressions import COMPRESSIONS
 
+_LEAST_OF_A_GPU = 0.0001
 _PORTABLE = Case(("run.arithmetic",), lambda arithmetic: arithmetic == "portable")
 
 
@@ -122,6 +123,26 @@ RULES: tuple[Rule, ...] = (
         lambda gpus: gpus > 0,
         "run.device: with cluster.gpus_per_worker=0 all GPUs are hidden from the workers; set cluster.gpus_per_worker=1, or "
         "less where workers are to share one",
+    ),
+    Rule(
+        "gpu.part-of-several",
+        ("cluster.gpus_per_worker",),
+        lambda gpus: gpus > 1 and not float(gpus).is_integer(),
+        "cluster.gpus_per_worker: Ray gives a worker a part of one GPU or several whole ones, not {0:g}; set 1, or less than 1 "
+        "where workers are to share one",
+    ),
+    Rule(
+        "gpu.part-too-small",
+        ("cluster.gpus_per_worker",),
+        lambda gpus: 0 < gpus < _LEAST_OF_A_GPU,
+        "cluster.gpus_per_worker: Ray counts GPUs in ten-thousandths, and {0:g} is less; set 0.0001 or more",
+    ),
+    Rule(
+        "gpu.type-without-gpus",
+        ("cluster.accelerator_type", "cluster.gpus_per_worker"),
+        lambda kind, gpus: kind is not None and gpus == 0,
+        "cluster.accelerator_type: with cluster.gpus_per_worker=0 workers have no GPU, and so none of type {0}; set "
+        "cluster.gpus_per_worker=1, or leave cluster.accelerator_type out",
     ),
     Case(("run.device",), lambda device: device == "cuda").is_required_by(
         "gpu.tf32-on-cpu",

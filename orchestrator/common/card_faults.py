@@ -1,0 +1,155 @@
+"""What it means when a GPU fails under a worker: a table, a row for each kind, and what an exception belongs to.
+
+An error of a card that is *sticky* makes every later call of that process fail, so the process is lost, whatever it computed.
+Its shards are computed elsewhere, to the same bits, unless the row says that they would fail there, too. Memory that runs out
+is no such failure, and neither is what a kernel refuses before it starts.
+Source: NVIDIA, "CUDA Runtime API", cudaError_t, and "XID Errors"; the words are those of torch, of cudaGetErrorString, of
+`cuda.bindings`, of NVML and of the kernel's log.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Final
+
+from orchestrator.errors import OrchestratorError, RunFailed, UsageError
+
+
+@dataclass(frozen=True)
+class CardFault:
+    """A kind of failure. error: what a run ends with that cannot go on; says: how the kind is known, where the first row that
+    matches counts."""
+
+    error: OrchestratorError
+    says: re.Pattern[str]
+    card_suspected: bool = True  # the card itself may be at fault: failing twice it is left out
+    elsewhere: bool = True  # the run may go on with another worker
+    by_code: bool = False  # most likely the code of the pipeline: again in the same micro-batch, it is
+
+    @property
+    def code(self) -> str:
+        return self.error.code
+
+    @property
+    def sentence(self) -> str:
+        return self.error.message
+
+    @property
+    def remedy(self) -> str:
+        return self.error.remedy
+
+
+def _row(error: OrchestratorError, says: str, **kind: bool) -> CardFault:
+    return CardFault(error, re.compile(says, re.IGNORECASE), **kind)
+
+
+_INDEX = "look for an index or a label out of range in what the pipeline computes; CUDA_LAUNCH_BLOCKING=1 names the operation"
+
+FAULTS: Final = (
+    _row(
+        UsageError(
+            "the driver's module in the kernel and its library on this machine are of different versions",
+            "reboot, or reload the module (rmmod nvidia_uvm nvidia_drm nvidia_modeset nvidia; modprobe nvidia): the driver was "
+            "updated",
+            code="gpu.driver-mismatch",
+        ),
+        r"driver/library version mismatch|unsupported display driver|CUDA_ERROR_SYSTEM_DRIVER_MISMATCH",
+        card_suspected=False,
+        elsewhere=False,
+    ),
+    _row(
+        UsageError(
+            "the driver of this machine is older than this torch needs",
+            "update the driver, or install a torch built for an older CUDA",
+            code="gpu.driver-old",
+        ),
+        r"driver version is insufficient|driver on your system is too old|forward compatibility was attempted",
+        card_suspected=False,
+        elsewhere=False,
+    ),
+    _row(
+        RunFailed("an assertion failed in a kernel", _INDEX, code="gpu.assertion"),
+        r"device-side assert|CUDA_ERROR_ASSERT",
+        card_suspected=False,
+        by_code=True,
+    ),
+    _row(
+        RunFailed(
+            "the memory of a card, or its link to another one, has an error that cannot be corrected",
+            "reset the card (nvidia-smi --gpu-reset) or reboot; where it comes again, have the card replaced",
+            code="gpu.ecc",
+        ),
+        r"uncorrectable (ecc|nvlink) error|ECC_UNCORRECTABLE|NVLINK_UNCORRECTABLE|Xid\W[^\n]*\b(48|63|64|94|95)\b",
+    ),
+    _row(
+        RunFailed(
+            "a card does not answer on its bus any more",
+            "reboot the machine; where it comes again, look at the card's power and cooling",
+            code="gpu.fell-off",
+        ),
+        r"fallen off the bus|GPU is lost|GPU_IS_LOST|unable to determine the device handle|CUDA_ERROR_DEVICE_UNAVAILABLE"
+        r"|Xid\W[^\n]*\b79\b|cuInit",
+    ),
+    _row(
+        RunFailed(
+            "the card that was there is gone",
+            "start the container again; systemd takes cards away from containers where units are reloaded, unless their device "
+            "files are passed by name",
+            code="gpu.taken-away",
+        ),
+        r"failed to initialize nvml: unknown error|no CUDA-capable device|CUDA_ERROR_NO_DEVICE|no CUDA GPUs are available",
+    ),
+    _row(
+        RunFailed("a kernel used memory that is not its own", _INDEX, code="gpu.illegal-access"),
+        r"illegal (memory access|address|instruction)|misaligned address|ILLEGAL_(ADDRESS|INSTRUCTION)|MISALIGNED_ADDRESS"
+        r"|invalid (program counter|address space)|INVALID_(PC|ADDRESS_SPACE)|unspecified launch failure|LAUNCH_FAILED",
+        by_code=True,
+    ),
+    _row(
+        RunFailed(
+            "a kernel ran longer than the card's watchdog allows",
+            "use a card that drives no display, or smaller micro-batches (data.shards)",
+            code="gpu.kernel-timeout",
+        ),
+        r"launch timed out and was terminated|LAUNCH_TIMEOUT",
+        card_suspected=False,
+        by_code=True,
+    ),
+    _row(
+        RunFailed(
+            "a card failed and does not say of what",
+            "look at dmesg of that machine for Xid; run once with CUDA_LAUNCH_BLOCKING=1 to learn the operation",
+            code="gpu.failed",
+        ),
+        r"CUDA error: (unknown error|hardware stack|external device)|CUDA_ERROR_(UNKNOWN|HARDWARE_STACK_ERROR)"
+        r"|(CUBLAS|CUDNN|CUSPARSE|CUFFT)_STATUS_(EXECUTION_FAILED|INTERNAL_ERROR)",
+    ),
+)
+BY_CODE: Final = {fault.code: fault for fault in FAULTS}
+_KINDS: Final = ("AcceleratorError", "RuntimeError", "ConfigurationError")  # torch's own, and those made of it
+_OF_A_CARD: Final = re.compile(r"CUDA|NVML|NVIDIA|CUBLAS|CUDNN|GPU|Xid", re.IGNORECASE)
+
+
+def named_in(text: str) -> CardFault | None:
+    """The failure that this text tells of; None where it tells of none."""
+    return next((fault for fault in FAULTS if fault.says.search(text)), None)
+
+
+def of(error: BaseException) -> CardFault | None:
+    """The failure of a card that an exception, or one that led to it, comes from. What the user's code says in exceptions of
+    other types counts for nothing, nor do words that may come from elsewhere than a card."""
+    for each in _chain(error):
+        if type(each).__name__ in _KINDS and _OF_A_CARD.search(text := str(each)) and (fault := named_in(text)):
+            return fault
+    return None
+
+
+def _chain(error: BaseException | None) -> Iterator[BaseException]:
+    """The exception, and those that it was raised from."""
+    seen: set[int] = set()
+    while error is not None and id(error) not in seen:
+        seen.add(id(error))
+        yield error
+        error = error.__cause__ or error.__context__

@@ -1,0 +1,125 @@
+"""Whether a private Ray can give its workers the cards that CUDA_VISIBLE_DEVICES names: asked before anything is started.
+
+Ray counts the names in that variable, whether or not there are such cards, up to as many as the machine has; and it hands each
+worker one of them, as it is written. CUDA takes names up to the first that it does not know, and none at all where one comes
+twice. So a name that is wrong would show only in a worker, or as a card too few. A name of CUDA is the index of a card, the
+beginning of its UUID, or a MIG device. Source: NVIDIA, "CUDA Environment Variables"; ray/_private/accelerators/nvidia_gpu.py.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+from orchestrator.common import card_faults
+from orchestrator.errors import coded
+from orchestrator.provenance.environment import cards
+from orchestrator.provenance.environment.cards import Card, CardsUnknown
+
+VARIABLE: Final = "CUDA_VISIBLE_DEVICES"
+_KEPT: Final = "RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES"
+_HIDES: Final = ("", "NoDevFiles")  # what Ray takes for none
+_MIG: Final = "MIG-"
+
+
+def problems(environ: Mapping[str, str] = os.environ) -> list[str]:
+    """Of this machine and this environment. Where NVIDIA's tool is not installed, nothing can be told, and workers will."""
+    given = environ.get(VARIABLE)
+    if given is not None and (hidden := _hidden(given)):
+        return [hidden]
+    if environ.get(_KEPT, "").lower() in ("1", "true"):
+        return [
+            coded(
+                "gpu.ray-does-not-set",
+                f"run.device: {_KEPT}={environ[_KEPT]} keeps Ray from giving each worker a card of its own, so all "
+                "would compute on the first; unset it",
+            )
+        ]
+    try:
+        found = cards.look()
+    except FileNotFoundError:
+        return []
+    except CardsUnknown as error:
+        return [unknown(error)]
+    problem = problem_of(given, found)
+    return [] if problem is None else [problem]
+
+
+def gpus_for_ray(environ: Mapping[str, str] = os.environ) -> int | None:
+    """How many GPUs a private Ray is told of, since it counts cards where MIG devices are named; None: it counts right."""
+    names = _names(environ.get(VARIABLE, ""))
+    return len(names) if names and all(name.startswith(_MIG) for name in names) else None
+
+
+def unknown(error: CardsUnknown) -> str:
+    """The refusal where the tool answers with an error, or not at all."""
+    if error.hangs:
+        return coded(
+            "gpu.no-answer",
+            f"run.device: {error}: the driver of the GPUs hangs; look at dmesg for Xid, end what uses the cards, and reboot "
+            "the machine or reset the card, or take run.device=cpu",
+        )
+    fault = card_faults.named_in(str(error))
+    if fault is not None:
+        return coded(fault.code, f"run.device: {fault.sentence} ({error}); {fault.remedy}")
+    return coded(
+        "gpu.tool-fails",
+        f"run.device: {cards.PROGRAM} fails: {error}; load NVIDIA's driver on this machine (for a container: start it with "
+        "GPUs), or take run.device=cpu",
+    )
+
+
+def problem_of(given: str | None, found: Sequence[Card]) -> str | None:
+    """Why these names are no cards of this machine. given: the variable; None where it is not set."""
+    if not found:
+        return coded(
+            "gpu.none-here",
+            f"run.device: {cards.PROGRAM} finds no GPU on this machine; start the run where there is one (for a container: "
+            "give it GPUs), or take run.device=cpu",
+        )
+    if given is None:
+        return None
+    if hidden := _hidden(given):
+        return hidden
+    names = _names(given)
+    there = ", ".join(map(str, found))
+    taken = [_meant(name, found) for name in names]
+    for name, meant in zip(names, taken, strict=True):
+        if meant is None:
+            return coded(
+                "gpu.unknown-card",
+                f"run.device: {VARIABLE}={given} names {name!r}, which is no GPU of this machine; it has {there}; name them "
+                "by index or UUID, or unset it",
+            )
+    if len({*taken}) < len(taken):
+        return coded(
+            "gpu.named-twice",
+            f"run.device: {VARIABLE}={given} names a GPU twice, for which CUDA shows none at all; name each once, and let "
+            "workers share it by cluster.gpus_per_worker=0.5",
+        )
+    return None
+
+
+def _names(given: str) -> list[str]:
+    return [name.strip() for name in given.split(",")] if given.strip() else []
+
+
+def _hidden(given: str) -> str | None:
+    names = _names(given)
+    if given not in _HIDES and names and not names[0].startswith("-"):
+        return None
+    return coded(
+        "gpu.hidden",
+        f"run.device: {VARIABLE}={given!r} hides all GPUs; unset it, name those that the run may have, or take run.device=cpu",
+    )
+
+
+def _meant(name: str, found: Sequence[Card]) -> str | None:
+    """Which card or MIG device; None where that is none, or more than one."""
+    if name.isdecimal():
+        return next((card.uuid for card in found if card.index == int(name)), None)
+    if name.startswith(_MIG):
+        return next((part for card in found for part in card.parts if part == name), None)
+    meant = [card.uuid for card in found if name.startswith("GPU-") and card.uuid.startswith(name)]
+    return meant[0] if len(meant) == 1 else None

@@ -1,0 +1,140 @@
+"""The cards of this machine, as NVIDIA's own tool tells of them.
+
+It is asked as a program with a deadline, and never as a library in this process: where a card has failed, its driver may not
+answer, and who waits for it cannot be killed. Source: `nvidia-smi --help-query-gpu`, and `nvidia-smi -L` for MIG.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Final
+
+from orchestrator.common.asking import ask
+
+PROGRAM: Final = "nvidia-smi"
+LIMIT_S: Final = 10.0
+_FACTS: Final = (
+    "index",
+    "uuid",
+    "name",
+    "driver_version",
+    "memory.total",
+    "compute_cap",
+    "mig.mode.current",
+    "ecc.errors.uncorrected.volatile.total",
+)
+_MEASURES: Final = ("uuid", "utilization.gpu", "memory.used", "temperature.gpu", "power.draw")
+_UNITS: Final = (("utilization", 0.01), ("memory_bytes", float(1 << 20)), ("temperature_c", 1.0), ("power_w", 1.0))
+_CARD = re.compile(r"GPU \d+: .*\(UUID: (GPU-[\w-]+)\)")
+_PART = re.compile(r"\s+MIG .*\(UUID: (MIG-[\w/-]+)\)")
+
+
+class CardsUnknown(Exception):
+    """Nobody tells which cards there are; the message says why. hangs: the tool was given up."""
+
+    def __init__(self, why: str, *, hangs: bool = False) -> None:
+        super().__init__(why)
+        self.hangs = hangs
+
+
+@dataclass(frozen=True)
+class Card:
+    """One card, as its driver tells of it."""
+
+    index: int  # by the place on the bus, which is not always the number that CUDA gives it
+    uuid: str  # GPU-...
+    name: str  # of the product
+    driver: str  # its version
+    memory_bytes: int  # 0 where it has none of its own
+    capability: str  # what it computes, such as 9.0
+    mig: bool  # whether it is cut into MIG devices
+    ecc_errors: int | None  # that could not be corrected, since the driver was loaded; None where they are not counted
+    parts: tuple[str, ...] = ()  # the names of its MIG devices
+
+    def __str__(self) -> str:
+        return f"{self.index} ({self.name}, {self.uuid})"
+
+    def as_dict(self) -> dict[str, Any]:
+        return {**asdict(self), "parts": list(self.parts)}
+
+
+def look(limit_s: float = LIMIT_S) -> list[Card]:
+    """All of this machine, whatever CUDA_VISIBLE_DEVICES says. Raises CardsUnknown, and FileNotFoundError without the tool."""
+    found = read(_asked((PROGRAM, f"--query-gpu={','.join(_FACTS)}", "--format=csv,noheader,nounits"), limit_s))
+    return with_parts(found, _asked((PROGRAM, "-L"), limit_s)) if any(card.mig for card in found) else found
+
+
+def measure(limit_s: float = LIMIT_S) -> dict[str, dict[str, float]]:
+    """By UUID what each card tells of its utilization (from 0 to 1), memory in use, temperature and power. Raises as `look`."""
+    return measured(_asked((PROGRAM, f"--query-gpu={','.join(_MEASURES)}", "--format=csv,noheader,nounits"), limit_s))
+
+
+def read(text: str) -> list[Card]:
+    """Of a line for each card. Raises CardsUnknown."""
+    try:
+        return [_card(cells) for cells in _rows(text, len(_FACTS))]
+    except ValueError as error:
+        raise CardsUnknown(f"{PROGRAM} answers otherwise than expected: {error}") from None
+
+
+def measured(text: str) -> dict[str, dict[str, float]]:
+    """Likewise of `measure`; without what a card does not tell."""
+    found = {}
+    for uuid, *cells in _rows(text, len(_MEASURES)):
+        told = ((name, _number(cell), unit) for (name, unit), cell in zip(_UNITS, cells, strict=True))
+        found[uuid] = {name: number * unit for name, number, unit in told if number is not None}
+    return found
+
+
+def with_parts(cards: Sequence[Card], listed: str) -> list[Card]:
+    """The cards with the MIG devices that `nvidia-smi -L` lists below each."""
+    parts: dict[str, list[str]] = {}
+    for line in listed.splitlines():
+        if card := _CARD.match(line):
+            parts[card.group(1)] = []
+        elif (part := _PART.match(line)) and parts:
+            parts[[*parts][-1]].append(part.group(1))
+    return [Card(**{**vars(card), "parts": tuple(parts.get(card.uuid, ()))}) for card in cards]
+
+
+def _asked(command: Sequence[str], limit_s: float) -> str:
+    try:
+        told = ask(command, limit_s)
+    except TimeoutError as error:
+        raise CardsUnknown(str(error), hangs=True) from None
+    text = f"{told.out} {told.err}"
+    if told.code == 0 or "No devices were found" in text:
+        return told.out
+    raise CardsUnknown(" ".join(text.split()) or f"{PROGRAM} ended with exit code {told.code}")
+
+
+def _rows(text: str, count: int) -> list[list[str]]:
+    rows = [[cell.strip() for cell in line.split(",")] for line in text.splitlines() if "," in line]
+    if short := [row for row in rows if len(row) != count]:
+        raise CardsUnknown(f"{PROGRAM} answers otherwise than expected: {','.join(short[0])}")
+    return rows
+
+
+def _card(cells: Sequence[str]) -> Card:
+    index, uuid, name, driver, memory, capability, mig, errors = cells
+    counted, mebibytes = _number(errors), _number(memory) or 0.0  # memory that a card shares with its host is not told
+    return Card(
+        index=int(index),
+        uuid=uuid,
+        name=name,
+        driver=driver,
+        memory_bytes=int(mebibytes) << 20,
+        capability=capability,
+        mig=mig == "Enabled",
+        ecc_errors=None if counted is None else int(counted),
+    )
+
+
+def _number(cell: str) -> float | None:
+    """None of "[N/A]" and its like."""
+    try:
+        return float(cell)
+    except ValueError:
+        return None

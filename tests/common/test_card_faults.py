@@ -1,0 +1,98 @@
+"""What failures of a GPU are taken for: words that torch, CUDA, NVML and the kernel's log say, and such as say nothing."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from orchestrator.common import card_faults
+from orchestrator.errors import PipelineRaised, UsageError
+from orchestrator.pipeline import naming
+
+SAID = {
+    "CUDA error: device-side assert triggered\nCUDA kernel errors might be asynchronously reported": "gpu.assertion",
+    "CUresult.CUDA_ERROR_ASSERT": "gpu.assertion",
+    "CUDA error: an illegal memory access was encountered": "gpu.illegal-access",
+    "CUDA error: misaligned address": "gpu.illegal-access",
+    "CUDA error: unspecified launch failure": "gpu.illegal-access",
+    "the driver of the GPU refuses: CUresult.CUDA_ERROR_ILLEGAL_ADDRESS": "gpu.illegal-access",
+    "CUDA error: uncorrectable ECC error encountered": "gpu.ecc",
+    "CUDA error: uncorrectable NVLink error detected during the execution": "gpu.ecc",
+    "NVRM: Xid (PCI:0000:65:00): 94, pid=1, Contained: SM": "gpu.ecc",
+    "NVRM: Xid (PCI:0000:65:00): 79, GPU has fallen off the bus.": "gpu.fell-off",
+    "CUDA error: cuInit failed": "gpu.fell-off",
+    "Unable to determine the device handle for GPU0000:65:00.0: GPU is lost": "gpu.fell-off",
+    "Failed to initialize NVML: Driver/library version mismatch\nNVML library version: 570.86": "gpu.driver-mismatch",
+    "Error 803: system has unsupported display driver / cuda driver combination": "gpu.driver-mismatch",
+    "The NVIDIA driver on your system is too old (found version 11040)": "gpu.driver-old",
+    "CUDA error: CUDA driver version is insufficient for CUDA runtime version": "gpu.driver-old",
+    "Failed to initialize NVML: Unknown Error": "gpu.taken-away",
+    "CUDA error: no CUDA-capable device is detected": "gpu.taken-away",
+    "CUDA error: the launch timed out and was terminated": "gpu.kernel-timeout",
+    "CUDA error: CUBLAS_STATUS_EXECUTION_FAILED when calling `cublasSgemm`": "gpu.failed",
+    "CUDA error: unknown error": "gpu.failed",
+}
+NOTHING = [
+    "CUDA out of memory. Tried to allocate 2.00 GiB",
+    "CUDA error: out of memory",
+    "CUDA error: invalid argument",
+    "CUDA error: no kernel image is available for execution on the device",
+    "CUDA error: unspecified",
+    "CUDA error: operation not permitted when stream is capturing",
+    "cuDNN error: CUDNN_STATUS_NOT_SUPPORTED",
+]
+
+
+@pytest.mark.parametrize("text", SAID)
+def test_a_failure_is_known_by_its_words(text: str) -> None:
+    for error in (torch.AcceleratorError(text), RuntimeError(text)):
+        fault = card_faults.of(error)
+        assert fault is not None
+        assert fault.code == SAID[text]
+
+
+@pytest.mark.parametrize("text", NOTHING)
+def test_what_is_refused_before_it_starts_and_memory_are_no_failures_of_a_card(text: str) -> None:
+    assert card_faults.of(torch.AcceleratorError(text)) is None
+
+
+@pytest.mark.parametrize("text", ["an illegal memory access", "RuntimeError: launch_failed", "uncorrectable ECC error"])
+def test_words_of_the_users_code_are_none(text: str) -> None:
+    assert card_faults.of(ValueError(f"CUDA: {text}")) is None
+    assert card_faults.of(KeyError("CUDA_ERROR_ASSERT")) is None
+    assert card_faults.of(RuntimeError("illegal instruction in the recipe of the pipeline")) is None
+
+
+def raised_within(error: Exception) -> BaseException:
+    with pytest.raises(PipelineRaised) as caught, naming("loss() (step 1, shard 3)"):
+        raise error
+    return caught.value
+
+
+def test_it_is_known_through_what_was_made_of_it() -> None:
+    fault = card_faults.of(raised_within(torch.AcceleratorError("CUDA error: device-side assert triggered")))
+    assert fault is not None
+    assert (fault.code, fault.by_code, fault.card_suspected) == ("gpu.assertion", True, False)
+    assert card_faults.of(raised_within(KeyError("x"))) is None
+
+
+def test_a_circle_of_causes_ends() -> None:
+    one, other = ValueError("one"), ValueError("other")
+    one.__context__, other.__context__ = other, one
+    assert card_faults.of(one) is None
+
+
+@given(st.text(max_size=40))
+def test_any_text_has_at_most_one_meaning(text: str) -> None:
+    fault = card_faults.named_in(text)
+    assert fault is None or fault in card_faults.FAULTS
+
+
+def test_each_kind_is_told_with_a_remedy_and_what_a_machine_lacks_is_no_failure_of_a_run() -> None:
+    assert len(card_faults.BY_CODE) == len(card_faults.FAULTS)
+    for fault in card_faults.FAULTS:
+        assert fault.remedy
+        assert fault.code.startswith("gpu.")
+        assert (fault.error.exit_code == UsageError.exit_code) is not fault.elsewhere

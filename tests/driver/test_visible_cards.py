@@ -1,0 +1,131 @@
+"""CUDA_VISIBLE_DEVICES before anything is started: set, not set, empty, wrong, reordered, UUIDs and MIG devices."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from orchestrator.driver.preflight import visible_cards
+from orchestrator.errors import code_of
+from orchestrator.provenance.environment import cards
+from orchestrator.provenance.environment.cards import Card, CardsUnknown
+
+
+def card(index: int, uuid: str, parts: Sequence[str] = ()) -> Card:
+    return Card(index, uuid, "NVIDIA H100", "570", 1 << 36, "9.0", bool(parts), 0, tuple(parts))
+
+
+CARDS = [card(0, "GPU-6b2a"), card(1, "GPU-6b3b"), card(2, "GPU-77aa", ["MIG-1", "MIG-2"])]
+FINE = ["0", "0,1", "1,0", "2, 0", "GPU-6b2a", "GPU-6b2", "GPU-77aa,GPU-6b3b", "MIG-2", "MIG-2,MIG-1", None]
+WRONG = {
+    "": "gpu.hidden",
+    " ": "gpu.hidden",
+    "NoDevFiles": "gpu.hidden",
+    "-1": "gpu.hidden",
+    "3": "gpu.unknown-card",
+    "0,3": "gpu.unknown-card",
+    "0,-1": "gpu.unknown-card",
+    "all": "gpu.unknown-card",
+    "cuda:0": "gpu.unknown-card",
+    "0,,1": "gpu.unknown-card",
+    "GPU-6b": "gpu.unknown-card",  # the beginning of two
+    "GPU-0": "gpu.unknown-card",
+    "MIG-3": "gpu.unknown-card",
+    "0,0": "gpu.named-twice",
+    "1,GPU-6b3b": "gpu.named-twice",
+}
+
+
+@pytest.mark.parametrize("named", FINE)
+def test_cards_that_are_there_may_be_named_in_any_order(named: str | None) -> None:
+    assert visible_cards.problem_of(named, CARDS) is None
+
+
+@pytest.mark.parametrize("named", WRONG)
+def test_what_cuda_would_not_show_is_refused(named: str) -> None:
+    problem = visible_cards.problem_of(named, CARDS)
+    assert problem is not None
+    assert code_of(problem) == WRONG[named]
+    assert problem.startswith("run.device: CUDA_VISIBLE_DEVICES=")
+
+
+def test_a_card_that_is_not_there_is_told_with_those_that_are() -> None:
+    problem = visible_cards.problem_of("7", CARDS[:2])
+    assert problem is not None
+    assert "names '7', which is no GPU of this machine; it has 0 (NVIDIA H100, GPU-6b2a), 1 (" in problem
+
+
+def test_a_machine_without_cards_is_told_of() -> None:
+    assert code_of(visible_cards.problem_of(None, []) or "") == "gpu.none-here"
+
+
+@given(st.permutations(["0", "1", "GPU-77aa"]), st.integers(1, 3))
+def test_any_choice_in_any_order_is_fine(names: list[str], count: int) -> None:
+    assert visible_cards.problem_of(",".join(names[:count]), CARDS) is None
+
+
+@given(st.text(alphabet="0123456789,-GPUMI ", max_size=12))
+def test_whatever_is_named_gets_an_answer(named: str) -> None:
+    problem = visible_cards.problem_of(named, CARDS)
+    assert problem is None or code_of(problem)
+
+
+def test_the_tool_is_not_asked_where_all_are_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+
+    def look() -> list[Card]:
+        asked.append("tool")
+        return CARDS
+
+    monkeypatch.setattr(cards, "look", look)
+    assert [code_of(each) for each in visible_cards.problems({"CUDA_VISIBLE_DEVICES": ""})] == ["gpu.hidden"]
+    kept = {"RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES": "1"}
+    assert [code_of(each) for each in visible_cards.problems(kept)] == ["gpu.ray-does-not-set"]
+    assert asked == []
+    assert visible_cards.problems({}) == []
+    assert [code_of(each) for each in visible_cards.problems({"CUDA_VISIBLE_DEVICES": "9"})] == ["gpu.unknown-card"]
+
+
+FAILURES = {
+    CardsUnknown("nvidia-smi did not answer in 10 s", hangs=True): ("gpu.no-answer", "reset the card"),
+    CardsUnknown("Failed to initialize NVML: Driver/library version mismatch"): (
+        "gpu.driver-mismatch",
+        "reboot, or reload the module",
+    ),
+    CardsUnknown("Failed to initialize NVML: Unknown Error"): ("gpu.taken-away", "start the container again"),
+    CardsUnknown("couldn't communicate with the NVIDIA driver"): ("gpu.tool-fails", "load NVIDIA's driver"),
+}
+
+
+@pytest.mark.parametrize("failure", FAILURES, ids=str)
+def test_a_tool_that_fails_refuses_the_run(failure: CardsUnknown, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail() -> list[Card]:
+        raise failure
+
+    monkeypatch.setattr(cards, "look", fail)
+    (problem,) = visible_cards.problems({})
+    code, remedy = FAILURES[failure]
+    assert code_of(problem) == code
+    assert remedy in problem
+    assert str(failure) in problem
+
+
+def test_without_the_tool_workers_will_tell(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail() -> list[Card]:
+        raise FileNotFoundError("nvidia-smi")
+
+    monkeypatch.setattr(cards, "look", fail)
+    assert visible_cards.problems({"CUDA_VISIBLE_DEVICES": "0"}) == []
+
+
+COUNTED = {"MIG-1,MIG-2": 2, "MIG-2": 1, "0,1": None, "GPU-6b2a": None, "": None, "0,MIG-1": None}
+
+
+@pytest.mark.parametrize("named", COUNTED)
+def test_ray_is_told_how_many_devices_of_mig_there_are(named: str) -> None:
+    """It counts cards itself, of which there may be fewer."""
+    assert visible_cards.gpus_for_ray({"CUDA_VISIBLE_DEVICES": named}) == COUNTED[named]
+    assert visible_cards.gpus_for_ray({}) is None
