@@ -36,6 +36,7 @@ from orchestrator.provenance.tracking.store import HOST, USER
 from tests.attacks import strangers
 from tests.attacks.strangers import EXECUTED, NODE, SETTINGS, TARGET
 from tests.attacks.test_bundles import bundle_of
+from tests.products import thinned
 from tests.provenance.code.repositories import create, git
 from tests.refusals import refused
 
@@ -86,7 +87,7 @@ def test_a_crate_asks_and_nothing_of_it_is_executed(here: Path, tmp_path: Path) 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("section", [*TABLES, "optimizer", "tracking"])
+@pytest.mark.parametrize("section", thinned([*TABLES, "optimizer", "tracking"], 4))
 def test_variants_that_settings_name_are_told_and_not_imported(here: Path, tmp_path: Path, section: str) -> None:
     said = asked(crate_of(tmp_path, settings=naming_code(section)), here).message
     assert "other code named by settings: stranger_module:few" in said

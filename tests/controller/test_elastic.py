@@ -32,7 +32,7 @@ pytestmark = pytest.mark.slow
 
 STEP_TIMEOUT_S = 60.0
 ROUNDS = 600
-LIVES = [150, 3000]
+LIVES = [50, 3000]
 DICE = st.randoms(use_true_random=True)
 
 
@@ -273,7 +273,10 @@ class Run(RuleBasedStateMachine):
 
 TestRun = Run.TestCase
 TestRun.settings = settings(
-    max_examples=150, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)
+    max_examples=min(150, 5 * settings().max_examples),
+    stateful_step_count=40,
+    deadline=None,
+    suppress_health_check=list(HealthCheck),
 )
 
 

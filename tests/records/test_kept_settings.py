@@ -23,6 +23,7 @@ from orchestrator.config.settings.schema import KEYS, Key
 from orchestrator.config.settings.sections import KeyPath
 from orchestrator.errors import ConfigurationError
 from orchestrator.records import redaction
+from tests.products import fewer, thinned
 from tests.records.test_redaction import ADDRESSES, SHAPES
 from tests.records.test_redaction import KEYS as TELLING
 from tests.refusals import refused
@@ -94,7 +95,7 @@ def test_the_law_is_about_most_texts() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("key", TEXTS, ids=lambda key: key.name)
+@pytest.mark.parametrize("key", thinned(TEXTS, 3), ids=lambda key: key.name)
 def test_a_text_with_a_credential_is_valid_or_asked_for(key: Key, tmp_path: Path) -> None:
     for text in texts(key):
         try:
@@ -112,7 +113,7 @@ NEEDED: dict[str, dict[str, Any]] = {  # by what else it has an effect
 
 @pytest.mark.slow
 @pytest.mark.parametrize("key", OPEN, ids=lambda key: key.name)
-@pytest.mark.parametrize("option", ["token", "password", "a.b"])
+@pytest.mark.parametrize("option", thinned(["token", "password", "a.b"], 3))
 def test_an_option_of_the_users_own_is_asked_for(key: Key, option: str, tmp_path: Path) -> None:
     below = {"name": "mine:One", option: SHAPES["GitHub"]} if key.is_flat else {option: SHAPES["GitHub"]}
     check(tmp_path, load([BASE, NEEDED.get(key.name, {}), nested(key.path, below)], []))
@@ -128,7 +129,7 @@ VALUES = st.recursive(
 
 
 @pytest.mark.slow
-@tried(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@tried(fewer(3), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.dictionaries(NAMES, VALUES, max_size=3))
 def test_arguments_of_the_pipeline_are_whole_or_asked_for(tmp_path: Path, args: dict[str, Any]) -> None:
     settings = from_yaml(to_yaml(load([BASE], [])))

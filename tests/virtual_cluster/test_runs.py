@@ -23,7 +23,7 @@ from tests.worker.retracing import Retracer
 SEEDS = 48
 FREE_SEEDS = 48
 STAGED_SEEDS = 1000
-TOGETHER = 8
+TOGETHER = 3
 
 
 @pytest.mark.slow
@@ -51,14 +51,14 @@ def test_a_run_is_a_function_of_its_seed() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("first", thinned(range(0, SEEDS, TOGETHER), 3))
+@pytest.mark.parametrize("first", thinned(range(0, SEEDS, TOGETHER), 8))
 def test_whatever_happens_the_run_ends_as_if_nothing_had(first: int) -> None:
     for seed in range(first, first + TOGETHER):
         runs.live(seed)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("first", thinned(range(0, SEEDS, TOGETHER), 3))
+@pytest.mark.parametrize("first", thinned(range(0, SEEDS, TOGETHER), SEEDS // TOGETHER))
 def test_so_it_does_where_shards_keep_state(first: int) -> None:
     for seed in range(first, first + TOGETHER):
         runs.live(seed, shard_state=True)
@@ -82,7 +82,7 @@ def test_so_it_does_where_sums_stay_on_a_device(monkeypatch: pytest.MonkeyPatch,
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("first", thinned(range(0, STAGED_SEEDS, TOGETHER), STAGED_SEEDS // TOGETHER))
+@pytest.mark.parametrize("first", thinned(range(0, STAGED_SEEDS, TOGETHER), STAGED_SEEDS))
 def test_so_it_does_where_the_model_is_cut_into_stages(first: int) -> None:
     for seed in range(first, first + TOGETHER):
         runs.live(seed, staged=True)
@@ -90,18 +90,22 @@ def test_so_it_does_where_the_model_is_cut_into_stages(first: int) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("kind", "first"),
-    [({}, 72), ({"shard_state": True}, 0), ({"staged": True}, 0)],
-    ids=["whole", "shard state", "stages"],
+    ("kind", "seeds"),
+    [
+        *(({}, range(76, 79)), ({"shard_state": True}, range(4, 7)), ({"staged": True}, range(3))),
+        pytest.param({}, range(72, 80), marks=pytest.mark.long),
+        pytest.param({"shard_state": True}, range(8), marks=pytest.mark.long),
+        pytest.param({"staged": True}, range(8), marks=pytest.mark.long),
+    ],
 )
-def test_so_it_does_where_speeds_change_all_the_time_and_shards_move(kind: dict[str, bool], first: int) -> None:
+def test_so_it_does_where_speeds_change_all_the_time_and_shards_move(kind: dict[str, bool], seeds: range) -> None:
     """Of whole models without a state only those of several hosts are dealt anew: within a host shards are claimed."""
-    told = [runs.live(seed, uneven=True, **kind) for seed in range(first, first + TOGETHER)]
+    told = [runs.live(seed, uneven=True, **kind) for seed in seeds]
     assert sum(each.redealt for each in told)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("first", thinned(range(0, FREE_SEEDS, TOGETHER), 6))
+@pytest.mark.parametrize("first", thinned(range(0, FREE_SEEDS, TOGETHER), FREE_SEEDS // TOGETHER))
 def test_whatever_happens_an_asynchronous_run_can_be_repeated(first: int) -> None:
     for seed in range(first, first + TOGETHER):
         runs.live_and_repeated(seed)

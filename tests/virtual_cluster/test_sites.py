@@ -14,6 +14,7 @@ from orchestrator.cluster.placement.actor_slots import ActorSlots
 from orchestrator.common.values import Sites
 from orchestrator.config.settings import Settings
 from orchestrator.records import trace
+from tests.products import thinned
 from tests.virtual_cluster.cluster import HERE, THERE, Member
 from tests.virtual_cluster.plans import START_TIMEOUT_S, STEP_TIMEOUT_S, Chance, Plan, plan
 from tests.virtual_cluster.runs import Run, Told
@@ -91,10 +92,11 @@ def absences(told: Told, folder: Path) -> dict[int, tuple[int, ...]]:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("first", thinned(range(0, 6, 3), 2))
 @pytest.mark.parametrize("mode", MODES)
-def test_a_site_sits_out_and_the_repetition_without_sites_has_its_trace(mode: str, tmp_path: Path) -> None:
+def test_a_site_sits_out_and_the_repetition_without_sites_has_its_trace(mode: str, first: int, tmp_path: Path) -> None:
     sat_out = 0
-    for seed in range(6):
+    for seed in range(first, first + 3):
         told = lived(pinned(mode, 2 + seed % 2, "sit_out"), seed, folder := tmp_path / f"live{seed}")
         away = absences(told, folder)
         assert set(away.values()) <= {(2, 3)}
@@ -107,7 +109,7 @@ def test_a_site_sits_out_and_the_repetition_without_sites_has_its_trace(mode: st
         run = Run(replace(drawn, layouts=layouts, identity="rich", wild=False), tmp_path / f"again{seed}")
         run._cluster.sat_out = away
         assert run.live().trace == told.trace
-    assert sat_out > 2
+    assert sat_out > 1
 
 
 @pytest.mark.slow

@@ -16,6 +16,7 @@ from orchestrator.comm.transports.base import PeerLost, SharableRegions, Transpo
 from orchestrator.comm.transports.sockets import Listener, connect
 from tests.comm.transports.process import REGIONS
 from tests.comm.transports.worlds import PATIENCE_S, SECRET, TAG
+from tests.products import thinned
 
 pytestmark = pytest.mark.slow
 
@@ -63,7 +64,7 @@ def heard(process: subprocess.Popen[str]) -> list[str | int]:
     return said
 
 
-@pytest.mark.parametrize("memory", REGIONS)
+@pytest.mark.parametrize("memory", thinned(REGIONS, 2))
 def test_after_sigkill_its_words_are_heard_its_loss_is_known_and_nothing_is_left(start: Start, memory: str) -> None:
     before = set(Path("/dev/shm").iterdir())
     process, transport, _ = start("speak", memory)

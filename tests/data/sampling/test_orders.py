@@ -15,6 +15,7 @@ from orchestrator.common.values import Steps
 from orchestrator.config.settings import from_yaml
 from orchestrator.data.order import Epochs
 from orchestrator.data.sampling.orders import ORDERS, permuted, place_of, problems
+from tests.products import fewer
 from tests.refusals import refused
 
 SEEDS = st.integers(0, 2**63 - 1)
@@ -46,6 +47,7 @@ def test_blocks_visit_each_sample_once_in_an_epoch(over: Epochs, files: int, sam
 
 
 @pytest.mark.slow
+@fewer(3)
 @given(epochs(), st.integers(1, 6), st.randoms(use_true_random=False))
 def test_any_micro_batch_is_found_without_those_before(over: Epochs, files: int, random: Any) -> None:
     walked = ORDERS["blocks"](over, files=files)
@@ -71,6 +73,7 @@ def test_runs_of_shards_are_what_they_have_in_an_epoch(over: Epochs, epoch: int)
 
 
 @pytest.mark.slow
+@fewer(3)
 @given(st.lists(st.integers(1, 30), min_size=16, max_size=40), st.integers(1, 4), SEEDS)
 def test_a_shard_reads_a_share_of_the_files_and_a_block_at_a_time(lengths: list[int], size: int, seed: int) -> None:
     over = Epochs(seed, sum(lengths), Steps.constant(8), 4, lengths)
@@ -156,6 +159,7 @@ def test_memory_does_not_grow_with_the_samples() -> None:
 
 
 @pytest.mark.slow
+@fewer(3)
 @given(st.integers(1, 400), BATCHES, st.integers(1, 9), st.integers(1, 6), st.integers(1, 40), SEEDS)
 def test_samples_taken_for_files_are_ordered_as_files_of_that_length(
     samples: int, batches: Steps, shards: int, size: int, each: int, seed: int
