@@ -44,7 +44,7 @@ CASES: list[tuple[type[Pipeline], dict[str, Any]]] = [
 ]
 
 
-@pytest.mark.parametrize("number", thinned(range(len(CASES)), 3))
+@pytest.mark.parametrize("number", thinned(range(len(CASES)), 5, 3))
 def test_nothing_is_computed_across(monkeypatch: pytest.MonkeyPatch, number: int) -> None:
     pipeline, settings = CASES[number]
     direct = train(pipeline, **settings)
@@ -100,7 +100,7 @@ def test_the_facts_say_what_computes(monkeypatch: pytest.MonkeyPatch) -> None:
     assert run_manifest["reference"] == Worker(resolve(plain), LocalRegions()).prepare()["reference"]
 
 
-@pytest.mark.parametrize("waiting", [1, 2, 3])
+@pytest.mark.parametrize("waiting", thinned([1, 2, 3], 3, 1))
 def test_contributions_that_wait_stay_as_they_are(monkeypatch: pytest.MonkeyPatch, waiting: int) -> None:
     """Empty shards in between, and the repetition of a worker with one shard, included."""
     settings: dict[str, Any] = {"shards": 8, "batch_size": 8, "steps": 5, "args": {"rows": 11}}
@@ -111,7 +111,7 @@ def test_contributions_that_wait_stay_as_they_are(monkeypatch: pytest.MonkeyPatc
         assert train(p.Mlp, Layout(workers), **settings).trace == direct.trace
 
 
-@pytest.mark.parametrize("pipeline", [p.Batchnorm, p.AwkwardBuffers, p.ChannelsLast])
+@pytest.mark.parametrize("pipeline", thinned([p.Batchnorm, p.AwkwardBuffers, p.ChannelsLast], 3))
 def test_state_is_handed_over_into_place(monkeypatch: pytest.MonkeyPatch, pipeline: type[Pipeline]) -> None:
     settings: dict[str, Any] = {"steps": 4, "optimizer": {**SGD, "momentum": 0.9}, "checkpoint_every": 1}
     whole = survive(pipeline, Layout(1), **settings)

@@ -20,6 +20,7 @@ from orchestrator.pipeline import Pipeline
 from orchestrator.worker import device
 from tests.comm.transports import device_double
 from tests.numerics.device import host
+from tests.products import thinned
 from tests.worker import faulty as f
 from tests.worker import pipelines as p
 from tests.worker.apart import sum_apart
@@ -57,11 +58,9 @@ def trained(pipeline: type[Pipeline], layout: Layout, **settings: Any) -> Any:
         return train(pipeline, layout, wire=sockets.transport, regions=sockets.regions, **settings)
 
 
-@pytest.mark.parametrize(("number", "case"), list(enumerate(CASES)))
-def test_no_bit_differs_wherever_sums_are_made(
-    monkeypatch: pytest.MonkeyPatch, number: int, case: tuple[type[Pipeline], dict[str, Any]]
-) -> None:
-    pipeline, settings = case
+@pytest.mark.parametrize("number", thinned(range(len(CASES)), 3))
+def test_no_bit_differs_wherever_sums_are_made(monkeypatch: pytest.MonkeyPatch, number: int) -> None:
+    pipeline, settings = CASES[number]
     direct = train(pipeline, **settings)
     makers: list[Callable[[], Kernels]] = [host.kernels, Operations]
     on_device(monkeypatch, makers[number % 2])
@@ -70,7 +69,7 @@ def test_no_bit_differs_wherever_sums_are_made(
     assert str(resident.metrics) == str(direct.metrics)
 
 
-@pytest.mark.parametrize("pipeline", [p.Mlp, p.Batchnorm, p.Images, p.Frozen, p.AwkwardBuffers])
+@pytest.mark.parametrize("pipeline", thinned([p.Mlp, p.Batchnorm, p.Images, p.Frozen, p.AwkwardBuffers], 5, 1))
 def test_nothing_is_computed_across(monkeypatch: pytest.MonkeyPatch, pipeline: type[Pipeline]) -> None:
     settings: dict[str, Any] = {
         "clip": 0.05,
@@ -84,7 +83,7 @@ def test_nothing_is_computed_across(monkeypatch: pytest.MonkeyPatch, pipeline: t
 
 
 @pytest.mark.parametrize("regions", [device_double.refused, device_double.damaged])
-@pytest.mark.parametrize("layout", [Layout(3, "tree"), Layout(2, "parameter_server", servers=1)])
+@pytest.mark.parametrize("layout", thinned([Layout(3, "tree"), Layout(2, "parameter_server", servers=1)], 2, 1))
 def test_where_peers_cannot_map_it_the_bits_are_the_same(
     monkeypatch: pytest.MonkeyPatch, regions: Callable[[], Any], layout: Layout
 ) -> None:
@@ -112,7 +111,7 @@ def test_servers_add_up_on_the_device_too(monkeypatch: pytest.MonkeyPatch) -> No
     assert finished == [0, 0, len(direct.trace)]
 
 
-@pytest.mark.parametrize("pipeline", [p.Batchnorm, p.ChannelsLast])
+@pytest.mark.parametrize("pipeline", thinned([p.Batchnorm, p.ChannelsLast], 2))
 def test_members_come_and_go(monkeypatch: pytest.MonkeyPatch, pipeline: type[Pipeline]) -> None:
     settings: dict[str, Any] = {"steps": 4, "optimizer": {**SGD, "momentum": 0.9}, "checkpoint_every": 1}
     whole = survive(pipeline, Layout(1), **settings)
@@ -122,7 +121,7 @@ def test_members_come_and_go(monkeypatch: pytest.MonkeyPatch, pipeline: type[Pip
     assert (told.trace, told.digest, told.metrics) == (whole.trace, whole.digest, whole.metrics)
 
 
-@pytest.mark.parametrize("pipeline", [f.NanLoss, f.NanGradient, f.InfiniteStatistic, f.CentresItsOutput])
+@pytest.mark.parametrize("pipeline", thinned([f.NanLoss, f.NanGradient, f.InfiniteStatistic, f.CentresItsOutput], 2))
 def test_faults_are_told_alike(monkeypatch: pytest.MonkeyPatch, pipeline: type[Pipeline]) -> None:
     (plain,) = members_end(pipeline)
     on_device(monkeypatch, host.kernels)
