@@ -114,7 +114,7 @@ def test_a_writer_writes_its_share_and_all_that_it_alone_has() -> None:
 
 
 def test_the_residual_matters() -> None:
-    assert undisturbed().digest != survive(p.Batchnorm, Layout(1), **RICH).digest
+    assert undisturbed().digest != plain().digest
 
 
 @pytest.mark.parametrize("layout", thinned(LAYOUTS, 3), ids=str)
@@ -174,8 +174,9 @@ def test_a_handover_of_rows_may_be_interrupted_anywhere(at: int, what: What) -> 
     assert_same(told)
 
 
+@pytest.mark.long
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", thinned(range(24), 24))
+@pytest.mark.parametrize("seed", range(24))
 def test_chaos(seed: int) -> None:
     draw = random.Random(seed)
     topology = draw.choice(["ring", "tree", "parameter_server", "peer_to_peer", "hierarchical"])
@@ -215,13 +216,24 @@ def test_a_stopped_run_goes_on_with_other_workers(other: Layout) -> None:
     assert after.digest == undisturbed().digest
 
 
+@functools.cache
+def undisturbed_without() -> Told:
+    """Its shards keep nothing."""
+    return survive(p.Batchnorm, Layout(1), contribution=ROUNDED, **RICH)
+
+
+@functools.cache
+def plain() -> Told:
+    return survive(p.Batchnorm, Layout(1), **RICH)
+
+
 @pytest.mark.parametrize("layout", thinned([Layout(3, "ring"), Layout(3, "parameter_server")], 2, 1), ids=str)
 def test_a_contribution_that_keeps_nothing_loses_nothing_with_its_host(layout: Layout) -> None:
-    whole = survive(p.Batchnorm, Layout(1), contribution=ROUNDED, **RICH)
+    whole = undisturbed_without()
     faults = [Fault(1, 40, "die"), Fault(0, 90, "join")]
     run = Elastic(elastic_settings(p.Batchnorm, layout, **RICH), layout, faults, contribution=ROUNDED)
     told = run.run()
-    assert whole.digest not in (undisturbed().digest, survive(p.Batchnorm, Layout(1), **RICH).digest)
+    assert whole.digest not in (undisturbed().digest, plain().digest)
     assert (told.digest, run.went_back) == (whole.digest, 0)
     assert told.generations > 1
 
@@ -232,4 +244,4 @@ def test_a_stopped_run_whose_shards_keep_nothing_goes_on() -> None:
     before = Elastic(settings, Layout(3), [Fault(1, 26, "stop")], saved=saved, contribution=ROUNDED).run()
     assert before.stopped
     after = Elastic(settings, Layout(2), [], saved=saved, contribution=ROUNDED).run()
-    assert after.digest == survive(p.Batchnorm, Layout(1), contribution=ROUNDED, **RICH).digest
+    assert after.digest == undisturbed_without().digest
