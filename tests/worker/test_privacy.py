@@ -119,7 +119,7 @@ def test_a_run_without_the_key_of_its_noise_ends() -> None:
 
 
 def test_another_secret_is_another_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    noisy, clipped = train(Labelled, **CASES[4]), train(Labelled, **CASES[3])
+    noisy, clipped = _alone(4), _alone(3)
     monkeypatch.setattr(runs, "SECRET", Secret(bytes(32), Path("nowhere")))
     assert train(Labelled, **CASES[4]).trace != noisy.trace
     assert train(Labelled, **CASES[3]).trace == clipped.trace
@@ -167,23 +167,28 @@ def test_one_client_more_changes_the_sum_of_a_round_by_at_most_the_clipping_norm
     """Also where it has the most samples, and whatever others are drawn: nothing that they contribute depends on it."""
     clients = {"args": {"rows": 24}, "partition": {"name": "natural"}, "shards": 4, "batch_size": 4, "local": local}
     privacy = {"clipping_norm": 0.25, "noise_multiplier": 1e-12, "delta": 1e-3, "clients": 8}
+    settings: dict[str, Any] = {"privacy": privacy, "optimizer": MEAN, **clients}
+    workers = [_prepared(each, **settings) for each in (Twice, WithAnother)]
     distances = []
     for secret in range(6):
         keys = Secret(bytes([secret] * 32), Path("nowhere")).keys("the same")
-        sums = [_sums(each, keys, privacy=privacy, optimizer=MEAN, **clients) for each in (Twice, WithAnother)]
+        sums = [_sums(each, keys) for each in workers]
         distances.append(float((sums[0] - sums[1]).double().norm()))
     assert max(distances) == pytest.approx(0.25, rel=1e-3)  # it plays
     assert min(distances) < 1e-9  # it does not play
 
 
-def _sums(pipeline: type[Pipeline], keys: Keys, **settings: Any) -> torch.Tensor:
-    """What the shards of step 0 add up to, as real numbers."""
-    plan = resolve(settings_for(pipeline, **settings))
-    worker = Worker(plan, LocalRegions())
+def _prepared(pipeline: type[Pipeline], **settings: Any) -> Worker:
+    worker = Worker(resolve(settings_for(pipeline, **settings)), LocalRegions())
     worker.prepare()
+    return worker
+
+
+def _sums(worker: Worker, keys: Keys) -> torch.Tensor:
+    """What the shards of step 0 add up to, as real numbers."""
     trainer: Any = worker._execution._trainer  # type: ignore[attr-defined]
     trainer.unlock(keys)
-    trainer.take_on([range(plan.data.shards)])
+    trainer.take_on([range(4)])
     trainer.contribute(0, 0, Grid.unset(1, 1))
     carrier, lattice = trainer._clipped._carrier, trainer._clipped._grid
     found: torch.Tensor = carrier.own.double() * lattice.lsb
@@ -191,10 +196,10 @@ def _sums(pipeline: type[Pipeline], keys: Keys, **settings: Any) -> torch.Tensor
 
 
 def test_losses_are_hidden_where_noise_hides_clients() -> None:
-    told = [line["loss"] for line in train(Labelled, **CASES[4]).trace]
+    told = [line["loss"] for line in _alone(4).trace]
     assert all(loss.startswith("hmac:") and loss_of({"loss": loss}) is None for loss in told)
     assert len(set(told)) == len(told)
-    assert all(loss_of(line) is not None for line in train(Labelled, **CASES[3]).trace)
+    assert all(loss_of(line) is not None for line in _alone(3).trace)
 
 
 # --- what others see
