@@ -189,7 +189,7 @@ def mean_in_pieces(schedule: Schedule, blocks: int, world: World | None) -> list
     piece=st.integers(1, 3),
     travelling=st.sets(st.tuples(st.integers(0, 4), st.integers(1, 8))),
 )
-@fewer(3, most=15)
+@fewer(5, most=15)
 def test_pieces_and_whole_chunks_give_the_same_bits(
     name: str, workers: int, blocks: int, piece: int, travelling: set[tuple[int, int]]
 ) -> None:

@@ -18,6 +18,7 @@ from orchestrator.pipeline import Pipeline
 from orchestrator.worker.model import initial
 from orchestrator.worker.worker import Worker
 from tests.comm.transports.memory import LocalRegions
+from tests.products import thinned
 from tests.refusals import refused
 from tests.worker import pipelines as p
 from tests.worker.runs import ONE, rotating, settings_for, train
@@ -43,7 +44,7 @@ def saved(model: nn.Module, folder: Path) -> Initial:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("pipeline", [p.Batchnorm, p.Lstm])
+@pytest.mark.parametrize("pipeline", thinned([p.Batchnorm, p.Lstm], 2))
 def test_a_run_goes_on_from_the_weights_of_another_on_every_layout(
     pipeline: type[Pipeline], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

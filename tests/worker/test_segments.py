@@ -14,6 +14,7 @@ from orchestrator.config.plan import Segments
 from orchestrator.config.settings import Every
 from orchestrator.pipeline import Pipeline
 from orchestrator.records import audit
+from tests.products import thinned
 from tests.refusals import refused
 from tests.worker import pipelines as p
 from tests.worker.runs import ONE, Keeping, Layout, train
@@ -47,25 +48,26 @@ CASES: dict[str, tuple[type[Pipeline], Layout, dict[str, Any]]] = {
 }
 
 
-MARKS = {"in stages": pytest.mark.slow, "loaders": pytest.mark.long}
+LONG = ("adam, by a cosine", "local steps", "loaders", "buffers that are joined")
+MARKS = {"in stages": pytest.mark.slow, **dict.fromkeys(LONG, pytest.mark.long)}
 
 
+@pytest.mark.parametrize("chosen", thinned([[0, 2], [1, 2, 4], [3]], 3, 1), ids=str)
 @pytest.mark.parametrize("name", [pytest.param(name, marks=MARKS.get(name, ())) for name in CASES])
-def test_segments_come_out_as_in_the_whole_run(name: str, tmp_path: Path) -> None:
+def test_segments_come_out_as_in_the_whole_run(name: str, chosen: list[int], tmp_path: Path) -> None:
     pipeline, layout, settings = CASES[name]
     settings = {"steps": 14, "digest_every": 0, "shards": 4, "batch_size": 12, **settings}
     kept = Keeping(tmp_path / "kept", archive=3)
     whole = train(pipeline, ONE, keeping=kept, **settings)
     segments = audit.segments_of(0, whole.trace, kept.saved)
     assert [each[:2] for each in segments] == [(0, 3), (3, 6), (6, 9), (9, 12), (12, 14)]
-    for chosen in ([0, 2], [1, 2, 4], [3]):
-        ranges = tuple(segments[number][:2] for number in chosen)
-        again = Keeping(tmp_path / f"again-{chosen}", segments=Segments("a", str(kept.folder), ranges))
-        run = train(pipeline, layout, keeping=again, **settings)
-        assert [line["step"] for line in run.trace] == [step for range_ in ranges for step in range(*range_)]
-        for number in chosen:
-            part = audit.compared(segments[number], whole.trace, run.trace, again.begun, again.saved)
-            assert part.parted is None
+    ranges = tuple(segments[number][:2] for number in chosen)
+    again = Keeping(tmp_path / "again", segments=Segments("a", str(kept.folder), ranges))
+    run = train(pipeline, layout, keeping=again, **settings)
+    assert [line["step"] for line in run.trace] == [step for range_ in ranges for step in range(*range_)]
+    for number in chosen:
+        part = audit.compared(segments[number], whole.trace, run.trace, again.begun, again.saved)
+        assert part.parted is None
 
 
 def test_another_state_in_a_kept_checkpoint_is_seen(tmp_path: Path) -> None:

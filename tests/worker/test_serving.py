@@ -23,6 +23,7 @@ from orchestrator.worker.between_steps import answering
 from orchestrator.worker.serving import _load_pyfunc, served
 from orchestrator.worker.serving.names import ARCHITECTURE, WEIGHTS
 from tests.portable.answering import MODELS, bits, inputs_of, picked
+from tests.products import thinned
 from tests.refusals import refused
 
 
@@ -126,7 +127,7 @@ class Column:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", thinned(MODELS, 2))
 def test_a_row_has_the_same_bits_in_every_batch_of_1_to_64_and_wherever_it_stands(name: str) -> None:
     model, rows = served_of(name), inputs_of(name, 64)
     alone = [bits(model.predict(picked(rows, slice(row, row + 1)))) for row in range(64)]

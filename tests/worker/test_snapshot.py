@@ -145,7 +145,7 @@ def variants() -> Iterator[tuple[str, dict[str, Any]]]:
                     yield name, options
 
 
-@pytest.mark.parametrize("name", thinned(OPTIMIZERS, 3))
+@pytest.mark.parametrize("name", thinned(OPTIMIZERS, 5))
 def test_every_optimizer_goes_on_as_if_nothing_had_happened(name: str) -> None:
     """The same bytes as on disk, without waiting for the disk; the tests below use files."""
     chosen = [options for variant, options in variants() if variant == name]
@@ -154,7 +154,7 @@ def test_every_optimizer_goes_on_as_if_nothing_had_happened(name: str) -> None:
         check(InMemory(), lambda model, options=options: build(name, {"lr": 0.01, **options}, model))  # type: ignore[misc]
 
 
-@pytest.mark.parametrize("name", OPTIMIZERS)
+@pytest.mark.parametrize("name", thinned(OPTIMIZERS, 4, list(OPTIMIZERS).index("adagrad") % 4))
 def test_a_state_from_before_the_first_step(tmp_path: Path, name: str) -> None:
     """Adagrad has state then, the others have none."""
     check(LocalFolder(tmp_path), lambda model: build(name, {"lr": 0.01}, model), before=0)
@@ -171,7 +171,7 @@ def grouped(kind: Any) -> Make:
     return make
 
 
-@pytest.mark.parametrize("name", OPTIMIZERS)
+@pytest.mark.parametrize("name", thinned(OPTIMIZERS, 4, 1))
 def test_a_pipelines_own_groups(tmp_path: Path, name: str) -> None:
     check(LocalFolder(tmp_path), grouped(OPTIMIZERS[name]))
 

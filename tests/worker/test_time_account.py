@@ -20,6 +20,7 @@ from orchestrator.worker.member.cancellation import CancellableTransport
 from orchestrator.worker.member.heartbeat import Heartbeat
 from orchestrator.worker.member.time_account import TimeAccount
 from orchestrator.worker.pipeline_parallel.messages import ACTIVATIONS, WAITS
+from tests.products import thinned
 from tests.worker.pipelines import Mlp
 from tests.worker.runs import Layout, train, windows_of
 
@@ -176,7 +177,7 @@ def test_a_vote_is_waited_for_a_sum_is_exchanged_and_a_stage_goes_on(clock: Cloc
 
 @pytest.mark.slow
 @pytest.mark.parametrize("sync", ["bsp", "ssp"])
-@pytest.mark.parametrize("topology", ["ring", "parameter_server"])
+@pytest.mark.parametrize("topology", thinned(["ring", "parameter_server"], 2, 1))
 def test_every_step_of_every_member_is_accounted_for(topology: str, sync: str) -> None:
     windows = windows_of(Mlp, Layout(3, topology), steps=6, sync={"name": sync})
     for member, told in windows.items():

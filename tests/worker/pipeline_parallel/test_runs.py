@@ -295,10 +295,10 @@ def test_an_optimizer_of_the_pipelines_own_is_refused() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("layout", thinned([Layout(4, stages=2), Layout(3, "tree", stages=3)], 2, 1), ids=str)
 @pytest.mark.parametrize("kind", [DrawsInEvaluation, ReadsTheModelNowhere], ids=lambda kind: kind.__name__)
-def test_metrics_go_on_with_what_the_loss_has_left_in_evaluation(kind: Any) -> None:
-    _same(kind, Layout(4, stages=2), optimizer=ADAM, evaluate_every=Every(steps=2))
-    _same(kind, Layout(3, "tree", stages=3), optimizer=ADAM, evaluate_every=Every(steps=2))
+def test_metrics_go_on_with_what_the_loss_has_left_in_evaluation(kind: Any, layout: Layout) -> None:
+    _same(kind, layout, optimizer=ADAM, evaluate_every=Every(steps=2))
 
 
 @pytest.mark.slow
