@@ -11,6 +11,7 @@
     |   +-- Stalled                   1   nothing moved for `cluster.step_timeout_s`
     |   +-- CheckpointDamaged         1   a checkpoint is incomplete, or not what was written
     |   +-- DataDamaged               1   a data file is missing, or not what its manifest says
+    |   +-- OutOfDeviceMemory         1   a GPU has no memory left
     |   +-- ClusterUnavailable        1   Ray cannot start, or cannot give what the run asks for
     +-- NotRerunnable                 4   the run cannot be repeated exactly, and exactness was asked for
     +-- Interrupted                 130   SIGINT, SIGTERM or SIGHUP
@@ -139,6 +140,13 @@ class CheckpointDamaged(RunFailed):
 
 class DataDamaged(RunFailed):
     pass
+
+
+class OutOfDeviceMemory(RunFailed):
+    what = ""  # was being done
+    frames = ""  # of the user's code, a line each
+    taken: Any = None  # a `common.gpu_memory.Taken` of that moment
+    wanted = 0  # bytes that could not be had; 0 where nobody has told
 
 
 class ClusterUnavailable(RunFailed):

@@ -21,7 +21,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from orchestrator.common import import_string, nondeterministic
+from orchestrator.common import gpu_memory, import_string, nondeterministic
 from orchestrator.errors import ConfigurationError, OrchestratorError, PipelineRaised, StopsWaiting
 
 if TYPE_CHECKING:
@@ -50,7 +50,6 @@ _ADVICE = {
     "or on the same device as the indexed tensor": _ON_TWO_DEVICES,
     "tensors are not at the same device": _ON_TWO_DEVICES,  # recurrent layers
     "and weight type (torch.cuda.": _ON_TWO_DEVICES,  # convolutions
-    "CUDA out of memory": "raise data.shards or lower data.batch_size: a shard computes batch_size / shards rows at once",
     ONE_ROW: "batch normalisation needs two rows: where an epoch's last batch leaves a "
     "shard one, choose another data.batch_size or fewer data.shards, or have the data set leave the surplus out",
     "can't allocate memory": "a worker has not the memory for this: cut the model into stages (cluster.stages=2), "
@@ -214,13 +213,15 @@ def find(target: str, args: Mapping[str, Any]) -> type[Pipeline]:
 @contextmanager
 def naming(what: str, of_one_row: Callable[[], str | None] = lambda: None) -> Iterator[None]:
     """Turns an exception of the user's code inside the block into a PipelineRaised that says what was being done; sys.exit()
-    too, which would end a worker without a word. of_one_row: what to do where batch normalisation got a single row, None for
-    what is said generally."""
+    too, which would end a worker without a word. A GPU without memory is an OutOfDeviceMemory.
+    of_one_row: what to do where batch normalisation got a single row, None for what is said generally."""
     try:
         yield
     except (OrchestratorError, StopsWaiting):
         raise
     except (Exception, SystemExit) as error:
+        if gpu_memory.ran_out(error):
+            raise gpu_memory.out_of_memory(what, error, _frames(error)) from None
         operation = nondeterministic.raised(error)
         if operation is not None:
             raise _refused(what, error, operation) from None

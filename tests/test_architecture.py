@@ -45,7 +45,7 @@ ROOMS = {
     "cluster": ["placement", "slurm", "sessions", "actors", "forkserver", "ray_jobs", "ray_calls"],
     "worker": [
         *("worker", "server", "hooks", "serving", "strategies", "loop", "asynchronous", "pipeline_parallel", "step"),
-        *("ensemble", "admission", "between_steps", "device", "model", "voting", "member"),
+        *("ensemble", "admission", "between_steps", "device", "device_memory", "model", "voting", "member"),
     ],
     "provenance": ["crates", "data", "environment", "code", "tracking"],
     "controller": [
@@ -76,6 +76,7 @@ ROOMS = {
         "tested_versions",
         "distributions",
         "nondeterministic",
+        "gpu_memory",
     ],
 }
 ONLY_ROOM = {

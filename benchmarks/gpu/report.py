@@ -59,7 +59,7 @@ ROWS: Final = (
     Row("bfloat16, 8, 4 workers", f"{GPT}, bfloat16, 8 shards, 4 workers", "ms", ("1 worker",), None, None, 1.05),
     Row("digits", "digits, 8 shards", "ms", PLAIN, None, 4),
     Row("characters", "characters, 8 shards", "ms", PLAIN, None, 5),
-    Row("memory", "device memory per parameter, beside activations", "bytes", ("plain",), None, 28),
+    Row("memory", "device memory per parameter, beside activations", "bytes", ("plain", "counted"), None, 28),
     Row("kill", "SIGKILL of a worker to the next step", "s", (), None, 0.15),
     Row("start", "command to first step, small models", "s", ("Ray Train on processors",), None, 10),
     Row("checkpoint", f"what steps wait for a checkpoint, {GPT}", "ms", ("torch.save",), None, 50),

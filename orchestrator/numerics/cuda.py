@@ -13,7 +13,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from orchestrator.common import card_faults
+from orchestrator.common import card_faults, gpu_memory
 from orchestrator.errors import ConfigurationError, coded
 
 _PARTS = (0, 1, 2)  # library_types.h: major, minor and patch level
@@ -112,18 +112,10 @@ def card() -> dict[str, str]:
 
 
 def memory() -> dict[str, int]:
-    """Of this process on its GPU, in bytes: the most that tensors took at once, what torch's allocator holds, and the largest
-    block of that which is free."""
-    import torch
-
-    gpu: Any = torch.cuda
-    blocks = (block for segment in gpu.memory_snapshot() for block in segment["blocks"])
-    free = (int(block["size"]) for block in blocks if block["state"] == "inactive")
-    return {
-        "peak": gpu.max_memory_allocated(),
-        "reserved": gpu.memory_reserved(),
-        "largest_free": max(free, default=0),
-    }
+    """Of this process on its GPU, in bytes: the most that tensors took at once, what torch's allocator holds, the largest block
+    of that which is free, and what private pools of graphs have of it."""
+    now = gpu_memory.taken()
+    return {"peak": now.peak, "reserved": now.reserved, "largest_free": now.largest_free, "graphs": now.pools}
 
 
 def uuids() -> list[str]:

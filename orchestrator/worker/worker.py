@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Mapping
-from contextlib import nullcontext
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -35,10 +35,12 @@ from orchestrator.records import phases
 from orchestrator.records.input_audit import InputAudit
 from orchestrator.records.progress import Progress
 from orchestrator.worker import device as worker_device
+from orchestrator.worker import device_memory
 from orchestrator.worker.admission import portability, proof
 from orchestrator.worker.between_steps import answering
 from orchestrator.worker.between_steps.callbacks import Callbacks
 from orchestrator.worker.between_steps.timing import Timing
+from orchestrator.worker.device_memory import Held
 from orchestrator.worker.hooks import WorkerHooks, WorkerState
 from orchestrator.worker.loop import Loop
 from orchestrator.worker.member.cancellation import CancellableTransport, live
@@ -69,6 +71,8 @@ class Worker:
         self._callbacks: Callbacks | None = None
         self._left: Generation | None = None  # the last one, unless it was left with all state written
         self.input_audit = InputAudit()  # by the user's code, in `prepare`
+        self._held: Callable[[], Held | None] = lambda: None  # of its GPU, once there is a model
+        self._beside, self._workers = 1, [0]  # workers on this machine, and in each generation
 
     def prepare(self) -> dict[str, Any]:
         """Build pipeline, model, optimizer and memory; returns the run manifest, on which all workers must agree, JSON-able.
@@ -78,7 +82,7 @@ class Worker:
         self._listen()
         self._loaders = self._start_loaders()
         try:
-            with input_auditing.window(self._plan.declared) as window:
+            with input_auditing.window(self._plan.declared) as window, self._memory_explained():
                 run_manifest = self._build()
             self.input_audit = window.audit | self._verified_loaders()
         except BaseException:
@@ -124,6 +128,7 @@ class Worker:
             allocator.give_back()
         before = construction.make_contribution(plan.update.contribution)
         optimizer = construction.make_optimizer(self._workload.pipeline, self._workload.model, plan)
+        self._held = lambda: device_memory.held(replica, optimizer, self.regions)
         updater = Updater(self._workload, replica, optimizer, plan.update)
         parts = WorkerContext(
             *(plan, self._workload, replica, updater, before, self.regions, self._services, self._staging),
@@ -199,20 +204,22 @@ class Worker:
         self._listen()
         self._prepare_thread()
         self._left = generation
-        self._execution.suit(generation, rank)
+        nodes = generation.begin.nodes[: generation.workers]
+        self._beside = nodes.count(nodes[rank])
+        self._workers.append(generation.workers)
+        with self._memory_explained():
+            self._execution.suit(generation, rank)
         if self._state is None:
             self._state = self._first_state(generation.begin.run_manifest)
         ended = live(
             generation,
             self._services.heartbeat,
             connect,
-            lambda transport: self._walk(generation, rank, transport),
+            lambda transport: self._walked(generation, rank, transport),
             lambda: self.progress,
         )
         if ended.kind == "stop":
             self._left = None
-            if self._plan.run.compute.device == "cuda":
-                self._services.emit({"event": "memory", **cuda.memory()})
         held, staged = self._state.model_state.rows
         return replace(ended, held=held, staged=staged, holds_sum=self._state.model_state.holds_sum)
 
@@ -309,6 +316,28 @@ class Worker:
             state.keep_initial()
         return state
 
+    def _walked(self, generation: Generation, rank: int, transport: CancellableTransport) -> Ended:
+        with self._memory_explained():
+            return self._walk(generation, rank, transport)
+
+    def _memory_explained(self) -> AbstractContextManager[None]:
+        """Within the block a GPU that has no memory left is an OutOfDeviceMemory that says whose it is."""
+
+        def doing() -> str:
+            now = self._services.heartbeat.snapshot()
+            step = "" if now["step"] is None else f" (step {now['step']})"
+            return f"the {now['activity']} phase{step}"
+
+        place = lambda: device_memory.place_of(  # noqa: E731
+            self._plan, self._beside, lost=self._workers[-1] < max(self._workers)
+        )
+        return device_memory.explained(doing, place, self._held, self._plan)
+
+    def _memory(self) -> dict[str, float]:
+        """Of the GPU, in bytes."""
+        held = self._held()
+        return cuda.memory() | ({} if held is None else held.told())
+
     def _walk(self, generation: Generation, rank: int, transport: CancellableTransport) -> Ended:
         state, begin = self._state, generation.begin
         shards, steps = begin.shards[rank], begin.run_manifest["steps"]
@@ -331,6 +360,8 @@ class Worker:
             self._services.writer.copied(0)  # what was begun is written also where no further update asks for it
             self._services.tell_times(at_once=True)
             self._workload.account.tell()
+        if halted != "regroup" and self._plan.run.compute.device == "cuda":
+            self._services.emit({"event": "memory", **self._memory()})
         if halted != "finished":
             return Ended(halted, self.progress, why="all members agreed")
         if self._callbacks is not None:

@@ -240,9 +240,13 @@ EXAMPLES = [
     ),
     Example(
         "memory",
-        {"worker": 1, "peak": 9, "reserved": 12, "largest_free": 2},
-        {"worker": 1, "peak": 9, "reserved": 12, "largest_free": 2},
-        changes={"gpu_memory": {"worker 1": {"peak": 9, "reserved": 12, "largest_free": 2}}},
+        {"worker": 1, "peak": 9, "reserved": 12, "largest_free": 2, "graphs": 0, "per_parameter": 20.5},
+        {"worker": 1, "peak": 9, "reserved": 12, "largest_free": 2, "graphs": 0, "per_parameter": 20.5},
+        changes={
+            "gpu_memory": {
+                "worker 1": {"peak": 9, "reserved": 12, "largest_free": 2, "graphs": 0, "per_parameter": 20.5}
+            }
+        },
     ),
     Example("loader_lost", {"worker": 1, "why": "w"}, {"worker": 1, "why": "w"}, ("worker 1: w",)),
     Example(

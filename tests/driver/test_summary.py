@@ -68,6 +68,16 @@ def test_memory_of_gpus_is_told_of_the_worker_that_took_most() -> None:
     assert outcome.as_dict("r", 0.0)["gpu_memory"] == {"worker 0": less, "worker 1": told}
 
 
+def test_memory_beside_activations_is_told_by_what_it_is_for() -> None:
+    held = {"parameters": 4_000_000, "optimizer": 8_000_000, "gradients": 4_000_000, "sums": 12_000_000}
+    told = {"peak": 30e6, "reserved": 40e6, "largest_free": 0, "graphs": 9e6, **held, "per_parameter": 28.0}
+    outcome = RunOutcome(steps=3, loss=0.5, digest="d", gpu_memory={"worker 0": told})
+    assert (
+        "40 MB reserved at the end, 9 MB of it for graphs, largest free block 0 bytes; beside activations 28 bytes a "
+        "parameter: parameters 4 MB, optimizer's state 8 MB, gradients 4 MB, sums 12 MB\n"
+    ) in summary.text(outcome, "digits", "1 worker", "r1", "look")
+
+
 def test_a_store_of_ones_own_is_shown_by_a_command() -> None:
     assert shown(OWN) == "  look     python -m orchestrator ui"
 

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 
+from orchestrator.common import gpu_memory
 from orchestrator.errors import ConfigurationError
 from orchestrator.numerics import cuda, image_losses
 from orchestrator.numerics.determinism import machine, prepare_thread
@@ -159,11 +160,17 @@ def test_gpus_are_described(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_memory_is_told_with_the_largest_block_that_is_free(monkeypatch: pytest.MonkeyPatch) -> None:
     blocks = [("active_allocated", 90), ("inactive", 20), ("active_pending_free", 70), ("inactive", 30)]
-    segments = [{"blocks": [{"state": state, "size": size}]} for state, size in blocks]
+    segments: list[dict[str, Any]] = [
+        {"blocks": [{"state": state, "size": size}], "total_size": size, "allocated_size": size // 2}
+        for state, size in blocks
+    ]
+    segments[1]["segment_pool_id"], segments[2]["segment_pool_id"] = (0, 0), (3, 1)
     monkeypatch.setattr(torch.cuda, "memory_snapshot", lambda: segments)
-    monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda: 200)
-    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda: 210)
-    assert cuda.memory() == {"peak": 200, "reserved": 210, "largest_free": 30}
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (500, 800))
+    for name, value in (("max_memory_allocated", 200), ("memory_allocated", 150), ("memory_reserved", 210)):
+        monkeypatch.setattr(torch.cuda, name, lambda value=value: value)
+    assert cuda.memory() == {"peak": 200, "reserved": 210, "largest_free": 30, "graphs": 70}
+    assert gpu_memory.taken() == gpu_memory.Taken(800, 500, 150, 200, 210, 30, 70, 35)
     segments.clear()
     assert cuda.memory()["largest_free"] == 0
 

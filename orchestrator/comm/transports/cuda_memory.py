@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from orchestrator.comm.transports.device_memory import DeviceMemoryFull
 from orchestrator.numerics.cuda import answered
 
 
@@ -36,11 +37,7 @@ class CudaDriver:
             torch.cuda.empty_cache()  # what torch keeps for later allocations of its own
             answer = self._cuda.cuMemCreate(size_bytes, self._properties(), 0)
         if answer[0] == out_of_memory:
-            free, _ = torch.cuda.mem_get_info()
-            raise MemoryError(
-                f"a region of {size_bytes} bytes is needed on the GPU, where {free} bytes are free; use fewer workers on this "
-                "card, or a larger one"
-            )
+            raise DeviceMemoryFull(size_bytes)
         return answered(answer)
 
     def export(self, handle: Any) -> int:

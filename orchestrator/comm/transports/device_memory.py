@@ -30,6 +30,14 @@ _PROBE_ELEMENTS: Final = 4096  # int64
 _PROBE_FACTOR: Final = 0x9E37_79B9_7F4A_7C15 - 2**64  # spreads a count over all bits: Knuth, TAOCP 3, section 6.4
 
 
+class DeviceMemoryFull(MemoryError):
+    """Of the device. size_bytes: that were wanted."""
+
+    def __init__(self, size_bytes: int) -> None:
+        super().__init__(f"a region of {size_bytes} bytes is needed on the GPU")
+        self.size_bytes = size_bytes
+
+
 class Driver(Protocol):
     """What a device's driver does for regions. Sizes are multiples of `granularity`, in bytes."""
 
@@ -37,7 +45,7 @@ class Driver(Protocol):
     device: torch.device
 
     def create(self, size_bytes: int) -> Any:
-        """A handle of new memory. Raises MemoryError where there is none."""
+        """A handle of new memory. Raises DeviceMemoryFull where there is none."""
 
     def export(self, handle: Any) -> int:
         """A file descriptor of it, which is the caller's."""
@@ -93,7 +101,7 @@ class DeviceRegions:
         return tuple(self._descriptors)
 
     def allocate(self, elements: int, dtype: torch.dtype) -> torch.Tensor:
-        """A new zeroed 1-D tensor on the device. Raises MemoryError when the memory is not there now."""
+        """A new zeroed 1-D tensor on the device. Raises DeviceMemoryFull when the memory is not there now."""
         if elements == 0:
             return torch.empty(0, dtype=dtype, device=self.device)
         driver = self._driver

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Mapping
 
+from orchestrator.common.values import sized
 from orchestrator.driver.report import few, rehearsed
 from orchestrator.driver.report.outcome import RunOutcome
 from orchestrator.driver.terminal.progress import three_digits
@@ -15,7 +17,7 @@ def text(outcome: RunOutcome, title: str, layout: str, run_id: str, where_to_loo
     """layout: what it ran on, such as "4 workers in a ring"; where_to_look: where it is shown."""
     samples = f" ({three_digits(outcome.samples_per_s)} samples/s)" if outcome.samples_per_s else ""
     rate = f", {three_digits(outcome.steps_per_s)} steps/s{samples}" if outcome.steps_per_s else ""
-    sent = f", {_size(outcome.bytes_per_step)} sent per step" if outcome.bytes_per_step else ""
+    sent = f", {sized(outcome.bytes_per_step)} sent per step" if outcome.bytes_per_step else ""
     results = {"loss": outcome.loss, "epsilon": outcome.epsilon}
     figures = [f"{name} {value:.4g}" for name, value in results.items() if value is not None]
     shown = ", ".join([*figures, *([few.line(outcome.metrics)] if outcome.metrics else [])])
@@ -66,16 +68,20 @@ def _memory(outcome: RunOutcome) -> str:
     if not outcome.gpu_memory:
         return ""
     worker, most = max(outcome.gpu_memory.items(), key=lambda told: told[1]["peak"])
-    peak, reserved, free = (_size(most[name]) for name in ("peak", "reserved", "largest_free"))
-    return f"tensors took at most {peak} of a GPU ({worker}); {reserved} reserved at the end, largest free block {free}"
+    peak, reserved, free = (sized(most[name]) for name in ("peak", "reserved", "largest_free"))
+    graphs = f", {sized(most['graphs'])} of it for graphs" if most.get("graphs") else ""
+    return (
+        f"tensors took at most {peak} of a GPU ({worker}); {reserved} reserved at the end{graphs}, largest free block {free}"
+        f"{_beside_activations(most)}"
+    )
 
 
-def _size(size: int) -> str:
-    """By the member that sends most."""
-    for unit, one in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
-        if size >= one:
-            return f"{size / one:.3g} {unit}"
-    return f"{size} bytes"
+def _beside_activations(told: Mapping[str, float]) -> str:
+    if "per_parameter" not in told:
+        return ""
+    names = {"parameters": "parameters", "optimizer": "optimizer's state", "gradients": "gradients", "sums": "sums"}
+    parts = ", ".join(f"{words} {sized(told[name])}" for name, words in names.items())
+    return f"; beside activations {told['per_parameter']:.3g} bytes a parameter: {parts}"
 
 
 def not_recorded(why: str, run_id: str, uri: str | None, noun: str = "run") -> str:

@@ -186,8 +186,14 @@ def _with_flops(outcome: RunOutcome, facts: Facts) -> RunOutcome:
     return replace(outcome, flops_per_sample=facts["per_sample"], cards=cards)
 
 
+_memory_fields = only(
+    *("worker", "peak", "reserved", "largest_free", "graphs?", "parameters?", "optimizer?", "gradients?", "sums?"),
+    "per_parameter?",
+)
+
+
 def _with_memory(outcome: RunOutcome, facts: Facts) -> RunOutcome:
-    told = only("peak", "reserved", "largest_free")(facts)
+    told = {name: value for name, value in _memory_fields(facts).items() if name != "worker"}
     return replace(outcome, gpu_memory={**outcome.gpu_memory, f"worker {facts['worker']}": told})
 
 
@@ -290,7 +296,7 @@ EVENTS: Mapping[str, EventType] = {
         lambda facts: (f"note: {facts.get('role', 'worker')} {facts['worker']}: {facts['why']}",),
     ),
     "flops": EventType(only("worker", "per_sample", "card", "uuid"), outcome=_with_flops),
-    "memory": EventType(only("worker", "peak", "reserved", "largest_free"), outcome=_with_memory),
+    "memory": EventType(_memory_fields, outcome=_with_memory),
     "unserved": EventType(
         only("why", "detail?"), lambda facts: (f"note: {when_served({'rows': None, 'detail': None, **facts})}",)
     ),

@@ -24,6 +24,7 @@ from typing import Any, Final, NamedTuple, Protocol
 import numpy
 import torch
 
+from orchestrator.common import gpu_memory
 from orchestrator.numerics.staging import Staging, page_locked, rebuilt, taken_apart
 from orchestrator.worker.model.replica import Replica
 
@@ -224,6 +225,8 @@ def _bits(tensor: torch.Tensor) -> torch.Tensor:
 def _reason(error: Exception) -> str:
     """What cannot be recorded, with the line of the user's code that does it."""
     what = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+    if gpu_memory.ran_out(error):
+        return f"the GPU has no memory for a recording, which keeps what its passes need: {what}"
     frames = traceback.extract_tb(error.__traceback__)
     own = [frame for frame in frames if not frame.filename.startswith((*_LIBRARIES, "<"))]
     return f"{own[-1].filename}:{own[-1].lineno}: {own[-1].line}: {what}" if own else what

@@ -10,7 +10,7 @@ import torch
 
 from orchestrator.comm.transports.available_memory import available_bytes
 from orchestrator.comm.transports.base import Mapped
-from orchestrator.comm.transports.device_memory import DeviceRegions
+from orchestrator.comm.transports.device_memory import DeviceMemoryFull, DeviceRegions
 from orchestrator.comm.transports.shared_memory import Mapping
 
 
@@ -27,7 +27,7 @@ class HostDriver:
 
     def create(self, size_bytes: int) -> int:
         if size_bytes > available_bytes():
-            raise MemoryError(f"a region of {size_bytes} bytes is needed on the device")
+            raise DeviceMemoryFull(size_bytes)
         fd = os.memfd_create("device", os.MFD_CLOEXEC)
         os.truncate(fd, size_bytes)
         return fd

@@ -1,0 +1,107 @@
+"""What a process holds of its GPU, as torch's allocator tells it, also at the moment when no more can be had.
+
+torch is asked only where an error or a run on a GPU has loaded it already.
+"""
+
+from __future__ import annotations
+
+import re
+import traceback
+from contextlib import suppress
+from typing import Any, Final, NamedTuple
+
+from orchestrator.errors import OutOfDeviceMemory
+
+_SIGNS: Final = (
+    "CUDA error: out of memory",  # of the driver, in what torch raises
+    "CUDA_ERROR_OUT_OF_MEMORY",  # in what is said of calls of our own
+    "CUBLAS_STATUS_ALLOC_FAILED",
+    "CUDNN_STATUS_ALLOC_FAILED",
+)
+_TRIED: Final = re.compile(r"Tried to allocate ([\d.]+) (bytes|KiB|MiB|GiB)")
+_UNITS: Final = {"bytes": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
+_DEFAULT_POOL: Final = (0, 0)
+_SEGMENTS: Final = 40  # in a table, the largest
+
+
+class Taken(NamedTuple):
+    """In bytes. A graph's private pool keeps what its passes need between two replays."""
+
+    total: int = 0  # the whole card has
+    free: int = 0  # of it nobody has taken
+    allocated: int = 0  # by tensors of this process
+    peak: int = 0  # the most of that at once
+    reserved: int = 0  # by torch's allocator in this process
+    largest_free: int = 0  # the largest block of that in which no tensor lies
+    pools: int = 0  # of `reserved`, in private pools of graphs
+    in_pools: int = 0  # of `allocated`, in these
+
+
+def taken() -> Taken:
+    """Now, by this process on its current GPU."""
+    import torch
+
+    gpu: Any = torch.cuda
+    free, total = gpu.mem_get_info()
+    segments = gpu.memory_snapshot()
+    private = [each for each in segments if tuple(each.get("segment_pool_id", _DEFAULT_POOL)) != _DEFAULT_POOL]
+    blocks = (block for segment in segments for block in segment["blocks"])
+    unused = (int(block["size"]) for block in blocks if block["state"] == "inactive")
+    return Taken(
+        total=total,
+        free=free,
+        allocated=gpu.memory_allocated(),
+        peak=gpu.max_memory_allocated(),
+        reserved=gpu.memory_reserved(),
+        largest_free=max(unused, default=0),
+        pools=sum(segment["total_size"] for segment in private),
+        in_pools=sum(segment["allocated_size"] for segment in private),
+    )
+
+
+def ran_out(error: BaseException) -> bool:
+    """Whether this says that a GPU has no memory left. By its name and its words, so that torch need not be imported."""
+    by_name = type(error).__name__ == "OutOfMemoryError"
+    return by_name or (isinstance(error, RuntimeError) and any(sign in str(error) for sign in _SIGNS))
+
+
+def out_of_memory(what: str, error: BaseException, frames: str = "") -> OutOfDeviceMemory:
+    """For an error of which `ran_out` is true, measured before what it was needed for is let go. what: was being done; frames:
+    of the user's, a line each."""
+    details = traceback.format_exc()
+    now, table = Taken(), ""
+    with suppress(RuntimeError, AssertionError):  # of a card that answers nothing any more
+        now, table = taken(), _table()
+    # The activations of a pass that was given up hang on its frames, and others have to go on.
+    traceback.clear_frames(error.__traceback__)
+    said = next(iter(str(error).strip().splitlines()), type(error).__name__)
+    raised = OutOfDeviceMemory(
+        f"{what} found no memory left on the GPU: {said}{frames}",
+        "raise data.shards or lower data.batch_size, as a shard computes batch_size / shards rows at once; or let fewer "
+        "workers share a GPU",
+        f"{details}\n{table}".rstrip(),
+        code="gpu.out-of-memory",
+    )
+    raised.what, raised.frames, raised.taken, raised.wanted = what, frames, now, wanted_by(error)
+    return raised
+
+
+def wanted_by(error: BaseException) -> int:
+    """The bytes that could not be had; 0 where the error does not tell."""
+    found = _TRIED.search(str(error))
+    return int(float(found[1]) * _UNITS[found[2]]) if found else int(getattr(error, "size_bytes", 0))
+
+
+def _table() -> str:
+    """For the run's folder: the allocator's own summary, and its largest segments."""
+    import torch
+
+    gpu: Any = torch.cuda
+    segments = sorted(gpu.memory_snapshot(), key=lambda segment: -int(segment["total_size"]))
+    lines = [
+        f"{segment['total_size']:>16,} {segment['allocated_size']:>16,}  {segment.get('segment_pool_id', '')}"
+        for segment in segments[:_SEGMENTS]
+    ]
+    return "\n".join(
+        [str(gpu.memory_summary()), f"{'segment':>16} {'in tensors':>16}  pool, (0, 0) is no graph's", *lines]
+    )

@@ -1,0 +1,176 @@
+"""What a worker holds of its GPU by what it is for, and the error of one that has no memory left, with what helps most first.
+
+The driver's calls for regions (`comm.transports.device_memory`) and torch's allocator do not know of each other, so both are
+counted here. Of the card's memory the rest is other processes', and what the driver keeps for each.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
+from typing import Final, NamedTuple
+
+import torch
+
+from orchestrator.comm.transports.base import Regions
+from orchestrator.comm.transports.device_memory import DeviceMemoryFull, DeviceRegions
+from orchestrator.common import gpu_memory
+from orchestrator.common.gpu_memory import Taken
+from orchestrator.common.values import sized
+from orchestrator.config.plan import Plan
+from orchestrator.errors import OutOfDeviceMemory
+from orchestrator.numerics import cuda
+from orchestrator.worker.model.replica import Replica
+
+_WHOLE: Final = 0.95  # of a card is for workers: the driver takes some for each process
+_LITTLE: Final = 0.01  # of a card is not worth a remedy
+_GRADIENT_BYTES: Final = 4  # of an element, while a shard's passes run
+_EXPANDABLE: Final = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
+
+
+class Held(NamedTuple):
+    """In bytes, by what stays from step to step; and the gradients of one backward pass."""
+
+    parameters: int  # and buffers
+    optimizer: int  # its state
+    gradients: int  # outside `sums`
+    sums: int  # regions that peers map
+    trained: int  # no bytes: how many numbers are trained
+
+    @property
+    def per_parameter(self) -> float:
+        """Bytes beside activations."""
+        return (self.parameters + self.optimizer + self.gradients + self.sums) / max(1, self.trained)
+
+    def told(self) -> dict[str, float]:
+        """For the summary."""
+        return {
+            "parameters": self.parameters,
+            "optimizer": self.optimizer,
+            "gradients": self.gradients,
+            "sums": self.sums,
+            "per_parameter": round(self.per_parameter, 3),
+        }
+
+
+def held(replica: Replica, optimizer: torch.optim.Optimizer, regions: Regions) -> Held:
+    """Now. regions: those in host memory do not count."""
+    there = replica.flat.device
+    state = (value for kept in optimizer.state.values() for value in kept.values() if isinstance(value, torch.Tensor))
+    return Held(
+        parameters=_bytes_of([*replica.model.parameters(), *replica.model.buffers()], there),
+        optimizer=_bytes_of(state, there),
+        gradients=_GRADIENT_BYTES * sum(parameter.numel() for parameter in replica.parameters),
+        sums=sum(each.size_bytes for each in regions.descriptors) if isinstance(regions, DeviceRegions) else 0,
+        trained=sum(parameter.numel() for parameter in replica.parameters),
+    )
+
+
+def _bytes_of(tensors: Iterable[torch.Tensor], there: torch.device) -> int:
+    return sum(tensor.nbytes for tensor in tensors if tensor.device == there)
+
+
+class Place(NamedTuple):
+    """Where memory ran out. card: its name; sharing: at most so many workers of the run share it; rows: of a micro-batch; lost:
+    whether the run has had more workers before."""
+
+    card: str
+    sharing: int
+    rows: int
+    lost: bool = False
+
+
+def place_of(plan: Plan, beside: int, *, lost: bool) -> Place:
+    """beside: so many workers are on this machine, itself among them."""
+    gpus = plan.cluster.gpus
+    sharing = max(1, min(beside, int(1 / gpus))) if 0 < gpus < 1 else 1
+    card = "of this worker"
+    with suppress(RuntimeError, AssertionError):  # it may answer nothing any more
+        card = cuda.card()["card"]
+    return Place(card, sharing, max(1, plan.data.batch_size.at(0) // plan.data.shards), lost)
+
+
+@contextmanager
+def explained(
+    doing: Callable[[], str], place: Callable[[], Place], holds: Callable[[], Held | None], plan: Plan
+) -> Iterator[None]:
+    """Raises OutOfDeviceMemory for what says within the block that a GPU has no memory left, with all that is known. doing:
+    what was being done, where the error does not tell; holds: None where the model is not there yet."""
+    try:
+        yield
+    except (OutOfDeviceMemory, DeviceMemoryFull, RuntimeError) as error:
+        if isinstance(error, RuntimeError) and not gpu_memory.ran_out(error):
+            raise
+        found = error if isinstance(error, OutOfDeviceMemory) else gpu_memory.out_of_memory(doing(), error)
+        raise explanation(found, place(), holds(), plan) from None
+
+
+def explanation(error: OutOfDeviceMemory, place: Place, holds: Held | None, plan: Plan) -> OutOfDeviceMemory:
+    """The same error with all that is known. It recurs where the card is too small for the workers that share it: what one
+    holds does not depend on how many micro-batches it computes."""
+    now: Taken = error.taken
+    parts = _parts(now, holds)
+    own = now.reserved + parts.get(_SUMS, 0)
+    others = max(0, now.total - now.free - own)
+    too_small = place.sharing * (own + error.wanted) > _WHOLE * now.total
+    needed = f"{sized(error.wanted)} more were needed, and {sized(now.free)}" if error.wanted else sized(now.free)
+    listed = ", ".join(f"{name} {sized(size)}" for name, size in parts.items() if size)
+    sharing = f", which up to {place.sharing} workers of this run share" if place.sharing > 1 else ""
+    lost = (
+        "; the run has fewer workers than before, but a worker computes one micro-batch at a time, however many it hosts"
+        if place.lost
+        else ""
+    )
+    found = OutOfDeviceMemory(
+        f"{error.what} found no memory left on the GPU ({place.card}, {sized(now.total)}{sharing}): {needed} are free. This "
+        f"worker holds {sized(own)}: {listed or 'nothing'}; others, and the driver, hold {sized(others)}{lost}{error.frames}",
+        "; or ".join(_remedies(parts, others, place, plan, now.total))
+        + ";\n  error.txt in the run's folder has the allocator's summary and its largest segments",
+        error.details,
+        code="gpu.out-of-memory",
+    )
+    found.recurs = too_small or not now.total
+    return found
+
+
+_PARAMETERS, _OPTIMIZER, _SUMS = "parameters and buffers", "optimizer's state", "sums"
+_GRAPHS, _TENSORS, _UNUSED = "graphs", "activations, gradients and other tensors", "reserved without a tensor in it"
+
+
+def _parts(now: Taken, holds: Held | None) -> dict[str, int]:
+    """What this process holds, by name. Live tensors of graphs lie in their pools."""
+    known = holds or Held(0, 0, 0, 0, 0)
+    return {
+        _PARAMETERS: known.parameters,
+        _OPTIMIZER: known.optimizer,
+        _SUMS: known.sums,
+        _GRAPHS: now.pools,
+        _TENSORS: max(0, now.allocated - now.in_pools - known.parameters - known.optimizer),
+        _UNUSED: max(0, now.reserved - now.pools - (now.allocated - now.in_pools)),
+    }
+
+
+def _remedies(parts: dict[str, int], others: int, place: Place, plan: Plan, total: int) -> list[str]:
+    """What frees most comes first, as far as that can be guessed."""
+    tensors, graphs, unused = parts[_TENSORS], parts[_GRAPHS], parts[_UNUSED]
+    grows = any("expandable_segments:True" in os.environ.get(name, "") for name in _EXPANDABLE)
+    found: list[tuple[float, str]] = []
+    if place.rows > 1:
+        fewer = "raise data.shards or lower data.batch_size, as a shard computes batch_size / shards rows at once"
+        found.append(((tensors + graphs) * (1 - 1 / place.rows), fewer))
+    if plan.run.compute.precision == "float32":
+        found.append(((tensors + graphs) / 2, "set run.precision=bfloat16"))
+    found.append((0.4 * (tensors + graphs), "call layers through torch.utils.checkpoint, which computes them again"))
+    if plan.run.compute.graphs:
+        found.append((graphs / 3, "set run.graphs=false, also in a resume: recordings keep memory of their own"))
+    if place.sharing > 1:
+        fewer = "let fewer workers share the card (cluster.workers, cluster.gpus_per_worker), also in a resume"
+        found.append((others, fewer))
+    else:
+        found.append((others, "look in nvidia-smi for what else is on the card"))
+    if not grows:
+        found.append((unused, "set PYTORCH_ALLOC_CONF=expandable_segments:True"))
+    found.append((parts[_OPTIMIZER] / 2, "take an optimizer that keeps less"))
+    worth = [each for each in sorted(found, key=lambda each: -each[0]) if each[0] > _LITTLE * total]
+    return [sentence for _, sentence in worth] or ["take a smaller model, or a card with more memory"]

@@ -1,0 +1,214 @@
+"""A GPU that has no memory left: one error that says what holds it and what to do, wherever it came from.
+
+No GPU is where these tests run: torch's error is raised by hand, and what its allocator tells is written down here.
+"""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from orchestrator.comm.transports.device_memory import DeviceMemoryFull, DeviceRegions
+from orchestrator.common import gpu_memory
+from orchestrator.common.gpu_memory import Taken
+from orchestrator.config.resolve import resolve
+from orchestrator.errors import OutOfDeviceMemory, PipelineRaised, from_dict
+from orchestrator.numerics import staging
+from orchestrator.numerics.device.kernels import Operations
+from orchestrator.pipeline import naming
+from orchestrator.worker import device
+from orchestrator.worker.device_memory import Held, Place, explained, explanation, held, place_of
+from orchestrator.worker.model import shard_graphs
+from orchestrator.worker.model.replica import Replica
+from tests.comm.transports import device_double
+from tests.refusals import refused
+from tests.worker import pipelines as p
+from tests.worker.runs import Layout, members_end, settings_for
+
+GB = 10**9
+CODE = "gpu.out-of-memory"
+TOLD = "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 79.11 GiB\nand more"
+PLAN = resolve(settings_for(p.Mlp, batch_size=80, shards=8))
+NOW = Taken(total=80 * GB, free=GB, allocated=50 * GB, reserved=60 * GB, pools=6 * GB, in_pools=2 * GB)
+HELD = Held(parameters=4 * GB, optimizer=8 * GB, gradients=4 * GB, sums=12 * GB, trained=GB)
+
+
+def out_of(where: str = "loss() (step 3, shard 2)", taken: Taken = NOW, wanted: int = 2 * GB) -> OutOfDeviceMemory:
+    error = gpu_memory.out_of_memory(where, torch.OutOfMemoryError(TOLD), "\n    mine.py:3 in loss: x @ y")
+    error.taken, error.wanted = taken, wanted
+    return error
+
+
+@pytest.fixture(autouse=True)
+def nobody_has_set_the_allocator(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("PYTORCH_ALLOC_CONF", raising=False)
+
+
+def test_it_says_what_holds_the_memory_and_what_helps_most_first() -> None:
+    told = explanation(out_of(), Place("H100", sharing=1, rows=10), HELD, PLAN)
+    assert told.message == (
+        "loss() (step 3, shard 2) found no memory left on the GPU (H100, 80 GB): 2 GB more were needed, and 1 GB are free. "
+        "This worker holds 72 GB: parameters and buffers 4 GB, optimizer's state 8 GB, sums 12 GB, graphs 6 GB, activations, "
+        "gradients and other tensors 36 GB, reserved without a tensor in it 6 GB; others, and the driver, hold 7 GB"
+        "\n    mine.py:3 in loss: x @ y"
+    )
+    ways = told.remedy.split("; or ")
+    assert [way.split()[0] for way in ways] == ["raise", "set", "call", "look", "set", "take"]
+    assert "run.precision=bfloat16" in ways[1]
+    assert told.codes == (CODE,)
+    assert from_dict(told.as_dict()).kind == "OutOfDeviceMemory"
+
+
+@pytest.mark.parametrize(
+    ("sharing", "own", "recurs"), [(1, 30 * GB, False), (1, 76 * GB, True), (2, 30 * GB, False), (2, 40 * GB, True)]
+)
+def test_it_comes_again_where_the_card_is_too_small_for_those_that_share_it(
+    sharing: int, own: int, recurs: bool
+) -> None:
+    now = Taken(total=80 * GB, reserved=own, allocated=own)
+    place = Place("H100", sharing, rows=1, lost=True)
+    told = explanation(out_of(taken=now, wanted=GB), place, None, PLAN)
+    assert told.recurs == recurs
+    assert ("cluster.gpus_per_worker" in told.remedy) == (sharing > 1)
+    assert "fewer workers than before" in told.message
+    assert "batch_size" not in told.remedy  # a single row
+
+
+def test_graphs_may_be_left_out_and_segments_may_grow(monkeypatch: pytest.MonkeyPatch) -> None:
+    run = PLAN.run
+    graphs = replace(PLAN, run=replace(run, compute=replace(run.compute, graphs=True, precision="bfloat16")))
+    place = Place("H100", sharing=1, rows=10)
+    told = explanation(out_of(), place, HELD, graphs).remedy
+    assert "run.graphs=false" in told
+    assert "run.precision" not in told
+    assert "expandable_segments:True" in told
+    monkeypatch.setenv("PYTORCH_ALLOC_CONF", "expandable_segments:True")
+    assert "expandable_segments" not in explanation(out_of(), place, HELD, graphs).remedy
+    small = explanation(out_of(taken=Taken(total=80 * GB, free=80 * GB)), place, None, graphs).remedy
+    assert "a smaller model" in small
+
+
+def test_how_many_workers_share_a_card() -> None:
+    quarter = replace(PLAN, cluster=replace(PLAN.cluster, gpus=0.25))
+    assert [place_of(quarter, beside, lost=False).sharing for beside in (1, 3, 8)] == [1, 3, 4]
+    assert place_of(PLAN, 8, lost=False)[1:] == (1, 10, False)
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        torch.OutOfMemoryError(TOLD),
+        RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
+        RuntimeError("the driver of the GPU refuses: CUresult.CUDA_ERROR_OUT_OF_MEMORY"),
+        DeviceMemoryFull(2 << 30),
+    ],
+)
+def test_whoever_says_it_the_error_is_one(said: Exception) -> None:
+    doing = lambda: "update (step 4)"  # noqa: E731
+
+    def fail() -> None:
+        raise said
+
+    with refused(CODE) as caught, explained(doing, lambda: Place("H100", 1, 10), lambda: None, PLAN):
+        fail()
+    assert caught.value.message.startswith("update (step 4) found no memory left")
+    assert "error.txt" in caught.value.remedy
+    assert "Traceback" in caught.value.details
+
+
+def test_what_says_nothing_of_memory_is_passed_on() -> None:
+    place = lambda: Place("H100", 1, 10)  # noqa: E731
+    with pytest.raises(RuntimeError, match="shapes"), explained(str, place, lambda: None, PLAN):
+        raise RuntimeError("shapes do not fit")
+    with pytest.raises(PipelineRaised), explained(str, place, lambda: None, PLAN), naming("loss()"):
+        raise MemoryError
+
+
+def test_what_the_pass_needed_is_let_go() -> None:
+    """Others have to go on, and a fault is kept until the vote."""
+    seen: list[weakref.ref[torch.Tensor]] = []
+
+    def loss() -> None:
+        activations = torch.ones(3)
+        seen.append(weakref.ref(activations))
+        raise torch.OutOfMemoryError(TOLD)
+
+    with pytest.raises(OutOfDeviceMemory) as caught, naming("loss()"):
+        loss()
+    gc.collect()
+    assert seen[0]() is None
+    assert caught.value.wanted == 2 << 30
+
+
+def test_what_stays_is_counted_once() -> None:
+    model = nn.Sequential(nn.Linear(3, 5), nn.BatchNorm1d(5))
+    replica = Replica(model)
+    optimizer = torch.optim.AdamW(model.parameters())
+    regions = device_double.regions()
+    before = held(replica, optimizer, regions).sums
+    regions.allocate(5000, torch.float64)
+    for parameter in model.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    optimizer.step()
+    found = held(replica, optimizer, regions)
+    assert found[:3] == (4 * 30 + 4 * 10 + 8, 2 * 4 * 30 + 4 * 4, 4 * 30)
+    assert found.sums - before == 3 * device_double.HostDriver.granularity
+    assert found.told()["per_parameter"] == round((168 + 256 + 120 + found.sums) / 30, 3)
+    regions.close()
+
+
+class Greedy(p.Mlp):
+    """A micro-batch for which a GPU has no memory."""
+
+    def loss(self, model: nn.Module, batch: Any) -> Any:  # noqa: ARG002
+        raise torch.OutOfMemoryError(TOLD)
+
+
+class GreedyLater(p.Mlp):
+    """The same in the optimizer's step."""
+
+    def optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
+        made = torch.optim.SGD(model.parameters(), lr=0.1)
+
+        def step(*_: object) -> None:
+            raise torch.OutOfMemoryError(TOLD)
+
+        made.register_step_pre_hook(step)
+        return made
+
+
+def test_a_worker_tells_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    ends = members_end(Greedy)
+    assert [type(end) for end in ends] == [OutOfDeviceMemory]
+    monkeypatch.setattr(gpu_memory, "taken", lambda: NOW)
+    monkeypatch.setattr(gpu_memory, "_table", lambda: "a table")
+    (end,) = members_end(GreedyLater, optimizer=None)
+    assert isinstance(end, OutOfDeviceMemory)
+    assert end.message.startswith("the optimizer (step 0) found no memory left on the GPU (of this worker, 80 GB)")
+    assert "test_device_memory.py" in end.message
+    assert end.details.endswith("a table")
+
+
+def test_regions_that_a_card_has_no_room_for_are_explained(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Full(device_double.HostDriver):
+        def create(self, size_bytes: int) -> int:
+            if self.mapped:
+                raise DeviceMemoryFull(size_bytes)
+            return super().create(size_bytes)
+
+    here, regions = staging.Resident(torch.device("cpu")), DeviceRegions(Full())
+    monkeypatch.setattr(device, "opened", lambda *_: device.Device(here, regions, Operations()))
+    (end,) = members_end(p.Mlp, Layout(1))
+    assert isinstance(end, OutOfDeviceMemory)
+    assert "the prepare phase found no memory left" in end.message
+    regions.close()
+
+
+def test_a_recording_for_which_there_is_no_memory_is_left_out() -> None:
+    assert "no memory for a recording" in shard_graphs._reason(torch.OutOfMemoryError(TOLD))
