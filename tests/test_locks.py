@@ -215,6 +215,7 @@ def test_a_signal_ends_a_wait_of_any_thread(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_a_command_that_waits_is_ended_by_a_signal(tmp_path: Path) -> None:
     """Nobody is inside the kernel, where Python hears nothing."""
     waiter = "from orchestrator.driver.terminal import signals\nsignals.interrupt()\nprint('up', flush=True)\n" + HOLDER

@@ -112,6 +112,7 @@ def bytes_without_end(root: Path) -> str:
 
 
 @pytest.mark.parametrize("made", thinned([files_without_end, folders_without_end, bytes_without_end], 2))
+@pytest.mark.long
 def test_a_bomb_is_refused_before_it_is_unpacked(
     stranger: Path, kept: Path, tmp_path: Path, made: Callable[[Path], str]
 ) -> None:

@@ -91,6 +91,7 @@ def test_a_batch_depends_on_its_key_only(loaders: Loaders) -> None:
 
 
 @pytest.mark.ray
+@pytest.mark.long
 def test_what_loaders_read_up_to_their_proof_is_known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "scale.txt").write_text("2")
     (tmp_path / "reading.py").write_text(READING)

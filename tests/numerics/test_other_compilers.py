@@ -178,6 +178,7 @@ def test_loops_of_an_untried_numba_compute_the_same_bits(monkeypatch: pytest.Mon
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_nothing_of_a_compiler_is_imported_before_a_loop_is_called() -> None:
     """So that a command starts with any version of numba and LLVM."""
     code = (

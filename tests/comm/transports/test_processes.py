@@ -80,6 +80,7 @@ def test_after_sigkill_its_words_are_heard_its_loss_is_known_and_nothing_is_left
     assert set(Path("/dev/shm").iterdir()) == before
 
 
+@pytest.mark.long
 def test_a_dead_process_is_noticed_though_its_child_holds_the_socket(start: Start) -> None:
     process, transport, _ = start("fork")
     heard(process)

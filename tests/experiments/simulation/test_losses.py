@@ -111,6 +111,7 @@ def test_a_mesh_however_ragged_comes_to_its_end(stages: int, more: int, seed: in
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_what_is_taken_for_very_many_is_what_the_controller_has_for_many() -> None:
     """A loss costs its detection and half a step, while another worker is at hand at once."""
     conditions = Conditions(failure_s=1600.0, detect_s=0.5, start_s=0.0, seed=1)

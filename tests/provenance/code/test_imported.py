@@ -133,6 +133,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("where", ["beside", "project/packages"])
+@pytest.mark.long
 def test_a_package_is_one_wherever_pip_puts_it(
     project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wheel: Path, where: str
 ) -> None:

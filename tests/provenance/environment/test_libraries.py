@@ -31,6 +31,7 @@ def test_they_are_those_that_ldd_names() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_what_was_loaded_besides_does_not_count() -> None:
     """As here: by these modules and by all other tests."""
     assert all(map(importlib.import_module, ("ssl", "sqlite3", "lzma")))

@@ -59,6 +59,7 @@ def test_a_store_from_kept_tables_is_the_one_that_mlflow_makes_and_a_damaged_fil
     assert sorted(path.name for path in stores[1].iterdir()) == ["mlflow.db", "mlflow.lock"]
 
 
+@pytest.mark.long
 def test_where_nothing_can_be_kept_a_store_is_made_all_the_same(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -97,6 +97,7 @@ class Gone:
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:The ..noload.. loader strategy is deprecated")  # MLflow's own use of SQLAlchemy
+@pytest.mark.long
 def test_a_true_store_gets_each_metric_once_however_often_it_is_sent(tmp_path: Path) -> None:
     store = Store(None, tmp_path)
     tracker = Tracker.create(store, store.experiment("e"), None, every_s=1.0)

@@ -187,6 +187,7 @@ STRANGE = ["what?now", "100%25", "a'b\"te", "#;*[a]{b} $HOME `x`", "%s %(x)s {0}
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:The ..noload.. loader strategy is deprecated")  # MLflow's own use of SQLAlchemy
 @pytest.mark.parametrize("name", STRANGE)
+@pytest.mark.long
 def test_a_project_may_lie_in_a_folder_of_any_name(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = tmp_path / name / ".orchestrator"
     folder.mkdir(parents=True)
@@ -223,6 +224,7 @@ print(tracker.trouble)
 
 
 @pytest.mark.ray
+@pytest.mark.long
 def test_processes_that_open_a_new_store_at_once_make_one(tmp_path: Path) -> None:
     names = ["a", "b"]
     processes = [
