@@ -152,6 +152,33 @@ def make_digits(path: Path) -> Project:
     return project
 
 
+def make_clone(path: Path, steps: int | None = None) -> Project:
+    """What a clone of this tree holds, with this environment as its `.venv`. steps: of the digits, instead of a reader's."""
+    listing = subprocess.run(
+        ["git", "ls-files", "-co", "--exclude-standard"], cwd=REPOSITORY, capture_output=True, text=True, check=True
+    )
+    project = make_project(path, [name for name in listing.stdout.splitlines() if (REPOSITORY / name).exists()])
+    (path / ".venv").symlink_to(sys.prefix)
+    (Path(sys.prefix) / ".installed").touch()
+    for name in ("pyproject.toml", "constraints.txt"):
+        os.utime(path / name, (0, 0))  # older than the stamp of the environment, so that it is not made again
+    project.variables["PYTHONDONTWRITEBYTECODE"] = ""  # as a reader's: what is compiled once need not be again
+    if steps is None:
+        project.commit()
+    else:
+        with_steps(project, steps)
+    return project
+
+
+def with_steps(clone: Project, steps: int) -> None:
+    """The digits have so many steps, which is committed."""
+    conf = clone.path / "conf" / "digits.yaml"
+    text = conf.read_text()
+    assert "steps: 400\n" in text
+    conf.write_text(text.replace("steps: 400\n", f"steps: {steps}\n"))
+    clone.commit()
+
+
 def make_project(path: Path, files: Sequence[str]) -> Project:
     for name in files:
         source, target = REPOSITORY / name, path / name

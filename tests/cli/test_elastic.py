@@ -17,7 +17,7 @@ from tests.projects import PATIENCE_S, Done, Project
 
 pytestmark = pytest.mark.ray
 
-STEPS = 300
+STEPS = 150
 RUN = ("conf=digits", f"run.steps={STEPS}", "evaluation.every=50", "trace.digest_every=20", "output=json")
 
 

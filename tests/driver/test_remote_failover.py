@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -146,7 +148,7 @@ from pathlib import Path
 from orchestrator.driver.supervision import leader_lease
 from orchestrator.provenance.tracking import Store, Tracker
 leader_lease.EVERY_S = 0.05
-store = Store(sys.argv[1], Path.cwd())
+store = Store(sys.argv[1] or None, Path.cwd())
 run_id = Tracker.create(store, store.experiment("e"), None, every_s=1.0).run_id
 with leader_lease.hold_lease(store, run_id, lambda: print("released", flush=True)):
     print(run_id, flush=True)
@@ -154,13 +156,29 @@ with leader_lease.hold_lease(store, run_id, lambda: print("released", flush=True
 """
 
 
-@pytest.mark.ray
-def test_a_driver_tells_the_store_that_it_lives_and_ends_when_another_process_has_its_run(tmp_path: Path) -> None:
-    server = Server(tmp_path)
+@contextlib.contextmanager
+def _uri(kind: str, folder: Path) -> Iterator[str | None]:
+    """Of a store: None is the file that a project has where no server is named."""
+    if kind == "file":
+        yield None
+        return
+    server = Server(folder)
     server.start()
     try:
+        yield server.uri
+    finally:
+        server.stop()
+
+
+@pytest.mark.ray
+@pytest.mark.filterwarnings("ignore:The ..noload.. loader strategy is deprecated")  # MLflow's own use of SQLAlchemy
+@pytest.mark.parametrize("kind", ["file", pytest.param("server", marks=pytest.mark.long)])
+def test_a_driver_tells_the_store_that_it_lives_and_ends_when_another_process_has_its_run(
+    tmp_path: Path, kind: str
+) -> None:
+    with _uri(kind, tmp_path) as uri:
         driver = subprocess.Popen(
-            [sys.executable, "-c", _DRIVER, server.uri],
+            [sys.executable, "-c", _DRIVER, uri or ""],
             cwd=tmp_path,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -168,7 +186,7 @@ def test_a_driver_tells_the_store_that_it_lives_and_ends_when_another_process_ha
         )
         assert driver.stdout is not None
         run_id = driver.stdout.readline().strip()
-        store = Store(server.uri, tmp_path)
+        store = Store(uri, tmp_path)
         told = {store.driving(run_id).beat}
         while len(told) < 3:
             assert driver.poll() is None, driver.communicate()
@@ -176,7 +194,5 @@ def test_a_driver_tells_the_store_that_it_lives_and_ends_when_another_process_ha
         assert store.driving(run_id).is_running
         Tracker.reopen(store, run_id, every_s=1.0)
         out, err = driver.communicate(timeout=PATIENCE_S)
-    finally:
-        server.stop()
     assert (driver.returncode, out) == (1, "released\n")
     assert err.startswith(f"error: process {os.getpid()} on ")
