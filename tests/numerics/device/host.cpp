@@ -8,7 +8,7 @@
 #define __global__
 #define LANE 0
 struct Index { int x; };
-static Index threadIdx, blockIdx, blockDim, gridDim;
+static thread_local Index threadIdx, blockIdx, blockDim, gridDim;
 struct float2 { float x, y; };
 struct float4 { float x, y, z, w; };
 struct double2 { double x, y; };
