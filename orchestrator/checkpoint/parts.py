@@ -96,15 +96,23 @@ class Copier:
     ) -> CheckpointPart:
         """later: names of tensors that only get a place, for the caller to fill; memory: makes so many bytes. Raises
         MemoryError."""
-        if memory != self._is_of:
-            self._let_go()
-            self._is_of = memory
+        self._take_from(memory)
         plan = [(name, tensor.dtype, tensor.shape) for name, tensor in tensors.items()]
         if plan != self._plan:
             self._part = self._lay_out(sorted(plan, key=lambda place: (-place[1].itemsize, place[0])))
             self._plan = plan
         self._part.fill({name: tensor for name, tensor in tensors.items() if name not in later})
         return self._part
+
+    def reserve(self, size_bytes: int, memory: Callable[[int], torch.Tensor]) -> None:
+        """Have that much for the next copy, made by `memory`. Raises MemoryError."""
+        self._take_from(memory)
+        self._reserve(size_bytes)
+
+    def _take_from(self, memory: Callable[[int], torch.Tensor]) -> None:
+        if memory != self._is_of:
+            self._let_go()
+            self._is_of = memory
 
     def _lay_out(self, plan: Sequence[tuple[str, torch.dtype, torch.Size]]) -> CheckpointPart:
         """plan: wide dtypes first, so that each tensor lies at a multiple of its element's size."""

@@ -4,7 +4,8 @@
     copies.hold_back()                       # What this thread launches from now on begins when they have ended.
     copies.wait()                            # Any thread waits until they have ended.
 
-Only the thread that reads what was copied waits for the card. The first copy takes longer, as its memory is page-locked then.
+Only the thread that reads what was copied waits for the card. To page-lock memory takes long, so `PartWriter.reserve` does that
+beside a step.
 The calls are those of torch.cuda; tests have a double. No card has run this yet.
 """
 

@@ -8,7 +8,8 @@ after the change, and a copy could end in between. Versions do not tell of write
 kernels, here as in rule A8: against our own optimizer only the waiting helps.
 
 What is on a GPU is copied by the card, on a stream of its own (`side_stream`): whoever is about to change it has the card wait,
-and goes on. Only the thread that writes waits for the copy itself.
+and goes on. Only the thread that writes waits for the copy itself. Memory for it is page-locked beside the second step
+(`reserve`), when the optimizer's state is there.
 
 Nothing here raises into training: whatever goes wrong is a `part_failed` event, and training goes on (a full disk is the
 usual case). Two threads: copying has the priority of training, which may have to wait for it, and then copies the rest itself;
@@ -72,6 +73,7 @@ class PartWriter:
         try:
             if self.busy:
                 raise RuntimeError("the checkpoint before is still being written")
+            self._copying.wait(None)  # it may still reserve the memory
             share = share_of(state.tensors, part, parts, state.own)
             copy = self._copy_of(share, state.steady, about)
         except Exception as error:
@@ -85,6 +87,19 @@ class PartWriter:
         self._copy = copy
         if not copy.later:
             self.copied()
+
+    def reserve(self, state: TrainingState, *, part: int, parts: int) -> None:
+        """Page-lock memory for such a part of a state that is on a GPU, in the background: for gigabytes that takes a good part
+        of a second, which no step is to wait for. Where it fails, the checkpoint tries again and tells."""
+        share = share_of(state.tensors, part, parts, state.own)
+        if self.busy or self._copying.busy or not any(map(self._side.holds, share.values())):
+            return
+        size_bytes = sum(tensor.nbytes for tensor in share.values())
+        self._copying.start(lambda: self._reserve(size_bytes))
+
+    def _reserve(self, size_bytes: int) -> None:
+        with suppress(MemoryError):
+            self._copier.reserve(size_bytes, self._host_memory)
 
     def _copy_of(self, share: dict[str, torch.Tensor], steady: Set[str], about: dict[str, Any]) -> _Copy:
         """What is not steady is copied when this returns; what is steady and on a GPU is under way."""

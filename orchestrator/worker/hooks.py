@@ -122,6 +122,10 @@ class WorkerHooks:
         injection.at("running", steps, (self._generation, self._rank))
         number, step = self._generation.number, steps - 1
         self._services.emit({"event": "generation_running", "generation": number, "step": step})
+        writers = self._generation.writers
+        if self._rank in writers and self._state.plan.run.compute.device == "cuda":
+            state = self._state.model_state.capture_with_rows({})
+            self._services.writer.reserve(state, part=writers.index(self._rank), parts=len(writers))
 
     def evaluate(self, step: int) -> evaluation.Results:
         return self._state.boundary.evaluate(self._generation.begin.shards[self._rank], step, self._evaluating(step))

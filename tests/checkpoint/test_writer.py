@@ -182,6 +182,40 @@ def test_what_is_on_a_card_is_copied_there_and_nobody_waits(on_the_card: int, to
     assert same(load(storage, Catalog(storage, 1).commit(20, told[1:]).manifest), example(20))
 
 
+@pytest.mark.parametrize("there", [True, False])
+def test_memory_for_what_is_on_a_card_is_taken_before(there: bool, told: list[dict[str, Any]]) -> None:
+    class Watched(Card):
+        def host_memory(self, size_bytes: int) -> torch.Tensor:
+            taken.append(threading.current_thread())
+            return super().host_memory(size_bytes)
+
+    taken: list[threading.Thread] = []
+    storage, state = InMemory(), steady(10)
+    card = Watched([state.tensors[name] for name in sorted(state.steady)] if there else [])
+    card.gate.set()
+    writer = PartWriter(storage, told.append, card)
+    writer.reserve(state, part=0, parts=1)
+    writer.begin(state, step=10, generation=1, part=0, parts=1)
+    writer.reserve(state, part=0, parts=1)  # in vain: one is under way
+    assert writer.wait()
+    assert [thread is threading.current_thread() for thread in taken] == [False] * there
+    assert same(load(storage, Catalog(storage, 1).commit(10, told).manifest), example(10))
+
+
+def test_a_card_without_page_locked_memory_is_told_of_the_checkpoint(told: list[dict[str, Any]]) -> None:
+    state = steady(10)
+    card = Card([*state.tensors.values()])
+
+    def full(size_bytes: int) -> torch.Tensor:
+        raise RuntimeError(f"CUDA error: out of memory ({size_bytes})")
+
+    card.host_memory = full  # type: ignore[method-assign]
+    writer = PartWriter(InMemory(), told.append, card)
+    writer.reserve(state, part=0, parts=1)
+    writer.begin(state, step=10, generation=1, part=0, parts=1)
+    assert [each["event"] for each in told] == ["part_failed"]
+
+
 def test_a_card_that_fails_while_it_copies_is_told(told: list[dict[str, Any]]) -> None:
     state = steady(10)
     card = Card([*state.tensors.values()])

@@ -153,6 +153,9 @@ class Writes:
         tensors = {n: tensor if n in state.steady else tensor.clone() for n, tensor in state.tensors.items()}
         self._begun = (TrainingState(state.values, tensors, own=state.own), (step, generation, part, parts))
 
+    def reserve(self, state: TrainingState, *, part: int, parts: int) -> None:
+        pass
+
     def copied(self, timeout_s: float | None = None) -> bool:
         if self._begun is not None and timeout_s == 0:
             return False

@@ -8,6 +8,7 @@ from __future__ import annotations
 import gc
 import weakref
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -24,6 +25,7 @@ from orchestrator.numerics.device.kernels import Operations
 from orchestrator.pipeline import naming
 from orchestrator.worker import device
 from orchestrator.worker.device_memory import Held, Place, explained, explanation, held, place_of
+from orchestrator.worker.hooks import WorkerHooks
 from orchestrator.worker.model import shard_graphs
 from orchestrator.worker.model.replica import Replica
 from tests.comm.transports import device_double
@@ -208,6 +210,28 @@ def test_regions_that_a_card_has_no_room_for_are_explained(monkeypatch: pytest.M
     assert isinstance(end, OutOfDeviceMemory)
     assert "the prepare phase found no memory left" in end.message
     regions.close()
+
+
+@pytest.mark.parametrize(("on", "rank", "asked"), [("cuda", 2, [(1, 2)]), ("cuda", 0, []), ("cpu", 2, [])])
+def test_who_writes_checkpoints_has_their_memory_page_locked_once_steps_run(
+    on: str, rank: int, asked: list[tuple[int, int]]
+) -> None:
+    found: list[tuple[int, int]] = []
+    run = SimpleNamespace(compute=SimpleNamespace(device=on))
+    cluster = SimpleNamespace(timeouts=PLAN.cluster.timeouts)
+    services = SimpleNamespace(
+        emit=lambda _: None, writer=SimpleNamespace(reserve=lambda _, part, parts: found.append((part, parts)))
+    )
+    state: Any = SimpleNamespace(
+        plan=SimpleNamespace(run=run, cluster=cluster),
+        services=services,
+        loop=SimpleNamespace(run_state=SimpleNamespace(steps=1)),
+        model_state=SimpleNamespace(capture_with_rows=lambda _: None),
+    )
+    workload: Any = SimpleNamespace(may_wait_s=0)
+    generation: Any = SimpleNamespace(number=0, writers=(1, 2))
+    WorkerHooks(state, workload, generation, rank).running()
+    assert found == asked
 
 
 def test_a_recording_for_which_there_is_no_memory_is_left_out() -> None:

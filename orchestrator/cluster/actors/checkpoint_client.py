@@ -48,6 +48,10 @@ class CheckpointClient:
         assert self._writer is not None
         self._writer.begin(state, step=step, generation=generation, part=part, parts=parts, since=since)
 
+    def reserve(self, state: TrainingState, *, part: int, parts: int) -> None:
+        assert self._writer is not None
+        self._writer.reserve(state, part=part, parts=parts)
+
     def copied(self, timeout_s: float | None = None) -> bool:
         return self._writer is None or self._writer.copied(timeout_s)
 

@@ -142,6 +142,9 @@ class CheckpointWriter(Protocol):
         """Copy part `part` of `parts` of this state and write the copy. What is steady in it may not change before `copied`,
         the rest may as soon as this returns. since: `time.monotonic()` when training stopped for this."""
 
+    def reserve(self, state: TrainingState, *, part: int, parts: int) -> None:
+        """Take memory in the background for such a part, where it lies on a GPU."""
+
     def copied(self, timeout_s: float | None = None) -> bool:
         """Wait until what was begun is copied, and have it written from then on; returns whether that came in time."""
 
@@ -158,6 +161,9 @@ class NoCheckpointWriter:
         raise AssertionError(
             f"this member cannot write part {part} of {parts} of checkpoint {step} (generation {generation})"
         )
+
+    def reserve(self, state: TrainingState, *, part: int, parts: int) -> None:
+        pass
 
     def copied(self, timeout_s: float | None = None) -> bool:  # noqa: ARG002
         return True
