@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 import torch
@@ -52,6 +52,13 @@ class Staging(Protocol):
     def to_sums(self, tensor: torch.Tensor) -> torch.Tensor:
         """A tensor of the model where contributions are added up."""
 
+    def flat(self, elements: int) -> torch.Tensor:
+        """Zeros (float32) where contributions are added up, which are copied to and from the device."""
+
+    def reading(self, flat: torch.Tensor) -> Callable[[], torch.Tensor]:
+        """What gives the present values of a flat float32 tensor of the model where contributions are added up, until the
+        next call."""
+
     def host_transfer(self, layout: Layout, result: torch.Tensor) -> HostTransfer:
         """result: flat, float32, where contributions are added up; it is only read."""
 
@@ -69,6 +76,12 @@ class Direct:
 
     def to_sums(self, tensor: torch.Tensor) -> torch.Tensor:
         return tensor
+
+    def flat(self, elements: int) -> torch.Tensor:
+        return torch.zeros(elements)
+
+    def reading(self, flat: torch.Tensor) -> Callable[[], torch.Tensor]:
+        return lambda: flat
 
     def host_transfer(self, layout: Layout, result: torch.Tensor) -> HostTransfer:
         return _InPlace(layout.views(result))
@@ -113,6 +126,13 @@ class Copying:
     def to_sums(self, tensor: torch.Tensor) -> torch.Tensor:
         return tensor.cpu()
 
+    def flat(self, elements: int) -> torch.Tensor:
+        return _page_locked_zeros(elements, self.device)
+
+    def reading(self, flat: torch.Tensor) -> Callable[[], torch.Tensor]:
+        here = self.flat(flat.numel())
+        return lambda: here.copy_(flat)
+
     def host_transfer(self, layout: Layout, result: torch.Tensor) -> HostTransfer:
         return _Carrying(layout, result, self.device)
 
@@ -131,6 +151,12 @@ class Resident(Copying):
     def to_sums(self, tensor: torch.Tensor) -> torch.Tensor:
         return tensor
 
+    def flat(self, elements: int) -> torch.Tensor:
+        return torch.zeros(elements, device=self.device)
+
+    def reading(self, flat: torch.Tensor) -> Callable[[], torch.Tensor]:
+        return lambda: flat
+
     def host_transfer(self, layout: Layout, result: torch.Tensor) -> HostTransfer:
         return _InPlace(layout.views(result))
 
@@ -145,6 +171,12 @@ def page_locked(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
     goes = device.type == "cuda" and tensor.device.type == "cpu" and tensor.layout == torch.strided
     # One that was expanded has several elements in one place, and cannot be written there.
     return tensor.pin_memory() if goes and torch.ops.aten.is_non_overlapping_and_dense(tensor) else tensor
+
+
+def in_host_memory(tensor: torch.Tensor) -> torch.Tensor:
+    """A copy there."""
+    here = tensor.cpu()
+    return here.clone() if here is tensor else here
 
 
 def taken_apart(batch: Any) -> tuple[list[torch.Tensor], Any] | None:
@@ -227,11 +259,15 @@ class _Carrying:
         self._there.copy_(self._sum)
 
     def _buffer(self, nth: int) -> tuple[torch.Tensor, list[torch.Tensor]]:
-        """Page-locked memory for a GPU: a copy into other memory is made twice."""
         while len(self._here) <= nth:
-            flat = torch.zeros(self._layout.size, pin_memory=self._there.device.type == "cuda")
+            flat = _page_locked_zeros(self._layout.size, self._there.device)
             self._here.append((flat, self._layout.views(flat)))
         return self._here[nth]
+
+
+def _page_locked_zeros(elements: int, device: torch.device) -> torch.Tensor:
+    """In host memory, page-locked for a GPU: a copy into other memory is made twice."""
+    return torch.zeros(elements, pin_memory=device.type == "cuda")
 
 
 def _with_items(batch: Mapping[Any, Any], items: dict[Any, Any]) -> Any:

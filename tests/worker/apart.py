@@ -26,6 +26,7 @@ from orchestrator.numerics import exact, staging
 from orchestrator.numerics.device import kernels
 from orchestrator.numerics.layout import Layout
 from orchestrator.worker import device, worker
+from orchestrator.worker.model import snapshot
 from orchestrator.worker.model.replica import Replica
 from tests.comm.transports.device_double import HostDriver
 
@@ -155,6 +156,15 @@ def compute_apart(monkeypatch: pytest.MonkeyPatch) -> There:
             there.add(self.parameters)
 
     monkeypatch.setattr(worker, "Replica", PlacedReplica)
+    plain_placed = snapshot.placed
+
+    def placed(entries: Any, optimizer: torch.optim.Optimizer) -> Any:
+        found = plain_placed(entries, optimizer)
+        for parameter, entry in found.items():
+            there.add([value for value in entry.values() if getattr(value, "shape", None) == parameter.shape])
+        return found
+
+    monkeypatch.setattr(snapshot, "placed", placed)
     plain_numpy, plain_cpu = torch.Tensor.numpy, torch.Tensor.cpu
 
     def numpy(tensor: torch.Tensor, **options: Any) -> Any:

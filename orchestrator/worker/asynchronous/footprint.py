@@ -5,7 +5,8 @@ window of deltas:
 
     regions         16 + partial sums, 8 w, 8 w for each other worker's delta that it hands on
     replica         8 parameters as integers, 8 as of the last rest, 4 of that in float32, 8 not sent yet
-    an update       4 before, 4 gradient, 8 the update; with a significance filter 8 read, and 8 s held back
+    an update       4 before, 4 gradient (that is on a GPU, where there is one, and 4 after here), 8 the update; with a
+                    significance filter 8 read, and 8 s held back
     optimizers      4 m s three times: in use, as of the last rest, and while the next one is staged
     a model each    of gossip, instead of replica and deltas: 8 s four times so, with the updates of a step, and 8 of each
                     foreign neighbour

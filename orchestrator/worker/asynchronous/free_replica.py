@@ -144,7 +144,7 @@ class FreeReplica:
                 "lower optimizer.lr",
                 code="loss.parameter-range",
             )
-        self._fixed.values(self._x, replica.flat)
+        self._updates.show(self._x)
         replica.adopt(self._statistics.means(magnitudes, summed, shards), counters)
         self._states.commit()
         return exact.fingerprint_of_integers(self._x)

@@ -27,6 +27,7 @@ from orchestrator.comm.synchronization import graphs
 from orchestrator.errors import OrchestratorError
 from orchestrator.numerics import exact
 from orchestrator.numerics.fixed_point import FixedPoint, exponent_for, largest
+from orchestrator.numerics.staging import in_host_memory
 from orchestrator.optim.transforms import State
 from orchestrator.worker.asynchronous import reports
 from orchestrator.worker.asynchronous import rows as shard_rows
@@ -161,7 +162,7 @@ class ShardModels:
         """The replica becomes the mean of all models. After the last message of the rest: who is interrupted before, is
         where it was."""
         summed, shards = self._memory.result, len(consensus.clocks)
-        self._fixed.values(mean.model, self._replica.flat)
+        self._updates.show(mean.model)
         self._replica.adopt(self._statistics.means(consensus.magnitudes, summed, shards), consensus.counters)
         self._states.commit()
 
@@ -173,7 +174,7 @@ class ShardModels:
         kept = dict(self._updates.optimizers.row(shard))
         kept[_MODEL] = self.models[shard].clone()
         kept[_EXPONENTS] = torch.tensor(self._exponents, dtype=torch.int64)
-        kept.update({f"{_BUFFER}{i}": b.clone() for i, b in enumerate(self._updates.buffers_of(shard))})
+        kept.update({f"{_BUFFER}{i}": in_host_memory(b) for i, b in enumerate(self._updates.buffers_of(shard))})
         return kept
 
     def _buffers_in(self, row: State) -> list[torch.Tensor]:

@@ -8,10 +8,10 @@ from orchestrator.worker.model.replica import Replica
 
 
 class Rollback:
-    """parameters: in float32, of the layout's size; buffers: statistics, then counters."""
+    """parameters: in float32, of the layout's size, where updates are added; buffers: statistics, then counters."""
 
     def __init__(self, replica: Replica) -> None:
-        self.parameters = torch.zeros(replica.layout.size, dtype=torch.float32)
+        self.parameters = replica.staging.flat(replica.layout.size)
         self._buffers: list[torch.Tensor] = []
         self._replica = replica
 

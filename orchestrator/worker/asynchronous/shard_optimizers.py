@@ -1,7 +1,8 @@
 """One optimizer for each hosted shard, over the same parameters: replicas that run free have no common gradient.
 
 There is one object of torch's and as many states as shards, which take turns in it. As a row (`compute/shard_states.py`) a
-state travels with its shard, stands in checkpoints, and is put back when an async phase is given up.
+state travels with its shard, stands in checkpoints, and is put back when an async phase is given up. Rows lie in host memory,
+states where the optimizer's step looks for them.
 """
 
 from __future__ import annotations
@@ -17,7 +18,9 @@ import torch
 
 from orchestrator.checkpoint.state import pack, unpack
 from orchestrator.errors import Inconsistent
+from orchestrator.numerics.staging import in_host_memory
 from orchestrator.optim.transforms import State
+from orchestrator.worker.model import snapshot
 
 _TREE = "tree"
 _FIXED = (bool, int, float, str)
@@ -38,6 +41,7 @@ class ShardOptimizers:
         self.optimizer = optimizer
         self._parameters = list(parameters)
         self._numbers: dict[torch.Tensor, int] = {parameter: i for i, parameter in enumerate(parameters)}
+        self._device = next((parameter.device for parameter in parameters), None)
         self._start = _groups(optimizer)
         self._turns: dict[int, _Turn] = {}
 
@@ -65,7 +69,7 @@ class ShardOptimizers:
         state = [[self._numbers[parameter], dict(entry)] for parameter, entry in turn.state.items()]
         tensors: dict[str, torch.Tensor] = {}
         packed = pack({"groups": turn.groups, "state": state}, tensors, "optimizer")
-        row = {name: tensor.clone() for name, tensor in tensors.items()}
+        row = {name: in_host_memory(tensor) for name, tensor in tensors.items()}
         row[_TREE] = torch.frombuffer(bytearray(json.dumps(packed).encode()), dtype=torch.uint8)
         return row
 
@@ -74,14 +78,15 @@ class ShardOptimizers:
         if not row:
             return _Turn(state, copy.deepcopy(self._start))
         try:
-            tree = unpack(json.loads(row[_TREE].numpy().tobytes()), row)
-            for number, entry in tree["state"]:
-                state[self._parameters[number]] = entry
+            tree = unpack(json.loads(row[_TREE].numpy().tobytes()), row, self._device)
+            entries = {self._parameters[number]: entry for number, entry in tree["state"]}
+            state.update(snapshot.placed(entries, self.optimizer))
+            groups = [snapshot.as_fused(saved, own) for saved, own in zip(tree["groups"], self._start, strict=True)]
         except (KeyError, IndexError, TypeError, ValueError) as error:
             raise Inconsistent(
                 f"the optimizer's state of shard {shard} is not whole: {error}", code="checkpoint.shard-optimizer"
             ) from error
-        return _Turn(state, tree["groups"])
+        return _Turn(state, groups)
 
 
 def _groups(optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:

@@ -58,9 +58,10 @@ class ShardUpdates:
         self._shards = shards
         self._threshold = threshold
         self.optimizers = ShardOptimizers(updater.optimizer, replica.parameters)
-        size = replica.layout.size
-        self._before = torch.zeros(size, dtype=torch.float32)
-        self._gradient = torch.zeros(size, dtype=torch.float32)
+        size, staging = replica.layout.size, replica.staging
+        self._before = staging.flat(size)
+        self._after = staging.reading(replica.flat)
+        self._gradient = torch.zeros_like(replica.flat)
         self._views = [slot.view(self._gradient) for slot in replica.layout.slots[: len(replica.parameters)]]
         self._read = torch.zeros(size if threshold else 0, dtype=torch.int64)
         self._update = torch.zeros(size, dtype=torch.int64)
@@ -84,9 +85,7 @@ class ShardUpdates:
         residual = self._residuals.get(shard)
         if residual is not None:
             x = torch.add(x, residual, out=self._read)
-        flat = self._replica.flat
-        self._fixed.values(x, flat)
-        self._before.copy_(flat)
+        self.show(x)
         self._replica.set_buffers(self._buffers[shard])
         self._replica.begin_step()
         self._replica.begin_shard()
@@ -98,9 +97,15 @@ class ShardUpdates:
         self._step(shard, reading)
         self._replica.check_frozen()
         self._buffers[shard] = self._replica.buffers()
-        if not self._fixed.updates(flat, self._before, self._shards, self._update):
-            self._refuse(shard, reading.clock, flat)
+        after = self._after()
+        if not self._fixed.updates(after, self._before, self._shards, self._update):
+            self._refuse(shard, reading.clock, after)
         return computed[0], self._filtered(shard, reading.clock, x, self._update)
+
+    def show(self, x: torch.Tensor) -> None:
+        """The replica has these parameters, given as integers, from here on."""
+        self._fixed.values(x, self._before)
+        self._replica.flat.copy_(self._before)
 
     def residual(self) -> torch.Tensor | None:
         """What the filter has held back of all hosted shards together, and forgets now; None where there is none."""
@@ -155,9 +160,9 @@ class ShardUpdates:
         self._residuals[shard] = waiting.sub_(sent)
         return sent
 
-    def _refuse(self, shard: int, clock: int, flat: torch.Tensor) -> None:
-        strange = (~torch.isfinite(flat)).nonzero()
-        element = int(strange[0]) if len(strange) else int((flat - self._before).abs().argmax())
+    def _refuse(self, shard: int, clock: int, after: torch.Tensor) -> None:
+        strange = (~torch.isfinite(after)).nonzero()
+        element = int(strange[0]) if len(strange) else int((after - self._before).abs().argmax())
         name = name_of(self._replica.layout, element)
         raise NonFinite(
             f"the step of the optimizer takes {name} out of range in micro-batch {clock} of shard {shard}",

@@ -58,7 +58,7 @@ class Statistics:
             view = contribution[slot.offset : slot.offset + slot.elements]
             for buffers in hosted:
                 flat = buffers[i].as_strided((slot.elements,), (1,), buffers[i].storage_offset())
-                view += torch.round(flat.double().mul_(2.0**-exponent)).long()
+                view += torch.round(self._replica.staging.to_sums(flat).double().mul_(2.0**-exponent)).long()
 
     def means(self, magnitudes: Sequence[int], summed: torch.Tensor, shards: int) -> list[torch.Tensor | None]:
         """The means over so many shards, float32 and in the shapes of the layout."""

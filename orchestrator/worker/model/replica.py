@@ -51,7 +51,7 @@ class Replica:
         watches_all: bool = True,
         rules: Mapping[str, str] | None = None,  # those that are declared, by the name of a buffer
     ) -> None:
-        staging = staging or Direct()
+        self.staging = staging = staging or Direct()
         refuse_unsupported(model)
         self.model = model
         trainable = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
@@ -61,7 +61,6 @@ class Replica:
         moving = Moving.of(model, self.rules)
         self.statistics, self.counters = list(moving.means.values()), moving.counters
         self.joined, self._joined = moving.in_joined, moving.joined
-        self._to_sums = staging.to_sums
         self._moving = [*self.statistics, *self.counters.values(), *self.joined.values()]
         self.layout = layout or Layout.of([*trainable, *moving.means.items()])
         self._frozen = {name: p for name, p in self._parameters.items() if not p.requires_grad}
@@ -103,7 +102,7 @@ class Replica:
         """Remember the present buffers: every shard of the step to come starts from them, and so does its repetition when the
         step is given up half-way (which leaves them as the last shard made them)."""
         self._start = self.buffers()
-        self._statistics_start = [self._to_sums(start) for start in self._start[: len(self.statistics)]]
+        self._statistics_start = [self.staging.to_sums(start) for start in self._start[: len(self.statistics)]]
         self._watch([piece for turn in self._turns for piece in itertools.islice(turn, _PIECES)])
 
     def begin_shard(self) -> None:

@@ -143,21 +143,32 @@ def _optimizer_tree(model: torch.nn.Module, optimizer: torch.optim.Optimizer) ->
 
 
 def _put_back(tree: dict[str, Any], model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
-    """Whether a group is fused follows from the device, so it stays as it is here."""
     for group, saved in zip(optimizer.param_groups, tree["groups"], strict=True):
-        own: dict[str, Any] = {key: group[key] for key in ("params", "fused") if key in group}
+        own, params = as_fused(saved, group), group["params"]
         group.clear()
-        group.update({**saved, **own})
-    groups = {parameter: group for group in optimizer.param_groups for parameter in group["params"]}
+        group.update({**own, "params": params})
     parameters = dict(model.named_parameters())
-    entries = {parameters[name]: entry for name, entry in tree["state"].items()}
+    entries: dict[torch.Tensor, Any] = {parameters[name]: entry for name, entry in tree["state"].items()}
+    optimizer.state.clear()
+    optimizer.state.update(placed(entries, optimizer))
+
+
+def as_fused(saved: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
+    """The saved options of a group. Whether it is fused follows from the device, so that is as in the group that is here."""
+    return {**saved, **({"fused": own["fused"]} if "fused" in own else {})}
+
+
+def placed(
+    entries: Mapping[torch.Tensor, Mapping[str, Any]], optimizer: torch.optim.Optimizer
+) -> dict[torch.Tensor, dict[str, Any]]:
+    """By parameter, what an optimizer keeps of it, on the devices where its step looks for that."""
+    groups = {parameter: group for group in optimizer.param_groups for parameter in group["params"]}
     tensors = [each for entry in entries.values() for each in entry.values() if isinstance(each, torch.Tensor)]
     moves = all(tensor.is_cpu for tensor in tensors)  # else each is where it was, on the device or not
-    optimizer.state.clear()
-    for parameter, entry in entries.items():
-        optimizer.state[parameter] = {
-            key: _beside(parameter, groups[parameter], key, value, moves=moves) for key, value in entry.items()
-        }
+    return {
+        parameter: {key: _beside(parameter, groups[parameter], key, value, moves=moves) for key, value in entry.items()}
+        for parameter, entry in entries.items()
+    }
 
 
 def _beside(parameter: torch.Tensor, group: dict[str, Any], key: str, value: Any, *, moves: bool) -> Any:

@@ -24,7 +24,6 @@ def rules_of(execution: Callable[[str], str]) -> tuple[Rule, ...]:
         return free.requires(code, key, fit, f"{key.removesuffix('.name')}: with sync={{1}} {because}, or set sync=bsp")
 
     return (
-        require("sync.device", "run.device", "cpu", "updates are added on CPUs; set run.device=cpu"),
         require(
             "sync.fast",
             "reduction",

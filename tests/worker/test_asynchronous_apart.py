@@ -1,0 +1,111 @@
+"""Replicas that run free with a model beside host memory, as on a GPU: nothing is computed across, and no bit differs.
+
+What one worker does does not depend on timing, so its run beside host memory is compared with one within it. Of several
+workers, live or lost, the record decides: it is repeated within host memory.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from orchestrator.numerics import staging
+from orchestrator.optim.transforms import State
+from orchestrator.worker.asynchronous.shard_optimizers import ShardOptimizers
+from orchestrator.worker.model.shard_states import ShardStates
+from tests.worker import pipelines as p
+from tests.worker.apart import compute_apart
+from tests.worker.elastic import Elastic, Fault, Told, elastic_settings
+from tests.worker.runs import Layout, train
+from tests.worker.test_asynchronous import CASES, MODES, RICH, assert_same
+
+pytestmark = pytest.mark.slow
+
+ALL: list[dict[str, Any]] = [*MODES[:3], {"name": "gossip"}]
+# Without the one that depends on the clock, and the one whose first state torch makes by the name of the device.
+SEEN = [number for number, case in enumerate(CASES) if case.pipeline is not p.Lstm and "seconds=0" not in str(case)]
+
+
+def assert_alike(monkeypatch: pytest.MonkeyPatch, pipeline: Any, layout: Layout, **settings: Any) -> None:
+    one = train(pipeline, **settings)
+    there, stage = compute_apart(monkeypatch), ShardStates.stage
+
+    def staged(states: ShardStates, shard: int, row: State) -> None:
+        assert not any(tensor in there for tensor in row.values()), "what shards keep lies in host memory"
+        stage(states, shard, row)
+
+    monkeypatch.setattr(ShardStates, "stage", staged)
+    assert_same(train(pipeline, **settings), one)
+    assert_same(train(pipeline, layout, replay=one.rests, **settings), one)
+
+
+@pytest.mark.parametrize("number", range(len(ALL)), ids=lambda number: str(ALL[number]))
+def test_nothing_is_computed_across(monkeypatch: pytest.MonkeyPatch, number: int) -> None:
+    layout = [Layout(2), Layout(2, "parameter_server", servers=1)][number % 2 if number < 3 else 0]
+    settings = {**RICH, "steps": 2, "evaluate_every": None, "sync": {**ALL[number], "rest_every": 1}}
+    assert_alike(monkeypatch, p.Batchnorm, layout, **settings)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("mode", ALL, ids=str)
+@pytest.mark.parametrize("number", SEEN, ids=lambda number: str(CASES[number]))
+def test_whatever_is_trained(monkeypatch: pytest.MonkeyPatch, number: int, mode: dict[str, Any]) -> None:
+    case = CASES[number]
+    settings = {"steps": 4, **case.settings, "sync": {**mode, "rest_every": 2}}
+    assert_alike(monkeypatch, case.pipeline, Layout(3, "tree"), **settings)
+
+
+def disturbed(mode: dict[str, Any], faults: list[Fault]) -> None:
+    """Live beside host memory, then repeated within it, where members are lost too."""
+    told: list[Told] = []
+    settings = {**RICH, "checkpoint_every": 2, "sync": {**mode, "rest_every": 2}}
+    for layout, replay, apart in ((Layout(3), (), True), (Layout(2), None, False)):
+        with pytest.MonkeyPatch.context() as patched:
+            if apart:
+                patched.setattr(staging, "on", lambda _: staging.Copying(torch.device("cpu")))
+            records = told[0].rests if replay is None else replay
+            run = Elastic(elastic_settings(p.Batchnorm, layout, **settings), layout, faults, replay=records)
+            told.append(run.run())
+    live, again = told
+    assert live.generations > 1
+    assert (again.rests, again.trace, again.metrics, again.digest) == (
+        live.rests,
+        live.trace,
+        live.metrics,
+        live.digest,
+    )
+
+
+def test_members_die_and_join() -> None:
+    disturbed(MODES[1], [Fault(1, 23, "die"), Fault(0, 31, "join")])
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("mode", ALL, ids=str)
+@pytest.mark.parametrize("at", range(5, 50, 9))
+def test_members_may_die_at_any_moment(mode: dict[str, Any], at: int) -> None:
+    disturbed(mode, [Fault(1, at, "die"), Fault(0, at + 8, "join"), Fault(0, at + 30, "call off")])
+
+
+def test_a_state_is_put_where_its_optimizer_looks() -> None:
+    """`meta` stands for a device. A step in a kernel reads its own count there."""
+    here, there = (torch.nn.Parameter(torch.ones(3, device=device)) for device in ("cpu", "meta"))
+    before = ShardOptimizers(torch.optim.Adam([here], lr=0.1), [here])
+    before.load({0: {}})
+    before.begin(0)
+    here.grad = torch.ones(3)
+    before.optimizer.step()
+    before.end(0)
+    row = before.row(0)
+    for fused in (False, True):
+        optimizer = torch.optim.Adam([there], lr=0.1)
+        optimizer.param_groups[0]["fused"] = fused
+        after = ShardOptimizers(optimizer, [there])
+        after.load({0: row})
+        after.begin(0)
+        places = {key: value.device.type for key, value in optimizer.state[there].items()}
+        assert places == {"step": "meta" if fused else "cpu", "exp_avg": "meta", "exp_avg_sq": "meta"}
+        assert optimizer.param_groups[0]["fused"] is fused
+    assert all(tensor.is_cpu for tensor in row.values())
