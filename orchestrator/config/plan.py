@@ -294,12 +294,10 @@ class Plan:
 
     @property
     def sums_stay_on_device(self) -> bool:
-        """Whether gradients, sums and results never leave the device of the model: in lockstep, of whole models, exactly, where
-        nothing comes between a shard's gradient and the sum."""
-        update, members = self.update, self.cluster.members
-        plain = (
-            update.compression is None and update.local is None and self.data.privacy is None and members.stages == 1
-        )
+        """Whether gradients, sums and results never leave the device of the model, or of a stage of it: in lockstep, exactly,
+        where nothing comes between a shard's gradient and the sum."""
+        update = self.update
+        plain = update.compression is None and update.local is None and self.data.privacy is None
         return self.run.compute.device == "cuda" and self.lockstep and self.exchange.exact and plain
 
     @property

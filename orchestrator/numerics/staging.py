@@ -49,6 +49,9 @@ class Staging(Protocol):
     def batch(self, batch: Any) -> Any:
         """The batch with its tensors on the device."""
 
+    def empty(self, elements: int, dtype: torch.dtype) -> torch.Tensor:
+        """New memory on the device, 1-D."""
+
     def to_sums(self, tensor: torch.Tensor) -> torch.Tensor:
         """A tensor of the model where contributions are added up."""
 
@@ -73,6 +76,9 @@ class Direct:
 
     def batch(self, batch: Any) -> Any:
         return batch
+
+    def empty(self, elements: int, dtype: torch.dtype) -> torch.Tensor:
+        return torch.empty(elements, dtype=dtype)
 
     def to_sums(self, tensor: torch.Tensor) -> torch.Tensor:
         return tensor
@@ -122,6 +128,9 @@ class Copying:
         if dataclasses.is_dataclass(batch) and not isinstance(batch, type):
             return self._fields(batch)
         return batch
+
+    def empty(self, elements: int, dtype: torch.dtype) -> torch.Tensor:
+        return torch.empty(elements, dtype=dtype, device=self.device)
 
     def to_sums(self, tensor: torch.Tensor) -> torch.Tensor:
         return tensor.cpu()
@@ -177,6 +186,19 @@ def in_host_memory(tensor: torch.Tensor) -> torch.Tensor:
     """A copy there."""
     here = tensor.cpu()
     return here.clone() if here is tensor else here
+
+
+def collected(size_bytes: int, pieces: Sequence[tuple[int, torch.Tensor]]) -> torch.Tensor:
+    """New bytes in host memory: of each piece those of its tensor, which is 1-D, from an offset on, zeros between them. One
+    wait for a GPU brings all that lie there, into page-locked memory."""
+    on_card = any(tensor.device.type == "cuda" for _, tensor in pieces)
+    bytes_here = torch.zeros(size_bytes, dtype=torch.uint8, pin_memory=on_card)
+    for offset, tensor in pieces:
+        found = tensor.detach().view(torch.uint8)
+        bytes_here[offset : offset + found.numel()].copy_(found, non_blocking=on_card)
+    if on_card:
+        torch.cuda.current_stream().synchronize()
+    return bytes_here
 
 
 def taken_apart(batch: Any) -> tuple[list[torch.Tensor], Any] | None:

@@ -37,9 +37,8 @@ def seeded(seed: int, purpose: str, step: int = 0, shard: int = 0) -> Iterator[N
 def seeded_with(value: int) -> Iterator[None]:
     """The same for a seed that was derived before."""
     with _generators:
-        torch.default_generator.manual_seed(value)
-        if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
-            torch.cuda.manual_seed_all(value)
+        for generator in torch_generators():
+            generator.manual_seed(value)
         random.seed(value)
         numpy.random.seed(value)
         yield
@@ -50,6 +49,12 @@ def held() -> Iterator[None]:
     """The same without a seed: for work that goes on with states that it sets by itself."""
     with _generators:
         yield
+
+
+def torch_generators() -> tuple[torch.Generator, ...]:
+    """Those of torch that code draws from which names none: of the processor, and of each GPU once CUDA was started."""
+    started = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+    return (torch.default_generator, *(torch.cuda.default_generators if started else ()))
 
 
 def permutation(seed: int, purpose: str, epoch: int, elements: int, shard: int = 0) -> torch.Tensor:

@@ -18,7 +18,7 @@ from orchestrator.optim.transforms import Gradients, State
 
 class Norm:
     """The norm of a gradient of which no worker holds all tensors: from those of the tensors, in the order of the layout, as
-    `clip` finds it for whole ones."""
+    `clip` finds it for whole ones, on the device where it does."""
 
     def __init__(self) -> None:
         self.value = torch.tensor(0.0)

@@ -41,7 +41,7 @@ from orchestrator.worker.model.shard_states import ShardStates
 from orchestrator.worker.model.updater import Updater
 from orchestrator.worker.pipeline_parallel.planning import plan_stages, summary, verify
 from orchestrator.worker.pipeline_parallel.stage_state import StageState
-from orchestrator.worker.pipeline_parallel.staged import HostedStage, StagedLockstep, Waiting, WholeNames
+from orchestrator.worker.pipeline_parallel.staged import HostedStage, Place, StagedLockstep, Waiting, WholeNames
 from orchestrator.worker.step.carriers import Carriers
 from orchestrator.worker.step.checking import checks_of
 from orchestrator.worker.step.clipped_trainer import ClippedSum, ClippedTrainer
@@ -351,7 +351,8 @@ class GossipStrategy(_Free):
 
 
 class PipelineStrategy:
-    """The model is cut into stages, of which this worker hosts one from its first generation on. Until then it has all."""
+    """The model is cut into stages, of which this worker hosts one from its first generation on. Until then it has all, in host
+    memory."""
 
     keeps_shard_state = False
 
@@ -364,7 +365,8 @@ class PipelineStrategy:
                 code="stages.own-optimizer",
             )
         self._plan, self._workload = context.plan, context.workload
-        self._regions, self._services = context.regions, context.services
+        self._services = context.services
+        self._place = Place(context.staging, context.regions, context.kernels)
         self._replica: Replica | None = context.replica
         self._waiting: Waiting | None = None
         self._hosted: HostedStage | None = None
@@ -398,8 +400,7 @@ class PipelineStrategy:
                 names, self._waiting = self._waiting.over(self._plan.run), None
             self._hosted = HostedStage(
                 *(self._plan, self._workload, names, self._cuts, generation.begin.stages[rank]),
-                self._regions,
-                self._services,
+                *(self._services, self._place),
             )
             allocator.give_back()
         self._hosted.suit(generation, rank)

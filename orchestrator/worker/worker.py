@@ -28,7 +28,7 @@ from orchestrator.data import input_auditing
 from orchestrator.data.files import waiting
 from orchestrator.data.loaders import Loaders, Recipe
 from orchestrator.errors import ConfigurationError, RunFailed, coded
-from orchestrator.numerics import allocator, cuda, determinism, exact, inductor
+from orchestrator.numerics import allocator, cuda, determinism, exact, inductor, staging
 from orchestrator.numerics.digests import model_digest
 from orchestrator.pipeline import defines, find, naming
 from orchestrator.records import phases
@@ -101,6 +101,9 @@ class Worker:
         tell = lambda line: self._services.emit({"event": "device", "why": line})  # noqa: E731
         there = worker_device.opened(plan, tell)
         self._staging, self.regions = there.staging, there.regions or self.regions
+        in_stages = plan.cluster.members.stages > 1
+        # A model in stages may be larger than a GPU: whole it is in host memory only.
+        whole_on = staging.Direct() if in_stages else self._staging
         source = plan.run.pipeline
         with phases.of("pipeline", "worker"):
             kind = find(source.target, source.args)
@@ -108,7 +111,7 @@ class Worker:
             self._callbacks = Callbacks(plan, self._services.emit)
         self._services.heartbeat.beat("prepare")
         with phases.of("data and model", "worker"):
-            self._workload = PipelineAdapter(kind, plan.run, plan.data, self._staging, self._services.sites)
+            self._workload = PipelineAdapter(kind, plan.run, plan.data, whole_on, self._services.sites)
         construction.refuse_moving(self._workload.model, self._workload.buffer_rules, plan)
         construction.refuse_compiled(self._workload.model, plan)
         if self._services.tries_answers and (found := answering.unfit(plan, self._workload)) is not None:
@@ -118,10 +121,9 @@ class Worker:
         if self._workload.is_live:
             _refuse_live(plan)
         self._services.heartbeat.beat("prepare")
-        in_stages = plan.cluster.members.stages > 1
         began = time.time()
         rules = self._workload.buffer_rules
-        replica = Replica(self._workload.model, self._staging, watches_all=not in_stages, rules=rules)
+        replica = Replica(self._workload.model, whole_on, watches_all=not in_stages, rules=rules)
         if plan.run.compute.compiled:
             inductor.compile_model(self._workload.model)
         if in_stages:  # it may be short of memory, and what the model took before is free now
@@ -134,7 +136,7 @@ class Worker:
             *(plan, self._workload, replica, updater, before, self.regions, self._services, self._staging),
             kernels=there.kernels,
         )
-        if there.kernels is not None:
+        if there.kernels is not None and not in_stages:
             why_not = self._workload.why_not_recorded
             self._workload.graphs = ShardGraphs(there.recorder, replica, self._staging, tell, why_not)
         self._execution = execution(parts)

@@ -77,13 +77,14 @@ def test_stages_are_chosen_by_memory(digits: Project, monkeypatch: pytest.Monkey
     _leaving(monkeypatch, 300_000, 4)
     with refused("stages.memory", "cluster.stages"):
         stage_tuning.staged(settings)
-    for override, code in (
-        ("cluster.address=127.0.0.1:6379", "stages.auto-joined"),
-        ("sync=ssp", "stages.sync"),
+    for overrides, code in (
+        (["cluster.address=127.0.0.1:6379"], "stages.auto-joined"),
+        (["run.device=cuda", "cluster.gpus_per_worker=1"], "stages.auto-gpu"),
+        (["sync=ssp"], "stages.sync"),
     ):
         _leaving(monkeypatch, 1_000_000, 4)
         with refused(code):
-            stage_tuning.staged(load(["digits"], ["cluster.stages=auto", override]))
+            stage_tuning.staged(load(["digits"], ["cluster.stages=auto", *overrides]))
 
 
 # A launch that finds a byte less for each worker than the whole model needs.

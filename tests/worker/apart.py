@@ -28,6 +28,7 @@ from orchestrator.numerics.layout import Layout
 from orchestrator.worker import device, worker
 from orchestrator.worker.model import snapshot
 from orchestrator.worker.model.replica import Replica
+from orchestrator.worker.pipeline_parallel import staged
 from tests.comm.transports.device_double import HostDriver
 
 CARRIERS = {"copy_", "_foreach_copy_"}
@@ -85,6 +86,11 @@ class WatchedCopying(staging.Copying):
         moved = super().batch(batch)
         self._there.add(moved)
         return moved
+
+    def empty(self, elements: int, dtype: torch.dtype) -> torch.Tensor:
+        made = super().empty(elements, dtype)
+        self._there.add(made)
+        return made
 
     def host_transfer(self, layout: Layout, result: torch.Tensor) -> staging.HostTransfer:
         host_transfer = super().host_transfer(layout, result)
@@ -151,11 +157,17 @@ def compute_apart(monkeypatch: pytest.MonkeyPatch) -> There:
         monkeypatch.setattr(worker.Worker, name, _watched(getattr(worker.Worker, name), there))
 
     class PlacedReplica(Replica):
+        def __init__(self, model: torch.nn.Module, where: staging.Staging, *more: Any, **named: Any) -> None:
+            self._is_apart = isinstance(where, WatchedCopying)
+            super().__init__(model, where, *more, **named)
+
         def _move_into_flat_buffer(self, device: torch.device) -> None:
             super()._move_into_flat_buffer(device)
-            there.add(self.parameters)
+            if self._is_apart:
+                there.add(self.parameters)
 
     monkeypatch.setattr(worker, "Replica", PlacedReplica)
+    monkeypatch.setattr(staged, "Replica", PlacedReplica)
     plain_placed = snapshot.placed
 
     def placed(entries: Any, optimizer: torch.optim.Optimizer) -> Any:

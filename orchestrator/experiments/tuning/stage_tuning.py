@@ -34,6 +34,12 @@ def staged(settings: Settings) -> tuple[Settings, StageChoice | None]:
             "give the number; a launch says what each stage needs",
             code="stages.auto-joined",
         )
+    if settings.run.device == "cuda":
+        raise ConfigurationError(
+            ["cluster.stages: auto goes by the memory of this machine, and not by that of its GPUs"],
+            "give the number",
+            code="stages.auto-gpu",
+        )
     checks.check(_with(settings, 1, ()), Path.cwd())
     workers = cluster.workers.most + cluster.spares
     chosen = choose_stages(_needs(settings), available_bytes(), workers, _own_bytes())

@@ -146,6 +146,10 @@ class PipelineAdapter:
         self._refuse_small_cache()
         self._refuse_large_order(data.order.name, samples)
 
+    def compute_on(self, staging: Staging) -> None:
+        """From now on batches go there, where the model is."""
+        self._staging = staging
+
     @property
     def may_wait_s(self) -> float:
         """For files from elsewhere."""
@@ -397,9 +401,10 @@ class PipelineAdapter:
         """The loss of micro-batch (step, shard), which is not empty, to be called within the block, by parts of a model:
         there the generators are seeded for it. Raises PipelineRaised for what is raised within the block."""
         micro_batch = self._known(step, shard)
-        batch = self._fetch(micro_batch)
-        naming_samples = self._naming_samples(micro_batch.key, batch)
+        fetched = self._fetch(micro_batch)
+        naming_samples = self._naming_samples(micro_batch.key, fetched)
         with naming_samples, naming(f"loss() ({micro_batch.where})"), streams.seeded_with(micro_batch.seed):
+            batch = self._staging.batch(fetched)
             yield Call(lambda: self._loss(batch, step), self._autocast, len(micro_batch.key.indices), micro_batch.where)
 
     @contextmanager
@@ -422,6 +427,7 @@ class PipelineAdapter:
             items = fetch(self._validation, indices, self.pipeline.collate)
         updates = (step + 1) * self._steps_per_round
         with naming(f"evaluation ({where})"), streams.seeded(self._seed, "evaluation", step, batch), torch.no_grad():
+            items = self._staging.batch(items)
             yield (
                 Call(lambda: self._loss(items, updates), self._autocast, len(indices), where),
                 Call(lambda: self.pipeline.metrics(self.model, items), self._autocast, len(indices), where),

@@ -1,7 +1,9 @@
 """What crosses a border between two stages, as values: tensors to the bit and the byte of their address, and generators.
 
-A tensor arrives with its stride and its address modulo 64: both can change the bits of a product or of a sum. The states of the
-generators travel with activations and with gradients, since the unsplit computation draws from them in one sequence.
+A tensor arrives with its stride and its address modulo 512: both can change the bits of a product or of a sum. The states of
+the generators travel with activations and with gradients, since the unsplit computation draws from them in one sequence. What
+is packed lies where it was computed. A message carries it through host memory, and what arrives goes to where this stage
+computes.
 """
 
 from __future__ import annotations
@@ -14,13 +16,17 @@ from typing import Any, Final, NamedTuple
 import numpy
 import torch
 
+from orchestrator.numerics import streams
+from orchestrator.numerics.staging import Direct, Staging, page_locked
 from orchestrator.worker.pipeline_parallel.fake_tensors import Key
 
-_ALIGNMENT: Final = 64  # bytes
+ALIGNMENT: Final = (
+    512  # bytes: 64 is what vectors of a processor ask for, 256 what cuBLAS looks at, 512 what CUDA allocates
+)
 
 
 class BorderValue(NamedTuple):
-    """A tensor on its way. at: its address modulo 64; data: 1-D, the elements that its size and stride span, in their order in
+    """A tensor on its way. at: its address modulo 512; data: 1-D, the elements that its size and stride span, in their order in
     memory."""
 
     size: tuple[int, ...]
@@ -30,24 +36,26 @@ class BorderValue(NamedTuple):
 
 
 class Generators(NamedTuple):
-    """The states of torch's, Python's and numpy's generators."""
+    """The states of torch's, Python's and numpy's generators. of_torch: of the processor and of GPUs, as `streams` has them."""
 
-    torch_state: torch.Tensor
+    of_torch: tuple[torch.Tensor, ...]
     python: Any
     numpy_state: Any
 
     @classmethod
     def now(cls) -> Generators:
-        return cls(torch.default_generator.get_state(), random.getstate(), numpy.random.get_state(legacy=False))
+        states = tuple(generator.get_state() for generator in streams.torch_generators())
+        return cls(states, random.getstate(), numpy.random.get_state(legacy=False))
 
     def restore(self) -> None:
-        torch.default_generator.set_state(self.torch_state)
+        for generator, state in zip(streams.torch_generators(), self.of_torch, strict=False):
+            generator.set_state(state)
         random.setstate(self.python)
         numpy.random.set_state(self.numpy_state)
 
 
 def same_generators(left: Generators, right: Generators) -> bool:
-    if left.python != right.python or not torch.equal(left.torch_state, right.torch_state):
+    if left.python != right.python or not all(map(torch.equal, left.of_torch, right.of_torch)):
         return False
     return same_of_numpy(left.numpy_state, right.numpy_state)
 
@@ -87,14 +95,15 @@ def pack(tensor: torch.Tensor) -> BorderValue:
     plain = tensor.detach()
     size, stride = tuple(plain.size()), tuple(plain.stride())
     span = 1 + sum((n - 1) * s for n, s in zip(size, stride, strict=True)) if plain.numel() else 0
-    return BorderValue(size, stride, plain.data_ptr() % _ALIGNMENT, plain.as_strided((span,), (1,)).clone())
+    return BorderValue(size, stride, plain.data_ptr() % ALIGNMENT, plain.as_strided((span,), (1,)).clone())
 
 
-def unpack(value: BorderValue) -> torch.Tensor:
-    """A new tensor as it was packed; no view, so that whoever gets it may change it in place."""
+def unpack(value: BorderValue, staging: Staging | None = None) -> torch.Tensor:
+    """A new tensor as it was packed; no view, so that whoever gets it may change it in place. staging: to where it goes; None:
+    to host memory."""
     size, stride, at, data = value
-    spare = _ALIGNMENT // data.element_size() + 1
-    memory = torch.empty(data.numel() + 2 * spare, dtype=data.dtype)
-    start = (at - memory.data_ptr()) % _ALIGNMENT // data.element_size()
-    memory[start : start + data.numel()] = data
-    return torch.empty(0, dtype=data.dtype).set_(memory.untyped_storage(), start, size, stride)
+    spare = ALIGNMENT // data.element_size() + 1
+    memory = (staging or Direct()).empty(data.numel() + 2 * spare, data.dtype)
+    start = (at - memory.data_ptr()) % ALIGNMENT // data.element_size()
+    memory[start : start + data.numel()].copy_(page_locked(data, memory.device), non_blocking=True)
+    return torch.empty(0, dtype=data.dtype, device=memory.device).set_(memory.untyped_storage(), start, size, stride)

@@ -183,7 +183,7 @@ class Stages:
 
     def _send(self, tensor: torch.Tensor, number: int) -> None:
         links = self._links
-        raw = tensor.detach().contiguous().reshape(-1).view(torch.uint8)
+        raw = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
         for piece, start in enumerate(range(0, raw.numel(), _PIECE_BYTES)):
             tag = Tag(links.wire.generation, self._calls, number, messages.DIGEST, piece)
             links.wire.transport.send(0, tag, raw[start : start + _PIECE_BYTES].clone())

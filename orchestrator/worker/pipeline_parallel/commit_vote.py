@@ -34,12 +34,14 @@ class HeldSum:
 
 
 class Ballot:
-    """The part of a worker of `stage` in second votes. norm: of the whole gradient, where it is clipped."""
+    """The part of a worker of `stage` in second votes. norm: of the whole gradient, where it is clipped; device: where
+    gradients are, and norms of tensors are put together."""
 
-    def __init__(self, stage: int, stages: int, norm: Norm | None) -> None:
+    def __init__(self, stage: int, stages: int, norm: Norm | None, device: torch.device) -> None:
         self._stage = stage
         self._stages = stages
         self._norm = norm
+        self._device = device
 
     def vote(
         self, exchange: Exchange, step: int, attempt: int, own: int, norms: Callable[[torch.dtype], Sequence[int]]
@@ -50,7 +52,7 @@ class Ballot:
         first = tuple(exchange.maximum(step, attempt, messages.DONE, vector).tolist())
         if self._norm is None:
             return (first,)
-        self._norm.of_tensors(_values(first[_WORDS * self._stages :], torch.float32))
+        self._norm.of_tensors(self._values(first[_WORDS * self._stages :], torch.float32))
         if self._norm.is_finite:
             return (first,)
         wide = torch.tensor(norms(torch.float64), dtype=torch.int64)  # squares overflow: once more, as unsplit
@@ -70,9 +72,13 @@ class Ballot:
                     code="stages.other-sums",
                 )
         if self._norm is not None:
-            norms = _values(wide[0], torch.float64) if wide else _values(first[_WORDS * self._stages :], torch.float32)
-            self._norm.of_tensors(norms)
+            told, kind = (wide[0], torch.float64) if wide else (first[_WORDS * self._stages :], torch.float32)
+            self._norm.of_tensors(self._values(told, kind))
         return exact.wrap(sum(prints))
+
+    def _values(self, slots: Sequence[int], dtype: torch.dtype) -> list[torch.Tensor]:
+        values = [value for _, value in sorted(from_slots(slots).items())]
+        return list(torch.tensor(values, dtype=dtype).to(self._device).unbind())
 
 
 def _told(stages: int, stage: int, fingerprint: int) -> list[int]:
@@ -81,7 +87,3 @@ def _told(stages: int, stage: int, fingerprint: int) -> list[int]:
     high, low = fingerprint >> 32, fingerprint & (_HIGH - 1)
     vector[_WORDS * stage : _WORDS * (stage + 1)] = [high, ~high, low, ~low]
     return vector
-
-
-def _values(slots: Sequence[int], dtype: torch.dtype) -> list[torch.Tensor]:
-    return [torch.tensor(value, dtype=dtype) for _, value in sorted(from_slots(slots).items())]

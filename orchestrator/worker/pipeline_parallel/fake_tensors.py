@@ -108,9 +108,9 @@ class FakeTensor(torch.Tensor):
         return fake
 
     @staticmethod
-    def like(tensor: torch.Tensor, watcher: Watcher, name: str) -> FakeTensor:
-        """In the place of a parameter or a buffer."""
-        fake = FakeTensor.of(_meta(tensor), watcher, name)
+    def like(tensor: torch.Tensor, watcher: Watcher, name: str, home: str = "cpu") -> FakeTensor:
+        """In the place of a parameter or a buffer. home: the device that it says it is on."""
+        fake = FakeTensor.of(_meta(tensor), watcher, name, home)
         if isinstance(tensor, torch.nn.Parameter):
             fake._is_param = True
         return fake
@@ -157,8 +157,8 @@ class FakeTensor(torch.Tensor):
         first = fakes[0]
         if name == "device":
             return first.home
-        if name in ("is_meta", "is_cpu"):
-            return name == "is_cpu"
+        if name in ("is_meta", "is_cpu", "is_cuda"):
+            return name == f"is_{first.home.type}"
         if name == "requires_grad":
             return torch.is_grad_enabled() and first.bare.is_floating_point()
         read = read_by(name, args, kwargs or {})

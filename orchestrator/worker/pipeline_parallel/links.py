@@ -11,13 +11,14 @@ import torch
 
 from orchestrator.comm.pipeline_schedules import Hosts, Task, groups_of
 from orchestrator.comm.transports.base import Tag, Transport
+from orchestrator.numerics.staging import collected
 from orchestrator.worker.pipeline_parallel import messages
 from orchestrator.worker.pipeline_parallel.border_values import Activations, Generators, Gradients
 from orchestrator.worker.pipeline_parallel.cuts import Cuts
 from orchestrator.worker.pipeline_parallel.messages import Border
 
 Arrived = tuple[torch.Tensor, int]
-_NOBODY: Final = Generators(torch.empty(0, dtype=torch.uint8), None, None)
+_NOBODY: Final = Generators((), None, None)
 
 
 class StageTensors(Protocol):
@@ -132,5 +133,5 @@ class Links:
 
 
 def _raw(tensor: torch.Tensor) -> torch.Tensor:
-    """The bytes of a copy, row-major."""
-    return tensor.detach().clone(memory_format=torch.contiguous_format).reshape(-1).view(torch.uint8)
+    """The bytes of a copy in host memory, row-major."""
+    return collected(tensor.nbytes, [(0, tensor.detach().contiguous().reshape(-1))])

@@ -16,6 +16,7 @@ import torch
 
 from orchestrator.comm.transports.base import Tag, Transport
 from orchestrator.errors import PipelineRaised
+from orchestrator.numerics.staging import collected
 from orchestrator.worker.pipeline_parallel.border_values import (
     Activations,
     BorderValue,
@@ -60,7 +61,7 @@ class Border:
 
 
 def encode(message: Activations | Gradients, seeded: Seeded) -> tuple[torch.Tensor, int]:
-    """The payload, uint8, and the length of its header."""
+    """The payload, uint8 in host memory, and the length of its header."""
     header: dict[str, Any]
     if isinstance(message, Activations):
         border_values: list[BorderValue | None] = list(message.border_values)
@@ -69,19 +70,16 @@ def encode(message: Activations | Gradients, seeded: Seeded) -> tuple[torch.Tens
     else:
         border_values = [*message.border_values, *message.tied.values()]
         header = {"tied": list(message.tied), "weight": float(message.weight).hex()}
-    bodies = [border_value.data.view(torch.uint8) for border_value in border_values if border_value is not None]
+    bodies = [border_value.data for border_value in border_values if border_value is not None]
     header["tensors"] = [None if border_value is None else _described(border_value) for border_value in border_values]
     header["generators"], states = _changed(message.generators, seeded)
     bodies += states
     text = json.dumps(header).encode()
-    ends = [-(-len(text) // _ALIGNMENT) * _ALIGNMENT]
+    bodies = [torch.frombuffer(bytearray(text), dtype=torch.uint8), *bodies]
+    ends = [0]
     for body in bodies:
-        ends.append(-(-(ends[-1] + body.numel()) // _ALIGNMENT) * _ALIGNMENT)
-    payload = torch.zeros(ends[-1], dtype=torch.uint8)
-    payload[: len(text)] = torch.frombuffer(bytearray(text), dtype=torch.uint8)
-    for start, body in zip(ends, bodies, strict=False):
-        payload[start : start + body.numel()] = body
-    return payload, len(text)
+        ends.append(-(-(ends[-1] + body.nbytes) // _ALIGNMENT) * _ALIGNMENT)
+    return collected(ends.pop(), list(zip(ends, bodies, strict=True))), len(text)
 
 
 def activations(payload: torch.Tensor, note: int, seeded: Seeded) -> Activations | None:
@@ -141,23 +139,27 @@ def _changed(now: Generators, seeded: Seeded) -> tuple[dict[str, Any], list[torc
     """What differs from the states of the seed: values for the header, and bytes."""
     changed: dict[str, Any] = {}
     states: list[torch.Tensor] = []
-    if not torch.equal(now.torch_state, seeded.torch_state):
-        changed["torch"] = now.torch_state.numel()
-        states.append(now.torch_state)
+    for number, (state, before) in enumerate(zip(now.of_torch, seeded.of_torch, strict=True)):
+        if not torch.equal(state, before):
+            changed.setdefault("torch", []).append([number, state.numel()])
+            states.append(state)
     if now.python != seeded.python:
         version, words, gauss = now.python
         changed["python"] = [version, list(words), None if gauss is None else gauss.hex()]
     if not same_of_numpy(now.numpy_state, seeded.numpy_state):
-        state = now.numpy_state
-        key = [int(word) for word in state["state"]["key"]]
-        changed["numpy"] = [key, int(state["state"]["pos"]), int(state["has_gauss"]), float(state["gauss"]).hex()]
+        found = now.numpy_state
+        key = [int(word) for word in found["state"]["key"]]
+        changed["numpy"] = [key, int(found["state"]["pos"]), int(found["has_gauss"]), float(found["gauss"]).hex()]
     return changed, states
 
 
 def _restored(changed: dict[str, Any], states: torch.Tensor, seeded: Seeded) -> Generators:
-    torch_state, python, numpy_state = seeded
-    if "torch" in changed:
-        torch_state = states[: changed["torch"]].clone()
+    of_torch, python, numpy_state = list(seeded.of_torch), seeded.python, seeded.numpy_state
+    start = 0
+    for number, elements in changed.get("torch", []):
+        if number < len(of_torch):  # another member may see more GPUs
+            of_torch[number] = states[start : start + elements].clone()
+        start += -(-elements // _ALIGNMENT) * _ALIGNMENT
     if "python" in changed:
         version, words, gauss = changed["python"]
         python = version, tuple(words), None if gauss is None else float.fromhex(gauss)
@@ -165,7 +167,7 @@ def _restored(changed: dict[str, Any], states: torch.Tensor, seeded: Seeded) -> 
         key, position, has_gauss, gauss = changed["numpy"]
         state = {"key": numpy.array(key, numpy.uint32), "pos": position}
         numpy_state = {**numpy_state, "state": state, "has_gauss": has_gauss, "gauss": float.fromhex(gauss)}
-    return Generators(torch_state, python, numpy_state)
+    return Generators(tuple(of_torch), python, numpy_state)
 
 
 def check_undrawn(seeded: Seeded) -> None:

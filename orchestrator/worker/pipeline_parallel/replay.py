@@ -21,6 +21,7 @@ import torch
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
 from orchestrator.errors import PipelineRaised
+from orchestrator.numerics.staging import Direct, Staging
 from orchestrator.worker.pipeline_parallel.border_values import (
     Activations,
     BorderValue,
@@ -112,10 +113,12 @@ Places = list[tuple[Any, str | int]]  # where the model's modules hold a tensor:
 
 class Stage:
     """One stage of a model in this process. held: the parameters and buffers that it uses, by name. `hosting` puts fake
-    tensors in the place of what other stages hold; `close` takes the hooks off the model's modules."""
+    tensors in the place of what other stages hold; `close` takes the hooks off the model's modules. staging: to where it
+    computes; its caller moves there what it holds."""
 
-    def __init__(self, model: torch.nn.Module, cuts: Cuts, index: int) -> None:
+    def __init__(self, model: torch.nn.Module, cuts: Cuts, index: int, staging: Staging | None = None) -> None:
         self.index = index
+        self._staging = staging or Direct()
         self._cuts = cuts
         self._walk: _Walk | None = None
         self._last = index == cuts.stages - 1
@@ -128,8 +131,9 @@ class Stage:
         self.held = {name: tensors[name] for name in tensors if name in cuts.hosted[index]}
         self._foreign = [name for name in tensors if name not in cuts.hosted[index]]
         self._twice = [name for name in self.held if name in earlier]  # fake in the prefix, values behind it
-        self._fakes = {name: FakeTensor.like(tensors[name], self, name) for name in [*self._foreign, *self._twice]}
-        self._switch = torch.zeros((), requires_grad=True)
+        home, absent = self._staging.device, [*self._foreign, *self._twice]
+        self._fakes = {name: FakeTensor.like(tensors[name], self, name, str(home)) for name in absent}
+        self._switch = torch.zeros((), device=home, requires_grad=True)
         self._stubs = Stubs(model, self, lambda: self._walk) if index else None
         self._handles = [
             handle
@@ -210,7 +214,7 @@ class Stage:
             for root, border_value in zip(record.roots, came.border_values, strict=True):
                 if border_value is not None:
                     roots.append(root)
-                    gradients.append(unpack(border_value))
+                    gradients.append(unpack(border_value, self._staging))
         for name, gradient in tied.items():
             roots.append(self.held[name])
             gradients.append(gradient)
@@ -292,7 +296,7 @@ class Stage:
         self._put({name: self.held[name] for name in self._twice})
         values = []
         for border_value, flows in zip(came.border_values, came.flows, strict=True):
-            value = unpack(border_value)
+            value = unpack(border_value, self._staging)
             arrival = {"value": value} if flows else None
             values.append(value if arrival is None else _Arrive.apply(self._switch, arrival))  # type: ignore[no-untyped-call]
             walk.arrivals.append(arrival)

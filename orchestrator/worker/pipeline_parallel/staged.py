@@ -1,14 +1,15 @@
 """A worker's part of a run whose model is cut into stages: what it builds before its first generation, what it keeps of that
 once it knows its stage, and its executor in each generation.
 
-While it prepares, a worker has the whole model: it cuts it, and proves that the cut model computes the same bits. With its
-first generation it hosts a stage, and keeps that stage's parameters, gradients and optimizer state only."""
+While it prepares, a worker has the whole model, in host memory: it cuts it, and proves that the cut model computes the same
+bits. With its first generation it hosts a stage, and keeps that stage's parameters, gradients and optimizer state only. Where
+the run computes on GPUs, that stage alone goes to one."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -18,8 +19,10 @@ from orchestrator.comm.transports.base import Regions, Transport
 from orchestrator.config.plan import Plan, Run
 from orchestrator.errors import Inconsistent
 from orchestrator.numerics import allocator
+from orchestrator.numerics.device.kernels import Kernels, sums_on
 from orchestrator.numerics.digests import model_digest
 from orchestrator.numerics.layout import Layout
+from orchestrator.numerics.staging import Staging
 from orchestrator.optim import optimizers
 from orchestrator.optim.clipping import Clipping, Norm
 from orchestrator.worker.between_steps.run_state import RunState
@@ -28,6 +31,7 @@ from orchestrator.worker.model import construction
 from orchestrator.worker.model.pipeline_adapter import PipelineAdapter
 from orchestrator.worker.model.replica import Replica
 from orchestrator.worker.model.updater import Updater
+from orchestrator.worker.pipeline_parallel.border_values import ALIGNMENT, pack, unpack
 from orchestrator.worker.pipeline_parallel.boundary import Stages
 from orchestrator.worker.pipeline_parallel.cuts import Cuts
 from orchestrator.worker.pipeline_parallel.links import Links, Wire
@@ -86,6 +90,14 @@ def _tensors(model: torch.nn.Module) -> dict[str, torch.Tensor]:
     return {**dict(model.named_parameters()), **dict(model.named_buffers())}
 
 
+class Place(NamedTuple):
+    """Where a stage computes, and where its sums are made."""
+
+    staging: Staging  # to the device that computes
+    regions: Regions  # the memory that members exchange through
+    kernels: Kernels | None  # where sums stay on that device; None: they are made in host memory
+
+
 class HostedStage:
     """What a worker keeps of a model once it knows its stage. `take_on` comes with each generation."""
 
@@ -96,32 +108,38 @@ class HostedStage:
         whole: WholeNames,  # layout, counters and rules of the whole model
         cuts: Cuts,  # where the model is cut
         stage: int,  # its number
-        regions: Regions,  # the memory that members exchange through
         services: ProcessServices,  # of the member's process
+        place: Place,  # where it computes
     ) -> None:
-        model = workload.model
+        model, staging, kernels = workload.model, place.staging, place.kernels
+        workload.compute_on(staging)
         trained = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
         self._plan, self._cuts, self._index, self._pipeline = plan, cuts, stage, workload.pipeline
         self._whole = len(whole.layout.slots), len(whole.counters)
         self._tied = [name for name in cuts.tied if name in trained]
-        self._stage = Stage(model, cuts, stage)
+        self._stage = Stage(model, cuts, stage, staging)
         self._stage.host()
-        for tensor in self._stage.held.values():  # they lie in memory that all parameters share, which is to go
-            tensor.data = tensor.data.clone()
-        layout = PartLayout.of(whole.layout, cuts.owned(stage))
-        replica = Replica(StageModule(model, cuts.owned(stage)), None, layout.layout, rules=whole.rules)
+        owned, offsets = cuts.owned(stage), {slot.name: slot.offset for slot in whole.layout.slots}
+        for name, tensor in self._stage.held.items():  # they lie in memory that all parameters share, which is to go
+            is_owned = name in owned  # then its replica moves it
+            tensor.data = tensor.data.clone() if is_owned else _guest(tensor.data, offsets.get(name, 0), staging)
+        layout = PartLayout.of(whole.layout, owned)
+        replica = Replica(StageModule(model, owned), staging, layout.layout, rules=whole.rules)
         variant, norm = plan.update.optimizer, None if plan.update.clip is None else Norm()
         assert variant is not None, "the settings refuse an optimizer of the pipeline's own"
         optimizer = optimizers.build(variant.name, variant.options, replica.model)
         clipping = None if plan.update.clip is None or norm is None else Clipping(plan.update.clip, norm)
         updater = Updater(workload, replica, optimizer, plan.update, clipping)
-        self._memory = Memory(layout.layout, regions, sums=sums_of(plan))
+        sums = sums_of(plan) if kernels is None else sums_on(kernels)
+        self._memory = Memory(layout.layout, place.regions, sums=sums)
         self.model_state = StageState(replica, updater, cuts, stage, self._stage.held, trained, self._made)
-        places = tuple(place for place, name in enumerate(whole.counters) if name in cuts.owned(stage))
+        places = tuple(place for place, name in enumerate(whole.counters) if name in owned)
         parts = StageParts(
-            self._stage, cuts.stages, workload, replica, layout, places, self.model_state, norm, plan.recompute
+            *(self._stage, cuts.stages, workload, replica, layout, places, self.model_state),
+            *(staging, staging.host_transfer(layout.layout, self._memory.result), norm, plan.recompute),
         )
-        self.trainer = StageTrainer(parts, updater, DirectSum(layout.layout, self._memory, None), services)
+        summation = DirectSum(layout.layout, self._memory, None, kernels)
+        self.trainer = StageTrainer(parts, updater, summation, services)
         self.boundary = Stages(workload, self._stage, self.model_state)
 
     def _made(self) -> tuple[torch.nn.Module, torch.optim.Optimizer]:
@@ -150,6 +168,12 @@ class HostedStage:
         self.trainer.take_on(links, own, self._whole)
         self.boundary.take_on(links, exchange, self._plan.data.shards)
         return exchange
+
+
+def _guest(tensor: torch.Tensor, offset: int, staging: Staging) -> torch.Tensor:
+    """What another stage owns and this one uses, where this one computes, at the address modulo 512 that it has unsplit.
+    offset: of its first element in the layout of the whole."""
+    return unpack(pack(tensor)._replace(at=offset * tensor.element_size() % ALIGNMENT), staging)
 
 
 class StagedLockstep:

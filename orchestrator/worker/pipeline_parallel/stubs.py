@@ -196,5 +196,6 @@ def _signature(name: str, module: torch.nn.Module, leaves: list[Any], spec: str,
                 found.append((type(leaf), leaf))
             else:
                 return None
-    modes = module.training, torch.is_grad_enabled(), torch.is_autocast_enabled("cpu"), torch.get_default_dtype()
+    mixed = torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda")
+    modes = module.training, torch.is_grad_enabled(), mixed, torch.get_default_dtype()
     return name, spec, modes, tuple(found)

@@ -26,6 +26,7 @@ from orchestrator.comm.pipeline_schedules import Task
 from orchestrator.errors import OrchestratorError, PipelineRaised
 from orchestrator.numerics import foreach
 from orchestrator.numerics.grid import ABSENT, INFINITE, Grid
+from orchestrator.numerics.staging import HostTransfer, Staging
 from orchestrator.optim import optimizers
 from orchestrator.optim.clipping import Norm
 from orchestrator.records import trace
@@ -60,6 +61,8 @@ class StageParts:
     layout: PartLayout  # of this part within the layout of the whole
     counters: tuple[int, ...]  # where its counters stand among those of the whole model
     held: StageState  # its tensors, and those of others that it uses
+    staging: Staging  # to where the stage computes
+    host_transfer: HostTransfer  # between there and the memory that is exchanged
     norm: Norm | None  # of the whole gradient, for clipping; None where nothing is clipped
     recompute: bool  # whether forward passes are computed anew before their backward passes
 
@@ -86,7 +89,7 @@ class StageTrainer:
         self._updater = updater
         self._summation = summation
         self._services = services
-        self._ballot = Ballot(parts.stage.index, parts.stages, parts.norm)
+        self._ballot = Ballot(parts.stage.index, parts.stages, parts.norm, parts.staging.device)
         self.second_vote: SecondVote = ()
         self._sent = SentBytes(services)
         self._faults: dict[int, OrchestratorError] = {}
@@ -133,6 +136,7 @@ class StageTrainer:
         self._joined = joined(self._left, self._group, step, attempt, consensus)
         self._summation.total(self._group, step, attempt, consensus)
         exchange.sent_bytes += self._group.sent_bytes - before + self._links.taken_bytes()
+        self._parts.host_transfer.back()  # its norms are taken where the unsplit model's are
         own = self._parts.layout.fingerprint(self._summation.result)
         self._parts.held.sum = HeldSum(step, partial(self._follow, consensus, own))
         self.second_vote = self._ballot.vote(exchange, step, attempt, own, partial(self._norms, consensus))
@@ -150,8 +154,7 @@ class StageTrainer:
         self._sent.tell(state.steps - 1, consensus.sent_bytes)
         self._services.await_copied()
         result = self._summation.result
-        layout = self._parts.layout
-        views = zip(layout.places, layout.layout.views(result), strict=True)
+        views = zip(self._parts.layout.places, self._parts.host_transfer.result, strict=True)
         agreed = [view if consensus.present[place] else None for place, view in views]
         counters = [consensus.counters[place] for place in self._parts.counters]
         self._updater.apply(state.steps, state.reductions, agreed, counters, self._joined, result)
@@ -228,11 +231,12 @@ class StageTrainer:
             came.generators.restore()
         tied = {} if came is None else dict(came.tied)
         border_values = parts.stage.backward(
-            record, came, {name: unpack(tied.pop(name)) for name in list(tied) if name in parameters}
+            record, came, {name: unpack(tied.pop(name), parts.staging) for name in list(tied) if name in parameters}
         )
         guests = take_gradients(parameters, frozenset(parts.held.guests))
         tied |= {name: pack(gradient) for name, gradient in guests.items()}
-        contribution = replica.contribution()
+        nth = len(tally.weights) % self._summation.most_waiting
+        contribution = parts.host_transfer.out(replica.contribution(), nth)
         self._summation.add(shard, contribution, weight, grid)
         tally.weights[shard] = weight
         tally.present.append(replica.present(contribution))
@@ -278,6 +282,6 @@ class StageTrainer:
             return []
         layout, count = self._parts.layout, len(self._parts.replica.parameters)
         there = [i for i in range(count) if consensus.present[layout.places[i]]]
-        views = layout.layout.views(self._summation.result)
+        views = self._parts.host_transfer.result
         norms = foreach.norms([views[i].to(dtype) for i in there])
         return to_slots(self._tensors, {layout.places[i]: float(norm) for i, norm in zip(there, norms, strict=True)})

@@ -1,5 +1,5 @@
 // `sums.cu` on a processor: one thread after the other. A warp's exchange gives the neutral element, and every thread counts as
-// the first of its warp, so each adds its own share.
+// the first of its warp, so each adds its own share. Members of a run are threads, and each has its own indices.
 #include <cstdint>
 #include <cstring>
 #include <algorithm>

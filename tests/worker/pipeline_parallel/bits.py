@@ -30,7 +30,7 @@ class Bits(NamedTuple):
         found += [name for name, one in self.gradients.items() if not _same(one, other.gradients[name])]
         found += [name for name, one in self.buffers.items() if not _same(one, other.buffers[name])]
         generators = [str(self.generators[1:]) == str(other.generators[1:])]
-        generators.append(_same(self.generators.torch_state, other.generators.torch_state))
+        generators.append(_same(self.generators.of_torch[0], other.generators.of_torch[0]))
         return found if all(generators) else [*found, "generators"]
 
 

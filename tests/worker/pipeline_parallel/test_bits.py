@@ -62,7 +62,7 @@ def test_every_single_border(name: str, mixed: bool) -> None:
         assert not differing, border
 
 
-def _contiguous(border_value: border_values.BorderValue) -> torch.Tensor:
+def _contiguous(border_value: border_values.BorderValue, *_: object) -> torch.Tensor:
     """As it would arrive with its shape and values alone."""
     tensor = border_values.unpack(border_value)
     return torch.empty(tensor.shape, dtype=tensor.dtype).copy_(tensor)

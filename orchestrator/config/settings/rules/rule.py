@@ -3,7 +3,7 @@
 Rule("batch.rows", ("data.batch_size", "data.shards"), lambda size, shards: size.least < shards, "data.batch_size: {0} ...")
 
 STAGES = Case(("cluster.stages",), lambda stages: stages > 1)
-STAGES.requires("stages.device", "run.device", "cpu", "run.device: with cluster.stages {0} is not on offer; ...")
+STAGES.requires("stages.fast", "reduction", "exact", "reduction: with cluster.stages {0} is not on offer; ...")
 """
 
 from __future__ import annotations

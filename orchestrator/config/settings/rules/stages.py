@@ -92,15 +92,6 @@ RULES: tuple[Rule, ...] = (
         shown="{0:g}",
     ),
     _requires("stages.fast", "reduction", "exact", "a stage's gradient is added up exactly", "reduction=exact"),
-    _requires("stages.device", "run.device", "cpu", "activations travel between CPUs", "run.device=cpu"),
-    _requires(
-        "stages.gpus",
-        "cluster.gpus_per_worker",
-        0,
-        "stages are computed on CPUs",
-        "cluster.gpus_per_worker=0",
-        shown="{0:g}",
-    ),
     _requires(
         "stages.compile",
         "run.compile",
