@@ -35,6 +35,16 @@ class StopsWaiting(Exception):
     """No error: whoever waits is to stop, and passes this on through the user's code."""
 
 
+class CardFailed(Exception):
+    """The GPU of this process failed while the user's code computed on it. No error of the run: it passes by whoever tells the
+    other members of one, since this process can do nothing more, and another one may go on. error: what the run ends with
+    where it cannot."""
+
+    def __init__(self, error: OrchestratorError) -> None:
+        super().__init__(error.message)
+        self.error = error
+
+
 class Coded(str):
     """A sentence that knows the code of what it says."""
 

@@ -21,8 +21,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from orchestrator.common import gpu_memory, import_string, nondeterministic
-from orchestrator.errors import ConfigurationError, OrchestratorError, PipelineRaised, StopsWaiting
+from orchestrator.common import card_faults, gpu_memory, import_string, nondeterministic
+from orchestrator.errors import CardFailed, ConfigurationError, OrchestratorError, PipelineRaised, StopsWaiting
 
 if TYPE_CHECKING:
     import torch
@@ -213,11 +213,12 @@ def find(target: str, args: Mapping[str, Any]) -> type[Pipeline]:
 @contextmanager
 def naming(what: str, of_one_row: Callable[[], str | None] = lambda: None) -> Iterator[None]:
     """Turns an exception of the user's code inside the block into a PipelineRaised that says what was being done; sys.exit()
-    too, which would end a worker without a word. A GPU without memory is an OutOfDeviceMemory.
-    of_one_row: what to do where batch normalisation got a single row, None for what is said generally."""
+    too, which would end a worker without a word. A GPU without memory is an OutOfDeviceMemory, one that failed a CardFailed
+    with the PipelineRaised in it. of_one_row: what to do where batch normalisation got a single row, None for what is said
+    generally."""
     try:
         yield
-    except (OrchestratorError, StopsWaiting):
+    except (OrchestratorError, StopsWaiting, CardFailed):
         raise
     except (Exception, SystemExit) as error:
         if gpu_memory.ran_out(error):
@@ -234,6 +235,8 @@ def naming(what: str, of_one_row: Callable[[], str | None] = lambda: None) -> It
             code="pipeline.raised",
         )
         raised.recurs = recurs
+        if card_faults.of(error) is not None:
+            raise CardFailed(raised) from error
         raise raised from None
 
 

@@ -37,7 +37,7 @@ ROOMS = {
             "sweep",
             "ui",
         ),
-        *("compare", "doctor", "index", "look", "new", "runs", "simulate", "template", "verify", "watch"),
+        *("compare", "doctor", "cards", "index", "look", "new", "runs", "simulate", "template", "verify", "watch"),
         *("answer", "arguments", "surroundings"),
     ],
     "experiments": ["rerun", "sweep", "look", "tuning", "pictures", "simulation", "search"],
@@ -45,7 +45,7 @@ ROOMS = {
     "cluster": ["placement", "slurm", "sessions", "actors", "forkserver", "ray_jobs", "ray_calls"],
     "worker": [
         *("worker", "server", "hooks", "serving", "strategies", "loop", "asynchronous", "pipeline_parallel", "step"),
-        *("ensemble", "admission", "between_steps", "device", "device_memory", "model", "voting", "member"),
+        *("ensemble", "admission", "between_steps", "card_trial", "device", "device_memory", "model", "voting", "member"),
     ],
     "provenance": ["crates", "data", "environment", "code", "tracking"],
     "controller": [

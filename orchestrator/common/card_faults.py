@@ -40,6 +40,10 @@ class CardFault:
     def remedy(self) -> str:
         return self.error.remedy
 
+    def told(self, what: str, details: str = "") -> OrchestratorError:
+        """The error of one such failure. what: the words by which it was known; details: a traceback."""
+        return type(self.error)(f"{self.sentence}: {what}", self.remedy, details, code=self.code)
+
 
 def _row(error: OrchestratorError, says: str, **kind: bool) -> CardFault:
     return CardFault(error, re.compile(says, re.IGNORECASE), **kind)

@@ -19,11 +19,13 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+from orchestrator.common import card_faults
 from orchestrator.controller import fault_attribution
 from orchestrator.controller.decision import Decision
 from orchestrator.controller.events import (
     Begin,
     CallOff,
+    CardFailed,
     CheckpointSaved,
     Command,
     Died,
@@ -56,6 +58,7 @@ from orchestrator.controller.membership import (
     room,
     waiting,
 )
+from orchestrator.controller.rendezvous import card_failures
 from orchestrator.controller.rendezvous.balancing import REMEMBERED, balance
 from orchestrator.controller.rendezvous.conclusion import awaits_cause, conclude, emit_recoveries
 from orchestrator.controller.rendezvous.distrust import distrusted
@@ -117,12 +120,18 @@ def _ready(decision: Decision, event: Ready) -> None:
             start_failed(decision, member.id, f"{member.name} is refused: {error.message}")
             return
     now = decision.now
+    if event.card in card_failures.left_out(decision.state.card_failures):
+        decision.kill(member, f"GPU {event.card} has failed twice")
+        decision.set(retry=now + RETRY_S, trouble=f"there is room on GPU {event.card} only, which has failed twice")
+        return
     if event.node in decision.state.distrusted:
         decision.kill(member, "another worker of its machine has computed wrongly")
         decision.set(retry=now + RETRY_S, trouble="there is room on a machine only that has computed wrongly")
         return
     facts: dict[str, Any] = {"run_manifest": event.run_manifest, "can_restore": event.can_restore, "node": event.node}
-    decision.update(member.id, ready=now, speed=event.speed, sites=event.sites, **facts, heard=now, moved=now)
+    decision.update(
+        member.id, ready=now, speed=event.speed, sites=event.sites, card=event.card, **facts, heard=now, moved=now
+    )
     decision.set(retry=None)
     if decision.state.phase == "preparing":
         _begin_first(decision)
@@ -167,6 +176,16 @@ def _failed(decision: Decision, event: Failed) -> None:
         return
     decision.kill(member, event.error.message)
     start_failed(decision, member.id, f"{member.name} could not join: {event.error.message}")
+
+
+def _card_failed(decision: Decision, event: CardFailed) -> None:
+    member, state = decision.state.members.get(event.member), decision.state
+    if member is None:
+        return
+    if state.phase == "preparing" or member not in present(state) or not card_faults.BY_CODE[event.code].elsewhere:
+        _failed(decision, Failed(event.member, event.error))
+    elif found := card_failures.lost(decision, event):
+        _lost(decision, found)
 
 
 def _start_failed(decision: Decision, event: StartFailed) -> None:
@@ -500,6 +519,7 @@ _HANDLERS: dict[type[Event], Callable[[Decision, Any], None]] = {
     Ready: _ready,
     Reported: _reported,
     Failed: _failed,
+    CardFailed: _card_failed,
     Died: _died,
     Heartbeat: _heartbeat,
     Stepped: _stepped,

@@ -30,6 +30,7 @@ class Ready:
     node: int = 0  # the same number for all that share memory, and for nobody else; 0 for all where there is one node
     speed: float = 1.0  # declared, in proportion to others'
     sites: tuple[str, ...] = ()  # whose bytes its node holds
+    card: str = ""  # the UUID of its GPU; empty where it computes on none, or that is not known
 
 
 @dataclass(frozen=True)
@@ -66,6 +67,18 @@ class Failed:
 
     member: int | None
     error: OrchestratorError
+
+
+@dataclass(frozen=True)
+class CardFailed:
+    """A worker's GPU failed, and with it what its process can do."""
+
+    member: int  # its id
+    error: OrchestratorError  # what the run ends with where nobody else can go on
+    code: str  # of `common.card_faults`
+    card: str  # the UUID; empty where that is not known
+    step: int | None  # what it computed when the failure showed; None where it did something else
+    shard: int | None  # likewise
 
 
 @dataclass(frozen=True)
@@ -158,6 +171,7 @@ Event = (
     Ready
     | Reported
     | Failed
+    | CardFailed
     | Died
     | Heartbeat
     | Stepped

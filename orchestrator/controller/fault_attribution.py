@@ -132,7 +132,7 @@ def suspect(state: ControllerState, step: int) -> tuple[Suspicions, Suspicions]:
     losses = {micro_batch: hits for micro_batch, hits in state.losses.items() if micro_batch[0] >= step}
     stalls = {micro_batch: hits for micro_batch, hits in state.stalls.items() if micro_batch[0] >= step}
     for lost_member in generation.lost_members:
-        if lost_member.how == "wrong":
+        if lost_member.how in ("wrong", "card"):
             continue
         counted = losses if lost_member.how == "died" else stalls
         micro_batches, seen = _suspects(generation, lost_member, step)

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from orchestrator.config.plan import Members, Timeouts
-from orchestrator.controller.events import Begin, Ended, FallbackPair, Heartbeat, Move, Role
+from orchestrator.controller.events import Begin, CardFailed, Ended, FallbackPair, Heartbeat, Move, Role
 from orchestrator.controller.load_balancing import Host, Pace, assign_by_speed, expected_seconds
 from orchestrator.controller.shard_assignment import assign_shards, assign_stages
 from orchestrator.controller.sites import assign_at_sites, away, hosts, shards_of
@@ -75,6 +75,7 @@ class Member:
     node: int = 0  # as in `Ready`, from then on
     speed: float = 1.0  # likewise
     sites: tuple[str, ...] = ()  # likewise
+    card: str = ""  # likewise
     leaves: float | None = None  # its node goes away, and until then others are waited for; None where it stays
     lately: tuple[float, ...] = ()  # its last reports of the seconds a micro-batch takes; they outlive a generation
     stage: int | None = None  # hosted from its first generation on; None before, and where workers have the whole model
@@ -101,12 +102,13 @@ class Member:
 class LostMember:
     """A member that was lost in the present generation before it reported.
 
-    how: it died; it was killed because its compute thread stood still, because it was not heard of (silent), or because it or
-    its machine computed wrongly. certain: its heartbeat is from the moment of its death, and not from some time before.
+    how: it died; it was killed because its compute thread stood still, because it was not heard of (silent), because it or
+    its machine computed wrongly, or because its GPU failed. certain: its heartbeat is from the moment of its death, and not
+    from some time before.
     """
 
     member: Member
-    how: Literal["died", "stalled", "silent", "wrong"]
+    how: Literal["died", "stalled", "silent", "wrong", "card"]
     certain: bool = False
 
 
@@ -194,6 +196,7 @@ class ControllerState:
     # which shards went on with others' state, each with the advances that all replicas had made then
     fallbacks: tuple[tuple[int, FallbackPair], ...] = ()
     distrusted: frozenset[int] = frozenset()  # nodes that start nobody any more, since one there has computed wrongly
+    card_failures: tuple[CardFailed, ...] = ()  # of GPUs, in order
     interrupted: tuple[float, str] | None = None  # when, and the signal; None where nobody asked the run to stop
     balance: Balance = Balance()  # whether shards should be assigned anew
 

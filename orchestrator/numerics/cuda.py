@@ -111,6 +111,14 @@ def card() -> dict[str, str]:
     return {"card": str(found.name), "uuid": str(getattr(found, "uuid", found.name))}
 
 
+def uuid() -> str:
+    """Of the GPU of this process, as `nvidia-smi -L` names it; empty where torch does not tell."""
+    import torch
+
+    found: Any = torch.cuda.get_device_properties(torch.cuda.current_device())
+    return f"GPU-{found.uuid}" if hasattr(found, "uuid") else ""
+
+
 def memory() -> dict[str, int]:
     """Of this process on its GPU, in bytes: the most that tensors took at once, what torch's allocator holds, the largest block
     of that which is free, and what private pools of graphs have of it."""

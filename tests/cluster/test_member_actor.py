@@ -7,14 +7,18 @@ import sys
 import pytest
 import torch
 
+from orchestrator.cluster.actors import card_failure
 from orchestrator.cluster.actors.member_actor import Answer, MemberActor, with_imports
-from orchestrator.errors import NonFinite
+from orchestrator.errors import CardFailed, NonFinite, PipelineRaised
 
 FAULTS = {
     "RunFailed no memory left": MemoryError(),
     "RunFailed DefaultCPUAllocator: can't allocate memory": RuntimeError("DefaultCPUAllocator: can't allocate memory"),
     "RunFailed CUDA out of memory": torch.OutOfMemoryError("CUDA out of memory"),
     "RunFailed CUDA error: unspecified": torch.AcceleratorError("CUDA error: unspecified\n"),
+    "RunFailed the card that was there is gone: CUDA error: no CUDA-capable device is detected": torch.AcceleratorError(
+        "CUDA error: no CUDA-capable device is detected"
+    ),
     "NonFinite the loss": NonFinite("the loss"),
     "RunFailed KeyError: 'x'": KeyError("x"),
 }
@@ -23,6 +27,7 @@ REMEDIES = [
     "or cut the model into stages (cluster.stages",
     "let fewer workers share a GPU",
     "CUDA_LAUNCH_BLOCKING=1",
+    "start the container again",
     "",
     "a fault of orchestrator",
 ]
@@ -36,6 +41,20 @@ def test_a_fault_is_an_answer(said: str, remedy: str) -> None:
     answer = object.__new__(MemberActor)._answer(fail)["failed"]
     assert f"{answer['kind']} {answer['message']}" == said
     assert remedy in answer["remedy"]
+
+
+def test_the_failure_of_a_card_is_answered_with_where_it_was() -> None:
+    asserted = torch.AcceleratorError("CUDA error: device-side assert triggered\n")
+    answer = card_failure.answered(asserted, (4, 1), "GPU-a")
+    assert answer is not None
+    assert answer["card"] == {"code": "gpu.assertion", "card": "GPU-a", "step": 4, "shard": 1}
+    assert answer["failed"]["message"] == "an assertion failed in a kernel: CUDA error: device-side assert triggered"
+    named = CardFailed(PipelineRaised("loss() (step 4, shard 1)", code="pipeline.raised"))
+    named.__cause__ = asserted
+    answer = card_failure.answered(named, (4, 1), "")
+    assert answer is not None
+    assert (answer["card"]["code"], answer["failed"]["code"]) == ("gpu.assertion", "pipeline.raised")
+    assert card_failure.answered(KeyError("x"), (4, 1), "GPU-a") is None
 
 
 def test_while_a_member_prepares_each_import_is_progress(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from orchestrator.common import card_faults
-from orchestrator.errors import PipelineRaised, UsageError
+from orchestrator.errors import CardFailed, PipelineRaised, UsageError
 from orchestrator.pipeline import naming
 
 SAID = {
@@ -65,17 +65,18 @@ def test_words_of_the_users_code_are_none(text: str) -> None:
     assert card_faults.of(RuntimeError("illegal instruction in the recipe of the pipeline")) is None
 
 
-def raised_within(error: Exception) -> BaseException:
-    with pytest.raises(PipelineRaised) as caught, naming("loss() (step 1, shard 3)"):
+def raised_within(error: Exception, kind: type[Exception]) -> BaseException:
+    with pytest.raises(kind) as caught, naming("loss() (step 1, shard 3)"):
         raise error
     return caught.value
 
 
 def test_it_is_known_through_what_was_made_of_it() -> None:
-    fault = card_faults.of(raised_within(torch.AcceleratorError("CUDA error: device-side assert triggered")))
+    asserted = torch.AcceleratorError("CUDA error: device-side assert triggered")
+    fault = card_faults.of(raised_within(asserted, CardFailed))
     assert fault is not None
     assert (fault.code, fault.by_code, fault.card_suspected) == ("gpu.assertion", True, False)
-    assert card_faults.of(raised_within(KeyError("x"))) is None
+    assert card_faults.of(raised_within(KeyError("x"), PipelineRaised)) is None
 
 
 def test_a_circle_of_causes_ends() -> None:

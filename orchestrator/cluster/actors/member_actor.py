@@ -18,10 +18,12 @@ from typing import TYPE_CHECKING, Any, Literal
 import ray
 
 from orchestrator import errors
+from orchestrator.cluster.actors import card_failure
 from orchestrator.cluster.actors.driver_loss import PREFIX, DriverHandle, DriverLossDetector, written
 from orchestrator.cluster.actors.event_queue import Entry, EventQueue, capture_prints
 from orchestrator.cluster.actors.fault_injection import inject
 from orchestrator.cluster.actors.lease import Lease
+from orchestrator.common import card_faults
 from orchestrator.controller.fault_injection import Kind
 from orchestrator.records import phases
 
@@ -121,13 +123,14 @@ class MemberActor:
         self._heartbeat = Heartbeat(self._crash_record.note, TimeAccount(spans=plan.cadence.timeline))
         self._checkpoint_client: CheckpointClient | None = None
         self._member: Any = None
+        self._card = ""  # the UUID of its GPU, if it computes on one that tells it
         self._in_generation = threading.Lock()
         if driver_handle is not None:
             DriverLossDetector(driver_handle, self._driver_lost)
 
     def prepare(self) -> Answer:
-        """`{"run_manifest", "addresses", "pid", "node", "niceness", "crash_record", "stacks", "reads", "sites"}`: ready to join
-        a generation."""
+        """`{"run_manifest", "addresses", "pid", "node", "niceness", "crash_record", "stacks", "reads", "sites", "card"}`:
+        ready to join a generation."""
         return self._answer(self._prepare)
 
     def run(
@@ -137,8 +140,9 @@ class MemberActor:
         peers: dict[int, Any],
         slots: tuple[int, int] | None,
     ) -> Answer:
-        """Take part in a generation; returns `{"ended": Ended, "generation"}`. slots: the driver's process and
-        its descriptor of the memory in which what shards keep outlives this process; None on another node than the driver's."""
+        """Take part in a generation; returns `{"ended": Ended, "generation"}`, or what `card_failure` answers. slots: the
+        driver's process and its descriptor of the memory in which what shards keep outlives this process; None on another node
+        than the driver's."""
         self._slots = slots
         answer = self._answer(lambda: self._run(generation, rank, peers))
         return {**answer, "generation": generation.number}
@@ -213,6 +217,7 @@ class MemberActor:
             from orchestrator.cluster.forkserver.children import child
             from orchestrator.comm.transports.shared_memory import SharedRegions
             from orchestrator.comm.transports.sockets import Listener
+            from orchestrator.numerics import cuda
             from orchestrator.worker.member.shared_queue import QueueMemory
             from orchestrator.worker.worker import ProcessServices, Server, Worker
 
@@ -242,6 +247,7 @@ class MemberActor:
         self._member = (Worker if self._role == "worker" else Server)(self._plan, self._regions, services)
         run_manifest = self._member.prepare()
         self._heartbeat.rest()
+        self._card = cuda.uuid() if self._role == "worker" and self._plan.run.compute.device == "cuda" else ""
         return {
             "run_manifest": run_manifest,
             "addresses": {**self._listener.addresses, **queue, **shared},
@@ -252,6 +258,7 @@ class MemberActor:
             "stacks": self._stack_dump.place,
             "reads": self._member.input_audit.as_dict(),
             "sites": sites,
+            "card": self._card,
             "phases": phases.recorded(),
         }
 
@@ -310,6 +317,11 @@ class MemberActor:
         with self._in_generation:
             try:
                 ended = self._member.run(generation, rank, join)
+            except Exception as error:
+                answer = card_failure.answered(error, self._heartbeat.computed, self._card)
+                if answer is None:
+                    raise
+                return answer
             finally:
                 self._heartbeat.rest()
         return {"ended": ended}
@@ -334,6 +346,8 @@ class MemberActor:
             return action()
         except errors.OrchestratorError as error:
             return {"failed": error.as_dict()}
+        except errors.CardFailed as error:
+            return {"failed": error.error.as_dict()}
         except MemoryError as error:
             return {
                 "failed": errors.RunFailed(
@@ -341,6 +355,9 @@ class MemberActor:
                 ).as_dict()
             }
         except Exception as error:
+            of_card = card_faults.of(error)
+            if of_card is not None:
+                return {"failed": of_card.told(str(error).strip(), traceback.format_exc()).as_dict()}
             if _NO_MEMORY in str(error):
                 return {
                     "failed": errors.RunFailed(

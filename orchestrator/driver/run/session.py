@@ -303,7 +303,9 @@ class Session:
             if member not in self._over:
                 self._prepared(member, answer)
         elif "failed" in answer:
-            self._decide(events.Failed(member, from_dict(answer["failed"])))
+            error = from_dict(answer["failed"])
+            failed = events.CardFailed(member, error, **answer["card"]) if "card" in answer else None
+            self._decide(failed or events.Failed(member, error))
         else:
             ended = answer["ended"]
             self._event_sink.finished(ended.digest)
@@ -345,7 +347,8 @@ class Session:
             return
         node, speed = self._member_directory.node(member), self._traits(answer["node"]).speed
         sites = tuple(answer.get("sites", ()))
-        self._decide(events.Ready(member, answer["run_manifest"], can_restore, node, speed, sites))
+        card = answer.get("card", "")
+        self._decide(events.Ready(member, answer["run_manifest"], can_restore, node, speed, sites, card))
         if answer["node"] in self._draining:
             self._decide(events.Drained((member,), 0.0))
 

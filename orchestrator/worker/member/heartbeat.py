@@ -63,6 +63,7 @@ class Heartbeat:
         self._activity: Activity = "prepare"
         self._step: int | None = None
         self._shard: int | None = None
+        self.computed: tuple[int | None, int | None] = None, None  # step and shard, when it came to rest last
         self._beats = 0
         self._generation = -1
         self._called_off = -1
@@ -101,6 +102,7 @@ class Heartbeat:
         """The member is idle, between generations."""
         injection.at("idle", None, self)
         with self._lock:
+            self.computed = self._step, self._shard
             self._be("idle")
 
     def _be(self, activity: Activity, step: int | None = None, shard: int | None = None) -> None:

@@ -1,0 +1,143 @@
+"""What the controller does with GPUs that fail: the cards have names, and everything else is scripted."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from orchestrator.common import card_faults
+from orchestrator.controller.events import CardFailed, End, Kill, Ready, Recovered, Start, Stepped
+from orchestrator.controller.rendezvous import card_failures
+from orchestrator.errors import RunFailed
+from orchestrator.records.progress import Progress
+from tests.controller.reports import leaves
+from tests.controller.test_controller import FACTS, Play, requirements
+
+AT = Progress(4)
+CODES = [fault.code for fault in card_faults.FAULTS if fault.elsewhere]
+SUSPECTED = [fault.code for fault in card_faults.FAULTS if fault.card_suspected]
+
+
+def failed(
+    member: int, code: str = "gpu.ecc", card: str = "GPU-a", step: int | None = 4, shard: int | None = 1
+) -> CardFailed:
+    return CardFailed(member, RunFailed("a card failed", code=code), code, card, step, shard)
+
+
+def on(*cards: str) -> Play:
+    """A run with a worker on each of these cards, in step 4."""
+    play = Play(requirements(shards=6, start=len(cards), most=len(cards)))
+    play(*(Ready(start.member, FACTS, True, card=cards[start.member]) for start in play.of(Start)))
+    play(Stepped(3))
+    return play
+
+
+def lose(play: Play, event: CardFailed) -> None:
+    """And the others leave what it has left."""
+    others = [member for member in play.begin().members if member != event.member]
+    number = play.begin().generation
+    play(event, *(leaves(member, number, "peer", AT, accuses=0) for member in others))
+
+
+def test_a_worker_whose_card_fails_is_lost_and_its_shards_are_computed_elsewhere() -> None:
+    play = on("GPU-a", "GPU-b")
+    lose(play, failed(0))
+    assert [each.member for each in play.of(Kill)] == [0]
+    assert (play.begin().members, play.begin().restore) == ((1,), None)
+    play(Stepped(4))
+    assert [(each.kind, each.steps_lost) for each in play.of(Recovered)] == [("lost", 0)]
+    assert play.state.losses == play.state.stalls == {}  # no micro-batch is to blame
+
+
+def test_a_card_that_fails_twice_is_left_out_with_all_that_compute_there() -> None:
+    play = on("GPU-a", "GPU-a", "GPU-b")
+    lose(play, failed(0, step=4))
+    lose(play, failed(1, step=5))
+    assert play.begin().members == (2,)
+    assert "GPU GPU-a is left out from now on: it failed twice" in " ".join(play.reasons)
+    new = play.of(Start)[-1].member
+    play(Ready(new, FACTS, True, card="GPU-a"))
+    assert play.of(Kill)[-1].member == new
+    assert play.state.retry is not None
+
+
+def test_who_shares_a_card_that_is_left_out_goes_too() -> None:
+    play = on("GPU-a", "GPU-b")
+    lose(play, failed(0))
+    new = play.of(Start)[-1].member
+    play(Ready(new, FACTS, True, card="GPU-a"), leaves(1, play.begin().generation, "regroup", Progress(5)))
+    assert play.begin().members == (1, new)
+    play(failed(new, step=6))
+    assert {each.member for each in play.of(Kill)} == {0, new}
+
+
+def test_without_another_card_the_run_ends() -> None:
+    play = on("GPU-a", "GPU-a")
+    lose(play, failed(0))
+    play(failed(1, step=5))
+    error = play.error()
+    assert error.code == "gpu.none-left"
+    assert "GPU GPU-a failed twice, and no worker has another one" in error.message
+
+
+@pytest.mark.parametrize("shard", [1, None])
+def test_what_fails_again_at_another_worker_is_the_pipelines(shard: int | None) -> None:
+    """Where no shard is known, three workers of a step are enough."""
+    play = on("GPU-a", "GPU-b", "GPU-c", "GPU-d")
+    for member in (0, 1) if shard is not None else (0, 1, 2):
+        assert play.of(End) == []
+        lose(play, failed(member, "gpu.assertion", f"GPU-{member}", shard=shard))
+    assert play.error().message == "a card failed"
+
+
+def test_what_no_other_worker_mends_ends_the_run_at_once() -> None:
+    play = on("GPU-a", "GPU-b")
+    play(failed(0, "gpu.driver-mismatch"))
+    assert play.error().code == "gpu.driver-mismatch"
+
+
+def test_a_failure_before_the_first_step_ends_the_run_and_that_of_one_who_is_gone_changes_nothing() -> None:
+    play = Play(requirements())
+    play(failed(0))
+    assert play.error().code == "gpu.ecc"
+    play = on("GPU-a", "GPU-b")
+    lose(play, failed(0))
+    before = play.state
+    assert play(failed(0)) == []
+    assert play.state == before
+
+
+FAILURES = st.lists(
+    st.builds(
+        failed,
+        st.integers(0, 3),
+        st.sampled_from(CODES),
+        st.sampled_from(["", "GPU-a", "GPU-b"]),
+        st.none() | st.integers(0, 2),
+        st.none() | st.integers(0, 2),
+    ),
+    min_size=1,
+    max_size=8,
+)
+
+
+@given(FAILURES)
+def test_only_cards_that_failed_twice_are_left_out(failures: list[CardFailed]) -> None:
+    out = card_failures.left_out(failures)
+    assert "" not in out
+    for card in ("GPU-a", "GPU-b"):
+        count = sum(each.card == card and each.code in SUSPECTED for each in failures)
+        assert (card in out) is (count >= 2)
+    assert card_failures.left_out([*failures, *failures]) >= out
+
+
+@given(FAILURES)
+def test_one_worker_alone_never_blames_the_pipeline(failures: list[CardFailed]) -> None:
+    alone = [each for each in failures if each.member == failures[-1].member]
+    assert not card_failures.is_of_code(alone)
+    if card_failures.is_of_code(failures):
+        last = failures[-1]
+        assert card_faults.BY_CODE[last.code].by_code
+        assert last.step is not None
+        assert {each.member for each in failures if each.step == last.step} > {last.member}

@@ -1,0 +1,112 @@
+"""Workers whose GPUs fail, under a true driver and with true members: the failure is scripted, and there is no card."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from orchestrator.config.settings import Settings
+from orchestrator.driver.report.outcome import RunOutcome
+from orchestrator.errors import OrchestratorError, PipelineRaised
+from tests.virtual_cluster.cluster import Member
+from tests.virtual_cluster.plans import Chance, Plan
+from tests.virtual_cluster.runs import Run, Told
+from tests.worker import faulty, pipelines
+from tests.worker.runs import Layout, settings_for, train
+
+pytestmark = pytest.mark.slow
+STEPS = 6
+PLAIN: dict[str, Any] = {"steps": STEPS, "shards": 4}
+ASSERTION = "CUDA error: device-side assert triggered"
+ECC = "CUDA error: uncorrectable ECC error encountered"
+
+
+class Scripted(Chance):
+    """The card of whoever begins this micro-batch fails, so many times."""
+
+    def __init__(self, drawn: Plan, says: str, times: int) -> None:
+        super().__init__(drawn)
+        self.says, self.left = says, times
+
+    def beats(self, member: Member) -> None:
+        beat = member.last_beat or {}
+        if self.left and (beat.get("activity"), beat.get("step"), beat.get("shard")) == ("compute", 2, 1):
+            self.left -= 1
+            raise torch.AcceleratorError(self.says)
+
+
+class OnCards(Run):
+    def __init__(self, drawn: Plan, folder: Path, chance: Scripted) -> None:
+        super().__init__(drawn, folder)
+        self._chance = self._cluster.misfortune = chance
+        chance.cluster = self._cluster
+
+    def _is_right(self, error: Exception) -> bool:  # noqa: ARG002
+        return True
+
+
+def lived(folder: Path, settings: Settings, says: str, times: int) -> tuple[Told, RunOutcome]:
+    drawn = Plan(0, "cards", (settings,), 0.5, 0.1, 0, apart=False, everywhere=True, wild=False, misses_farewells=False)
+    told = OnCards(drawn, folder, Scripted(drawn, says, times)).live()
+    outcome = told.outcomes[-1]
+    assert outcome is not None
+    return told, outcome
+
+
+def lost(told: Told) -> list[dict[str, Any]]:
+    return [event for event in told.journal if event["event"] == "worker_lost"]
+
+
+@pytest.mark.parametrize(("says", "code"), [(ASSERTION, "gpu.assertion"), (ECC, "gpu.ecc")])
+def test_what_a_card_failed_of_once_is_computed_elsewhere_to_the_same_bits(
+    says: str, code: str, tmp_path: Path
+) -> None:
+    told, outcome = lived(tmp_path / "run", settings_for(pipelines.Mlp, Layout(2), **PLAIN), says, 1)
+    assert outcome.error is None
+    assert outcome.digest == train(pipelines.Mlp, **PLAIN).digest
+    (event,) = lost(told)
+    assert f"failed on its GPU ({code})" in event["why"]
+    (recovered,) = [
+        each["steps_lost"] for each in told.journal if each["event"] == "recovered" and each["kind"] == "lost"
+    ]
+    assert recovered == 0
+
+
+def ended_by(outcome: RunOutcome) -> OrchestratorError:
+    assert outcome.error is not None
+    return outcome.error
+
+
+def test_an_assertion_that_comes_again_elsewhere_is_the_pipelines(tmp_path: Path) -> None:
+    told, outcome = lived(tmp_path / "run", settings_for(pipelines.Mlp, Layout(3), **PLAIN), ASSERTION, 9)
+    assert ended_by(outcome).code == "gpu.assertion"
+    assert len(lost(told)) == 1
+
+
+def test_what_the_pipeline_does_to_every_card_is_told_with_its_micro_batch(tmp_path: Path) -> None:
+    settings = settings_for(faulty.FailsOnTheGpu, Layout(2), **PLAIN, args={"held_out": None})
+    told, outcome = lived(tmp_path / "run", settings, "", 0)
+    error = ended_by(outcome)
+    assert isinstance(error, PipelineRaised)
+    assert (error.code, "shard " in error.message, "look for an index or a label out of range" in error.remedy) == (
+        "pipeline.raised",
+        True,
+        True,
+    )
+    assert len(lost(told)) == 1
+
+
+def test_a_driver_that_does_not_match_ends_the_run_at_once(tmp_path: Path) -> None:
+    told, outcome = lived(
+        tmp_path / "run",
+        settings_for(pipelines.Mlp, Layout(2), **PLAIN),
+        "CUDA error: system has unsupported display driver / cuda driver combination",
+        9,
+    )
+    error = ended_by(outcome)
+    assert (error.code, error.exit_code) == ("gpu.driver-mismatch", 2)
+    assert "reboot, or reload the module" in error.remedy
+    assert lost(told) == []
