@@ -1,17 +1,19 @@
 """`doctor`: what this processor computes otherwise than those on which the page of operators was made (docs/portable.md).
 
-The whole page is computed in this process, which therefore must not have loaded torch before.
+The whole page is computed in this process, which therefore must not have loaded torch before. `cards.py` adds GPUs.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
+from orchestrator.cli import cards
 from orchestrator.cli.answer import Answer, reported
 from orchestrator.cli.arguments import Arguments
+from orchestrator.cli.cards import CardReport
 from orchestrator.numerics import determinism
 from orchestrator.numerics.portable import checking
 from orchestrator.optim import optimizers
@@ -21,11 +23,12 @@ DIFFERS = 3  # the exit code
 
 @dataclass(frozen=True)
 class Findings:
-    """hashes: what came out, by case; differing, unportable: names of cases."""
+    """What was found."""
 
-    hashes: dict[str, str]
-    differing: list[str]
-    unportable: list[str]
+    hashes: dict[str, str]  # what came out, by case
+    differing: list[str]  # names of cases
+    unportable: list[str]  # likewise
+    gpus: CardReport = field(default_factory=lambda: CardReport([]))  # what each is, and what was tried on it
 
     @property
     def exit_code(self) -> int:
@@ -48,6 +51,7 @@ class Findings:
                 for name in self.differing
             ],
             "unportable": self.unportable,
+            "gpus": self.gpus.as_dict(),
         }
 
     def as_text(self) -> str:
@@ -64,7 +68,7 @@ class Findings:
             lines.append("  nothing differs: run.arithmetic=portable gives the bits here that it gives elsewhere")
         for name in self.differing:
             lines.append(f"  {name} differs ({', '.join(sorted(checking.known()[name].operators))})")
-        return "\n".join(lines)
+        return "\n".join([*lines, *self.gpus.as_text()])
 
 
 def run(arguments: Arguments) -> Answer:
@@ -78,4 +82,4 @@ def doctor() -> Findings:
     optimizers.prepare()
     with determinism.filled():
         found = checking.check(checking.known())
-    return Findings(found.hashes, found.differing, checking.unportable())
+    return Findings(found.hashes, found.differing, checking.unportable(), cards.report())

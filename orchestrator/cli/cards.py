@@ -1,0 +1,162 @@
+"""The part of `doctor` about GPUs: what each is, and what was tried on it. Nothing of a GPU is asked in this process.
+
+`nvidia-smi` has 10 s for its answer, and each step of `worker/card_trial.py` as many; who does not answer is left behind.
+"""
+
+from __future__ import annotations
+
+import json
+import queue
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from orchestrator.common.child import Messages, Started
+from orchestrator.numerics import cuda
+from orchestrator.provenance.environment import cards
+from orchestrator.provenance.environment.cards import Card, CardsUnknown
+
+TRIAL = "orchestrator.worker.card_trial"
+LIMIT_S = 10.0
+_FIRST_S = 60.0  # to import torch, on a busy machine
+_GIB = 1 << 30
+_STEPS = {"cards": "what torch sees", "peers": "peers", "compiles": "compiling kernels", "shares": "sharing memory"}
+
+
+class Trying(Protocol):
+    """A process that tries cards."""
+
+    messages: Messages
+
+    def kill(self) -> None: ...
+
+    def close(self) -> int | None: ...
+
+
+@dataclass
+class Tried:
+    """What became of the trial."""
+
+    uuids: list[str] = field(default_factory=list)  # of the cards that torch sees, by its number
+    peers: list[list[int]] | None = None  # pairs (one, other) of these numbers: one maps the memory of the other
+    compiles: list[str | None] = field(default_factory=list)  # of each card: None where it works, else why not
+    shares: list[str | None] = field(default_factory=list)  # likewise
+    trouble: str | None = None  # why there is no more; None where all was tried
+
+    def hear(self, name: str, answer: Any) -> None:
+        if name == "cards":
+            self.uuids = answer
+        elif name == "peers":
+            self.peers = answer
+        else:
+            getattr(self, name).append(answer)
+
+    @property
+    def next_step(self) -> str:
+        """What was under way when nothing more came."""
+        if self.peers is None:
+            return _STEPS["peers" if self.uuids else "cards"]
+        card = len(self.shares)
+        return f"{_STEPS['shares' if len(self.compiles) > card else 'compiles']} of card {card}"
+
+
+@dataclass(frozen=True)
+class CardReport:
+    """What `doctor` says of GPUs."""
+
+    found: list[Card]  # all of the machine
+    unknown: str | None = None  # why these are not known; None where they are
+    tried: Tried | None = None  # None where there was nothing to try
+
+    def as_dict(self) -> dict[str, Any]:
+        tried = self.tried
+        return {
+            "cards": [{**card.as_dict(), **self._of(card)} for card in self.found],
+            "unknown": self.unknown,
+            "peers": None if tried is None else tried.peers,
+            "trouble": None if tried is None else tried.trouble,
+        }
+
+    def as_text(self) -> list[str]:
+        lines = [] if self.unknown is None else [f"GPUs: {self.unknown}"]
+        lines += [line for card in self.found for line in self._lines(card)]
+        tried = self.tried
+        if tried is None:
+            return lines
+        if tried.peers is not None and len(tried.uuids) > 1:
+            pairs = ", ".join(f"{one}-{other}" for one, other in tried.peers) or "none"
+            lines.append(f"GPUs that map each other's memory, by torch's numbers: {pairs}")
+        return lines if tried.trouble is None else [*lines, f"GPUs: {tried.trouble}"]
+
+    def _lines(self, card: Card) -> Iterator[str]:
+        errors = "not counted" if card.ecc_errors is None else f"{card.ecc_errors} uncorrectable errors"
+        parts = f", MIG devices {', '.join(card.parts) or 'none'}" if card.mig else ""
+        yield (
+            f"GPU {card}: {card.memory_bytes / _GIB:.1f} GiB, driver {card.driver}, compute capability {card.capability}, "
+            f"ECC {errors}{parts}"
+        )
+        said = {"compiles": ("kernels compile", "kernels do not compile"), "shares": ("memory is shared", "no sharing")}
+        told = [
+            well if self._of(card)[name] is None else f"{ill}: {self._of(card)[name]}"
+            for name, (well, ill) in said.items()
+            if name in self._of(card)
+        ]
+        if told:
+            yield f"  {'; '.join(told)}"
+
+    def _of(self, card: Card) -> dict[str, str | None]:
+        """What was tried on it, as far as it came."""
+        if self.tried is None or card.uuid not in self.tried.uuids:
+            return {}
+        number = self.tried.uuids.index(card.uuid)
+        answers = {"compiles": self.tried.compiles, "shares": self.tried.shares}
+        return {name: given[number] for name, given in answers.items() if number < len(given)}
+
+
+def report(start: Callable[[], Trying] = lambda: Started(TRIAL, silent=True, apart=True)) -> CardReport:
+    """Of this machine. start: the process that tries."""
+    try:
+        found = cards.look()
+    except FileNotFoundError:
+        return CardReport([])
+    except CardsUnknown as error:
+        return CardReport([], str(error))
+    if not found:
+        return CardReport([], f"{cards.PROGRAM} finds none")
+    problem = cuda.build_problem()
+    return CardReport(found, tried=Tried(trouble=f"nothing was tried: {problem}") if problem else heard(start()))
+
+
+def heard(trying: Trying, first_s: float = _FIRST_S, limit_s: float = LIMIT_S) -> Tried:
+    """What it says until it ends, or until it does not answer; then it is killed, and not waited for."""
+    come: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
+    threading.Thread(target=lambda: _take(trying.messages, come), daemon=True).start()
+    tried, patience = Tried(), first_s
+    while True:
+        try:
+            payload = come.get(timeout=patience)
+        except queue.Empty:
+            tried.trouble = f"did not answer in {patience:g} s: {tried.next_step}"
+            trying.kill()
+            return tried
+        if payload is None:
+            tried.trouble = None if _is_whole(tried) else f"the process that tried ended: {tried.next_step}"
+            trying.close()
+            return tried
+        tried.hear(*json.loads(payload))
+        patience = limit_s
+
+
+def _take(messages: Messages, come: queue.SimpleQueue[bytes | None]) -> None:
+    for payload in _received(messages):
+        come.put(payload)
+    come.put(None)
+
+
+def _received(messages: Messages) -> Iterable[bytes]:
+    return iter(messages.receive, None)  # type: ignore[arg-type]
+
+
+def _is_whole(tried: Tried) -> bool:
+    return tried.peers is not None and len(tried.shares) == len(tried.uuids)
