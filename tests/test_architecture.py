@@ -45,7 +45,17 @@ ROOMS = {
     "cluster": ["placement", "slurm", "sessions", "actors", "forkserver", "ray_jobs", "ray_calls"],
     "worker": [
         *("worker", "server", "hooks", "serving", "strategies", "loop", "asynchronous", "pipeline_parallel", "step"),
-        *("ensemble", "admission", "between_steps", "card_trial", "device", "device_memory", "model", "voting", "member"),
+        *(
+            "ensemble",
+            "admission",
+            "between_steps",
+            "card_trial",
+            "device",
+            "device_memory",
+            "model",
+            "voting",
+            "member",
+        ),
     ],
     "provenance": ["crates", "data", "environment", "code", "tracking"],
     "controller": [
