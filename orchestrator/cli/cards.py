@@ -155,7 +155,7 @@ def _take(messages: Messages, come: queue.SimpleQueue[bytes | None]) -> None:
 
 
 def _received(messages: Messages) -> Iterable[bytes]:
-    return iter(messages.receive, None)  # type: ignore[arg-type]
+    return iter(messages.receive, None)
 
 
 def _is_whole(tried: Tried) -> bool:
