@@ -294,10 +294,9 @@ class Plan:
 
     @property
     def sums_stay_on_device(self) -> bool:
-        """Whether gradients, sums and results never leave the device of the model, or of a stage of it: in lockstep, exactly,
-        where nothing comes between a shard's gradient and the sum."""
-        update = self.update
-        plain = update.compression is None and update.local is None and self.data.privacy is None
+        """Whether contributions, sums and results never leave the device of the model, or of a stage of it: in lockstep,
+        exactly, where nothing comes between what a shard contributes and the sum."""
+        plain = self.update.compression is None and self.data.privacy is None
         return self.run.compute.device == "cuda" and self.lockstep and self.exchange.exact and plain
 
     @property

@@ -31,7 +31,11 @@ from tests.worker.test_apart import CASES as APART
 
 pytestmark = pytest.mark.slow
 
-CASES = [(pipeline, settings) for pipeline, settings in APART if "reduction" not in settings]
+LOCAL: dict[str, Any] = {
+    "local": {"steps": 3, "optimizer": {"name": "adamw", "lr": 0.01}, "proximal_mu": 0.1},
+    "optimizer": {"name": "sgd", "lr": 0.7, "momentum": 0.9, "nesterov": True},
+}
+CASES = [(pipeline, settings) for pipeline, settings in APART if "reduction" not in settings] + [(p.Batchnorm, LOCAL)]
 LAYOUTS = [
     Layout(1),
     Layout(2),
@@ -79,6 +83,13 @@ def test_nothing_is_computed_across(monkeypatch: pytest.MonkeyPatch, pipeline: t
     direct = train(pipeline, **settings)
     sum_apart(monkeypatch)
     beside = trained(pipeline, Layout(2), **settings)
+    assert (beside.trace, beside.digest) == (direct.trace, direct.digest)
+
+
+def test_local_steps_are_not_computed_across(monkeypatch: pytest.MonkeyPatch) -> None:
+    direct = train(p.Batchnorm, steps=2, **LOCAL)
+    sum_apart(monkeypatch)
+    beside = trained(p.Batchnorm, Layout(2), steps=2, **LOCAL)
     assert (beside.trace, beside.digest) == (direct.trace, direct.digest)
 
 

@@ -77,11 +77,12 @@ CASES: list[tuple[type[Pipeline], dict[str, Any]]] = [
     (p.Frozen, {}),
     (p.Mlp, {"check_every": 2, "shards": 2}),
     (p.AwkwardBuffers, {}),
+    (p.Batchnorm, {"local": {"steps": 3, "optimizer": {"name": "sgd", "lr": 0.05}, "clip": 0.5}}),
 ]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("number", thinned(range(len(CASES)), 4, 1), ids=lambda number: CASES[number][0].__name__)
+@pytest.mark.parametrize("number", thinned(range(len(CASES)), 4, 3), ids=lambda number: CASES[number][0].__name__)
 def test_a_recording_gives_the_bits_of_eager_passes(
     retracer: Retracer, monkeypatch: pytest.MonkeyPatch, number: int
 ) -> None:

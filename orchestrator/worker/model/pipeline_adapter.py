@@ -301,12 +301,24 @@ class PipelineAdapter:
         computed = self._computed(step, shard, None)
         return None if computed is None else (float(computed[0]), computed[1])
 
+    def recorded_loss(self, step: int, shard: int) -> tuple[float, float] | None:
+        """As `loss`, done again from a recording where `graphs` are set and have one."""
+        computed = self._computed(step, shard, self.graphs, looks=True)
+        return None if computed is None else (float(computed[0]), computed[1])
+
+    @property
+    def replayed(self) -> bool:
+        """Whether the last micro-batch was done again from a recording."""
+        return self.graphs is not None and self.graphs.replayed
+
     def unread_loss(self, step: int, shard: int) -> tuple[float | torch.Tensor, float] | None:
         """As `loss`. Where `graphs` are set, the loss is a tensor on the device, which may be infinite or no number: to look at
         it is to wait for the device."""
         return self._computed(step, shard, self.graphs)
 
-    def _computed(self, step: int, shard: int, graphs: ShardGraphs | None) -> tuple[float | torch.Tensor, float] | None:
+    def _computed(
+        self, step: int, shard: int, graphs: ShardGraphs | None, *, looks: bool = False
+    ) -> tuple[float | torch.Tensor, float] | None:
         micro_batch = self._known(step, shard)
         where, rows = micro_batch.where, len(micro_batch.key.indices)
         if not rows:
@@ -314,7 +326,10 @@ class PipelineAdapter:
         batch = self._fetch(micro_batch)
         hint = lambda: self._of_one_row(step, shard)  # noqa: E731
         with self._naming_samples(micro_batch.key, batch):
-            return self._gradients(batch, step, rows, where, micro_batch.seed, hint, graphs)
+            computed = self._gradients(batch, step, rows, where, micro_batch.seed, hint, graphs)
+            if looks and computed is not None:
+                check_finite(float(computed[0]), where)
+            return computed
 
     def loss_of_validation(self, batch: int) -> tuple[float, float] | None:
         """As `loss`, of a validation batch: by that workers prove that they compute alike who may not read the same training

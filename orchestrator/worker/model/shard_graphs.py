@@ -113,7 +113,7 @@ class ShardGraphs:
             self.replayed = True
             return self._result(recorded)
         there = recorded.load(tensors) if recorded is not None else self._staging.batch(batch)
-        before = _host_generators()
+        before, start = _host_generators(), self._replica.buffers()
         judged = work.eager(there)
         if judged is None:
             return None
@@ -122,7 +122,7 @@ class ShardGraphs:
         elif recorded is None and len(self._recorded) < _MOST:
             recorded = self._record(tensors, shape, batch, work)
         if recorded is not None and self._goes:
-            self._compare(recorded, work, judged)
+            self._compare(recorded, work, judged, start)
         return judged
 
     def _record(self, tensors: Sequence[torch.Tensor], shape: Any, batch: Any, work: Work) -> _Recorded | None:
@@ -141,10 +141,11 @@ class ShardGraphs:
         self._recorded[shape] = recorded
         return recorded
 
-    def _compare(self, recorded: _Recorded, work: Work, judged: Judged) -> None:
-        """With the micro-batch that has just been computed eagerly, whose gradients are at the parameters."""
+    def _compare(self, recorded: _Recorded, work: Work, judged: Judged, start: Sequence[torch.Tensor]) -> None:
+        """With the micro-batch that has just been computed eagerly, whose gradients are at the parameters. start: the buffers
+        before it, which a local step before may have left."""
         kept = self._kept()
-        self._replica.begin_shard()
+        self._replica.continue_shard(start)
         with work.seeded():
             recorded.replay()
         again = [*recorded.gradients, recorded.judged[0], *self._replica.buffers()]

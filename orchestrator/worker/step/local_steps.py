@@ -114,8 +114,8 @@ class LocalSteps:
             self._beat(step, shard)
             for parameter in replica.parameters:
                 parameter.grad = None
-            computed = self._workload.loss(clock, shard)
-            replica.check_shard()
+            computed = self._workload.recorded_loss(clock, shard)
+            replica.check_shard(buffers=not self._workload.replayed)
             replica.check_step()
             if computed is None:
                 continue

@@ -90,8 +90,7 @@ class ShardGradients:
         self._replica.begin_shard()
         settle(self._workload, self.states, step, shard)
         computed = self._workload.unread_loss(step, shard)
-        graphs = self._workload.graphs
-        self._replica.check_shard(buffers=graphs is None or not graphs.replayed)
+        self._replica.check_shard(buffers=not self._workload.replayed)
         if self.keeps_state:
             self.states.stage(shard, stream_row(self._workload, shard))
         if computed is None:
