@@ -208,6 +208,12 @@ EXAMPLES = [
         metrics={"system/exchange/bytes_per_step": 10},
         changes={"bytes_per_step": 10},
     ),
+    Example(
+        "card_measured",
+        {"step": 5, "card": "GPU-a", "measured": {"utilization": 0.5}},
+        None,
+        metrics={"system/GPU-a/utilization": 0.5},
+    ),
     Example("bytes_read", {"where": "n", "fetched": 1, "cached": 2}, None, changes={"bytes_read": {"n": (1, 2)}}),
     Example(
         "files_read",

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import ray
 
 from orchestrator import errors
-from orchestrator.cluster.actors import card_failure
+from orchestrator.cluster.actors import card_failure, card_metrics
 from orchestrator.cluster.actors.driver_loss import PREFIX, DriverHandle, DriverLossDetector, written
 from orchestrator.cluster.actors.event_queue import Entry, EventQueue, capture_prints
 from orchestrator.cluster.actors.fault_injection import inject
@@ -247,7 +247,9 @@ class MemberActor:
         self._member = (Worker if self._role == "worker" else Server)(self._plan, self._regions, services)
         run_manifest = self._member.prepare()
         self._heartbeat.rest()
-        self._card = cuda.uuid() if self._role == "worker" and self._plan.run.compute.device == "cuda" else ""
+        if self._role == "worker" and self._plan.run.compute.device == "cuda" and (card := cuda.uuid()):
+            self._card = card
+            card_metrics.begin(card, self._emit)
         return {
             "run_manifest": run_manifest,
             "addresses": {**self._listener.addresses, **queue, **shared},

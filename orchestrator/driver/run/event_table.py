@@ -288,6 +288,12 @@ EVENTS: Mapping[str, EventType] = {
     ),
     "bytes_read": EventType(None, outcome=_with_bytes),
     "files_read": EventType(None, outcome=_with_files),
+    "card_measured": EventType(
+        None,
+        metrics=lambda facts: {
+            f"{EXECUTION}{facts['card']}/{name}": value for name, value in facts["measured"].items()
+        },
+    ),
     "segment_begun": EventType(only("step", "digest")),
     "caller_refused": EventType(only("member", "why"), say("member {member} {why}")),
     "waiting": EventType(only("worker", "what"), say("worker {worker}: {what}")),
