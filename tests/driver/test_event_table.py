@@ -65,8 +65,8 @@ EXAMPLES = [
     ),
     Example(
         "worker_started",
-        {"worker": 1, "rank": None, "pid": 2, "node": "n", "shards": []},
-        {"worker": 1, "rank": None, "pid": 2, "node": "n", "shards": []},
+        {"worker": 1, "rank": None, "pid": 2, "node": "n", "shards": [], "card": "GPU-a"},
+        {"worker": 1, "rank": None, "pid": 2, "node": "n", "shards": [], "card": "GPU-a"},
     ),
     Example(
         "server_started",

@@ -14,6 +14,7 @@ from orchestrator.common import gpu_memory
 from orchestrator.errors import ConfigurationError
 from orchestrator.numerics import cuda, image_losses
 from orchestrator.numerics.determinism import machine, prepare_thread
+from tests.refusals import refused
 
 BACKENDS: Any = torch.backends
 COMPUTING = [BACKENDS.cuda.matmul, BACKENDS.cudnn.conv, BACKENDS.cudnn.rnn]
@@ -156,6 +157,27 @@ def test_gpus_are_described(monkeypatch: pytest.MonkeyPatch) -> None:
     assert cuda.uuids() == ["GPU-1a", "GPU-2b"]
     put_in(monkeypatch, Properties("X 100 MIG 1g.10gb"))
     assert (cuda.describe()["mig"], cuda.uuids()) == (True, [])
+
+
+def test_the_card_of_this_process_is_named_by_its_uuid(monkeypatch: pytest.MonkeyPatch) -> None:
+    put_in(monkeypatch, Properties("X 100", "2b"), Properties("X 100"))
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    assert cuda.uuid() == "GPU-2b"
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 1)
+    assert cuda.uuid() == ""
+
+
+@pytest.mark.usefixtures("visible")
+def test_a_driver_that_does_not_match_is_told_with_what_mends_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail() -> None:
+        raise RuntimeError(
+            "Unexpected error from cudaGetDeviceCount(). Error 803: system has unsupported display driver"
+        )
+
+    monkeypatch.setattr(torch.cuda, "init", fail)
+    with refused("gpu.driver-mismatch") as caught:
+        cuda.start()
+    assert "reboot, or reload the module" in str(caught.value)
 
 
 def test_memory_is_told_with_the_largest_block_that_is_free(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -330,7 +330,8 @@ class Session:
         if self._was_read(answer.get("reads", {})):
             return
         self._member_directory.add(member, answer["addresses"], answer["node"])
-        self._ready[member] = {"pid": answer["pid"], "node": answer["node"]}
+        card = answer.get("card", "")
+        self._ready[member] = {"pid": answer["pid"], "node": answer["node"], **({"card": card} if card else {})}
         self._nodes[member] = answer["node"]
         name = f"{self._roles[member]} {member}"
         self._event_sink.began([{**line, "member": name} for line in answer.get("phases", ())])
@@ -347,7 +348,6 @@ class Session:
             return
         node, speed = self._member_directory.node(member), self._traits(answer["node"]).speed
         sites = tuple(answer.get("sites", ()))
-        card = answer.get("card", "")
         self._decide(events.Ready(member, answer["run_manifest"], can_restore, node, speed, sites, card))
         if answer["node"] in self._draining:
             self._decide(events.Drained((member,), 0.0))
