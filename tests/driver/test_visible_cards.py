@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orchestrator.driver.preflight import visible_cards
+from orchestrator.config.settings import ClusterSettings, PipelineSettings, RunSettings, Settings
+from orchestrator.driver.preflight import checks, visible_cards
 from orchestrator.errors import code_of
+from orchestrator.numerics import cuda
 from orchestrator.provenance.environment import cards
 from orchestrator.provenance.environment.cards import Card, CardsUnknown
 
@@ -96,7 +99,7 @@ FAILURES = {
         "reboot, or reload the module",
     ),
     CardsUnknown("Failed to initialize NVML: Unknown Error"): ("gpu.taken-away", "start the container again"),
-    CardsUnknown("couldn't communicate with the NVIDIA driver"): ("gpu.tool-fails", "load NVIDIA's driver"),
+    CardsUnknown("couldn't communicate with the NVIDIA driver"): ("gpu.no-driver", "load NVIDIA's driver"),
 }
 
 
@@ -114,11 +117,25 @@ def test_a_tool_that_fails_refuses_the_run(failure: CardsUnknown, monkeypatch: p
 
 
 def test_without_the_tool_workers_will_tell(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail() -> list[Card]:
-        raise FileNotFoundError("nvidia-smi")
+    for error in (FileNotFoundError("nvidia-smi"), CardsUnknown('Field "mig" is not a valid field to query.')):
 
-    monkeypatch.setattr(cards, "look", fail)
-    assert visible_cards.problems({"CUDA_VISIBLE_DEVICES": "0"}) == []
+        def fail(error: Exception = error) -> list[Card]:
+            raise error
+
+        monkeypatch.setattr(cards, "look", fail)
+        assert visible_cards.problems({"CUDA_VISIBLE_DEVICES": "0"}) == []
+
+
+def test_the_preflight_of_a_run_on_a_private_ray_asks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cuda, "build_problem", lambda: None)
+    monkeypatch.setattr(cards, "look", lambda: CARDS)
+    monkeypatch.setattr(visible_cards.problems, "__defaults__", ({"CUDA_VISIBLE_DEVICES": "5"},))
+    cluster = ClusterSettings(gpus_per_worker=0.5)
+    plain = Settings(run=RunSettings(steps=1, device="cuda"), pipeline=PipelineSettings(target="a:B"), cluster=cluster)
+    assert [code_of(each) for each in checks._device_problems(plain)] == ["gpu.unknown-card"]
+    joined = replace(plain, cluster=replace(cluster, address="10.0.0.1:6379"))
+    assert checks._device_problems(joined) == []
+    assert checks._device_problems(replace(plain, run=RunSettings(steps=1))) == []
 
 
 COUNTED = {"MIG-1,MIG-2": 2, "MIG-2": 1, "0,1": None, "GPU-6b2a": None, "": None, "0,MIG-1": None}

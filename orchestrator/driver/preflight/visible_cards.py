@@ -21,10 +21,11 @@ VARIABLE: Final = "CUDA_VISIBLE_DEVICES"
 _KEPT: Final = "RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES"
 _HIDES: Final = ("", "NoDevFiles")  # what Ray takes for none
 _MIG: Final = "MIG-"
+_NO_DRIVER: Final = "communicate with the NVIDIA driver"
 
 
 def problems(environ: Mapping[str, str] = os.environ) -> list[str]:
-    """Of this machine and this environment. Where NVIDIA's tool is not installed, nothing can be told, and workers will."""
+    """Of this machine and this environment. Where NVIDIA's tool is not installed, or fails, workers will tell."""
     given = environ.get(VARIABLE)
     if given is not None and (hidden := _hidden(given)):
         return [hidden]
@@ -41,7 +42,8 @@ def problems(environ: Mapping[str, str] = os.environ) -> list[str]:
     except FileNotFoundError:
         return []
     except CardsUnknown as error:
-        return [unknown(error)]
+        problem = unknown(error)
+        return [] if problem is None else [problem]
     problem = problem_of(given, found)
     return [] if problem is None else [problem]
 
@@ -52,8 +54,9 @@ def gpus_for_ray(environ: Mapping[str, str] = os.environ) -> int | None:
     return len(names) if names and all(name.startswith(_MIG) for name in names) else None
 
 
-def unknown(error: CardsUnknown) -> str:
-    """The refusal where the tool answers with an error, or not at all."""
+def unknown(error: CardsUnknown) -> str | None:
+    """The refusal where the tool does not answer, or answers that no run can have a card; None for what may be its own error,
+    since Ray and the workers ask otherwise."""
     if error.hangs:
         return coded(
             "gpu.no-answer",
@@ -63,10 +66,12 @@ def unknown(error: CardsUnknown) -> str:
     fault = card_faults.named_in(str(error))
     if fault is not None:
         return coded(fault.code, f"run.device: {fault.sentence} ({error}); {fault.remedy}")
+    if _NO_DRIVER not in str(error):
+        return None
     return coded(
-        "gpu.tool-fails",
-        f"run.device: {cards.PROGRAM} fails: {error}; load NVIDIA's driver on this machine (for a container: start it with "
-        "GPUs), or take run.device=cpu",
+        "gpu.no-driver",
+        f"run.device: {cards.PROGRAM} finds no driver: {error}; load NVIDIA's driver on this machine (for a container: start "
+        "it with GPUs), or take run.device=cpu",
     )
 
 
