@@ -141,7 +141,7 @@ def heard(trying: Trying, first_s: float = _FIRST_S, limit_s: float = LIMIT_S) -
             trying.kill()
             return tried
         if payload is None:
-            tried.trouble = None if _is_whole(tried) else f"the process that tried ended: {tried.next_step}"
+            tried.trouble = _shortfall(tried)
             trying.close()
             return tried
         tried.hear(*json.loads(payload))
@@ -158,5 +158,8 @@ def _received(messages: Messages) -> Iterable[bytes]:
     return iter(messages.receive, None)
 
 
-def _is_whole(tried: Tried) -> bool:
-    return tried.peers is not None and len(tried.shares) == len(tried.uuids)
+def _shortfall(tried: Tried) -> str | None:
+    """What was not tried by a process that has ended; None where all was."""
+    if tried.peers is None or len(tried.shares) < len(tried.uuids):
+        return f"the process that tried ended: {tried.next_step}"
+    return None if tried.uuids else "nothing was tried, since torch sees none (CUDA_VISIBLE_DEVICES, driver)"

@@ -100,6 +100,11 @@ def test_who_hangs_or_dies_is_left_behind_with_the_step_that_was_under_way(count
     assert CardReport([FIRST], tried=tried).as_text()[-1] == f"GPUs: {tried.trouble}"
 
 
+def test_cards_that_torch_does_not_see_are_not_tried() -> None:
+    tried = heard(Double([("cards", []), ("peers", [])], ends=True))
+    assert tried.trouble == "nothing was tried, since torch sees none (CUDA_VISIBLE_DEVICES, driver)"
+
+
 def test_where_no_torch_for_cards_is_nothing_is_tried(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cuda, "build_problem", lambda: "torch is built without CUDA")
     found = report(lambda: Double([], ends=True))
