@@ -18,7 +18,8 @@ from numpy.typing import NDArray
 
 from orchestrator.numerics import exact
 from orchestrator.numerics.device import compiling
-from orchestrator.numerics.device.kernels import Accumulator, Kernels, Operations, sums_on
+from orchestrator.numerics.device.kernels import Accumulator, Kernels, Operations, Updating, sums_on
+from orchestrator.numerics.fixed_point import HOST, Pieces
 from orchestrator.numerics.grid import Grid
 from orchestrator.numerics.layout import Layout
 
@@ -66,7 +67,28 @@ def difference(kernels: Kernels, device: str, seed: int) -> str | None:
         part = slice(slot.offset, slot.offset + slot.elements)
         if not _same(mine[part], right[part], torch.int64):
             return f"total of tensor {slot.name}"
-    return _difference_of_results(kernels, _covered(layout, right), dice.choice(_DIVISORS), device)
+    return _difference_of_results(
+        kernels, _covered(layout, right), dice.choice(_DIVISORS), device
+    ) or _difference_of_updates(kernels, layout, dice, device)
+
+
+def _difference_of_updates(kernels: Kernels, layout: Layout, dice: random.Random, device: str) -> str | None:
+    """Of parameters as integers."""
+    generator, ours = torch.Generator().manual_seed(dice.getrandbits(32)), Updating(kernels)
+    before = torch.randn(layout.size, generator=generator) * 2.0 ** dice.randint(-20, 20)
+    after = before + torch.randn(layout.size, generator=generator) * 2.0 ** dice.randint(-40, 20)
+    pieces: Pieces = ((0, 48, 2.0**-44), (48, layout.size, 2.0 ** dice.randint(-50, -30)))
+    divisor, theirs = dice.randint(1, 9), torch.zeros(layout.size, dtype=torch.int64)
+    mine = theirs.to(device, copy=True)
+    wanted = HOST.differ(pieces, after, before, divisor, theirs)
+    found = ours.differ(pieces, after.to(device), before.to(device), divisor, mine)
+    if (found, _same(mine, theirs, torch.int64)) != (wanted, True):
+        return f"update, divided by {divisor}"
+    sums = torch.randint(-(2**63), 2**63 - 1, (3, layout.size), generator=generator)
+    there = sums.to(device, copy=True)
+    if ours.absorb(mine, *there) != HOST.absorb(theirs, *sums) or not _same(there, sums, torch.int64):
+        return "what absorbs an update"
+    return None
 
 
 def _difference_of_results(kernels: Kernels, right: torch.Tensor, divisor: float, device: str) -> str | None:

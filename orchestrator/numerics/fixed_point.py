@@ -16,6 +16,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Final, Protocol
 
 import torch
 
@@ -23,7 +24,9 @@ from orchestrator.numerics import exact
 from orchestrator.numerics.layout import Layout, Slot
 
 _FRACTION_BITS = 44  # below the largest value of a tensor
-_LIMIT = 2**62
+LIMIT: Final = 2**62
+
+Pieces = tuple[tuple[int, int, float], ...]  # (first element, end, lsb), in order
 
 
 def exponent_for(largest: float) -> int:
@@ -32,12 +35,40 @@ def exponent_for(largest: float) -> int:
     return (exponent - (fraction == 0.5)) - _FRACTION_BITS
 
 
+class Updating(Protocol):
+    """How updates are made and added where they lie."""
+
+    def differ(
+        self, pieces: Pieces, after: torch.Tensor, before: torch.Tensor, divisor: int, into: torch.Tensor
+    ) -> bool:
+        """As `FixedPoint.updates`."""
+
+    def absorb(self, update: torch.Tensor, *sums: torch.Tensor) -> int:
+        """Add an update to two or three sums, all int64 of whole blocks; returns the fingerprint of the update."""
+
+
+class _Host:
+    """Implements `Updating` in host memory."""
+
+    def differ(
+        self, pieces: Pieces, after: torch.Tensor, before: torch.Tensor, divisor: int, into: torch.Tensor
+    ) -> bool:
+        fits = [exact.differ(after[s:e], before[s:e], divisor, lsb, into[s:e]) for s, e, lsb in pieces]
+        return all(fits)
+
+    def absorb(self, update: torch.Tensor, *sums: torch.Tensor) -> int:
+        return exact.absorb(update, *sums)
+
+
+HOST: Final = _Host()
+
+
 @dataclass(frozen=True)
 class FixedPoint:
     """How one flat buffer is represented by integers. pieces: (first element, end, lsb), in order; neighbours with the same lsb
     are one piece."""
 
-    pieces: tuple[tuple[int, int, float], ...]
+    pieces: Pieces
 
     @classmethod
     def of(cls, layout: Layout, exponents: Sequence[int]) -> FixedPoint:
@@ -82,20 +113,23 @@ class FixedPoint:
         for start, end, lsb in self.pieces:
             into[start:end] = integers[start:end].double().mul_(lsb)
 
-    def updates(self, after: torch.Tensor, before: torch.Tensor, divisor: int, into: torch.Tensor) -> bool:
+    def updates(
+        self,
+        after: torch.Tensor,
+        before: torch.Tensor,
+        divisor: int,
+        into: torch.Tensor,
+        updating: Updating | None = None,
+    ) -> bool:
         """into (int64) = (after - before) / divisor; both float32. Returns False where that is not finite, or beyond the
-        limit, and `into` is worth nothing then."""
-        pieces = [
-            exact.differ(after[start:end], before[start:end], divisor, lsb, into[start:end])
-            for start, end, lsb in self.pieces
-        ]
-        return all(pieces)
+        limit, and `into` is worth nothing then. updating: where these lie; None: in host memory."""
+        return (updating or HOST).differ(self.pieces, after, before, divisor, into)
 
 
 def overflows(integers: torch.Tensor) -> bool:
     """Whether an element has left the range in which it stands for a number."""
     low, high = torch.aminmax(integers)
-    return not (int(low) > -_LIMIT and int(high) < _LIMIT)
+    return not (int(low) > -LIMIT and int(high) < LIMIT)
 
 
 def largest(slot: Slot, values: torch.Tensor) -> float:

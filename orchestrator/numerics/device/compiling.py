@@ -27,11 +27,14 @@ from orchestrator.numerics.layout import BLOCK, Layout
 
 SOURCE: Final = Path(__file__).with_name("sums.cu")
 _THREADS: Final = 256  # of a block: its warps hide the memory's latency, and a piece keeps all of them busy
-_BLOCKS: Final = 16  # of `finish`, for each multiprocessor
+_BLOCKS: Final = 16  # of kernels whose blocks take several pieces each, for each multiprocessor
 _TABLES: Final = 64  # of addresses that are kept: gradients often lie where those of a shard before lay
 _POINTER, _DOUBLE, _INT, _LONG = ctypes.c_void_p, ctypes.c_double, ctypes.c_int, ctypes.c_longlong
 ADD: Final = (*[_POINTER] * 6, _DOUBLE, _INT)
 FINISH: Final = (*[_POINTER] * 4, _DOUBLE, _DOUBLE, _LONG, _LONG)
+DIFFER: Final = (*[_POINTER] * 4, _DOUBLE, _DOUBLE, _LONG)
+ABSORB: Final = (*[_POINTER] * 5, _LONG)
+KINDS: Final = {"add": ADD, "finish": FINISH, "differ": DIFFER, "absorb": ABSORB}
 
 
 class CompilationFailed(Exception):
@@ -71,9 +74,7 @@ class Launcher:
 
         self._driver: Any = driver
         self._module = answered(driver.cuModuleLoadData(code))
-        self._functions = {
-            name: answered(driver.cuModuleGetFunction(self._module, name.encode())) for name in ("add", "finish")
-        }
+        self._functions = {name: answered(driver.cuModuleGetFunction(self._module, name.encode())) for name in KINDS}
 
     def __call__(self, name: str, blocks: int, values: Sequence[int | float], kinds: Sequence[Any]) -> None:
         stream = torch.cuda.current_stream().cuda_stream
@@ -82,7 +83,8 @@ class Launcher:
 
 
 class Compiled:
-    """Implements `Kernels`. launch: starts a kernel by its name; most_blocks: of `finish`."""
+    """Implements `Kernels`. launch: starts a kernel by its name; most_blocks: of a kernel whose blocks take
+    several pieces each."""
 
     def __init__(self, launch: Any, most_blocks: int) -> None:
         self._launch = launch
@@ -107,6 +109,28 @@ class Compiled:
         divisors = float(divisor), 1.0 / divisor if inverts(divisor) else 0.0
         values = (*places, *divisors, blocks, first_block)
         self._launch("finish", min(blocks, self._most_blocks), values, FINISH)
+
+    def differ(
+        self,
+        after: torch.Tensor,
+        before: torch.Tensor,
+        divisor: int,
+        lsb: float,
+        into: torch.Tensor,
+        strange: torch.Tensor,
+    ) -> None:
+        elements = after.numel()
+        if elements:
+            places = tuple(map(start_of, (after, before, into, strange)))
+            values = (*places, float(divisor), 1 / lsb, elements)
+            self._launch("differ", min(-(-elements // BLOCK), self._most_blocks), values, DIFFER)
+
+    def absorb(self, update: torch.Tensor, sums: Sequence[torch.Tensor], fingerprint: torch.Tensor) -> None:
+        blocks = update.numel() // BLOCK
+        if blocks:
+            first, second, third = *map(start_of, sums), *[0] * (3 - len(sums))
+            values = (start_of(update), first, second, third, start_of(fingerprint), blocks)
+            self._launch("absorb", min(blocks, self._most_blocks), values, ABSORB)
 
 
 class _Adding:

@@ -17,9 +17,11 @@ import torch
 from numpy.typing import NDArray
 
 from orchestrator.numerics.exact import ANCHOR, Sums, Tensors, fingerprint_by_operations, in_order, weighted
+from orchestrator.numerics.fixed_point import LIMIT, Pieces
 from orchestrator.numerics.grid import ABSENT, Grid
 from orchestrator.numerics.layout import Layout, Slot
 
+_WHOLE: Final = 2.0**51  # from here on to add an anchor rounds no more
 _MAGNITUDE: Final = 0x7FFF_FFFF  # the bits of a float32 without its sign
 
 
@@ -49,6 +51,23 @@ class Kernels(Protocol):
         result: torch.Tensor,  # float32: gets the quotient, cast once
         first_block: int,  # of the total in the layout
         fingerprint: torch.Tensor,  # int64, one element: that of the result is added to it, modulo 2**64
+    ) -> None: ...
+
+    def differ(
+        self,
+        after: torch.Tensor,  # float32
+        before: torch.Tensor,  # float32
+        divisor: int,
+        lsb: float,  # a power of two
+        into: torch.Tensor,  # int64: gets (after - before) / divisor / lsb, rounded half to even
+        strange: torch.Tensor,  # int32, one element: gets 1 where one is not finite or not below 2**62, for which 0 stands
+    ) -> None: ...
+
+    def absorb(
+        self,
+        update: torch.Tensor,  # int64, whole blocks
+        sums: Sequence[torch.Tensor],  # two or three of the same: the update is added to each
+        fingerprint: torch.Tensor,  # int64, one element: that of the update is added to it, modulo 2**64
     ) -> None: ...
 
 
@@ -109,6 +128,27 @@ def finished(
     return int(fingerprint)
 
 
+class Updating:
+    """Implements `fixed_point.Updating` on a device. Both wait for what they return."""
+
+    def __init__(self, kernels: Kernels) -> None:
+        self._kernels = kernels
+
+    def differ(
+        self, pieces: Pieces, after: torch.Tensor, before: torch.Tensor, divisor: int, into: torch.Tensor
+    ) -> bool:
+        strange = into.new_zeros(1, dtype=torch.int32)
+        for start, end, lsb in pieces:
+            part = slice(start, end)
+            self._kernels.differ(after[part], before[part], divisor, lsb, into[part], strange)
+        return not int(strange)
+
+    def absorb(self, update: torch.Tensor, *sums: torch.Tensor) -> int:
+        fingerprint = update.new_zeros(1)
+        self._kernels.absorb(update, sums, fingerprint)
+        return int(fingerprint)
+
+
 def sums_on(kernels: Kernels) -> Sums:
     """`exact.MEANS` of totals on a device. A partial sum that has come through host memory goes to the device first."""
 
@@ -149,6 +189,27 @@ class Operations:
         # By a tensor: torch multiplies by the reciprocal where a CUDA tensor is divided by a number (pytorch#191495).
         result.copy_(sums / moved([float(divisor)], total))
         fingerprint += fingerprint_by_operations(result.view(torch.int32), first_block)
+
+    def differ(
+        self,
+        after: torch.Tensor,
+        before: torch.Tensor,
+        divisor: int,
+        lsb: float,
+        into: torch.Tensor,
+        strange: torch.Tensor,
+    ) -> None:
+        by = moved([float(divisor), 1 / lsb], after)
+        value = (after.double() - before.double()) / by[0] * by[1]
+        rounded = torch.where(value.abs() < _WHOLE, value.round(), value)  # larger ones are cut off, as on a processor
+        fits = rounded.abs() < LIMIT  # no number is not
+        into.copy_(torch.where(fits, rounded, 0.0))
+        strange |= (~fits).any()
+
+    def absorb(self, update: torch.Tensor, sums: Sequence[torch.Tensor], fingerprint: torch.Tensor) -> None:
+        for each in sums:
+            each += update
+        fingerprint += fingerprint_by_operations(update, 0)
 
 
 class _Adding:

@@ -9,6 +9,7 @@
 #endif
 
 typedef long long i64;
+typedef unsigned long long u64;
 
 static __device__ __forceinline__ double on_grid(float value, double weight, double anchor) {
     return __dsub_rn(__dadd_rn(__dmul_rn((double)value, weight), anchor), anchor);
@@ -60,7 +61,7 @@ extern "C" __global__ void add(const i64* addresses, const i64* places, const in
 
 // result = (total + last) / divisor, cast once; print += the fingerprint of the result. last: null where there is none.
 // inverse: of a divisor that is a power of two, whose product has the same bits; 0 for others. blocks: of 4096 elements.
-extern "C" __global__ void finish(const double* total, const double* last, float* result, unsigned long long* print,
+extern "C" __global__ void finish(const double* total, const double* last, float* result, u64* print,
                                   double divisor, double inverse, i64 blocks, i64 first_block) {
     i64 sum = 0;
     for (i64 block = blockIdx.x; block < blocks; block += gridDim.x) {
@@ -78,8 +79,43 @@ extern "C" __global__ void finish(const double* total, const double* last, float
             ((float2*)result)[n] = r;
             bits += (i64)__float_as_int(r.x) + (i64)__float_as_int(r.y);
         }
-        sum = (i64)((unsigned long long)sum + (unsigned long long)bits * (unsigned long long)(first_block + block + 1));
+        sum = (i64)((u64)sum + (u64)bits * (u64)(first_block + block + 1));
     }
     for (int distance = 16; distance; distance >>= 1) sum += __shfl_xor_sync(~0u, sum, distance);
-    if (LANE == 0) atomicAdd(print, (unsigned long long)sum);
+    if (LANE == 0) atomicAdd(print, (u64)sum);
+}
+
+// update = the integers nearest to (after - before) / divisor * inverse, half to even; 0 where that is not finite or not below
+// 2**62, and strange = 1 then. inverse: of a power of two.
+extern "C" __global__ void differ(const float* after, const float* before, i64* update, int* strange, double divisor,
+                                  double inverse, i64 elements) {
+    const double anchor = 6755399441055744.0;  // 1.5 * 2**52: to add it and take it off again rounds, below 2**51
+    int wrong = 0;
+    for (i64 i = (i64)blockIdx.x * blockDim.x + threadIdx.x; i < elements; i += (i64)gridDim.x * blockDim.x) {
+        const double moved = __dsub_rn((double)after[i], (double)before[i]);
+        double value = __dmul_rn(__ddiv_rn(moved, divisor), inverse);
+        if (fabs(value) < 2251799813685248.0) value = __dsub_rn(__dadd_rn(value, anchor), anchor);
+        const int fits = fabs(value) < 4611686018427387904.0;  // no number is not
+        update[i] = fits ? (i64)value : 0;
+        wrong |= !fits;
+    }
+    if (wrong) atomicMax(strange, 1);
+}
+
+// first, second and third += update, modulo 2**64; print += the fingerprint of the update. third: null where there is none.
+extern "C" __global__ void absorb(const i64* update, i64* first, i64* second, i64* third, u64* print, i64 blocks) {
+    u64 sum = 0;
+    for (i64 block = blockIdx.x; block < blocks; block += gridDim.x) {
+        u64 of_block = 0;
+        for (i64 i = block * 4096 + threadIdx.x; i < (block + 1) * 4096; i += blockDim.x) {
+            const u64 value = (u64)update[i];
+            first[i] = (i64)((u64)first[i] + value);
+            second[i] = (i64)((u64)second[i] + value);
+            if (third) third[i] = (i64)((u64)third[i] + value);
+            of_block += value;
+        }
+        sum += of_block * (u64)(block + 1);
+    }
+    for (int distance = 16; distance; distance >>= 1) sum += __shfl_xor_sync(~0u, sum, distance);
+    if (LANE == 0) atomicAdd(print, sum);
 }

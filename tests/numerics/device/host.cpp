@@ -1,5 +1,6 @@
 // `sums.cu` on a processor: one thread after the other. A warp's exchange gives the neutral element, and every thread counts as
 // the first of its warp, so each adds its own share. Members of a run are threads, and each has its own indices.
+#include <cmath>
 #include <cstdint>
 #include <cstring>
 #include <algorithm>
@@ -36,4 +37,12 @@ extern "C" void run_add(int blocks, int threads, const i64* addresses, const i64
 extern "C" void run_finish(int blocks, int threads, const double* total, const double* last, float* result,
                            unsigned long long* print, double divisor, double inverse, i64 blocks_of, i64 first_block) {
     run(blocks, threads, [=] { finish(total, last, result, print, divisor, inverse, blocks_of, first_block); });
+}
+extern "C" void run_differ(int blocks, int threads, const float* after, const float* before, i64* update, int* strange,
+                           double divisor, double inverse, i64 elements) {
+    run(blocks, threads, [=] { differ(after, before, update, strange, divisor, inverse, elements); });
+}
+extern "C" void run_absorb(int blocks, int threads, const i64* update, i64* first, i64* second, i64* third, u64* print,
+                           i64 blocks_of) {
+    run(blocks, threads, [=] { absorb(update, first, second, third, print, blocks_of); });
 }

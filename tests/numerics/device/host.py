@@ -10,9 +10,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from orchestrator.numerics.device.compiling import ADD, FINISH, SOURCE, Compiled
-
-_KINDS = {"add": ADD, "finish": FINISH}
+from orchestrator.numerics.device.compiling import KINDS, SOURCE, Compiled
 
 
 class Launcher:
@@ -22,7 +20,7 @@ class Launcher:
         self._library, self._threads = library, threads
 
     def __call__(self, name: str, blocks: int, values: Sequence[int | float], kinds: Sequence[Any]) -> None:
-        assert kinds == _KINDS[name]
+        assert kinds == KINDS[name]
         function = getattr(self._library, f"run_{name}")
         function.argtypes = (ctypes.c_int, ctypes.c_int, *kinds)
         function.restype = None

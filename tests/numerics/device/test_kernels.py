@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from orchestrator.numerics import exact
-from orchestrator.numerics.device.kernels import Accumulator, Kernels, Operations, sums_on
+from orchestrator.numerics.device.kernels import Accumulator, Kernels, Operations, Updating, sums_on
+from orchestrator.numerics.fixed_point import HOST, Pieces
 from orchestrator.numerics.grid import Grid
 from orchestrator.numerics.layout import BLOCK, Layout
 from tests.numerics.device import host
@@ -147,3 +148,54 @@ def test_a_worker_without_a_shard_contributes_nothing(make: Callable[[], Kernels
     assert Accumulator(layout, total, make()).complete().shape == (0, 1)
     assert not total.any()
     assert layout.size % BLOCK == 0
+
+
+# ---- parameters as integers
+
+
+@st.composite
+def moves(draw: st.DrawFn) -> tuple[Pieces, torch.Tensor, torch.Tensor]:
+    """Pieces of whole blocks, and parameters before and after a step: close or far, ties, some out of range or no numbers."""
+    dice = torch.Generator().manual_seed(draw(st.integers(0, 2**32 - 1)))
+    ends = sorted({draw(st.integers(0, 255)) * 16 for _ in range(draw(st.integers(0, 3)))} | {0})
+    size = BLOCK * draw(st.integers(1, 3))
+    lsbs = [2.0 ** draw(st.integers(-60, 20)) for _ in ends]
+    pieces = tuple(zip(ends, [*ends[1:], size], lsbs, strict=True))
+    before = torch.randn(size, generator=dice) * 2.0 ** draw(st.integers(-30, 30))
+    after = before + torch.randn(size, generator=dice) * 2.0 ** draw(st.integers(-40, 30))
+    if draw(st.booleans()):  # halves of a unit
+        before.zero_()
+        for start, end, lsb in pieces:
+            after[start:end] = torch.arange(end - start) * (lsb / 2)
+    if draw(st.booleans()):
+        place = draw(st.integers(0, size - 1))
+        after[place] = draw(st.sampled_from([float("nan"), float("inf"), -float("inf"), 3e38, -3e38]))
+    return pieces, before, after
+
+
+@every
+@settings(max_examples=60, deadline=None)
+@given(move=moves(), divisor=st.integers(1, 9))
+def test_updates_are_those_of_the_processor(
+    make: Callable[[], Kernels], move: tuple[Pieces, torch.Tensor, torch.Tensor], divisor: int
+) -> None:
+    pieces, before, after = move
+    mine, theirs = (torch.full(before.shape, 9) for _ in range(2))
+    assert Updating(make()).differ(pieces, after, before, divisor, mine) == HOST.differ(
+        pieces, after, before, divisor, theirs
+    )
+    assert torch.equal(mine, theirs)
+
+
+@every
+@settings(max_examples=30, deadline=None)
+@given(seed=st.integers(0, 2**32 - 1), blocks=st.integers(0, 5), count=st.integers(2, 3))
+def test_what_absorbs_updates_is_what_it_is_on_a_processor(
+    make: Callable[[], Kernels], seed: int, blocks: int, count: int
+) -> None:
+    """Modulo 2**64, to the limits of the numbers."""
+    dice = torch.Generator().manual_seed(seed)
+    update, *sums = torch.randint(-(2**63), 2**63 - 1, (1 + count, blocks * BLOCK), generator=dice)
+    others = [each.clone() for each in sums]
+    assert Updating(make()).absorb(update, *sums) == HOST.absorb(update, *others)
+    assert all(map(torch.equal, sums, others))
