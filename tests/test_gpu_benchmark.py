@@ -210,13 +210,12 @@ def test_what_is_not_there_is_refused_in_one_line(
 def all_settings() -> Iterator[dict[str, Any]]:
     """Of the runs that are checked, and of those whose step is measured."""
     for case in CASES:
-        for workers, topology in ((1, "ring"), (3, "ring"), (4, case.topology)):
-            more: dict[str, Any] = {"precision": case.precision, "topology": topology, **case.more}
-            more |= {"chaos": parts.SIGKILLS} if workers == 3 else {}
-            yield parts.settings(CARD, case.model, steps=9, workers=workers, **more)
-    for step in (part.work for part in PARTS if isinstance(part.work, Step)):
+        for _, layout in case.layouts:
+            yield parts.settings(CARD, case.model, steps=9, precision=case.precision, **case.more, **layout)
+    beside = [parts.four_workers.args[0], parts.two_stages.args[0]]
+    for step in (*beside, *(part.work for part in PARTS if isinstance(part.work, Step))):
         more = {"precision": step.precision, "shards": step.shards, "run": step.run, **step.more}
-        yield parts.settings(CARD, step.model, steps=9, **more)
+        yield parts.settings(CARD, step.model, steps=9, workers=step.workers, stages=step.stages, **more)
 
 
 def test_the_settings_of_all_runs_are_right(tmp_path: Path) -> None:

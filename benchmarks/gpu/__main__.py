@@ -7,7 +7,8 @@ data. Checked first, in 3 minutes (--check: these alone):
 
     kernels          sums on the card beside the processor's: random layouts, strides, denormals, special values; to the bit
     memory-shared    memory of the card that processes share, its owner killed by SIGKILL in the middle of a kernel
-    digests          runs of small models: one worker; three of which one is killed by SIGKILL; four; and repeated, `exact`
+    digests          runs of small models: one worker; three of which one is killed by SIGKILL; four; two stages; and
+                     repeated, `exact`
 
 Then times, each run in a process of its own beside plain PyTorch on the same card: steps, device memory, a start, a loss, a
 checkpoint. A part that has no time left, or whose setting this version lacks, is skipped with a line; --only names parts.

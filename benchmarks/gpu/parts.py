@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
@@ -135,7 +135,7 @@ def shared_memory(bench: Bench, seconds: float) -> None:
 @dataclass(frozen=True)
 class Case:
     """A small model and a way to train it. topology: of its four workers; needs: as of a part; free: its replicas run free, so
-    that runs differ, and only the repetition of one has its digest."""
+    that runs differ, and only the repetition of one has its digest; stages: into which it is cut for two workers, too."""
 
     name: str
     model: str
@@ -144,11 +144,30 @@ class Case:
     more: Mapping[str, Any] = field(default_factory=dict)
     needs: str | None = None
     free: bool = False
+    stages: int = 1
+
+    @property
+    def layouts(self) -> Iterator[tuple[str, dict[str, Any]]]:
+        """By a name, changes of its settings."""
+        if not self.free:
+            yield "1 worker", {}
+        yield "3 workers in a ring, SIGKILL", {"workers": 3, "topology": "ring", "chaos": SIGKILLS}
+        if not self.free:
+            yield f"4 workers, {self.topology}", {"workers": 4, "topology": self.topology}
+        if self.stages > 1:
+            yield f"2 workers, {self.stages} stages", {"workers": 2, "stages": self.stages}
 
 
 CASES: Final = (
-    Case("convolutions, float32", "Digits", "tree"),
-    Case("transformer, bfloat16, clipped", "Characters", "peer_to_peer", "bfloat16", {"gradient": {"clip": 1.0}}),
+    Case("convolutions, float32", "Digits", "tree", stages=2),
+    Case(
+        "transformer, bfloat16, clipped",
+        "Characters",
+        "peer_to_peer",
+        "bfloat16",
+        {"gradient": {"clip": 1.0}},
+        stages=2,
+    ),
     Case("recurrent, PowerSGD", "Sequences", "ring", more={"compression": {"name": "powersgd"}}),
     Case(
         "convolutions, local steps",
@@ -191,13 +210,8 @@ def _digests_of(bench: Bench, case: Case, project: Path, until: float) -> None:
     scale = bench.scale
     args = {"nap_s": scale.nap_s}
     common = {"model": case.model, "precision": case.precision, "steps": scale.kill_steps, "args": args, **case.more}
-    layouts: Sequence[tuple[str, Mapping[str, Any]]] = (
-        ("1 worker", {}),
-        ("3 workers in a ring, SIGKILL", {"workers": 3, "topology": "ring", "chaos": SIGKILLS}),
-        (f"4 workers, {case.topology}", {"workers": 4, "topology": case.topology}),
-    )
     first: Run | None = None
-    for name, layout in layouts[1:2] if case.free else layouts:
+    for name, layout in case.layouts:
         left = until - time.monotonic()
         if left < _LEAST_S:
             bench.skipped(f"{case.name}, {name}")
@@ -245,6 +259,7 @@ def settings(
     shards: int = 8,
     steps: int,
     workers: int = 1,
+    stages: int = 1,
     args: Mapping[str, Any] | None = None,
     run: Mapping[str, Any] | None = None,
     **more: Any,
@@ -255,7 +270,7 @@ def settings(
         "run": {**given, **(run or {})},
         "pipeline": {"target": f"gpu_models:{model}", "args": dict(args or {})},
         "data": {"shards": shards, "batch_size": rows_of(scale, model)},
-        "cluster": {"workers": workers, "gpus_per_worker": scale.share},
+        "cluster": {"workers": workers, "stages": stages, "gpus_per_worker": scale.share},
         "optimizer": {"name": "adamw", "lr": 1e-4},
         "checkpoint": {"every": None},
         **more,
@@ -275,6 +290,7 @@ class Step:
     precision: str = "float32"
     shards: int = 8
     workers: int = 1
+    stages: int = 1
     model: str = "Gpt"
     run: Mapping[str, Any] = field(default_factory=dict)
     more: Mapping[str, Any] = field(default_factory=dict)
@@ -290,6 +306,7 @@ class Step:
                 shards=self.shards,
                 steps=scale.steps if large else scale.small_steps,
                 workers=self.workers,
+                stages=self.stages,
                 args=scale.gpt if large else {},
                 run=self.run,
                 **self.more,
@@ -300,10 +317,14 @@ class Step:
             bench.measured("start", [run.outcome["launch_s"]])
 
 
-def four_workers(bench: Bench, seconds: float) -> None:
-    Step("bfloat16, 8, 4 workers", "bfloat16", workers=4)(bench, seconds)
+def beside_one_worker(step: Step, bench: Bench, seconds: float) -> None:
+    step(bench, seconds)
     if alone := bench.found.get("bfloat16, 8"):
-        bench.found["bfloat16, 8, 4 workers: 1 worker"] = alone
+        bench.found[f"{step.key}: 1 worker"] = alone
+
+
+four_workers: Final = partial(beside_one_worker, Step("bfloat16, 8, 4 workers", "bfloat16", workers=4))
+two_stages: Final = partial(beside_one_worker, Step("bfloat16, 8, 2 stages", "bfloat16", workers=2, stages=2))
 
 
 def loops(scale: Scale, kinds: Sequence[str]) -> list[Loop]:
@@ -431,6 +452,7 @@ PARTS: Final = (
     Part("bfloat16-1", 30, Step("bfloat16, 1", "bfloat16", shards=1)),
     Part("float32-8", 30, Step("float32, 8")),
     Part("workers-4", 40, four_workers),
+    Part("stages-2", 40, two_stages),
     Part("digits", 20, Step("digits", model="Digits")),
     Part("characters", 20, Step("characters", model="Characters", more={"gradient": {"clip": 1.0}})),
     Part("compile-8", 60, Step("bfloat16, 8, compile", "bfloat16", run={"compile": True}), needs="compile"),
