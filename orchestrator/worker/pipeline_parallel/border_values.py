@@ -2,8 +2,8 @@
 
 A tensor arrives with its stride and its address modulo 512: both can change the bits of a product or of a sum. The states of
 the generators travel with activations and with gradients, since the unsplit computation draws from them in one sequence. What
-is packed lies where it was computed. A message carries it through host memory, and what arrives goes to where this stage
-computes.
+is packed lies where it was computed. A message carries it through host memory or leaves it on the device, and what arrives
+goes to where this stage computes.
 """
 
 from __future__ import annotations

@@ -115,7 +115,7 @@ class Stages:
         ways: list[Way] = ["evaluation", "metrics"] if self._has_metrics else ["evaluation"]
         tags = [(step + 1, 2 * batch + number, messages.EVALUATED, shard) for number in range(len(ways))]
         arrived = [links.take_from_before(tag) for tag in tags]
-        comes = results.fault is None and all(each is None or each[1] for each in arrived)
+        comes = results.fault is None and all(each is None or each.note for each in arrived)
         leaving: list[Activations | None] = [None] * len(ways)
         seeded: Generators | None = None
         if comes:
@@ -125,7 +125,7 @@ class Stages:
                     seeded = Generators.now()
                     values: list[Any] = []
                     for number, way in enumerate(ways):
-                        came = None if (each := arrived[number]) is None else messages.activations(*each, seeded)
+                        came = None if (each := arrived[number]) is None else messages.activations(each, seeded)
                         _, leaving[number], value = self._stage.forward(calls[number].make, way, came)
                         values.append(value)
                         if number + 1 < len(ways):
@@ -148,12 +148,12 @@ class Stages:
         seeded: Generators | None = None
         drawn: Generators | None = None
         arrived, leaves = links.take_from_before(tags[0]), None
-        if results.fault is None and (arrived is None or arrived[1]):
+        if results.fault is None and (arrived is None or arrived.note):
             replica.begin_shard()
             try:
                 with self._workload.evaluation(step, batch) as calls:
                     seeded = Generators.now()
-                    came = None if arrived is None else messages.activations(*arrived, seeded)
+                    came = None if arrived is None else messages.activations(arrived, seeded)
                     _, leaves, loss = self._stage.forward(calls[0].make, "evaluation", came)
                     drawn = Generators.now()
             except OrchestratorError as error:
@@ -162,15 +162,15 @@ class Stages:
         passed = links.after_the_last((step + 1, 2 * batch, messages.DRAWN, shard), drawn, seeded)
         if passed is not None:
             drawn = (
-                None if seeded is None or (last := messages.activations(*passed, seeded)) is None else last.generators
+                None if seeded is None or (last := messages.activations(passed, seeded)) is None else last.generators
             )
         arrived, leaves = links.take_from_before(tags[1]), None
-        if drawn is not None and results.fault is None and (arrived is None or arrived[1]):
+        if drawn is not None and results.fault is None and (arrived is None or arrived.note):
             assert seeded is not None
             try:
                 with self._workload.evaluation_going_on(step, batch):
                     drawn.restore()
-                    came = None if arrived is None else messages.activations(*arrived, seeded)
+                    came = None if arrived is None else messages.activations(arrived, seeded)
                     _, leaves, metrics = self._stage.forward(calls[1].make, "metrics", came)
                     if links.is_last:
                         results.add(batch, *self._workload.evaluated(calls[0], loss, metrics))

@@ -13,11 +13,11 @@ from orchestrator.comm.pipeline_schedules import Hosts, Task, groups_of
 from orchestrator.comm.transports.base import Tag, Transport
 from orchestrator.numerics.staging import collected
 from orchestrator.worker.pipeline_parallel import messages
+from orchestrator.worker.pipeline_parallel.border_memory import BorderMemory
 from orchestrator.worker.pipeline_parallel.border_values import Activations, Generators, Gradients
 from orchestrator.worker.pipeline_parallel.cuts import Cuts
-from orchestrator.worker.pipeline_parallel.messages import Border
+from orchestrator.worker.pipeline_parallel.messages import Border, Message
 
-Arrived = tuple[torch.Tensor, int]
 _NOBODY: Final = Generators((), None, None)
 
 
@@ -33,11 +33,12 @@ class StageTensors(Protocol):
 
 @dataclass(frozen=True)
 class Wire:
-    """A transport, the number of its generation, and how long to wait for a peer."""
+    """What members of stages have of each other in one generation."""
 
-    transport: Transport
-    generation: int
-    timeout_s: float
+    transport: Transport  # between them
+    generation: int  # its number
+    timeout_s: float  # of each wait for a peer
+    memory: BorderMemory | None = None  # on a device, in which tensors are left for peers; None: all travel
 
 
 class Links:
@@ -64,17 +65,17 @@ class Links:
         self.wire = wire
         self._cuts = cuts
         self._tied = tuple(tied)
-        self._border = Border(wire.transport, wire.generation, wire.timeout_s)
+        self._border = Border(wire.transport, wire.generation, wire.timeout_s, wire.memory)
         self._refreshed = 0
 
-    def from_before(self, task: Task, when: tuple[int, int]) -> Arrived | None:
+    def from_before(self, task: Task, when: tuple[int, int]) -> Message | None:
         """What the stage before has sent of this shard; None where there is no such stage."""
         return self.take_from_before((*when, messages.ACTIVATIONS, task.shard))
 
-    def take_from_before(self, tag: messages.BorderTag) -> Arrived | None:
+    def take_from_before(self, tag: messages.BorderTag) -> Message | None:
         return None if self.stage == 0 else self._border.receive(self.hosts[self.stage - 1][tag[3]], tag)
 
-    def from_behind(self, task: Task, when: tuple[int, int]) -> Arrived | None:
+    def from_behind(self, task: Task, when: tuple[int, int]) -> Message | None:
         """What the stage behind has sent of this shard; None where there is no such stage."""
         tag = (*when, messages.GRADIENTS, task.shard)
         return None if self.is_last else self._border.receive(self.hosts[self.stage + 1][task.shard], tag)
@@ -89,7 +90,7 @@ class Links:
 
     def after_the_last(
         self, tag: messages.BorderTag, drawn: Generators | None, seeded: Generators | None
-    ) -> Arrived | None:
+    ) -> Message | None:
         """What the last stage tells all others of a shard: the generators as it has left them, None for nothing. Returns
         what it has told; None there."""
         *before, last = [stage[tag[3]] for stage in self.hosts]

@@ -4,12 +4,15 @@
     tensors   the bytes of each, each at a multiple of 64
 
 Both are one payload; the note beside it is the length of the header, 0 where nothing comes: the micro-batch has failed, or
-counts nothing. Then all stages behind, or before, are told the same, so that each member's program comes to its end."""
+counts nothing. Then all stages behind, or before, are told the same, so that each member's program comes to its end. To a peer
+that maps this member's device memory, tensors are left there (`border_memory.py`), and a second message says where."""
 
 from __future__ import annotations
 
+import itertools
 import json
-from typing import Any, Final
+from collections.abc import Iterable, Sequence
+from typing import Any, Final, NamedTuple
 
 import numpy
 import torch
@@ -17,6 +20,7 @@ import torch
 from orchestrator.comm.transports.base import Tag, Transport
 from orchestrator.errors import PipelineRaised
 from orchestrator.numerics.staging import collected
+from orchestrator.worker.pipeline_parallel.border_memory import BorderMemory
 from orchestrator.worker.pipeline_parallel.border_values import (
     Activations,
     BorderValue,
@@ -32,36 +36,64 @@ ACTIVATIONS, GRADIENTS, DONE, NORMS, TIED, DIGESTED, DIGEST, SAVING, EVALUATED, 
 WAITS: Final = {ACTIVATIONS: True, GRADIENTS: True, TIED: True, DONE: False, NORMS: False}
 
 _ALIGNMENT: Final = 64  # bytes
+_LEFT: Final = 1  # the piece of a message that says where tensors were left
 _NOTHING: Final = torch.empty(0, dtype=torch.uint8)
 BorderTag = tuple[int, int, int, int]  # step, attempt, phase, shard
 Seeded = Generators  # the states with which a micro-batch began
 
 
+class Message(NamedTuple):
+    """As it travels. left: the bytes of tensors that do not travel with it; None where all do."""
+
+    payload: torch.Tensor
+    note: int
+    left: torch.Tensor | None = None
+
+
 class Border:
     """One member's border messages in one generation. They raise what the transport raises. sent_bytes: so far."""
 
-    def __init__(self, transport: Transport, generation: int, timeout_s: float) -> None:
+    def __init__(self, transport: Transport, generation: int, timeout_s: float, memory: BorderMemory | None) -> None:
         self._transport = transport
         self._generation = generation
         self._timeout_s = timeout_s
+        self._memory = memory
         self.sent_bytes = 0
 
     def send(self, peer: int, tag: BorderTag, message: Activations | Gradients | None, seeded: Seeded) -> None:
         """seeded: the generators' states at the start of this micro-batch, which the peer
         knows."""
-        payload, note = (_NOTHING, 0) if message is None else encode(message, seeded)
-        self.sent_bytes += payload.numel()
-        self._transport.send(peer, Tag(self._generation, *tag), payload, note)
+        sent = Message(_NOTHING, 0) if message is None else encode(message, seeded, self._place(peer, tag))
+        self.sent_bytes += sent.payload.numel()
+        self._transport.send(peer, Tag(self._generation, *tag), sent.payload, _note(sent))
+        if sent.left is not None:
+            self.sent_bytes += sent.left.numel()
+            self._transport.send(peer, Tag(self._generation, *tag, _LEFT), sent.left)
         self._transport.flush(self._timeout_s)
 
-    def receive(self, peer: int, tag: BorderTag) -> tuple[torch.Tensor, int]:
-        """What `decode` reads."""
+    def receive(self, peer: int, tag: BorderTag) -> Message:
+        """What `activations` and `gradients` read."""
         received = self._transport.receive(peer, Tag(self._generation, *tag), self._timeout_s)
-        return received.payload, received.note
+        if received.note >= 0:
+            return Message(received.payload, received.note)
+        left = self._transport.receive(peer, Tag(self._generation, *tag, _LEFT), self._timeout_s)
+        return Message(received.payload, -received.note, left.payload)
+
+    def _place(self, peer: int, tag: BorderTag) -> torch.Tensor | None:
+        """Where tensors of this message may be left for the peer."""
+        _, _, phase, shard = tag
+        if self._memory is None or phase not in (ACTIVATIONS, GRADIENTS) or self._transport.travels(peer):
+            return None
+        return self._memory.place(shard, onward=phase == ACTIVATIONS)
 
 
-def encode(message: Activations | Gradients, seeded: Seeded) -> tuple[torch.Tensor, int]:
-    """The payload, uint8 in host memory, and the length of its header."""
+def _note(message: Message) -> int:
+    return message.note if message.left is None else -message.note
+
+
+def encode(message: Activations | Gradients, seeded: Seeded, place: torch.Tensor | None = None) -> Message:
+    """The payload is uint8 in host memory, the note the length of its header. place: bytes on the device where the tensors that
+    cross the border are left if they fit."""
     header: dict[str, Any]
     if isinstance(message, Activations):
         border_values: list[BorderValue | None] = list(message.border_values)
@@ -70,33 +102,54 @@ def encode(message: Activations | Gradients, seeded: Seeded) -> tuple[torch.Tens
     else:
         border_values = [*message.border_values, *message.tied.values()]
         header = {"tied": list(message.tied), "weight": float(message.weight).hex()}
-    bodies = [border_value.data for border_value in border_values if border_value is not None]
+    crossing = [border_value.data for border_value in message.border_values if border_value is not None]
+    left = None if place is None else _left(crossing, place)
+    header["left"] = 0 if left is None else len(message.border_values)
+    bodies = [border_value.data for border_value in border_values[header["left"] :] if border_value is not None]
     header["tensors"] = [None if border_value is None else _described(border_value) for border_value in border_values]
     header["generators"], states = _changed(message.generators, seeded)
     bodies += states
     text = json.dumps(header).encode()
     bodies = [torch.frombuffer(bytearray(text), dtype=torch.uint8), *bodies]
-    ends = [0]
-    for body in bodies:
-        ends.append(-(-(ends[-1] + body.nbytes) // _ALIGNMENT) * _ALIGNMENT)
-    return collected(ends.pop(), list(zip(ends, bodies, strict=True))), len(text)
+    *starts, end = _offsets(bodies)
+    return Message(collected(end, list(zip(starts, bodies, strict=True))), len(text), left)
 
 
-def activations(payload: torch.Tensor, note: int, seeded: Seeded) -> Activations | None:
-    """What `encode` made of them; None where nothing comes."""
-    if note == 0:
+def _offsets(bodies: Sequence[torch.Tensor]) -> list[int]:
+    """Where each begins, in bytes, and the end of all."""
+    return list(itertools.accumulate((-(-body.nbytes // _ALIGNMENT) * _ALIGNMENT for body in bodies), initial=0))
+
+
+def size_of(border_values: Iterable[BorderValue | None]) -> int:
+    """The bytes that the tensors take in a place."""
+    return _offsets([border_value.data for border_value in border_values if border_value is not None])[-1]
+
+
+def _left(bodies: Sequence[torch.Tensor], place: torch.Tensor) -> torch.Tensor | None:
+    """The bytes there; None where they do not fit, or are none."""
+    *starts, end = _offsets(bodies)
+    if not 0 < end <= place.numel():
         return None
-    header, border_values, generators = _decoded(payload, note, seeded)
+    for start, body in zip(starts, bodies, strict=True):
+        place[start : start + body.nbytes].copy_(body.view(torch.uint8))
+    return place[:end]
+
+
+def activations(message: Message, seeded: Seeded) -> Activations | None:
+    """What `encode` made of them; None where nothing comes."""
+    if message.note == 0:
+        return None
+    header, border_values, generators = _decoded(message, seeded)
     skips = [((key[0], key[1], key[2]), n) for key, n in header["skips"]]
     places = [(place, n) for place, n in header["places"]]
     return Activations([p for p in border_values if p is not None], header["flows"], places, skips, generators)
 
 
-def gradients(payload: torch.Tensor, note: int, seeded: Seeded) -> Gradients | None:
+def gradients(message: Message, seeded: Seeded) -> Gradients | None:
     """The same of gradients."""
-    if note == 0:
+    if message.note == 0:
         return None
-    header, border_values, generators = _decoded(payload, note, seeded)
+    header, border_values, generators = _decoded(message, seeded)
     count = len(border_values) - len(header["tied"])
     tied = {
         name: border_value
@@ -106,21 +159,31 @@ def gradients(payload: torch.Tensor, note: int, seeded: Seeded) -> Gradients | N
     return Gradients(border_values[:count], generators, tied, float.fromhex(header["weight"]))
 
 
-def _decoded(payload: torch.Tensor, note: int, seeded: Seeded) -> tuple[Any, list[BorderValue | None], Generators]:
+def _decoded(message: Message, seeded: Seeded) -> tuple[Any, list[BorderValue | None], Generators]:
+    payload, note, left = message
     header = json.loads(payload[:note].numpy().tobytes())
-    place = -(-note // _ALIGNMENT) * _ALIGNMENT
+    rest = payload[-(-note // _ALIGNMENT) * _ALIGNMENT :]
     border_values: list[BorderValue | None] = []
-    for described in header["tensors"]:
+    for number, described in enumerate(header["tensors"]):
         if described is None:
             border_values.append(None)
-            continue
-        size, stride, at, kind, elements = described
-        dtype = getattr(torch, kind)
-        length = elements * dtype.itemsize
-        data = _typed(payload[place : place + length], dtype)
-        border_values.append(BorderValue(tuple(size), tuple(stride), at, data))
-        place += -(-length // _ALIGNMENT) * _ALIGNMENT
-    return header, border_values, _restored(header["generators"], payload[place:], seeded)
+        elif number < header["left"]:
+            assert left is not None, "a second message says where they are"
+            found, left = _taken(described, left)
+            border_values.append(found)
+        else:
+            found, rest = _taken(described, rest)
+            border_values.append(found)
+    return header, border_values, _restored(header["generators"], rest, seeded)
+
+
+def _taken(described: Sequence[Any], source: torch.Tensor) -> tuple[BorderValue, torch.Tensor]:
+    """The first that lies there, and what lies behind it."""
+    size, stride, at, kind, elements = described
+    dtype = getattr(torch, kind)
+    length = elements * dtype.itemsize
+    found = BorderValue(tuple(size), tuple(stride), at, _typed(source[:length], dtype))
+    return found, source[-(-length // _ALIGNMENT) * _ALIGNMENT :]
 
 
 def _typed(data: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:

@@ -4,7 +4,7 @@ with the whole model, and all have to find the same."""
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -52,9 +52,17 @@ def summary(cuts: Cuts, model: torch.nn.Module) -> dict[str, Any]:
     }
 
 
-def verify(workload: PipelineAdapter, replica: Replica, cuts: Cuts, reference: str) -> list[float]:
+class Proved(NamedTuple):
+    """What was seen of a cut model. seconds: that each stage has taken; crossing: the bytes of tensors that have crossed each
+    border in training, 0 where none were computed."""
+
+    seconds: list[float]
+    crossing: list[int]
+
+
+def verify(workload: PipelineAdapter, replica: Replica, cuts: Cuts, reference: str) -> Proved:
     """Raises Inconsistent where a micro-batch or a validation batch comes out differently in stages. reference: of micro-batch
-    (0, 0), unsplit; empty where that fails, as the first step will. Returns the seconds that each stage has taken for it."""
+    (0, 0), unsplit; empty where that fails, as the first step will."""
     whole = WholeModel(workload.model, cuts)
     try:
         if reference:
@@ -72,7 +80,7 @@ def verify(workload: PipelineAdapter, replica: Replica, cuts: Cuts, reference: s
     finally:
         whole.close()
         replica.begin_shard()
-    return whole.seconds
+    return Proved(whole.seconds, whole.crossing)
 
 
 def surveyed(workload: PipelineAdapter, replica: Replica) -> dict[Way, Survey]:

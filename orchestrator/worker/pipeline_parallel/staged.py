@@ -31,6 +31,7 @@ from orchestrator.worker.model import construction
 from orchestrator.worker.model.pipeline_adapter import PipelineAdapter
 from orchestrator.worker.model.replica import Replica
 from orchestrator.worker.model.updater import Updater
+from orchestrator.worker.pipeline_parallel.border_memory import BorderMemory
 from orchestrator.worker.pipeline_parallel.border_values import ALIGNMENT, pack, unpack
 from orchestrator.worker.pipeline_parallel.boundary import Stages
 from orchestrator.worker.pipeline_parallel.cuts import Cuts
@@ -96,6 +97,7 @@ class Place(NamedTuple):
     staging: Staging  # to the device that computes
     regions: Regions  # the memory that members exchange through
     kernels: Kernels | None  # where sums stay on that device; None: they are made in host memory
+    crossing: tuple[int, ...] = ()  # bytes of a shard's tensors, by border
 
 
 class HostedStage:
@@ -132,6 +134,8 @@ class HostedStage:
         updater = Updater(workload, replica, optimizer, plan.update, clipping)
         sums = sums_of(plan) if kernels is None else sums_on(kernels)
         self._memory = Memory(layout.layout, place.regions, sums=sums)
+        before, onward = ((0, *place.crossing, 0)[number] for number in (stage, stage + 1))
+        self._borders = None if kernels is None else BorderMemory(place.regions, onward, before)
         self.model_state = StageState(replica, updater, cuts, stage, self._stage.held, trained, self._made)
         places = tuple(place for place, name in enumerate(whole.counters) if name in owned)
         parts = StageParts(
@@ -156,12 +160,16 @@ class HostedStage:
             self.model_state.sum = None
         group = generation.groups[self._index]
         self._memory.suit(group.schedule, group.place(rank))
+        if self._borders is not None:
+            self._borders.suit(generation.begin.shards[rank])
 
     def take_on(self, generation: Generation, rank: int, transport: Transport, deadline_s: float) -> Exchange:
         """Returns the exchange among all workers."""
         hosts, group = generation.hosts, generation.groups[self._index]
         tasks = programs(hosts, self._plan.pipelining.name, self._plan.pipelining.options)[rank]
-        links = Links(hosts, rank, tasks, self._cuts, self._tied, Wire(transport, generation.number, deadline_s))
+        links = Links(
+            hosts, rank, tasks, self._cuts, self._tied, Wire(transport, generation.number, deadline_s, self._borders)
+        )
         among = Among(transport, group.ranks)
         own = Exchange(group.schedule, group.place(rank), generation.number, among, self._memory, deadline_s)
         exchange = Exchange(generation.schedule, rank, generation.number, transport, self._memory, deadline_s)

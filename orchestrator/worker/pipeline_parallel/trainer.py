@@ -173,12 +173,12 @@ class StageTrainer:
         parts, links, shard = self._parts, self._links, task.shard
         arrived = links.from_before(task, when)
         flight, leaves = None, None
-        if arrived is None or arrived[1]:
+        if arrived is None or arrived.note:
             try:
                 with parts.workload.call(step, shard) as call:
                     parts.replica.begin_shard()
                     seeded = Generators.now()
-                    came = None if arrived is None else messages.activations(*arrived, seeded)
+                    came = None if arrived is None else messages.activations(arrived, seeded)
                     record, leaves, value = parts.stage.forward(call.make, "training", came)
                     flight = Flight(record, call, came, Generators.now(), seeded, parts.replica.buffers())
                     if leaves is None and (judged := parts.workload.judge(value, call)) is not None:
@@ -199,7 +199,7 @@ class StageTrainer:
         arrived = links.from_behind(task, when)
         flight = flights.pop(shard, None)
         back: Gradients | None = None
-        if flight is not None and (arrived is None or arrived[1]):
+        if flight is not None and (arrived is None or arrived.note):
             try:
                 with parts.workload.going_on(when[0], shard):
                     back = self._go_back(flight, arrived, tally, shard, grid)
@@ -210,7 +210,7 @@ class StageTrainer:
         links.back(task, when, back, None if flight is None else flight.seeded)
 
     def _go_back(
-        self, flight: Flight, arrived: tuple[torch.Tensor, int] | None, tally: _Tally, shard: int, grid: Grid
+        self, flight: Flight, arrived: messages.Message | None, tally: _Tally, shard: int, grid: Grid
     ) -> Gradients:
         parts, replica = self._parts, self._parts.replica
         flight = flight.whole(parts.stage, replica, parts.workload)
@@ -225,7 +225,7 @@ class StageTrainer:
             record = record._replace(roots=[flight.loss])
             flight.generators.restore()
         else:
-            came = messages.gradients(*arrived, flight.seeded)
+            came = messages.gradients(arrived, flight.seeded)
             assert came is not None
             weight = came.weight
             came.generators.restore()

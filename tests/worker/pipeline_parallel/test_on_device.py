@@ -17,6 +17,7 @@ from torch import nn
 from orchestrator.config.settings import Every
 from orchestrator.numerics import staging, streams
 from orchestrator.worker import device
+from orchestrator.worker.pipeline_parallel import border_memory, messages
 from orchestrator.worker.pipeline_parallel.fake_tensors import FakeTensor
 from pipelines.characters import Characters
 from tests.comm.transports import device_double
@@ -76,6 +77,33 @@ def test_no_bit_differs_wherever_sums_are_made(monkeypatch: pytest.MonkeyPatch, 
     _same(train(kind, layout, **settings), unsplit)
     _on_device(monkeypatch)
     _same(_trained(kind, layout, **settings), unsplit)
+
+
+@pytest.mark.parametrize(
+    ("regions", "leaves"),
+    [(device_double.regions, True), pytest.param(device_double.refused, False, marks=pytest.mark.long)],
+)
+def test_tensors_are_left_where_peers_map_them(
+    monkeypatch: pytest.MonkeyPatch, regions: Callable[[], Any], leaves: bool
+) -> None:
+    """Where they do not, and where there is less room than a shard takes, they travel."""
+    unsplit = train(pipelines.Mlp, ONE, steps=2)
+    _on_device(monkeypatch, regions)
+    left = messages._left
+    found: list[bool] = []
+
+    def noted(*bodies_and_place: Any) -> Any:
+        what = left(*bodies_and_place)
+        found.append(what is not None)
+        return what
+
+    monkeypatch.setattr(messages, "_left", noted)
+    for most, shards in ((border_memory._MOST_BYTES, range(5)), (4 * 512, range(4))):
+        monkeypatch.setattr(border_memory, "_MOST_BYTES", most)
+        found.clear()
+        assert _trained(pipelines.Mlp, Layout(2, stages=2), steps=2).trace == unsplit.trace
+        assert all(found)
+        assert len(found) == leaves * len(shards) * 2 * 3  # both directions, in two steps, of which one is repeated
 
 
 @pytest.mark.long

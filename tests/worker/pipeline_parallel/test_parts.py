@@ -63,7 +63,7 @@ def test_activations_arrive_as_they_were_sent(dtype: torch.dtype) -> None:
         torch.zeros(0, 3),
     ]
     sent = Activations([pack(each) for each in tensors], [True, False, False], [(0, 1)], [(("a.b", 1, 0), 2)], later)
-    came = messages.activations(*messages.encode(sent, seeded), seeded)
+    came = messages.activations(messages.encode(sent, seeded), seeded)
     assert came is not None
     assert (came.flows, came.places, came.skips) == ([True, False, False], [(0, 1)], [(("a.b", 1, 0), 2)])
     for border_value, tensor in zip(came.border_values, tensors, strict=True):
@@ -79,19 +79,19 @@ def test_activations_arrive_as_they_were_sent(dtype: torch.dtype) -> None:
 def test_gradients_arrive_as_they_were_sent() -> None:
     seeded, _ = _states()
     sent = Gradients([None, pack(torch.randn(2, 3))], seeded, {"tied": pack(torch.ones(2))}, 0.1)
-    payload, note = messages.encode(sent, seeded)
-    came = messages.gradients(payload, note, seeded)
+    message = messages.encode(sent, seeded)
+    came = messages.gradients(message, seeded)
     assert came is not None
     assert came.border_values[0] is None
     assert came.border_values[1] is not None
     assert sent.border_values[1] is not None
     assert torch.equal(unpack(came.border_values[1]), unpack(sent.border_values[1]))
     assert (list(came.tied), came.weight) == (["tied"], 0.1)
-    assert payload.numel() < 1000, "generators that are as the seed left them do not travel"
+    assert message.payload.numel() < 1000, "generators that are as the seed left them do not travel"
 
 
 def test_nothing_is_told_as_nothing() -> None:
     seeded, _ = _states()
-    empty = torch.empty(0, dtype=torch.uint8)
-    assert messages.activations(empty, 0, seeded) is None
-    assert messages.gradients(empty, 0, seeded) is None
+    nothing = messages.Message(torch.empty(0, dtype=torch.uint8), 0)
+    assert messages.activations(nothing, seeded) is None
+    assert messages.gradients(nothing, seeded) is None

@@ -1,0 +1,46 @@
+"""Memory of a device in which a stage leaves activations and gradients, for stages of the same host to read in place.
+
+Each shard has a place for what goes on and one for what goes back. What is there stays until the next attempt of a step. By
+then all have voted, and a vote says that its sender has read all that it was sent. What does not fit, or has no place, travels
+through host memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+import torch
+
+from orchestrator.comm.transports.base import Regions
+
+_MOST_BYTES: Final = 1 << 30  # of a worker; the last shards have no places then
+_ALIGNMENT: Final = 512  # bytes
+
+
+class BorderMemory:
+    """Of one worker. onward_bytes, back_bytes: of the tensors of a shard."""
+
+    def __init__(self, regions: Regions, onward_bytes: int, back_bytes: int) -> None:
+        self._regions = regions
+        self._onward, self._back = (-(-size // _ALIGNMENT) * _ALIGNMENT for size in (onward_bytes, back_bytes))
+        self._memory = torch.empty(0, dtype=torch.uint8)
+        self._shards: dict[int, int] = {}
+
+    def suit(self, shards: Sequence[int]) -> None:
+        """These are hosted from now on. Called before its peers connect, since they map the regions that exist then."""
+        each = self._onward + self._back
+        hosted = list(shards)[: _MOST_BYTES // each] if each else []
+        self._shards = {shard: number for number, shard in enumerate(hosted)}
+        if len(hosted) * each > self._memory.numel():
+            self._regions.free(self._memory)
+            self._memory = self._regions.allocate(len(hosted) * each, torch.uint8)
+
+    def place(self, shard: int, *, onward: bool) -> torch.Tensor | None:
+        """Of a shard, as bytes; None where it has none."""
+        if shard not in self._shards:
+            return None
+        start = self._shards[shard] * (self._onward + self._back)
+        return (
+            self._memory[start : start + self._onward] if onward else self._memory[start + self._onward :][: self._back]
+        )
