@@ -48,10 +48,10 @@ _TURNS = 2_000
 class Counted(TimeAccount):
     turns = around_waits = 0
 
-    def _turn(self, kind: int, step: int | None, shard: int | None, *, busy: bool = True) -> None:
+    def _turn(self, kind: int, step: int | None, shard: int | None, now: Any, *, busy: bool = True) -> None:
         self.turns += busy
         self.around_waits += not busy
-        super()._turn(kind, step, shard, busy=busy)
+        super()._turn(kind, step, shard, now, busy=busy)
 
 
 def turns_s() -> tuple[float, float]:

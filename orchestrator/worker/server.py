@@ -32,6 +32,7 @@ from orchestrator.worker.between_steps.segments import kept_state
 from orchestrator.worker.between_steps.timing import Timing
 from orchestrator.worker.loop import Loop
 from orchestrator.worker.member.cancellation import CancellableTransport, live
+from orchestrator.worker.member.cuda_stamps import CudaStamps
 from orchestrator.worker.member.generation import Connect, Generation, ProcessServices
 from orchestrator.worker.model import construction, snapshot
 from orchestrator.worker.step.adder import Adder
@@ -66,6 +67,7 @@ class Server:
         plan = self._plan
         if plan.sums_stay_on_device:
             cuda.start()
+            self._services.heartbeat.times.use(CudaStamps())
         self._prepare_thread()
         tell = lambda line: self._services.emit({"event": "device", "role": "server", "why": line})  # noqa: E731
         there = device.summing(plan, tell)

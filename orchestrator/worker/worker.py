@@ -44,6 +44,7 @@ from orchestrator.worker.device_memory import Held
 from orchestrator.worker.hooks import WorkerHooks, WorkerState
 from orchestrator.worker.loop import Loop
 from orchestrator.worker.member.cancellation import CancellableTransport, live
+from orchestrator.worker.member.cuda_stamps import CudaStamps
 from orchestrator.worker.member.generation import Connect, Generation, ProcessServices
 from orchestrator.worker.model import construction
 from orchestrator.worker.model.pipeline_adapter import PipelineAdapter
@@ -95,6 +96,7 @@ class Worker:
         allocator.keep_freed_memory()
         if device == "cuda":
             cuda.start()
+            self._services.heartbeat.times.use(CudaStamps())
         self._prepare_thread()
         if plan.run.compute.compiled:
             inductor.start(device)

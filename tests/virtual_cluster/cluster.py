@@ -37,7 +37,7 @@ from orchestrator.numerics import allocator
 from orchestrator.records.progress import Activity, Progress, in_words
 from orchestrator.worker import hooks
 from orchestrator.worker.between_steps import timing
-from orchestrator.worker.member import cancellation, crash_record, heartbeat, stack_dump, time_account
+from orchestrator.worker.member import cancellation, crash_record, heartbeat, stack_dump, stamps, time_account
 from orchestrator.worker.member.generation import Generation
 from tests.checkpoint.stores import InMemory
 from tests.comm.transports import memory
@@ -46,7 +46,7 @@ from tests.virtual_cluster.scheduling import Condition, Process, Schedule
 
 HERE, THERE = "here", "there"  # nodes; the driver lives on the first
 _FIRST_PID = 10_000_000  # above any pid of Linux
-_TIMED = (session, event_sink, catalog, writer, cancellation, timing, time_account, hooks, memory)
+_TIMED = (session, event_sink, catalog, writer, cancellation, timing, stamps, hooks, memory)
 
 
 class Misfortune:

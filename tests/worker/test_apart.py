@@ -15,6 +15,10 @@ from orchestrator.config.resolve import resolve
 from orchestrator.config.settings import Every
 from orchestrator.numerics import cuda, layout, staging
 from orchestrator.pipeline import Pipeline
+from orchestrator.worker.member.cuda_stamps import CudaStamps
+from orchestrator.worker.member.generation import ProcessServices
+from orchestrator.worker.member.heartbeat import Heartbeat
+from orchestrator.worker.member.time_account import TimeAccount
 from orchestrator.worker.worker import Worker
 from tests.comm.transports.memory import LocalRegions
 from tests.products import thinned
@@ -93,8 +97,11 @@ def test_the_facts_say_what_computes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cuda, "prepare", lambda *, tf32: {"device": "cuda", "tf32": tf32})
     monkeypatch.setattr(cuda, "describe", lambda: {"models": ["X"]})
     monkeypatch.setattr(cuda, "card", lambda: {"card": "X", "uuid": "x"})
-    run_manifest = Worker(resolve(settings), LocalRegions()).prepare()
+    account, stamps = TimeAccount(), list[Any]()
+    monkeypatch.setattr(account, "use", stamps.append)
+    run_manifest = Worker(resolve(settings), LocalRegions(), ProcessServices(Heartbeat(times=account))).prepare()
     assert prepared == [True]
+    assert [type(each) for each in stamps] == [CudaStamps], "and its time is that of the card"
     assert {"device": "cuda", "tf32": True}.items() <= run_manifest["compute"].items()
     assert run_manifest["machine"]["GPU: models"] == "['X']"
     assert run_manifest["reference"] == Worker(resolve(plain), LocalRegions()).prepare()["reference"]

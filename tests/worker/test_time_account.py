@@ -15,7 +15,7 @@ from orchestrator.comm.transports.base import Received, Tag
 from orchestrator.experiments.simulation import calibration
 from orchestrator.records import times
 from orchestrator.records.progress import Activity
-from orchestrator.worker.member import time_account
+from orchestrator.worker.member import stamps, time_account, time_ledger
 from orchestrator.worker.member.cancellation import CancellableTransport
 from orchestrator.worker.member.heartbeat import Heartbeat
 from orchestrator.worker.member.time_account import TimeAccount
@@ -36,7 +36,7 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
-    monkeypatch.setattr(time_account, "time", clock)
+    monkeypatch.setattr(stamps, "time", clock)
     return clock
 
 
@@ -136,7 +136,7 @@ def test_no_moment_is_lost_and_none_counts_twice(story: list[Any]) -> None:
     clock = Clock()
     whole, account = 0.0, TimeAccount()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(time_account, "time", SimpleNamespace(monotonic=clock.monotonic))
+        patch.setattr(stamps, "time", SimpleNamespace(monotonic=clock.monotonic))
         account.turn("state_transfer")
         for each in story:
             clock.now += 1
@@ -191,7 +191,7 @@ def test_every_step_of_every_member_is_accounted_for(topology: str, sync: str) -
 
 @pytest.mark.slow
 def test_what_members_report_is_enough_to_predict_by(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(time_account, "_SHORTEST_S", 0.0)  # a window for each step
+    monkeypatch.setattr(time_ledger, "_SHORTEST_S", 0.0)  # a window for each step
     points = []
     for layout in (Layout(1), Layout(2)):
         told = windows_of(Mlp, layout, steps=12)
@@ -242,7 +242,7 @@ def test_a_window_tells_the_median_of_its_micro_batches(clock: Clock) -> None:
     assert "micro_batch_s" not in taken(account)
     compute(0, 1)
     assert "micro_batch_s" not in taken(account), "it is not done"
-    for number in range(3 * time_account._MOST_MICRO_BATCHES):
+    for number in range(3 * time_ledger._MOST_MICRO_BATCHES):
         account.turn("compute", number, 1)
         clock.now += 1 if number < 1900 else 2
     account.turn("exchange")

@@ -15,19 +15,24 @@ Beside it, how long a micro-batch takes: from the turn that begins computing (st
 in between, and with all that this shard computes in this step (a stage goes forward and backward at different times). A
 window tells the median, which a stall or a first step that computes twice does not move.
 
+Moments are stamps (`stamps.py`), and a ledger adds up what lies between them (`time_ledger.py`). Where the member computes on a
+card, a kind lasts from where the card has come to its beginning to where it has come to the next one's: the thread may have
+gone on long ago. So a wait begins when the card is done with what was launched before. Each step looks at what the card has
+told meanwhile and waits for nothing; the report at the end of a generation waits for the card. The seconds of a processor
+("busy", "process") are counted as the thread spends them.
+
 What it does not do: lock. Only the compute thread calls it.
 """
 
 from __future__ import annotations
 
-import statistics
-import time
 from time import process_time, thread_time
-from time import time as wall_clock
 from typing import Any, Final
 
 from orchestrator.records.progress import Activity
 from orchestrator.records.times import KINDS
+from orchestrator.worker.member.stamps import HostStamps, Stamps
+from orchestrator.worker.member.time_ledger import Ledger, MicroBatch, by_kind
 
 _KIND: Final[dict[Activity, int]] = {
     "compute": KINDS.index("compute"),
@@ -41,9 +46,6 @@ _KIND: Final[dict[Activity, int]] = {
 }
 _WAIT: Final = KINDS.index("wait")
 _COMPUTE: Final = KINDS.index("compute")
-_SHORTEST_S: Final = 0.25
-_PART: Final = 0.01  # of the time that has passed
-_MOST_MICRO_BATCHES: Final = 1000  # of a window, the last ones
 MOST_SPANS: Final = 200_000  # of one member, some 20 MB of its driver's disk
 
 
@@ -51,7 +53,8 @@ class TimeAccount:
     """spans: whether each turn is kept for a timeline, up to MOST_SPANS."""
 
     def __init__(self, *, spans: bool = False) -> None:
-        self._spans_left = MOST_SPANS if spans else 0
+        self.use(HostStamps())
+        self._spans = MOST_SPANS if spans else 0
         self._kind = -1  # before the first generation nothing counts
         self._held = 0  # so many holds are open, the outermost counts
         self._before = -1  # the kind that it interrupts
@@ -59,11 +62,14 @@ class TimeAccount:
         self._step: int | None = None
         self._shard: int | None = None
         self._steps = 0  # committed
-        self._micro_batches: dict[tuple[int | None, int], float] = {}  # seconds, by step and shard
-        self._micro_batch: tuple[int | None, int] | None = None  # that is computed now, and since when
-        self._micro_batch_since = 0.0
-        self._last_micro_batch: tuple[int | None, int] | None = None  # which a wait may interrupt
+        self._micro_batch: MicroBatch | None = None  # that is computed now, and since when
+        self._micro_batch_since: Any = None
+        self._last_micro_batch: MicroBatch | None = None  # which a wait may interrupt
         self._shards: list[int] | None = None
+
+    def use(self, stamps: Stamps) -> None:
+        """Take time by these, before the first generation."""
+        self._stamps, self._mark = stamps, stamps.mark
 
     def turn(self, activity: Activity, step: int | None = None, shard: int | None = None) -> None:
         kind = _KIND[activity]
@@ -75,10 +81,15 @@ class TimeAccount:
             self._held = 0  # whatever was under way is over
         elif self._held:
             return
-        if shard is not None or self._micro_batch is not None:
-            self._compute((step, shard) if shard is not None and activity == "compute" else None)
-        if kind != self._kind or self._spans_left:
-            self._turn(kind, step, shard)
+        computing = shard is not None or self._micro_batch is not None
+        turning = kind != self._kind or self._ledger.spans_left > 0
+        if not computing and not turning:
+            return
+        now = self._mark()
+        if computing:
+            self._compute((step, shard) if shard is not None and activity == "compute" else None, now)
+        if turning:
+            self._turn(kind, step, shard, now)
 
     @property
     def kind(self) -> int:
@@ -89,23 +100,25 @@ class TimeAccount:
         """Returns the kind that it leaves."""
         before = self._kind
         if before >= 0 and not self._held:
+            now = self._mark()
             if self._micro_batch is not None:
-                self._compute(None)
-            self._turn(_WAIT, self._step, None, busy=False)
+                self._compute(None, now)
+            self._turn(_WAIT, self._step, None, now, busy=False)
         return before
 
     def goes_on(self, before: int) -> None:
         if before >= 0 and not self._held:
+            now = self._mark()
             if before == _COMPUTE and self._last_micro_batch is not None:
-                self._compute(self._last_micro_batch)
-            self._turn(before, self._step, None, busy=False)
+                self._compute(self._last_micro_batch, now)
+            self._turn(before, self._step, None, now, busy=False)
 
     def hold(self, kind: str) -> None:
         if self._kind < 0:
             return
         if not self._held:
             self._before = self._kind
-            self._turn(KINDS.index(kind), self._steps - 1, None)
+            self._turn(KINDS.index(kind), self._steps - 1, None, self._mark())
         self._held += 1
 
     def release(self) -> None:
@@ -113,7 +126,7 @@ class TimeAccount:
             return
         self._held -= 1
         if not self._held:
-            self._turn(self._before, self._steps, None)
+            self._turn(self._before, self._steps, None, self._mark())
 
     def stepped(self, steps: int) -> None:
         """steps: of the run, from its beginning on."""
@@ -126,77 +139,58 @@ class TimeAccount:
     def begins_at(self, steps: int) -> None:
         """This member has a state with so many committed steps, which are not its own work."""
         if self._kind >= 0:
-            self._first += steps - self._steps
+            self._ledger.begins_at(steps, self._steps)
         self._steps = steps
 
     def take(self, *, at_once: bool = False) -> dict[str, Any] | None:
         """The event of a window that is long enough, or of any, and a new window begins. Spans come with it."""
         if self._kind < 0:
             return None
-        if not at_once and self._since - self._started < max(_SHORTEST_S, _PART * (self._since - self._begun)):
+        self._ledger.settle()
+        if not at_once and not self._ledger.is_long:
             return None
-        self._turn(self._kind, self._step, self._shard)
+        self._turn(self._kind, self._step, self._shard, self._mark())
+        if at_once:
+            self._ledger.wait(self._since)
         process = process_time()
-        window: dict[str, Any] = {
+        window = {
             "event": "times",
-            "first": self._first,
-            "steps": max(0, self._steps - self._first),
-            "started": round(self._started + self._epoch, 6),
-            "wall": round(self._since - self._started, 6),
-            "seconds": _told(self._seconds),
-            "busy": _told(self._busy),
+            **self._ledger.close(self._micro_batch),
+            "busy": by_kind(self._busy),
             "process": round(process - self._process, 6),
         }
-        if told := [each for key, each in self._micro_batches.items() if key != self._micro_batch]:
-            window["micro_batch_s"] = round(statistics.median(told), 9)
         if self._shards is not None:
             window["shards"], self._shards = self._shards, None
-        if self._spans:
-            window["spans"] = self._spans
-        if not self._spans_left and not self._full_told:
+        if not self._ledger.spans_left and not self._full_told:
             self._full_told = window["timeline_full"] = True
         self._open(process)
         return window
 
     def _begin(self, kind: int) -> None:
         self._kind = kind
-        self._epoch = wall_clock() - time.monotonic()
-        self._since = self._begun = time.monotonic()
+        self._ledger = Ledger(self._stamps, self._steps, self._spans)
+        self._since = self._mark()
         self._busy_since = thread_time()
         self._open(process_time())
 
     def _open(self, process: float) -> None:
-        self._started, self._first, self._process = self._since, self._steps, process
-        self._seconds, self._busy = [0.0] * len(KINDS), [0.0] * len(KINDS)
-        self._spans: list[list[Any]] = []
-        self._micro_batches.clear()
+        self._process, self._busy = process, [0.0] * len(KINDS)
 
-    def _compute(self, micro_batch: tuple[int | None, int] | None) -> None:
+    def _compute(self, micro_batch: MicroBatch | None, now: Any) -> None:
         """From now on this one, or none."""
-        now, found = time.monotonic(), self._micro_batches
         if self._micro_batch is not None:
             self._last_micro_batch = self._micro_batch
-            found[self._micro_batch] = found.get(self._micro_batch, 0.0) + now - self._micro_batch_since
-            if len(found) > _MOST_MICRO_BATCHES:
-                del found[next(iter(found))]
+            self._ledger.micro_batch(self._micro_batch, self._micro_batch_since, now)
         self._micro_batch, self._micro_batch_since = micro_batch, now
 
-    def _turn(self, kind: int, step: int | None, shard: int | None, *, busy: bool = True) -> None:
+    def _turn(self, kind: int, step: int | None, shard: int | None, now: Any, *, busy: bool = True) -> None:
         """busy: whether the thread's own clock is read, which takes a call of the system. Without that its time counts for what
         follows: a wait has little, and is part of an exchange."""
-        now, before = time.monotonic(), self._kind
-        self._seconds[before] += now - self._since
+        before = self._kind
         if busy:
             own = thread_time()
             self._busy[before] += max(0.0, own - self._busy_since)
             self._busy_since = own
-        if self._spans_left and now > self._since:
-            self._spans_left -= 1
-            since = round(self._since - self._started, 7)
-            self._spans.append([KINDS[before], self._step, self._shard, since, round(now - self._since, 7)])
+        self._ledger.span(self._steps, before, self._step, self._shard, self._since, now)
         self._kind, self._since = kind, now
         self._step, self._shard = step, shard
-
-
-def _told(seconds: list[float]) -> dict[str, float]:
-    return {kind: round(each, 6) for kind, each in zip(KINDS, seconds, strict=True) if each > 0}
