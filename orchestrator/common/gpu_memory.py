@@ -75,15 +75,20 @@ def out_of_memory(what: str, error: BaseException, frames: str = "") -> OutOfDev
     # The activations of a pass that was given up hang on its frames, and others have to go on.
     traceback.clear_frames(error.__traceback__)
     said = next(iter(str(error).strip().splitlines()), type(error).__name__)
-    raised = OutOfDeviceMemory(
-        f"{what} found no memory left on the GPU: {said}{frames}",
+    remedy = (
         "raise data.shards or lower data.batch_size, as a shard computes batch_size / shards rows at once; or let fewer "
-        "workers share a GPU",
-        f"{details}\n{table}".rstrip(),
-        code="gpu.out-of-memory",
+        "workers share a GPU"
     )
+    raised = full(what, "", f"{said}{frames}", remedy, f"{details}\n{table}".rstrip())
     raised.what, raised.frames, raised.taken, raised.wanted = what, frames, now, wanted_by(error)
     return raised
+
+
+def full(what: str, card: str, why: str, remedy: str, details: str) -> OutOfDeviceMemory:
+    """card: its name and size in brackets, after a space, where they are known."""
+    return OutOfDeviceMemory(
+        f"{what} found no memory left on the GPU{card}: {why}", remedy, details, code="gpu.out-of-memory"
+    )
 
 
 def wanted_by(error: BaseException) -> int:

@@ -122,13 +122,14 @@ def explanation(error: OutOfDeviceMemory, place: Place, holds: Held | None, plan
         if place.lost
         else ""
     )
-    found = OutOfDeviceMemory(
-        f"{error.what} found no memory left on the GPU ({place.card}, {sized(now.total)}{sharing}): {needed} are free. This "
-        f"worker holds {sized(own)}: {listed or 'nothing'}; others, and the driver, hold {sized(others)}{lost}{error.frames}",
+    found = gpu_memory.full(
+        error.what,
+        f" ({place.card}, {sized(now.total)}{sharing})",
+        f"{needed} are free. This worker holds {sized(own)}: {listed or 'nothing'}; others, and the driver, hold "
+        f"{sized(others)}{lost}{error.frames}",
         "; or ".join(_remedies(parts, others, place, plan, now.total))
         + ";\n  error.txt in the run's folder has the allocator's summary and its largest segments",
         error.details,
-        code="gpu.out-of-memory",
     )
     found.recurs = too_small or not now.total
     return found
