@@ -17,7 +17,7 @@ from orchestrator.config.plan import Plan
 from orchestrator.errors import ConfigurationError, RunFailed
 from orchestrator.numerics import allocator
 from orchestrator.numerics.device.kernels import Kernels, sums_on
-from orchestrator.numerics.staging import Staging
+from orchestrator.numerics.staging import Direct, Staging
 from orchestrator.optim.compressions.codec import Codec
 from orchestrator.optim.transforms import Chain, State
 from orchestrator.worker.asynchronous import footprint as free_footprint
@@ -39,6 +39,7 @@ from orchestrator.worker.model.pipeline_adapter import PipelineAdapter
 from orchestrator.worker.model.replica import Replica
 from orchestrator.worker.model.shard_states import ShardStates
 from orchestrator.worker.model.updater import Updater
+from orchestrator.worker.pipeline_parallel import one_by_one
 from orchestrator.worker.pipeline_parallel.planning import plan_stages, summary, verify
 from orchestrator.worker.pipeline_parallel.stage_state import StageState
 from orchestrator.worker.pipeline_parallel.staged import HostedStage, Place, StagedLockstep, Waiting, WholeNames
@@ -385,7 +386,11 @@ class PipelineStrategy:
         proved = verify(self._workload, self._replica, self._cuts, reference)
         self._place = self._place._replace(crossing=tuple(proved.crossing))
         self._services.emit({"event": "stages_proved", "seconds": [round(each, 4) for each in proved.seconds]})
-        return {"stages": summary(self._cuts, self._workload.model)}
+        cut = {"stages": summary(self._cuts, self._workload.model)}
+        if not reference or isinstance(self._place.staging, Direct):
+            return cut
+        on_device = one_by_one.fingerprint(self._workload, self._replica, self._cuts, self._place.staging)
+        return {**cut, "reference": on_device}
 
     def become_spare(self) -> None:
         if self._replica is not None:

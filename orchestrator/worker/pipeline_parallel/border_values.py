@@ -107,3 +107,9 @@ def unpack(value: BorderValue, staging: Staging | None = None) -> torch.Tensor:
     start = (at - memory.data_ptr()) % ALIGNMENT // data.element_size()
     memory[start : start + data.numel()].copy_(page_locked(data, memory.device), non_blocking=True)
     return torch.empty(0, dtype=data.dtype, device=memory.device).set_(memory.untyped_storage(), start, size, stride)
+
+
+def placed(tensor: torch.Tensor, offset: int, staging: Staging) -> torch.Tensor:
+    """A parameter or a buffer where a stage computes, at the address modulo 512 that it has unsplit. offset: of its first
+    element in the layout of the whole."""
+    return unpack(pack(tensor)._replace(at=offset * tensor.element_size() % ALIGNMENT), staging)

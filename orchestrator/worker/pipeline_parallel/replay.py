@@ -131,7 +131,8 @@ class Stage:
         self.held = {name: tensors[name] for name in tensors if name in cuts.hosted[index]}
         self._foreign = [name for name in tensors if name not in cuts.hosted[index]]
         self._twice = [name for name in self.held if name in earlier]  # fake in the prefix, values behind it
-        home, absent = self._staging.device, [*self._foreign, *self._twice]
+        home = self._staging.empty(0, torch.float32).device  # which has a number, as those of tensors have
+        absent = [*self._foreign, *self._twice]
         self._fakes = {name: FakeTensor.like(tensors[name], self, name, str(home)) for name in absent}
         self._switch = torch.zeros((), device=home, requires_grad=True)
         self._stubs = Stubs(model, self, lambda: self._walk) if index else None

@@ -32,7 +32,7 @@ from orchestrator.worker.model.pipeline_adapter import PipelineAdapter
 from orchestrator.worker.model.replica import Replica
 from orchestrator.worker.model.updater import Updater
 from orchestrator.worker.pipeline_parallel.border_memory import BorderMemory
-from orchestrator.worker.pipeline_parallel.border_values import ALIGNMENT, pack, unpack
+from orchestrator.worker.pipeline_parallel.border_values import placed
 from orchestrator.worker.pipeline_parallel.boundary import Stages
 from orchestrator.worker.pipeline_parallel.cuts import Cuts
 from orchestrator.worker.pipeline_parallel.links import Links, Wire
@@ -124,7 +124,7 @@ class HostedStage:
         owned, offsets = cuts.owned(stage), {slot.name: slot.offset for slot in whole.layout.slots}
         for name, tensor in self._stage.held.items():  # they lie in memory that all parameters share, which is to go
             is_owned = name in owned  # then its replica moves it
-            tensor.data = tensor.data.clone() if is_owned else _guest(tensor.data, offsets.get(name, 0), staging)
+            tensor.data = tensor.data.clone() if is_owned else placed(tensor.data, offsets.get(name, 0), staging)
         layout = PartLayout.of(whole.layout, owned)
         replica = Replica(StageModule(model, owned), staging, layout.layout, rules=whole.rules)
         variant, norm = plan.update.optimizer, None if plan.update.clip is None else Norm()
@@ -176,12 +176,6 @@ class HostedStage:
         self.trainer.take_on(links, own, self._whole)
         self.boundary.take_on(links, exchange, self._plan.data.shards)
         return exchange
-
-
-def _guest(tensor: torch.Tensor, offset: int, staging: Staging) -> torch.Tensor:
-    """What another stage owns and this one uses, where this one computes, at the address modulo 512 that it has unsplit.
-    offset: of its first element in the layout of the whole."""
-    return unpack(pack(tensor)._replace(at=offset * tensor.element_size() % ALIGNMENT), staging)
 
 
 class StagedLockstep:

@@ -14,13 +14,17 @@ import pytest
 import torch
 from torch import nn
 
+from orchestrator.config.resolve import resolve
 from orchestrator.config.settings import Every
 from orchestrator.numerics import staging, streams
 from orchestrator.worker import device
 from orchestrator.worker.pipeline_parallel import border_memory, messages
 from orchestrator.worker.pipeline_parallel.fake_tensors import FakeTensor
+from orchestrator.worker.strategies import PipelineStrategy
+from orchestrator.worker.worker import Worker
 from pipelines.characters import Characters
 from tests.comm.transports import device_double
+from tests.comm.transports.memory import LocalRegions
 from tests.numerics.device import host
 from tests.products import thinned
 from tests.worker import pipelines
@@ -28,7 +32,7 @@ from tests.worker.apart import compute_apart, sum_apart
 from tests.worker.elastic import EVERYTHING, Fault, survive
 from tests.worker.pipeline_parallel.sockets import Sockets
 from tests.worker.pipeline_parallel.test_runs import ADAM, KINDS, MESHES, DrawsInEvaluation
-from tests.worker.runs import ONE, Layout, train
+from tests.worker.runs import ONE, Layout, settings_for, train
 
 pytestmark = pytest.mark.slow
 
@@ -68,14 +72,15 @@ def _same(split: Any, unsplit: Any) -> None:
     assert str(split.metrics) == str(unsplit.metrics)
 
 
+@pytest.mark.parametrize("where", [_on_device, pytest.param(_in_host_memory, marks=pytest.mark.long)])
 @pytest.mark.parametrize("layout", thinned(MESHES, 3, 1), ids=str)
 @pytest.mark.parametrize("kind", thinned(KINDS, 12, 1), ids=lambda kind: kind.__name__)
-def test_no_bit_differs_wherever_sums_are_made(monkeypatch: pytest.MonkeyPatch, kind: Any, layout: Layout) -> None:
+def test_no_bit_differs_wherever_sums_are_made(
+    monkeypatch: pytest.MonkeyPatch, kind: Any, layout: Layout, where: Callable[[pytest.MonkeyPatch], None]
+) -> None:
     settings: dict[str, Any] = {"clip": 0.05, "optimizer": ADAM, "evaluate_every": Every(steps=2), "steps": 2}
     unsplit = train(kind, ONE, **settings)
-    _in_host_memory(monkeypatch)
-    _same(train(kind, layout, **settings), unsplit)
-    _on_device(monkeypatch)
+    where(monkeypatch)
     _same(_trained(kind, layout, **settings), unsplit)
 
 
@@ -128,6 +133,33 @@ def test_nothing_is_computed_across(monkeypatch: pytest.MonkeyPatch, apart: Call
     unsplit = train(kind, ONE, **{**settings, "recompute": False})
     apart(monkeypatch)
     _same(_trained(kind, Layout(2, stages=2), **settings), unsplit)
+
+
+class Otherwise(staging.Copying):
+    """A device that computes other bits."""
+
+    def batch(self, batch: Any) -> Any:
+        return [tensor * 1.5 if tensor.is_floating_point() else tensor for tensor in super().batch(batch)]
+
+
+def test_workers_agree_on_what_their_devices_compute(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And hold the whole model in host memory meanwhile."""
+    plan = resolve(settings_for(pipelines.Batchnorm, Layout(2, stages=2), optimizer=ADAM))
+
+    def told(where: staging.Staging) -> str:
+        monkeypatch.setattr(staging, "on", lambda _: where)
+        return str(Worker(plan, LocalRegions()).prepare()["reference"])
+
+    device = torch.device("cpu")
+    alike = [told(staging.Copying(device)) for _ in range(2)]
+    assert alike[0] == alike[1] not in ("", told(staging.Direct()), told(Otherwise(device)))
+    there = compute_apart(monkeypatch)
+    worker = Worker(plan, LocalRegions())
+    assert worker.prepare()["reference"] == alike[0]
+    assert not any(parameter in there for parameter in worker._workload.model.parameters())
+    assert isinstance(worker._execution, PipelineStrategy)
+    assert worker._execution._replica is not None
+    worker._execution._replica.check_step()  # nothing has changed
 
 
 DRAWN = torch.Generator()  # as that of a GPU, from which code draws that computes there

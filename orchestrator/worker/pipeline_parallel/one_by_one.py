@@ -1,0 +1,108 @@
+"""The first micro-batch on the device of a run, stage by stage, of which one at a time is there: by that a worker shows what
+its device computes (rule B4), though the whole model may be larger than that.
+
+Activations go through all stages first. Then each stage is computed once more, just before its backward pass. In between all
+is in host memory.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+
+import torch
+
+from orchestrator.errors import OrchestratorError
+from orchestrator.numerics import digests
+from orchestrator.numerics.staging import Direct, Staging
+from orchestrator.worker.model.pipeline_adapter import Call, PipelineAdapter
+from orchestrator.worker.model.replica import Replica
+from orchestrator.worker.pipeline_parallel.border_values import Activations, BorderValue, Generators, Gradients, placed
+from orchestrator.worker.pipeline_parallel.cuts import Cuts
+from orchestrator.worker.pipeline_parallel.replay import Stage
+
+
+def fingerprint(workload: PipelineAdapter, replica: Replica, cuts: Cuts, staging: Staging) -> str:
+    """Of the loss, of the gradients and of the buffers as each stage leaves them. Empty where the micro-batch has no rows,
+    weighs nothing or fails, as its step will. The model is in host memory, and is left as it was. Raises PipelineRaised where
+    the device failed of it."""
+    replica.begin_shard()
+    workload.compute_on(staging)
+    try:
+        if not workload.rows(0, 0):
+            return ""
+        with workload.call(0, 0) as call:
+            return _OneByOne(workload, replica, cuts, staging).fingerprint(call)
+    except OrchestratorError as error:
+        if isinstance(error.__context__, torch.AcceleratorError):
+            raise
+        return ""
+    finally:
+        workload.compute_on(Direct())
+        replica.begin_shard()
+
+
+class _OneByOne:
+    """The stages of a model that is in host memory."""
+
+    def __init__(self, workload: PipelineAdapter, replica: Replica, cuts: Cuts, staging: Staging) -> None:
+        self._workload, self._cuts, self._staging = workload, cuts, staging
+        self._offsets = {slot.name: slot.offset for slot in replica.layout.slots}
+
+    def fingerprint(self, call: Call) -> str:
+        seeded, digest = Generators.now(), hashlib.sha256()
+        arrived = self._arrived(call, seeded)
+        came: Gradients | None = None
+        for index in reversed(range(self._cuts.stages)):
+            with self._there(index) as stage:
+                seeded.restore()
+                record, _, value = stage.forward(call.make, "training", arrived[index])
+                if came is None:
+                    judged = self._workload.judge(value, call)
+                    if judged is None:
+                        return ""
+                    record = record._replace(roots=[judged[0]])
+                    digest.update(judged[1].hex().encode())
+                else:
+                    came.generators.restore()
+                back = stage.backward(record, came, {})
+                came = Gradients(_in_host_memory(back), Generators.now())
+                for name, tensor in sorted(stage.held.items()):
+                    left = tensor.grad if isinstance(tensor, torch.nn.Parameter) else tensor
+                    if left is not None:
+                        digests.update(digest, f"{index}/{name}", left)
+        return digest.hexdigest()
+
+    def _arrived(self, call: Call, seeded: Generators) -> list[Activations | None]:
+        """What comes to each stage."""
+        arrived: list[Activations | None] = [None]
+        for index in range(self._cuts.stages - 1):
+            with self._there(index) as stage:
+                seeded.restore()
+                leaves = stage.forward(call.make, "training", arrived[-1]).leaves
+            assert leaves is not None, "a stage that is not the last one hands on"
+            values = [value for value in _in_host_memory(leaves.border_values) if value is not None]
+            arrived.append(replace(leaves, border_values=values))
+        return arrived
+
+    @contextmanager
+    def _there(self, index: int) -> Iterator[Stage]:
+        """Within the block this stage is on the device."""
+        stage = Stage(self._workload.model, self._cuts, index, self._staging)
+        here = {name: tensor.data for name, tensor in stage.held.items()}
+        try:
+            for name, tensor in stage.held.items():
+                tensor.data = placed(tensor.data, self._offsets.get(name, 0), self._staging)
+            with stage.hosting():
+                yield stage
+        finally:
+            for name, tensor in stage.held.items():
+                tensor.grad = None
+                tensor.data = here[name]
+            stage.close()
+
+
+def _in_host_memory(values: Sequence[BorderValue | None]) -> list[BorderValue | None]:
+    return [None if value is None else value._replace(data=value.data.cpu()) for value in values]
