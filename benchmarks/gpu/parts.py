@@ -452,7 +452,7 @@ PARTS: Final = (
     Part("bfloat16-1", 30, Step("bfloat16, 1", "bfloat16", shards=1)),
     Part("float32-8", 30, Step("float32, 8")),
     Part("workers-4", 40, four_workers),
-    Part("stages-2", 40, two_stages),
+    Part("stages-2", 60, two_stages),
     Part("digits", 20, Step("digits", model="Digits")),
     Part("characters", 20, Step("characters", model="Characters", more={"gradient": {"clip": 1.0}})),
     Part("compile-8", 60, Step("bfloat16, 8, compile", "bfloat16", run={"compile": True}), needs="compile"),

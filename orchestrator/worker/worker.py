@@ -9,6 +9,7 @@ the state of the last committed step, with or without the evaluation after it. A
 from __future__ import annotations
 
 import hashlib
+import os
 import time
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
@@ -132,7 +133,8 @@ class Worker:
             allocator.give_back()
         before = construction.make_contribution(plan.update.contribution)
         optimizer = construction.make_optimizer(self._workload.pipeline, self._workload.model, plan)
-        self._held = lambda: device_memory.held(replica, optimizer, self.regions)
+        if not in_stages:  # else the whole model goes with its replica
+            self._held = lambda: device_memory.held(replica, optimizer, self.regions)
         updater = Updater(self._workload, replica, optimizer, plan.update)
         parts = WorkerContext(
             *(plan, self._workload, replica, updater, before, self.regions, self._services, self._staging),
@@ -154,6 +156,11 @@ class Worker:
             )
         division = self._workload.division
         listing = getattr(self._workload.training_data, "listing", None)
+        if (
+            in_stages and device == "cuda"
+        ):  # what is proved in host memory holds for any number; a generation sets it again
+            own = len(os.sched_getaffinity(0)) // plan.cluster.members.start
+            torch.set_num_threads(max(plan.run.compute.threads, own))
         with phases.of("admission", "worker"):
             reference = proof.reference(self._workload, replica, sparing=in_stages, compiles=plan.run.compute.compiled)
             more = self._execution.verify(reference)
@@ -215,6 +222,8 @@ class Worker:
             self._execution.suit(generation, rank)
         if self._state is None:
             self._state = self._first_state(generation.begin.run_manifest)
+            model_state = self._execution.model_state
+            self._held = lambda: device_memory.held(model_state.replica, model_state.optimizer, self.regions)
         ended = live(
             generation,
             self._services.heartbeat,
@@ -335,7 +344,7 @@ class Worker:
         place = lambda: device_memory.place_of(  # noqa: E731
             self._plan, self._beside, lost=self._workers[-1] < max(self._workers)
         )
-        return device_memory.explained(doing, place, self._held, self._plan)
+        return device_memory.explained(doing, place, lambda: self._held(), self._plan)
 
     def _memory(self) -> dict[str, float]:
         """Of the GPU, in bytes."""

@@ -44,6 +44,10 @@ class ReplicaState:
         self._states = states
         self._summation = summation
 
+    @property
+    def optimizer(self) -> torch.optim.Optimizer:
+        return self._updater.optimizer
+
     def start(self, steps: int) -> None:
         """Set the length of the run."""
         self._updater.start(steps)

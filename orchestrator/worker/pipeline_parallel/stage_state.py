@@ -56,6 +56,10 @@ class StageState:
         self._part: tuple[int, int] | None = None
 
     @property
+    def optimizer(self) -> torch.optim.Optimizer:
+        return self._updater.optimizer
+
+    @property
     def holds_sum(self) -> bool:
         return self.sum is not None
 
