@@ -300,6 +300,11 @@ class Plan:
         return self.run.compute.device == "cuda" and self.lockstep and self.exchange.exact and plain
 
     @property
+    def updates_stay_on_device(self) -> bool:
+        """Whether replicas that run free, and the updates that are added to them, never leave the device of the model."""
+        return self.run.compute.device == "cuda" and not self.lockstep
+
+    @property
     def lockstep(self) -> bool:
         """Whether all replicas are equal after each step."""
         return self.mode.execution == "lockstep"

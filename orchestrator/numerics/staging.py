@@ -58,6 +58,12 @@ class Staging(Protocol):
     def flat(self, elements: int) -> torch.Tensor:
         """Zeros (float32) where contributions are added up, which are copied to and from the device."""
 
+    def integers(self, elements: int) -> torch.Tensor:
+        """Zeros (int64) where contributions are added up."""
+
+    def from_peer(self, tensor: torch.Tensor) -> torch.Tensor:
+        """What came from another member, where contributions are added up."""
+
     def reading(self, flat: torch.Tensor) -> Callable[[], torch.Tensor]:
         """What gives the present values of a flat float32 tensor of the model where contributions are added up, until the
         next call."""
@@ -85,6 +91,12 @@ class Direct:
 
     def flat(self, elements: int) -> torch.Tensor:
         return torch.zeros(elements)
+
+    def integers(self, elements: int) -> torch.Tensor:
+        return torch.zeros(elements, dtype=torch.int64)
+
+    def from_peer(self, tensor: torch.Tensor) -> torch.Tensor:
+        return tensor
 
     def reading(self, flat: torch.Tensor) -> Callable[[], torch.Tensor]:
         return lambda: flat
@@ -138,6 +150,12 @@ class Copying:
     def flat(self, elements: int) -> torch.Tensor:
         return _page_locked_zeros(elements, self.device)
 
+    def integers(self, elements: int) -> torch.Tensor:
+        return torch.zeros(elements, dtype=torch.int64)
+
+    def from_peer(self, tensor: torch.Tensor) -> torch.Tensor:
+        return tensor
+
     def reading(self, flat: torch.Tensor) -> Callable[[], torch.Tensor]:
         here = self.flat(flat.numel())
         return lambda: here.copy_(flat)
@@ -162,6 +180,12 @@ class Resident(Copying):
 
     def flat(self, elements: int) -> torch.Tensor:
         return torch.zeros(elements, device=self.device)
+
+    def integers(self, elements: int) -> torch.Tensor:
+        return torch.zeros(elements, dtype=torch.int64, device=self.device)
+
+    def from_peer(self, tensor: torch.Tensor) -> torch.Tensor:
+        return tensor.to(self.device)
 
     def reading(self, flat: torch.Tensor) -> Callable[[], torch.Tensor]:
         return lambda: flat

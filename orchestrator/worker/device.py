@@ -42,7 +42,7 @@ class Device(NamedTuple):
 def opened(plan: Plan, tell: Callable[[str], None]) -> Device:
     """The device of a worker of this plan, where CUDA was started if it is a GPU. tell: takes a line on what is slower."""
     device = plan.run.compute.device
-    found = summing(plan, tell)
+    found = _summing(tell) if plan.sums_stay_on_device or plan.updates_stay_on_device else None
     if found is None:
         return Device(staging.on(device))
     recorder = CudaRecorder() if plan.run.compute.graphs else None
@@ -50,9 +50,11 @@ def opened(plan: Plan, tell: Callable[[str], None]) -> Device:
 
 
 def summing(plan: Plan, tell: Callable[[str], None]) -> Summing | None:
-    """Where a member of this plan adds up, if that is its device, where CUDA was started. tell: as `opened` takes it."""
-    if not plan.sums_stay_on_device:
-        return None
+    """Where a server of this plan adds up, if that is its device, where CUDA was started. tell: as `opened` takes it."""
+    return _summing(tell) if plan.sums_stay_on_device else None
+
+
+def _summing(tell: Callable[[str], None]) -> Summing | None:
     try:
         regions = DeviceRegions(CudaDriver())
     except (ImportError, RuntimeError) as error:

@@ -16,7 +16,8 @@ from orchestrator.common.values import megabytes
 from orchestrator.config.plan import Plan
 from orchestrator.errors import ConfigurationError, RunFailed
 from orchestrator.numerics import allocator
-from orchestrator.numerics.device.kernels import Kernels, sums_on
+from orchestrator.numerics.device.kernels import INTEGERS, Kernels, Updating, sums_on
+from orchestrator.numerics.fixed_point import HOST
 from orchestrator.numerics.staging import Direct, Staging
 from orchestrator.optim.compressions.codec import Codec
 from orchestrator.optim.transforms import Chain, State
@@ -293,8 +294,12 @@ class _Free(_Unsplit):
         replica, plan = context.replica, context.plan
         self._plan = plan
         self._mode = plan.mode
-        _require_memory(context)
-        self._memory = Memory(replica.layout, context.regions, sums=sums_of(plan))
+        on_host = context.kernels is None
+        if on_host:
+            _require_memory(context)
+        self._updating = HOST if context.kernels is None else Updating(context.kernels)
+        sums = sums_of(plan) if on_host else INTEGERS
+        self._memory = Memory(replica.layout, context.regions, sums=sums)
         self._states = ShardStates(dict, alike=False)
         self.model_state = ReplicaState(replica, context.updater, self._states, keeps_shard_state=True)
         self.boundary = _whole(context)
@@ -310,8 +315,9 @@ class AsyncStrategy(_Free):
         super().__init__(context)
         replica, plan = context.replica, context.plan
         self._deltas = DeltaMemory(replica.layout, context.regions)
-        updates = ShardUpdates(context.workload, replica, context.updater, plan.data.shards, self._mode.threshold)
-        self._free = FreeReplica(replica, updates, self._states, self._memory, context.services)
+        shards, threshold, updating = plan.data.shards, self._mode.threshold, self._updating
+        updates = ShardUpdates(context.workload, replica, context.updater, shards, threshold, updating)
+        self._free = FreeReplica(replica, updates, self._states, self._memory, context.services, updating)
 
     def suit(self, generation: Generation, rank: int) -> None:
         super().suit(generation, rank)
@@ -339,7 +345,7 @@ class GossipStrategy(_Free):
         super().__init__(context)
         assert self._mode.graph is not None
         self._mixing = Mixing.of(self._mode.graph, context.plan.data.shards)
-        updates = ShardUpdates(context.workload, context.replica, context.updater, 1, 0.0)
+        updates = ShardUpdates(context.workload, context.replica, context.updater, 1, 0.0, self._updating)
         self._models = ShardModels(context.replica, updates, self._states, self._memory, context.services)
 
     def executor(self, context: GenerationContext) -> tuple[Executor, Exchange]:

@@ -71,7 +71,8 @@ def test_so_it_does_where_sums_stay_on_a_device(monkeypatch: pytest.MonkeyPatch,
 
     def opened(plan: Plan, _tell: object) -> device.Device:
         compute = replace(plan.run.compute, device="cuda")
-        if not replace(plan, run=replace(plan.run, compute=compute)).sums_stay_on_device:
+        there = replace(plan, run=replace(plan.run, compute=compute))
+        if not (there.sums_stay_on_device or there.updates_stay_on_device):
             return device.Device(staging.Direct())
         resident = staging.Resident(torch.device("cpu"))
         return device.Device(resident, kernels=Operations(), recorder=Retracer())

@@ -101,6 +101,19 @@ class WatchedCopying(staging.Copying):
 class WatchedResident(WatchedCopying, staging.Resident):
     """And sums are made there."""
 
+    def flat(self, elements: int) -> torch.Tensor:
+        return self._made(super().flat(elements))
+
+    def integers(self, elements: int) -> torch.Tensor:
+        return self._made(super().integers(elements))
+
+    def from_peer(self, tensor: torch.Tensor) -> torch.Tensor:
+        return tensor if tensor in self._there else self._made(tensor.clone())
+
+    def _made(self, tensor: torch.Tensor) -> torch.Tensor:
+        self._there.add(tensor)
+        return tensor
+
 
 class WatchedRegions(DeviceRegions):
     """Regions there, those of peers included."""

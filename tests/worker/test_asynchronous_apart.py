@@ -6,6 +6,7 @@ workers, live or lost, the record decides: it is repeated within host memory.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -13,13 +14,19 @@ import torch
 
 from orchestrator.numerics import staging
 from orchestrator.optim.transforms import State
+from orchestrator.worker import device
 from orchestrator.worker.asynchronous.shard_optimizers import ShardOptimizers
 from orchestrator.worker.model.shard_states import ShardStates
+from tests.comm.transports import device_double
+from tests.numerics.device import host
+from tests.products import thinned
+from tests.worker import faulty as f
 from tests.worker import pipelines as p
-from tests.worker.apart import compute_apart
+from tests.worker.apart import compute_apart, sum_apart
 from tests.worker.elastic import Elastic, Fault, Told, elastic_settings
-from tests.worker.runs import Layout, train
+from tests.worker.runs import Layout, members_end, train
 from tests.worker.test_asynchronous import CASES, MODES, RICH, assert_same
+from tests.worker.test_on_device import on_device, trained
 
 pytestmark = pytest.mark.slow
 
@@ -48,6 +55,31 @@ def test_nothing_is_computed_across(monkeypatch: pytest.MonkeyPatch, number: int
     assert_alike(monkeypatch, p.Batchnorm, layout, **settings)
 
 
+@pytest.mark.parametrize("number", range(len(ALL)), ids=lambda number: str(ALL[number]))
+def test_nor_where_replicas_stay_there(number: int) -> None:
+    """Two workers map what they send each other."""
+    settings = {**RICH, "steps": 2, "evaluate_every": None, "sync": {**ALL[number], "rest_every": 1}}
+    one = train(p.Batchnorm, **settings)
+    with pytest.MonkeyPatch.context() as patched:
+        sum_apart(patched)
+        assert_same(trained(p.Batchnorm, Layout(2), replay=one.rests, **settings), one)
+        two = trained(p.Batchnorm, Layout(2, "ring"), **settings)
+    assert_same(train(p.Batchnorm, replay=two.rests, **settings), two)
+
+
+def test_servers_add_updates_in_host_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So what workers map of each other travels to them."""
+    settings = {**RICH, "steps": 2, "evaluate_every": None, "sync": MODES[0]}
+    with monkeypatch.context() as patched:
+        patched.setattr(device, "opened", lambda *_: opened())
+        run = trained(p.Batchnorm, Layout(2, "parameter_server", servers=1), **settings)
+    assert_same(train(p.Batchnorm, replay=run.rests, **settings), run)
+
+
+def opened() -> device.Device:
+    return device.Device(staging.Resident(torch.device("cpu")), device_double.regions(), host.kernels())
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("mode", ALL, ids=str)
 @pytest.mark.parametrize("number", SEEN, ids=lambda number: str(CASES[number]))
@@ -57,14 +89,24 @@ def test_whatever_is_trained(monkeypatch: pytest.MonkeyPatch, number: int, mode:
     assert_alike(monkeypatch, case.pipeline, Layout(3, "tree"), **settings)
 
 
-def disturbed(mode: dict[str, Any], faults: list[Fault]) -> None:
-    """Live beside host memory, then repeated within it, where members are lost too."""
+def added_here(patched: pytest.MonkeyPatch) -> None:
+    """Updates are added in host memory."""
+    patched.setattr(staging, "on", lambda _: staging.Copying(torch.device("cpu")))
+
+
+def added_there(patched: pytest.MonkeyPatch) -> None:
+    """Replicas stay on the device, where kernels add."""
+    on_device(patched, host.kernels)
+
+
+def disturbed(mode: dict[str, Any], beside: Callable[[pytest.MonkeyPatch], None], faults: list[Fault]) -> None:
+    """Live with a device, then repeated without one, where members are lost too."""
     told: list[Told] = []
     settings = {**RICH, "checkpoint_every": 2, "sync": {**mode, "rest_every": 2}}
     for layout, replay, apart in ((Layout(3), (), True), (Layout(2), None, False)):
         with pytest.MonkeyPatch.context() as patched:
             if apart:
-                patched.setattr(staging, "on", lambda _: staging.Copying(torch.device("cpu")))
+                beside(patched)
             records = told[0].rests if replay is None else replay
             run = Elastic(elastic_settings(p.Batchnorm, layout, **settings), layout, faults, replay=records)
             told.append(run.run())
@@ -78,15 +120,29 @@ def disturbed(mode: dict[str, Any], faults: list[Fault]) -> None:
     )
 
 
-def test_members_die_and_join() -> None:
-    disturbed(MODES[1], [Fault(1, 23, "die"), Fault(0, 31, "join")])
+@pytest.mark.parametrize("beside", thinned([added_here, added_there], 2, 1))
+def test_members_die_and_join(beside: Callable[[pytest.MonkeyPatch], None]) -> None:
+    disturbed(MODES[1], beside, [Fault(1, 23, "die"), Fault(0, 31, "join")])
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("mode", ALL, ids=str)
 @pytest.mark.parametrize("at", range(5, 50, 9))
 def test_members_may_die_at_any_moment(mode: dict[str, Any], at: int) -> None:
-    disturbed(mode, [Fault(1, at, "die"), Fault(0, at + 8, "join"), Fault(0, at + 30, "call off")])
+    disturbed(
+        mode,
+        [added_here, added_there][at % 2],
+        [Fault(1, at, "die"), Fault(0, at + 8, "join"), Fault(0, at + 30, "call off")],
+    )
+
+
+@pytest.mark.parametrize("pipeline", thinned([f.NanLoss, f.NanGradient, f.InfiniteStatistic], 3))
+def test_faults_are_told_alike(monkeypatch: pytest.MonkeyPatch, pipeline: Any) -> None:
+    (plain,) = members_end(pipeline, sync=MODES[1])
+    added_there(monkeypatch)
+    (resident,) = members_end(pipeline, sync=MODES[1])
+    assert isinstance(plain, Exception)
+    assert str(resident) == str(plain)
 
 
 def test_a_state_is_put_where_its_optimizer_looks() -> None:

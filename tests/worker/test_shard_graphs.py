@@ -95,6 +95,16 @@ def test_a_recording_gives_the_bits_of_eager_passes(
     assert (recorded.trace, recorded.digest) == (eager.trace, eager.digest)
 
 
+@pytest.mark.slow
+def test_so_are_updates_of_replicas_that_run_free(retracer: Retracer, monkeypatch: pytest.MonkeyPatch) -> None:
+    settings: dict[str, Any] = {"steps": 6, "shards": 2, "sync": {"name": "ssp", "staleness": 1, "rest_every": 3}}
+    recorded = train(p.Batchnorm, **settings)
+    assert retracer.replays > 4 * retracer.recorded > 0
+    monkeypatch.undo()
+    eager = train(p.Batchnorm, **settings)
+    assert (recorded.trace, recorded.digest, recorded.rests) == (eager.trace, eager.digest, eager.rests)
+
+
 @pytest.mark.parametrize(
     ("pipeline", "told"),
     [

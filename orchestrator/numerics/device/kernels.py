@@ -161,6 +161,20 @@ def sums_on(kernels: Kernels) -> Sums:
     return Sums(torch.float64, torch.float32, finish)
 
 
+def _kept(
+    total: torch.Tensor, divisor: float, result: torch.Tensor, first_block: int, last: torch.Tensor | None = None
+) -> int:
+    """As `exact.keep`."""
+    assert divisor == 1.0, f"a sum of integers is asked for as it is, not divided by {divisor}"
+    result.copy_(total)
+    if last is not None:
+        result += last.to(result.device)
+    return int(fingerprint_by_operations(result, first_block))
+
+
+INTEGERS: Final = Sums(torch.int64, torch.int64, _kept)  # `exact.INTEGERS` of totals on a device
+
+
 def moved(numbers: Sequence[float] | Sequence[int], beside: torch.Tensor) -> torch.Tensor:
     """These numbers as float64 or int64 on the device of that tensor, without waiting for it: a kernel that is given a number
     of Python may take it as float32."""

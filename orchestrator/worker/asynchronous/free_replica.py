@@ -21,7 +21,7 @@ from orchestrator.comm.collectives import Memory
 from orchestrator.errors import Inconsistent, NonFinite
 from orchestrator.numerics import exact
 from orchestrator.numerics.exact import wrap
-from orchestrator.numerics.fixed_point import FixedPoint, name_of, overflows
+from orchestrator.numerics.fixed_point import HOST, FixedPoint, Updating, name_of, overflows
 from orchestrator.optim.transforms import State
 from orchestrator.worker.asynchronous.rollback import Rollback
 from orchestrator.worker.asynchronous.shard_updates import Reading, ShardUpdates
@@ -41,7 +41,9 @@ class FreeReplica:
         states: ShardStates,  # what the hosted shards keep
         memory: Memory,  # in which the sum of a sync barrier is added up
         services: ProcessServices,  # of the member's process
+        updating: Updating = HOST,  # where that memory is
     ) -> None:
+        self._updating = updating
         self.replica = replica
         self.shards: tuple[int, ...] = ()  # those that are hosted
         self._updates = updates
@@ -49,8 +51,8 @@ class FreeReplica:
         self._memory = memory
         self._services = services
         self._statistics = Statistics(replica)
-        size = replica.layout.size
-        self._x, self._base = torch.zeros(size, dtype=torch.int64), torch.zeros(size, dtype=torch.int64)
+        size, staging = replica.layout.size, replica.staging
+        self._x, self._base = staging.integers(size), staging.integers(size)
         self._last_barrier = Rollback(replica)
         self._fixed = FixedPoint(())
         self._ledger = 0
@@ -77,13 +79,13 @@ class FreeReplica:
 
     def apply_own(self, update: torch.Tensor, *unsent: torch.Tensor) -> int:
         """Add an update of a hosted shard, also to what is unsent; returns its fingerprint."""
-        printed = exact.absorb(update, self._x, self._memory.contribution, *unsent)
+        printed = self._updating.absorb(update, self._x, self._memory.contribution, *unsent)
         self._ledger = wrap(self._ledger + printed)
         return printed
 
     def apply_other(self, delta: torch.Tensor, printed: int, at: slice = slice(None)) -> None:
         """Add what another worker has sent; `printed` with its first slice, and 0 with the others."""
-        self._x[at] += delta
+        self._x[at] += self.replica.staging.from_peer(delta)
         self._ledger = wrap(self._ledger + printed)
 
     @property

@@ -24,6 +24,7 @@ import torch
 
 from orchestrator.comm.collectives import ASYNC_PHASE, BARRIER, Exchange, Memory
 from orchestrator.comm.synchronization import graphs
+from orchestrator.comm.topologies.schedule import Send
 from orchestrator.errors import OrchestratorError
 from orchestrator.numerics import exact
 from orchestrator.numerics.fixed_point import FixedPoint, exponent_for, largest
@@ -120,9 +121,10 @@ class ShardModels:
         first = replica.layout.slots[: len(replica.parameters)]
         self._exponents: list[int] = known or [exponent_for(largest(slot, start)) for slot in first]
         self._fixed = FixedPoint.of(replica.layout, self._exponents)
-        initial = torch.zeros(replica.layout.size, dtype=torch.int64)
+        initial = replica.staging.integers(replica.layout.size)
         self._fixed.integers(start, initial)
-        self.models = {s: row[_MODEL].clone() if row else initial.clone() for s, row in rows.items()}
+        there = replica.staging.from_peer
+        self.models = {s: (there(row[_MODEL]) if row else initial).clone() for s, row in rows.items()}
         buffers = {s: self._buffers_in(row) if row else replica.buffers() for s, row in rows.items()}
         self._updates.begin(self._fixed, rows, buffers)
 
@@ -135,6 +137,10 @@ class ShardModels:
         self._services.heartbeat.beat("compute", reading.clock, shard)
         loss, update = self._updates.compute(shard, self.models[shard], reading)
         return loss, update.clone()
+
+    def from_peer(self, model: torch.Tensor) -> torch.Tensor:
+        """A model that came from another worker, where the hosted ones are."""
+        return self._replica.staging.from_peer(model)
 
     def report(self, requests: Requests, clocks: Mapping[int, int]) -> BarrierReport:
         buffers = self._updates.buffers()
@@ -172,7 +178,7 @@ class ShardModels:
 
     def _row(self, shard: int) -> State:
         kept = dict(self._updates.optimizers.row(shard))
-        kept[_MODEL] = self.models[shard].clone()
+        kept[_MODEL] = in_host_memory(self.models[shard])
         kept[_EXPONENTS] = torch.tensor(self._exponents, dtype=torch.int64)
         kept.update({f"{_BUFFER}{i}": in_host_memory(b) for i, b in enumerate(self._updates.buffers_of(shard))})
         return kept
@@ -182,7 +188,7 @@ class ShardModels:
         return [row[f"{_BUFFER}{i}"].clone() for i in range(count)]
 
     def _distance(self, model: torch.Tensor, mean: torch.Tensor) -> float:
-        apart = torch.zeros(model.numel(), dtype=torch.float32)
+        apart = self._replica.staging.flat(model.numel())
         self._fixed.values(model - mean, apart)
         return float(apart.double().square_().sum())
 
@@ -212,6 +218,7 @@ class Gossip:
         self._requests = requests
         self._records = records
         self._ways = exchange.ways(terms.hosted, mixing.needed(terms.hosted))
+        self._sent = {action.chunk for action in self._ways if isinstance(action, Send)}
 
     def advance(self, state: RunState) -> StepOutcome:
         """Raises PipelineRaised, NonFinite, Withdrawn, and what the transport raises."""
@@ -262,9 +269,14 @@ class Gossip:
     def _mix(self, step: int, updates: Mapping[int, torch.Tensor]) -> dict[int, int]:
         """The hosted models after the step; returns their fingerprints."""
         models = self._models.models
-        own = {shard: models[shard].view(torch.uint8) for shard in updates}
+        own = {shard: models[shard].cpu().view(torch.uint8) for shard in updates if shard in self._sent}
         came = self._exchange.spread(step, 2, ASYNC_PHASE, own, self._ways)
-        before = {shard: payload.view(torch.int64) for shard, payload in came.items()}
+        before = {
+            shard: self._models.from_peer(payload.view(torch.int64))
+            for shard, payload in came.items()
+            if shard not in own
+        }
+        before.update((shard, models[shard]) for shard in updates)
         for shard, update in updates.items():
             models[shard] = before[shard] + self._mixing.mixed(shard, before) + update
         return {shard: exact.fingerprint_of_integers(models[shard]) for shard in updates}

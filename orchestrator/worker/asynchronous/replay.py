@@ -171,7 +171,7 @@ class _Repeated:
         loss, update = self._replica.compute(shard, reading, self._readers[shard])
         printed = self._replica.apply_own(update)
         self.updates_made.append(CompletedUpdate(Update(shard, ()), loss, printed))
-        return torch.cat([torch.tensor([shard, clock, printed], dtype=torch.int64), update])
+        return torch.cat([torch.tensor([shard, clock, printed], dtype=torch.int64), update.cpu()])
 
     def _exchange_wave(self, wave: int, own: torch.Tensor) -> None:
         size = self._replica.size + 3
@@ -182,7 +182,7 @@ class _Repeated:
                 raise self.fault[1] if self.fault else Withdrawn(f"shard {shard} failed")
             for start in range(0, numbers.numel(), size):
                 shard, clock, printed = numbers[start : start + 3].tolist()
-                update = numbers[start + 3 : start + size]
+                update = self._replica.replica.staging.from_peer(numbers[start + 3 : start + size])
                 self._kept[shard, clock] = update
                 if shard not in self._readers:
                     self._replica.apply_other(update, printed)

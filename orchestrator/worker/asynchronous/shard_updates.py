@@ -21,7 +21,7 @@ from typing import NamedTuple
 import torch
 
 from orchestrator.errors import NonFinite
-from orchestrator.numerics.fixed_point import FixedPoint, name_of
+from orchestrator.numerics.fixed_point import HOST, FixedPoint, Updating, name_of
 from orchestrator.optim.transforms import State
 from orchestrator.worker.asynchronous.shard_optimizers import ShardOptimizers
 from orchestrator.worker.model.pipeline_adapter import NON_FINITE_REMEDY, PipelineAdapter
@@ -51,7 +51,9 @@ class ShardUpdates:
         updater: Updater,  # applies a gradient to it
         shards: int,  # how many add up to one model
         threshold: float,  # of the significance filter; 0: none
+        updating: Updating = HOST,  # where updates are added
     ) -> None:
+        self._updating = updating
         self._workload = workload
         self._replica = replica
         self._updater = updater
@@ -63,8 +65,8 @@ class ShardUpdates:
         self._after = staging.reading(replica.flat)
         self._gradient = torch.zeros_like(replica.flat)
         self._views = [slot.view(self._gradient) for slot in replica.layout.slots[: len(replica.parameters)]]
-        self._read = torch.zeros(size if threshold else 0, dtype=torch.int64)
-        self._update = torch.zeros(size, dtype=torch.int64)
+        self._read = staging.integers(size if threshold else 0)
+        self._update = staging.integers(size)
         self._buffers: dict[int, list[torch.Tensor]] = {}
         self._residuals: dict[int, torch.Tensor] = {}
         self._fixed = FixedPoint(())
@@ -89,8 +91,8 @@ class ShardUpdates:
         self._replica.set_buffers(self._buffers[shard])
         self._replica.begin_step()
         self._replica.begin_shard()
-        computed = self._workload.loss(reading.clock, shard)
-        self._replica.check_shard()
+        computed = self._workload.recorded_loss(reading.clock, shard)
+        self._replica.check_shard(buffers=not self._workload.replayed)
         self._replica.check_step()
         if computed is None:
             return None, self._filtered(shard, reading.clock, x, self._update.zero_())
@@ -98,7 +100,7 @@ class ShardUpdates:
         self._replica.check_frozen()
         self._buffers[shard] = self._replica.buffers()
         after = self._after()
-        if not self._fixed.updates(after, self._before, self._shards, self._update):
+        if not self._fixed.updates(after, self._before, self._shards, self._update, self._updating):
             self._refuse(shard, reading.clock, after)
         return computed[0], self._filtered(shard, reading.clock, x, self._update)
 

@@ -49,7 +49,7 @@ class DeltaMemory:
         self.window = window_of(layout.size)
         self._own = regions.allocate(self.window * layout.size if sends else 0, torch.int64)
         self._relayed = torch.empty(0, dtype=torch.int64)
-        self.pending = torch.zeros(layout.size if sends else 0, dtype=torch.int64)
+        self.pending = torch.zeros_like(self._own[: layout.size])
         self._regions = regions
 
     def suit(self, routes: Routes, member: int) -> None:
