@@ -10,6 +10,7 @@ import shlex
 import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -219,7 +220,12 @@ def test_what_ray_says_of_a_start_that_failed_is_passed_on(place: Path) -> None:
 
 @pytest.mark.slow
 def test_a_node_that_is_killed_takes_its_ray_along_and_the_next_one_removes_its_folder(place: Path) -> None:
-    first = node(place, RAY.format(place=place))
+    with tempfile.TemporaryDirectory(prefix="t-", dir="/tmp") as own:  # in /tmp other tests' starts would remove it
+        _is_killed_and_followed(place, own)
+
+
+def _is_killed_and_followed(place: Path, temporary: str) -> None:
+    first = node(place, RAY.format(place=place), TMPDIR=temporary)
     told(first)
     await_file(place / "folder")
     ray, folder = int((place / "pid").read_text()), Path((place / "folder").read_text().strip())
@@ -227,7 +233,8 @@ def test_a_node_that_is_killed_takes_its_ray_along_and_the_next_one_removes_its_
     first.communicate()
     wait_for_end(ray)
     assert folder.exists()
-    second = node(place, "exit 3")
+    assert folder.is_relative_to(temporary)
+    second = node(place, "exit 3", TMPDIR=temporary)
     assert "error" in told(second)
     assert not folder.exists()
     assert ended(second) == 1

@@ -1083,8 +1083,6 @@ UNFIT_FOR_STAGES = {
     "set contribution=gradient, or cluster.stages=1",
     "reduction=fast": "reduction: with cluster.stages a stage's gradient is added up exactly, so fast is not on offer; set "
     "reduction=exact, or cluster.stages=1",
-    "cluster.gpus_per_worker=1": "cluster.gpus_per_worker: with cluster.stages stages are computed on CPUs, so 1 is not on "
-    "offer; set cluster.gpus_per_worker=0, or cluster.stages=1",
     "run.compile=true": "run.compile: with cluster.stages a worker computes a part of the model, which is not found in "
     "compiled code, so true is not on offer; set run.compile=false, or cluster.stages=1",
     "optimizer=a:B": "optimizer: with cluster.stages an optimizer of your own may look at all parameters, so a:B is not on "
@@ -1099,12 +1097,9 @@ def test_what_does_not_go_with_stages_is_refused_with_the_remedy(override: str, 
     assert given_on_command_line(override.replace("17", "7"), "cluster.stages=1").cluster.stages == 1
 
 
-def test_stages_are_computed_on_cpus() -> None:
-    found = problems(*STAGED, "run.device=cuda", "cluster.gpus_per_worker=1")
-    assert [problem.removeprefix("command line: ").partition(":")[0] for problem in found] == [
-        "run.device",
-        "cluster.gpus_per_worker",
-    ]
+def test_stages_are_computed_on_gpus_too() -> None:
+    plan = resolve(given_on_command_line(*STAGED, "run.device=cuda", "cluster.gpus_per_worker=1"))
+    assert (plan.run.compute.device, plan.cluster.members.stages) == ("cuda", 2)
 
 
 def test_a_stage_needs_a_worker() -> None:
