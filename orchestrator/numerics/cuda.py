@@ -120,8 +120,8 @@ def uuid() -> str:
 
 
 def memory() -> dict[str, int]:
-    """Of this process on its GPU, in bytes: the most that tensors took at once, what torch's allocator holds, the largest block
-    of that which is free, and what private pools of graphs have of it."""
+    """Bytes that this process has of its GPU. peak: that tensors took at once; reserved: by torch's allocator; largest_free:
+    block of those; graphs: of those in private pools."""
     now = gpu_memory.taken()
     return {"peak": now.peak, "reserved": now.reserved, "largest_free": now.largest_free, "graphs": now.pools}
 

@@ -1,7 +1,7 @@
 """What follows from the failure of a GPU under a worker: that worker is lost, its work goes on elsewhere, or the run ends.
 
-What a kernel does wrong with the same micro-batch at two workers is done by the pipeline; its error is what a launch on a
-processor would have ended with. A card that fails twice is left out, by its UUID, for the rest of the run.
+The pipeline is at fault where kernels fail with the same micro-batch at two workers. A launch on a processor would have ended
+with its error. A card that fails twice is left out, by its UUID, for the rest of the run.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""The first micro-batch on the device of a run, stage by stage, of which one at a time is there: by that a worker shows what
-its device computes (rule B4), though the whole model may be larger than that.
+"""The first micro-batch on the device of a run, stage by stage: one stage at a time is there. A worker shows so what its
+device computes (rule B4), though the whole model may be larger than that.
 
 Activations go through all stages first. Then each stage is computed once more, just before its backward pass. In between all
 is in host memory.
