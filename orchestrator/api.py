@@ -36,10 +36,9 @@ def launch(
     """Launch a run from Python and wait for its end; the same as `python -m orchestrator conf=... key=value ...`.
 
     conf: a name in conf/, a path, or a mapping with the keys of such a file, in which the pipeline's target may be the class
-    itself. on_event: called in this thread with each event of the journal as it happens, and with
-    {"event": "step", "step": 41, "loss": 0.5} for each step; what it raises ends only the calls. The override "trust=true"
-    lets it begin with what somebody else has made. The project is the working directory. Raises OrchestratorError when the run
-    is refused or fails.
+    itself. on_event: called in this thread with each event of the journal as it happens, and with {"event": "step", "step":
+    41, "loss": 0.5} for each step. An exception of it ends only the calls. The override "trust=true" lets it begin with what
+    somebody else has made. The project is the working directory. Raises OrchestratorError when the run is refused or fails.
     """
     from orchestrator.cluster.sessions.environment import prepare_environment
     from orchestrator.config.settings import load, origins
@@ -69,8 +68,9 @@ def look(
     """A parameter of a running model, exactly as the parameter servers of that run hold it, with its clock. The run goes on.
 
     run_id: or the beginning of it, or "last"; it runs with topology=parameter_server and sync=ssp, asp or bap. parameter: its
-    name, None to see which there are; first, count: of its elements, in the order of memory. uri: of the MLflow store, None for
-    the project's. The project is the working directory of the run. Raises OrchestratorError where there is nothing to see.
+    name, None to see which there are. first, count: a range of its elements, in the order of memory. uri: of the MLflow
+    store, None for the project's. The project is the working directory of the run. Raises OrchestratorError where there is
+    nothing to see.
     """
     from orchestrator.experiments import look as story
 
@@ -91,7 +91,7 @@ def load_ensemble(folder: str | Path, *, combine: str | None = None) -> Ensemble
 
 
 def staleness(run_id: str, *, uri: str | None = None) -> list[Staleness]:
-    """How stale the updates of an asynchronous run were: one entry for each of its rests. Of a run in lockstep there is none.
+    """How stale the updates of an asynchronous run were: one entry for each of its rests. A run in lockstep has none.
 
     run_id: or the beginning of it, or "last"; uri: of the MLflow store, None for the project's. The project is the working
     directory. Raises OrchestratorError where there is no such run, or its record is damaged.

@@ -53,7 +53,7 @@ class Coded(str):
 
 
 def coded(code: str, sentence: str) -> Coded:
-    """A problem of a ConfigurationError. Where another sentence is made of it, `code_of` passes its code on."""
+    """A problem of a ConfigurationError. If another sentence is made of it, `code_of` passes its code on."""
     found = Coded(sentence)
     found.code = code
     return found
@@ -84,7 +84,7 @@ class OrchestratorError(Exception):
 
     @property
     def code(self) -> str:
-        """Of its first problem, where it has several."""
+        """The code of its first problem, if it has several."""
         return self.codes[0]
 
     def as_dict(self) -> dict[str, Any]:
@@ -92,7 +92,7 @@ class OrchestratorError(Exception):
         return {**fields, "recurs": "true"} if self.recurs else fields
 
     def told(self) -> dict[str, Any]:
-        """What a user is told, as JSON says it."""
+        """The error as JSON tells it to a user."""
         told: dict[str, Any] = {"kind": self.kind, "code": self.code, "message": self.message, "remedy": self.remedy}
         return {**told, "codes": [*self.codes]} if len(self.codes) > 1 else told
 
@@ -218,8 +218,8 @@ OF_DESCRIPTORS = "let processes have more open files (ulimit -n), or use fewer w
 
 
 def unusable(place: str, error: Exception, said: str) -> OrchestratorError:
-    """Of a place that the settings name, `KEY: PLACE`, which could not be opened; they are not to blame where no descriptor was
-    left. said: the error in words."""
+    """The error for a place that the settings name, `KEY: PLACE`, and that could not be opened; the settings are not to blame
+    if no descriptor was left. said: the error in words."""
     if is_out_of_descriptors(error):
         return RunFailed(f"{place} cannot be used: {said}", OF_DESCRIPTORS, code="run.no-descriptors")
     return ConfigurationError([f"{place} cannot be used: {said}"], code="settings.place")

@@ -10,7 +10,7 @@ from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 
-# The old name of a module or package -> the new one. What lies in a package is found below its new name.
+# The old name of a module or package -> the new one. The modules of a package are found below its new name.
 MOVED = {
     "orchestrator.combinations": "orchestrator.worker.ensemble.combinations",
     "orchestrator.engine.ensemble": "orchestrator.worker.ensemble",

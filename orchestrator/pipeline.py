@@ -1,4 +1,4 @@
-"""What a user writes: a class that makes the model and the datasets and says what the loss is.
+"""The class that a user writes: it makes the model and the datasets, and computes the loss.
 
     from orchestrator import Pipeline
 
@@ -79,7 +79,8 @@ class Pipeline:
         raise NotImplementedError
 
     def loss(self, model: torch.nn.Module, batch: Any) -> Any:
-        """A scalar tensor: the mean over the batch. Where rows are the wrong weight (masked tokens): (mean, weight).
+        """A scalar tensor: the mean over the batch. If the number of rows is the wrong weight (masked tokens): (mean,
+        weight).
 
         Written with one more parameter, `step`, it is told how many updates the model has had (annealing, curricula)."""
         raise NotImplementedError
@@ -90,13 +91,14 @@ class Pipeline:
         return {}
 
     def predict(self, model: torch.nn.Module, inputs: Any) -> Any:
-        """What the trained model answers when MLflow serves it: a tensor, or containers of them. The model is in evaluation
-        mode. inputs: a tensor, or a mapping of tensors, which is passed as keywords where the model's `forward` takes these."""
+        """The trained model's answer when MLflow serves it: a tensor, or containers of tensors. The model is in evaluation
+        mode. inputs: a tensor, or a mapping of tensors, which is passed as keywords where the model's `forward` takes
+        these."""
         return model(**inputs) if isinstance(inputs, Mapping) and _takes(model, inputs) else model(inputs)
 
     def example(self, batch: Any) -> Any:
-        """What of a batch `predict` would be given: a mapping without `label` and `labels`, of a tuple its first part.
-        After training it is tried with a dozen samples whether rows can be answered apart (docs/models.md)."""
+        """The part of a batch that `predict` would be given: a mapping without `label` and `labels`, or the first part of a
+        tuple. After training it is tried with a dozen samples whether rows can be answered apart (docs/models.md)."""
         if isinstance(batch, Mapping) and any(name in batch for name in _LABELS):
             return {key: part for key, part in batch.items() if key not in _LABELS}
         return batch[0] if isinstance(batch, (tuple, list)) and len(batch) else batch
@@ -108,9 +110,9 @@ class Pipeline:
         return default_collate(list(items))
 
     def labels(self, train: Dataset[Any], by: str) -> Any:
-        """The labels of the training samples, in their order, for `data.partition` and `data.sampling`: one whole number, text,
-        true or false each, as a tensor, a list or an array; None where there are none of the name `by`, which is "label" unless
-        the settings give another. By default the `targets` of the data set."""
+        """The labels of the training samples, in their order, for `data.partition` and `data.sampling`. Each is one whole
+        number, text, true or false; together they are a tensor, a list or an array. None if there are none of the name `by`,
+        which is "label" unless the settings give another. By default the `targets` of the data set."""
         return getattr(train, "targets", None) if by == "label" else None
 
     def weights(self, train: Dataset[Any]) -> Any:  # noqa: ARG002
@@ -241,7 +243,8 @@ def naming(what: str, of_one_row: Callable[[], str | None] = lambda: None) -> It
 
 
 def _refused(what: str, error: BaseException, operation: nondeterministic.Operation) -> PipelineRaised:
-    """Of an operation whose bits could not be repeated. Its line is among the frames, or, in a backward pass, a note."""
+    """The error for an operation whose bits could not be repeated. Its line is among the frames, or, in a backward pass, a
+    note."""
     raised = PipelineRaised(
         f"{what} uses an operation whose bits could not be repeated on this device, as it has no deterministic kernel: "
         f"{operation.name}{_frames(error)}{''.join(getattr(error, '__notes__', ()))}",
@@ -254,7 +257,7 @@ def _refused(what: str, error: BaseException, operation: nondeterministic.Operat
 
 
 def _advice(error: BaseException) -> str | None:
-    """What to do about errors of torch that come from how a run computes rather than from a slip in the code."""
+    """Advice about errors of torch that come from how a run computes rather than from a slip in the code."""
     text = str(error)
     return next((advice for sign, advice in _ADVICE.items() if sign in text), None)
 

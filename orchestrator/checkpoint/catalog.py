@@ -3,11 +3,11 @@
 The order of writes is the whole trick: blobs, then the manifest; to delete: the manifest, then blobs. So a crash between any
 two leaves files that nothing refers to, never a manifest that refers to nothing (`tests/checkpoint/test_crashes.py`).
 
-A blob that no manifest refers to may be part of a checkpoint that is being written this moment, or whose news the driver has
-not heard yet: a driver that is behind commits several checkpoints at once, while newer ones lie there already. So it is
+A blob that no manifest refers to may be part of a checkpoint that is being written this moment, or of one the driver has not
+heard of yet. A driver that is behind commits several checkpoints at once, while newer ones lie there already. So it is
 deleted only if it was there at an earlier pruning, too, long enough ago for any news to have come.
 
-What this does not do: run twice at a time on one folder (rule D7); the lease on a run sees to that.
+It never runs twice at a time on one folder (rule D7): the lease on a run sees to that.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class Catalog:
         self._pinned.update(names)
 
     def unpin(self, names: Iterable[str]) -> None:
-        """Of a checkpoint that was given up. (A commit unpins its own.)"""
+        """Let go of the blobs of a checkpoint that was given up. (A commit unpins its own.)"""
         self._pinned.difference_update(names)
 
     def commit(self, step: int, parts: Sequence[Mapping[str, Any]]) -> Saved:
@@ -110,7 +110,7 @@ class Catalog:
         return NewestGood(None, reasons)
 
     def _prune(self, just_saved: Manifest) -> None:
-        """Of the best ones those stay that were so when the newest was saved."""
+        """The best ones that stay are those that were the best when the newest was saved."""
         sizes = self._storage.sizes()
         manifests = {step: self._readable(step) for step in steps_among(sizes)}
         good = [step for step, manifest in manifests.items() if manifest and self._is_good(manifest, sizes)]

@@ -99,7 +99,7 @@ class Manifest:
     @property
     @readable("the state in the manifest")
     def state_digest(self) -> str:
-        """Of what training goes on with, whoever wrote it: equal states have equal digests, whatever the layout."""
+        """A digest of what training goes on with, whoever wrote it: equal states have equal digests, whatever the layout."""
         tensors = {name: vars(entry) for blob in self.blobs for name, entry in blob.tensors.items()}
         values = {key: _unordered(value) for key, value in self.values.items() if key != "run_state"}
         run_state = [pair for pair in self.values["run_state"]["dict"] if pair[0] not in _OF_THE_EXECUTION]

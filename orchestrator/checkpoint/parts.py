@@ -1,12 +1,12 @@
 """A state divided among writers, and one part as a file: divide, copy, write, read.
 
-The copy is laid out as the body of the file that is to be written, so that nothing is serialised afterwards and no second copy
-is made; and its memory is used again for the next checkpoint, because the first touch of fresh memory costs several times the
-copy.
+The copy is laid out as the body of the file that is to be written, so that nothing is serialised afterwards and no second
+copy is made. Its memory is used again for the next checkpoint, because the first touch of fresh memory costs several times
+the copy.
 
 The file is in the safetensors format: 8 bytes of length, a JSON header, the values. Its header carries the SHA-256 of every
-tensor, and the file is named by the SHA-256 of the header, so the name stands for every bit and yet each bit is hashed only
-once: where all cores compute, hashing is most of what a checkpoint costs. A dtype that the format does not have travels as
+tensor, and the file is named by the SHA-256 of the header. So the name stands for every bit, and yet each bit is hashed only
+once: if all cores compute, hashing is most of what a checkpoint costs. A dtype that the format does not have travels as
 bytes; the manifest knows what it is.
 """
 

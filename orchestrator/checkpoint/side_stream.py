@@ -18,17 +18,17 @@ import torch
 
 
 class Copies(Protocol):
-    """That are under way."""
+    """Copies that are under way."""
 
     def hold_back(self) -> None:
-        """What the calling thread launches from now on begins when they have ended."""
+        """Work that the calling thread launches from now on begins when they have ended."""
 
     def wait(self) -> None:
         """Until they have ended. Raises RuntimeError where the card has failed."""
 
 
 class SideStream(Protocol):
-    """Where copies run beside the computation. `copy` and `hold_back` belong to the thread that computes."""
+    """A stream on which copies run beside the computation. `copy` and `hold_back` belong to the thread that computes."""
 
     def holds(self, tensor: torch.Tensor) -> bool:
         """Whether a tensor lies where this copies from."""

@@ -1,4 +1,4 @@
-"""What a checkpoint or a state transfer carries: JSON values and named tensors; and any tree of Python values as these two.
+"""The content of a checkpoint or a state transfer, JSON values and named tensors; and any tree of Python values as these two.
 
     None, bool, int, str   themselves
     float                  {"float": "0x1.8p+0"}: JSON has no infinities, and a reader must not round
@@ -35,9 +35,9 @@ _OF_NUMPY = frozenset(numpy.dtype(code).type for code in "?bhilqBHILQefd")
 
 @dataclass(frozen=True)
 class TrainingState:
-    """values: JSON-able, keys are strings; tensors: any shapes and strides, possibly views of what is in use. steady: the names
-    of those that stay as they are until the next update, so that they can be copied while a step is computed. own: the names
-    of those that no other member has; all others are the same at every worker."""
+    """values: JSON-able, keys are strings. tensors: any shapes and strides, possibly views of tensors in use. steady: the
+    names of tensors that stay as they are until the next update, so that they can be copied while a step is computed. own:
+    the names of tensors that no other member has; all others are the same at every worker."""
 
     values: dict[str, Any]
     tensors: dict[str, torch.Tensor]

@@ -1,8 +1,8 @@
-"""Where checkpoints lie: one flat folder of files that appear whole or not at all. A local folder, or any fsspec URL.
+"""The place of checkpoints: one flat folder of files that appear whole or not at all. A local folder, or any fsspec URL.
 
-Every verb raises OSError and nothing else when the place fails; a name that is not there is FileNotFoundError. What this does
-not do: know what the files mean, retry, or make a place atomic that is not (on SFTP and the like a torn file can stand under
-its final name; digests expose it).
+Every verb raises OSError and nothing else when the place fails; a name that is not there is FileNotFoundError. It does not
+know what the files mean, does not retry, and does not make a place atomic that is not: on SFTP and the like a torn file can
+stand under its final name, and digests expose it.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from orchestrator.errors import ConfigurationError, unusable
 
 Buffer = bytes | memoryview
 _TEMPORARY = ".writing-"
-# One call of write. From 1 MiB on ext4 asks for pages in large blocks, for which the kernel has to make room where memory is in
-# use: 300 MB then take up to 0.7 s of processor time, which training lacks, in place of 0.08 s.
+# One call of write. From 1 MiB on ext4 asks for pages in large blocks, for which the kernel has to make room if memory is in
+# use. Then 300 MB take up to 0.7 s of processor time, which training lacks, in place of 0.08 s.
 _WRITE_BYTES = 256 << 10
 
 

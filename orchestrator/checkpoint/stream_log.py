@@ -1,9 +1,9 @@
-"""What live streams have given, so that a run which has learned from a queue or an API can be repeated.
+"""A log of what live streams have given, so that a run which has learned from a queue or an API can be repeated.
 
 A worker writes the samples of its shards beside the checkpoints after the vote of a step, and before anything is sent without
 which nobody can commit it. So whatever is learned from lies there, though its worker was killed a moment later. A file is
-named by its step, its generation and the SHA-256 of its content. Whoever hosts a shard next, also after all have gone back to
-a checkpoint, takes from there what had been taken already. Where two generations have written a step, the later one counts. At
+named by its step, its generation and the SHA-256 of its content. The next host of a shard takes from there what had been
+taken already, also after all have gone back to a checkpoint. If two generations have written a step, the later one counts. At
 the end of the run the driver makes one file of all:
 
     {"step": 3, "shard": 0, "samples": [...], "sha256": "..."}     a line for each step and shard, in that order
@@ -33,7 +33,8 @@ _SUFFIX = ".json"
 
 
 class StreamedSamples(NamedTuple):
-    """What a stream gave from its `first` sample on, each as `state.to_text` writes it; row: where it was then, likewise."""
+    """The samples that a stream gave from its `first` on, each as `state.to_text` writes it. row: where the stream was then,
+    likewise."""
 
     first: int
     samples: list[str]
@@ -105,7 +106,7 @@ def collect(storage: str, target: Path, steps: int) -> bool:
 
 
 class Logged(Stream):
-    """What live streams gave in another run, in the same order. Raises DataDamaged."""
+    """The samples that live streams gave in another run, in the same order. Raises DataDamaged."""
 
     def __init__(self, file: str) -> None:
         self._file = Path(file)
@@ -148,7 +149,7 @@ class Logged(Stream):
 
 
 def digest(file: Path) -> str:
-    """Of the file of all."""
+    """The digest of the file of all."""
     hashed = hashlib.sha256()
     with file.open("rb") as stream:
         while piece := stream.read(1 << 20):

@@ -69,7 +69,7 @@ class Weights:
         return bytes(piece)
 
     def _content(self, number: int) -> memoryview:
-        """Of the header, which is 0, or of a tensor. The one that was asked for last is kept."""
+        """The bytes of the header, which is number 0, or of a tensor. The one that was asked for last is kept."""
         if number == 0:
             return memoryview(self._head)
         if self._last is None or self._last[0] != number:

@@ -7,8 +7,8 @@ version tells. The compute thread asks for that, when nothing of the user's runs
 after the change, and a copy could end in between. Versions do not tell of writes through `.data`, numpy or a fused optimizer's
 kernels, here as in rule A8: against our own optimizer only the waiting helps.
 
-What is on a GPU is copied by the card, on a stream of its own (`side_stream`): whoever is about to change it has the card wait,
-and goes on. Only the thread that writes waits for the copy itself. Memory for it is page-locked beside the second step
+A tensor on a GPU is copied by the card, on a stream of its own (`side_stream`). Code that is about to change it has the card
+wait, and goes on. Only the thread that writes waits for the copy itself. Memory for it is page-locked beside the second step
 (`reserve`), when the optimizer's state is there.
 
 Nothing here raises into training: whatever goes wrong is a `part_failed` event, and training goes on (a full disk is the
@@ -61,8 +61,8 @@ class PartWriter:
     def begin(
         self, state: TrainingState, *, step: int, generation: int, part: int, parts: int, since: float | None = None
     ) -> None:
-        """Copy this member's part of `state` and write it, both in the background. What is steady in it may not change before
-        `copied` has returned True, the rest may as soon as this returns. since: when training stopped for this, as
+        """Copy this member's part of `state` and write it, both in the background. Its steady tensors may not change before
+        `copied` has returned True; the rest may as soon as this returns. since: when training stopped for this, as
         `time.monotonic()` says it; None: now.
 
         Ends in exactly one event: `part_written` with the blob (from part 0 with the values too), or `part_failed`. `stall_s`
@@ -89,8 +89,8 @@ class PartWriter:
             self.copied()
 
     def reserve(self, state: TrainingState, *, part: int, parts: int) -> None:
-        """Page-lock memory for such a part of a state that is on a GPU, in the background: for gigabytes that takes a good part
-        of a second, which no step is to wait for. Where it fails, the checkpoint tries again and tells."""
+        """Page-lock memory for such a part of a state that is on a GPU, in the background: for gigabytes that takes a good
+        part of a second, which no step is to wait for. If it fails, the checkpoint tries again and tells."""
         share = share_of(state.tensors, part, parts, state.own)
         if self.busy or self._copying.busy or not any(map(self._side.holds, share.values())):
             return
@@ -102,7 +102,7 @@ class PartWriter:
             self._copier.reserve(size_bytes, self._host_memory)
 
     def _copy_of(self, share: dict[str, torch.Tensor], steady: Set[str], about: dict[str, Any]) -> _Copy:
-        """What is not steady is copied when this returns; what is steady and on a GPU is under way."""
+        """Tensors that are not steady are copied when this returns; steady ones on a GPU are under way."""
         later = {name: tensor for name, tensor in share.items() if name in steady}
         there = {name: tensor for name, tensor in later.items() if self._side.holds(tensor)}
         part = self._copier.copy(share, later.keys(), self._host_memory if there else host_memory)

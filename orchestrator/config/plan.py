@@ -1,4 +1,4 @@
-"""What a run consists of, decided once: settings are resolved into a plan, and everything below the driver reads the plan.
+"""The plan of a run: settings are resolved into it once, and everything below the driver reads it.
 
     plan = resolve(settings)         # defaults of variants filled in, `auto` values decided, options built and checked
     plan.exchange.exact              # True
@@ -6,7 +6,7 @@
 Engine, cluster, control and checkpoints know no key of the configuration; a rule that derives one value from several keys
 stands in `resolve.py` and nowhere else.
 
-What it does not do: anything that needs torch, Ray or the user's code.
+It needs neither torch nor Ray nor the user's code.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ __all__ = [
 
 @dataclass(frozen=True)
 class Source:
-    """Where the user's pipeline comes from, and the arguments to build it with."""
+    """The source of the user's pipeline, and the arguments to build it with."""
 
     target: str
     args: Mapping[str, Any]
@@ -100,7 +100,7 @@ class Segments:
     ranges: tuple[tuple[int, int], ...]
 
     def due(self, steps: int) -> int | None:
-        """Who has done so many steps goes on after so many others; None: it is within a segment, or all are done."""
+        """The step to jump to after `steps` steps, or None inside a segment or after the last one."""
         first = next((first for first, end in self.ranges if steps < end), steps)
         return first if first >= steps and not self.over(steps) else None
 
@@ -115,7 +115,7 @@ class Segments:
 
 @dataclass(frozen=True)
 class Run:
-    """What is trained, from where, and for how long."""
+    """The length of training, its seed, its arithmetic, and the state that it begins from."""
 
     pipeline: Source  # the user's pipeline
     compute: Compute  # how each member computes
@@ -147,7 +147,7 @@ class Local:
 
 @dataclass(frozen=True)
 class Update:
-    """What happens to a gradient."""
+    """How a gradient changes the parameters."""
 
     optimizer: Variant | None  # None where the pipeline has its own
     clip: float | None  # the largest norm of a gradient; None for no bound
@@ -197,7 +197,7 @@ class Members:
 
 @dataclass(frozen=True)
 class Cluster:
-    """Where members run, and who computes which shards."""
+    """The place of members, and the shards that each computes."""
 
     address: str | None  # of a Ray to join; None for a private one
     members: Members  # how many
@@ -224,7 +224,7 @@ class Timeouts:
 
     @property
     def deadline_s(self) -> float:
-        """Of a wait for a peer. Only a safety net: the controller finds who hangs, within `step_s`."""
+        """The deadline of a wait for a peer. Only a safety net: the controller finds who hangs, within `step_s`."""
         return 2 * self.step_s + 10
 
 
@@ -252,8 +252,8 @@ class Checkpoints:
 @dataclass(frozen=True)
 class Cadence:
     """When something is looked at. evaluation: None at the end only. The next two are in steps, 0 for never: digests of all
-    parameters together, and of each tensor. timeline: whether what members do is kept, moment by moment. check_every: steps
-    between two in which workers check each other, 0 for never."""
+    parameters together, and of each tensor. timeline: whether members' activities are kept, moment by moment. check_every:
+    steps between two in which workers check each other, 0 for never."""
 
     evaluation: Every | None
     digest_every: int

@@ -4,7 +4,7 @@ In a step that is due every worker computes one micro-batch that another one com
 So whoever computes wrongly all the time is found by the first check, whatever was drawn: it takes part as the one who checks.
 The steps that are due are `every` apart, hence no stretch of so many is without one.
 
-Where two answers differ, all workers compute that micro-batch once more. An answer is a digest; the same computation gives the
+If two answers differ, all workers compute that micro-batch once more. An answer is a digest; the same computation gives the
 same one on every worker (rule B4).
 """
 
@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Verdict:
-    """What was found in a step, of which nothing is applied then.
+    """The finding of a check in a step; nothing of that step is applied.
 
     shard: the micro-batch whose answers differ; None: a worker's memory changed while the sum was under way. since: what was
     computed wrongly may be in the parameters from this step on. wrong: the ranks of those who computed wrongly, none where it
@@ -51,8 +51,8 @@ def judge(first: Mapping[int, int], again: Mapping[int, int]) -> tuple[int, ...]
     """The ranks that computed wrongly, none where it cannot be told. first: the answers that differ, by rank; again: those of
     all workers, when they computed the same once more.
 
-    Of three or more workers most are right, and fewer than half can be wrong; of two that one is wrong which contradicts itself
-    while the other does not.
+    Among three or more workers the majority is right, so fewer than half can be wrong. Among two, one is wrong if it
+    contradicts itself while the other does not.
     """
     if len(again) == 2 and len({*again.values()}) == 2:
         wrong = {rank for rank, answer in again.items() if first.get(rank, answer) != answer}

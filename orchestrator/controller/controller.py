@@ -1,4 +1,4 @@
-"""What a run does next: events in, commands and a reason out, the time as an argument (law 6). No I/O, Ray or torch.
+"""The next action of a run: events in, commands and a reason out, the time as an argument (law 6). No I/O, Ray or torch.
 
     preparing --enough are ready and alike--> running --all living workers finished alike--> ended
     running   --a member died or left-->      regrouping  (the others are called off, or leave by a vote)

@@ -238,7 +238,7 @@ class Begin:
 
 @dataclass(frozen=True)
 class BecomeSpare:
-    """This worker has no place now. Of a model in stages it lets go of the parameters by which it has proved itself."""
+    """This worker has no place now. In a run with stages it lets go of the parameters by which it has proved itself."""
 
     member: int
 

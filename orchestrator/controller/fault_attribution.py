@@ -1,12 +1,12 @@
-"""Who or what is at fault: which member is stuck, which pairs have lost contact, which micro-batch costs workers (rules
-C5 and D3). Pure.
+"""Attribution of faults: which member is stuck, which pairs have lost contact, which micro-batch costs workers (rules C5 and
+D3). Pure.
 
-A member that waits for others is never to blame; the stuck one is. Of a worker that died on the driver's machine it is
-certain what it was doing; of any other the last heartbeat is known, which may be older than its death. So a micro-batch is
-named in one of two ways: *seen*, when it is certain that the worker was computing it, or when that heartbeat tells so
-of the step in which the generation stood, or of a later one; or *inferred*, when the heartbeat tells nothing of that
-step: then every shard it hosted there is as likely. Losses while a worker waited, updated, evaluated, saved or took
-over a state count against no micro-batch.
+A member that waits for others is never to blame; the stuck one is. The last activity of a worker that died on the driver's
+machine is certain. For any other only the last heartbeat is known, which may be older than its death. So a micro-batch is
+named in one of two ways. It is *seen* if it is certain that the worker was computing it, or if that heartbeat says so for the
+step in which the generation stood, or for a later one. It is *inferred* if the heartbeat tells nothing of that step: then
+every shard it hosted there is as likely. Losses while a worker waited, updated, evaluated, saved or took over a state count
+against no micro-batch.
 
 A generation has one host for each shard, so several workers killed at once count once for each; with stages it has one for
 each shard of each stage, and a micro-batch is at fault within a stage. Repeated kills from
@@ -52,7 +52,7 @@ def stuck(state: ControllerState, now: float) -> list[tuple[LostMember, str]]:
 
 
 def where(heartbeat: Heartbeat) -> str:
-    """What the heartbeat says, in words, to follow a verb."""
+    """The heartbeat in words, to follow a verb."""
     step = "" if heartbeat.step is None else f" of step {heartbeat.step}"
     shard = "" if heartbeat.shard is None else f", shard {heartbeat.shard}"
     return f"in the {heartbeat.activity} phase{step}{shard}"
@@ -82,14 +82,14 @@ def silent(state: ControllerState, now: float) -> list[tuple[LostMember, str]]:
 
 
 def judge_link_failures(state: ControllerState) -> tuple[list[int], frozenset[Pair]]:
-    """Whom to put out of the run, and the pairs of the living that have now lost each other once.
+    """The members to put out of the run, and the pairs of the living that have now lost each other once.
 
-    The same pair twice: one has to go. Who alone has what its stage has learned stays, if the other has not; whoever is in most
-    such pairs goes first, and the younger when it is the same.
+    The same pair twice: one has to go. A member that alone has what its stage has learned stays, if the other has not. The
+    member in most such pairs goes first, and the younger one of two in as many.
 
-    Who leaves says farewell, but a farewell can be missed, and then a member accuses one that has only left. So an
-    accusation counts where nothing else explains why anybody left: then some broken connection was the first cause. Two
-    that accuse each other always count, for each was there until it lost the other.
+    A member that leaves says farewell, but a farewell can be missed, and then another accuses one that has only left. So an
+    accusation counts where nothing else explains why anybody left: then some broken connection was the first cause. Two that
+    accuse each other always count, for each was there until it lost the other.
     """
     accused_pairs = {(member.id, accused) for member, accused in accusations(state) if accused in state.members}
     if _has_another_cause(state):

@@ -1,8 +1,8 @@
 """Which worker is disturbed when, for a user who rehearses a run's losses (`chaos`). Pure: the n-th disturbance is a function
 of the seed and of n; whom it meets depends on who is there.
 
-No worker is killed that is the only one of its stage, for with it steps would be lost; and nobody is disturbed before all that
-the last disturbance led to is over, as the run is not to be ended by it.
+The only worker of a stage is never killed, for with it steps would be lost. Nobody is disturbed before all that the last
+disturbance led to is over, as the run is not to be ended by it.
 """
 
 from __future__ import annotations

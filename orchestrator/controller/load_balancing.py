@@ -1,10 +1,11 @@
-"""Who computes how many micro-batches, by how fast each has been seen to be. Pure functions; no bit depends on them.
+"""The number of micro-batches that each worker computes, by how fast it has been seen to be. Pure functions; no bit depends
+on them.
 
-Shards of a step are alike, so a worker's part of it ends after its number of shards times its seconds for one, and the largest
-of these ends is what a step waits for. Giving each shard to who ends first with it is longest processing time first for alike
-jobs, and finds the least possible end (Graham, "Bounds on Multiprocessing Timing Anomalies", 1969; on machines of different
-speeds: Horowitz and Sahni, "Exact and Approximate Algorithms for Scheduling Nonidentical Processors", 1976). Of the deals with
-that end the one is taken that moves the fewest shards.
+Shards of a step are alike, so a worker's part of it ends after its number of shards times its seconds for one, and the
+largest of these ends is what a step waits for. Each shard goes to the worker that ends first with it. For alike jobs that is
+longest processing time first, and finds the least possible end. Sources: Graham, "Bounds on Multiprocessing Timing
+Anomalies", 1969; for different speeds Horowitz and Sahni, "Exact and Approximate Algorithms for Scheduling Nonidentical
+Processors", 1976. Among the deals with that end, the one is taken that moves the fewest shards.
 
 Workers of one group share what any of them was assigned within a step, so a group is one machine as fast as all of them
 together.
@@ -33,8 +34,8 @@ class Host:
 
 @dataclass(frozen=True)
 class Pace:
-    """What is known of how fast a worker is. lately: its reports of seconds of a micro-batch; speed: as declared, in proportion
-    to others'."""
+    """The known speed of a worker. lately: its reports of seconds of a micro-batch; speed: as declared, in proportion to
+    others'."""
 
     lately: Sequence[float]
     speed: float
@@ -47,8 +48,8 @@ class Pace:
 
 
 def expected_seconds(paces: Sequence[Pace]) -> list[float] | None:
-    """What a micro-batch will take each of them: who has reported nothing is taken to be like those of its node, or like all,
-    apart from what is declared. None where nothing is known that tells them apart."""
+    """The seconds that a micro-batch will take each of them. A worker that has reported nothing is taken to be like those of
+    its node, or like all, apart from its declared speed. None where nothing is known that tells them apart."""
     known = [pace for pace in paces if pace.lately]
     if not known:
         return [1 / pace.speed for pace in paces] if len({pace.speed for pace in paces}) > 1 else None

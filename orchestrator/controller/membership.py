@@ -1,4 +1,4 @@
-"""Who belongs to a run: its members, the present generation, and how the next one is made of the living. Pure.
+"""Membership of a run: its members, the present generation, and how the next one is made of the living. Pure.
 
 A generation is made when every member of the one before has reported or is gone, so that no member of it can still use
 a memory region or commit a step (rule C2). A member that is farthest gives its state to all that are behind
@@ -26,7 +26,7 @@ Phase = Literal["preparing", "running", "regrouping", "paused", "saving", "ended
 
 @dataclass(frozen=True, kw_only=True)
 class Requirements:
-    """What a run requires."""
+    """The requirements of a run."""
 
     shards: int  # the slices into which each step is divided
     # how many processes. With several stages each worker hosts one, and a step is committed by a second vote, so that a
@@ -146,8 +146,8 @@ class Recovery:
 
 @dataclass(frozen=True, kw_only=True)
 class Balance:
-    """What the controller remembers to judge whether shards should be assigned anew. A round is over when every worker of the
-    generation has told its time again.
+    """The memory by which the controller judges whether shards should be assigned anew. A round is over when every worker of
+    the generation has told its time again.
 
     reported: who has in this round; better: so many rounds in a row another assignment was much better; moved: so often shards
     were assigned anew by speed; slow: of whom is far slower than the others, since when and for how many rounds; announced: of
@@ -355,7 +355,7 @@ def _may_sit_out(state: ControllerState) -> bool:
 
 
 def _seated(state: ControllerState, workers: Sequence[Member]) -> Sequence[Member]:
-    """Of these those for whom there is a shard."""
+    """The workers for which there is a shard."""
     if not state.requirements.sites:
         return workers
     return [worker for worker, assigned in zip(workers, _assign_at_sites(state, workers), strict=True) if assigned]
@@ -416,8 +416,8 @@ def _compose_stages(state: ControllerState, workers: Sequence[Member]) -> Begin 
 def assign_all_shards(
     state: ControllerState, workers: Sequence[Member], stages: Sequence[int] = ()
 ) -> tuple[tuple[int, ...], ...]:
-    """By rank the shards that it hosts, of its stage if there are stages: by speed where that is known and asked for. Where
-    shards are pinned to sites, those of sites that are away are the first one's, which computes nothing of them."""
+    """By rank the shards that it hosts, of its stage if there are stages: by speed where that is known and asked for. If
+    shards are pinned to sites, the first worker gets those of sites that are away, and computes none of them."""
     if state.requirements.sites:
         first, *others = _assign_at_sites(state, workers)
         left = set(range(state.requirements.shards)).difference(first, *others)
@@ -522,7 +522,7 @@ def fallback_pairs(state: ControllerState, workers: Sequence[Member]) -> tuple[F
 def _holders(workers: Sequence[Member]) -> dict[int, list[int]] | None:
     """By shard, the ranks of those who have its state at the top; None where all have the initial one.
 
-    Who is a step behind has contributed to the step that others have committed: what it has staged is of the top.
+    A worker that is a step behind has contributed to the step that others have committed: its staged state is of the top.
     """
     highest = top(workers)
     if advances_of(highest) == 0:
@@ -537,7 +537,7 @@ def _holders(workers: Sequence[Member]) -> dict[int, list[int]] | None:
 def moves(
     state: ControllerState, workers: Sequence[Member], shards: tuple[tuple[int, ...], ...], restore: int | None
 ) -> tuple[Move, ...]:
-    """What shards keep goes from who has it, or restores it, to who hosts them now."""
+    """The state of shards moves from the member that has it, or restores it, to their present host."""
     holders = _holders(workers)
     if not _keeps_shard_state(state, workers) or (restore is None and holders is None):
         return ()
@@ -569,7 +569,7 @@ def _state_transfers(workers: Sequence[Member], servers: int, restore: int | Non
 def skew(state: ControllerState) -> str:
     """The members that are too far apart, in words; empty where they differ by one step at most (rule D1).
 
-    Who was to take a state or to load one, and is where it was, has not; the others cannot have gone on without it.
+    A member that should have received or loaded a state but has not moved is ignored: nobody can have advanced without it.
     """
     if state.requirements.leaps:
         return ""

@@ -1,8 +1,8 @@
 """Which worker hosts which stage and which of its shards. Pure functions; no bit depends on them.
 
-A worker hosts one stage, which is fixed once it has been assigned, and a contiguous run of the shards of that stage. Stages may
-have different numbers of workers: columns are ragged while workers are missing. Where shards differ in size, they are computed
-by whoever has least to do.
+A worker hosts one stage, which is fixed once it has been assigned, and a contiguous run of the shards of that stage. Stages
+may have different numbers of workers: columns are ragged while workers are missing. If shards differ in size, each goes to
+the worker that has least to do.
 """
 
 from __future__ import annotations

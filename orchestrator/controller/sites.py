@@ -1,11 +1,11 @@
 """Which worker hosts which shards where some are pinned to sites: to workers of nodes that hold their bytes. Pure functions; of
 the result only depends which sites are away.
 
-Who may host a shard is given; among those the shards are assigned so that no other deal has a smaller largest share, nor a
-smaller second largest, and so on: an optimal semi-matching (Harvey, Ladner, Lovasz and Tamir, "Semi-Matchings for Bipartite
-Graphs and Load Balancing", 2003), found by moving shards along paths from who has more to who has two or more less. It begins
-with what each has, so where that is balanced nothing moves, and a site's shards stay where they are when another site loses a
-worker.
+The workers that may host a shard are given. Among them the shards are assigned so that no other deal has a smaller largest
+share, nor a smaller second largest, and so on: an optimal semi-matching. It is found by moving shards along paths from a
+worker that has more to one that has two or more less. Source: Harvey, Ladner, Lovasz and Tamir, "Semi-Matchings for Bipartite
+Graphs and Load Balancing", 2003. It begins with what each has, so where that is balanced nothing moves, and a site's shards
+stay where they are when another site loses a worker.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def shards_of(sites: Sites, those: Collection[str]) -> tuple[int, ...]:
 
 
 def hosts(shards: int, sites: Sites, offered: Sequence[Collection[str]]) -> list[list[int]]:
-    """Of each shard the workers, by their place in `offered`, that may host it: any, where it is of no site."""
+    """The workers, by their place in `offered`, that may host each shard: any, if it is of no site."""
     site_of = {shard: site for site, own in sites.items() for shard in own}
     everybody = range(len(offered))
     return [

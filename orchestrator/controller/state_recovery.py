@@ -18,7 +18,8 @@ Transfer = tuple[int, int]  # donor, recipient
 
 @dataclass(frozen=True)
 class Standing:
-    """Where a worker is. holds_sum: it has the sum of its stage for the step after its progress, and has not applied it."""
+    """The position of a worker. holds_sum: it has the sum of its stage for the step after its progress, and has not applied
+    it."""
 
     stage: int
     progress: Progress | None
@@ -27,9 +28,9 @@ class Standing:
 
 @dataclass(frozen=True)
 class StateRecovery:
-    """What is done before the first step. run_states: from whom to whom the state of the run goes, without parameters, and with
-    it what the last second vote agreed on. applies: the ranks that apply the sum they hold by that. transfers: after that, and
-    within a stage, all that it keeps. lost: the stages that cannot get to where the farthest worker is."""
+    """The work before the first step. run_states: from whom to whom the state of the run goes, without parameters, and with
+    it what the last second vote agreed on. applies: the ranks that apply the sum they hold by that. transfers: after that,
+    and within a stage, all that it keeps. lost: the stages that cannot get to where the farthest worker is."""
 
     applies: tuple[int, ...] = ()
     run_states: tuple[Transfer, ...] = ()

@@ -1,1 +1,1 @@
-"""What happens to a summed gradient before it has changed the parameters: clipping, then an optimizer."""
+"""The way of a summed gradient into the parameters: clipping, then an optimizer."""

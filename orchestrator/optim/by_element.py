@@ -1,8 +1,8 @@
 """Optimizers that work element by element: which they are, and the law that a divided update needs of them.
 
-Such an optimizer computes each element of a parameter and of its state from that element alone and from numbers that are the
-same for all, so a part of a vector comes out with the bits that it has in the whole. That torch's compiled loops keep to this
-on a processor, in the vector body as in its tail, is tried at launch.
+Such an optimizer computes each element of a parameter and of its state from that element alone, and from numbers that are the
+same for all. So a part of a vector gets the bits that it has in the whole. A launch tests that torch's compiled loops keep to
+this on a processor, in the vector body and in its tail.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def stepping(
 
 
 def state_names(optimizer: torch.optim.Optimizer) -> tuple[str, ...]:
-    """What it keeps of each element, by name: in any of its groups."""
+    """The names of the state that it keeps for each element, in any of its groups."""
     tried = [[torch.zeros(2)] for _ in optimizer.param_groups]
     for (each,) in tried:
         each.grad = torch.zeros(2)

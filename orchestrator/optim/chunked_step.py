@@ -1,13 +1,13 @@
 """The step of an optimizer that works element by element, done along memory: tensors that lie side by side as one, in pieces
 that a processor's cache holds.
 
-An optimizer of torch goes over each tensor some ten times in a step, one operation after the other. Where tensors are small,
-most of that is the calls; where one is larger than the cache, each pass reads and writes memory. No element depends on another,
+An optimizer of torch goes over each tensor some ten times in a step, one operation after the other. Most of that is the calls
+if tensors are small. If a tensor is larger than the cache, each pass reads and writes memory. No element depends on another,
 so no bit changes where tensors are joined or cut (`tests/optim/test_chunked_step.py`).
 
 The optimizer that steps is a second one of the same class, over views of the first one's parameters, gradients and state. The
-state of each tensor stays where it belongs, and lies side by side with its neighbours'. What is not of a parameter's shape,
-such as the number of steps, each piece has for itself, and neighbours have in common.
+state of each tensor stays where it belongs, and lies side by side with its neighbours'. State without the parameter's shape,
+such as the number of steps, is kept once for each piece, and shared by neighbours.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ class Pieces:
         return True
 
     def _binding(self) -> list[object]:
-        """What the views are made of: where the parameters lie, and the state of each."""
+        """Identifies what the views were made of: the addresses of the parameters, and the state of each."""
         state, parameters = (
             self._optimizer.state,
             [p for group in self._optimizer.param_groups for p in group["params"]],
@@ -124,7 +124,8 @@ class _Run:
         return len({parameter.grad is None for parameter in self.parameters}) > 1
 
     def states(self) -> dict[torch.Tensor, State]:
-        """Of each piece, where the parameters have been stepped before: views of theirs, which is put side by side."""
+        """The state of each piece, if the parameters have been stepped before: views of their state, which is put side by
+        side."""
         own = self._state.get(self.parameters[0])
         if not own:
             return {}
@@ -246,7 +247,7 @@ def _are_neighbours(one: torch.Tensor, other: torch.Tensor, state: Mapping[torch
     if one.dtype != other.dtype or one.untyped_storage().data_ptr() != other.untyped_storage().data_ptr():
         return False
     gap = other.data_ptr() - one.data_ptr() - one.numel() * one.element_size()
-    # What is kept of a parameter without dimensions looks like a number of steps.
+    # The state of a parameter without dimensions looks like a number of steps.
     if not 0 <= gap < _GAP or not (_is_plain(one) and _is_plain(other)):
         return False
     if (one.grad is None) != (other.grad is None):

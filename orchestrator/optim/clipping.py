@@ -63,8 +63,8 @@ def clip(
 
 
 def _norm(gradients: Sequence[torch.Tensor]) -> torch.Tensor:
-    """Of finite elements. In float64 where squares overflow: scaling by limit / infinity, as torch does, would train nothing,
-    in silence."""
+    """The norm of all, which are finite. In float64 where squares overflow: scaling by limit / infinity, as torch does, would
+    train nothing, in silence."""
     norm = torch.nn.utils.get_total_norm(gradients)
     if math.isfinite(norm):
         return norm

@@ -1,6 +1,6 @@
 """The laws of a contribution, tried on a few tensors at launch: a pure function of gradients and state that keeps their shapes.
 
-What it cannot see: whether a model still learns with it.
+It cannot see whether a model still learns with it.
 """
 
 from __future__ import annotations

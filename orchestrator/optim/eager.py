@@ -47,7 +47,7 @@ def _chosen(function: Function, plain: Function) -> Function:
 
 
 def _plain(function: Any) -> Function | None:
-    """What a function of torch does besides the compiler; None for one that does not know it, or has been replaced."""
+    """A function of torch without its checks for the compiler; None if it has none, or has been replaced."""
     made_by = function.__code__.co_qualname
     if made_by == "_disable_dynamo.<locals>.inner":
         return getattr(function, "__wrapped__", None)

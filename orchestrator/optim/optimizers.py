@@ -63,8 +63,8 @@ def prepare() -> None:
 
 
 def problems(name: str, options: Mapping[str, Any]) -> list[str]:
-    """What is wrong with the `optimizer` section, a sentence each. torch's own checks count: they come before the one that
-    misses the parameters, and nothing expensive is imported up to there."""
+    """The faults of the `optimizer` section, a sentence each. torch's own checks count: they come before the one that misses
+    the parameters, and nothing expensive is imported up to there."""
     prepare()
     for kind, (why, remedy) in _UNFIT.items():
         if kind.__name__.lower() == name:
@@ -107,7 +107,7 @@ def problems(name: str, options: Mapping[str, Any]) -> list[str]:
 
 
 def _no_text(default: Any, given: str) -> str:
-    """What to give in place of text. default: of the option, which tells what kind it is; few of torch's have annotations."""
+    """Advice what to give in place of text. default: of the option, which tells its kind; few of torch's have annotations."""
     kinds = {float: "a number", int: "a number", bool: "true or false", types.NoneType: "true, false or null"}
     expected = kinds.get(type(default), "numbers, such as [0.9, 0.999]")
     quoted = given in ("true", "false", "null") or _is_number(given)
@@ -268,7 +268,7 @@ def without_schedulers() -> Iterator[None]:
 
 
 def options(optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
-    """Of each group, all but its parameters; comparable, tensors by their versions."""
+    """Each group without its parameters; comparable, tensors by their versions."""
     return [
         {key: (id(v), v._version) if isinstance(v, torch.Tensor) else v for key, v in group.items() if key != "params"}
         for group in optimizer.param_groups
@@ -276,8 +276,8 @@ def options(optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
 
 
 def group_options(optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
-    """Of each group, the options that settings or the pipeline have given. A class that is neither torch's nor of the table may
-    count there, too, so of it nothing is told."""
+    """The options of each group that settings or the pipeline have given. A class that is neither torch's nor of the table
+    may count there, too, so of it nothing is told."""
     if type(optimizer) not in OPTIMIZERS.values():
         return [{} for _ in optimizer.param_groups]
     return [{key: value for key, value in group.items() if key != "params"} for group in optimizer.param_groups]
@@ -310,8 +310,8 @@ def check_unchanged(optimizer: torch.optim.Optimizer, before: Sequence[dict[str,
 
 
 def kept_aside(optimizer: torch.optim.Optimizer, model: torch.nn.Module) -> dict[str, bytes]:
-    """What a class that is not torch's keeps in attributes of its own, where no checkpoint finds it: name -> bytes that change
-    when it does. Left out is what cannot be pickled, and the model, which is saved as a whole."""
+    """The state that a class other than torch's keeps in attributes of its own, where no checkpoint finds it: name -> bytes
+    that change when it does. Left out is what cannot be pickled, and the model, which is saved as a whole."""
     if type(optimizer) in OPTIMIZERS.values():
         return {}
     base: Any = next((kind for kind in CLASSES if isinstance(optimizer, kind)), None)
@@ -372,7 +372,7 @@ def _is_at(tensor: torch.Tensor, place: int) -> bool:
 
 @functools.cache
 def _attributes_of(kind: Any) -> frozenset[str]:
-    """Of a class of torch, None: of the base of all; asked twice in each step."""
+    """The attributes of a class of torch; None stands for the base of all. It is called twice in each step."""
     parameters = [torch.zeros(1)]
     plain = torch.optim.Optimizer(parameters, {}) if kind is None else kind(parameters)
     return frozenset(vars(plain).keys() | _AT_TIMES)

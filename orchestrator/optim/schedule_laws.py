@@ -1,9 +1,9 @@
-"""What every schedule has to keep to: the tests hold those of the table to it, and a launch a user's own.
+"""The laws of every schedule: the tests hold those of the table to them, and a launch a user's own.
 
     finite, not negative    its factor is a number of at least 0
     pure                    the factor of a moment depends on the moment alone: asked again, it is the same
 
-What it does not do: look at every step of a long run.
+It does not look at every step of a long run.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _LOOKS = 1000  # at so many steps, the last one among them
 
 
 def problems(name: str, options: Mapping[str, Any], warmup: int, steps: int) -> list[str]:
-    """What is wrong with a schedule of the user's project in a run of so many steps; at most one sentence."""
+    """The faults of a schedule of the user's project in a run of so many steps; at most one sentence."""
     return SCHEDULES.judge(name, lambda: broken(build(name, options), warmup, steps))
 
 

@@ -26,9 +26,9 @@ EndStep = Annotated[
 
 @dataclass(frozen=True)
 class Moment:
-    """Where in a run a schedule is asked for its factor. step: counted from 0, of so many `steps`; warmup: the first of them,
-    in which the factor rises from 1 / warmup to 1; reductions: how often the watched metric has ceased to improve, for
-    `plateau`; epoch: the steps of one."""
+    """The place in a run for which a schedule gives its factor. step: counted from 0, of so many `steps`. warmup: the first
+    of them, in which the factor rises from 1 / warmup to 1. reductions: how often the watched metric has ceased to improve,
+    for `plateau`. epoch: the steps of one."""
 
     step: int
     steps: int

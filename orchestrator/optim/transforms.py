@@ -4,8 +4,8 @@ alike).
     state = transform.init(parameters)
     gradients, state = transform.update(gradients, state)
 
-What `update` gets belongs to others: it returns new tensors, or those it got. State is named tensors, so a checkpoint can
-hold it.
+The arguments of `update` belong to others: it returns new tensors, or those it got. State is named tensors, so a checkpoint
+can hold it.
 
 Source: the shape is that of optax (DeepMind, 2020): `GradientTransformation` and `chain`.
 """

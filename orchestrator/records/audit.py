@@ -49,7 +49,7 @@ class AuditedSegment:
 
 @dataclass(frozen=True)
 class Audit:
-    """What was repeated of a run."""
+    """The repeated parts of a run."""
 
     parts: tuple[AuditedSegment, ...]  # the segments that were repeated
     segments: int  # how many the run has
@@ -152,8 +152,8 @@ def missed(segments: int, drawn: int, changed: int) -> float:
 def compared(
     segment: Segment, trace: Iterable[Line], again: Iterable[Line], begun: Mapping[int, str], saved: Mapping[int, str]
 ) -> AuditedSegment:
-    """What came of one that was repeated. begun: first steps -> the digest of the parameters that it began with; saved: steps
-    that were done -> that of the state then."""
+    """The outcome of a segment that was repeated. begun: first steps -> the digest of the parameters that it began with;
+    saved: steps that were done -> that of the state then."""
     got = begun.get(segment.first)
     if segment.begins is not None and got != segment.begins:
         return AuditedSegment(segment, _divergence(segment.first - 1, "parameters", segment.begins, got))

@@ -13,7 +13,7 @@
 The updates of gossip come in no order that has to be known, so `updates` is empty there. Two more outcomes say how far its
 models are apart: consensus_distance and spectral_gap (hexadecimal floats).
 
-What it does not do: know how async phases are executed or repeated.
+It does not know how async phases are executed or repeated.
 """
 
 from __future__ import annotations
@@ -37,8 +37,9 @@ ORDER = ("updates", "clocks", "heirs", "steps", "evaluate")
 
 @dataclass(frozen=True)
 class Staleness:
-    """Of one async phase. steps: of the trace at its end; clocks: per shard, at its end; updates: (shard, by how many updates
-    it was ahead of the slowest one as its worker knew it) of each, in canonical order; largest: of these numbers."""
+    """The staleness in one async phase. steps: of the trace at its end; clocks: per shard, at its end; updates: (shard, by
+    how many updates it was ahead of the slowest one as its worker knew it) of each, in canonical order; largest: of these
+    numbers."""
 
     rest: int
     steps: int

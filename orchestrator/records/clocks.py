@@ -1,9 +1,9 @@
 """The record of an async phase: what each update had read, from which a rerun computes every update again with the same bits.
 
 A worker applies the updates of another one in the order in which that one made them, and an update only after everything that
-it has read (causal delivery). So what a worker knows is a number of updates for each other worker, and an update's record is by
-how many these grew since the worker's update before it: a few bytes. Where an update stands in its shard's clock follows from
-the streams.
+it has read (causal delivery). So what a worker knows is a number of updates for each other worker, and an update's record is
+by how many these grew since the worker's update before it: a few bytes. The streams tell the place of an update in its
+shard's clock.
 
     a frame   length and CRC-32 of the payload, 4 bytes each, little endian; the payload, by zlib:
     varints   workers; per worker its shards (how many, which); per worker its updates: how many, and then by column
@@ -12,7 +12,7 @@ the streams.
 To record the order of messages and not their contents is the idea of LeBlanc and Mellor-Crummey, "Debugging parallel programs
 with Instant Replay" (1987).
 
-What it does not do: hold numbers of the updates themselves, or split a file into frames.
+It neither holds numbers of the updates themselves nor splits a file into frames.
 """
 
 from __future__ import annotations
@@ -97,8 +97,8 @@ class AsyncPhase:
         return sorted(wants, key=lambda update: (sum(wants[update]), update[0]))
 
     def staleness(self) -> list[tuple[int, int]]:
-        """Of each update, in this order: its shard, and by how many updates that was ahead of the slowest one as its worker
-        knew it."""
+        """The updates in this order, each as its shard, and by how many updates that was ahead of the slowest one as its
+        worker knew it."""
         wants = self.wants()
         return [(shard, clock - min(wants[shard, clock])) for shard, clock in self.order()]
 
@@ -133,7 +133,7 @@ def _unread(phase: AsyncPhase) -> str | None:
 
 
 def _not_causal(phase: AsyncPhase) -> str | None:
-    """What it has read of a worker last tells all that this had read until then."""
+    """Its last reading of a worker tells all that this one had read until then."""
     knowledge = [list(_knowledge(phase, worker)) for worker in range(len(phase.streams))]
     for worker, stream in enumerate(phase.streams):
         for number, (update, known) in enumerate(zip(stream, knowledge[worker], strict=True)):

@@ -1,4 +1,4 @@
-"""What differs between two recorded runs, the most consequential first.
+"""The differences between two recorded runs, the most consequential first.
 
     determines the result    code, data, settings, packages, environment, hardware: what a rerun must have in common; of
                              asynchronous runs also the order of updates
@@ -126,8 +126,8 @@ class Comparison:
 
 
 def compare(a: Run, b: Run, changed: Mapping[str, FileChange] | None = None) -> Comparison:
-    """What differs between run a and run b. changed: the files of the code that differ, where that is known: path -> what b did
-    to it."""
+    """The differences between run a and run b. changed: the files of the code that differ, where that is known: path -> what
+    b did to it."""
     parted = first_divergence(a.get("trace", ()), b.get("trace", ())) if "trace" in a and "trace" in b else None
     found = [
         *_code(a, b, changed or {}),
@@ -177,8 +177,8 @@ def _figures(profile: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _alike(a: Mapping[str, Any], b: Mapping[str, Any]) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
-    """What can be compared of two profiles. Where different items were looked at of equally many (older versions read as many
-    as there was time for), their figures differ though the data do not."""
+    """The parts of two profiles that can be compared. If different items of equally many were looked at (older versions read
+    as many as there was time for), their figures differ though the data do not."""
     if (
         "unreadable" in a
         or "unreadable" in b
@@ -214,8 +214,8 @@ def _environments(a: Run, b: Run) -> Iterator[Difference]:
 
 
 def _reads(a: Run, b: Run) -> Iterator[Difference]:
-    """Of what was read undeclared. What only one of them has read says nothing: the other one may be of a version that did
-    not look."""
+    """The differences in what was read undeclared. An input that only one of them has read says nothing: the other one may be
+    of a version that did not look."""
     mine, theirs = a.get("reads", {}), b.get("reads", {})
     kinds: dict[str, Kind] = {"files": "data", "variables": "environment"}
     for what, kind in kinds.items():
@@ -269,7 +269,7 @@ def _together(nodes: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def _order(a: Run, b: Run) -> Iterator[Difference]:
-    """Of two asynchronous runs."""
+    """The differences in the order of two asynchronous runs."""
     parted = parting(a["rests"], b["rests"]) if "rests" in a and "rests" in b else None
     if parted is not None and parted.is_order:
         text = f"the order of updates differs: first at rest {parted.barrier}"

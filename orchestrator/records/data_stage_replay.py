@@ -1,4 +1,5 @@
-"""What the repeated preparation of data came to: the stages in their order, and the first one that made other data. Pure."""
+"""The outcome of the repeated preparation of data: the stages in their order, and the first one that made other data.
+Pure."""
 
 from __future__ import annotations
 

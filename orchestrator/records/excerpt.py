@@ -2,7 +2,7 @@
 
     {"run": ID, "root": "3000:9f3a...", "first": 0, "begin": 100, "lines": ["{...}", ...], "path": ["81f0...", ...]}
 
-first: the step of the trace's first line; begin: that of the first line here. What a line says of its step has to go with that.
+first: the step of the trace's first line; begin: that of the first line here. The content of a line has to go with its step.
 Pure.
 """
 
@@ -16,7 +16,8 @@ from orchestrator.records import merkle
 
 
 def make(run_id: str, trace: Sequence[bytes], first: int, begin: int, end: int) -> dict[str, Any]:
-    """Of the steps from `begin` up to `end`, exclusive. trace: all its lines. Raises ValueError where there are none."""
+    """The excerpt of the steps from `begin` up to `end`, exclusive. trace: all its lines. Raises ValueError where there are
+    none."""
     leaves = [merkle.leaf(line) for line in trace]
     path = merkle.path(leaves, begin - first, end - first)
     return {

@@ -1,7 +1,8 @@
 """Whether the step at which a rerun left its original comes out the same when it is run once more, on the same machine.
 
-What comes out differently in two repetitions a minute apart is chance within the step; what comes out the same twice, and yet
-not as it did then, is something between then and now. Both repetitions have digests of every tensor after each step. Pure.
+A result that differs between two repetitions a minute apart shows chance within the step. A result that is the same twice,
+and yet not as it was then, shows a change between then and now. Both repetitions have digests of every tensor after each
+step. Pure.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""What the files of a run held when a checkpoint was saved, as one hash of each: a bit that has turned since is found by who
-goes on with the run from that checkpoint.
+"""The content of a run's files when a checkpoint was saved, as one hash of each: a resume from that checkpoint finds a bit
+that has turned since.
 
     COUNT:SHA256      of the first lines of the file, of those that belong to the steps of the checkpoint
 
@@ -32,7 +32,7 @@ def of_barriers(barrier: Mapping[str, Any], steps: int) -> bool:
 
 
 class Seal:
-    """Of one file, as it grows. belongs: whether a line is of the first so many steps."""
+    """The seal of one file, as it grows. belongs: whether a line is of the first so many steps."""
 
     def __init__(self, file: LineFile, belongs: Belongs) -> None:
         self._file = file

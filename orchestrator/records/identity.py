@@ -1,11 +1,11 @@
 """The identity of a run: one hash over all that determines its result, and a hash per part to see which part differs.
 
-Two runs of one identity must have one digest (law 2). What may differ between them is not in it: workers and topology (but
-under `reduction: fast` they are among the settings that determine, rule F2), losses and joins, folder, names, host, user, time
-zone. Environments are a set: how many nodes there were, and which did what, is no part of it. The
-settings of an asynchronous run do not determine its result, so the record of its sync barriers (`barriers.py`) is a part, too;
-and so is what live streams gave, and which shards sat out while their site was away.
-Hashed is JSON with sorted keys and no spaces; a float is written as Python writes it, so as to be read as the same bits.
+Two runs of one identity must have one digest (law 2). It leaves out what may differ between them: workers and topology,
+losses and joins, folder, names, host, user, time zone. Under `reduction: fast` workers and topology are among the settings
+that determine (rule F2). Environments are a set: how many nodes there were, and which did what, is no part of it. The
+settings of an asynchronous run do not determine its result, so the record of its sync barriers (`barriers.py`) is a part,
+too; and so is what live streams gave, and which shards sat out while their site was away. Hashed is JSON with sorted keys and
+no spaces; a float is written as Python writes it, so as to be read as the same bits.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""What the user's code reads that nobody has declared: files, hosts, environment variables; as values, and what they mean for a
-rerun. Pure: `data/input_auditing.py` sees the reads.
+"""The undeclared inputs of the user's code: files, hosts, environment variables; as values, and what they mean for a rerun.
+Pure: `data/input_auditing.py` sees the reads.
 
-Of a file its hash is kept, of a variable its value. A variable that looks like a credential is kept as a digest that is
-slow to guess (scrypt, RFC 7914), so that a rerun can tell whether it was given the same one.
+A file is kept as its hash, a variable as its value. A variable that looks like a credential is kept as a digest that is slow
+to guess (scrypt, RFC 7914), so that a rerun can tell whether it was given the same one.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ class File:
 
 @dataclass(frozen=True)
 class InputAudit:
-    """What one process has read, or several. variables: of each the values that it had, of which there is one unless processes
-    differ; more: files that were too many to be kept."""
+    """The inputs that one process has read, or several. variables: of each the values that it had, of which there is one
+    unless processes differ; more: files that were too many to be kept."""
 
     files: Mapping[str, File] = field(default_factory=dict)  # by name
     hosts: tuple[str, ...] = ()
@@ -69,7 +69,7 @@ class InputAudit:
         }
 
     def identity(self) -> dict[str, Any]:
-        """What determines the result: hashes and values, without places."""
+        """The part that determines the result: hashes and values, without places."""
         return {
             "files": {name: file.sha256 for name, file in self.files.items() if not file.folder},
             "variables": {name: " or ".join(map(_known, values)) for name, values in self.variables.items()},
@@ -101,7 +101,7 @@ def elsewhere(audit: InputAudit, is_code: Callable[[File], bool]) -> InputAudit:
 
 
 def undeclared(audit: InputAudit, variables: Collection[str]) -> InputAudit:
-    """What the settings do not name. variables: those that they do; of files none is here that they name."""
+    """The inputs that the settings do not name. variables: those that they do; of files none is here that they name."""
     left = {name: values for name, values in audit.variables.items() if name not in variables}
     return InputAudit(audit.files, audit.hosts, left, audit.more)
 
@@ -117,7 +117,7 @@ def holds(folder: str, paths: Iterable[str]) -> bool:
 
 
 def in_project(file: File) -> bool:
-    """Of a project whose code is in no snapshot, whatever lies in it may be code."""
+    """If a project's code is in no snapshot, any file in it may be code."""
     return file.inside is not None
 
 
@@ -141,7 +141,7 @@ def code_of(entries: Iterable[bytes], root: str, project: str) -> Callable[[File
 
 
 def obstacles(audit: InputAudit) -> list[str]:
-    """What keeps a run that read these, undeclared, from being repeated, a sentence each with the remedy."""
+    """The obstacles to repeating a run that read these, undeclared; a sentence each with the remedy."""
     found = []
     if audit.files:
         names = _folded(list(audit.files.values()))
@@ -165,7 +165,7 @@ def obstacles(audit: InputAudit) -> list[str]:
 
 
 def notes(audit: InputAudit) -> list[str]:
-    """What a rerun has again, although nobody declared it."""
+    """The inputs that a rerun has again, although nobody declared them."""
     shown = [f"{name}={_shown([value])}" for name, value in settable(audit).items()]
     if not shown:
         return []
@@ -200,8 +200,8 @@ def settable(audit: InputAudit) -> dict[str, str | None]:
 
 
 def differing(audit: InputAudit, present: Mapping[str, str]) -> tuple[list[str], list[str]]:
-    """Of the environment in which a rerun is typed: a sentence for each variable that is set as it was, and for each that
-    cannot be, since its value is in no record and is another one here."""
+    """The variables of the environment in which a rerun is typed. There is a sentence for each that is set as it was, and for
+    each that cannot be, since its value is in no record and is another one here."""
     given = settable(audit)
     set_again = [
         f"{name} is set to {_shown([value])} as recorded; here it is {_shown([recorded(name, present.get(name))])}"

@@ -31,7 +31,7 @@ class LineFile:
         self._file = path.open("ab", buffering=0)
 
     def append(self, lines: Iterable[Mapping[str, Any]]) -> None:
-        """What a full disk does not take is kept, and tried again with the next lines."""
+        """Lines that a full disk does not take are kept, and tried again with the next ones."""
         written = "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines)
         self._missing += (written if self._clean is None else self._clean(written)).encode()
         with contextlib.suppress(OSError):
@@ -112,7 +112,7 @@ def cut(path: Path, lines: int) -> list[dict[str, Any]]:
 
 
 def _end_of(whole: bytes, lines: int) -> int:
-    """Where the first `lines` lines end."""
+    """The position at which the first `lines` lines end."""
     end = 0
     for _ in range(lines):
         end = whole.index(b"\n", end) + 1

@@ -1,16 +1,16 @@
-"""What all workers report of one run, merged into the lines of its files, in whatever order the copies come.
+"""The reports of all workers of one run, merged into the lines of its files, in whatever order the copies come.
 
-Every worker reports every line of the trace and every sync barrier. Where a step that is done again gives the same result, all
-copies of a line have to be equal (rule D2). Where replicas run free, steps that are done again after a loss give other results.
+Every worker reports every line of the trace and every sync barrier. If a step that is done again gives the same result, all
+copies of a line have to be equal (rule D2). If replicas run free, steps that are done again after a loss give other results.
 There each copy has the number of its generation, and
 
     a copy of the same generation     has to be equal
     one of a later generation         replaces what was written, and all behind it, which is being done again
     one of an earlier generation      comes late and counts no more, nor does what was made after it
 
-What only one of two copies has, such as a digest where an async phase ended, is no contradiction within a generation. Between
-two generations it is one: their async phases ended elsewhere. So each line of a file was made after the lines before it, and a
-rerun can repeat the file. Pure.
+A field that only one of two copies has, such as a digest at the end of an async phase, is no contradiction within a
+generation. Between two generations it is one: their async phases ended elsewhere. So each line of a file was made after the
+lines before it, and a rerun can repeat the file. Pure.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ class Disagreement(Exception):
 
 
 class Change(NamedTuple):
-    """What becomes of a file: of its lines the first `kept` stay, and `new` follow. replaces: there were more; last: the last
-    of those that stay, where it is remembered."""
+    """The change of a file: its first `kept` lines stay, and `new` follow. replaces: there were more; last: the last of those
+    that stay, where it is remembered."""
 
     kept: int
     new: list[Entry]
@@ -71,7 +71,7 @@ class Merger:
         self._redone: list[tuple[int, int]] = []  # from this number on, by this generation
 
     def expect(self, entries: Iterable[Entry]) -> None:
-        """Of an earlier computation: copies of the same numbers have to be equal to them."""
+        """Take the entries of an earlier computation: copies of the same numbers have to be equal to them."""
         self._known.update((entry[self._number], _Known(entry, {0})) for entry in entries)
 
     def add(self, entry: Entry, generation: int = 0) -> bool:
@@ -123,7 +123,7 @@ class Merger:
         return min((place for place, known in self._known.items() if known.entry[key] > value), default=None)
 
     def change(self) -> Change:
-        """What has changed since the last call."""
+        """The change since the last call."""
         places = range(self._kept, self.written)
         new = [self._known[place].entry for place in places if not self._ranges or place in self._known]
         last = self._known.get(self._kept - 1)
@@ -175,7 +175,7 @@ class History:
         self._trace.expect(lines)
 
     def add(self, entries: Iterable[Mapping[str, Any]]) -> tuple[Change, Change]:
-        """What changes in the two files; other entries are passed over. Raises Disagreement."""
+        """The changes of the two files; other entries are passed over. Raises Disagreement."""
         for entry in entries:
             generation = entry.get("generation", 0) if self._supersedes else 0
             if "trace" in entry:
@@ -204,5 +204,6 @@ class History:
 
 
 def difference(first: Mapping[str, Any], second: Mapping[str, Any]) -> str | None:
-    """In what two copies contradict each other; None when in nothing. What only one of them has is no contradiction."""
+    """In what two copies contradict each other; None when in nothing. A field that only one of them has is no
+    contradiction."""
     return next((key for key in first if key in second and first[key] != second[key]), None)

@@ -1,11 +1,11 @@
-"""What the start of a launch consists of: phases, with when each began and how long it took, for the timeline of the run.
+"""The phases of a launch's start, with when each began and how long it took, for the timeline of the run.
 
     with phases.of("Ray"): ...          # in whichever thread of the launch does it
     phases.told()                       # [{"member": "driver", "started": 1795448868.85, "spans": [...]}, ...]
 
 A process has one list of them, and each launch that it drives beside others one of its own: a thread that works for such a
-launch takes it along (`contextvars.copy_context`). They are noted always, since that costs two clocks each. The form is
-that of the spans of `records.times.chrome`. What it does not do: decide what a phase is; who does something says so.
+launch takes it along (`contextvars.copy_context`). They are noted always, since that costs two clocks each. The form is that
+of the spans of `records.times.chrome`. It does not decide what a phase is: the code that does something says so.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def begin() -> None:
 
 
 def began(what: str, line: str | None = None) -> None:
-    """What has been done since this process began is a phase."""
+    """The time since this process began is a phase."""
     note(what, process_began(), time.time(), line)
 
 

@@ -1,8 +1,8 @@
 """How far a member is in a run, and what it is doing: values that members, the controller and the driver share.
 
-Progress is ordered by the functions of this module alone, which is why it has no `<`: in lockstep there is one clock, and
-of any two members one has reached the other; of a run with several clocks that need not be so. None is the progress of who
-was never given a state: it has the initial one, which it has built itself, and everybody has reached that.
+Progress is ordered by the functions of this module alone, which is why it has no `<`. In lockstep there is one clock, and one
+of any two members has reached the other; in a run with several clocks that need not be so. None is the progress of who was
+never given a state: it has the initial one, which it has built itself, and everybody has reached that.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
 """Credentials kept out of a record: in settings by key or shape, in any text by shape or as a known value. Pure.
 
-Of an address the name and the password go, and what is left is still the address. Another value becomes MASK, and the
-record says by its key that it was there. A known value of a variable becomes the variable's name between two MASKs, so that
-it can be read there again. What has the shape of no known credential, stands under no telling key and is the value of no
-telling variable is not found: a password in a file's text cannot be told from a word.
-Source of the shapes: the prefixes that their issuers publish for such scans (GitHub, GitLab, Hugging Face, OpenAI, Anthropic,
-AWS, Google, Slack, PyPI, npm, SendGrid, Stripe, DigitalOcean; RFC 7519, section 3, for JSON Web Tokens; RFC 7468 for keys).
+An address loses its name and password, and is still the address. Another value becomes MASK, and the record says by its key
+that it was there. A known value of a variable becomes the variable's name between two MASKs, so that it can be read there
+again. A credential is not found if it has no known shape, stands under no telling key and is the value of no telling
+variable: a password in a file's text cannot be told from a word. Source of the shapes: the prefixes that their issuers
+publish for such scans (GitHub, GitLab, Hugging Face, OpenAI, Anthropic, AWS, Google, Slack, PyPI, npm, SendGrid, Stripe,
+DigitalOcean; RFC 7519, section 3, for JSON Web Tokens; RFC 7468 for keys).
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _PARAMETER = re.compile(
     re.IGNORECASE,
 )
 _HEADER = re.compile(r"(\b(?:Bearer|Basic)\s+)[A-Za-z0-9+/=_.~-]{12,}")
-# What a key's name is made of. A value under the second kind is masked only if it could be one: NLP has tokens of its own.
+# The words of a key's name. A value under the second kind is masked only if it could be one: NLP has tokens of its own.
 _CERTAIN = re.compile(r"passw(or)?d|passphrase|pwd|secret|credentials?|api_?key|(access|private|account|signing)_?key")
 _POSSIBLE = re.compile(r"tokens?|auth|sas|bearer|authorization")
 _COULD_BE = re.compile(r"(?=.*[0-9])(?=.*[A-Za-z])[A-Za-z0-9+=_~-]{16,}")
@@ -134,7 +134,7 @@ class Redactor:
         return with_variables(self.setting(key, value), lambda _: REDACTED)
 
     def hidden(self, values: Mapping[str, Any]) -> dict[str, str]:
-        """Of flat settings those that a record holds otherwise: key -> what it holds."""
+        """The flat settings that a record holds otherwise: key -> what it holds."""
         return {key: str(redacted) for key, value in values.items() if (redacted := self.setting(key, value)) != value}
 
     def arguments(self, typed: Iterable[str]) -> list[str]:
@@ -146,7 +146,7 @@ class Redactor:
         return found
 
     def _mark(self, known: str) -> str:
-        """What stands in the place of a credential."""
+        """The text in place of a credential."""
         name = self._named.get(known, "")
         marked = f"{REDACTED}{name}{REDACTED}"
         return marked if _NAMED.fullmatch(marked) else REDACTED

@@ -31,8 +31,8 @@ Thread = tuple[Frame, ...]  # the innermost call first
 
 @dataclass(frozen=True)
 class Home:
-    """Where a process finds its code. project: the user's folder; package: that of orchestrator, which may be in it; library:
-    of Python itself, likewise."""
+    """The places at which a process finds its code. project: the user's folder; package: that of orchestrator, which may be
+    in it; library: of Python itself, likewise."""
 
     project: str
     package: str

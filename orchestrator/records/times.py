@@ -1,6 +1,6 @@
-"""Where the time of a run goes: what members report of it, added up, as shares, and as a timeline to be looked at. Pure.
+"""The use of a run's time: members' reports, added up, as shares, and as a timeline to be looked at. Pure.
 
-A member reports windows of time, each of some steps (`worker.member.time_account`). What it does at any moment is one of:
+A member reports windows of time, each of some steps (`worker.member.time_account`). Its activity at any moment is one of:
 
     compute      the micro-batches of its shards: their data, forward, backward, rounding onto the grid
     wait         until slower members have come as far: blocked in a vote, at a rest, at the border of a stage
@@ -11,11 +11,11 @@ A member reports windows of time, each of some steps (`worker.member.time_accoun
     report       lines of the trace and digests
     connect      from one generation to the next: connections, state that is given and taken, nothing to do in between
 
-A window is {"first", "steps", "started", "wall", "seconds", "busy", "process", "micro_batch_s"}: its first step and how many it
-has, when it began in seconds of the epoch, its length, seconds of each kind, processor seconds of the computing thread of each
-kind, and of the whole process; and the median of a micro-batch, where any was computed. The kinds of a window add up to its
-length. What little a wait computes counts as exchange. Where shards are claimed it has "shards", too: how many the
-member computed in these steps, and how many of those were dealt to others.
+A window is {"first", "steps", "started", "wall", "seconds", "busy", "process", "micro_batch_s"}: its first step and how many
+it has, when it began in seconds of the epoch, its length, and seconds of each kind. Processor seconds follow, of the
+computing thread by kind and of the whole process; and the median of a micro-batch, if any was computed. The kinds of a window
+add up to its length. The little that a wait computes counts as exchange. If shards are claimed it has "shards", too: how many
+the member computed in these steps, and how many of those were dealt to others.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def by_member(windows: Iterable[Mapping[str, Any]]) -> dict[str, Seconds]:
 
 
 def shards_by_member(windows: Iterable[Mapping[str, Any]]) -> dict[str, tuple[int, int]]:
-    """Of each member that has told it: the shards that it computed, and how many of those were dealt to others; in order."""
+    """The shards that each member has said it computed, and how many of those were dealt to others; in order of members."""
     found: dict[str, tuple[int, int]] = {}
     for window in windows:
         if "shards" in window:
@@ -96,7 +96,7 @@ def steps_per_s(windows: Iterable[Mapping[str, Any]]) -> float | None:
 
 
 def shares(seconds: Mapping[str, float]) -> Seconds:
-    """Of the sum; nothing where that is 0."""
+    """Shares of the sum; nothing if that is 0."""
     whole = sum(seconds.values())
     return {kind: each / whole for kind, each in seconds.items()} if whole > 0 else {}
 

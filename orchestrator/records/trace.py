@@ -4,9 +4,9 @@
 
 `absent` lists the shards that sat the step out, since their site was away; there is none where all took part.
 
-The loss is a hexadecimal float, exact, or `hmac:` and a keyed hash of it where it must not be told; `gradient` is the
-fingerprint of the summed gradient; `parameters`, when due, is the digest after the step, and `tensors`, when due, are shortened
-ones of each tensor. No line carries a time, a worker or anything else that may differ between exact repetitions.
+The loss is a hexadecimal float, exact, or `hmac:` and a keyed hash of it if it must not be told. `gradient` is the
+fingerprint of the summed gradient. `parameters`, when due, is the digest after the step, and `tensors`, when due, are
+shortened ones of each tensor. No line carries a time, a worker or anything else that may differ between exact repetitions.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def sat_out(file: Path) -> dict[int, tuple[int, ...]]:
 
 
 def hidden(keyed_hash: str) -> str:
-    """What stands for a loss of which only a keyed hash may be told."""
+    """The text for a loss of which only a keyed hash may be told."""
     return f"{_HIDDEN}{keyed_hash}"
 
 

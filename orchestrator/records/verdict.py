@@ -7,10 +7,10 @@
                     (F7); or bits do, on another processor or GPU, which is the first to be suspected
 
 A line is compared in the order in which a step makes its parts: loss, gradient, parameters. Parameters, and digests of single
-tensors, are compared where both lines have them. Of asynchronous runs the sync barriers are compared, too, and of the
-original's trace the lines up to its last sync barrier: no record says in which order what came later was computed. An original
-that did not finish (it has no final digest) is repeated as far as it went: what the rerun computed beyond is no divergence.
-Which inputs count is decided in `comparison.py`. Pure; nothing is read here.
+tensors, are compared where both lines have them. In asynchronous runs the sync barriers are compared, too, and the original's
+trace up to its last sync barrier: no record says in which order later updates were computed. An original that did not finish
+(it has no final digest) is repeated as far as it went: what the rerun computed beyond is no divergence. Which inputs count is
+decided in `comparison.py`. Pure; nothing is read here.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ NAMED = 5  # tensors in a sentence
 
 
 class RunResult(TypedDict, total=False):
-    """What a run computed. trace: its lines, in order of the steps; rests: the records of its sync barriers, where it is
-    asynchronous; digest: SHA-256 of the final parameters, None of a run that did not finish; best: likewise of its model, where
-    that is not the last one."""
+    """The result of a run. trace: its lines, in order of the steps; rests: the records of its sync barriers, where it is
+    asynchronous; digest: SHA-256 of the final parameters, None of a run that did not finish; best: likewise of its model,
+    where that is not the last one."""
 
     trace: Sequence[Line]
     rests: Sequence[Barrier]
@@ -140,12 +140,12 @@ def judge(
 
 
 def first_divergence(expected: Iterable[Line], got: Iterable[Line]) -> Divergence | None:
-    """Where two traces part; a step that only one of them has counts."""
+    """The place at which two traces part; a step that only one of them has counts."""
     return _Walk(prefix=False).through(expected, got)
 
 
 def parting(a: Iterable[Barrier], b: Iterable[Barrier], *, prefix: bool = False) -> Parting | None:
-    """Where two runs part. prefix: what b has beyond the end of a does not count."""
+    """The place at which two runs part. prefix: what b has beyond the end of a does not count."""
     steps = 0
     for number, (left, right) in enumerate(zip_longest(a, b)):
         if left is None and prefix:
@@ -172,7 +172,7 @@ def divergence_text(divergence: Divergence) -> str:
 
 
 def _of_barrier(parted: Parting) -> Divergence:
-    """Of the parts of a step the rest after it comes last."""
+    """The rest after a step is its last part."""
     what = f"rest {parted.barrier}" if parted.what is None else f"{parted.what} of rest {parted.barrier}"
     expected, got = (None if value is None else canonical(value) for value in (parted.a, parted.b))
     return _divergence(parted.step, what, expected, got)
@@ -229,7 +229,7 @@ def differing(left: Line | None, right: Line | None) -> list[str]:
 
 
 def value_of(line: Line | None, what: str) -> str | None:
-    """What a line says of `what`, a word of Divergence; None where it says nothing."""
+    """The value of `what`, a word of Divergence, in a line; None if it has none."""
     if line is None:
         return None
     found: str | None = (

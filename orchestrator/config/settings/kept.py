@@ -1,9 +1,9 @@
 """Settings that a record gives back, without the credentials that no record holds (`records.redaction`).
 
-What came from a telling variable is read there again; else what was left out is asked for by its key, and what is given again
-takes its place before a value is read. Nothing reads a variable before it is known that the record is trusted, but for
-`from_variables`, whose overrides only name it. Records of earlier
-versions hold no path of a secret either (`privacy.secret: '***'`), which so is asked for like a credential.
+A value that came from a telling variable is read from there again. Any other value that was left out is asked for by its key,
+and a value that is given again takes its place before it is read. Nothing reads a variable before it is known that the record
+is trusted, but for `from_variables`, whose overrides only name it. Records of earlier versions hold no path of a secret
+either (`privacy.secret: '***'`), which so is asked for like a credential.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ _PATH: KeyPath = ("privacy", "secret")
 
 
 def given_again(file: Path, overrides: Sequence[str]) -> list[str]:
-    """What of the overrides stands for what the recorded file was left without, each setting by itself; an address with its
-    password is given again, too, where the record has it without. Raises ConfigurationError where something is not given."""
+    """The overrides that give what the recorded file was left without, each setting by itself. An address with its password
+    counts, too, if the record has it without. Raises ConfigurationError where something is not given."""
     left, wanted = {leaf.path: leaf.given.value for leaf in _source(file).leaves}, left_out(file)
     typed = sources.from_command_line(overrides).leaves
     wanting = [path for path in wanted if not any(_meet(path, leaf.path) for leaf in typed)]
@@ -48,8 +48,8 @@ def given_again(file: Path, overrides: Sequence[str]) -> list[str]:
 
 
 def from_variables(file: Path, overrides: Sequence[str]) -> list[str]:
-    """What of the recorded file came from variables that are set here, as overrides that name them (`${oc.env:NAME}`); without
-    what the given overrides replace."""
+    """The values of the recorded file that came from variables that are set here, as overrides that name these
+    (`${oc.env:NAME}`); without those that the given overrides replace."""
     typed = [leaf.path for leaf in sources.from_command_line(overrides).leaves]
     return [
         _typed(leaf.path, with_variables(leaf.given.value, "${{oc.env:{}}}".format))
@@ -59,7 +59,7 @@ def from_variables(file: Path, overrides: Sequence[str]) -> list[str]:
 
 
 def restored(file: Path, settings: Settings) -> list[str]:
-    """What the recorded file was left without, as overrides that take the values of these settings."""
+    """The values that the recorded file was left without, as overrides from these settings."""
     whole, read_again = to_dict(settings), from_variables(file, [])
     found = {leaf.path for leaf in sources.from_command_line(read_again).leaves}
     return [*read_again, *(_typed(path, escaped(_at(whole, path))) for path in left_out(file) if path not in found)]
@@ -93,7 +93,7 @@ def _at(place: Any, path: KeyPath) -> Any:
 
 
 def left_out(file: Path) -> list[KeyPath]:
-    """Where the recorded file holds something else than the run had, and not the whole of it."""
+    """The keys at which the recorded file holds something else than the run had, or not the whole of it."""
     return [leaf.path for leaf in _source(file).leaves if is_redacted(leaf.given.value)]
 
 
@@ -152,8 +152,8 @@ def _telling(told: Mapping[KeyPath, list[str]]) -> ConfigurationError:
 
 
 def _would_be_told(path: KeyPath, given: Any, recorded: Any) -> bool:
-    """Whether nobody could tell that this, typed in the place of what came from a variable, is a credential. Where the result
-    does not hang on it, another value may be meant."""
+    """Whether nobody could tell that this, typed in the place of what came from a variable, is a credential. If the result
+    does not depend on it, another value may be meant."""
     located = locate(path)
     determines = located is not None and located[0].about.determines == "result"
     is_plain = setting(".".join(path), given) == given and "${" not in str(given)

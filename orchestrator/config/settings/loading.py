@@ -3,7 +3,7 @@
 Each leaf keeps the place it came from, so that each problem can name it. Mappings merge, everything else is replaced.
 Interpolations, `${run.seed}` or `${oc.env:HOME}`, are OmegaConf's; they see the merged configuration with its defaults.
 
-What it does not do: read files (`sources.py`) or know a single key by name, but for the pair of rule F3.
+It does not read files (`sources.py`), and knows no key by name but the pair of rule F3.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def load(
 
 
 def origins(conf: Sequence[Conf], overrides: Sequence[str], *, folder: Path = Path("conf")) -> dict[str, str]:
-    """Where each value of `load` with the same arguments was given, by dotted key; keys at their defaults are left out."""
+    """The source of each value of `load` with the same arguments, by dotted key; keys at their defaults are left out."""
     merged: Merged = {}
     for source in _sources(conf, overrides, folder):
         _merge(merged, source)
@@ -304,7 +304,7 @@ def _has_interpolation(value: Any) -> bool:
 
 
 def _interpolable(key: Key, given: Given) -> Any:
-    """What an interpolation of this key gives: its value where it has one already, else what was given."""
+    """The result of an interpolation of this key: its value if it has one already, else what was given."""
     if key.is_open:
         return given.value
     if _has_interpolation(given.value):

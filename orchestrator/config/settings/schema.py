@@ -6,8 +6,8 @@ and the options of what it names. Which options there are, and what they must be
 its dotted path: `data.partition` is one within `data`. Settings are validated where they are built, in
 `Settings.__post_init__`, whoever builds them.
 
-What it does not do: check what needs torch or the user's code (options of the optimizer, the target of the pipeline, variants
-of the user's own).
+It does not check what needs torch or the user's code: options of the optimizer, the target of the pipeline, variants of the
+user's own.
 """
 
 from __future__ import annotations
@@ -261,7 +261,8 @@ def _unfit_options(table: Table[Any], chosen: Any) -> list[str]:
 def _keys(
     holder: str | None, kind: type, within: Mapping[str, About] = MappingProxyType({}), whole: Any = None
 ) -> list[Key]:
-    """Of a section. within: what its fields are, where they do not say it themselves; whole: the section by default, then."""
+    """The keys of a section. within: what its fields are, if they do not say it themselves; whole: the section by default,
+    then."""
     hints = typing.get_type_hints(kind)
     above = () if holder is None else tuple(holder.split("."))
     found: list[Key] = []
@@ -325,7 +326,7 @@ def kind_at(path: KeyPath) -> Any:
 
 
 def keys_of(section: str) -> list[str]:
-    """What can stand in a section."""
+    """The keys that a section can have."""
     found: list[str] = []
     for key in KEYS:
         if key.holder == section:

@@ -383,7 +383,8 @@ class TransportSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class LocalSettings:
-    """What a shard does by itself in a step of the run, which is then a round; see `worker/step/local_steps.py`."""
+    """The steps that a shard takes by itself in a step of the run, which is then a round; see
+    `worker/step/local_steps.py`."""
 
     steps: int | None = field(
         default=None, metadata=result("Local steps of each shard in a round; null: rounds have none.", at_least(1))
@@ -521,8 +522,8 @@ class InitialSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class BeginSettings:
-    """Where in another run this one begins. A rerun may name another run that has the same state, so only the digest determines
-    the result."""
+    """The place in another run at which this one begins. A rerun may name another run that has the same state, so only the
+    digest determines the result."""
 
     name: str | None = field(
         default=None,
@@ -636,7 +637,8 @@ class ChaosSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class TuningSettings:
-    """What a launch decides by measuring; see `orchestrator/cli/tune`. `topology: auto` is short for naming it here."""
+    """The settings that a launch decides by measuring; see `orchestrator/cli/tune`. `topology: auto` is short for naming it
+    here."""
 
     auto: tuple[str, ...] = field(
         default=(),

@@ -4,7 +4,7 @@ YAML is OmegaConf's dialect (`1e-3` is a number, dates are text, a duplicate key
 node still knows how its value was typed and in which line. Its loader is made here: to import OmegaConf takes longer than all
 the rest, and most settings have no interpolation.
 
-What it does not do: decide which keys exist, or that one source overrides another (`loading.py`).
+It decides neither which keys exist nor that one source overrides another (`loading.py`).
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Settings as others need them: YAML, flat keys for trackers, what determines the result, a page of documentation.
 
-What it does not do: read any of these back (`loading.py`).
+It reads none of these back (`loading.py`).
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ def to_yaml(settings: Settings, *, public: bool = False) -> str:
 
 
 def redactor(settings: Settings) -> Redactor:
-    """Of what is known to be a credential in a process that has these settings."""
+    """The redactor of all that is known to be a credential in a process that has these settings."""
     return Redactor(flat(settings), os.environ)
 
 
@@ -184,7 +184,7 @@ def names() -> list[str]:
 
 
 def choices(name: str) -> list[str]:
-    """What a key or a section with a name can be set to, where it is one of some words; none for others."""
+    """The words that a key, or a section with a name, can be set to; none if it takes other values."""
     if name in TABLES:
         return list(TABLES[name])
     key = next((key for key in KEYS if key.name == name), None)
@@ -199,7 +199,7 @@ def choices(name: str) -> list[str]:
 
 
 def described(name: str) -> str:
-    """What a key is, or all keys of a section; without a name the sections. Raises UsageError."""
+    """The description of a key, or of all keys of a section; without a name, of the sections. Raises UsageError."""
     rows = [row for key in KEYS for row in _rows(key)]
     found = [
         row for row in rows if row[0].strip("`") == name or row[0].strip("`").startswith(f"{name}." if name else "")
@@ -290,7 +290,8 @@ def _is_named(key: Key) -> bool:
 
 
 def _sentences(entries: Mapping[str, Option]) -> str:
-    """What an option is, with the entries that have it: "linear, cosine: the factor at the last step; 0.0 if not given."."""
+    """The sentence of an option, with the entries that have it: "linear, cosine: the factor at the last step; 0.0 if not
+    given."."""
     found: dict[str, list[str]] = {}
     for name, option in entries.items():
         value = plain(option.default)

@@ -1,4 +1,4 @@
-"""What follows from the failure of a GPU under a worker: that worker is lost, its work goes on elsewhere, or the run ends.
+"""The consequence of a GPU's failure under a worker: that worker is lost, its work goes on elsewhere, or the run ends.
 
 The pipeline is at fault where kernels fail with the same micro-batch at two workers. A launch on a processor would have ended
 with its error. A card that fails twice is left out, by its UUID, for the rest of the run.
@@ -20,7 +20,7 @@ IN_A_STEP = 3  # of workers, none of which names the micro-batch of another: a c
 
 
 def lost(decision: Decision, event: CardFailed) -> list[tuple[LostMember, str]]:
-    """Who is lost by this failure, each with the reason; nobody where the run ends over it."""
+    """The members lost by this failure, each with the reason; none if the run ends over it."""
     state = decision.state
     failures = (*state.card_failures, event)
     decision.set(card_failures=failures)

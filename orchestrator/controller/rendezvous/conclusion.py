@@ -1,8 +1,8 @@
 """The end of a generation: when it is over, what is judged then, and whether the run is over with it.
 
-It is over when every member has reported or is gone (rule C2). Then come, in this order: the assertion that no two
-replicas are more than a step apart (rule D1), faulty micro-batches (rule D3), the limits on generations without a
-step, and pairs that lost each other (rule C5). What remains is done by `formation`.
+It is over when every member has reported or is gone (rule C2). Then come, in this order: the assertion that no two replicas
+are more than a step apart (rule D1), faulty micro-batches (rule D3), the limits on generations without a step, and pairs that
+lost each other (rule C5). The rest is done by `formation`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What follows from a check: who is put out of the run, or why it ends. The step is repeated by those who are left."""
+"""The consequence of a check: who is put out of the run, or why it ends. The step is repeated by those who are left."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _UNKNOWN = (
 
 
 def distrusted(decision: Decision, verdict: Verdict) -> list[tuple[LostMember, str]]:
-    """Who is lost by this verdict, each with the reason; the run ends where a wrong answer is nobody's for certain."""
+    """The members lost by this verdict, each with the reason; the run ends if a wrong answer is nobody's for certain."""
     state, members = decision.state, decision.generation().begin.members
     wrong, between = (tuple(members[rank] for rank in ranks) for ranks in (verdict.wrong, verdict.between))
     machines = {state.members[id_].node for id_ in wrong if id_ in state.members}

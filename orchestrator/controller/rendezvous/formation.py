@@ -1,7 +1,7 @@
-"""What follows a generation: the next one, a pause until there can be one, or the end.
+"""The successor of a generation: the next one, a pause until there can be one, or the end.
 
-Who belongs to the next one is decided in `membership.compose`. This module does the rest: it accounts for what was
-lost, pauses below the least number of workers, restarts after the loss of all state, and ends an interrupted run.
+`membership.compose` decides the members of the next one. This module does the rest: it accounts for what was lost, pauses
+below the least number of workers, restarts after the loss of all state, and ends an interrupted run.
 """
 
 from __future__ import annotations
@@ -50,8 +50,8 @@ def form(decision: Decision) -> None:
 
 
 def _make_room(decision: Decision) -> None:
-    """Where a stage has no worker, nobody comes and there is no room for one: end the youngest worker of the stage that most
-    host, whose place a new one takes. At most one at each retry, since a place is not free at once."""
+    """If a stage has no worker, none comes and there is no room for one: end the youngest worker of the stage that most host,
+    so that a new one takes its place. At most one at each retry, since a place is not free at once."""
     state = decision.state
     if state.requirements.members.stages == 1 or state.interrupted or state.retry is None or decision.now < state.retry:
         return
@@ -140,7 +140,7 @@ def begin(decision: Decision, plan: Begin) -> None:
 
 
 def become_spare(decision: Decision, worker: Member) -> None:
-    """One that is ready and has no place. Where every worker has the whole model, a spare has it too."""
+    """One that is ready and has no place. If every worker has the whole model, a spare has it too."""
     if decision.state.requirements.members.stages > 1 and worker.stage is None:
         decision.do(BecomeSpare(worker.id))
 

@@ -5,8 +5,8 @@ a step boundary, so that no step is lost.
     watch     when those are there, or there is no room for them, or half of the time has gone: all leave by a vote, and the
               next generation is made without them (`membership.compose`); who has no part in it is ended
 
-Where only members that leave have the state, a newcomer gets it in a generation with one of them, which leaves after that.
-Where shards keep something, which their host alone has, or nobody else hosts a stage, they stay until they are lost.
+If only members that leave have the state, a newcomer gets it in a generation with one of them, which leaves after that. If
+shards keep a state, which their host alone has, or nobody else hosts a stage, they stay until they are lost.
 """
 
 from __future__ import annotations

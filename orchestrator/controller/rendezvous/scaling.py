@@ -12,7 +12,8 @@ SELDOM_S = 300.0  # a run of days outlives a fault of a node, or of a store that
 
 
 def start_failed(decision: Decision, member: int, why: str) -> None:
-    """Who was ordered before the last failure was known fails along with it: a lost node fails all starts on it at once."""
+    """A worker that was ordered before the last failure was known fails along with it: a lost node fails all starts on it at
+    once."""
     state = decision.state
     if member >= state.failed:
         decision.set(failures=state.failures + 1, failed=state.next_member)

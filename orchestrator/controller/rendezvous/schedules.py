@@ -33,7 +33,7 @@ class Group:
         return frozenset(self.ranks[peer] for peer in self.schedule.peers_of(self.place(rank)))
 
     def program(self, rank: int, only: Collection[int] | None = None) -> tuple[Action, ...]:
-        """What `rank` does in a sum; peers are ranks of the generation."""
+        """The actions of `rank` in a sum; peers are ranks of the generation."""
         actions = program(self.schedule, self.place(rank), only)
         return tuple(
             each if isinstance(each, Finish) else replace(each, peer=self.ranks[each.peer]) for each in actions
@@ -41,7 +41,8 @@ class Group:
 
 
 def schedule_of(begin: Begin, exchange: Exchange) -> Schedule:
-    """That of the run's topology, with the servers that live; another topology's where it wants servers and none lives."""
+    """The schedule of the run's topology, with the servers that live; another topology's if it wants servers and none
+    lives."""
     topology = _STAND_IN if begin.without_servers else exchange.topology
     servers = {"servers": begin.servers} if begin.servers else {}
     return build_schedule(topology.name, begin.workers, nodes=begin.nodes, **{**topology.options, **servers})

@@ -1,4 +1,4 @@
-"""What a method of compression is: the sums it needs of each step, what shards put into them, and what comes of them.
+"""The interface of a compression method: the sums it needs in each step, what shards put into them, and what comes of them.
 
     phases    what is summed or gathered, one after the other; each may depend on the results of those before
     encode    what the held contributions are in a phase; called after the vote, so it knows what all shards have together
@@ -37,8 +37,8 @@ class Model:
 
 @dataclass(frozen=True)
 class Agreement:
-    """What all members know after the vote. largest: for each parameter the largest |weight * element| of all shards' held
-    tensors, None where no shard has any; replicated: as of the last committed step."""
+    """The facts that all members share after the vote. largest: for each parameter the largest |weight * element| of all
+    shards' held tensors, None where no shard has any; replicated: as of the last committed step."""
 
     step: int
     total_weight: float
@@ -87,7 +87,7 @@ class Largest(Phase):
 
 @dataclass(frozen=True)
 class Rows:
-    """What goes into a phase. rows: S x vectors of the phase, float32; largest: for each vector a bound on |weight * element|
+    """The input of a phase. rows: S x vectors of the phase, float32. largest: for each vector a bound on |weight * element|
     over *all* shards, None or zero where no shard has any; under `Levels` it is the span of the levels.
 
     keeps: `Levels` leaves in the rows what rounding dropped, and `Largest` what is not sent. counts: for `Largest`, how many
@@ -125,8 +125,8 @@ class Codec(Protocol):
         """Before the first step; {} for a method that needs nothing."""
 
     def encode(self, phase: int, agreement: Agreement, held: Sequence[Held], earlier: Sequence[Result]) -> Rows:
-        """What the held contributions are in this phase, which takes part in the step. earlier: results of the phases
-        before, `Nothing` of those that do not."""
+        """The held contributions as this phase sums them; the phase takes part in the step. earlier: results of the phases
+        before, `Nothing` for those that do not."""
 
     def decode(self, agreement: Agreement, results: Sequence[Result], mean: Sequence[torch.Tensor]) -> State:
         """Write the mean gradient into P vectors; of one that no shard has, anything. Returns what is replicated after

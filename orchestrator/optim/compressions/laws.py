@@ -6,7 +6,7 @@
     shapes      rows fit their phase; what is replicated keeps its names, shapes and types
     untouched   without error feedback the gradients stay as they are, for they are not its own
 
-What it cannot see: whether a model still learns with it. Sums are made in float64, without rounding to a grid or to levels.
+It cannot see whether a model still learns with it. Sums are made in float64, without rounding to a grid or to levels.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def broken(build: Callable[[], Codec | None]) -> str | None:
 
 
 def _step(codec: Codec, agreement: Agreement, groups: Sequence[list[Held]]) -> tuple[Any, Any, list[torch.Tensor]]:
-    """What was put into the phases, by shard, or the law that is broken; what is replicated then; the mean gradient."""
+    """The input of the phases by shard, or the law that is broken; the replicated state then; the mean gradient."""
     import torch
 
     results: list[Result] = []

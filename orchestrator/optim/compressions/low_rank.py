@@ -6,12 +6,12 @@
     kept: M - B (M' B)'            what of a shard's own matrix the basis does not show
 
 Both means are exact sums of their own, so the bytes do not grow with the shards. The basis is computed by every worker, with
-the same bits. A matrix that two thin ones would not make `saving` times smaller, and everything with less than two axes, is
-summed as it is; in the first `warmup` steps all is, and after them in the last of every `reset` steps. Those sums are of all
-that shards keep too, which begins anew then (error reset): so nothing waits longer than `reset` steps.
+the same bits. Everything with less than two axes is summed as it is, and so is a matrix that two thin ones would not make
+`saving` times smaller. In the first `warmup` steps, and after them in the last of every `reset` steps, all is. Those sums are
+of all that shards keep too, which begins anew then (error reset): so nothing waits longer than `reset` steps.
 
-A shard keeps what the basis does not show of *its own* matrix, and not of the mean as in the paper: it is known before the
-second sum, so a worker that is lost from sight in the middle of it has what it keeps (the sum over the shards is the same).
+A shard keeps what the basis does not show of *its own* matrix, and not of the mean as in the paper; the sum over the shards
+is the same. The rest is then known before the second sum, so a worker that is lost in the middle of it has what it keeps.
 
 Source: Vogels, Karimireddy and Jaggi, "PowerSGD: Practical low-rank gradient compression for distributed optimization" (2019),
 algorithms 1 and 2. Warm-up and saving: PyTorch's `PowerSGDState` (`start_powerSGD_iter`, `min_compression_rate`). Reset: Xie
@@ -195,7 +195,7 @@ def _operand(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _bound(largest: float | None, columns: torch.Tensor) -> float | None:
-    """Of the products of a matrix, whose elements are at most `largest`, with these columns."""
+    """A bound on the products of a matrix, whose elements are at most `largest`, with these columns."""
     if largest is None:
         return None
     return largest * float(columns.double().abs().sum(0).max()) * _ROUNDING

@@ -1,8 +1,8 @@
 """`compression: quantize`: gradients as integers of 8 or 16 bits, whose sums fit the same integers.
 
-Each tensor has one spacing, from the largest weighted element that any shard has in this very step, so that the integers of all
-shards mean the same and add up without loss. What rounding drops each shard adds to its next gradient (error feedback), so that
-small elements are late and not lost.
+Each tensor has one spacing, from the largest weighted element that any shard has in this very step, so that the integers of
+all shards mean the same and add up without loss. Each shard adds its rounding error to its next gradient (error feedback), so
+that small elements are late and not lost.
 
 Source: Seide et al. (2014) and SwitchML (2021), see `numerics/levels.py`.
 """

@@ -1,6 +1,6 @@
 """`compression: topk`: of each tensor the few largest elements of each shard.
 
-What shards choose differs, so it is gathered and not summed: the bytes grow with the shards.
+Shards choose different elements, so these are gathered and not summed: the bytes grow with the shards.
 
 Source: Lin, Han, Mao, Wang and Dally, "Deep gradient compression" (2018), also for the ratio that falls to its value during the
 first steps.

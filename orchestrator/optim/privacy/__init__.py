@@ -1,4 +1,4 @@
-"""What keeps single clients unseen: clipped contributions on a fixed quantization grid, noise from a secret, masks.
+"""Privacy of single clients: clipped contributions on a fixed quantization grid, noise from a secret, masks.
 
     secret      the file that it lies in, and the keys that follow from it and from what a run is made of
     keys        bits that nobody guesses who does not have them

@@ -43,5 +43,5 @@ class Accountant:
         self._delta = delta
 
     def epsilon(self, rounds: int) -> float:
-        """Of all of so many rounds together: their Renyi divergences add up."""
+        """The epsilon of so many rounds together: their Renyi divergences add up."""
         return float(self._epsilon(self._orders, self._of_one * rounds, self._delta)[0]) if rounds else 0.0

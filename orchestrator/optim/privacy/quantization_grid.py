@@ -80,5 +80,5 @@ def loss_on_grid(loss: float) -> int:
 
 
 def mean_loss(total: int, count: int) -> float:
-    """Of so many losses on the quantization grid; zero of none."""
+    """The mean of so many losses on the quantization grid; zero if there are none."""
     return total / (count << _LOSS_BITS) if count else 0.0

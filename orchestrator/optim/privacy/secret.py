@@ -1,8 +1,8 @@
 """The secret of a user: 256 bits in a file outside of every record, and the keys that follow from it for one run.
 
-A record holds its commitment, a hash from which nobody finds it. The keys of a run are bound to all that the run is made of, so
-that other data, other code or other settings never meet the same noise: the difference of two releases with the same noise
-would show what differs without any. One run repeated has the same keys, which is what makes a rerun exact.
+A record holds its commitment, a hash from which nobody finds it. The keys of a run are bound to all that the run is made of,
+so that other data, other code or other settings never meet the same noise. The difference of two releases with the same noise
+would show what differs, without any noise. One run repeated has the same keys, which is what makes a rerun exact.
 """
 
 from __future__ import annotations

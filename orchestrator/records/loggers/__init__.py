@@ -28,7 +28,7 @@ LOGGERS: Table[Callable[[LoggedRun], Logger]] = Table(
 
 
 def problems(names: Sequence[str]) -> list[str]:
-    """What keeps these from being written to on this machine, a sentence each."""
+    """The obstacles to writing to these on this machine, a sentence each."""
     found: list[str] = []
     for name in names:
         try:

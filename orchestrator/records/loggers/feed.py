@@ -16,7 +16,7 @@ _Call = Callable[[Logger], object]
 
 
 class LoggerFeed:
-    """names: of writers; none is a feed too. What is told is what MLflow is told, in the same order."""
+    """names: of writers; none is a feed too. They are told what MLflow is told, in the same order."""
 
     def __init__(self, names: Sequence[str], run: LoggedRun, last_s: float = _LAST_S) -> None:
         self._streams = [_Stream(name, run) for name in dict.fromkeys(names)]
@@ -28,7 +28,7 @@ class LoggerFeed:
             stream.put(lambda logger: logger.metrics(step, copied))
 
     def troubles(self) -> list[str]:
-        """What went wrong since this was asked last: a sentence for each writer that is told nothing any more."""
+        """The failures since this was asked last: a sentence for each writer that is told nothing any more."""
         found = [stream.take_trouble() for stream in self._streams]
         return [each for each in found if each is not None]
 

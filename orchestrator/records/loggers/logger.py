@@ -1,4 +1,4 @@
-"""What a writer is told of a run, and what it is asked."""
+"""The interface of a writer: what it is told of a run, and what it is asked."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Logger(Protocol):
 
 
 def missing(package: str) -> str | None:
-    """What to say where a package is not installed."""
+    """The sentence for a package that is not installed."""
     if importlib.util.find_spec(package) is not None:
         return None
     return f"{package} is not installed; pip install {package}, or leave it out of tracking.also"

@@ -2,8 +2,8 @@
 
     tensorboard --logdir .orchestrator
 
-shows all runs of a project, each under `<run id>/tensorboard`. Of a run that is resumed, what follows the step from which it is
-told again is purged by TensorBoard itself.
+shows all runs of a project, each under `<run id>/tensorboard`. If a run is resumed, TensorBoard itself purges what follows
+the step from which it is told again.
 """
 
 from __future__ import annotations

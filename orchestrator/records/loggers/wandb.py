@@ -1,6 +1,6 @@
 """Weights & Biases, by the package wandb. The run has the id that it has in MLflow, in the project that is named like its
 experiment; where to, as whom and whether at once are wandb's own business: WANDB_MODE=offline, WANDB_ENTITY, WANDB_BASE_URL,
-`wandb login`. What it keeps on this machine lies in the run's folder, where `wandb sync` finds what was written offline.
+`wandb login`. Its files on this machine lie in the run's folder, where `wandb sync` finds what was written offline.
 
 It is told what MLflow is told and nothing else: it reads no command line, which may hold a credential, no code and no git.
 """

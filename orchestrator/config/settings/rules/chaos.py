@@ -1,4 +1,4 @@
-"""What goes with a run that is disturbed on purpose (`chaos`), and what does not: each refusal with its remedy."""
+"""Rules for a run that is disturbed on purpose (`chaos`): each refusal with its remedy."""
 
 from __future__ import annotations
 

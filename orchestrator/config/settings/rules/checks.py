@@ -1,4 +1,4 @@
-"""What goes with workers that check each other (`check.every`), and what does not: each refusal with its remedy."""
+"""Rules for workers that check each other (`check.every`): each refusal with its remedy."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What goes together of workers, devices and arithmetic, and what does not: each refusal with its remedy."""
+"""Rules for workers, devices and arithmetic: each refusal with its remedy."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def _measured(auto: tuple[str, ...]) -> list[str]:
 
 
 def _not_measured(code: str, key: str, fit: Any, why: str) -> Rule:
-    """What a launch cannot choose by measuring layouts. why: with the value in it."""
+    """A rule for a key that a launch cannot choose by measuring layouts. why: with the value in it."""
     case = Case(("tuning.auto",), _measured)
     return case.requires(code, key, fit, lambda value, auto: f"{' and '.join(_measured(auto))}: {why.format(value)}")
 

@@ -1,4 +1,4 @@
-"""What goes with replicas that run free (`sync` other than bsp), and what does not: each refusal with its remedy.
+"""Rules for replicas that run free (`sync` other than bsp): each refusal with its remedy.
 
 A mode of the user's own is known once it is imported; then `driver.preflight` holds the settings to the same rules.
 """

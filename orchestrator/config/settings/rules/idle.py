@@ -1,6 +1,6 @@
 """Settings that others leave without effect, said when a run is described: each refusal with its remedy (`rule.Idle`).
 
-What it does not do: look at what only the model or the data tell, such as a compression that makes no tensor smaller
+It does not look at what only the model or the data tell, such as a compression that makes no tensor smaller
 (`worker.model.construction`).
 """
 
@@ -109,7 +109,7 @@ def _of_stages(code: str, key: str, used: Any, sentence: str) -> Idle:
 
 
 def _of_speeds(code: str, key: str, idle: Callable[[Any], bool], why: str) -> Idle:
-    """Where declared speeds count for nothing. why: with the value in it."""
+    """A key with which declared speeds count for nothing. why: with the value in it."""
     return Idle(
         code,
         ("cluster.speeds", key),

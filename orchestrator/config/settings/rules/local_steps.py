@@ -1,4 +1,4 @@
-"""What goes with shards that train by themselves in rounds, and what does not: each refusal with its remedy."""
+"""Rules for shards that train by themselves in rounds: each refusal with its remedy."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What goes with clipped, noisy and masked contributions, and what does not: each refusal with its remedy."""
+"""Rules for clipped, noisy and masked contributions: each refusal with its remedy."""
 
 from __future__ import annotations
 

@@ -55,10 +55,10 @@ class Case:
 
 @dataclass(frozen=True)
 class Idle(Rule):
-    """A setting that others leave without effect. That harms no run: it is looked for where somebody describes one, and not
-    where the settings come from a record, which has to be repeated as it is, nor in a rung of a sweep, which is shorter than
-    its runs are. switches: those of the keys that may be given by a later source than all others and leave these behind, as
-    where the command line shortens the run of a file."""
+    """A setting that others leave without effect. It harms no run. It is looked for in settings that somebody has written,
+    and not in a record, which is repeated as it is, or in a rung of a sweep, which is shorter than its runs.
+    switches: the keys that a later source may give and so leave the others behind, such as a command line that shortens
+    the run of a file."""
 
     switches: tuple[str, ...] = ()
 

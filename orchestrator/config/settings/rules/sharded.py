@@ -1,4 +1,4 @@
-"""What goes with an update that the workers of a host divide, and what does not: each refusal with its remedy."""
+"""Rules for an update that the workers of a host divide: each refusal with its remedy."""
 
 from __future__ import annotations
 

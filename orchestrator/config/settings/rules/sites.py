@@ -1,4 +1,4 @@
-"""What goes with data pinned to sites, and what does not: each refusal with its remedy."""
+"""Rules for data pinned to sites: each refusal with its remedy."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""What goes with a model that is cut into stages (`cluster.stages` above 1), and what does not: each refusal with its remedy.
+"""Rules for a model that is cut into stages (`cluster.stages` above 1): each refusal with its remedy.
 
-What it does not do: look at the model or at the pipeline. A topology and a mode of the user's own are known once they are
-imported; then `driver.preflight` holds the settings to the same rules.
+They look neither at the model nor at the pipeline. A topology and a mode of the user's own are known once they are imported;
+then `driver.preflight` holds the settings to the same rules.
 """
 
 from __future__ import annotations

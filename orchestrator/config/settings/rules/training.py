@@ -1,5 +1,4 @@
-"""What goes together of samples, batches, learning rates, evaluations and compression, and what does not: each refusal with its
-remedy."""
+"""Rules for samples, batches, learning rates, evaluations and compression: each refusal with its remedy."""
 
 from __future__ import annotations
 
@@ -13,7 +12,7 @@ from orchestrator.optim.compressions.quantize import most_shards
 
 
 def _in_steps(key: str) -> Rule:
-    """What counts epochs counts the steps of the first one."""
+    """A key in epochs counts the steps of the first one."""
     return Case(("data.batch_size",), lambda batch_size: not batch_size.is_constant).requires(
         "schedule.span-in-steps",
         key,
@@ -23,7 +22,7 @@ def _in_steps(key: str) -> Rule:
 
 
 def _evaluated_in_steps(what: str, key: str, monitors: Callable[[Any], bool]) -> Rule:
-    """What depends on evaluations has to know their steps beforehand, or the result would depend on the clock."""
+    """A setting that depends on evaluations has to know their steps beforehand, or the result would depend on the clock."""
     return Rule(
         "evaluation.in-steps",
         (key, "evaluation.every"),
@@ -56,7 +55,7 @@ def _too_few_levels(_: str, bits: int | None, shards: int) -> str:
 
 
 def _order_of_all(key: str, fit: str) -> Rule:
-    """Where shards draw from something else than all samples in turn, no order of these is followed."""
+    """If shards draw from something else than all samples in turn, no order of these is followed."""
     return Case(("data.order.name",), lambda order: order != "shuffled").requires(
         "data.order-of-all",
         f"{key}.name",
