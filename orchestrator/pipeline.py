@@ -271,5 +271,10 @@ def users_frames(frames: Iterable[traceback.FrameSummary]) -> list[str]:
     return [
         f"\n    {frame.filename}:{frame.lineno} in {frame.name}: {frame.line}"
         for frame in frames
-        if _OWN not in Path(frame.filename).resolve().parents and "site-packages" not in frame.filename
+        if not is_own(frame) and "site-packages" not in frame.filename
     ]
+
+
+def is_own(frame: traceback.FrameSummary) -> bool:
+    """Whether it is of this package."""
+    return _OWN in Path(frame.filename).resolve().parents

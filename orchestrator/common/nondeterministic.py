@@ -11,7 +11,7 @@ import re
 from dataclasses import dataclass
 
 _RAISED = re.compile(r"(.+?) does not have a deterministic implementation")
-_GENERAL = "put another operation in its place; one that only GPUs lack will do with run.device=cpu"
+GENERAL = "put another operation in its place; one that only GPUs lack will do with run.device=cpu"
 
 
 @dataclass(frozen=True)
@@ -111,7 +111,7 @@ OPERATIONS = (
     ),
     _row("kthvalue", r"kthvalue", "x.sort(dim=dim, stable=True).values.select(dim, k - 1)"),
     _row("median with a dimension", r"median", "x.sort(dim=dim, stable=True).values.select(dim, (n - 1) // 2)"),
-    _row("put_", r"put_$", "index_put_, with accumulate=True where indices repeat"),
+    _row("put_", r"^put_$", "index_put_, with accumulate=True where indices repeat"),
 )
 
 
@@ -121,4 +121,10 @@ def raised(error: BaseException) -> Operation | None:
     if found is None:
         return None
     name = found.group(1)
-    return next((row for row in OPERATIONS if row.sign.search(name)), _row(name, re.escape(name), _GENERAL))
+    return next((row for row in OPERATIONS if row.sign.search(name)), _row(name, re.escape(name), GENERAL))
+
+
+def known(operator: str) -> Operation | None:
+    """The row of an operator of torch's dispatcher, such as "aten::grid_sampler_2d_backward"; None where none has it."""
+    name = operator.partition("::")[2].partition(".")[0]
+    return next((row for row in OPERATIONS if row.sign.search(name)), None)

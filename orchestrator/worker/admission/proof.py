@@ -23,7 +23,8 @@ from orchestrator.numerics import determinism, flops
 from orchestrator.numerics.digests import update
 from orchestrator.numerics.portable import used
 from orchestrator.pipeline import naming
-from orchestrator.worker.admission import state_detection
+from orchestrator.worker.admission import state_detection, varying_operation
+from orchestrator.worker.admission.varying_operation import Difference
 from orchestrator.worker.between_steps import evaluation
 from orchestrator.worker.model.pipeline_adapter import PipelineAdapter
 from orchestrator.worker.model.replica import Replica
@@ -43,7 +44,10 @@ def reference(workload: PipelineAdapter, replica: Replica, *, sparing: bool = Fa
     first: str | None = ""
     if not workload.is_live:
         what = f"micro-batch (step 0, shard {next(iter(own), 0)})"
-        first = verify(what, own[:2], lambda shard: take(workload, replica, shard)) or ("" if not own else None)
+        look = functools.partial(varying_operation.found, workload, replica, watches=not compiles)
+        differs = lambda: None if sparing else look(own[0])  # noqa: E731
+        take_shard = lambda shard: take(workload, replica, shard)  # noqa: E731
+        first = verify(what, own[:2], take_shard, differs=differs) or ("" if not own else None)
     if pinned and first is not None:
         common = range(min(1, len(workload.evaluation_batches)))
         of = lambda batch: fingerprint(workload, replica, batch, workload.loss_of_validation)  # noqa: E731
@@ -83,11 +87,17 @@ def flops_per_sample(workload: PipelineAdapter, replica: Replica) -> float | Non
 
 
 def _verify(
-    workload: PipelineAdapter, what: str, batches: Sequence[int], compute: Callable[[int], str | None], *, fills: bool
+    workload: PipelineAdapter,
+    what: str,
+    batches: Sequence[int],
+    compute: Callable[[int], str | None],
+    *,
+    fills: bool,
+    differs: Callable[[], Difference | None] = lambda: None,
 ) -> str | None:
     """What `compute` returns for batch 0, which has to be the same each time; None where it returns None for one of the
     batches. fills: whether memory that nobody has written is filled the first time; code that is compiled meanwhile would go on
-    filling it. Raises Inconsistent."""
+    filling it; differs: looks for what differs first. Raises Inconsistent."""
     if not batches:
         return None
     with determinism.filled() if fills else contextlib.nullcontext():
@@ -106,6 +116,16 @@ def _verify(
     )
     if results[-1] != results[0]:
         why = f"; what had changed: {found}" if found else ""
+        difference = differs()
+        if difference is not None and difference.its_own:
+            raise Inconsistent(
+                f"{what} came out differently when it was computed again, of the same samples and random numbers"
+                f"{difference.told()}",
+                difference.remedy,
+                code="pipeline.varying-operation",
+            )
+        if difference is not None and not found:
+            why = difference.told()
         raise Inconsistent(
             f"{what} came out differently when it was computed again behind another one{why}",
             remedy,

@@ -7,14 +7,14 @@ node of its graph was made, and the node of the refused operation says its line.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from traceback import FrameSummary
 from typing import Any
 
 import torch
 
 from orchestrator.common import nondeterministic
-from orchestrator.pipeline import users_frames
+from orchestrator.pipeline import is_own, users_frames
 
 _FRAME = re.compile(r'  File "(.+)", line (\d+), in (.+)\n(?:    (.*))?')
 
@@ -37,16 +37,30 @@ def _frames(operation: nondeterministic.Operation, loss: Callable[[], Any]) -> l
     finally:
         torch.autograd.set_detect_anomaly(before, check_nan)
     root = returned if isinstance(returned, torch.Tensor) else returned[0]
-    node = next((node for node in _nodes(root) if type(node).__name__.startswith(operation.nodes)), None)
-    made = [] if node is None else node.metadata.get("traceback_", [])
-    found = [_FRAME.match(each) for each in made]
-    return users_frames(FrameSummary(m[1], int(m[2]), m[3], line=m[4] or "") for m in found if m is not None)
+    node = next((node for node in nodes_of(root) if type(node).__name__.startswith(operation.nodes)), None)
+    return [] if node is None else frames_of(node)
 
 
-def _nodes(root: torch.Tensor) -> Iterator[Any]:
-    """Of the graph, those near the root first, as the backward pass meets them."""
+def frames_of(node: Any) -> list[str]:
+    """The lines of the user's in which a node of a graph was made that autograd was noting this for."""
+    found = [_FRAME.match(each) for each in reversed(node.metadata.get("traceback_", []))]
+    return innermost(FrameSummary(m[1], int(m[2]), m[3], line=m[4] or "") for m in found if m is not None)
+
+
+def innermost(stack: Iterable[FrameSummary]) -> list[str]:
+    """The user's lines that ours have called last, innermost last. stack: innermost first."""
+    found: list[str] = []
+    for frame in stack:
+        if found and is_own(frame):
+            break
+        found = [*users_frames([frame]), *found]
+    return found
+
+
+def nodes_of(root: torch.Tensor, without: Collection[Any] = ()) -> Iterator[Any]:
+    """Of the graph, those near the root first, as the backward pass meets them. without: these, and what leads to them."""
     waiting: list[Any] = [root.grad_fn]
-    seen: set[Any] = {None}
+    seen: set[Any] = {None, *without}
     for node in waiting:
         if node not in seen:
             seen.add(node)

@@ -14,8 +14,9 @@ from dataclasses import replace
 
 import torch
 
-from orchestrator.errors import OrchestratorError
-from orchestrator.numerics import digests
+from orchestrator.checkpoint.state import digest as digest_of
+from orchestrator.common import nondeterministic
+from orchestrator.errors import Inconsistent, OrchestratorError
 from orchestrator.numerics.staging import Direct, Staging
 from orchestrator.worker.model.pipeline_adapter import Call, PipelineAdapter
 from orchestrator.worker.model.replica import Replica
@@ -25,20 +26,34 @@ from orchestrator.worker.pipeline_parallel.replay import Stage
 
 
 def fingerprint(workload: PipelineAdapter, replica: Replica, cuts: Cuts, staging: Staging) -> str:
-    """Of the loss, of the gradients and of the buffers as each stage leaves them. Empty where the micro-batch has no rows,
-    weighs nothing or fails, as its step will. The model is in host memory, and is left as it was. Raises PipelineRaised where
-    the device failed of it."""
+    """Of the loss, of the gradients and of the buffers as each stage leaves them, which is computed twice. Empty where the
+    micro-batch has no rows, weighs nothing or fails, as its step will. The model is in host memory, and is left as it was.
+    Raises PipelineRaised where the device failed of it; Inconsistent where it gives other bits the second time."""
+    first, again = (_digests(workload, replica, cuts, staging) for _ in range(2))
+    differing = next((name for name, bits in first.items() if again.get(name) != bits), None)
+    if differing is not None:
+        raise Inconsistent(
+            f"micro-batch (step 0, shard 0) came out differently when the device computed it again, stage by stage: the first "
+            f"to differ is {differing}",
+            f"cluster.stages=1 with a smaller model names the operation; {nondeterministic.GENERAL}",
+            code="stages.not-repeatable",
+        )
+    return hashlib.sha256(repr(sorted(first.items())).encode()).hexdigest() if first else ""
+
+
+def _digests(workload: PipelineAdapter, replica: Replica, cuts: Cuts, staging: Staging) -> dict[str, str]:
+    """In the order in which they are there; none where there is no fingerprint."""
     replica.begin_shard()
     workload.compute_on(staging)
     try:
         if not workload.rows(0, 0):
-            return ""
+            return {}
         with workload.call(0, 0) as call:
-            return _OneByOne(workload, replica, cuts, staging).fingerprint(call)
+            return _OneByOne(workload, replica, cuts, staging).digests(call)
     except OrchestratorError as error:
         if isinstance(error.__context__, torch.AcceleratorError):
             raise
-        return ""
+        return {}
     finally:
         workload.compute_on(Direct())
         replica.begin_shard()
@@ -51,8 +66,8 @@ class _OneByOne:
         self._workload, self._cuts, self._staging = workload, cuts, staging
         self._offsets = {slot.name: slot.offset for slot in replica.layout.slots}
 
-    def fingerprint(self, call: Call) -> str:
-        seeded, digest = Generators.now(), hashlib.sha256()
+    def digests(self, call: Call) -> dict[str, str]:
+        seeded, found = Generators.now(), dict[str, str]()
         arrived = self._arrived(call, seeded)
         came: Gradients | None = None
         for index in reversed(range(self._cuts.stages)):
@@ -62,9 +77,9 @@ class _OneByOne:
                 if came is None:
                     judged = self._workload.judge(value, call)
                     if judged is None:
-                        return ""
+                        return {}
                     record = record._replace(roots=[judged[0]])
-                    digest.update(judged[1].hex().encode())
+                    found["the loss"] = judged[1].hex()
                 else:
                     came.generators.restore()
                 back = stage.backward(record, came, {})
@@ -72,8 +87,9 @@ class _OneByOne:
                 for name, tensor in sorted(stage.held.items()):
                     left = tensor.grad if isinstance(tensor, torch.nn.Parameter) else tensor
                     if left is not None:
-                        digests.update(digest, f"{index}/{name}", left)
-        return digest.hexdigest()
+                        kind = "the gradient of" if left is not tensor else "buffer"
+                        found[f"{kind} {name} (stage {index})"] = digest_of(left)
+        return found
 
     def _arrived(self, call: Call, seeded: Generators) -> list[Activations | None]:
         """What comes to each stage."""

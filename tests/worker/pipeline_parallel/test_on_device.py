@@ -27,6 +27,7 @@ from tests.comm.transports import device_double
 from tests.comm.transports.memory import LocalRegions
 from tests.numerics.device import host
 from tests.products import thinned
+from tests.refusals import refused
 from tests.worker import pipelines
 from tests.worker.apart import compute_apart, sum_apart
 from tests.worker.elastic import EVERYTHING, Fault, survive
@@ -138,8 +139,11 @@ def test_nothing_is_computed_across(monkeypatch: pytest.MonkeyPatch, apart: Call
 class Otherwise(staging.Copying):
     """A device that computes other bits."""
 
+    factor = 1.5
+
     def batch(self, batch: Any) -> Any:
-        return [tensor * 1.5 if tensor.is_floating_point() else tensor for tensor in super().batch(batch)]
+        there = super().batch(batch)
+        return there * self.factor if isinstance(there, torch.Tensor) and there.is_floating_point() else there
 
 
 def test_workers_agree_on_what_their_devices_compute(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -160,6 +164,21 @@ def test_workers_agree_on_what_their_devices_compute(monkeypatch: pytest.MonkeyP
     assert isinstance(worker._execution, PipelineStrategy)
     assert worker._execution._replica is not None
     worker._execution._replica.check_step()  # nothing has changed
+
+
+class Varies(Otherwise):
+    """A device that computes other bits each time."""
+
+    def batch(self, batch: Any) -> Any:
+        self.factor += 1 / 64
+        return super().batch(batch)
+
+
+def test_a_device_that_varies_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = resolve(settings_for(pipelines.Batchnorm, Layout(2, stages=2), optimizer=ADAM))
+    monkeypatch.setattr(staging, "on", lambda _: Varies(torch.device("cpu")))
+    with refused("stages.not-repeatable", "(stage 1)"):
+        Worker(plan, LocalRegions()).prepare()
 
 
 DRAWN = torch.Generator()  # as that of a GPU, from which code draws that computes there
