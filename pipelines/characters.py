@@ -51,8 +51,8 @@ class Characters(Pipeline):
 class Windows(Dataset[Batch]):
     """The text, cut into windows that do not overlap."""
 
-    def __init__(self, part: str, window: int) -> None:
-        self.tokens = torch.from_numpy(numpy.load(FOLDER / f"{part}.npy")).long()
+    def __init__(self, part: str, window: int, folder: str | Path = FOLDER) -> None:
+        self.tokens = torch.from_numpy(numpy.load(Path(folder) / f"{part}.npy")).long()
         self.window = window
 
     def __len__(self) -> int:
