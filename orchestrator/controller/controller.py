@@ -55,6 +55,7 @@ from orchestrator.controller.membership import (
     living,
     present,
     progressed,
+    quorum,
     room,
     waiting,
 )
@@ -65,7 +66,7 @@ from orchestrator.controller.rendezvous.distrust import distrusted
 from orchestrator.controller.rendezvous.formation import ask, become_spare, begin, end_interrupted, form, worth_saving
 from orchestrator.controller.rendezvous.leaving import drained, watch
 from orchestrator.controller.rendezvous.scaling import RETRY_S, start_failed, start_missing
-from orchestrator.errors import ClusterUnavailable, RunFailed, WorkerLost
+from orchestrator.errors import ClusterUnavailable, OrchestratorError, RunFailed, WorkerLost
 from orchestrator.records.progress import Progress, in_words, just_committed, passed
 
 GRACE_S = 10.0  # how long a withdrawal waits for the failure that caused it
@@ -121,7 +122,10 @@ def _ready(decision: Decision, event: Ready) -> None:
             return
     now = decision.now
     if event.card in card_failures.left_out(decision.state.card_failures):
-        decision.kill(member, f"GPU {event.card} has failed twice")
+        decision.kill(member, why := f"GPU {event.card} has failed twice")
+        if decision.state.phase == "preparing":
+            _without_card(decision, member, why, card_failures.none_left(decision.state.card_failures[-1]))
+            return
         decision.set(retry=now + RETRY_S, trouble=f"there is room on GPU {event.card} only, which has failed twice")
         return
     if event.node in decision.state.distrusted:
@@ -154,7 +158,7 @@ def _is_missing(state: ControllerState, member: Member) -> bool:
 
 def _begin_first(decision: Decision) -> None:
     ready = [member for member in living(decision.state, "worker") if member.ready is not None]
-    if len(ready) < decision.state.requirements.members.start:
+    if len(ready) < quorum(decision.state):
         return
     for other in ready[1:]:
         error = disagreement(ready[0].name, ready[0].run_manifest, other.name, other.run_manifest)
@@ -182,10 +186,45 @@ def _card_failed(decision: Decision, event: CardFailed) -> None:
     member, state = decision.state.members.get(event.member), decision.state
     if member is None:
         return
-    if state.phase == "preparing" or member not in present(state) or not card_faults.BY_CODE[event.code].elsewhere:
+    elsewhere = card_faults.BY_CODE[event.code].elsewhere
+    if elsewhere and member.ready is None:
+        _card_failed_at_start(decision, member, event)
+    elif not elsewhere or member not in present(state):
         _failed(decision, Failed(event.member, event.error))
     elif found := card_failures.lost(decision, event):
         _lost(decision, found)
+
+
+def _card_failed_at_start(decision: Decision, member: Member, event: CardFailed) -> None:
+    failures = (*decision.state.card_failures, event)
+    decision.set(card_failures=failures)
+    if card_failures.is_of_code(failures):
+        decision.end(event.error, "GPUs fail wherever a worker prepares")
+        return
+    why = f"failed on its GPU as it prepared ({event.code}): {event.error.message.splitlines()[0]}"
+    decision.kill(member, why)
+    if decision.state.phase != "preparing":
+        start_failed(decision, member.id, f"{member.name} {why}")
+    elif event.card in card_failures.left_out(failures):
+        sharing = [each for each in decision.state.members.values() if each.card == event.card]
+        for each in sharing:
+            decision.kill(each, f"computes on GPU {event.card}, which has failed twice")
+        for each in (member, *sharing):
+            _without_card(decision, each, why, card_failures.none_left(event))
+    else:
+        _lost_at_start(decision, member, why, event.error.details, event.error)
+
+
+def _without_card(decision: Decision, member: Member, why: str, error: RunFailed) -> None:
+    """There is room for this member on a card only that has failed twice: the run begins without it, if it may."""
+    if decision.state.phase != "preparing":
+        return
+    if member.role == "worker" and card_failures.may_do_without(decision.state):
+        decision.set(without_card=decision.state.without_card + 1)
+        decision.say(f"{member.name} {why}; the run begins with {quorum(decision.state)} workers")
+        _begin_first(decision)
+    else:
+        _lost_at_start(decision, member, why, error.details, error)
 
 
 def _start_failed(decision: Decision, event: StartFailed) -> None:
@@ -235,12 +274,15 @@ def _died(decision: Decision, event: Died) -> None:
         _lost(decision, [(lost_member, f"died: {event.why}")])
 
 
-def _lost_at_start(decision: Decision, member: Member, why: str, details: str) -> None:
+def _lost_at_start(
+    decision: Decision, member: Member, why: str, details: str, error: OrchestratorError | None = None
+) -> None:
+    """error: what the run ends with where too many are lost; None: that they are."""
     deaths = decision.state.deaths + 1
     decision.remove(member)
     decision.set(deaths=deaths)
     if deaths > START_DEATHS:
-        error = WorkerLost(
+        error = error or WorkerLost(
             f"{member.name} {why}; it is loss {deaths} before the first step",
             _KILLER,
             details,

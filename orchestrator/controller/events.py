@@ -79,6 +79,7 @@ class CardFailed:
     card: str  # the UUID; empty where that is not known
     step: int | None  # what it computed when the failure showed; None where it did something else
     shard: int | None  # likewise
+    prepares: bool = False  # whether it showed before the member was ready
 
 
 @dataclass(frozen=True)

@@ -197,6 +197,7 @@ class ControllerState:
     fallbacks: tuple[tuple[int, FallbackPair], ...] = ()
     distrusted: frozenset[int] = frozenset()  # nodes that start nobody any more, since one there has computed wrongly
     card_failures: tuple[CardFailed, ...] = ()  # of GPUs, in order
+    without_card: int = 0  # workers that the first generation does without, since no card is left for them
     interrupted: tuple[float, str] | None = None  # when, and the signal; None where nobody asked the run to stop
     balance: Balance = Balance()  # whether shards should be assigned anew
 
@@ -253,7 +254,8 @@ def quorum(state: ControllerState) -> int:
     the result."""
     if state.interrupted is not None and not state.requirements.whole:
         return state.requirements.members.stages
-    return state.requirements.members.start if state.generation is None else state.requirements.members.least
+    members = state.requirements.members
+    return members.start - state.without_card if state.generation is None else members.least
 
 
 def compose(state: ControllerState) -> Begin | str:

@@ -73,6 +73,7 @@ class Worker:
         self._callbacks: Callbacks | None = None
         self._left: Generation | None = None  # the last one, unless it was left with all state written
         self.input_audit = InputAudit()  # by the user's code, in `prepare`
+        self.card = ""  # the UUID of its GPU, once `prepare` has found one that tells it
         self._held: Callable[[], Held | None] = lambda: None  # of its GPU, once there is a model
         self._beside, self._workers = 1, [0]  # workers on this machine, and in each generation
 
@@ -97,6 +98,7 @@ class Worker:
         allocator.keep_freed_memory()
         if device == "cuda":
             cuda.start()
+            self.card = cuda.uuid()
             self._services.heartbeat.times.use(CudaStamps())
         self._prepare_thread()
         if plan.run.compute.compiled:

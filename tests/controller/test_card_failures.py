@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from orchestrator.common import card_faults
 from orchestrator.controller.events import CardFailed, End, Kill, Ready, Recovered, Start, Stepped
+from orchestrator.controller.membership import Requirements
 from orchestrator.controller.rendezvous import card_failures
 from orchestrator.errors import RunFailed
 from orchestrator.records.progress import Progress
@@ -20,9 +23,14 @@ SUSPECTED = [fault.code for fault in card_faults.FAULTS if fault.card_suspected]
 
 
 def failed(
-    member: int, code: str = "gpu.ecc", card: str = "GPU-a", step: int | None = 4, shard: int | None = 1
+    member: int,
+    code: str = "gpu.ecc",
+    card: str = "GPU-a",
+    step: int | None = 4,
+    shard: int | None = 1,
+    prepares: bool = False,
 ) -> CardFailed:
-    return CardFailed(member, RunFailed("a card failed", code=code), code, card, step, shard)
+    return CardFailed(member, RunFailed("a card failed", code=code), code, card, step, shard, prepares)
 
 
 def on(*cards: str) -> Play:
@@ -97,10 +105,103 @@ def test_what_no_other_worker_mends_ends_the_run_at_once() -> None:
     assert play.error().code == "gpu.driver-mismatch"
 
 
-def test_a_failure_before_the_first_step_ends_the_run_and_that_of_one_who_is_gone_changes_nothing() -> None:
-    play = Play(requirements())
-    play(failed(0))
+def prepared(play: Play, member: int, card: str) -> None:
+    play(Ready(member, FACTS, True, card=card))
+
+
+def fails_to_prepare(play: Play, code: str = "gpu.ecc", card: str = "GPU-a") -> int:
+    """The youngest member; returns it."""
+    member = play.of(Start)[-1].member
+    play(replace(failed(member, code, card, None, None), prepares=True))
+    assert member in [each.member for each in play.of(Kill)] or play.of(End)
+    return member
+
+
+def test_a_card_that_fails_as_a_worker_prepares_costs_that_worker() -> None:
+    play = Play(requirements(start=2))
+    prepared(play, 0, "GPU-b")
+    fails_to_prepare(play)
+    prepared(play, play.of(Start)[-1].member, "GPU-c")
+    assert play.begin().members == (0, 2)
+
+
+def test_the_first_generation_does_without_who_was_to_compute_on_a_card_that_failed_twice() -> None:
+    """And later ones take whoever comes."""
+    play = Play(requirements(start=3, most=3))
+    prepared(play, 0, "GPU-b")
+    prepared(play, 1, "GPU-c")
+    first, second = fails_to_prepare(play), fails_to_prepare(play)
+    assert second != first
+    assert play.begin().members == (0, 1)
+    assert "the run begins with 2 workers" in " ".join(play.reasons)
+    play(Stepped(0))
+    new = play.of(Start)[-1].member
+    assert new > second
+    prepared(play, new, "GPU-d")
+    play(*(leaves(member, 0, "regroup", Progress(1)) for member in (0, 1)))
+    assert play.begin().members == (0, 1, new)
+
+
+def test_one_who_lands_on_a_card_that_is_left_out_is_no_first_member() -> None:
+    play = Play(requirements(start=3, most=3))
+    prepared(play, 0, "GPU-b")
+    play(replace(failed(1, "gpu.ecc", "GPU-a", None, None), prepares=True))
+    play(replace(failed(2, "gpu.ecc", "GPU-a", None, None), prepares=True))
+    prepared(play, play.of(Start)[-1].member, "GPU-a")
+    assert play.begin().members == (0,)
+
+
+def test_whoever_shares_a_card_that_fails_twice_is_no_first_member_either() -> None:
+    play = Play(requirements(start=3, most=3))
+    prepared(play, 0, "GPU-a")
+    prepared(play, 1, "GPU-b")
+    fails_to_prepare(play)
+    fails_to_prepare(play)
+    assert play.begin().members == (1,)
+
+
+@pytest.mark.parametrize("asked", [requirements(start=1), requirements(start=2, least=2)])
+def test_without_enough_cards_the_run_does_not_begin(asked: Requirements) -> None:
+    play = Play(asked)
+    for _ in range(3):
+        assert play.of(End) == []
+        fails_to_prepare(play)
+    assert play.error().code == "gpu.none-left"
+    assert "GPU GPU-a failed twice" in play.error().message
+
+
+def test_cards_that_do_not_tell_their_names_end_the_run_with_their_failure() -> None:
+    play = Play(requirements(start=2, least=1))
+    for _ in range(3):
+        fails_to_prepare(play, card="")
     assert play.error().code == "gpu.ecc"
+
+
+def test_what_fails_as_two_workers_prepare_is_the_pipelines() -> None:
+    play = Play(requirements(start=4, most=4))
+    fails_to_prepare(play, "gpu.assertion", "GPU-a")
+    assert play.of(End) == []
+    fails_to_prepare(play, "gpu.assertion", "GPU-b")
+    assert play.error().code == "gpu.assertion"
+
+
+def test_one_that_comes_later_and_fails_as_it_prepares_is_tried_again() -> None:
+    play = on("GPU-a", "GPU-b")
+    lose(play, failed(0))
+    before = len(play.of(Start))
+    new = fails_to_prepare(play, card="GPU-c")
+    assert play.state.phase == "running"
+    assert len(play.of(Start)) == before + 1
+    assert play.of(Start)[-1].member > new
+
+
+def test_a_driver_that_does_not_match_ends_the_run_before_it_begins() -> None:
+    play = Play(requirements())
+    play(replace(failed(0, "gpu.driver-mismatch", step=None), prepares=True))
+    assert play.error().code == "gpu.driver-mismatch"
+
+
+def test_that_of_one_who_is_gone_changes_nothing() -> None:
     play = on("GPU-a", "GPU-b")
     lose(play, failed(0))
     before = play.state
@@ -116,6 +217,7 @@ FAILURES = st.lists(
         st.sampled_from(["", "GPU-a", "GPU-b"]),
         st.none() | st.integers(0, 2),
         st.none() | st.integers(0, 2),
+        st.booleans(),
     ),
     min_size=1,
     max_size=8,
@@ -139,5 +241,5 @@ def test_one_worker_alone_never_blames_the_pipeline(failures: list[CardFailed]) 
     if card_failures.is_of_code(failures):
         last = failures[-1]
         assert card_faults.BY_CODE[last.code].by_code
-        assert last.step is not None
+        assert last.step is not None or last.prepares
         assert {each.member for each in failures if each.step == last.step} > {last.member}

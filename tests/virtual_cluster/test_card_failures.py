@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from itertools import chain, repeat
 from pathlib import Path
 from typing import Any
 
@@ -38,8 +40,22 @@ class Scripted(Chance):
             raise torch.AcceleratorError(self.says)
 
 
+class Preparing(Chance):
+    """A card fails whenever a worker prepares there. cards: of the workers in the order in which they prepare; later ones find
+    the broken one free."""
+
+    def __init__(self, drawn: Plan, says: str, cards: str, broken: str) -> None:
+        super().__init__(drawn)
+        self.says, self.cards, self.broken = says, chain(cards, repeat(broken)), broken
+
+    def prepares(self, member: Member) -> None:
+        member.actor._card = card = next(self.cards)
+        if card == self.broken:
+            raise torch.AcceleratorError(self.says)
+
+
 class OnCards(Run):
-    def __init__(self, drawn: Plan, folder: Path, chance: Scripted) -> None:
+    def __init__(self, drawn: Plan, folder: Path, chance: Chance) -> None:
         super().__init__(drawn, folder)
         self._chance = self._cluster.misfortune = chance
         chance.cluster = self._cluster
@@ -49,8 +65,12 @@ class OnCards(Run):
 
 
 def lived(folder: Path, settings: Settings, says: str, times: int) -> tuple[Told, RunOutcome]:
+    return through(folder, settings, lambda drawn: Scripted(drawn, says, times))
+
+
+def through(folder: Path, settings: Settings, chance: Callable[[Plan], Chance]) -> tuple[Told, RunOutcome]:
     drawn = Plan(0, "cards", (settings,), 0.5, 0.1, 0, apart=False, everywhere=True, wild=False, misses_farewells=False)
-    told = OnCards(drawn, folder, Scripted(drawn, says, times)).live()
+    told = OnCards(drawn, folder, chance(drawn)).live()
     outcome = told.outcomes[-1]
     assert outcome is not None
     return told, outcome
@@ -73,6 +93,19 @@ def test_what_a_card_failed_of_once_is_computed_elsewhere_to_the_same_bits(
         each["steps_lost"] for each in told.journal if each["event"] == "recovered" and each["kind"] == "lost"
     ]
     assert recovered == 0
+
+
+@pytest.mark.parametrize(("cards", "least"), [("abc", 2), ("ab", 1), ("aab", 1)])
+def test_a_card_that_fails_before_the_first_step_costs_no_bit(cards: str, least: int, tmp_path: Path) -> None:
+    """Another one takes its place; or the run begins with fewer workers."""
+    settings = settings_for(pipelines.Mlp, Layout(2), **PLAIN)
+    chance = lambda drawn: Preparing(drawn, ECC, cards, "a")  # noqa: E731
+    told, outcome = through(tmp_path / "run", settings, chance)
+    assert outcome.error is None
+    assert outcome.digest == train(pipelines.Mlp, **PLAIN).digest
+    assert all("failed on its GPU as it prepared (gpu.ecc)" in event["why"] for event in lost(told))
+    first = next(event for event in told.journal if event["event"] == "generation_started")
+    assert len(first["members"]) == least
 
 
 def ended_by(outcome: RunOutcome) -> OrchestratorError:

@@ -3,16 +3,29 @@
 from __future__ import annotations
 
 import traceback
-from typing import Any
+from typing import Any, Final
 
 from orchestrator.common import card_faults
-from orchestrator.errors import CardFailed
+from orchestrator.common.card_faults import CardFault
+from orchestrator.errors import CardFailed, OrchestratorError
+
+PREPARING: Final[dict[str, Any]] = {
+    "step": None,
+    "shard": None,
+    "prepares": True,
+}  # before the member took part in anything
 
 
-def answered(error: Exception, at: tuple[int | None, int | None], card: str) -> dict[str, Any] | None:
-    """`{"failed", "card"}`; None where it was no failure of a card. at: the step and shard of it; card: the UUID."""
+def answered(error: Exception, at: dict[str, Any], card: str) -> dict[str, Any] | None:
+    """`{"failed", "card"}`; None where it was no failure of a card. at: what was computed then, as `events.CardFailed` has
+    it; card: the UUID."""
     fault = card_faults.of(error)
     if fault is None:
         return None
-    told = error.error if isinstance(error, CardFailed) else fault.told(str(error).strip(), traceback.format_exc())
-    return {"failed": told.as_dict(), "card": {"code": fault.code, "card": card, "step": at[0], "shard": at[1]}}
+    return {"failed": _told(error, fault).as_dict(), "card": {"code": fault.code, "card": card, **at}}
+
+
+def _told(error: Exception, fault: CardFault) -> OrchestratorError:
+    if isinstance(error, CardFailed):
+        return error.error
+    return error if isinstance(error, OrchestratorError) else fault.told(str(error).strip(), traceback.format_exc())

@@ -131,7 +131,7 @@ class MemberActor:
     def prepare(self) -> Answer:
         """`{"run_manifest", "addresses", "pid", "node", "niceness", "crash_record", "stacks", "reads", "sites", "card"}`:
         ready to join a generation."""
-        return self._answer(self._prepare)
+        return self._answer(lambda: self._on_card(self._prepare, lambda: card_failure.PREPARING))
 
     def run(
         self,
@@ -217,7 +217,6 @@ class MemberActor:
             from orchestrator.cluster.forkserver.children import child
             from orchestrator.comm.transports.shared_memory import SharedRegions
             from orchestrator.comm.transports.sockets import Listener
-            from orchestrator.numerics import cuda
             from orchestrator.worker.member.shared_queue import QueueMemory
             from orchestrator.worker.worker import ProcessServices, Server, Worker
 
@@ -247,9 +246,9 @@ class MemberActor:
         self._member = (Worker if self._role == "worker" else Server)(self._plan, self._regions, services)
         run_manifest = self._member.prepare()
         self._heartbeat.rest()
-        if self._role == "worker" and self._plan.run.compute.device == "cuda" and (card := cuda.uuid()):
-            self._card = card
-            card_metrics.begin(card, self._emit)
+        self._card = self._member.card or self._card
+        if self._role == "worker" and self._member.card:
+            card_metrics.begin(self._card, self._emit)
         return {
             "run_manifest": run_manifest,
             "addresses": {**self._listener.addresses, **queue, **shared},
@@ -318,15 +317,24 @@ class MemberActor:
 
         with self._in_generation:
             try:
-                ended = self._member.run(generation, rank, join)
-            except Exception as error:
-                answer = card_failure.answered(error, self._heartbeat.computed, self._card)
-                if answer is None:
-                    raise
-                return answer
+                return self._on_card(lambda: {"ended": self._member.run(generation, rank, join)}, self._computed)
             finally:
                 self._heartbeat.rest()
-        return {"ended": ended}
+
+    def _computed(self) -> dict[str, Any]:
+        step, shard = self._heartbeat.computed
+        return {"step": step, "shard": shard}
+
+    def _on_card(self, action: Callable[[], Answer], at: Callable[[], dict[str, Any]]) -> Answer:
+        """Its answer; or, if its GPU fails, that of `card_failure`. at: tells what was computed then."""
+        try:
+            return action()
+        except Exception as error:
+            card = self._card or getattr(self._member, "card", "")
+            answer = card_failure.answered(error, at(), card)
+            if answer is None:
+                raise
+            return answer
 
     def _driver_lost(self) -> None:
         """The driver is gone: stop as if it had asked for that, and leave what it has not heard."""

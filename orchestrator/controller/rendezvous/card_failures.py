@@ -1,7 +1,8 @@
 """The consequence of a GPU's failure under a worker: that worker is lost, its work goes on elsewhere, or the run ends.
 
-The pipeline is at fault where kernels fail with the same micro-batch at two workers. A launch on a processor would have ended
-with its error. A card that fails twice is left out, by its UUID, for the rest of the run.
+The pipeline is at fault where kernels fail with the same micro-batch at two workers, or while two prepare, which compute the
+same. A launch on a processor would have ended with its error. A card that fails twice is left out, by its UUID, for the rest
+of the run. The first generation does without the worker that was to compute there.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from collections.abc import Sequence
 from orchestrator.common import card_faults
 from orchestrator.controller.decision import Decision
 from orchestrator.controller.events import CardFailed
-from orchestrator.controller.membership import LostMember, living
+from orchestrator.controller.membership import ControllerState, LostMember, living
 from orchestrator.errors import RunFailed
 
 FAILURES = 2  # of a card, after which it is left out
@@ -32,13 +33,7 @@ def lost(decision: Decision, event: CardFailed) -> list[tuple[LostMember, str]]:
     ready = [each for each in living(state, "worker") if each.ready is not None and each.id != event.member]
     staying = [each for each in ready if each.card not in out]
     if new and not staying:
-        error = RunFailed(
-            f"GPU {event.card} failed twice, and no worker has another one: {event.error.message}",
-            card_faults.BY_CODE[event.code].remedy,
-            event.error.details,
-            code="gpu.none-left",
-        )
-        decision.end(error, "no card is left")
+        decision.end(none_left(event), "no card is left")
         return []
     found = []
     for member in list(state.members.values()):
@@ -55,17 +50,31 @@ def lost(decision: Decision, event: CardFailed) -> list[tuple[LostMember, str]]:
     return found
 
 
+def none_left(last: CardFailed) -> RunFailed:
+    """What a run ends with whose cards are left out. last: the last failure."""
+    return RunFailed(
+        f"GPU {last.card} failed twice, and no worker has another one: {last.error.message}",
+        card_faults.BY_CODE[last.code].remedy,
+        last.error.details,
+        code="gpu.none-left",
+    )
+
+
 def is_of_code(failures: Sequence[CardFailed]) -> bool:
-    """Whether the last of these failures is what the pipeline computes: the same micro-batch failed at another worker, or too
-    many workers failed in this step."""
+    """Whether the last of these failures is what the pipeline computes: the same micro-batch failed at another worker, too
+    many workers failed in this step, or another one failed as it prepared, as this one did."""
     *earlier, last = failures
-    if last.step is None or not card_faults.BY_CODE[last.code].by_code:
+    if not card_faults.BY_CODE[last.code].by_code or (last.step is None and not last.prepares):
         return False
     alike = [
         each
         for each in earlier
-        if each.step == last.step and each.member != last.member and card_faults.BY_CODE[each.code].by_code
+        if (each.prepares, each.step) == (last.prepares, last.step)
+        and each.member != last.member
+        and card_faults.BY_CODE[each.code].by_code
     ]
+    if last.prepares:
+        return bool(alike)
     same = last.shard is not None and any(each.shard == last.shard for each in alike)
     return same or len(alike) + 1 >= IN_A_STEP
 
@@ -74,3 +83,10 @@ def left_out(failures: Sequence[CardFailed]) -> frozenset[str]:
     """The cards that failed twice, of such failures as may be theirs."""
     counted = Counter(each.card for each in failures if each.card and card_faults.BY_CODE[each.code].card_suspected)
     return frozenset(card for card, count in counted.items() if count >= FAILURES)
+
+
+def may_do_without(state: ControllerState) -> bool:
+    """Whether the first generation may begin with a worker less."""
+    members = state.requirements.members
+    enough = max(members.least, members.stages)
+    return not state.requirements.whole and members.start - state.without_card > enough

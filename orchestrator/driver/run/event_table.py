@@ -235,7 +235,7 @@ EVENTS: Mapping[str, EventType] = {
     "data_compared": EventType(lambda facts: {"run": facts["run"], **facts["drift"].as_dict()}, _compared_sentences),
     # its members
     "worker_started": EventType(only("worker", "rank", "pid", "node", "shards", "card?")),
-    "server_started": EventType(only("server", "rank", "pid", "node")),
+    "server_started": EventType(only("server", "rank", "pid", "node", "card?")),
     "worker_lost": _lost("worker"),
     "server_lost": _lost("server"),
     "worker_left": EventType(

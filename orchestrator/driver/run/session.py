@@ -303,9 +303,7 @@ class Session:
             if member not in self._over:
                 self._prepared(member, answer)
         elif "failed" in answer:
-            error = from_dict(answer["failed"])
-            failed = events.CardFailed(member, error, **answer["card"]) if "card" in answer else None
-            self._decide(failed or events.Failed(member, error))
+            self._decide(_of_card(member, answer) or events.Failed(member, from_dict(answer["failed"])))
         else:
             ended = answer["ended"]
             self._event_sink.finished(ended.digest)
@@ -316,6 +314,9 @@ class Session:
     def _prepared(self, member: int, answer: dict[str, Any]) -> None:
         if "failed" in answer:
             error = from_dict(answer["failed"])
+            if of_card := _of_card(member, answer):
+                self._decide(of_card)
+                return
             if self._state.generation is None:
                 self._decide(events.Failed(member, error))
                 return
@@ -635,3 +636,9 @@ def _for_servers(begin: events.Begin) -> events.Begin:
     """Without what was computed from samples: a server only adds."""
     known = {key: value for key, value in begin.run_manifest.items() if key not in _OF_SAMPLES}
     return replace(begin, run_manifest=known)
+
+
+def _of_card(member: int, answer: Mapping[str, Any]) -> events.CardFailed | None:
+    """What a member answers whose GPU failed; None of another error."""
+    card = answer.get("card")
+    return None if card is None else events.CardFailed(member, from_dict(answer["failed"]), **card)
