@@ -25,13 +25,9 @@ from tests.sources import ROOT, Source, source
 # Folders and modules that are held; a module without its suffix.
 HELD = (
     *("orchestrator/api", "orchestrator/errors", "orchestrator/pipeline", "orchestrator/moved"),
-    *(
-        "orchestrator/checkpoint",
-        "orchestrator/config",
-        "orchestrator/controller",
-        "orchestrator/optim",
-        "orchestrator/records",
-    ),
+    *("orchestrator/checkpoint", "orchestrator/cluster", "orchestrator/common", "orchestrator/config"),
+    *("orchestrator/controller", "orchestrator/data", "orchestrator/experiments", "orchestrator/optim"),
+    *("orchestrator/provenance", "orchestrator/records"),
 )
 MOST_WORDS = 40
 OPENINGS = {"Who", "Whom", "Whose", "Whoever", "Whichever", "Whatever", "Of", "What", "Where", "That"}

@@ -1,4 +1,4 @@
-"""Calls of Ray that its head takes part in. Where that is gone, Ray waits for it for a minute, and then ends this process."""
+"""Calls of Ray that its head takes part in. If that is gone, Ray waits for it for a minute, and then ends this process."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ _LOOK_S = 0.5
 
 
 def unless_gone(call: Callable[[], object], trouble: Callable[[], str | None]) -> None:
-    """Returns when the call does, or when its Ray turns out to be gone. trouble: with the Ray. What the call raises is ignored,
-    as of a Ray that goes at this moment."""
+    """Returns when the call does, or when its Ray turns out to be gone. trouble: with the Ray. Exceptions of the call are
+    ignored, as of a Ray that goes at this moment."""
 
     def ask() -> None:
         with suppress(Exception):

@@ -60,7 +60,7 @@ class Jobs:
             return found, str(client.get_job_info(name).message or "")
 
     def logs(self, name: str) -> str:
-        """What the job has printed so far. Raises ClusterUnavailable, UsageError."""
+        """The output of the job so far. Raises ClusterUnavailable, UsageError."""
         with self._client() as client:
             self._known(client, name)
             return str(client.get_job_logs(name))

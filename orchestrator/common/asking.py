@@ -1,6 +1,6 @@
 """Ask a program, which may never answer: one that calls a driver that hangs cannot even be killed.
 
-Its output is small and is taken whole. What it does not do: wait for the end of a program that was given up.
+Its output is small and is taken whole. It does not wait for the end of a program that was given up.
 """
 
 from __future__ import annotations

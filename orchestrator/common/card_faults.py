@@ -1,4 +1,4 @@
-"""What it means when a GPU fails under a worker: a table, a row for each kind, and what an exception belongs to.
+"""The failures of a GPU under a worker: a table with a row for each kind, and the kind of an exception.
 
 An error of a card that is *sticky* makes every later call of that process fail, so the process is lost, whatever it computed.
 Its shards are computed elsewhere, to the same bits, unless the row says that they would fail there, too. Memory that runs out
@@ -142,8 +142,8 @@ def named_in(text: str) -> CardFault | None:
 
 
 def of(error: BaseException) -> CardFault | None:
-    """The failure of a card that an exception, or one that led to it, comes from. What the user's code says in exceptions of
-    other types counts for nothing, nor do words that may come from elsewhere than a card."""
+    """The failure of a card that an exception, or one that led to it, comes from. Words in exceptions of other types count
+    for nothing, as user code may say anything; nor do words that may come from elsewhere than a card."""
     for each in _chain(error):
         if type(each).__name__ in _KINDS and _OF_A_CARD.search(text := str(each)) and (fault := named_in(text)):
             return fault

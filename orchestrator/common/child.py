@@ -7,7 +7,7 @@ processes of one run. A child ends when its input does, so it does not outlive i
 process of a worker (`cluster.forkserver.children`).
 
 Why not `multiprocessing.connection`: its `recv_bytes` takes three to five times as long for a batch of 1 MB, and its `send`
-hands out torch's tensors as descriptors. What it does not do: order messages of several threads, or hand over descriptors.
+hands out torch's tensors as descriptors. It neither orders messages of several threads nor hands over descriptors.
 """
 
 from __future__ import annotations
@@ -114,7 +114,7 @@ class Started:
 
 
 def parent() -> Messages:
-    """In a child: with its parent. What the child prints goes to its standard error from now on, and not into the messages."""
+    """In a child: with its parent. The child's prints go to its standard error from now on, and not into the messages."""
     messages = Messages(sys.stdin.buffer, os.fdopen(os.dup(1), "wb"))
     os.dup2(2, 1)
     return messages

@@ -1,7 +1,7 @@
 """Installed distributions that lie in a folder of any name, as `pip install --target` and environment modules put them.
 
 The record names them with their versions and the hashes of their RECORD files (`provenance.environment.packages`), so their
-files are neither code of the user's nor data. What it does not do: look at `site-packages`, which is known by its name.
+files are neither code of the user's nor data. It does not look at `site-packages`, which is known by its name.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def installed_beside(search_path: tuple[str, ...], project: str) -> tuple[str, .
 
 
 def _names(place: Path) -> Iterator[str]:
-    """What a distribution put beside its metadata, by RECORD."""
+    """The files that a distribution put beside its metadata, by RECORD."""
     try:
         lines = (place / "RECORD").read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:

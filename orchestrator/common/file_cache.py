@@ -1,5 +1,5 @@
-"""Files that a process makes once and later ones of this machine only read: in `__pycache__` beside the module that makes them,
-and in the user's cache folder, where other checkouts find them. Who reads one has to make it anew when it is not there."""
+"""Files that a process makes once and later ones of this machine only read: in `__pycache__` beside the module that makes
+them, and in the user's cache folder, where other checkouts find them. A reader has to make a file anew if it is not there."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _DIGEST_BYTES = 32
 
 
 def folders(module: str) -> Iterator[Path]:
-    """Where a file may lie, the preferred one first. module: `__file__` of the module that makes it."""
+    """The folders in which a file may lie, the preferred one first. module: `__file__` of the module that makes it."""
     yield Path(module).parent / "__pycache__"
     cache = os.environ.get("XDG_CACHE_HOME")
     with contextlib.suppress(RuntimeError):  # nobody's home is known

@@ -1,4 +1,4 @@
-"""What a process holds of its GPU, as torch's allocator tells it, also at the moment when no more can be had.
+"""The memory that a process holds on its GPU, as torch's allocator tells it, also at the moment when no more can be had.
 
 torch is asked only where an error or a run on a GPU has loaded it already.
 """

@@ -3,7 +3,7 @@
 Modules are looked up from the working directory, which every process of a run has on `sys.path`: that of the project, and in a
 rerun that of the recorded checkout.
 
-What it does not do: judge what it finds.
+It does not judge what it finds.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ from orchestrator.errors import ConfigurationError
 
 
 def find(key: str, reference: str, what: str, is_one: Callable[[Any], bool] = inspect.isclass) -> Any:
-    """What the reference in the setting `key` names. what: "class", in sentences; is_one: which names of the module are near.
+    """The object that the reference in the setting `key` names. what: "class", in sentences; is_one: which names of the
+    module are near.
 
     Raises ConfigurationError: no such module or name, or its import fails.
     """
@@ -39,7 +40,7 @@ def find(key: str, reference: str, what: str, is_one: Callable[[Any], bool] = in
 
 
 def raised(error: BaseException) -> str:
-    """What an exception of the user's code says, with its kind and place."""
+    """The message of an exception of the user's code, with its kind and place."""
     frames = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith("<frozen")]
     where = "" if isinstance(error, SyntaxError) or not frames else f" ({frames[-1].filename}:{frames[-1].lineno})"
     return f"raised {type(error).__name__}: {error}{where}"

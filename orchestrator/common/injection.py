@@ -42,7 +42,7 @@ Moment = Literal[
 
 class Injector(Protocol):
     def __call__(self, moment: Moment, step: int | None, subject: Any) -> Any:
-        """What takes the place of the subject. May raise, and may not return."""
+        """The object that takes the place of the subject. May raise, and may not return."""
 
 
 _injector: Injector | None = None

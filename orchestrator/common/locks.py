@@ -12,8 +12,8 @@ version, which all could read, becomes such a file when it is taken.
 Nobody waits in the kernel, where Python hears no signal: it is looked again and again. A wait that lasts says who has the lock,
 and ends when the file is removed, since a lock that has no name any more is none.
 
-What it does not do: keep order among those who wait, or end one that nobody interrupts.
-Source: flock(2); "/proc/locks" in proc(5). On NFS the kernel makes POSIX locks of them, which other machines see, too.
+It keeps no order among those who wait, and ends no wait that nobody interrupts. Source: flock(2); "/proc/locks" in proc(5).
+On NFS the kernel makes POSIX locks of them, which other machines see, too.
 """
 
 from __future__ import annotations
@@ -143,7 +143,7 @@ def is_at(path: Path, descriptor: int) -> bool:
 
 
 def holder(file: Path | int) -> str:
-    """Who has a lock on a file, in words: by the kernel, else by what its last holder wrote there."""
+    """The holder of a lock on a file, in words: by the kernel, else by what its last holder wrote there."""
     process = _process(file)
     if process is not None:
         return _named(process)
@@ -235,7 +235,8 @@ def _note(file: Path | int) -> str:
 
 
 def _process(file: Path | int) -> int | None:
-    """Of the holder, where the kernel tells. Some file systems have another number for their device there."""
+    """The number of the holder's process, if the kernel tells. Some file systems have another number for their device
+    there."""
     try:
         found = file.stat() if isinstance(file, Path) else os.fstat(file)
         listed = Path("/proc/locks").read_text(encoding="ascii", errors="replace").splitlines()

@@ -7,9 +7,9 @@
     open_pidfd(connection)   a descriptor of the process on the other side; has_ended(pidfd)
     peer_credentials(connection)
 
-What it does not do: ask for a process of another machine, which Ray, a lock or a lease tells of. Programs that start without
-this package (`sessions/agent.py`, `supervision/supervisor.py`, `forkserver/client.py`) ask the kernel by themselves.
-Source: proc_pid_stat(5), pidfd_open(2), SO_PEERCRED in unix(7). Linux only.
+It does not ask for a process of another machine, which Ray, a lock or a lease tells of. Programs that start without this
+package (`sessions/agent.py`, `supervision/supervisor.py`, `forkserver/client.py`) ask the kernel by themselves. Source:
+proc_pid_stat(5), pidfd_open(2), SO_PEERCRED in unix(7). Linux only.
 """
 
 from __future__ import annotations

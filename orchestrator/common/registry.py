@@ -12,7 +12,7 @@ So adding one is a function and a line: settings, documentation, messages and la
 can also stand `package.module:name`, a callable of the same form in the user's project. An entry of several functions is a
 class whose instances have them as methods.
 
-What it does not do: know what entries are for.
+It does not know what entries are for.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ class Table(dict[str, Entry]):
         return found
 
     def options(self, name: str) -> dict[str, Option]:
-        """What an entry takes. Raises ConfigurationError."""
+        """The options of an entry. Raises ConfigurationError."""
         return {
             option.name: option for option in _parameters(self[name])[self.given :] if option.name not in self.hidden
         }
@@ -128,7 +128,7 @@ class Table(dict[str, Entry]):
         return values, problems
 
     def problems(self, name: str, options: Mapping[str, Any]) -> list[str]:
-        """What `read` finds wrong with values, a sentence each, and what keeps an entry from being found."""
+        """The faults that `read` finds in values, a sentence each, and the reason if an entry cannot be found."""
         try:
             found = self.read(name, {key: Given(value) for key, value in options.items()})[1]
         except ConfigurationError as error:
@@ -147,8 +147,8 @@ class Table(dict[str, Entry]):
         return typing.cast("Entry", functools.partial(self[name], **self.resolve(name, options)))
 
     def judge(self, named: str, law: Callable[[], str | None]) -> list[str]:
-        """What is wrong with an entry of the user's project: at most one sentence, or what it refuses itself. named: its name,
-        and what it was tried with; law: which law it breaks, as a predicate, None where it keeps to all."""
+        """The fault of an entry of the user's project: at most one sentence, or what it refuses itself. named: its name, and
+        what it was tried with; law: which law it breaks, as a predicate, None where it keeps to all."""
         try:
             broken = law()
         except ConfigurationError as error:

@@ -1,4 +1,4 @@
-"""What hangs on the insides of a library is done with the versions it was tried with, and left out with others.
+"""Code that depends on the insides of a library runs with the versions it was tried with, and is left out with others.
 
 RAY = Tried("ray", "2.60")
 if RAY.is_here: ...                     # else the usual way, which takes longer and comes to the same
@@ -38,7 +38,7 @@ class Tried:
 
 @dataclass(frozen=True)
 class Tables:
-    """Of a database in SQLite that a package keeps."""
+    """The tables of a database in SQLite that a package keeps."""
 
     package: str
     versions: tuple[str, ...]  # as Alembic names them

@@ -5,7 +5,7 @@ A value arrives twice, as YAML understands it and as it was typed, so that text 
 Steps and Workers, each also `| None`, and `Annotated` with bounds: a `Must`, or those of pydantic's `Field` (`ge`, `gt`, `le`,
 `lt`, `min_length`). Pydantic checks, strictly; the sentences are ours.
 
-What it does not do: know keys, sources or defaults.
+It knows no keys, sources or defaults.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Notation:
         raise NotImplementedError
 
     def plain(self) -> Any:
-        """What `parse` reads as this value."""
+        """The form that `parse` reads as this value."""
         raise NotImplementedError
 
     def __str__(self) -> str:
@@ -83,7 +83,7 @@ class Every(Notation):
         raise ValueError(f"not a number of steps or seconds: {value!r}")
 
     def plain(self) -> int | str:
-        """What `parse` reads as this value: 20 or "30s"."""
+        """The form that `parse` reads as this value: 20 or "30s"."""
         return self.steps if self.steps is not None else f"{self.seconds!r}".removesuffix(".0") + "s"
 
 
@@ -115,7 +115,7 @@ class Span(Notation):
         return self.steps if self.steps is not None else (self.epochs or 0) * epoch
 
     def plain(self) -> int | str:
-        """What `parse` reads as this value: 20, "1epoch" or "5epochs"."""
+        """The form that `parse` reads as this value: 20, "1epoch" or "5epochs"."""
         return self.steps if self.steps is not None else f"{self.epochs}epoch{'s' * (self.epochs != 1)}"
 
 
@@ -144,7 +144,7 @@ class Steps(Notation):
         return cls(tuple(sorted(changes)))
 
     def plain(self) -> int | dict[int, int]:
-        """What `parse` reads as this value: 64 or {0: 64, 400: 256}."""
+        """The form that `parse` reads as this value: 64 or {0: 64, 400: 256}."""
         return self.changes[0][1] if self.is_constant else dict(self.changes)
 
     @property
@@ -189,7 +189,7 @@ class Workers(Notation):
         raise ValueError(f"not a number of workers: {value!r}")
 
     def plain(self) -> int | dict[str, int]:
-        """What `parse` reads as this value."""
+        """The form that `parse` reads as this value."""
         return self.most if (self.start, self.least) == (self.most, 1) else {"min": self.least, "max": self.most}
 
 
@@ -216,7 +216,7 @@ class Sites(Notation):
         return bool(self.by_name)
 
     def plain(self) -> dict[str, list[int]]:
-        """What `parse` reads as this value."""
+        """The form that `parse` reads as this value."""
         return {name: list(shards) for name, shards in self.by_name.items()}
 
 
@@ -231,7 +231,7 @@ class Given:
 
 @dataclass(frozen=True)
 class Must:
-    """What a value must be beyond its type, where pydantic has no name for it. `text` completes "must be ..."."""
+    """A condition on a value beyond its type, for which pydantic has no name. `text` completes "must be ..."."""
 
     text: str
     holds: Callable[[Any], bool]
@@ -250,7 +250,7 @@ def matching(pattern: str, form: str) -> Must:
 
 
 def speeds_of(texts: Iterable[str]) -> dict[str, float]:
-    """Of "ADDRESS=SPEED", by address. Raises ValueError."""
+    """The speeds in "ADDRESS=SPEED", by address. Raises ValueError."""
     return {address: float(speed) for address, _, speed in (text.strip().rpartition("=") for text in texts)}
 
 
@@ -365,7 +365,7 @@ def describe(kind: Any) -> str:
 
 
 def must(kind: Any) -> str:
-    """What its bounds ask for: "at least 1"; empty where there are none."""
+    """The demand of its bounds: "at least 1"; empty if there are none."""
     return " and ".join(_bound_text(bound) for bound in unwrap(kind)[1])
 
 
@@ -415,7 +415,8 @@ def _bound_text(bound: Any) -> str:
 
 
 def _as_typed(required: Any, given: Given) -> Any:
-    """What pydantic is to look at: text as typed, a tuple for a list; what is no number of its type in Python either stays."""
+    """The value for pydantic to look at: text as typed, a tuple for a list. A value that is no number of its type in Python
+    either stays."""
     if typing.get_origin(required) is tuple and isinstance(given.value, list | tuple):
         typed = given.text if isinstance(given.text, list) else [None] * len(given.value)
         return tuple(_as_typed(str, Given(value, text)) for value, text in zip(given.value, typed, strict=True))

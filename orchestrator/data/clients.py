@@ -1,8 +1,8 @@
 """Which client a slot plays in a round, and which of the client's samples each of its local steps takes: a pure function of
 seed, parts, round and slot; never of the workers.
 
-Where there are as many clients as shards, shard s is client s in each round. Where there are more, the shards of a round are
-slots: those clients that own samples are drawn for them without replacement, in an order drawn from (seed, round).
+If there are as many clients as shards, shard s is client s in each round. If there are more, the shards of a round are slots:
+clients that own samples are drawn for them without replacement, in an order drawn from (seed, round).
 
 A round's local steps are numbered through the run: local step h of round r is t = r * stretch + h, and the rows of (t, slot)
 are those of its client. `steps_per_round` is the most local steps that a slot can have; one with fewer has no rows at its last
@@ -100,7 +100,7 @@ class ClientSampler:
         return indices
 
     def _steps_of(self, samples: int, rows: int) -> int:
-        """Of a client with so many samples, in batches of so many rows."""
+        """The steps of a client with so many samples, in batches of so many rows."""
         return self._local.in_steps(-(-samples // rows)) if samples else 0
 
     def _by_epochs(self, round_: int, nth: int, client: int, rows: int) -> numpy.ndarray:

@@ -1,4 +1,4 @@
-"""What each shard draws from: the samples that it owns, and their weights. A pure function of settings, seed and labels.
+"""The samples that each shard owns and draws from, and their weights. A pure function of settings, seed and labels.
 
 Every worker computes all of it, and its digest is among the facts that workers have to agree on (rule B4).
 """

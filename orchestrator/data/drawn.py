@@ -45,7 +45,7 @@ class Drawn:
 
     @property
     def steps_per_epoch(self) -> int:
-        """Of the first epoch."""
+        """The steps of the first epoch."""
         return self.steps_of(1)
 
     def rows(self, step: int, shard: int) -> tuple[int, int]:

@@ -8,7 +8,7 @@
 A column has drifted when its PSI says so, or when KS is at least `KS_FROM` and hardly chance: with many items the smallest
 difference is no chance, and yet of no consequence. Labels are compared by their shares (PSI, and the chi-squared test).
 
-What it does not do: read data. scipy is imported where there is something to compare.
+It reads no data. scipy is imported only if there is something to compare.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ def compare(a: Profile, b: Profile) -> Drift | None:
 
 
 def share_up_to(sketch: Mapping[str, Any], points: Floats) -> Floats:
-    """Of the values of a sketch, those up to each point."""
+    """The share of a sketch's values up to each point."""
     counts = np.concatenate([[0.0], np.cumsum(np.asarray(sketch["counts"], dtype=np.float64))])
     found: Floats = counts[np.searchsorted(_values(sketch), points, side="right")] / counts[-1]
     return found
@@ -151,7 +151,7 @@ def _values(sketch: Mapping[str, Any]) -> Floats:
 
 
 def _shares(sketch: Mapping[str, Any], edges: Floats) -> Floats:
-    """Of the values up to the first edge, between the edges, and above the last."""
+    """The shares of values up to the first edge, between the edges, and above the last."""
     up_to: Floats = np.concatenate([[0.0], share_up_to(sketch, edges), [1.0]])
     return np.diff(up_to)
 

@@ -3,12 +3,12 @@
     with watching.window(declared) as window: ...
     window.reads                     # what is neither declared, nor of the environment, nor made within the window
 
-Files and connections are seen by an audit hook (PEP 578), whoever opens them: a data set may be a library's class. Of variables
-those count that the user's own code reads; what libraries read is theirs. A hook cannot be removed, so outside of a window
-it returns at once, and `os.environ` is as it was.
+Files and connections are seen by an audit hook (PEP 578), whoever opens them: a data set may be a library's class. Only
+variables that the user's own code reads count, and not those that libraries read. A hook cannot be removed, so outside of a
+window it returns at once, and `os.environ` is as it was.
 
-What it does not see: files that native code opens by itself (HDF5, Arrow), what other processes read, and the environment
-taken as a whole (`dict(os.environ)`).
+It does not see files that native code opens by itself (HDF5, Arrow), reads of other processes, and the environment taken as a
+whole (`dict(os.environ)`).
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _SYSTEM = (
     *(f"/usr/{name}" for name in ("lib", "lib32", "lib64", "libexec", "share", "bin", "sbin", "include")),
     *(f"/usr/local/{name}" for name in ("lib", "lib64", "share", "bin", "include", "etc")),
 )
-# Of libraries, in the home: compiled code, fonts, settings and passwords of programs.
+# Files of libraries in the home: compiled code, fonts, settings and passwords of programs.
 _AT_HOME = (
     ".triton",
     ".nv",
@@ -55,12 +55,13 @@ _AT_HOME = (
     ".cache/matplotlib",
 )
 _CACHES = (".config/matplotlib", ".cache/fontconfig", ".cache/pip", ".config/pip", ".keras", ".numba_cache")
-# What is imported is judged by its modules, and what is installed by the list of packages, beside whose names this stands.
+# Imports are judged by their modules, and installed files by the list of packages, beside whose names this stands.
 _CODE = re.compile(r".*(\.(py[cdiwx]?|pth|nb[ci]|so(\.[0-9]+)*)|\.(egg|dist)-info(/[^/]*)?)")
 _OF_RAY = re.compile(r"/session_(latest|\d{4}-\d\d-\d\d_[\d_-]+)(/|$)|/tmp/ray(/|$)")
 _OF_TORCH = re.compile(r"/torchinductor_[^/]+(/|$)")
 _RECORDS = "/.orchestrator/"
-# Of the shell, the user and the session, of Ray, and those that change bits, which are recorded with the environment.
+# Variables of the shell, the user and the session, of Ray, and those that change bits, which are recorded with the
+# environment.
 _PLACES = re.compile(
     r"PATH|HOME|USER|LOGNAME|SHELL|PWD|OLDPWD|TERM|TMPDIR|TEMP|TMP|HOSTNAME|LANG|LANGUAGE|LC_\w+|TZ|COLUMNS|LINES|NO_COLOR"
     r"|VIRTUAL_ENV|PYTHON\w*|CUDA_VISIBLE_DEVICES|RAY_\w+|XDG_\w+"
@@ -75,7 +76,7 @@ _hooked = False
 
 
 class Window:
-    """What is read in the threads that began it, or that began within it."""
+    """The reads of the threads that began it, or that began within it."""
 
     def __init__(self, declared: Declared) -> None:
         self.audit = InputAudit()
@@ -140,7 +141,7 @@ class Window:
         self._assigned.add(name)
 
     def close(self) -> None:
-        """What was read is found out: files that are there, and not of the environment."""
+        """Find out what was read: files that are there, and not of the environment."""
         declared = {name: recorded(name, os.environ.get(name)) for name in self._declared.variables}
         variables = {name: (value,) for name, value in {**declared, **self._variables}.items()}
         self.audit = InputAudit(self._files(), tuple(sorted(self._hosts)), dict(sorted(variables.items())), self._more)
@@ -245,7 +246,7 @@ def _hook(event: str, args: tuple[Any, ...]) -> None:
         return
     for each in _windows:
         if each.sees():
-            # What a hook raises would be raised by the call that it hears of; odd arguments are that call's own affair.
+            # An exception of a hook would be raised by the call that it hears of; odd arguments are that call's own affair.
             with contextlib.suppress(TypeError, ValueError):
                 handler(each, *args)
 

@@ -1,4 +1,4 @@
-"""What the pipeline says of its training samples: labels by a name, and weights, read once and checked.
+"""The pipeline's labels, by a name, and weights of its training samples, read once and checked.
 
 Labels become whole numbers from 0 on in the order of their sorted values, so nothing depends on how they are written. Both
 hooks are called under the run's seed.
@@ -22,7 +22,7 @@ _WEIGHTS = "return one number for each training sample, 0 or more, as a tensor, 
 
 
 class Labels:
-    """What the pipeline's hooks say of the samples that are used."""
+    """The answers of the pipeline's hooks for the samples that are used."""
 
     def __init__(
         self,

@@ -51,7 +51,7 @@ class Key(NamedTuple):
 
 @dataclass(frozen=True)
 class Recipe:
-    """What a loader needs to build the datasets."""
+    """The arguments with which a loader builds the datasets."""
 
     target: str  # the class of the pipeline
     args: dict[str, Any]  # with which it is built
@@ -231,7 +231,7 @@ class _Printing(pickle.Pickler):
 
 
 def fingerprint(batch: Any) -> bytes:
-    """What it is pickled as, tensors by their values."""
+    """A hash of its pickle, tensors by their values."""
     stream = io.BytesIO()
     _Printing(stream, pickle.HIGHEST_PROTOCOL).dump(batch)
     return stream.getvalue()

@@ -44,7 +44,7 @@ class Sources:
 
     @property
     def file_lengths(self) -> list[int]:
-        """Of all sources; one without files is a file."""
+        """The lengths of all sources' files; a source without files counts as a file."""
         lengths = [getattr(source, "file_lengths", [len(source)]) for source in self.by_name.values()]
         return [int(length) for each in lengths for length in each]
 
@@ -112,8 +112,8 @@ def check(train: Any, weights: Mapping[str, float]) -> None:
 
 @dataclass(frozen=True)
 class Turns:
-    """What an order is told of one source (`orders.Epochs`). A step is a stretch of draws by one shard within one epoch, as
-    `step_of` numbers it."""
+    """The facts of one source that an order is told (`orders.Epochs`). A step is a stretch of draws by one shard within one
+    epoch, as `step_of` numbers it."""
 
     seed: int
     samples: int

@@ -1,8 +1,8 @@
 """Which samples micro-batch (step, shard) holds: a pure function of seed, sizes, step and shard; never of the workers.
 
-An epoch visits every sample once. Step t takes the next rows, as many as its batch has; the last step of an epoch takes what is
-left. A step's rows are dealt to its shards in contiguous runs whose lengths differ by at most one, so a last batch that is not
-full is uneven, and shards are empty when it has fewer rows than there are shards.
+An epoch visits every sample once. Step t takes the next rows, as many as its batch has; the last step of an epoch takes what
+is left. A step's rows are dealt to its shards in contiguous runs whose lengths differ by at most one. So a last batch that is
+not full is uneven, and shards are empty if it has fewer rows than there are shards.
 
 How many rows a step has is a function of the step (`common.values.Steps`). In which order an epoch visits the samples is a
 table (`data/sampling/orders.py`), which asks here for positions.
@@ -45,7 +45,7 @@ class Epochs:
 
     @property
     def steps_per_epoch(self) -> int:
-        """Of the first epoch."""
+        """The steps of the first epoch."""
         return self.steps_of(1)
 
     def rows(self, step: int, shard: int) -> tuple[int, int, int]:
@@ -74,7 +74,7 @@ class Epochs:
         return start, end
 
     def permutation(self, epoch: int) -> torch.Tensor:
-        """Of all samples, int64."""
+        """A permutation of all samples, int64."""
         return streams.permutation(self.seed, "order", epoch, self.samples)
 
     def _batch(self, step: int) -> tuple[int, int, int]:

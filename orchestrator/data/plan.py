@@ -48,7 +48,7 @@ class Data:
 
 @dataclass(frozen=True)
 class Declared:
-    """What the pipeline may read, as the settings say: files and folders, and variables of the environment."""
+    """The declared inputs of the pipeline, as the settings say: files and folders, and variables of the environment."""
 
     inputs: tuple[str, ...] = ()
     variables: tuple[str, ...] = ()
@@ -56,9 +56,9 @@ class Declared:
 
 @dataclass(frozen=True)
 class Privacy:
-    """What is done to contributions so that little is told of single ones. clipping_norm: of each; noise: its standard
-    deviation in clipping norms, 0 for none; delta: of the promise; clients: how many there are, as everybody may know, of
-    which `expected` play in a round on average."""
+    """The treatment of contributions that hides single ones. clipping_norm: of each; noise: its standard deviation in
+    clipping norms, 0 for none; delta: of the promise; clients: how many there are, as everybody may know, of which `expected`
+    play in a round on average."""
 
     clipping_norm: float
     noise: float

@@ -1,12 +1,12 @@
 """Which clients a slot plays in a private round, and which of a client's samples each of its steps takes.
 
-Clients are drawn by Poisson sampling, each with the same chance, independent of all others, and dealt to the slots in turns, so
-a slot plays none, one or more. Who plays is secret: it is what makes a round's epsilon small (Mironov, Talwar and Zhang, 2019),
-and is told to workers only.
+Clients are drawn by Poisson sampling, each with the same chance, independent of all others, and dealt to the slots in turns,
+so a slot plays none, one or more. The players of a round are secret, which makes its epsilon small (Mironov, Talwar and
+Zhang, 2019); only workers are told.
 
 A micro-batch is known by (step, client), not by (step, slot): what a client contributes depends on its own samples, the seed
-and public settings alone, never on who else there is or plays. That is what bounds the influence of a client on a round by the
-clipping norm. For the same reason local steps are numbered in strides that no client's size decides.
+and public settings alone, never on who else there is or plays. So the clipping norm bounds the influence of a client on a
+round. For the same reason local steps are numbered in strides that no client's size decides.
 
     local steps   t = round * stride + h, stride = local.steps; or 2**20 with local.epochs, whose number differs by client
     rows          data.batch_size / data.shards for each client

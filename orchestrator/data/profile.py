@@ -1,9 +1,9 @@
 """A short description of a data set: how many items, of what shapes, which values in which shares, in which classes.
 
-It is for people who compare two runs: the hash says that data differ, this says how. Evenly spaced items are read, and of each
-of their parts evenly spaced elements, so it does not see everything. Which ones depends on the data alone and never on time:
-equal data have equal profiles. Sums are numpy's, whose order does not depend on threads. An item that cannot be read, or is of
-no known kind, is named and left out. Whoever calls it keeps the random streams as they were.
+It is for people who compare two runs: the hash says that data differ, this says how. Evenly spaced items are read, and of
+each of their parts evenly spaced elements, so it does not see everything. Which ones depends on the data alone and never on
+time: equal data have equal profiles. Sums are numpy's, whose order does not depend on threads. An item that cannot be read,
+or is of no known kind, is named and left out. The caller keeps the random streams as they were.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ _NO_NUMBERS = "a Stream: its samples have no numbers, and none was read for this
 
 
 def profile(dataset: Any, limit: int | None = None, *, elements: int = ELEMENTS) -> dict[str, Any]:
-    """Plain data: `length`, `sampled`, `fields` (by name or position: `dtype`, `shape`, `min`, `max`, `mean`, `std`), `columns`
-    (how the values of each column or channel are distributed, see sketch.py), `classes` (label -> how many of those `counted`)
-    where items are pairs whose second part is a whole number, `unreadable`; of a data set in files (`Files`) `of_files`: how
-    many were looked into, and how many there are; of a Stream `stream`: live or repeatable.
+    """Plain data: `length`, `sampled`, `unreadable`, `fields` (by name or position: `dtype`, `shape`, `min`, `max`, `mean`,
+    `std`) and `columns` (how the values of each column or channel are distributed, see sketch.py). `classes` (label -> how
+    many of those `counted`) is there if items are pairs whose second part is a whole number. A data set in files (`Files`)
+    has `of_files`: how many were looked into, and how many there are. A Stream has `stream`: live or repeatable.
 
     dataset: map-style, or a Stream, of which nothing is read; limit: items read at most, None for LIMIT, and more where they
     are small; elements: looked at in each part of an item at most. Never raises for what an item is.
@@ -62,12 +62,12 @@ def profile(dataset: Any, limit: int | None = None, *, elements: int = ELEMENTS)
 
 
 def at_sites(dataset: Any) -> dict[str, Any]:
-    """What is told where samples may not be read here."""
+    """The profile if samples may not be read here."""
     return {"length": len(dataset), "unreadable": [_AT_SITES]}
 
 
 class _Sample:
-    """What was read so far."""
+    """The items that were read so far."""
 
     def __init__(self, elements: int) -> None:
         self._elements = elements
@@ -173,8 +173,8 @@ def _parts(item: Any, name: str = "") -> Iterator[tuple[str, Any]]:
 
 
 class _Part(NamedTuple):
-    """What kind of value a part of an item is, its shape, and in float64 its elements if they are real numbers, or so many of
-    them: those at these places."""
+    """The kind of a part of an item, its shape, and in float64 its elements if they are real numbers, or so many of them:
+    those at these places."""
 
     kind: str
     shape: tuple[int, ...] = ()

@@ -1,7 +1,7 @@
 """Which shards take part in a step where some are pinned to sites, and whose samples may be read in this process.
 
-A shard of a site that is away has an empty micro-batch: whoever hosts it reads nothing and contributes nothing. Who was away in
-which step stands in the trace; a repetition is told so from there (`plan.Data.sat_out`), and needs no sites.
+A shard of a site that is away has an empty micro-batch: whoever hosts it reads nothing and contributes nothing. The trace
+says which site was away in which step. A repetition is told so from there (`plan.Data.sat_out`), and needs no sites.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """How the values of a column or a channel are distributed, in so few numbers that a record can hold them.
 
-A column is what can drift by itself: an element of a vector with few elements, a channel of an image, otherwise all elements of
-one part of the items. Of each at most `POINTS` values are kept, with how many stand for each: the values themselves where
+A column is what can drift by itself: an element of a vector with few elements, a channel of an image, otherwise all elements
+of one part of the items. At most `POINTS` values of each are kept, with how many stand for each: the values themselves if
 there are no more different ones, else quantiles in the middles of equal shares. So the share of values up to some point is
 known to within 1 / POINTS.
 """
@@ -22,7 +22,7 @@ Places = np.ndarray[Any, np.dtype[np.intp]]
 
 
 class Sketches:
-    """Of the columns of one data set; values are collected item by item."""
+    """The sketches of one data set's columns; values are collected item by item."""
 
     def __init__(self) -> None:
         self._values: dict[str, list[Floats]] = {}

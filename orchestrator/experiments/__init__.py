@@ -1,1 +1,1 @@
-"""What is done with runs: rerun, sweep, tuning, simulation."""
+"""Work with whole runs: rerun, sweep, tuning, simulation."""

@@ -22,8 +22,8 @@ _SHOWN = 8
 
 @dataclass(frozen=True)
 class Slice:
-    """What one server said. start, end: the elements of the parameter that it holds, of those asked for; clocks: per shard, how
-    many of its updates are in them; step: of the run, so many updates of each shard in the mean."""
+    """The answer of one server. start, end: the elements of the parameter that it holds, of those asked for; clocks: per
+    shard, how many of its updates are in them; step: of the run, so many updates of each shard in the mean."""
 
     server: int
     start: int
@@ -117,7 +117,7 @@ def look(
 def _asked(
     past: Past, files: RunFolder, request: inspection_requests.Request, timeout_s: float
 ) -> tuple[dict[str, Any], bytes]:
-    """What the servers say. At the start of an async phase, or of a generation, they hold nothing for a moment."""
+    """The answers of the servers. At the start of an async phase, or of a generation, they hold nothing for a moment."""
 
     def check() -> None:
         if not files.is_driven:

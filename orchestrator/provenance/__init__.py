@@ -1,1 +1,1 @@
-"""What a run was made of: code (git), data (DVC), environment. Captured at launch, never changed."""
+"""The inputs of a run: code (git), data (DVC), environment. Captured at launch, never changed."""

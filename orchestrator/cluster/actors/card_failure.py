@@ -1,4 +1,4 @@
-"""What a member answers when its GPU fails: which kind of failure it was, on which card, and what was computed then."""
+"""The answer of a member whose GPU fails: the kind of failure, the card, and what was computed then."""
 
 from __future__ import annotations
 

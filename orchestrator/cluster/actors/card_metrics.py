@@ -1,4 +1,4 @@
-"""What the GPU of a worker does, told now and then: utilization, memory, temperature and power, as `nvidia-smi` tells them.
+"""Metrics of a worker's GPU, told now and then: utilization, memory, temperature and power, as `nvidia-smi` tells them.
 
 The tool is asked as a program of its own with a deadline, so a driver that hangs holds only this thread up. Then, and where
 there is no tool, that is said once, and nothing more is asked.

@@ -1,13 +1,13 @@
 """Goes on with a run of a joined Ray when the machine of its driver is lost: a detached actor on another node, and its driver's
 side.
 
-The supervisor of a driver (`driver.supervision`) is lost with its machine. This actor is not. Where it is on the head,
-it looks at Ray's list of nodes, and when the driver's is dead it starts `python -m orchestrator resume=RUN`: in the
-project's folder where its node has that, and else in an empty one, into which code and data come from the record. While
-the driver lives it makes another actor for one that is lost, so Ray need not (`max_restarts`): a copy that Ray made
-would not know that somebody goes on with the run already.
+The supervisor of a driver (`driver.supervision`) is lost with its machine. This actor is not. If it is on the head, it looks
+at Ray's list of nodes, and starts `python -m orchestrator resume=RUN` when the driver's node is dead. It does so in the
+project's folder if its node has that, and else in an empty one, into which code and data come from the record. While the
+driver lives it makes another actor for one that is lost, so Ray need not (`max_restarts`): a copy that Ray made would not
+know that somebody goes on with the run already.
 
-Where the driver is on the head, nothing of Ray outlives their machine. There the actor, on another node, starts a process that
+If the driver is on the head, nothing of Ray outlives their machine. There the actor, on another node, starts a process that
 does (`driver.supervision.remote_failover`), and passes on to it that the driver lives.
 """
 
@@ -41,7 +41,7 @@ _OF_A_WORKER = ("RAY_JOB_ID", "RAY_RAYLET_PID", "RAY_NODE_ID", "OMP_NUM_THREADS"
 
 @dataclass(frozen=True)
 class FailoverTask:
-    """What to do when the node of the driver is lost."""
+    """The task when the node of the driver is lost."""
 
     run: str  # the run's id
     node: str  # of the driver, by its id
@@ -108,7 +108,7 @@ def is_lost(node: str, nodes: Sequence[Mapping[str, Any]]) -> bool:
 
 
 def take_over(task: FailoverTask) -> subprocess.Popen[bytes]:
-    """Start the process that goes on with the run, or waits for that. What it says goes to RUN.log in
+    """Start the process that goes on with the run, or waits for that. Its output goes to RUN.log in
     `~/.orchestrator-standby`."""
     home = Path.home() / ".orchestrator-standby"
     folder = Path(task.project)
@@ -176,7 +176,7 @@ def place(node: str) -> str | None:
 
 
 def starter(task: FailoverTask) -> Callable[[], Any]:
-    """What starts an actor on another node. Raises ValueError where there is none."""
+    """A function that starts an actor on another node. Raises ValueError where there is none."""
     kind: Any = ray.remote(num_cpus=0, max_restarts=0)(FailoverActor)
 
     def make() -> Any:

@@ -1,9 +1,10 @@
-"""What a member of a private Ray does when its driver is gone: end the step in order, leave what it knows, and end itself.
+"""The end of a member of a private Ray when its driver is gone: it ends the step in order, leaves what it knows, and ends
+itself.
 
-The members hear of it at once, since the kernel tells (pidfd_open(2)). They vote to stop, as they do after Ctrl-C, so each has
-the state of the same step, and write it as the parts of a checkpoint. What they have told nobody yet, lines of the trace and
-which parts are written, goes into a file beside the checkpoints, which a later driver reads
-(`driver.recording.failover_reports`). A worker that is left by a peer in that moment, and has a whole state, writes that alone.
+The members hear of it at once, since the kernel tells (pidfd_open(2)). They vote to stop, as they do after Ctrl-C, so each
+has the state of the same step, and write it as the parts of a checkpoint. Their untold news, lines of the trace and written
+parts, goes into a file beside the checkpoints, which a later driver reads (`driver.recording.failover_reports`). A worker
+that is left by a peer in that moment, and has a whole state, writes that alone.
 
 Ray ends a worker within seconds after its raylet, which dies with the driver; `sessions.local` has it wait for longer. The
 lease (rule C6) bounds all of it.
@@ -52,5 +53,5 @@ class DriverLossDetector:
 
 
 def written(entries: Iterable[Mapping[str, Any]]) -> bytes:
-    """What a member has told nobody, as a file."""
+    """The untold news of a member, as a file."""
     return "".join(json.dumps(entry) + "\n" for entry in entries).encode()

@@ -1,4 +1,4 @@
-"""What happens to a process whose user rehearses losses: it is killed, or stopped for a while."""
+"""Disturbances of a process whose user rehearses losses: it is killed, or stopped for a while."""
 
 from __future__ import annotations
 

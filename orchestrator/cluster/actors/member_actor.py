@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 Role = Literal["worker", "server"]
 Answer = dict[str, Any]
 
-# What to do about errors of torch, which is not imported here.
+# The remedy for errors of torch, which is not imported here.
 _OF_A_GPU = {
     "OutOfMemoryError": "raise data.shards or lower data.batch_size, let fewer workers share a GPU, or use a smaller model",
     "AcceleratorError": "a GPU tells late and not whose work failed; run once with CUDA_LAUNCH_BLOCKING=1, or run.device=cpu",
@@ -174,7 +174,8 @@ class MemberActor:
 
     @ray.method(concurrency_group="control")
     def read_parameters(self, token: str, name: str | None, first: int, count: int | None) -> Answer:
-        """What a server holds of a parameter (`worker.server.Server.read_parameters`), with the token by which it was asked."""
+        """The part of a parameter that a server holds (`worker.server.Server.read_parameters`), with the token by which it
+        was asked."""
         return {**self._answer(lambda: dict(self._member.read_parameters(name, first, count))), "token": token}
 
     @ray.method(concurrency_group="control")
@@ -264,7 +265,7 @@ class MemberActor:
         }
 
     def _open_slots(self, shards: int, row: Mapping[str, torch.Tensor]) -> ShardSlots | None:
-        """Where what shards keep outlives this process; None where that is out of reach."""
+        """The place in which the state of shards outlives this process; None if it is out of reach."""
         from orchestrator.worker.member import lasting_memory
         from orchestrator.worker.member.shard_slots import ShardSlots
 

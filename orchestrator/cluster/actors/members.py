@@ -42,7 +42,7 @@ _STACKS_S = 10.0  # for a process of Ray's to start on another node
 
 @dataclass(frozen=True)
 class ActorPlacement:
-    """Where and how a member's actor is started. project: the folder in which it works, None for a copy that Ray
+    """The place of a member's actor, and how it is started. project: the folder in which it works, None for a copy that Ray
     unpacks; options: for `ray.remote`; node: its id, where that is known before."""
 
     project: str | None
@@ -157,13 +157,13 @@ class Members:
         return not processes.lives(known.pid)
 
     def last_activity(self, member: int) -> Mapping[str, Any] | None:
-        """What a dead member did last, in the form of its heartbeat; None where that cannot be known."""
+        """The last activity of a dead member, in the form of its heartbeat; None if it cannot be known."""
         crash_record = self._members[member].crash_record
         return None if crash_record is None else crash_record.last()
 
     def stacks(self, members: Collection[int]) -> dict[int, stack_dump.ProcessStacks]:
         """The stacks of those that have prepared; on other nodes by a process of Ray's there, since who is stuck may answer
-        nothing. Who is out of reach is left out."""
+        nothing. Members out of reach are left out."""
         by_node: dict[str | None, list[int]] = {}
         for member in members:
             if member in self._members and self._members[member].stacks is not None:
@@ -189,7 +189,7 @@ class Members:
         return [place for member in members if (place := self._members[member].stacks) is not None]
 
     def home(self, member: int) -> Home | None:
-        """Where its process finds its code; None before it has prepared."""
+        """The places at which its process finds its code; None before it has prepared."""
         place = self._members[member].stacks
         return None if place is None else Home(**place.home)
 
@@ -275,13 +275,13 @@ class Members:
             raise unwritten(path, error) from error
 
     def hear(self, timeout_s: float) -> Iterator[MemberMessage]:
-        """Whatever came within `timeout_s`; an empty list when nothing came."""
+        """The messages that came within `timeout_s`; an empty list if nothing came."""
         if not self._waiting:
             return
         ready, _ = ray.wait(list(self._waiting), num_returns=1, timeout=timeout_s)
         if ready:
             ready, _ = ray.wait(list(self._waiting), num_returns=len(self._waiting), timeout=0)
-        # What a member said goes before its answer, and both before the news of its death.
+        # A member's messages go before its answer, and both before the news of its death.
         for reference in sorted(ready, key=lambda each: self._waiting[each][1] != "entries"):
             member, kind = self._waiting.pop(reference)
             known = self._members[member]
@@ -359,7 +359,7 @@ def _lost_weights(member: int, details: str = "") -> WorkerLost:
 
 
 def unwritten(path: str, why: Exception) -> RunFailed:
-    """What to say where the trained weights could not be written."""
+    """The error if the trained weights could not be written."""
     return RunFailed(
         f"the trained weights could not be written to {path}: {why}",
         "make room on its disk",

@@ -8,5 +8,6 @@
 
 A server imports libraries and this package, and nothing of a project. It runs one thread, and torch has not computed in it. A
 process that is forked takes environment, folder, descriptors, limits and priority of the one that has asked, and becomes what
-that one would have become. What does not fit is refused with the reason, and whoever has asked goes the usual way.
+that one would have become. A request that does not fit is refused with the reason, and the process that has asked goes the
+usual way.
 """

@@ -2,7 +2,7 @@
 
     python -I -S client.py PLACE python setup_worker.py default_worker.py --option=...
 
-It takes some milliseconds, where a worker's program takes a second or two to import what the server has imported already. Where
+It takes some milliseconds, where a worker's program takes a second or two to import what the server has imported already. If
 the server does not give a process, this one becomes the worker as Ray meant it. It is run by its path and imports nothing of
 orchestrator. Ray knows a worker by the token in its arguments and by the process that registers with it, so it may be another
 one than Ray has started; tried with Ray 2.60 (see `cluster.sessions.workers`).
@@ -34,7 +34,7 @@ _GO = b"g"
 _SETUP, _CONTEXT, _LANGUAGE = "setup_worker.py", "--serialized-runtime-env-context", "--language="
 
 Message = dict[str, Any]
-# Where the server listens from which this process was forked, and what was asked of it.
+# The address of the server from which this process was forked, and what was asked of it.
 came_from: tuple[str, Message] | None = None
 
 
@@ -123,8 +123,8 @@ def _message(connection: socket.socket, head: bytes) -> Message | None:
 
 
 def without_setup(command: Sequence[str]) -> list[str]:
-    """What Ray leaves out itself where it recognises its own program first: the setup of a runtime environment that nobody
-    asked for, with its argument."""
+    """The command without the setup of a runtime environment that nobody asked for. Ray leaves it out itself if it recognises
+    its own program first."""
     if any(argument.startswith(_CONTEXT) for argument in command):
         return list(command)
     own = {os.path.basename(each): each for each in command}.get(_SETUP)  # noqa: PTH119 (in a hurry)

@@ -1,7 +1,7 @@
 """Whether a process that is forked would be the one that its user would have started: the same libraries, imported with the
 same variables, under the same rights.
 
-What is looked at of the other process the kernel tells (`/proc`), so that nobody can claim it.
+The kernel tells the facts about the other process (`/proc`), so that nobody can claim them.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-# What libraries in C read when they are loaded, and Python when it starts; of others it is seen which are read.
+# Variables that libraries in C read when they are loaded, and Python when it starts; reads of others are seen.
 _READ_BY_C = re.compile(
     r"(PYTHON|LC_|LD_|MALLOC_|MKL_|OMP_|KMP_|GOMP_|ATEN_|ONEDNN_|DNNL_|OPENBLAS_|BLIS_|NPY_|CUDA_|CUBLAS|CUDNN_|NCCL_|NVIDIA_"
     r"|TORCH|PYTORCH_)\w*|LANG|LANGUAGE|GLIBC_TUNABLES"
@@ -75,7 +75,7 @@ def other_variables(
 
 
 def imported_files() -> Files:
-    """Of each module that has one its file, with the time and the size that tell whether it has changed."""
+    """The file of each module that has one, with the time and the size that tell whether it has changed."""
     files = {getattr(module, "__file__", None) for module in list(sys.modules.values())}
     return {file: found for file in files if isinstance(file, str) and (found := _looks(file)) is not None}
 
@@ -131,7 +131,7 @@ def opened_gpu(descriptors: Path = Path("/proc/self/fd")) -> str | None:
 
 
 def rights(process: int) -> dict[str, str]:
-    """What a process may do, and in which namespaces and groups it lives. Raises OSError."""
+    """The rights of a process, and the namespaces and groups in which it lives. Raises OSError."""
     place = Path(f"/proc/{process}")
     lines = dict(line.split(":", 1) for line in (place / "status").read_text().splitlines() if ":" in line)
     found = {name: lines[name].strip() for name in _RIGHTS if name in lines}

@@ -1,4 +1,4 @@
-"""Where the fork server of a launch listens, and how it is started and ended.
+"""The address of a launch's fork server, and its start and end.
 
 Sockets lie in a folder that only this user may enter, and both sides ask the kernel who the other one is. A server that was
 killed leaves its socket behind, which the next launch removes; what it has forked goes on.
@@ -61,7 +61,7 @@ class OfLaunch:
         os.close(read)
 
     def close(self) -> None:
-        """Safe to call twice. What it has forked goes on."""
+        """Safe to call twice. Its children go on."""
         own, self._own = self._own, None
         if own is not None and self.place is not None:
             os.close(own[1])

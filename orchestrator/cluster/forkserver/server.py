@@ -51,7 +51,7 @@ LOADED = (
 
 @dataclass(frozen=True)
 class Request:
-    """What a process that has been forked is to become: a program by its path, or a child of a worker."""
+    """The role of a process that has been forked: a program by its path, or a child of a worker."""
 
     argv: Sequence[str]
     path: Sequence[str]
@@ -139,7 +139,7 @@ class Server:
 
     @property
     def _is_wanted(self) -> bool:
-        """Who is to be told how a process ends is told, also by a server that nobody finds any more."""
+        """The end of a process is told to those that asked for it, also by a server that nobody finds any more."""
         return self._is_found or any(self._waiting.values())
 
     def _over(self) -> None:

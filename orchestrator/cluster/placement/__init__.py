@@ -1,1 +1,1 @@
-"""Where members run: resources, nodes, the project's files on them."""
+"""The places of members: resources, nodes, the project's files on them."""

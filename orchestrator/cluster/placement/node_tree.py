@@ -1,4 +1,4 @@
-"""What must be the same on every node that takes part: the project's files, its data, this package, what computes.
+"""The parts that must be the same on every node: the project's files, its data, this package, what computes.
 
 The project's code is what git tracks or would track there; without git, every file outside `IGNORED`. The declared inputs
 are compared by DVC's md5 and are no code. Versions are of what changes bits. Standard library and git; no Ray.
@@ -52,7 +52,7 @@ def listing(project: Path, inputs: Iterable[str], *, git: bool = True) -> list[s
 
 
 def differences(expected: Tree, tree: Tree) -> list[str]:
-    """What of the project and its data is not as expected, one phrase for each path."""
+    """The parts of the project and its data that are not as expected, one phrase for each path."""
     if tree.files is None:
         return ["the folder is missing"]
     assert expected.files is not None
@@ -60,7 +60,7 @@ def differences(expected: Tree, tree: Tree) -> list[str]:
 
 
 def foreign(expected: Tree, tree: Tree) -> list[str]:
-    """What cannot be carried and is not as expected: this package and the libraries."""
+    """The parts that cannot be carried and are not as expected: this package and the libraries."""
     different = [
         f"{name} is {tree.versions.get(name, 'missing')} instead of {version}"
         for name, version in expected.versions.items()

@@ -2,8 +2,8 @@
 
 A node whose folder of the same path holds the same project and the same inputs works in that folder; so do nodes that share
 it. Every other node gets a copy of what git would track and of the inputs, by Ray's runtime environment, and the copy is
-compared too. What cannot be carried is an error that names the node: another orchestrator or library, an input outside the
-project, a project larger than Ray carries.
+compared too. A part that cannot be carried is an error that names the node: another orchestrator or library, an input outside
+the project, a project larger than Ray carries.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ _SHOWN = 3
 
 @dataclass(frozen=True)
 class Workspace:
-    """Where the members of a node work. project: None for a copy, which Ray makes their working directory; runtime_env:
-    Ray's."""
+    """The folder in which the members of a node work. project: None for a copy, which Ray makes their working directory;
+    runtime_env: Ray's."""
 
     project: str | None
     runtime_env: Mapping[str, Any]
@@ -43,8 +43,8 @@ class Workspace:
 
 @dataclass(frozen=True)
 class Project:
-    """What every node must have. check: called while waiting, may raise; timeout_s: how long none of them may answer;
-    variables: of this process, which the pipeline reads."""
+    """The project that every node must have. check: called while waiting, may raise; timeout_s: how long none of them may
+    answer; variables: of this process, which the pipeline reads."""
 
     path: Path
     inputs: Sequence[str]
@@ -96,7 +96,8 @@ def unlike(project: Project, node_id: str) -> str | None:
 
 
 class LateWorkspaces:
-    """Of members that are started later than the first ones: on nodes that nobody knew then, or beyond the reserved room.
+    """The workspaces of members that are started later than the first ones: on nodes that nobody knew then, or beyond the
+    reserved room.
 
     known: nodes that have the project in its own folder. As long as every living node is one of them, members work there; the
     first one that may come to another node has the project carried, once, for all that follow.
@@ -168,7 +169,7 @@ def _refuse(problems: Mapping[str, list[str]], nodes: Mapping[str, Node]) -> Non
 
 
 def _survey(project: Project, nodes: Iterable[Node], workspace: Workspace) -> dict[str, Tree | RayError]:
-    """What each node has in that workspace; an error where the node could not be asked."""
+    """The tree of each node in that workspace; an error if the node could not be asked."""
     task: Any = ray.remote(num_cpus=0, max_retries=0, runtime_env=dict(workspace.runtime_env))(_look)
     waiting = {}
     for node in nodes:
@@ -198,7 +199,7 @@ def _survey(project: Project, nodes: Iterable[Node], workspace: Workspace) -> di
 
 
 def _look(project: str | None, inputs: list[str]) -> dict[str, Any]:
-    """What this node has; runs on the node."""
+    """The tree of this node; runs on the node."""
     return asdict(node_tree.capture(Path.cwd() if project is None else Path(project), inputs, git=project is not None))
 
 

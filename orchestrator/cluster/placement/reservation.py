@@ -1,8 +1,8 @@
 """Room for all members of a run at once: one placement group with a bundle for each, or a clear refusal.
 
-PACK: members share as few nodes as possible, because on one node gradients lie in shared memory, and between nodes every
-byte goes through the network. What the nodes can never hold is refused at once; what they cannot hold now is waited for,
-no longer than `cluster.start_timeout_s`. Nodes that an autoscaler would add are not counted: start them first.
+PACK: members share as few nodes as possible, because on one node gradients lie in shared memory, and between nodes every byte
+goes through the network. A demand that the nodes can never hold is refused at once. One that they cannot hold now is waited
+for, no longer than `cluster.start_timeout_s`. Nodes that an autoscaler would add are not counted: start them first.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class Need:
 
     @property
     def site_of(self) -> list[str]:
-        """Of each member."""
+        """The site of each member."""
         named = [site for site, count in sorted(self.sites.items(), reverse=True) for _ in range(count)]
         return [*named, *[""] * (self.members - len(named))]
 
@@ -62,7 +62,7 @@ class Need:
         return [{**self.bundle, **self.shares(site)} for site in self.site_of]
 
     def shares(self, site: str = "") -> dict[str, float]:
-        """Of resources that only say where a member may be."""
+        """The shares of resources that only say where a member may be."""
         return {**site_share(site), **site_share("" if self.card is None else f"{_CARD_TYPE}{self.card}")}
 
     def placement(self, site: str = "") -> dict[str, dict[str, float]]:
@@ -72,7 +72,7 @@ class Need:
 
 
 def site_share(site: str) -> dict[str, float]:
-    """Of the resource of a site what each of its workers takes, so that Ray puts it there: next to nothing."""
+    """The share of a site's resource that each of its workers takes, so that Ray puts it there: next to nothing."""
     return {site: _SITE_SHARE} if site else {}
 
 
@@ -222,7 +222,7 @@ def _options(need: Need, group: Any, member: int) -> dict[str, Any]:
 
 
 def _free(nodes: Sequence[Node]) -> str:
-    """What is free on each node; Ray tells it per node only in a private place, and in total otherwise."""
+    """The free resources of each node; Ray tells them per node only in a private place, and in total otherwise."""
     if not RAY.is_here:
         return _amount(ray.available_resources())  # type: ignore[no-untyped-call]
     from ray._private.state import available_resources_per_node

@@ -11,7 +11,7 @@ class RaySession(AbstractContextManager["RaySession"], Protocol):
     """A Ray that is in use within the block."""
 
     def trouble(self) -> str | None:
-        """What is wrong with this Ray, so that the run cannot go on; None while it works."""
+        """The fault of this Ray because of which the run cannot go on; None while it works."""
 
     def draining(self) -> Mapping[str, float | None]:
         """The nodes that are about to go, each with when, in seconds since the epoch; None where no time is set."""

@@ -1,12 +1,12 @@
-"""What stands in for an agent of Ray that nobody asks anything: a program of a few milliseconds, where Ray's own takes 0.7 s.
+"""A stand-in for an agent of Ray that nobody asks anything: a program of a few milliseconds, while Ray's own takes 0.7 s.
 
     python -I -S agent.py DRIVER PORT... --session-dir=FOLDER --node-id=ID ...
 
-Ray's raylet starts an agent for metrics and one for runtime environments, waits until they have noted in its folder which ports
-they listen to, and ends with them. This one notes -1 for each PORT, with which Ray's own agents say that they listen to none,
-and ends with the raylet, its parent, or with the process DRIVER: a raylet may be gone before this program has begun. It is run
-by its path and imports nothing of orchestrator. Of what versions of Ray that is true: `common.tested_versions.RAY`; with others
-Ray's own run.
+Ray's raylet starts an agent for metrics and one for runtime environments, waits until they have noted in its folder which
+ports they listen to, and ends with them. This one notes -1 for each PORT, with which Ray's own agents say that they listen to
+none, and ends with the raylet, its parent, or with the process DRIVER: a raylet may be gone before this program has begun. It
+is run by its path and imports nothing of orchestrator. This is true of the versions of Ray in `common.tested_versions.RAY`;
+with others Ray's own agents run.
 """
 
 from __future__ import annotations

@@ -112,7 +112,7 @@ class JoinedRay:
 
 
 def _draining_nodes(known: Mapping[str, float | None]) -> Mapping[str, float | None]:
-    """What was known before where Ray does not answer."""
+    """If Ray does not answer, what was known before."""
     from ray._private import state
 
     try:

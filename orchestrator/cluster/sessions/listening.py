@@ -1,4 +1,4 @@
-"""Where processes of this machine listen, as the kernel tells it."""
+"""The addresses at which processes of this machine listen, as the kernel tells it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _SOCKET = "socket:["
 
 def beyond_loopback(process: int | None = None) -> list[str]:
     """The addresses of other networks than the loopback at which descendants of a process listen, as "name of the process at
-    address:port". process: this one. What cannot be read, such as processes that have ended, is passed over."""
+    address:port". process: this one. Entries that cannot be read, such as processes that have ended, are passed over."""
     return sorted(
         f"{_name(pid)} at {places[inode]}"
         for places in (_open(),)

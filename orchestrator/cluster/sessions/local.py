@@ -40,8 +40,8 @@ _LOOK_S = 0.02
 
 
 class Actors(NamedTuple):
-    """What the actors of a private Ray ask for. of_gpus: how many GPUs there are for all of them; None where Ray counts them,
-    by calls of the driver in this process."""
+    """The demands of a private Ray's actors. of_gpus: how many GPUs there are for all of them; None where Ray counts them, by
+    calls of the driver in this process."""
 
     cpus: float = 1.0
     of_gpus: int | None = None
@@ -192,7 +192,7 @@ def _not_started(error: Exception, tries: int, seconds: float) -> ClusterUnavail
 
 
 def _busy(load: float, cores: int) -> str:
-    """What to do when more processes want to compute than there are cores; empty where that is not so."""
+    """The remedy if more processes want to compute than there are cores; empty if that is not so."""
     if load <= cores:
         return ""
     return f"this machine is busy (load {load:.0f} on {cores} cores): end what else runs on it; "
@@ -234,8 +234,8 @@ def _await_raylet(node: Any, timeout_s: float, check: Callable[[], None]) -> Non
 
 
 def _is_registered(node: Any) -> bool:
-    """Of the table of all nodes, which Ray gives at once; asked for one that is not there, it sleeps for a second, which makes
-    up half of the start of a Ray. Raises what Ray raises."""
+    """It reads the table of all nodes, which Ray gives at once. Asked for one that is not there, Ray sleeps for a second,
+    which makes up half of its start. Raises what Ray raises."""
     from ray._private import services, state
 
     known: Any = state.GlobalState()  # type: ignore[no-untyped-call]
@@ -254,11 +254,11 @@ def _loopback_kept() -> contextlib.AbstractContextManager[None]:
 
 @contextlib.contextmanager
 def _fewer_processes(*, agent: bool = False) -> Iterator[None]:
-    """Within this a Ray starts without the autoscaler's monitor, the monitor of logs and the dashboard's server, and takes the
-    dashboard for not installed, without trying to import it: it has one node, logs that nobody follows and no dashboard, and
-    these cost seconds of a processor at the start of each run. Ray has no public way to leave them out; one of another version
-    than `common.tested_versions.RAY` starts them. agent: whether there is to be an agent with all it can do, which does not
-    start without the packages of a dashboard."""
+    """Within this a Ray starts without the autoscaler's monitor, the monitor of logs and the dashboard's server, and takes
+    the dashboard for not installed, without trying to import it. It has one node, logs that nobody follows and no dashboard,
+    and these cost seconds of a processor at the start of each run. Ray has no public way to leave them out; one of another
+    version than `common.tested_versions.RAY` starts them. agent: whether there is to be an agent with all it can do, which
+    does not start without the packages of a dashboard."""
     from ray._private import node, services, utils
 
     helpers: list[tuple[Any, str, object]] = [

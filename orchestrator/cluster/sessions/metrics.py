@@ -1,4 +1,5 @@
-"""What MLflow is told of a run, as gauges of Ray's own metrics, which Ray's agent on the driver's node shows to Prometheus.
+"""The metrics that MLflow is told of a run, as gauges of Ray's own metrics, which Ray's agent on the driver's node shows to
+Prometheus.
 
 Only an agent with the packages of `ray[default]` shows any. A joined Ray has one where these are installed, at the port of
 `ray start --metrics-export-port`; a private Ray gets one where `tracking.metrics_port` asks for it.
@@ -44,7 +45,7 @@ def gauge_name(metric: str) -> str:
 
 
 def lacking() -> str | None:
-    """What keeps an agent that is started here from showing metrics."""
+    """The obstacle to showing metrics by an agent that is started here."""
     missing = [package for package in _PACKAGES if not _is_installed(package)]
     if not missing:
         return None

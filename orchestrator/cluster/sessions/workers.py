@@ -36,7 +36,7 @@ def begin(cpus: float) -> None:
 
 
 def end() -> None:
-    """Of a server that was begun and not taken."""
+    """End a server that was begun and not taken."""
     while _begun:
         _begun.pop().close()
 
@@ -63,7 +63,7 @@ def forked(cpus: float) -> Iterator[places.OfLaunch | None]:
 
 
 def _asking(argument: str, place: str) -> str:
-    """Of the raylet's command: what it starts as a worker asks the server at this place first."""
+    """The raylet's command, with which a worker asks the server at this place first."""
     if not argument.startswith(_COMMAND):
         return argument
     first = subprocess.list2cmdline([sys.executable, "-I", "-S", client.__file__, place])

@@ -1,4 +1,4 @@
-"""What the batch script of a job runs, on its first node.
+"""The program that the batch script of a job runs, on its first node.
 
 Slurm's SIGTERM comes in two ways. `--signal=B:TERM` reaches this process alone; `scancel`, a requeue and the time limit reach
 every process of the job. So the Ray does not listen to it (node.py), and what is passed on to the command is SIGINT: it may

@@ -1,4 +1,4 @@
-"""What both sides of a job ask of their host."""
+"""Questions of both sides of a job to their host."""
 
 from __future__ import annotations
 

@@ -51,7 +51,7 @@ def main(head: str, cpus: int, timeout_s: float) -> int:
 
 
 def _as_head(address: str) -> list[str]:
-    # Where gRPC is installed a head has a server for clients elsewhere, which knows no port 0.
+    # If gRPC is installed, a head has a server for clients elsewhere, which knows no port 0.
     clients = [f"--ray-client-server-port={_free_port(address)}"] if importlib.util.find_spec("grpc") else []
     return [*_HEAD, f"--node-ip-address={address}", *clients]
 

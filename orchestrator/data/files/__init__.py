@@ -9,7 +9,7 @@
     packed.py      `Packed`: documents of tokens in sequences of one length
     stream.py      `Stream`, where samples have no numbers
 
-What it does not do: know steps, shards or workers. In which order samples are asked for is `data/sampling/orders.py`.
+It knows no steps, shards or workers. In which order samples are asked for is `data/sampling/orders.py`.
 """
 
 from orchestrator.data.files.dataset import Files

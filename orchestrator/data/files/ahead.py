@@ -134,8 +134,8 @@ class _Fetcher:
 
 
 class Several:
-    """Of a data set that is made of others: each fetches its own files. parts: of each its `Ahead`, and which of its samples
-    those of the whole need."""
+    """The fetching ahead of a data set that is made of others: each fetches its own files. parts: of each its `Ahead`, and
+    which of its samples those of the whole need."""
 
     def __init__(
         self, parts: Sequence[tuple[Ahead | Several, Callable[[Sequence[int]], list[int]]]], share: int

@@ -8,8 +8,8 @@ All processes of a node share the folder; locks of the kernel (`flock`), which e
     wanted       touched by a process that finds no room: whoever keeps files open gives up those that it does not read now
     wished       the same for files that are fetched ahead: it gives up those that it has not read for a while
 
-The least recently used file that nobody keeps open makes room for another. Who needs room has given up what it held itself, and
-waits for the others; so somebody always goes on. Whoever waits, for room, for another process or for a store, does so in
+The least recently used file that nobody keeps open makes room for another. A process that needs space first closes its own
+files, then waits; so two processes cannot deadlock. Every wait, for room, for another process or for a store, is in
 `waiting.py`, where it is told and shows that it lives.
 """
 
@@ -204,7 +204,7 @@ class Cache:
 
 @dataclass(frozen=True)
 class _Caller:
-    """Who wants a file: what it does where it cannot have it at once."""
+    """The caller's conduct if it cannot have a file at once."""
 
     cache: Cache
     file: File

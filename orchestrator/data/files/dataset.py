@@ -136,15 +136,15 @@ class Files:
 
     def ahead(self, share: int) -> Ahead | None:
         """Fetches the files of samples that will be asked for, as many as `share` bytes of the cache hold; None where there is
-        nothing to fetch. What wraps this data set, sample by sample, hands it on."""
+        nothing to fetch. A wrapper of this data set, sample by sample, hands it on."""
         if self._place.folder is not None:
             return None
         self._cache = self._cache or current()
         return Ahead(self._place, self._manifest.files, self._file_of, min(share, self._cache.limit), self.keep_only)
 
     def only(self, numbers: Collection[int]) -> None:
-        """From now on the other files are of sites elsewhere (`data.sites`), and to read one raises ConfigurationError. What
-        wraps this data set, sample by sample, hands it on."""
+        """From now on the other files are of sites elsewhere (`data.sites`), and to read one raises ConfigurationError. A
+        wrapper of this data set, sample by sample, hands it on."""
         self._only = numbers
 
     def keep_only(self, numbers: Iterable[int]) -> None:
@@ -286,7 +286,7 @@ class Files:
 
 
 def _require_trust(listed: Manifest, place: str | Path, reader: str | None, *, unsafe: bool) -> None:
-    """What a list must not decide, since anybody may have written it. Raises ConfigurationError."""
+    """Refuse what a list must not decide, since anybody may have written it. Raises ConfigurationError."""
     if reader is None and is_reference(listed.reader):
         raise ConfigurationError(
             [f"{place}: its list names code as the reader, {listed.reader!r}, which only the pipeline may do"],

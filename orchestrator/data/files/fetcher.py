@@ -4,7 +4,7 @@ Its bytes, its hashing and the random numbers of its libraries disturb nobody he
 expected, and tells the bytes of each that it has fetched (`common.child`), in JSON; it ends with its input. It fetches several
 at once, and gives up at the first difficulty: who needs the file meets it too, waits and says so.
 
-What is fetched is held by nobody: with each message what is expected is dated anew in the cache, so that it goes last.
+Nobody holds the fetched files: each message dates the expected ones anew in the cache, so that they go last.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _PAUSE_S = 1.0
 
 
 class Expected:
-    """What the process knows of the worker's wishes: the newest, in order. Threads take from it."""
+    """The worker's wishes as the process knows them: the newest, in order. Threads take from it."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()

@@ -7,8 +7,8 @@ files is that of the samples' indices.
 
 A manifest is data, whoever wrote it: it chooses no code, and none of its names leads out of a folder (`dataset.py`).
 
-A manifest that lies elsewhere says in `place` where the files are, and of a file behind its MD5 where it is there if not at
-its path: in a version of an object store, or in a remote of DVC. Whoever keeps the manifest has the identity of all files.
+A manifest that lies elsewhere says in `place` where the files are. If a file is not at its path there, its place stands
+behind its MD5: in a version of an object store, or in a remote of DVC. The manifest alone is the identity of all files.
 """
 
 from __future__ import annotations

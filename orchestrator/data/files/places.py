@@ -1,4 +1,4 @@
-"""Where files lie: a folder of this machine, or whatever fsspec reads."""
+"""The place of files: a folder of this machine, or whatever fsspec reads."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from orchestrator.errors import ConfigurationError, unusable
 
 _CHUNK = 4 << 20
 _VERSION = "?versionId="  # as s3fs has it
-# Of the libraries behind fsspec, by protocol: one try. Who waits for a place asks again itself, and says so (waiting.py).
+# Options of the libraries behind fsspec, by protocol: one try. The code that waits for a place asks again itself, and says so
+# (waiting.py).
 _ONE_TRY = {"s3": {"config_kwargs": {"retries": {"total_max_attempts": 1}, "connect_timeout": 10, "read_timeout": 30}}}
 _ONE_TRY["s3a"] = _ONE_TRY["s3"]
 # Protocols of fsspec behind which there is always another machine. Many others are folders of this one (`local`, `git`, `dvc`,

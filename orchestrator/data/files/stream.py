@@ -35,11 +35,11 @@ class Stream:
         without samples ends the run. generator: seeded for this shard and epoch, as the generators of torch, numpy and
         `random` are for each sample.
 
-        What is returned may have `state_dict()` and `load_state_dict(state)`, as the data sets of torchdata and Hugging Face
-        have: a new host of the shard goes on from there. Of others it takes the samples of the epoch anew, up to where the
+        The result may have `state_dict()` and `load_state_dict(state)`, as the data sets of torchdata and Hugging Face have:
+        a new host of the shard goes on from there. Without these it takes the samples of the epoch anew, up to where the
         shard is.
 
-        Of a live stream a sample is made of tensors, numbers, texts, lists, tuples and dicts, to be recorded. It is opened by
+        A sample of a live stream is made of tensors, numbers, texts, lists, tuples and dicts, to be recorded. It is opened by
         each host of the shard anew, and once more, without taking a sample, while a worker is prepared.
         """
         raise NotImplementedError

@@ -63,7 +63,7 @@ def add(read: Taken) -> None:
 
 
 def pass_on(text: str | None) -> None:
-    """What another process waits for that reads for this thread; None: it lives."""
+    """Pass on what another process waits for that reads for this thread; None: it lives."""
     if text is not None:
         _here.tell(text)
     _here.alive()
@@ -138,7 +138,7 @@ class Wait:
 
 
 class Attempt:
-    """What an action that runs in a thread of its own tells of itself. over: nobody waits for it any more."""
+    """The news of an action that runs in a thread of its own. over: nobody waits for it any more."""
 
     def __init__(self) -> None:
         self.over = False
@@ -149,8 +149,8 @@ class Attempt:
 
 
 def until(where: str, action: Callable[[Attempt], _T], patience_s: float) -> _T:
-    """What an action returns, once it does not raise OSError. Raises DataDamaged where nothing has moved for so many seconds;
-    FileNotFoundError and PermissionError at once, since to try again is in vain."""
+    """The result of an action, once it does not raise OSError. Raises DataDamaged where nothing has moved for so many
+    seconds; FileNotFoundError and PermissionError at once, since to try again is in vain."""
     wait, pause = Wait(where), _FIRST_PAUSE_S
     while True:
         try:

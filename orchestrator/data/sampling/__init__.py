@@ -1,5 +1,5 @@
-"""Which training samples a shard draws from, and how likely: tables of pure functions over the numbers of the samples. Who
-draws from them, step by step, is `orchestrator.data`.
+"""Which training samples a shard draws from, and how likely: tables of pure functions over the numbers of the samples.
+`orchestrator.data` draws from them, step by step.
 
     population.py     what a run gives to an entry of the next two tables
     partitions.py     who owns which sample

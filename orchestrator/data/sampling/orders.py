@@ -1,8 +1,8 @@
 """The table of orders: in which order an epoch visits the training samples.
 
-An order is a function `name(epochs: Epochs, *, option, ...)` that returns an object with `indices(step, shard)`: the samples of
-that micro-batch, as indices into the training set, as many as `epochs` gives it rows. In each epoch every sample comes once.
-What it returns depends on its arguments alone, so that any worker finds the same at any time.
+An order is a function `name(epochs: Epochs, *, option, ...)` that returns an object with `indices(step, shard)`: the samples
+of that micro-batch, as indices into the training set, as many as `epochs` gives it rows. In each epoch every sample comes
+once. Its result depends on its arguments alone, so that any worker finds the same at any time.
 
     shuffled    one permutation of all samples per epoch, held in memory: 8 bytes per sample
     blocks      files in a permuted order, dealt to the shards in runs; blocks of neighbouring files, and the samples of each
@@ -35,7 +35,7 @@ _EPOCHS_KEPT = 2  # one may be fetched ahead of the other's end
 
 
 class Epochs(Protocol):
-    """What a run says of its epochs. samples: of the training set."""
+    """The facts of a run's epochs. samples: of the training set."""
 
     @property
     def seed(self) -> int: ...
@@ -60,11 +60,11 @@ class Epochs(Protocol):
         """(start, end): a division of the epoch's positions into a run per shard, as long as what it has in that epoch."""
 
     def permutation(self, epoch: int) -> torch.Tensor:
-        """Of all samples, drawn for that epoch."""
+        """A permutation of all samples, drawn for that epoch."""
 
 
 class Order(Protocol):
-    """What an entry returns."""
+    """The result of an entry."""
 
     def indices(self, step: int, shard: int) -> list[int]:
         """The samples of micro-batch (step, shard), as indices into the training set; empty when it has none."""
@@ -304,7 +304,7 @@ def keys_of(*what: object) -> Any:
 
 
 def problems(name: str, options: Mapping[str, Any], small: Callable[[], Epochs], steps: int) -> list[str]:
-    """What is wrong with an order of the user's project, tried on an epoch of so many steps; at most one sentence."""
+    """The fault of an order of the user's project, tried on an epoch of so many steps; at most one sentence."""
 
     def visited() -> list[list[int]]:
         epochs = small()

@@ -1,10 +1,10 @@
-"""What every partition has to keep to: the tests hold those of the table to it, and a launch a user's own.
+"""The laws of every partition: the tests hold those of the table to them, and a launch a user's own.
 
     disjoint cover    it names one owner for each sample: whole numbers from 0 on, of shape (samples,)
     pure              it depends on the population alone: asked again, whatever others have drawn, it is the same
     reads only        the labels that it was given stay as they are
 
-What it does not do: look at the user's labels. A user's own is tried on a small population with three labels.
+They do not look at the user's labels. A user's own is tried on a small population with three labels.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from orchestrator.data.sampling.population import Population, Whole, tried
 
 
 def problems(name: str, options: Mapping[str, Any], shards: int) -> list[str]:
-    """What is wrong with a partition of the user's project; at most one sentence."""
+    """The fault of a partition of the user's project; at most one sentence."""
     return PARTITIONS.judge(name, lambda: broken(PARTITIONS.build(name, options), tried(shards)))
 
 

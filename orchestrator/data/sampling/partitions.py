@@ -68,7 +68,7 @@ def dirichlet(
     by: By = "label",
     least: Annotated[int, Field(ge=0, description="Samples that every client owns at least.")] = 1,
 ) -> Whole:
-    """Of every label, the clients' shares are drawn from a Dirichlet distribution: the smaller alpha, the fewer share a label.
+    """The clients' shares of every label are drawn from a Dirichlet distribution: the smaller alpha, the fewer share a label.
 
     The whole is drawn again until every client has `least` samples. Source: Hsu, Qi and Brown, "Measuring the Effects of
     Non-Identical Data Distribution for Federated Visual Classification" (2019), by label as in Li et al., "Federated Learning

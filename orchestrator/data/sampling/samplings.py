@@ -41,7 +41,7 @@ SAMPLINGS: Table[Callable[..., Real | None]] = Table(
 
 
 def misfit(weights: Any, samples: int) -> str | None:
-    """What is wrong with the weights of so many samples; None where they are fit."""
+    """The fault of the weights of so many samples; None if they are fit."""
     import numpy
 
     if not isinstance(weights, numpy.ndarray) or weights.dtype != numpy.float64 or weights.shape != (samples,):
@@ -56,7 +56,7 @@ def misfit(weights: Any, samples: int) -> str | None:
 
 
 def problems(name: str, options: Mapping[str, Any], shards: int) -> list[str]:
-    """What is wrong with a sampling of the user's project, tried on a small population; at most one sentence."""
+    """The fault of a sampling of the user's project, tried on a small population; at most one sentence."""
     import numpy
 
     population = tried(shards)

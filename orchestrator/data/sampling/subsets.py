@@ -100,7 +100,7 @@ def chosen(name: str, options: Mapping[str, Any], samples: int) -> Whole | None:
 
 
 def misfit(found: Any, samples: int) -> str | None:
-    """What is wrong with a subset of so many samples, as an object; None where it is one."""
+    """The fault of an object as a subset of so many samples; None if it is one."""
     import numpy
 
     if not isinstance(found, numpy.ndarray) or found.dtype.kind not in "iu" or found.ndim != 1:
@@ -117,7 +117,7 @@ _TRIED = 120  # samples
 
 
 def problems(name: str, options: Mapping[str, Any]) -> list[str]:
-    """What is wrong with a subset of the user's project, tried on a few samples; at most one sentence."""
+    """The fault of a subset of the user's project, tried on a few samples; at most one sentence."""
     import numpy
 
     try:

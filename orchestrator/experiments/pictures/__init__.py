@@ -20,7 +20,7 @@ from orchestrator.experiments.search.space import Space
 
 @dataclass(frozen=True)
 class SweepSeen:
-    """What there is to show of a sweep. trials: as its report has them."""
+    """The figures of a sweep that a picture shows. trials: as its report has them."""
 
     title: str
     metric: str

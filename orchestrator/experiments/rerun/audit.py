@@ -4,8 +4,8 @@ All of them are one repetition: a single Ray with its workers, which go from the
 one with the checkpoint that the run kept there. Which ones they are says a seed that is made when the command is typed, so who
 made the run cannot have known; it is in the record, and given again it draws the same ones.
 
-What can be audited is found before anything starts: a trace with the root of the record, and checkpoints with the states of
-which the journal tells.
+The parts that can be audited are found before anything starts: a trace with the root of the record, and checkpoints with the
+states of which the journal tells.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class Asked:
 
 @dataclass(frozen=True)
 class Draw:
-    """What is to be repeated. storage: where the checkpoints lie; all_segments, chosen: in order."""
+    """The segments to be repeated. storage: where the checkpoints lie; all_segments, chosen: in order."""
 
     storage: str
     all_segments: Sequence[Segment]
@@ -187,7 +187,7 @@ def _judged(original: Recorded, repeated: Recorded, drawn: Draw) -> Audit:
 
 
 def _inputs(recorded: Recorded) -> Run:
-    """What the run is made of, without what came of it."""
+    """The inputs of the run, without its result."""
     outcome = ("trace", "digest", "best", "metrics", "profiles", "rests")
     return cast("Run", {key: value for key, value in recorded.as_run().items() if key not in outcome})
 
@@ -204,8 +204,8 @@ def _require_trace(original: Recorded) -> None:
 
 
 def _kept(original: Recorded, *, came_along: bool) -> tuple[str, dict[int, str]]:
-    """Where the checkpoints lie, and which there are: steps that were done -> the digest of the state. Raises NotRerunnable
-    where there are none, or others than the journal tells of."""
+    """The place of the checkpoints, and which there are: steps that were done -> the digest of the state. Raises
+    NotRerunnable where there are none, or others than the journal tells of."""
     run_id, files = original.past.run_id, original.files
     place = (
         str(files.path.parent / crate.CHECKPOINTS) if came_along else files.checkpoints_at(original.held.checkpoint.uri)
@@ -243,12 +243,12 @@ def _remedy(run_id: str, *, came_along: bool) -> str:
 
 
 def _states(events: Sequence[Mapping[str, Any]]) -> dict[int, str]:
-    """Of the checkpoints that a journal tells of: steps that were done -> the digest of the state."""
+    """The checkpoints that a journal tells of: steps that were done -> the digest of the state."""
     return {each["step"]: each["state"] for each in events if each["event"] == "checkpoint_saved" and "state" in each}
 
 
 def _publish(repeater: Repeater, repeated: Recorded, done: Audited) -> None:
-    """What came of it belongs to both runs. A verdict over the whole of the original stands, unless it is contradicted."""
+    """The outcome belongs to both runs. A verdict over the whole of the original stands, unless it is contradicted."""
     report = {**done.as_dict(), "text": done.text}
     repeated.files.verdict.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
     new, first, word = repeated.past.run_id, done.rerun_of, str(done.word)

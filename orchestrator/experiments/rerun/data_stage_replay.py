@@ -1,8 +1,8 @@
 """`rerun=RUN stages=true`: the DVC stages that made the inputs of a run are executed again before it is repeated.
 
 They run in a clean checkout of the run's code, one after the other, on the raw data that DVC or the code brings, in the
-environment of the repetition. What each has made is compared with the record before the next one begins, so the first that
-differs is named, and nothing is trained on other data. Where all are equal, the repetition gets what they made.
+environment of the repetition. The output of each is compared with the record before the next one begins, so the first that
+differs is named, and nothing is trained on other data. If all are equal, the repetition gets what they made.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _SHOWN_LINES = 12
 
 @contextmanager
 def prepared(repeater: Repeater, *, check_environment: bool) -> Iterator[tuple[Preparation, Mapping[str, Path]]]:
-    """What the stages came to, and where their data are as long as the block lasts: path of an input -> place.
+    """The outcome of the stages, and the place of their data as long as the block lasts: path of an input -> place.
 
     Raises NotRerunnable where there are none or the raw data are gone, RunFailed for a stage that fails, Interrupted."""
     with repeater.code() as restored:

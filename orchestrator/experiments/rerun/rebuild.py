@@ -1,11 +1,11 @@
 """`environment=rebuild`: the recorded packages and interpreter in a virtual environment of their own, for `rerun=`.
 
-Packages of an index are installed once and kept in `.orchestrator/environments/`, named by the hash of what they are. What
-comes from the repository of the run, and this package itself, is put above them for each repetition. What was installed is
-compared with the record before anything runs in it. pip is called here and nowhere else.
+Packages of an index are installed once and kept in `.orchestrator/environments/`, named by the hash of what they are. Code
+from the repository of the run, and this package itself, is put above them for each repetition. The installed packages are
+compared with the record before anything runs among them. pip is called here and nowhere else.
 
-Where the environment was one of conda, its packages, the interpreter among them, are made anew first, by micromamba from the
-explicit list of the record; what pip had installed comes above them. They are kept in a folder of their own.
+If the environment was one of conda, its packages, the interpreter among them, are made anew first, by micromamba from the
+explicit list of the record. The packages of pip come above them. They are kept in a folder of their own.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Rebuilt:
     of_conda: Path | None = None  # environment of conda below it; None where there is none
 
     def above(self, restored: Restored) -> Path:
-        """Where the thin environment for code that was restored is: beside it, and gone with it."""
+        """The place of the thin environment for code that was restored: beside it, and gone with it."""
         return restored.root.with_name("environment")
 
     def build_above(self, restored: Restored) -> None:
@@ -76,7 +76,7 @@ class Rebuilt:
         return layers.python_of(self.above(restored))
 
     def variables(self, environment: Mapping[str, str], restored: Restored) -> dict[str, str]:
-        """Of a process in there."""
+        """The variables of a process in there."""
         below = [] if self.of_conda is None else [self.of_conda]
         return layers.variables(environment, [self.above(restored), self.kept, *below])
 
@@ -216,7 +216,7 @@ def _build(
 
 
 def _install(recorded: Lock, kept: Path, wheels: Sequence[Path]) -> list[dict[str, Any]]:
-    """What pip says that it has installed."""
+    """The packages that pip says it has installed."""
     reports = []
     with tempfile.TemporaryDirectory(prefix="orchestrator-") as place:
         for number, text in enumerate(lock.requirements(recorded)):

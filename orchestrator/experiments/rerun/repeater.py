@@ -103,12 +103,12 @@ class Repeater:
                 self.display.say(f"  note: {note}")
 
     def _declared(self) -> list[str]:
-        """What brings the variables to workers on other nodes too."""
+        """Overrides that bring the variables to workers on other nodes too."""
         names = list(self.original.input_audit.variables)
         return [f"environment.variables={json.dumps(names)}"] if names else []
 
     def _tell_variables(self) -> None:
-        """Of those that the user's code read: which are set otherwise here, and which are in no record."""
+        """Tell which variables that the user's code read are set otherwise here, and which are in no record."""
         set_again, other = differing(self.original.input_audit, os.environ)
         for sentence in set_again:
             self.display.say(f"  {sentence}")
@@ -155,7 +155,7 @@ class Repeater:
             yield address
 
     def _restore_data(self, restored: checkout.Restored, inputs: Sequence[Input]) -> list[restoring.Restored]:
-        """Where the record has travelled, the folder of the command need not know of the data: then the remotes that the
+        """If the record has travelled, the folder of the command need not know of the data: then the remotes that the
         restored code names are asked. Raises NotRerunnable."""
         places = {path: ("crate", place) for path, place in (self.carried or {}).items()}
         places |= {path: ("stages", place) for path, place in self.made.items()}

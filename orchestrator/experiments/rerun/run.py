@@ -1,11 +1,12 @@
 """`rerun=RUN_ID|CRATE [key=value ...]`: repeat a run exactly in a clean checkout of its code, and prove it, or say why not.
 
-Code comes from the snapshot, data from DVC's cache or remote, settings from the record, and so does the order of updates where
-a run is asynchronous; only how the run is executed may be changed. Of the differences it reports those that bear on exactness:
+Code comes from the snapshot, data from DVC's cache or remote, settings from the record, and so does the order of updates
+where a run is asynchronous; only how the run is executed may be changed. It reports the differences that bear on exactness:
 what determines the result, then the outcome. Execution settings, hosts and places may differ; `compare=` shows them.
 
 A crate of `export=` is unpacked and checked beside the work trees, and is repeated in the store of the folder where the
-command was typed, a new one if need be. Of a record that is not one's own nothing is executed without `trust=true` (trust.py).
+command was typed, a new one if need be. Nothing of a record that is not one's own is executed without `trust=true`
+(trust.py).
 
 With `environment=rebuild` it runs in an environment made from the record (rebuild.py).
 
@@ -54,7 +55,7 @@ def exit_code(error: OrchestratorError | None, verdict: str | None) -> int:
 
 @dataclass(frozen=True)
 class Rerun:
-    """What a rerun came to."""
+    """The outcome of a rerun."""
 
     run_id: str | None  # of the repetition; None where none was started
     rerun_of: str  # id of the original, or what was given as its name where that names none
@@ -113,7 +114,7 @@ class Rerun:
 
 @dataclass(frozen=True)
 class Wanted:
-    """What the command asks for."""
+    """The requests of the command."""
 
     check_environment: bool = True  # whether another environment leaves no run exact
     explaining: bool = False  # whether a second repetition looks into what has diverged
@@ -168,7 +169,7 @@ def rerun(name: str, overrides: Sequence[str], uri: str | None, wanted: Wanted) 
 
 
 def _examined(original: Recorded, overrides: Sequence[str], folder: Path, wanted: Wanted) -> trust.WouldExecute:
-    """What would be executed. Raises ConfigurationError and NotRerunnable."""
+    """The code that would be executed. Raises ConfigurationError and NotRerunnable."""
     stages = data_stage_replay.commands(original, folder / "worktrees") if wanted.preparing else []
     return trust.examine(original, overrides, rebuilding=wanted.rebuilding, stages=stages)
 
@@ -246,8 +247,8 @@ def _checked(path: Path, came: crate.Crate, key: Path | None) -> str:
 
 
 def _replay(original: Recorded) -> list[str]:
-    """What makes the repetition of an asynchronous run take the order of its updates from the record, that of a run with live
-    streams their samples, and that of a run with sites who sat out. Raises NotRerunnable."""
+    """Overrides by which a repetition takes from the record what chance decided: the order of updates of an asynchronous run,
+    the samples of live streams, the sites that sat out. Raises NotRerunnable."""
     barriers = original.barriers()
     if barriers == []:
         raise NotRerunnable(

@@ -39,7 +39,7 @@ _WORST = ("diverged", "inputs-differ", "exact")
 
 @dataclass(frozen=True)
 class SweepRerun:
-    """What the rerun of a sweep came to."""
+    """The outcome of the rerun of a sweep."""
 
     sweep_id: str | None  # of the repetition; None where none was started
     rerun_of: str  # id of the original
@@ -186,7 +186,7 @@ def _judged(before: Recorded, after: Recorded, *, check_environment: bool) -> tu
 
 
 def parting(before: SweepHistory, after: SweepHistory) -> str | None:
-    """Where two sweeps first asked for, saw or kept something else; None where they never did."""
+    """The place at which two sweeps first asked for, saw or kept something else; None if they never did."""
     if before.asked != after.asked:
         pairs = zip(before.asked, after.asked, strict=False)
         batch = next(
@@ -207,6 +207,6 @@ def parting(before: SweepHistory, after: SweepHistory) -> str | None:
 
 
 def _parting_of_wholes(before: Mapping[str, Any], after: Mapping[str, Any]) -> str | None:
-    """Of ensembles."""
+    """The same for ensembles."""
     different = [key for key in sorted({*before, *after}) if before.get(key) != after.get(key)]
     return f"the whole of the same members came to another {' and '.join(different)}" if different else None

@@ -1,4 +1,4 @@
-"""What a search is asked, and which trials follow from what is known: pure, so that a sweep repeats.
+"""The questions to a search, and the trials that follow from what is known: pure, so that a sweep repeats.
 
 Trials are asked for in batches of a fixed size, and a batch only when all results of those before it are known. Its randomness
 is a function of the sweep's seed and the number of the batch, so neither the order in which trials end nor how many run side by
@@ -28,7 +28,7 @@ class Trial:
 
 @dataclass(frozen=True)
 class Result:
-    """What a trial came to. value: of the objective, None where it failed; steps: of the run that gave the value; pruned:
+    """The outcome of a trial. value: of the objective, None where it failed; steps: of the run that gave the value; pruned:
     whether it was ended before its last rung."""
 
     trial: Trial
@@ -39,7 +39,7 @@ class Result:
 
 @dataclass(frozen=True)
 class Ask:
-    """What a search gets."""
+    """The argument of a search."""
 
     space: Space  # keys with what they may be
     results: Sequence[Result]  # of all trials before, in their order
@@ -97,7 +97,7 @@ def best(results: Sequence[Result], direction: str) -> Result | None:
 
 
 def rank(value: float | None, direction: str) -> float:
-    """What is small where a value is good; a failed trial comes last."""
+    """A number that is small if the value is good; a failed trial comes last."""
     if value is None or not math.isfinite(value):
         return math.inf
     return value if direction == "minimize" else -value

@@ -106,7 +106,7 @@ def _dimension(parts: Mapping[str, Given]) -> Dimension:
 
 
 def _unsearchable(key: str, where: str) -> list[str]:
-    """What does not determine the result is nothing to search for."""
+    """A key that does not determine the result is nothing to search for."""
     located = locate(shorthand(tuple(key.split("."))))
     if located is None or located[0].about.determines == "result":
         return []

@@ -41,7 +41,7 @@ class Sweep:
 
     @property
     def noun(self) -> str:
-        """What one of its trials is called."""
+        """The word for one of its trials."""
         return "trial" if self.ensemble is None else "member"
 
     @property
@@ -49,7 +49,7 @@ class Sweep:
         return self.course.search.direction
 
     def settings_of(self, point: Point, rung: int | None = None) -> Settings:
-        """Of a run of a trial. rung: None for the last one. Raises ConfigurationError."""
+        """The settings of a run of a trial. rung: None for the last one. Raises ConfigurationError."""
         shared = {} if self.ensemble is None else self.ensemble.shared()
         found = [sources.from_text(to_yaml(self.settings), "the sweep"), source_of({**shared, **point}, {})]
         if rung is not None and rung < self.course.last:
@@ -58,7 +58,7 @@ class Sweep:
         return from_sources(found, recorded=True)  # each was checked with the sweep
 
     def as_dict(self) -> dict[str, Any]:
-        """What the file of the sweep holds beside the settings of its runs."""
+        """The content of the sweep's file beside the settings of its runs."""
         course, search = self.course, self.course.search
         if self.ensemble is not None:
             return {"ensemble": self.ensemble.as_dict(), "parallel": self.parallel}
@@ -87,7 +87,7 @@ class Sweep:
         return as_yaml(whole)
 
     def determining(self) -> dict[str, Any]:
-        """What determines its result."""
+        """The part that determines its result."""
         own = {key: value for key, value in self.as_dict().items() if key != "parallel"}
         if self.ensemble is not None:
             own["ensemble"] = {key: value for key, value in own["ensemble"].items() if key != "register"}

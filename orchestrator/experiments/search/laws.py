@@ -1,9 +1,9 @@
-"""What every search has to keep to: the tests hold those of the table to it, and a sweep a user's own before it starts.
+"""The laws of every search: the tests hold those of the table to them, and a sweep a user's own before it starts.
 
     points of the space    as many as are asked for, each with a value for every key, of the range or the choices
     pure                   what is asked for depends on space, results, seed and options alone: asked again, it is the same
 
-What it does not do: judge whether a search finds anything.
+They do not judge whether a search finds anything.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _BATCHES = 3  # that are looked at
 
 
 def problems(space: Space, search: Search, seed: int) -> list[str]:
-    """What is wrong with a search of the user's project; at most one sentence."""
+    """The fault of a search of the user's project; at most one sentence."""
     return SEARCHES.judge(search.name, lambda: broken(space, search, seed))
 
 
@@ -45,7 +45,7 @@ def broken(space: Space, search: Search, seed: int) -> str | None:
 
 
 def _results(batch: Sequence[Trial]) -> list[Result]:
-    """Of five trials one fails, one is pruned, and the others have a value."""
+    """One trial in five fails, one is pruned, and the others have a value."""
     return [
         Result(
             trial,

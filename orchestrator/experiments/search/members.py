@@ -70,7 +70,7 @@ class Ensemble:
         return {**own, "output": self.output, "classes": self.classes, "register": self.register}
 
     def course(self) -> Course:
-        """What determines the trials."""
+        """The part that determines the trials."""
         space: dict[str, Dimension] = {"run.seed": Choice(tuple(point["run.seed"] for point in self.points()))}
         if self.data != "all":
             space["data.subset.member"] = Range(0, self.members - 1)
@@ -82,7 +82,7 @@ class Ensemble:
         return self.points()[ask.first : ask.first + ask.count]
 
     def points(self) -> list[Point]:
-        """Of all members."""
+        """The points of all members."""
         return [
             {"run.seed": seed_of(self.seed, number), **({} if self.data == "all" else {"data.subset.member": number})}
             for number in range(self.members)

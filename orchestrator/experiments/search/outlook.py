@@ -1,5 +1,5 @@
-"""What of a sweep is due, from what has ended: a pure function of both, so that every slot count, every order of completion and
-every resume goes the same way.
+"""The runs of a sweep that are due, as a pure function of it and of what has ended, so that every slot count, every order of
+completion and every resume goes the same way.
 
 A batch is asked for when all results before it are known. Its trials are trained for the steps of the first rung, those that
 are kept for the steps of the next, up to the last one. A rung is a run of its own from the first step, with its own length: it
@@ -22,7 +22,7 @@ TrialRung = tuple[int, int]  # (trial, rung): one run
 
 @dataclass(frozen=True)
 class Ended:
-    """What a run of a trial came to. value: None where it failed; why: it did."""
+    """The outcome of a run of a trial. value: None where it failed; why: it did."""
 
     run_id: str | None
     value: float | None
@@ -32,8 +32,8 @@ class Ended:
 
 @dataclass(frozen=True)
 class Course:
-    """What determines the trials of a sweep. cuts: the rungs before the last; steps: of the last one, 0 where its length is
-    given in epochs."""
+    """The part of a sweep that determines its trials. cuts: the rungs before the last; steps: of the last one, 0 where its
+    length is given in epochs."""
 
     space: Space
     search: Search

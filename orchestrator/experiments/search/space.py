@@ -8,7 +8,7 @@
 A point of the space gives each key one value. Values are exact: a stepped range has those that decimal arithmetic gives, such
 as 0.3 and not 0.30000000000000004, whatever a search computes with.
 
-What it does not do: know which keys there are, or what a setting accepts (`sweeps.py`).
+It knows neither which keys there are nor what a setting accepts (`sweeps.py`).
 """
 
 from __future__ import annotations

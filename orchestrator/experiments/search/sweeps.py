@@ -10,7 +10,7 @@
 All problems are found at once, those of the settings among them: each end of each range and each choice is put into the
 settings and read as a run would read it. Interpolations in the settings are resolved once, before the search.
 
-What it does not do: build a pipeline, or look at a search of the user's own (`laws.py`).
+It neither builds a pipeline nor looks at a search of the user's own (`laws.py`).
 """
 
 from __future__ import annotations
@@ -167,7 +167,7 @@ def _merge(own: dict[tuple[str, ...], Given], new: Mapping[tuple[str, ...], Give
 
 
 def _names(given: Given | None) -> list[str]:
-    """Of the files that the runs are described by."""
+    """The names of the files that describe the runs."""
     if given is None:
         return []
     entries = given.value if isinstance(given.value, list) else str(given.value).split(",")

@@ -1,4 +1,4 @@
-"""What a run would take on a cluster that is not there, by the project's own schedules, modes and controller. Pure.
+"""The time that a run would take on a cluster that is not there, by the project's own schedules, modes and controller. Pure.
 
     conditions.py       the cluster that is imagined: network, compute, stragglers, failures
     discrete_events.py  members' tasks and messages, in the order in which they happen
@@ -16,5 +16,5 @@ played, the update. It serves where each has a core, and for more members: of 25
 2 % of steps that are played, in a fiftieth of the time. It leaves out the messages of the vote, which take 3 ms in a ring
 of 64 whose step takes 27 ms.
 
-What it does not do: start anything, or compute a gradient.
+It starts nothing, and computes no gradient.
 """

@@ -39,7 +39,8 @@ def assigned(shards: int, seconds: Sequence[float], hosts: Sequence[int], *, by_
 def after_stealing(
     hosted: Sequence[int], seconds: Sequence[float], begins: Sequence[float] | None = None
 ) -> AfterStealing:
-    """Of the workers of one host. hosted: shards of each; seconds: of a micro-batch of each; begins: when each begins."""
+    """The load of one host's workers after stealing. hosted: shards of each; seconds: of a micro-batch of each; begins: when
+    each begins."""
     left, computed = list(hosted), [0] * len(hosted)
     ends = [0.0] * len(hosted) if begins is None else list(begins)
     free = [(begin, rank) for rank, begin in enumerate(ends)]

@@ -62,7 +62,8 @@ class Measured:
 
 @dataclass(frozen=True)
 class Model:
-    """What the runs are of. sizes: bytes of the vector that travels, as sums and as results; options: of topologies."""
+    """The model that was trained in the runs. sizes: bytes of the vector that travels, as sums and as results; options: of
+    topologies."""
 
     shards: int
     sizes: tuple[float, float]
@@ -91,8 +92,8 @@ def measured(
 
 
 def _fixed(spans: Iterable[Mapping[str, Any]]) -> float:
-    """Share of computing that is no micro-batch's: what is done before the first one of a step and after the last one counts
-    for these two, so the others tell how long one takes. 0 where a worker has fewer than three."""
+    """Share of computing that is no micro-batch's. Work before the first one of a step and after the last one counts for
+    these two, so the others tell how long one takes. 0 if a worker has fewer than three."""
     computed: dict[tuple[str, int], list[float]] = {}
     for line in spans:
         for kind, step, shard, _, seconds in line["spans"]:
@@ -107,8 +108,9 @@ def _fixed(spans: Iterable[Mapping[str, Any]]) -> float:
 
 
 def typical(points: Sequence[Measured]) -> Measured:
-    """Of several runs of one layout, in turn with others: the median of each figure. A virtual machine is now faster and now
-    slower for a minute; the fastest run of one layout would be compared with one of another that never met such a minute."""
+    """The median of each figure over several runs of one layout, made in turn with others. A virtual machine is now faster
+    and now slower for a minute; the fastest run of one layout would be compared with one of another that never met such a
+    minute."""
 
     return replace(
         points[0],
@@ -153,7 +155,7 @@ def calibrate(model: Model, points: Sequence[Measured], cores: int, byte_s: floa
     )
     if not several:
         return conditions
-    # What else the machine does slows all alike: as much as it slows a worker that waits for nobody.
+    # Other work of the machine slows all alike: as much as it slows a worker that waits for nobody.
     slowed = max(1.0, min(each.wall_s / predicted(model, each.layout, conditions) for each in alone))
 
     def left(point: Measured, conditions_with: Callable[[float], Conditions]) -> float:
@@ -192,7 +194,7 @@ def _vote_and_message(
 
 
 def _messages_and_seconds(model: Model, point: Measured, alone_s: float, network: Network) -> tuple[float, float]:
-    """Of a worker in a step: messages that it hands over and takes, and processor time of exchange beside their bytes."""
+    """The messages that a worker hands over and takes in a step, and processor time of exchange beside their bytes."""
     layout = point.layout
     schedule = build_schedule(layout.topology, layout.workers, **model.options.get(layout.topology, {}))
     bytes_alone = Conditions(network=replace(network, message_s=0.0), update_s=0.0)

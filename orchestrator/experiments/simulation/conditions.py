@@ -21,7 +21,7 @@ _SIZES = {"": 1.0, "K": 1e3, "M": 1e6, "B": 1e9}
 
 @dataclass(frozen=True)
 class Network:
-    """What messages cost, in seconds. One between two hosts goes over the wire of each, which its members share."""
+    """The cost of messages, in seconds. One between two hosts goes over the wire of each, which its members share."""
 
     latency_s: float = 50e-6  # of a message between members of one host
     bandwidth: float = 1.25e9  # bytes per second out of a member, and as much into it
@@ -38,7 +38,7 @@ class Network:
 
 @dataclass(frozen=True)
 class Conditions:
-    """What a simulated run meets. Times are in seconds."""
+    """The conditions of a simulated run. Times are in seconds."""
 
     network: Network = Network()  # what messages cost
     compute_s: float = 0.02  # of one shard's micro-batch, by a worker that is alone

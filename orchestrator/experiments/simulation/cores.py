@@ -4,10 +4,10 @@
 A worker computes its shards one after the other, takes its part in the vote and in the sum, message by message, updates, and
 goes on with the next step.
 
-Where cores are shared, what goes on beside has tasks of its own, which wait for a core like all others, and which others wait
-for: each worker's process has something to do after a step (its reports, threads of Ray), and the driver with Ray's processes
-takes a share of a core all the time. Where there are more workers than cores, each finds the caches of its core used by
-another in every step, which costs processor time too.
+If cores are shared, work beside the steps has tasks of its own, which wait for a core like all others, and for which others
+wait. Each worker's process has something to do after a step (its reports, threads of Ray), and the driver with Ray's
+processes takes a share of a core all the time. If there are more workers than cores, each finds the caches of its core used
+by another in every step, which costs processor time too.
 
 A vote goes the whole way of one chunk, through a ring one member after the other. With small models that costs more than the
 sum, so it is played too; and eight workers on two cores make each message wait for a core.
@@ -82,7 +82,7 @@ def messages_of(schedule: Schedule) -> int:
 
 @dataclass(frozen=True)
 class _Steps:
-    """What each member does in a step."""
+    """The tasks of each member in a step."""
 
     schedule: Schedule
     sizes: tuple[float, float]

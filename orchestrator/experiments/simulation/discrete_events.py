@@ -1,9 +1,9 @@
 """Members that do one task after the other, and the messages between them, as a discrete-event simulation.
 
 A task needs a core: its member's own or, where cores are shared, the next free one, which whoever could begin first gets. A
-message leaves when it was handed over; it goes out and comes in at the bandwidth of its ends, one message after the other, and
-is there a latency later. Between two hosts the ends are the hosts'. Who takes it has done all that comes before in its
-program, even if another message has come earlier, as members do (`comm.collectives.Exchange`).
+message leaves when it was handed over; it goes out and comes in at the bandwidth of its ends, one message after the other,
+and is there a latency later. Between two hosts the ends are the hosts'. The member that takes it has done all that comes
+before in its program, even if another message has come earlier, as true members do (`comm.collectives.Exchange`).
 
 Source: the linear cost of a message, Hockney, "The communication challenge for MPP" (1994); list scheduling, Graham, "Bounds on
 multiprocessing timing anomalies" (1969).
@@ -48,8 +48,9 @@ def messages(
     network: Network,
     only: Collection[int] | None = None,
 ) -> Iterator[Task]:
-    """What a member hands over and takes, in the order of its program (`comm.topologies.schedule.program`). A sum is finished
-    in one pass with its last addition. sizes: bytes of a chunk by the kind of its move; only: the chunks that travel."""
+    """The messages that a member hands over and takes, in the order of its program (`comm.topologies.schedule.program`). A
+    sum is finished in one pass with its last addition. sizes: bytes of a chunk by the kind of its move; only: the chunks that
+    travel."""
     takes: list[Task] = []  # of a round, in which it sends first
     now = 0
     for number, move in schedule.moves_of(rank):
@@ -68,7 +69,7 @@ def messages(
 
 
 class Simulation:
-    """Of several messages that are alike the first sent is the first taken."""
+    """The first sent of several alike messages is the first taken."""
 
     def __init__(self, programs: Sequence[Iterator[Task]], conditions: Conditions, nodes: Sequence[int]) -> None:
         """programs: of each member; nodes: the host of each."""
@@ -166,7 +167,7 @@ class Simulation:
         self._later(left, Simulation._come, task)
 
     def _come(self, left: float, task: Task) -> None:
-        """What leaves first comes in first."""
+        """The first message to leave is the first to come in."""
         move = task.sends
         assert move is not None
         _, into, latency_s, bandwidth = self._way(move)

@@ -1,8 +1,8 @@
 """One exchange of a schedule over a network, in virtual time: members hand over and take, with a core for each, and do
 nothing else (`discrete_events.py`).
 
-All messages are played where there are not too many. Where there are (a ring of 100,000 has 2 * 10**10) and all members do
-alike, as in a ring and from peer to peer, only one member's are, its peers in step with it: the result is the same.
+All messages are played where there are not too many. If there are (a ring of 100,000 has 2 * 10**10) and all members do
+alike, as in a ring and from peer to peer, only one member's are played, its peers in step. The result is the same.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ MOST_MOVES = 4_000_000
 
 @dataclass(frozen=True)
 class Exchanged:
-    """What one exchange takes."""
+    """The time of one exchange."""
 
     seconds: float  # until the last member has the result
     sent: float  # bytes out of the member that sends most

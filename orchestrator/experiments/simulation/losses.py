@@ -1,10 +1,10 @@
 """Losses and joins of a run in virtual time, decided by the project's own controller.
 
 The members of this world do what the protocol says and nothing else: they start, run steps, are lost, leave when they are
-called off, and begin again. What the controller orders happens after the times that the conditions give. A step that a loss
-interrupts is computed again; when all are lost, so is what was done since the last checkpoint.
+called off, and begin again. The controller's orders take the times that the conditions give. A step that a loss interrupts is
+computed again; when all are lost, so is what was done since the last checkpoint.
 
-What it does not do: torn messages and races, which `tests/virtual_cluster` is about.
+It plays no torn messages and no races: `tests/virtual_cluster` does.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ _NOTHING = (0.0, 0, 0.0, 0.0)
 
 @dataclass(frozen=True)
 class SimulatedOutcome:
-    """What became of a simulated run."""
+    """The outcome of a simulated run."""
 
     seconds: float  # of the whole run
     steps: int  # number of steps that count
@@ -255,7 +255,7 @@ class _VirtualRun:
             self._next(begun)
 
     def _lose(self, place: int) -> None:
-        """Of those that take part; the others notice after `detect_s`."""
+        """Lose one that takes part; the others notice after `detect_s`."""
         if self.ended is not None or self.running is None:
             return
         alive = [member for member in self.running.members if member in self.held]

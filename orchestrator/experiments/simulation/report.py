@@ -36,7 +36,7 @@ _MOST_ROUTES = 128
 
 @dataclass(frozen=True)
 class Question:
-    """What a simulation is asked."""
+    """The question to a simulation."""
 
     workers: int  # number of them
     shards: int  # number of them, dealt to the workers
@@ -225,7 +225,7 @@ def _wire_bytes(question: Question, mode: Mode, exchanged: Exchanged, schedule: 
 
 
 def table(rows: Sequence[SimulatedRow]) -> str:
-    """Aligned text; times in ms, bytes in MB. What wires between hosts carry is told where there are any."""
+    """Aligned text; times in ms, bytes in MB. The traffic of wires between hosts is told if there are any."""
     wires = any(row.wire_bytes for row in rows)
     head = (
         "topology",

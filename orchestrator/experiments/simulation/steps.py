@@ -1,9 +1,9 @@
 """Many steps under a mode, with stragglers, jitter and stalls, in virtual time.
 
-Lockstep: a step is the slowest worker's computation, the exchange, the update. In async phases the k-th update of a shard ends
-at F(k) = max(F(k - 1), M(k - 1 - s)) + its time, where M(j) is when all shards have made j updates and s is the staleness of
-the mode (none: no maximum); an async phase ends when `rest_every` updates per shard have been made in all, and a sync barrier
-is a step's exchange. That is the mode's own rule (`comm.synchronization.mode.bounded`), for all shards at once.
+Lockstep: a step is the slowest worker's computation, the exchange, the update. In async phases the k-th update of a shard
+ends at F(k) = max(F(k - 1), M(k - 1 - s)) + its time. M(j) is the time at which all shards have made j updates, and s the
+staleness of the mode (none: no maximum). An async phase ends when `rest_every` updates per shard have been made in all, and a
+sync barrier is a step's exchange. This is the mode's own rule (`comm.synchronization.mode.bounded`), for all shards at once.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Times = npt.NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Stepped:
-    """What a step takes under a mode, in seconds. In async phases a step is one update per shard."""
+    """The time of a step under a mode, in seconds. In async phases a step is one update per shard."""
 
     seconds: float  # mean of the steps
     median_s: float  # median of the steps; in async phases of the sync barriers, shared by their steps
@@ -63,7 +63,7 @@ def paces(conditions: Conditions, workers: int, steps: int) -> Paces:
 
 
 def rest_of_a_step(conditions: Conditions, workers: int) -> float:
-    """What a worker does in a step beside its micro-batches and its messages."""
+    """The seconds of a worker's step beside its micro-batches and its messages."""
     return conditions.update_s * conditions.slowed(workers) + (conditions.vote_s if workers > 1 else 0.0)
 
 

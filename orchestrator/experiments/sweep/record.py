@@ -64,8 +64,8 @@ class SweepFolder:
 
 @dataclass
 class SweepHistory:
-    """What the journal tells. asked: batches of trials; begun: the newest run of each place; ended: what it came to; cuts:
-    decisions; combined: of an ensemble, what the whole came to."""
+    """The history that the journal tells. asked: batches of trials; begun: the newest run of each place; ended: what it came
+    to; cuts: decisions; combined: of an ensemble, what the whole came to."""
 
     asked: list[list[Trial]] = field(default_factory=list)
     begun: dict[TrialRung, str] = field(default_factory=dict)
@@ -171,11 +171,11 @@ class SweepRecord:
         self._note({"event": "kept", "batch": cut.batch, "rung": cut.rung, "kept": list(cut.kept)})
 
     def combined(self, whole: Mapping[str, Any]) -> None:
-        """What an ensemble came to, whose files are in its folder."""
+        """Record the outcome of an ensemble, whose files are in its folder."""
         self._note({"event": "combined", "whole": dict(whole)})
 
     def log_model(self, sweep: Sweep) -> None:
-        """Of an ensemble, as one model."""
+        """Log an ensemble, as one model."""
         ensemble, whole = sweep.ensemble, self.known.combined
         assert ensemble is not None
         assert whole is not None
@@ -267,8 +267,8 @@ def by_whom(past: Past, recorded: Recorded | None) -> Past:
 def examine_sweep(
     kind: str, files: SweepFolder, recorded: Recorded | None, overrides: Sequence[str]
 ) -> trust.WouldExecute:
-    """What a sweep or an ensemble (`kind`) would execute, by its own file and by one of its runs; nothing of either is
-    imported. Raises ConfigurationError and NotRerunnable."""
+    """The code that a sweep or an ensemble (`kind`) would execute, by its own file and by one of its runs; nothing of either
+    is imported. Raises ConfigurationError and NotRerunnable."""
     if recorded is None:
         raise NotRerunnable(
             f"{kind} {files.path.name} has no run that tells of its code", "launch it again", code="sweep.no-code"
@@ -277,7 +277,7 @@ def examine_sweep(
 
 
 def parameters(sweep: Sweep) -> dict[str, Any]:
-    """What MLflow is told of a sweep."""
+    """The parameters of a sweep that MLflow is told."""
     found: dict[str, Any] = {}
     known = redactor(sweep.settings)
     for section, content in sweep.as_dict().items():

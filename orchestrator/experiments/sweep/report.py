@@ -1,4 +1,4 @@
-"""What a sweep came to, as the JSON object that the command line promises."""
+"""The outcome of a sweep, as the JSON object that the command line promises."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from orchestrator.experiments.sweep.record import SweepRecord
 
 @dataclass(frozen=True)
 class SweepReport:
-    """What a sweep came to."""
+    """The outcome of a sweep."""
 
     sweep_id: str | None  # of the sweep; None where it was refused
     trials: list[dict[str, Any]] = field(default_factory=list)  # as the JSON object has them
@@ -90,7 +90,7 @@ def _trial(described: Sweep, record: SweepRecord, outlook: Outlook, number: int)
 
 
 def summary_of_whole(described: Sweep, report: SweepReport) -> str:
-    """What an ensemble came to, beside its members, for a person."""
+    """The outcome of an ensemble, beside its members, for a person."""
     ensemble, whole = described.ensemble, report.whole
     assert ensemble is not None
     assert whole is not None

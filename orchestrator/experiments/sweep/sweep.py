@@ -129,7 +129,7 @@ def _first_recorded(store: Store, folder: Path, known: SweepHistory) -> Recorded
 
 
 def _check(described: Sweep, project: Path) -> None:
-    """What can be known to be wrong before anything is started. Raises ConfigurationError, NotRerunnable."""
+    """Refuse what can be known to be wrong before anything is started. Raises ConfigurationError, NotRerunnable."""
     course = described.course
     if is_reference(course.search.name) and (problems := laws.problems(course.space, course.search, course.seed)):
         raise ConfigurationError(problems)
@@ -228,7 +228,7 @@ def _ray(described: Sweep, pending_signal: signals.PendingSignal, board: TrialBo
 
 
 def _draw(described: Sweep, record: SweepRecord, report: SweepReport) -> str | None:
-    """What went wrong, None where nothing did."""
+    """The failure of drawing, or None."""
     title = described.settings.run.name or described.kind
     if described.ensemble is not None:
         return None if report.whole is None else pictures.draw_ensemble(record.files.pictures, report.whole, title)

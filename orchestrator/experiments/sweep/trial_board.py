@@ -34,7 +34,7 @@ class TrialRow:
 
 @dataclass
 class Seen:
-    """What there is to show."""
+    """The state of the board."""
 
     metric: str  # of the objective
     trials: int  # how many there will be
@@ -103,7 +103,7 @@ class TrialBoard:
             self._print(text)
 
     def said_by(self, place: TrialRung, text: str) -> None:
-        """Of what a trial says only warnings are for people: what it came to stands in the table."""
+        """Only warnings of a trial are for people: its outcome stands in the table."""
         with self._lock:
             if text.startswith(_WARNINGS) and text not in self._said:
                 self._said.add(text)
@@ -143,7 +143,7 @@ class TrialBoard:
             self._seen.running.pop(place, None)
 
     def knows(self, place: TrialRung, value: float | None, point: Mapping[str, Any], *, last: bool) -> None:
-        """Of a run that had ended before this process began."""
+        """Take in a run that had ended before this process began."""
         row = TrialRow(*place, point, value=value)
         self._seen.failed += value is None
         if last and self._seen.better(row):
@@ -183,7 +183,7 @@ class TrialBoard:
 
 @dataclass
 class TrialDisplay:
-    """What one run of a trial shows; a `ProgressDisplay`."""
+    """The display of one run of a trial; a `ProgressDisplay`."""
 
     board: TrialBoard
     place: TrialRung

@@ -1,11 +1,11 @@
 """The trials of a sweep, side by side on one Ray: each an ordinary run, launched or gone on with in a thread of its own.
 
-Threads, because what a single run has stays whole: one process takes the signals and all runs see them, each run holds its own
-lease, and when the process is killed its Ray and all members end with it, as those of a single run do.
+They are threads, so that a single run stays as it is: one process takes the signals and all runs see them, and each run holds
+its own lease. If the process is killed, its Ray and all members end with it, as those of a single run do.
 
 A trial that fails counts as failed, and the search goes on: its code raised, its loss is no number, its settings are refused,
-or its workers died or hung. What is no fault of a trial (Ray, a disk, an interrupt, code that changed meanwhile) ends the
-sweep, which can be resumed.
+or its workers died or hung. A failure that is no fault of a trial (Ray, a disk, an interrupt, code that changed meanwhile)
+ends the sweep, which can be resumed.
 """
 
 from __future__ import annotations
@@ -185,7 +185,7 @@ class Trials:
         return Ended(run_id, value, digest)
 
     def _finished(self, run_id: str) -> Ended | None:
-        """What a run came to that ended just before the driver did, and whose end is not in the journal."""
+        """The outcome of a run that ended just before the driver did, and whose end is not in the journal."""
         past = self.record.store.find(run_id)
         return self._valued(run_id, past.metrics, past.digest) if past.status == "FINISHED" else None
 

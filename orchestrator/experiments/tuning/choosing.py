@@ -46,7 +46,7 @@ _BEST: Final = 3
 
 @dataclass(frozen=True)
 class Tuned:
-    """What was found."""
+    """The choice, and the measurements behind it."""
 
     keys: tuple[str, ...]  # settings that were free
     chosen: Mapping[str, Any]  # key -> the value that it gets
@@ -127,7 +127,7 @@ def _both(by_memory: dict[str, Any] | None, measured: dict[str, Any]) -> dict[st
 
 
 def tune(settings: Settings, *, trusted: bool = False) -> Tuned:
-    """Of the keys that are `auto`, or of all. trusted: as `launch` takes it. Raises OrchestratorError."""
+    """Choose the keys that are `auto`, or all. trusted: as `launch` takes it. Raises OrchestratorError."""
     settings = begin.all_pinned(settings, Path.cwd(), trusted=trusted)
     display = for_stream()
     try:
@@ -214,6 +214,6 @@ def _fetching(conditions: Conditions, alone: Measured, model: Model) -> Conditio
 
 
 def _shared(of_loaders: Conditions, without: Conditions, layout: Layout, model: Model) -> Conditions:
-    """What loaders fetch takes cores too."""
+    """The fetching of loaders takes cores too."""
     fetched = (without.compute_s - of_loaders.compute_s) * model.shards / layout.workers
     return replace(of_loaders, background_s=of_loaders.background_s + max(0.0, fetched))

@@ -78,7 +78,7 @@ def _needs(settings: Settings) -> Iterator[Need]:
 
 
 def _with(settings: Settings, stages: int, auto: tuple[str, ...]) -> Settings:
-    """What counts for stages only is left out where there is one."""
+    """Settings for stages only are left out if there is one stage."""
     run, cluster = settings.run, replace(settings.cluster, stages=stages)
     if stages == 1:
         run, cluster = replace(run, recompute=False), replace(cluster, pipeline=ClusterSettings().pipeline)
@@ -86,6 +86,6 @@ def _with(settings: Settings, stages: int, auto: tuple[str, ...]) -> Settings:
 
 
 def _own_bytes() -> int:
-    """What this process has, which has imported what a worker imports."""
+    """The memory of this process, which has imported what a worker imports."""
     pages = int(Path("/proc/self/statm").read_text(encoding="utf-8").split()[1])
     return pages * os.sysconf("SC_PAGE_SIZE")

@@ -1,4 +1,4 @@
-"""What differs between two snapshots, from their bundles alone: the files, and a diff of each that a person can read.
+"""The differences between two snapshots, from their bundles alone: the files, and a diff of each that a person can read.
 
 The bundles are opened in a repository in a temporary folder that no configuration reaches. Bounded: a binary or large file
 is only named, a long diff is cut, and beyond FILES_SHOWN files there are names only. Renames are not guessed.
@@ -35,7 +35,7 @@ class Change:
 
 
 def changes(old: Path, new: Path) -> list[Change]:
-    """What to do to the snapshot in bundle `old` to get `new`, by path. Raises NotRerunnable for a damaged bundle."""
+    """The changes that turn the snapshot in bundle `old` into `new`, by path. Raises NotRerunnable for a damaged bundle."""
     with tempfile.TemporaryDirectory(prefix="orchestrator-") as folder:
         repository = Path(folder) / "both"
         return between(repository, *open_bundles(repository, old, new))

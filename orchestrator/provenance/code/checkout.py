@@ -1,10 +1,10 @@
 """From a bundle back to a work tree: a repository of its own with exactly the recorded bytes, proved by hashing them.
 
 It is a standalone repository (`git init`, the bundle's pack, a checkout), because a rerun's child records its own snapshot
-there and DVC wants a repository; a `git worktree` would share the user's objects and stay registered with them after a kill.
-Its attributes switch every filter off, whatever the tree's own .gitattributes and the user's settings say.
-A target exists if and only if it is complete and verified: the work happens beside it. Folders of `disposable` are locked
-while they are in use, and a lock dies with its process, so the next start can tell what a killed one has left.
+there and DVC wants a repository. A `git worktree` would share the user's objects, and stay registered with them after a kill.
+Its attributes switch every filter off, whatever the tree's own .gitattributes and the user's settings say. A target exists if
+and only if it is complete and verified: the work happens beside it. Folders of `disposable` are locked while they are in use,
+and a lock dies with its process, so the next start can tell what a killed one has left.
 """
 
 from __future__ import annotations

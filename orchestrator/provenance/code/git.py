@@ -1,8 +1,8 @@
 """The one way of calling git: a subprocess that inherits nothing of an outer git and takes no optional lock.
 
-What a hook or an outer command has set (`GIT_DIR`, `GIT_INDEX_FILE`, ...) is dropped; what a user chooses for all
-repositories is kept. `ALONE` sets aside the user's and the machine's configuration too, for repositories that are ours.
-Nothing here writes unless its caller asks for that.
+Variables of a hook or an outer command (`GIT_DIR`, `GIT_INDEX_FILE`, ...) are dropped; a user's choices for all repositories
+are kept. `ALONE` sets aside the user's and the machine's configuration too, for repositories that are ours. Nothing here
+writes unless its caller asks for that.
 """
 
 from __future__ import annotations

@@ -68,7 +68,7 @@ class Loaded:
 
 @dataclass(frozen=True)
 class Finding:
-    """What one module means for a rerun. path: in the snapshot's tree, where that is known."""
+    """The meaning of one module for a rerun. path: in the snapshot's tree, where that is known."""
 
     kind: Kind
     module: Loaded
@@ -87,14 +87,14 @@ class Judgement:
 
 
 def files_of(modules: Mapping[str, ModuleType]) -> dict[str, str]:
-    """Of a process's `sys.modules`: the file of each module that has one."""
+    """The file of each module in a process's `sys.modules` that has one."""
     found = {name: getattr(module, "__file__", None) for name, module in list(modules.items())}
     return {name: file for name, file in found.items() if isinstance(file, str) and file.startswith("/")}
 
 
 def gather(modules: Mapping[str, str], project: Path, origin: str | None = None) -> list[Loaded]:
-    """What has to be judged of a process's modules (name -> file). origin: the snapshot's, to know its repository again. Of
-    distributions only what lies in the project is judged: the snapshot may hold that."""
+    """The modules of a process (name -> file) that have to be judged. origin: the snapshot's, to know its repository again. A
+    distribution is judged only if it lies in the project: the snapshot may hold it."""
     top = os.path.realpath(project)
     packages = installed_beside(tuple(sys.path), str(project))
     packages_inside = tuple(each for each in packages if each.startswith(top + "/"))
@@ -131,7 +131,7 @@ def is_installed(file: str, standard: Iterable[str]) -> bool:
 
 
 def judge(loaded: Iterable[Loaded], work: WorkTree | None, apart: Collection[str] = ()) -> Judgement:
-    """What the modules of a process mean for a rerun of the snapshot. Pure. work: None where there is no snapshot, which is
+    """The meaning of a process's modules for a rerun of the snapshot. Pure. work: None where there is no snapshot, which is
     said elsewhere; apart: packages that are recorded in another way, so that where they lie is no obstacle."""
     if work is None:
         return Judgement(tuple(Finding("elsewhere", module, None) for module in loaded), (), ())
@@ -208,7 +208,7 @@ def _obstacles(findings: Iterable[Finding]) -> list[str]:
 
 
 def _cause(finding: Finding) -> str | None:
-    """What is wrong with where a module came from, and what to do; None where nothing is."""
+    """The fault of a module's place, and the remedy; None if there is none."""
     module, repository = finding.module, finding.module.repository
     if finding.kind == "changed":
         return "changed between the snapshot and its import; launch again"
@@ -293,7 +293,7 @@ def _tracked(root: Path) -> frozenset[str]:
 
 
 def _editable_packages() -> dict[str, str]:
-    """Where editable installs lie -> the distribution's name."""
+    """The places of editable installs -> the distribution's name."""
     found = {}
     for distribution in importlib.metadata.distributions():
         text = distribution.read_text("direct_url.json")

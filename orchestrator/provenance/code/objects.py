@@ -32,7 +32,7 @@ def at(root: Path, path: bytes) -> Path:
 
 
 def entry(place: Path, algorithm: str) -> Entry | None:
-    """What lies at `place`; None for what git does not keep (nothing, a folder, a pipe). Raises OSError when unreadable."""
+    """The entry at `place`; None for what git does not keep (nothing, a folder, a pipe). Raises OSError when unreadable."""
     try:
         status = place.lstat()
         if stat.S_ISLNK(status.st_mode):

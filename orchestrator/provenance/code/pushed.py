@@ -7,7 +7,7 @@ from orchestrator.provenance.code.worktree import WorkTree
 
 
 def unpushed(work: WorkTree) -> str | None:
-    """What to do so that a clone has the commit, or None. A rerun needs none, since the record has the code; a person and
+    """The remedy if no clone has the commit, or None. A rerun needs none, since the record has the code; a person and
     `compare=` do. Nothing is said of a restored snapshot, which is nobody's repository."""
     if work.head is None or work.head != work.origin:
         return None

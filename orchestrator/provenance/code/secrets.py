@@ -1,8 +1,9 @@
 """Files that look as if they held a secret: by their names, and by credentials of known shapes in their text.
 
 A snapshot holds every file that git does not ignore. A key or an `.env` that lies about untracked is left out of it by its
-name, and said. What git tracks stays: it has been published on purpose, or long ago, and the code may need it. In the text of
-files that are new or changed a credential is pointed out and not taken out, since the code would be another one then.
+name, and said. Files that git tracks stay: they have been published on purpose, or long ago, and the code may need them. In
+the text of files that are new or changed a credential is pointed out and not taken out, since the code would be another one
+then.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ def is_suspicious(path: str) -> bool:
 
 
 def note(left_out: Iterable[str]) -> str | None:
-    """What to tell a person about files that were left out by their names; None when there are none."""
+    """The note about files that were left out by their names; None if there are none."""
     found = list(left_out)
     if not found:
         return None
@@ -49,7 +50,7 @@ def note(left_out: Iterable[str]) -> str | None:
 
 
 def note_of_contents(root: Path, paths: Iterable[str]) -> str | None:
-    """What to tell about files in whose text a credential stands."""
+    """The note about files in whose text a credential stands."""
     places = [place for path in list(paths)[:_MOST_FILES] if (place := _place(root, path)) is not None]
     if not places:
         return None

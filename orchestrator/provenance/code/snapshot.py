@@ -1,7 +1,7 @@
 """A commit of the exact work tree, kept by a ref; a bundle of it that restores anywhere; a patch for a person to read.
 
 The files' own bytes become git's objects by `fast-import`, which knows no filters, needs no index (so the user's is never
-copied or locked) and writes thousands of files as one pack. Of the user's repository only two things change: objects are
+copied or locked) and writes thousands of files as one pack. The user's repository changes in two ways only: objects are
 added, and `refs/orchestrator/<run id>` keeps them from being collected. Author, date and message are functions of the code,
 so the same code gives the same commit, and its bundle holds a parentless commit: complete without history, and leaking none.
 A tree that is its commit's needs no commit of its own. See worktree.py for what belongs to the tree, checkout.py for the way
@@ -39,7 +39,7 @@ class Snapshot:
     ref: str
 
     def as_dict(self) -> dict[str, Any]:
-        """What a record says of the code."""
+        """The code as a record tells it."""
         return {
             "tree": self.work.tree,
             "origin": self.work.origin,
@@ -121,7 +121,7 @@ def patch(snapshot: Snapshot, target: Path) -> None:
         _cut(file, PATCH_BYTES)
 
 
-# Of a file above the threshold a diff says only that it differs. Plumbing, so that a user's taste changes nothing.
+# A diff says of a file above the threshold only that it differs. Plumbing, so that a user's taste changes nothing.
 DIFF = (
     "-c",
     "core.bigFileThreshold=1m",
@@ -214,7 +214,7 @@ def _message(work: WorkTree) -> str:
 
 
 def _tree_of(work: WorkTree, entries: Entries) -> str:
-    """Write a tree through an index of its own. What a partial clone or a nested repository holds may be missing."""
+    """Write a tree through an index of its own. Objects of a partial clone or a nested repository may be missing."""
     with tempfile.TemporaryDirectory(prefix="orchestrator-") as folder:
         index = {"GIT_INDEX_FILE": str(Path(folder) / "index")}
         rows = b"".join(f"{entry.mode} {entry.id}\t".encode() + path + b"\0" for path, entry in entries.items())

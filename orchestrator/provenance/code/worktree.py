@@ -1,11 +1,11 @@
 """The exact work tree of the repository that holds a folder: which files belong to it, and the ids of their bytes.
 
 A file belongs to it when git tracks it or would (`git add --all`) and it lies on disk; what is ignored never does, nor do
-caches and virtual environments. What is on disk counts, not what git would make of it: filters, line endings, flags such as
-assume-unchanged, and sparse checkouts change nothing. Repositories inside the repository (submodules, embedded ones) are
-walked in the same way and count as plain files, because an id of a commit restores nothing elsewhere.
-Nothing is written: neither objects nor the index, and no index is refreshed. Reads every file once, a size and a time are
-not trusted. Source: the traps measured in the field notes on git; the order and rules are those of gitignore(5).
+caches and virtual environments. The files on disk count, not what git would make of them: filters, line endings, flags such
+as assume-unchanged, and sparse checkouts change nothing. Repositories inside the repository (submodules, embedded ones) are
+walked in the same way and count as plain files, because an id of a commit restores nothing elsewhere. Nothing is written:
+neither objects nor the index, and no index is refreshed. Reads every file once, a size and a time are not trusted. Source:
+the traps measured in the field notes on git; the order and rules are those of gitignore(5).
 """
 
 from __future__ import annotations
@@ -143,7 +143,7 @@ def _why_no_repository(project: Path, said: str) -> str:
 
 
 def entries_of(answer: bytes) -> dict[bytes, Entry]:
-    """What `git ls-tree -r -z` has answered."""
+    """The entries in the answer of `git ls-tree -r -z`."""
     found = {}
     for record in git.records(answer):
         fields, path = record.split(b"\t", 1)
@@ -208,7 +208,7 @@ class _Repository:
 
 @dataclass
 class _Reading:
-    """What is found while the repositories are walked. Paths of bytes are relative to the main root."""
+    """The findings while the repositories are walked. Paths of bytes are relative to the main root."""
 
     root: Path  # the main repository's top folder
     algorithm: str  # of ids

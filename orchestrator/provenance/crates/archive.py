@@ -1,9 +1,9 @@
 """The files of a crate, as a folder or as one zip: written in a fixed order with fixed dates, unpacked with suspicion.
 
-Whoever sends a crate may have written its zip by hand. So before a byte is written every name is judged (no absolute path, no
-`..`, no link, nothing twice, no file that is a folder too), the number and the sum of the sizes are bounded, and a file
-that turns out longer than it says ends the unpacking. What is here knows nothing of what the files mean.
-Source: the zip slip and zip bomb classes of errors (CWE-22, CWE-409).
+The sender of a crate may have written its zip by hand. So every name is judged before a byte is written: no absolute path, no
+`..`, no link, nothing twice, no file that is a folder too. The number and the sum of the sizes are bounded, and a file that
+turns out longer than it says ends the unpacking. This module knows nothing of what the files mean. Source: the zip slip and
+zip bomb classes of errors (CWE-22, CWE-409).
 """
 
 from __future__ import annotations

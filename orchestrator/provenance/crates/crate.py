@@ -1,8 +1,8 @@
 """A crate made from a record, and one read back: nothing of it is believed before every byte is what its statement says.
 
-What is in it: `record/` (the files of the run's folder), `reruns/` (verdicts), `run.json`, `requirements.txt`, `data/` where
-the data travel along, `initial/` with the weights that the run began with, `ro-crate-metadata.json`, and the statement over
-all of them.
+It holds `record/` (the files of the run's folder), `reruns/` (verdicts), `run.json`, `requirements.txt`, `data/` if the data
+travel along, and `initial/` with the weights that the run began with. `ro-crate-metadata.json` describes them, and the
+statement covers all.
 """
 
 from __future__ import annotations
@@ -146,7 +146,7 @@ def read(path: Path, place: Path, trusted: Ed25519PublicKey | None = None) -> Cr
 
 
 def _problems(found: Mapping[str, str], expected: Mapping[str, str], place: Path) -> list[str]:
-    """What of the files is not as the statement says. A file on which the metadata agree was not changed: the statement was."""
+    """The files that are not as the statement says. A file on which the metadata agree was not changed: the statement was."""
     listed = metadata.hashes_of((place / metadata.FILE).read_bytes()) if metadata.FILE in found else {}
     problems = []
     for name in sorted({*found, *expected}):
@@ -174,7 +174,7 @@ def _json(content: Content) -> dict[str, Any]:
 
 
 def _head(trace: Content, format_: int) -> str | None:
-    """Of the Merkle tree of a trace; None in a crate of an older format."""
+    """The root of the Merkle tree of a trace; None in a crate of an older format."""
     if format_ < FORMAT:
         return None
     whole = trace if isinstance(trace, bytes) else trace.read_bytes()

@@ -1,4 +1,4 @@
-"""What a crate says of its files to everyone: `ro-crate-metadata.json`, after the profile Workflow Run Crate 0.5. Pure.
+"""The public description of a crate's files: `ro-crate-metadata.json`, after the profile Workflow Run Crate 0.5. Pure.
 
 The workflow is the complete configuration, which names the pipeline, the data and every value; it was run by one CreateAction,
 whose objects are code and data and whose results are the trace and the digest of the trained parameters. Everything is one
@@ -70,7 +70,7 @@ Entity = dict[str, Any]
 
 @dataclass(frozen=True)
 class Described:
-    """What the metadata tell."""
+    """The facts that the metadata tell."""
 
     run: Mapping[str, Any]  # `run.json`
     commit: str | None  # that the code was made from; None where there is none
@@ -95,7 +95,7 @@ def document(crate: Described, unhashed: Sequence[str]) -> bytes:
 
 
 def readme(run: Mapping[str, Any]) -> bytes:
-    """What a person reads first."""
+    """The text that a person reads first."""
     return f"""# Training run {" ".join(str(run["name"] or run["run_id"]).split())}
 
 This is the record of training run `{run["run_id"]}`: code, settings, environment, data or where they are kept, trace, journal.
@@ -109,7 +109,7 @@ compares both to the last bit. It needs no clone, no store, and no network where
 
 
 def hashes_of(text: bytes) -> dict[str, str]:
-    """Of a document: name -> SHA-256, as far as it is one."""
+    """The hashes in a document, name -> SHA-256, as far as it is one."""
     from urllib.parse import unquote
 
     try:

@@ -1,4 +1,4 @@
-"""What a crate claims, in one statement that can be signed: the hash of each of its files, and the result of the run.
+"""The claims of a crate, in one statement that can be signed: the hash of each of its files, and the result of the run.
 
 An in-toto statement (v1) in a DSSE envelope (v1.0.2), signed with ed25519 where a key is given. Every byte of it follows from
 the crate's files and the signature, so a change anywhere is found: in a file by its hash, in the statement because it is
@@ -78,7 +78,7 @@ def public_key(path: Path) -> Ed25519PublicKey:
 def predicate(
     run: Mapping[str, Any], code: Mapping[str, Any], data: Mapping[str, Any], lock: str, trace: str | None
 ) -> dict[str, Any]:
-    """What is claimed of the run. run: `run.json`; code, data: the record's files; lock: SHA-256 of the list of packages;
+    """The claims about the run. run: `run.json`; code, data: the record's files; lock: SHA-256 of the list of packages;
     trace: the head of the Merkle tree of its trace, None in a crate of an older format."""
     begins = run.get("initial")
     return {
@@ -155,7 +155,8 @@ def opened(place: Path, trusted: Ed25519PublicKey | None) -> Opened:
 def _verified(
     place: Path, content: bytes, signatures: list[Mapping[str, str]], trusted: Ed25519PublicKey | None
 ) -> str | None:
-    """Whose signature the statement bears. Raises NotRerunnable where it is not theirs, or not of the key that is trusted."""
+    """The key whose signature the statement bears. Raises NotRerunnable where it is not theirs, or not of the key that is
+    trusted."""
     from cryptography.exceptions import InvalidSignature
 
     if not signatures:
@@ -191,7 +192,7 @@ def _written(values: Mapping[str, Any]) -> bytes:
 
 
 def _authenticated(content: bytes) -> bytes:
-    """What is signed: DSSE's pre-authentication encoding."""
+    """The signed bytes: DSSE's pre-authentication encoding."""
     return b"DSSEv1 %d %s %d %s" % (len(_PAYLOAD_TYPE), _PAYLOAD_TYPE.encode(), len(content), content)
 
 

@@ -1,4 +1,4 @@
-"""What DVC knows: which paths it holds in which version, where its cache lies, which remotes there are.
+"""The knowledge of DVC: which paths it holds in which version, where its cache lies, which remotes there are.
 
 `*.dvc`, `dvc.yaml` and `dvc.lock`, the configuration and `.dvcignore` are read by DVC's own code, templates and all; what that
 refuses to read holds nothing. The walk to the files is ours: DVC's hides those that git ignores. Nothing of the user's is
@@ -49,8 +49,8 @@ class Out:
 
 @dataclass(frozen=True)
 class Storage:
-    """Where the bytes are kept. cache: the local cache's folder; remotes: name -> URL without credentials; default: the
-    remote that is asked when none is named."""
+    """The places where the bytes are kept. cache: the local cache's folder; remotes: name -> URL without credentials;
+    default: the remote that is asked when none is named."""
 
     cache: Path
     remotes: Mapping[str, str]
@@ -276,7 +276,7 @@ def _bounded(within: Path) -> Any:
 
 
 def _outs_of(repository: Any, file: Path, project: Path) -> Iterator[Out]:
-    """What a DVC file says; a stage that DVC cannot resolve is left out, and its neighbours are not."""
+    """The outs of a DVC file; a stage that DVC cannot resolve is left out, and its neighbours are not."""
     from dvc.dvcfile import is_valid_filename, load_file
     from dvc.exceptions import DvcException
 

@@ -22,7 +22,7 @@ _NO_DATA = frozenset({".git", ".hg", ".dvc", ".orchestrator"})  # what git, DVC 
 
 @dataclass(frozen=True)
 class Scan:
-    """What lies at a path. entries: relative path -> md5, of a file "" -> md5."""
+    """The content of a path. entries: relative path -> md5, of a file "" -> md5."""
 
     entries: Mapping[str, str]
     size: int

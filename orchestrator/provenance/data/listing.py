@@ -1,5 +1,5 @@
-"""Where the files are that a `.dvc` file stands for, without bringing them: in the versions of an object store that
-`dvc import-url --version-aware` has noted, at the URL that it imports, or in a remote of DVC, by their MD5.
+"""The places of the files that a `.dvc` file stands for, without bringing them. They are in the versions of an object store
+that `dvc import-url --version-aware` has noted, at the URL that it imports, or in a remote of DVC, by their MD5.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def stored(file: Path) -> Stored:
 
 
 def _imported(source: Mapping[str, Any]) -> Stored:
-    """Of an import."""
+    """The place of an import."""
     versions = source.get("files") or []
     lacking = next((each["relpath"] for each in versions if not each.get("version_id")), None)
     if lacking is not None:

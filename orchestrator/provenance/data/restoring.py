@@ -174,7 +174,7 @@ class _Job:
         return self.source is not None
 
     def _version_read(self, out: Out) -> Out:
-        """What was read then need not be what DVC had recorded; it may have been added to DVC later."""
+        """The version that was read need not be the one that DVC had recorded; it may have been added to DVC later."""
         if self.item.as_recorded or self.item.place != out.path:
             return out
         return replace(out, md5=self.item.md5, hash=MD5)
@@ -328,7 +328,7 @@ def _pull(project: Path, scratch: Path, md5s: Iterable[str], out: Out) -> None:
 
 
 def _import(out: Out, part: str, destination: Path, origin: Path) -> None:
-    """What `dvc import` took from another repository, from there: such data are in nobody's remote but that one's."""
+    """Get from another repository what `dvc import` took from there: such data are in nobody's remote but that one's."""
     assert out.imported is not None
     from dvc.api import DVCFileSystem
 

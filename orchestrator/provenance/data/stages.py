@@ -1,7 +1,7 @@
 """The DVC stages that made the inputs of a run: which, in which order, and from which data.
 
-A stage is executed by `dvc repro`, alone, in a restored work tree of which DVC's cache is no part: nothing is taken from there,
-and nothing goes there. What an import or a frozen stage brought counts as raw data, as what was added by hand does.
+A stage is executed by `dvc repro`, alone, in a restored work tree of which DVC's cache is no part: nothing is taken from
+there, and nothing goes there. The outs of an import or a frozen stage count as raw data, as files that were added by hand do.
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ class Pipeline:
 
 
 def pipeline(project: Path, inputs: Sequence[Input], within: Path | None = None) -> Pipeline:
-    """What made the inputs, by the DVC files of a restored work tree. within: as `dvc_files.opened` takes it. Raises
-    NotRerunnable and ConfigurationError."""
+    """The stages that made the inputs, by the DVC files of a restored work tree. within: as `dvc_files.opened` takes it.
+    Raises NotRerunnable and ConfigurationError."""
     from dvc.exceptions import DvcException
 
     top = dvc_files.root(project)
@@ -113,7 +113,7 @@ class _Walk:
 
     def _look_at(self, dep: Any) -> None:
         """Note what a dependency is made of that is there before any stage: data of DVC, or a file that only the hash is
-        known of. What the snapshot of the code brings is there."""
+        known of. The files in the snapshot of the code are there."""
         path = self._path(dep)
         held = [out for name, out in self._outs.items() if is_in(path, name) or is_in(name, path)]
         for out in held:
@@ -149,24 +149,25 @@ class _Walk:
 
 
 def is_executed(stage: Any) -> bool:
-    """Of DVC's stages: whether it is a command that may be given again."""
+    """Whether a stage of DVC is a command that may be given again."""
     return bool(stage.cmd) and not stage.frozen and not stage.is_import
 
 
 def command(python: str, stage: Stage) -> list[str]:
-    """What executes a stage, in the top of the DVC project."""
+    """The command that executes a stage, in the top of the DVC project."""
     options = ("--force", "--single-item", "--no-commit", "--no-run-cache")
     return [python, "-m", "dvc", "repro", *options, stage.address]
 
 
 def variables(environment: Mapping[str, str], scratch: Path) -> dict[str, str]:
-    """Of the process: nothing of a `dvc repro` around this command, DVC's state in a folder that is thrown away."""
+    """The variables of the process: nothing of a `dvc repro` around this command, DVC's state in a folder that is thrown
+    away."""
     others = {name: value for name, value in environment.items() if not name.startswith("DVC_")}
     return {**others, "DVC_NO_ANALYTICS": "1", "DVC_SITE_CACHE_DIR": str(scratch)}
 
 
 def changed(top: Path, stage: Stage) -> list[str]:
-    """What the stage has other than when DVC recorded its outs: dependencies, parameters, the command. Raises NotRerunnable."""
+    """The changes of a stage since DVC recorded its outs: dependencies, parameters, the command. Raises NotRerunnable."""
     from dvc.exceptions import DvcException
 
     try:
@@ -196,7 +197,7 @@ def _phrases(path: str, how: Any) -> Iterator[str]:
 
 
 def made(project: Path, stage: Stage, kept: dvc_files.Storage | None) -> tuple[Made, ...]:
-    """What a stage that was executed has made, beside what was recorded. kept: where the recorded version may be."""
+    """The outs of a stage that was executed, beside the recorded ones. kept: where the recorded version may be."""
     return tuple(_made(project, out, kept) for out in stage.outs)
 
 

@@ -43,14 +43,14 @@ class Input:
 
     @property
     def keeper(self) -> str | None:
-        """Who can give these bytes back: "dvc", "code", "dvc and code", or None."""
+        """The keeper that can give these bytes back: "dvc", "code", "dvc and code", or None."""
         if self.loose or (self._kept and not self.as_recorded):
             return None
         return " and ".join([*(["dvc"] if self._kept else []), *(["code"] if self.in_code else [])]) or None
 
     @property
     def obstacle(self) -> str | None:
-        """What keeps these data from being restored for a rerun, with the remedy; None when nothing does."""
+        """The obstacle to restoring these data for a rerun, with the remedy; None if there is none."""
         if self._kept and not self.as_recorded:
             remedy = f"dvc repro {self.stage}" if self.stage else f"dvc commit {self._kept[0].path}"
             return f"{self.path} is not what DVC has recorded; {remedy}"
@@ -127,7 +127,7 @@ def _lists(path: Path) -> tuple[int, int] | None:
 
 
 def _holders(project: Path, path: str, known: list[Out]) -> tuple[str, list[Out]]:
-    """Where the input lies and the outs that are it, hold it or lie in it; links are followed when nothing else helps."""
+    """The place of the input, and the outs that are it, hold it or lie in it; links are followed when nothing else helps."""
     lexical = os.path.relpath(os.path.normpath(project / path), project)
     real = os.path.relpath(os.path.realpath(project / path), os.path.realpath(project))
     for place in dict.fromkeys((lexical, real)):
@@ -147,7 +147,7 @@ def _join(place: str, name: str) -> str:
 
 
 def _recorded(out: Out, place: str, storage: Storage | None) -> str | None:
-    """What DVC says of `place`, an out or a part of one; of a part only the manifest in the cache knows."""
+    """The hash of `place`, an out or a part of one, by DVC; only the manifest in the cache knows of a part."""
     if place == out.path or out.md5 is None:
         return out.md5
     listed = dvc_files.manifest(storage.place(out.md5, out.hash)) if storage else None
@@ -155,7 +155,7 @@ def _recorded(out: Out, place: str, storage: Storage | None) -> str | None:
 
 
 def _agrees(project: Path, out: Out, place: str, found: Scan, storage: Storage | None) -> bool:
-    """Whether the disk holds what DVC has recorded. Where no manifest tells about a part, the whole out is hashed."""
+    """Whether the disk holds what DVC has recorded. If no manifest tells about a part, the whole out is hashed."""
     if out.hash == LEGACY:
         found = scan_input(project, place, LEGACY)
     if not _is_whole([out], place):

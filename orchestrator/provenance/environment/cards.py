@@ -72,7 +72,7 @@ def measure(limit_s: float = LIMIT_S) -> dict[str, dict[str, float]]:
 
 
 def read(text: str) -> list[Card]:
-    """Of a line for each card. Raises CardsUnknown."""
+    """The cards in a text with a line for each. Raises CardsUnknown."""
     try:
         return [_card(cells) for cells in _rows(text, len(_FACTS))]
     except ValueError as error:

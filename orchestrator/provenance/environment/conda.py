@@ -49,12 +49,13 @@ class Package:
 
     @property
     def line(self) -> str:
-        """Of an explicit list."""
+        """The line of an explicit list."""
         return f"{self.url}#{self.md5}" if self.md5 else self.url
 
 
 def prefix() -> Path | None:
-    """Of the environment, also below a virtual environment that was made with its interpreter; None outside of conda."""
+    """The folder of the environment, also below a virtual environment that was made with its interpreter; None outside of
+    conda."""
     place = Path(sys.base_prefix)
     return place if (place / _META / "history").is_file() else None
 
@@ -80,7 +81,7 @@ def explicit(packages: Iterable[Package]) -> str:
 
 
 def sha256_of(packages: Iterable[Package]) -> str:
-    """Of all packages, wherever they were downloaded."""
+    """A hash of all packages, wherever they were downloaded."""
     rows = sorted(f"{each.name} {each.version} {each.build} {each.digest}" for each in packages)
     return hashlib.sha256("\n".join(rows).encode()).hexdigest()
 
@@ -111,7 +112,8 @@ def differing(recorded: Sequence[Package], packages: Sequence[Package]) -> list[
 
 
 def command(place: Path, listed: Path) -> list[str]:
-    """What makes the environment `place` from an explicit list. Raises NotRerunnable where there is nothing for it."""
+    """The command that makes the environment `place` from an explicit list. Raises NotRerunnable where there is nothing for
+    it."""
     tool = os.environ.get("MAMBA_EXE") or next(filter(None, map(shutil.which, _TOOLS)), None)
     if tool is None:
         raise NotRerunnable(

@@ -83,7 +83,7 @@ def _instructions(node: Mapping[str, Any]) -> list[str]:
 
 
 def _image(node: Mapping[str, Any]) -> str:
-    """That of the run where it was told, else the official one of its Python, with a libc as near as there is."""
+    """The image of the run if it was told, else the official one of its Python, with a libc as near as there is."""
     known = (node.get("host", {}).get("container") or {}).get("image")
     if known and _REFERENCE.fullmatch(known):
         return str(known)

@@ -36,7 +36,7 @@ _OURS = re.compile(
 
 @dataclass(frozen=True)
 class Built:
-    """What the mark of a kept environment tells. packages: name -> version; builds as in packages.py; pylock: the lock's text;
+    """The content of a kept environment's mark. packages: name -> version; builds as in packages.py; pylock: the lock's text;
     seconds: that it took."""
 
     packages: dict[str, str]
@@ -100,7 +100,7 @@ def found_in(environment: Path) -> tuple[dict[str, str], dict[str, dict[str, Any
 
 
 def own_sha256(environment: Path) -> str:
-    """Of this package's source, as it is installed there."""
+    """A hash of this package's source, as it is installed there."""
     return packages.own_sha256(_site(environment) / "orchestrator")
 
 
@@ -123,7 +123,7 @@ def mark(environment: Path, built: Built) -> None:
 
 
 def built_in(environment: Path) -> Built | None:
-    """What was built there; None where nothing was, not all, or something was changed since."""
+    """The environment that was built there; None if there is none, not all of it, or something was changed since."""
     try:
         built = Built(**json.loads((environment / _MARK).read_text(encoding="utf-8")))
         unchanged = found_in(environment) == (built.packages, built.builds) and os.access(

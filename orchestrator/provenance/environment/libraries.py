@@ -1,8 +1,8 @@
 """The libraries of the system that torch was linked to: what `ldd` tells of it, as this process has them in memory.
 
-From torch's extension module on, each ELF file names those that it needs; those that came with a package are told with it, the
-others are hashed here. What was loaded beside them, or later, is no part of it, so every process of a machine tells the same.
-Sources: the ELF specification (gABI, "Dynamic Section"), proc(5), dpkg-query(1).
+From torch's extension module on, each ELF file names those that it needs; those that came with a package are told with it,
+the others are hashed here. Libraries that were loaded beside them, or later, are no part of it, so every process of a machine
+tells the same. Sources: the ELF specification (gABI, "Dynamic Section"), proc(5), dpkg-query(1).
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def packages_of(files: Iterable[Path], dpkg: Path = _DPKG) -> dict[Path, str]:
 
 
 def read(file: Path) -> Elf | None:
-    """What an ELF file of 64 bits says of itself; None of anything else."""
+    """The header of an ELF file of 64 bits; None for anything else."""
     try:
         with file.open("rb") as opened, mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ) as image:
             return _read(image, file.name)
@@ -108,7 +108,7 @@ def _read(image: mmap.mmap, name: str) -> Elf | None:
 
 
 def _offset(address: int, loads: Iterable[tuple[int, int, int]]) -> int | None:
-    """Where in the file an address lies."""
+    """The position of an address in the file."""
     places = (offset + address - virtual for virtual, offset, length in loads if virtual <= address < virtual + length)
     return next(places, None)
 

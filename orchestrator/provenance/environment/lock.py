@@ -1,4 +1,4 @@
-"""What an environment is rebuilt from, read from a record: exact versions, where each comes from, what it has to be. Pure.
+"""The list from which an environment is rebuilt, read from a record: exact versions, the source of each, and its hash. Pure.
 
 A record knows name, version and a hash over the installed files of each package (packages.py), and the source of each that did
 not come from an index (PEP 610). Which file of an index has that version is known once pip has asked it: then the file is
@@ -135,7 +135,8 @@ def of(environments: Sequence[Mapping[str, Any]], pylock: str | None = None) -> 
 
 
 def requirements(lock: Lock) -> list[str]:
-    """What pip reads, a text for each call: files whose hashes are known apart from others, since pip wants all or none."""
+    """The requirements for pip, a text for each call: files whose hashes are known apart from others, since pip wants all or
+    none."""
     known = [each for each in lock.pinned if each.sha256]
     others = [each for each in lock.pinned if not each.sha256]
     return ["".join(f"{each.requirement}\n" for each in part) for part in (known, others) if part]

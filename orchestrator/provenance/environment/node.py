@@ -1,4 +1,4 @@
-"""What a run was made with on one node: `bits`, which may change the result, and `host`, which only describes.
+"""The environment of a run on one node: `bits`, which may change the result, and `host`, which only describes.
 
 Called by a process of the node (a worker, after its thread is prepared), and returned as plain data. Threads are a setting, so
 *_NUM_THREADS is described and no more: Ray sets it as it likes. Names, users, folders, languages, time zones and devices chosen
@@ -36,7 +36,7 @@ _INSTRUCTION_SETS = re.compile(r"sse4_[12]|avx\w*|fma|f16c|amx\w*|asimd\w*|neon|
 
 @dataclass(frozen=True)
 class Environment:
-    """What a run was made with on one node."""
+    """The environment of a run on one node."""
 
     packages: dict[str, str]  # name -> version
     # name -> what tells two builds of a version apart: `sha256` of the files it installed, `commit`, or `editable` with
@@ -100,7 +100,7 @@ def capture(device: str = "cpu", *, portable: bool = False, compiled: bool = Fal
 
 
 def surroundings() -> dict[str, Any]:
-    """What another process of this environment can tell of it without torch, as a node of a record does."""
+    """The facts that another process of this environment can tell without torch, in the form of a record's node."""
     found, place = dict(sorted(packages.installed())), conda.prefix()
     return {
         "packages": {name: version for name, (version, _) in found.items()},

@@ -1,4 +1,4 @@
-"""What is installed, and what tells two builds of one version apart; this package by the hash of its source.
+"""The installed packages, and what tells two builds of one version apart; this package by the hash of its source.
 
 Hashes come from the packages' RECORD files without the lines that depend on where and how they were installed, so two places
 agree and two builds do not; a file changed in place after the installation is not seen.
@@ -56,7 +56,7 @@ def normalized(name: str) -> str:
 
 
 def sha256_of(packages: dict[str, str], builds: dict[str, dict[str, Any]]) -> str:
-    """Of all packages but this one, whose source is hashed where it is read from."""
+    """A hash of all packages but this one, whose source is hashed where it is read from."""
     total = hashlib.sha256()
     for name, version in sorted(packages.items()):
         if name != "orchestrator":
@@ -66,7 +66,7 @@ def sha256_of(packages: dict[str, str], builds: dict[str, dict[str, Any]]) -> st
 
 
 def own_sha256(package: Path = PACKAGE) -> str:
-    """Of this package's source, or of that of another copy."""
+    """A hash of this package's source, or of that of another copy."""
     total = hashlib.sha256()
     for file in sorted(package.rglob("*.py")):
         total.update(
@@ -85,7 +85,7 @@ def _metadata(folder: Path) -> list[Path]:
 
 
 def _build(place: Path) -> dict[str, Any]:
-    """What tells two builds of one version apart."""
+    """The marks that tell two builds of one version apart."""
     build: dict[str, Any] = {}
     origin = _json(place / "direct_url.json")
     if origin.get("dir_info", {}).get("editable"):
@@ -108,7 +108,7 @@ def _is_of_the_build(line: bytes) -> bool:
 
 
 def _origin(told: dict[str, Any]) -> dict[str, Any]:
-    """Of a `direct_url.json`."""
+    """The origin in a `direct_url.json`."""
     url = redaction.text(str(told.get("url", "")))
     if "dir_info" in told:
         where = {"directory": os.path.realpath(unquote(url.removeprefix("file://")))}

@@ -1,7 +1,7 @@
 """The tables of a new database, which MLflow makes by repeating all changes of its history: 1.5 s of processor time.
 
-The first new store on a machine is made so. What it is before anything is recorded in it is kept for the next ones, under a
-name that changes with the versions of MLflow, SQLAlchemy and Alembic; with versions of MLflow that this was not tried with
+The first new store on a machine is made so. An empty database is kept for the next ones, under a name that changes with the
+versions of MLflow, SQLAlchemy and Alembic. With versions of MLflow that this was not tried with
 (`common.tested_versions.MLFLOW`) each is made anew. MLflow opens one that was kept like any other database: it looks whether
 the tables are those of its version, and makes its default experiment.
 """
@@ -32,7 +32,7 @@ def place(database: Path) -> bool:
 
 
 def keep(database: Path) -> None:
-    """Keep what MLflow has just made, without its default experiment, whose place is that of this store. Where no folder takes
+    """Keep what MLflow has just made, without its default experiment, whose place is that of this store. If no folder takes
     it, nothing is kept."""
     if not tested_versions.MLFLOW.is_here:
         return

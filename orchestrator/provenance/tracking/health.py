@@ -1,7 +1,6 @@
 """Whether an MLflow server is well, asked in a moment and without MLflow, whose import takes a second.
 
-What it does not do: refuse a server. One that does not say that it is well may still be one that MLflow can use, such as
-behind a gateway.
+It refuses no server. One that does not say that it is well may still be one that MLflow can use, such as behind a gateway.
 """
 
 from __future__ import annotations

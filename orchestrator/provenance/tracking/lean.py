@@ -77,7 +77,7 @@ class _Absence(MetaPathFinder, Loader):
 
 
 def _forget_stand_ins() -> None:
-    """Whoever imports these modules from now on gets the true ones."""
+    """Imports of these modules get the true ones from now on."""
     for name in [name for name, module in sys.modules.items() if isinstance(module, _StandIn)]:
         stand_in = sys.modules.pop(name)
         above, _, own = name.rpartition(".")

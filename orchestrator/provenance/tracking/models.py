@@ -4,7 +4,7 @@ A logged model is a folder with an `MLmodel` file, which says how MLflow loads i
 `orchestrator.worker.serving`. MLflow's own flavour for PyTorch pickles the module, or needs an example input for torch.export,
 which nothing of a run tells. Sources: https://mlflow.org/docs/latest/ml/model/ (logged models), .../ml/model-registry/.
 
-What it does not do: read or write weights.
+It neither reads nor writes weights.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from mlflow.entities import LoggedModel, Run
 
 LOADER = "orchestrator.worker.serving"
-# Of the logged model of a run: runs:/RUN_ID/trained. Not the name of a folder of its artifacts, which MLflow's clients could
-# not list any more where the process has another store.
+# The name of a run's logged model: runs:/RUN_ID/trained. Not the name of a folder of its artifacts, which MLflow's clients
+# could not list any more where the process has another store.
 NAME = "trained"
 _FOLDER = "model"  # of the run's artifacts, where its weights lie too
 WEIGHTS = "model.safetensors"
@@ -45,14 +45,14 @@ class Registration:
 
     @classmethod
     def parse(cls, text: str) -> Registration:
-        """Of `NAME` or `NAME@ALIAS`."""
+        """Read `NAME` or `NAME@ALIAS`."""
         name, _, alias = text.partition("@")
         return cls(name, alias or ALIAS)
 
 
 @dataclass(frozen=True)
 class ModelFolder:
-    """What is to be logged."""
+    """The folder to be logged."""
 
     path: Path  # the folder, which gets its MLmodel file here
     step: int  # after which the weights are
@@ -229,7 +229,7 @@ def user_of(store: Store, pinned: str) -> str | None:
 
 
 def location(store: Store, pinned: str) -> str | None:
-    """Where the files of a model lie; None where there is no such model that can be had."""
+    """The place of a model's files; None if there is no such model that can be had."""
     from mlflow.exceptions import MlflowException
 
     try:

@@ -28,7 +28,7 @@ _LONG = re.compile(rf"(.*){_NOTHING}[0-9a-f]{{{DIGITS}}}", re.DOTALL)
 
 
 def valid(name: str) -> str:
-    """A name that MLflow takes; its own where it does. Of a name that is too long the beginning, and a hash of all."""
+    """A name that MLflow takes; its own where it does. A name that is too long becomes its beginning, and a hash of all."""
     found = _REFUSED.sub(lambda each: f"_x{ord(each[0]):04X}_", name) or _NOTHING
     if len(found) <= MOST:
         return found

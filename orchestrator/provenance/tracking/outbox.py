@@ -1,4 +1,5 @@
-"""What MLflow has not got yet of a run: a file in the run's folder, which has contents exactly as long as something is missing.
+"""The items of a run that MLflow has not got yet: a file in the run's folder, which has contents exactly as long as something
+is missing.
 
     {"store": null}                                             of whom it is asked: an address, or null for the project's own
     {"metrics": {"train/loss": 0.5}, "step": 7, "ms": 1700000}  measured then
@@ -14,7 +15,8 @@ its key, step, value and time, and the time is the one in this file.
 A file that cannot be opened, emptied or removed ends no run: what is to be in it is written with the next item, and what MLflow
 has got already it gets twice.
 
-What it does not do: send (`tracker`), or keep two processes from sending the same at once (the lease of the run's folder).
+It does not send (`tracker` does), and does not keep two processes from sending the same at once (the lease of the run's
+folder does).
 """
 
 from __future__ import annotations
@@ -95,7 +97,7 @@ class Outbox:
 
 
 def store_of(path: Path) -> str | None:
-    """Of a damaged file, which `read` refuses, perhaps None."""
+    """For a damaged file, which `read` refuses, it may be None."""
     try:
         return next((line["store"] for line in lines.read(path) if "store" in line), None)
     except ValueError:
@@ -103,7 +105,7 @@ def store_of(path: Path) -> str | None:
 
 
 def read(path: Path) -> list[Item]:
-    """What is to be sent, in order. An end behind which something follows was none: the run was resumed. Raises ValueError
+    """The items to be sent, in order. An end behind which something follows was none: the run was resumed. Raises ValueError
     for a damaged file."""
     found = [line for line in lines.read(path) if "store" not in line] if path.exists() else []
     return [item for place, item in enumerate(found) if "end" not in item or place == len(found) - 1]

@@ -1,9 +1,9 @@
 """A store that was copied or moved: MLflow keeps absolute paths of artifacts in its database, which then lead to the old place.
 
 MLflow has no public way to change them, so they are changed in its tables, where these are of the version that was tested
-(`common.tested_versions.MLFLOW_TABLES`). Of another version they are only read, by MLflow's client, and a store whose artifacts
-would be looked for elsewhere is refused. Only what this program wrote is changed: locations that end as the project's own
-folder does. Run under the store's lock.
+(`common.tested_versions.MLFLOW_TABLES`). Tables of another version are only read, by MLflow's client, and a store whose
+artifacts would be looked for elsewhere is refused. Only what this program wrote is changed: locations that end as the
+project's own folder does. Run under the store's lock.
 """
 
 from __future__ import annotations

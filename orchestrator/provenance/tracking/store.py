@@ -113,7 +113,7 @@ class Driving(NamedTuple):
 
 
 def user() -> str:
-    """Who this process says it runs for: `USER`, or else the name of the account, or its number where it has none."""
+    """The user of this process: `USER`, or else the name of the account, or its number if it has none."""
     return os.environ.get("USER") or _account()
 
 
@@ -180,12 +180,12 @@ class Store:
 
     @cached_property
     def client(self) -> MlflowClient:
-        """MLflow's. Of a database that was there it is opened when it is asked for. Raises ConfigurationError."""
+        """MLflow's. A database that was there is opened when it is asked for. Raises ConfigurationError."""
         with self.usable(), self._locked():
             return _open(self.uri)
 
     def _locations(self) -> list[str]:
-        """Of the artifacts of all experiments. To be called under the lock."""
+        """The places of the artifacts of all experiments. To be called under the lock."""
         self.client = _open(self.uri)
         return [str(each.artifact_location) for each in self.client.search_experiments(view_type=_OF_ANY_STAGE)]
 
@@ -246,7 +246,7 @@ class Store:
         return self._search(HOST)
 
     def newest_experiment(self) -> str:
-        """Of the newest run; MLflow's own, which is empty, where there is none."""
+        """The experiment of the newest run; MLflow's own, which is empty, if there is none."""
         experiments = [experiment.experiment_id for experiment in self.client.search_experiments()]
         newest = self.client.search_runs(experiments, order_by=["attributes.start_time DESC"], max_results=1)
         return str(newest[0].info.experiment_id if newest else experiments[0])
@@ -340,7 +340,7 @@ class Store:
             self.client.set_tag(run_id, key, value)
 
     def driving(self, run_id: str) -> Driving:
-        """Who drives the run. Raises what MLflow raises."""
+        """The driver of the run. Raises what MLflow raises."""
         run = self.client.get_run(run_id)
         process = tuple(run.data.tags.get(name, "") for name in (PID, STARTED, HOST, BOOT))
         return Driving(run.info.status == "RUNNING", process, run.data.tags.get(_BEAT))
@@ -402,7 +402,7 @@ def _past(row: tables.RunRow) -> Past:
 
 
 def orphaned(run_id: str) -> str:
-    """What is said of a run that was marked."""
+    """The sentence about a run that was marked."""
     return f"run {run_id} was left RUNNING by a driver that is gone; it is marked KILLED now"
 
 
@@ -470,8 +470,8 @@ def experiment_page(address: str, experiment_id: str) -> str:
 
 
 def server_command(uri: str, port: int) -> tuple[list[str], dict[str, str]]:
-    """What shows a store in a browser, on this machine alone, and the environment that it needs. As it comes it takes 11 s and
-    2.5 GB; with one worker and no job runner it is 6 s and 0.5 GB."""
+    """The command that shows a store in a browser, on this machine alone, and the environment that it needs. As it comes it
+    takes 11 s and 2.5 GB; with one worker and no job runner it is 6 s and 0.5 GB."""
     options = ["--backend-store-uri", as_opened(uri), "--host", "127.0.0.1", "--port", str(port), "--workers", "1"]
     light = {"MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false", "MLFLOW_DISABLE_TELEMETRY": "true", "DO_NOT_TRACK": "true"}
     return [sys.executable, "-m", "mlflow", "ui", *options], light

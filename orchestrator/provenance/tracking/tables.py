@@ -1,6 +1,6 @@
 """Runs read from the tables of MLflow's store where that is a file in SQLite: to import MLflow takes 1.5 s of processor time.
 
-Where the tables are of another version than `common.tested_versions.MLFLOW_TABLES` names, or the store is a server, MLflow's
+If the tables are of another version than `common.tested_versions.MLFLOW_TABLES` names, or the store is a server, MLflow's
 client is asked.
 """
 

@@ -1,8 +1,8 @@
 """One MLflow run, from its creation to its end. Metrics are collected and sent in batches: a single one costs 4 to 90 ms.
 
 Once the run exists, a store that fails, such as a server that goes away, ends nothing: what it did not take is kept and tried
-again, and `trouble` says why. It is kept in a file too (`outbox`), from which another process sends it when this one has ended.
-What the store refuses for good is left out and told (`notes`), and holds nothing else back.
+again, and `trouble` says why. It is kept in a file too (`outbox`), from which another process sends it when this one has
+ended. An item that the store refuses for good is left out and told (`notes`), and holds nothing else back.
 """
 
 from __future__ import annotations
@@ -161,7 +161,7 @@ class Tracker:
             del self._pending[:_BATCH]
 
     def _send_later(self) -> None:
-        """What the store does not take holds back nothing that it takes. Raises what MLflow raises."""
+        """An item that the store does not take holds back none that it takes. Raises what MLflow raises."""
         failed: list[tuple[Item, Exception]] = []
         try:
             while self._later:
@@ -178,7 +178,7 @@ class Tracker:
             raise failed[0][1]
 
     def _log(self, kind: Literal["metrics", "params", "tags"], items: list[Any]) -> None:
-        """Of a request that is refused each half by itself. Raises what MLflow raises."""
+        """If a request is refused, each half is sent by itself. Raises what MLflow raises."""
         request: dict[str, Any] = {kind: items}
         if len(items) == 1:
             what = f"{kind.removesuffix('s')} {items[0].key}"
@@ -205,7 +205,7 @@ class Tracker:
                 self.refused.append(refused)
 
     def notes(self) -> list[str]:
-        """What is new of names that are others in MLflow, and of what it refused."""
+        """The news about names that are others in MLflow, and about refused items."""
         renamed = [f"{name!r} is {key}" for name, key in list(self._renamed.items())[self._told[1] :]]
         refused = self.refused[self._told[0] :]
         self._told = len(self.refused), len(self._renamed)
@@ -213,7 +213,7 @@ class Tracker:
         return [*found, *([f"MLflow refuses {_listed(refused)}; all else is there"] if refused else [])]
 
     def _key(self, name: str) -> str:
-        """The name in MLflow. Of one that is too long the whole stands in a tag."""
+        """The name in MLflow. The whole of a name that is too long stands in a tag."""
         key = names.valid(name)
         if key != name and name not in self._renamed:
             self._renamed[name] = key
@@ -255,7 +255,7 @@ class Tracker:
         self._rest()
 
     def _rest(self) -> None:
-        """What was not sent is left to others."""
+        """Items that were not sent are left to others."""
         if self.trouble is None:
             self._outbox.remove()
         else:
@@ -314,7 +314,7 @@ class Tracker:
         return os.path.relpath(path, self._outbox.folder)
 
     def _points(self, since: int) -> frozenset[Point]:
-        """What the store knows of these steps. Raises what MLflow raises."""
+        """The points of these steps that the store knows. Raises what MLflow raises."""
         keys = self._client.get_run(self.run_id).data.metrics
         histories = (self._client.get_metric_history(self.run_id, key) for key in keys)
         return frozenset(

@@ -65,7 +65,7 @@ SUFFIXES = {
     ".bin": "litdata",
     **dict.fromkeys(_images.SUFFIXES, "images"),
 }
-# What a format says of its files as a whole, and which options follow from that.
+# The facts that a format tells of its files as a whole, and the options that follow from them.
 LISTS: Mapping[str, Callable[[list[str], Read, Mapping[str, Any]], Listed]] = {
     "mds": _mds.listed,
     "litdata": _litdata.listed,

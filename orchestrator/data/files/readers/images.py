@@ -1,7 +1,7 @@
 """An image per file, decoded by Pillow: a dictionary of `image` (uint8; height, width and, in colour, three channels), `label`
 (the number of its folder's name among all of them in their order), and `name`, as the manifest has it.
 
-What JPEG decodes to depends on the build of Pillow, which the record of a run has.
+The pixels of a JPEG depend on the build of Pillow, which the record of a run has.
 """
 
 from __future__ import annotations

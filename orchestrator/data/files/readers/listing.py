@@ -1,4 +1,4 @@
-"""What a format says of its files where it has a list of its own, `index.json`: MosaicML's and litData's."""
+"""The list of files that MosaicML's and litData's formats keep, `index.json`."""
 
 from __future__ import annotations
 
@@ -25,7 +25,8 @@ class Listed(NamedTuple):
 
 
 def by_folder(names: list[str], read: Read, told: Callable[[Mapping[str, Any]], Counts], suffix: str) -> Counts:
-    """What the lists in all folders tell; without one, the files whose names have the suffix. Raises DataDamaged, OSError."""
+    """The counts that the lists in all folders tell; without one, the files whose names have the suffix. Raises DataDamaged,
+    OSError."""
     indices = [name for name in names if PurePosixPath(name).name == INDEX]
     if not indices:
         return {name: None for name in names if suffix in PurePosixPath(name).suffixes}

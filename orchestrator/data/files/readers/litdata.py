@@ -1,11 +1,11 @@
 """A chunk of litData, by the package's own loaders: a sample is what was given to `litdata.optimize`.
 
-How a chunk is read stands in `index.json` beside it; `index=` copies that into the options of the manifest. Of a data set of
-tokens (`TokensLoader`) a sample is `block_size` of them.
+How a chunk is read stands in `index.json` beside it; `index=` copies that into the options of the manifest. A sample of a
+data set of tokens (`TokensLoader`) is `block_size` of them.
 
-That list says by which serializer each part of a sample is read, and which containers hold the parts. Pickles execute code, and
-so do graphs, in which litData keeps some; a `defaultdict` imports any module. So those that are known to execute nothing stand
-here, and any other is read where the pipeline says `unsafe`.
+The list says by which serializer each part of a sample is read, and which containers hold the parts. Pickles execute code,
+and so do graphs, in which litData keeps some; a `defaultdict` imports any module. So those that are known to execute nothing
+stand here, and any other is read where the pipeline says `unsafe`.
 """
 
 from __future__ import annotations
@@ -76,8 +76,8 @@ def _serializers(*, unsafe: bool) -> dict[str, Any]:
 
 
 def _inside(module: str, name: str) -> Any:
-    """What litData has no public name for. Raises ConfigurationError where a version that was not tested has it no more, and
-    ModuleNotFoundError where there is no litData."""
+    """A thing that litData has no public name for. Raises ConfigurationError where a version that was not tested has it no
+    more, and ModuleNotFoundError where there is no litData."""
     importlib.import_module("litdata")
     try:
         return getattr(importlib.import_module(module), name)
@@ -179,7 +179,7 @@ def _counted(path: str, size: int, config: Mapping[str, Any], block_size: int | 
 
 
 def _ends(path: str) -> list[int]:
-    """Where items end, and where the first one begins; nothing where there is no room for that."""
+    """The places at which items end and the first one begins; empty if there is no room for them."""
     with open(path, "rb") as stream:
         count = int.from_bytes(stream.read(4), "little")
         ends = stream.read(4 * (count + 1))
