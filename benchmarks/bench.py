@@ -138,7 +138,7 @@ class Trained:
 MLP = Trained("mlp", "benchmarks.wired:Mlp", ("conf=mlp", "data.shards=2", "data.batch_size=16"), 1, 8, 0.001)
 DIGITS = Trained("digits", "benchmarks.wired:Images", ("conf=digits", "run.arithmetic=native"), 10, 32, 0.002)
 CHARACTERS = Trained("characters", "benchmarks.wired:Text", ("conf=characters",), 2, 32, 0.002, 1.0)
-# What this version does not have yet: with a value here, its rows are there.
+# A feature that this version does not have yet: with a value here, its rows are there.
 SHARDED: Sequence[str] | None = ("update.sharded=true",)
 
 
@@ -399,7 +399,7 @@ GROUPS = {
 
 @contextmanager
 def projects() -> Iterator[Path]:
-    """That of `launch`, with the wide model as `conf=mlp`."""
+    """The project of `launch`, with the wide model as `conf=mlp`."""
     with launch.project() as folder:
         given = {"run": {"name": "mlp", "seed": 1}, "optimizer": {"name": "adamw", "lr": 0.001}}
         (folder / "conf" / "mlp.yaml").write_text(json.dumps(given))

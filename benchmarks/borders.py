@@ -1,4 +1,4 @@
-"""Where a model is cut: by counted operations, as `cluster.stages` does, beside the measured time of each module.
+"""The cuts of a model by counted operations, as `cluster.stages` makes them, beside the measured time of each module.
 
     python -m benchmarks.borders [--stages 2 3 4] [--rounds 7]
 
@@ -7,7 +7,7 @@ Columns, of each way to choose, relative to stages that are equal, so that 1.00 
     slowest   the processor time of the slowest stage, forward and backward, of one micro-batch in this process
     largest   the parameters of the stage that owns most, which count as much as time when borders are chosen
 
-What it does not do: send anything.
+It sends nothing.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a checkpoint costs training here, beside a synchronous torch.save of the same state to the same disk, turn by turn.
+"""The cost of a checkpoint for training, beside a synchronous torch.save of the same state to the same disk, turn by turn.
 
     python -m benchmarks.checkpoint [--repeats 7] [--folder FOLDER] [--sizes 0.4 25 100]
 
@@ -6,15 +6,15 @@ The state is a model's parameters and AdamW's moments, three numbers per paramet
 spare, and with every other core kept busy by another process, as where there is a worker per core. One turn is some quiet
 steps; a checkpoint of ours, with training going on until it is written; and a torch.save, during which training stands still.
 
-First table, how long training stands still. Ours: `begin` at the step boundary (taking the state, and copying what cannot
-wait), then the step computes forward and backward while the state is copied beside it, then `wait` for the end of that copy,
-before the optimizer changes what is copied; `stall` is the two together. `first` is the stall without the memory of a copy
-before. `save` is the whole call of torch.save; its file is then flushed, timed for `+ fsync`, so that neither leaves work
-behind for the other.
+First table, how long training stands still. Ours: `begin` at the step boundary takes the state, and copies what cannot wait.
+Then the step computes forward and backward while the state is copied beside it, and `wait` waits for the end of that copy,
+before the optimizer changes what is copied. `stall` is `begin` and `wait` together. `first` is the stall without the memory
+of a copy before. `save` is the whole call of torch.save; its file is then flushed, timed for `+ fsync`, so that neither
+leaves work behind for the other.
 
-Second table, what the steps lose: how much longer than `quiet` ones they take (`step`, on average, the wait not included), from
-the first, beside which the state is copied, to the last, beside which it is hashed and written; `lost` is that over all of
-them. `writing` is how long the background thread hashes and writes. `all` is stall and lost time together.
+Second table, what the steps lose: how much longer than `quiet` ones they take (`step`, on average, the wait not included).
+They count from the first, beside which the state is copied, to the last, beside which it is hashed and written; `lost` is the
+sum over all of them. `writing` is how long the background thread hashes and writes. `all` is stall and lost time together.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What it buys that workers claim shards: steps per second with and without, with a straggler, with stalls, and undisturbed.
+"""The gain of claiming shards: steps per second with and without, with a straggler, with stalls, and undisturbed.
 
     python -m benchmarks.claims [--steps 20] [--rounds 3] [--only 'straggler, 8 shards']
 
@@ -113,7 +113,7 @@ def run(condition: Condition, steps: int, *, claims: bool) -> Course:
 
 
 def _course(folder: Path, outcome: dict[str, Any], steps: int) -> Course:
-    """Of the marks of each process the last one of each evaluation, so that the time between them is of training."""
+    """The last mark of each process and evaluation, so that the time between them is of training."""
     marks = [[float(at) for at in path.read_text().split()] for path in folder.glob("evaluated-*")]
     own = max(marks, key=len)
     batches = len(own) // EVALUATIONS

@@ -1,13 +1,13 @@
-"""What dealing shards by measured speed brings: two workers through TCP, as on two hosts, one of them at half speed.
+"""The gain of dealing shards by measured speed: two workers through TCP, as on two hosts, one of them at half speed.
 
     python -m benchmarks.deals [--steps 300] [--shards 12] [--factor 2]
 
-A micro-batch sleeps 20 ms, that of one worker `factor` times as long, and computes for less than 2. What is possible follows
-from what the workers report: the median micro-batch of each, for which the best division is known, and the rest of a step
-at whoever takes least time for that. Steps per second are those between the first and the last evaluation, with all that
+A micro-batch sleeps 20 ms, that of one worker `factor` times as long, and computes for less than 2. The possible gain follows
+from the workers' reports: the median micro-batch of each, for which the best division is known, and the rest of a step at the
+worker that takes least time for it. Steps per second are those between the first and the last evaluation, with all that
 happens there, and those of the second half, in which the deal is settled.
 
-What it does not do: measure a network (`benchmarks.hosts`).
+It measures no network (`benchmarks.hosts` does).
 """
 
 from __future__ import annotations

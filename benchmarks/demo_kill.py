@@ -62,7 +62,7 @@ def _steps(folder: Path) -> int:
 
 
 def _wait(process: subprocess.Popen[Any], look: Callable[[], T | None]) -> T:
-    """What `look` sees at last. Exits when the run ends before."""
+    """The thing that `look` sees at last. Exits when the run ends before."""
     while (seen := look()) is None:
         if process.poll() is not None:
             sys.exit("the run ended before it could be disturbed")

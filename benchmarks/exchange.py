@@ -48,7 +48,7 @@ Times = dict[str, dict[str, list[float]]]  # size -> contestant -> seconds
 
 @dataclass(frozen=True)
 class Contest:
-    """Who meets gloo, with which sizes."""
+    """The contestants beside gloo, with their sizes."""
 
     repeats: int = 15
     sizes: Sequence[str] = tuple(SIZES)

@@ -16,7 +16,7 @@ Steps per second: of the median step, from first micro-batch to first micro-batc
 busier direction in a step, headers and all that Ray says included. The digest of each launch is compared with that of one
 worker on one host.
 
-What it does not do: give each host processors of its own. What computes on many hosts at once here takes turns.
+Hosts have no processors of their own. Computations on many hosts at once take turns here.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ CONDITIONS = {"even": Condition(1), "shards": Condition(4), "slow": Condition(4,
 
 
 class Case(NamedTuple):
-    """What contestants meet in."""
+    """The case in which contestants meet."""
 
     hosts: int
     rate: int
@@ -151,7 +151,7 @@ class Nodes:
     folder: str
 
     def start(self, host: int) -> None:
-        """A node, until it is there. That of host 0 is the head, and the first."""
+        """A node, until it is there. The Ray of host 0 is the head, and the first."""
         # The others see an empty folder where the first has its Ray's files, as on another machine.
         hidden = "" if host == 0 else f"mount -t tmpfs none {self.folder} && "
         common = f"--num-cpus={self.workers} --object-store-memory=83886080 --disable-usage-stats --block"
@@ -215,7 +215,7 @@ def meet(
 
 
 def digest_alone(model: str, shards: int, steps: int) -> str:
-    """Of one worker on this host, which the others have to repeat."""
+    """The digest of one worker on this host, which the others have to repeat."""
     with tempfile.TemporaryDirectory(prefix="marks-", dir="/tmp") as folder:
         settings = configuration(folder, model, shards, steps, CONDITIONS["even"].pace(1))
         command = ours(Path(folder), settings, [])

@@ -1,4 +1,4 @@
-"""What a launch costs: processor time of every process that it starts, and of the commands that start none.
+"""The cost of a launch: processor time of every process that it starts, and of the commands that start none.
 
     python -m benchmarks.launch [--repeats 5] [--steps 20] [--workers 2]
 
@@ -56,7 +56,7 @@ _TICK_S = 1 / os.sysconf("SC_CLK_TCK")
 
 @dataclass
 class Spent:
-    """Of one command: seconds on the wall, and of the processors by kind and process."""
+    """The cost of one command: seconds on the wall, and of the processors by kind and process."""
 
     wall: float = 0.0
     of: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
@@ -134,15 +134,15 @@ def _kind(name: str) -> str:
 
 
 def environment() -> dict[str, str]:
-    """Of a command: what the caller's own Ray, MLflow or test has set is left out, and so is what has each process compile all
-    of orchestrator anew."""
+    """The environment of a command, without variables of the caller's own Ray, MLflow or test, and without one that has each
+    process compile all of orchestrator anew."""
     left_out = ("RAY_", "MLFLOW_", "PYTHONDONTWRITEBYTECODE")
     inherited = {name: value for name, value in os.environ.items() if not name.startswith(left_out)}
     return {**inherited, "PYTHONPATH": str(REPOSITORY), "DVC_NO_ANALYTICS": "1"}
 
 
 def run(command: Sequence[str], folder: Path) -> str:
-    """What a command says to its end. Exits when it fails, with its own message or the end of what it said."""
+    """The output of a command to its end. Exits when it fails, with its own message or the end of what it said."""
     done = subprocess.run(
         command, cwd=folder, env=environment(), capture_output=True, text=True, check=False, timeout=PATIENCE_S
     )
@@ -155,14 +155,14 @@ def run(command: Sequence[str], folder: Path) -> str:
 
 
 def outcome(folder: Path, *command: str) -> dict[str, Any]:
-    """Of a launch."""
+    """The outcome of a launch."""
     said = run((sys.executable, "-m", "orchestrator", *command, "output=json"), folder)
     told: dict[str, Any] = json.loads(said.splitlines()[-1])
     return told
 
 
 def outcome_of(settings: Mapping[str, Any], folder: Path) -> dict[str, Any]:
-    """Of a launch in the repository by these settings, which are written to the folder."""
+    """The outcome of a launch in the repository by these settings, which are written to the folder."""
     (folder / "run.yaml").write_text(json.dumps(settings))
     return outcome(REPOSITORY, f"conf={folder}/run.yaml")
 

@@ -1,4 +1,4 @@
-"""What the engine costs beside a plain PyTorch loop: one worker, the same micro-batches, both in one process, turn by turn.
+"""The cost of the engine beside a plain PyTorch loop: one worker, the same micro-batches, both in one process, turn by turn.
 
     python -m benchmarks.loop [--steps 40] [--profile]
 
@@ -60,14 +60,14 @@ class Instant(NamedTuple):
 
 
 class Pair(NamedTuple):
-    """What one step took, here and there, one right after the other."""
+    """The time of one step, here and there, one right after the other."""
 
     engine: Instant
     plain: Instant
 
 
 class PlainLoop:
-    """What one would write by hand."""
+    """The loop that one would write by hand."""
 
     def __init__(self, settings: Settings) -> None:
         self._pipeline = find(settings.pipeline.target, settings.pipeline.args)(**settings.pipeline.args)
@@ -131,7 +131,7 @@ def side_by_side(settings: Settings) -> list[Pair]:
 
 
 def profile(settings: Settings) -> None:
-    """Where the engine's time goes: its own functions with all they call, then the functions that take longest themselves."""
+    """The use of the engine's time: its own functions with all they call, then the functions that take longest themselves."""
     profiler = cProfile.Profile()
 
     def count(entry: dict[str, Any]) -> None:

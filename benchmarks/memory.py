@@ -2,15 +2,15 @@
 
     python -m benchmarks.memory [--hidden 4096] [--workers 1 2 4] [--topology ring] [--shards 4] [--steps 6]
 
-The model is `benchmarks.wired:Mlp` (4096: 25 million parameters) with AdamW; a step is `--shards` micro-batches on both.
-What the same processes hold with a model of 1 unit is subtracted: Python, torch, Ray and the rest. MB, and bytes for each
+The model is `benchmarks.wired:Mlp` (4096: 25 million parameters) with AdamW; a step is `--shards` micro-batches on both. The
+memory of the same processes with a model of 1 unit is subtracted: Python, torch, Ray and the rest. MB, and bytes for each
 parameter, of the median process:
 
     peak      the largest resident set (VmHWM), in which what a process has read of its peers' regions counts too
     held      the most that it held itself: anonymous memory and the shared regions that it has open, touched or not, each
               divided by the processes that have it open; these add up
 
-What it does not do: measure checkpoints, whose copy of the state comes on top in the worker that writes it.
+It does not measure checkpoints, whose copy of the state comes on top in the worker that writes it.
 """
 
 from __future__ import annotations
@@ -108,7 +108,7 @@ def _measure(side: str, workers: int, hidden: int, shards: int, steps: int, more
 
 
 def _watch(processes: Sequence[subprocess.Popen[bytes]], marks: Path) -> list[Sizes]:
-    """Of each process that has marked a step, until all commands have ended."""
+    """The sizes of each process that has marked a step, until all commands have ended."""
     found: dict[str, Sizes] = {}
     while any(process.poll() is None for process in processes):
         pids = {mark.name.partition("-")[2] for mark in marks.iterdir()}

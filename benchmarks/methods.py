@@ -1,4 +1,4 @@
-"""What each method of learning with fewer bytes sends per step, and what it learns, beside dense: one table, from real runs.
+"""The bytes per step and the result of each method of learning with fewer bytes, beside dense: one table, from real runs.
 
     python -m benchmarks.methods [--seeds 1] [--only characters] [--method int8] [--results FILE]
         [--page docs/benchmarks/communication.md]
@@ -9,7 +9,7 @@ of four sends in a step, or in one tenth of a round of ten local steps. Characte
 --only characters-64 the 64 rows of 8 shards of their configuration.
 
 --results: each run is written there, and not run again by a later call. --page: the table replaces the one that stands there.
-What it does not do: measure time. On one machine compression costs time (`benchmarks/network.py` measures a slow link).
+It measures no time. On one machine compression costs time (`benchmarks/network.py` measures a slow link).
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ METHODS: dict[str, Method] = {
 
 @dataclass(frozen=True)
 class Found:
-    """What a run came to. bytes_per_step: of a local step, where there are such; loss, accuracy: on the validation set."""
+    """The outcome of a run. bytes_per_step: of a local step, where there are such; loss, accuracy: on the validation set."""
 
     bytes_per_step: float
     loss: float | None
@@ -166,7 +166,7 @@ def table(found: Mapping[str, Found], characters: str = "characters") -> str:
 
 
 def _bytes(found: Mapping[str, Found], pipeline: str, method: str) -> float | None:
-    """Of a step, in the mean of those after a warm-up."""
+    """The bytes of a step, in the mean of those after a warm-up."""
     sent, reset = _mean(found, pipeline, method, "bytes_per_step"), METHODS[method].reset
     if sent is None or reset is None:
         return sent

@@ -3,11 +3,11 @@
     with wired(2, "1gbit") as network:
         network.start(0, [sys.executable, "-m", "benchmarks.wired"])
 
-Each wire (a veth pair) carries at most the given rate in each direction (tc's token bucket at both ends), and where the kernel
-has netem, each direction delays by a time of its own. Whatever ends the block, the processes inside are killed and the
+Each wire (a veth pair) carries at most the given rate in each direction (tc's token bucket at both ends), and where the
+kernel has netem, each direction delays by a time of its own. At any end of the block, the processes inside are killed and the
 namespaces are gone. Needs root, ip and tc.
 
-What it does not do: divide the processors of the machine among the hosts.
+It does not divide the processors of the machine among the hosts.
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ class Network:
         return process
 
     def limit(self, rate: str, delay: str | None = None) -> None:
-        """Of each direction of each wire, from now on. delay: of each direction; a kernel without netem adds none, and a note
-        says so."""
+        """Limit each direction of each wire, from now on. delay: of each direction; a kernel without netem adds none, and a
+        note says so."""
         for host, name in enumerate(self.names):
             for space, end in ((name, interface(host)), (self.hub, f"port{host}")):
                 on_end = ("tc", "-n", space, "qdisc", "replace", "dev", end)

@@ -6,7 +6,7 @@ Two hosts of one member each (`namespaces`), whose wires carry `--rate` at most.
 in a ring, as the engine does after each backward pass: the vote is left out, and so is the computation, which is the same
 for all. A time is the slower member's, of the median step; a digest says that both have the same.
 
-What it does not do: measure many hosts, or a link that loses packets.
+It measures neither many hosts nor a link that loses packets.
 """
 
 from __future__ import annotations

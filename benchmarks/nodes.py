@@ -2,11 +2,12 @@
 
     PYTHONPATH=.venv/peers python -m benchmarks.nodes [--rounds 3] [--hidden 256] [--every 5] [--steps 700]
 
-Each host is a network namespace with a node of Ray that has one CPU (benchmarks/hosts.py). In each round Ray Train trains with
-two to three workers (its elastic training: DDP over gloo, a checkpoint every `--every` steps), once with its defaults and once
-with all that can be set to notice sooner; then a run of ours does. On all sides SIGKILL ends every process of the last host,
-raylet and worker. 20 s later, when Ray knows that this node is dead, a node starts on a fourth host. Every process marks
-every completed step with the time (benchmarks/wide.py). Measured from the SIGKILL, and from when the node is there, to
+Each host is a network namespace with a node of Ray that has one CPU (benchmarks/hosts.py). In each round Ray Train trains
+with two to three workers (its elastic training: DDP over gloo, a checkpoint every `--every` steps). It does so once with its
+defaults and once with all that can be set to notice sooner; then a run of ours does. On all sides SIGKILL ends every process
+of the last host, raylet and worker. 20 s later, when Ray knows that this node is dead, a node starts on a fourth host. Every
+process marks every completed step with the time (benchmarks/wide.py). Measured from the SIGKILL, and from when the node is
+there, to
 
     first step     the first step that every worker of the new group has completed; after a loss the one that was under way
                    does not count (so it counts against us)
@@ -15,7 +16,7 @@ every completed step with the time (benchmarks/wide.py). Measured from the SIGKI
 
 The digest of ours has to be that of one worker whom nobody disturbs.
 
-What it does not do: give each host processors of its own. A micro-batch sleeps 50 ms on all sides, so that they suffice.
+Hosts have no processors of their own. A micro-batch sleeps 50 ms on all sides, so that they suffice.
 """
 
 from __future__ import annotations
@@ -67,7 +68,7 @@ SOONER = {
 
 @dataclass(frozen=True)
 class Change:
-    """What came of a node that was lost or added."""
+    """The consequences of a node that was lost or added."""
 
     first_s: float
     still_s: float
@@ -161,7 +162,7 @@ def _ours(folder: Path, chosen: argparse.Namespace, sleep_s: float, cluster: Map
 
 
 def digest_alone(chosen: argparse.Namespace) -> str:
-    """Of one worker on this machine."""
+    """The digest of one worker on this machine."""
     with tempfile.TemporaryDirectory(prefix="nodes-", dir="/tmp") as name:
         folder = Path(name)
         (folder / "marks").mkdir()
@@ -172,7 +173,7 @@ def digest_alone(chosen: argparse.Namespace) -> str:
 
 
 def _change(process: subprocess.Popen[str], folder: Path, since: float, size: int) -> Change:
-    """Of the group, once it has this size and has done some steps more."""
+    """The change of the group, once it has this size and has done some steps more."""
     best = max(step for own in read(folder).values() for at, step in own if at <= since)
     at = wait(process, lambda: first_step(_group(read(folder), size), since, best + 2))
     farthest = max(step for own in read(folder).values() for _, step in own)
@@ -188,7 +189,7 @@ def _settled(marks: Marks, size: int, farthest: int) -> Marks | None:
 
 
 def _group(marks: Marks, size: int) -> Marks:
-    """Of the living processes, if there are so many."""
+    """The marks of the living processes, if there are so many."""
     living = _living(marks)
     return living if len(living) == size else {}
 

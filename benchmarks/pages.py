@@ -1,4 +1,4 @@
-"""What benchmarks write into docs/benchmarks: a part of a page between two marks, and pictures.
+"""Pages of docs/benchmarks: benchmarks write a part of a page between two marks, and pictures.
 
 The marks are comments of their own lines: `<!-- NAME: made by ... -->` and `<!-- end of NAME -->`.
 """

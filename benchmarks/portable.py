@@ -1,4 +1,4 @@
-"""What run.arithmetic=portable costs: a step of a process that computes portably, one of a process that does not, and so on.
+"""The cost of run.arithmetic=portable: a step of a process that computes portably, one of a process that does not, and so on.
 
     python -m benchmarks.portable
 

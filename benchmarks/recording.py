@@ -1,4 +1,4 @@
-"""What recording a run costs: at its launch, beside the launch itself, and in each step.
+"""The cost of recording a run: at its launch, beside the launch itself, and in each step.
 
     python -m benchmarks.recording [--launches 3] [--steps 60]
 

@@ -3,9 +3,9 @@
     python -m benchmarks.recovery [--rounds 2] [--losses 3] [--hidden 1024] [--every 5]
 
 In each round Ray Train (TorchTrainer, DDP over gloo, a checkpoint every `--every` steps, FailureConfig) trains and loses
-`--losses` workers, once with its defaults and once with its health check as fast as it can be set (0.1 s); then a run of ours
-does. Every process marks every completed step with the time (benchmarks/wide.py), the same way on all sides. Measured from the
-SIGKILL to
+`--losses` workers. It does so once with its defaults and once with its health check as fast as it can be set (0.1 s); then a
+run of ours does. Every process marks every completed step with the time (benchmarks/wide.py), the same way on all sides.
+Measured from the SIGKILL to
 
     next step     the next completed step that does without the dead worker: of a new process; or of a survivor, the second
                   after the last that the dead one completed, since the first may have been under way (so it counts against us)
@@ -14,7 +14,7 @@ SIGKILL to
     step before   the median of the victim's last steps; with one worker left, a step of ours takes twice as long
     repeated      how many steps a process completes that were completed before, by itself or by one that is gone
 
-What it does not do: measure several hosts, or models whose state takes longer to hand over than Ray needs to start a process.
+It measures neither several hosts nor models whose state takes longer to hand over than Ray needs to start a process.
 """
 
 from __future__ import annotations
@@ -146,7 +146,7 @@ def _victim(marks: Marks) -> tuple[int, set[int]] | None:
 
 
 def judge(marks: Marks, killed: float, victim: int, others: set[int]) -> Loss | None:
-    """What came of a loss; None as long as not all of it is seen. others: processes that had come before it."""
+    """The consequences of a loss; None as long as not all of them are seen. others: processes that had come before it."""
     before = {pid: [step for at, step in marks[pid] if at <= killed] for pid in {victim, *others}}
     best = max(step for steps in before.values() for step in steps)
     after = sorted((at, step, pid) for pid, own in marks.items() for at, step in own if at > killed and pid != victim)
@@ -203,7 +203,7 @@ def _ray_train(*, fast: bool) -> Begin:
 
 
 def ray_train(told: Mapping[str, Any]) -> list[str]:
-    """Of `trainer.main`."""
+    """The command of `trainer.main`."""
     return [sys.executable, "-m", "benchmarks.trainer", json.dumps(told)]
 
 
@@ -217,7 +217,8 @@ def _ours(folder: Path, hidden: int, every: int, losses: int) -> Iterator[subpro
 
 
 def ours(place: Path, told: Mapping[str, Any], steps: int, every: int, cluster: Mapping[str, Any]) -> list[str]:
-    """Of a launch in `place`, which becomes a project. told: to the pipeline. As many shards as workers, at most."""
+    """The command of a launch in `place`, which becomes a project. told: to the pipeline. As many shards as workers, at
+    most."""
     workers = cluster["workers"]
     shards = workers["max"] if isinstance(workers, Mapping) else workers
     settings = {

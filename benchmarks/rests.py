@@ -1,15 +1,15 @@
-"""What a rest of replicas that run free costs, beside a step of lockstep; and how soon they go on after a worker was killed.
+"""The cost of a rest of replicas that run free, beside a step of lockstep; and how soon they go on after a worker was killed.
 
     python -m benchmarks.rests [--rounds 3] [--steps 100] [--losses 3]
 
 A rest: a run with `sync=bap` rests after each step, another one every 20 steps, and a third one is in lockstep, turn by turn.
-What a step takes longer with a rest in each is the cost of a rest. `sleeping`: a micro-batch sleeps 20 ms, so that waiting for
-others shows; `digits`: the network of the demo, which computes.
+The cost of a rest is the time that a step takes longer with a rest in each. `sleeping`: a micro-batch sleeps 20 ms, so that
+waiting for others shows; `digits`: the network of the demo, which computes.
 
 A kill: three workers, `sync=bap`, no rest for long, so that survivors begin with earlier updates again. SIGKILL to one, and the
 time until a survivor has computed the micro-batch of the next update that counts, by marks of the workers themselves.
 
-What it does not do: measure a network.
+It measures no network.
 """
 
 from __future__ import annotations

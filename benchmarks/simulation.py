@@ -1,13 +1,13 @@
-"""What `simulate` and `tune` predict beside what runs take: step times of layouts that nothing was fitted to.
+"""Predictions of `simulate` and `tune` beside true runs: step times of layouts that nothing was fitted to.
 
     python -m benchmarks.simulation [--rounds 6] [--seconds 3] [--conf digits]
 
-The figures of the model come from runs of one, two and four workers in a ring (`experiments.simulation.calibration`); all other
-layouts, of 1 to 8 workers, are predictions. Pieces of the run are measured on one Ray, each layout once in every round, in an
-order that is drawn anew for each, and again where other programs took more of the cores than `--quiet`; of each figure of a
-layout the median of its pieces counts. What the same work costs differs by half from minute to minute on a virtual machine: the
-spread of a layout's pieces says by how much, and many rounds are what evens it out.
-`benchmarks/goodput.py` is about losses of workers.
+The figures of the model come from runs of one, two and four workers in a ring (`experiments.simulation.calibration`); all
+other layouts, of 1 to 8 workers, are predictions. Pieces of the run are measured on one Ray, each layout once in every round,
+in an order that is drawn anew for each. A piece is measured again if other programs took more of the cores than `--quiet`.
+The figure of a layout is the median of its pieces. The cost of the same work differs by half from minute to minute on a
+virtual machine: the spread of a layout's pieces says by how much, and many rounds even it out. `benchmarks/goodput.py` is
+about losses of workers.
 """
 
 from __future__ import annotations

@@ -12,8 +12,8 @@ a round and are the median over the rounds:
               everything was imported
     peak      the same until the end
 
-torch's side cuts the model by hand into equal numbers of blocks, has no tied output layer, and adds nothing up exactly.
-What it does not do: more members than stages, or members on several hosts.
+torch's side cuts the model by hand into equal numbers of blocks, has no tied output layer, and adds nothing up exactly. It
+has no more members than stages, and all on one host.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class Side:
 
 @dataclass(frozen=True)
 class Chosen:
-    """What all sides do alike. profile: the rank whose functions are listed, -1 for none."""
+    """The choices that all sides have in common. profile: the rank whose functions are listed, -1 for none."""
 
     model: str
     rows: int

@@ -60,7 +60,7 @@ class Numbers(Pipeline):
 
 
 class Story(NamedTuple):
-    """Of a kill: samples that no step had, and that several had."""
+    """The consequences of a kill: samples that no step had, and that several had."""
 
     lost: int
     repeated: int
@@ -146,7 +146,7 @@ def _peer(library: str, folder: Path, before: int, after: int, peers: str) -> St
 
 
 def _life(library: str, folder: Path, world: int, stop: int, variables: dict[str, str]) -> list[list[int]]:
-    """What all ranks read; killed once all have saved their state at step `stop`, or else read to the end."""
+    """The samples that all ranks read; killed once all have saved their state at step `stop`, or else read to the end."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]

@@ -1,7 +1,7 @@
 """One rank that reads an epoch by a library's own way, for `benchmarks.streaming`: python -m benchmarks.streaming_peers LIBRARY
 FOLDER STATES IDS RANK WORLD BATCH STOP.
 
-It writes the samples of each step to IDS, and its state to STATES; at step STOP (0: never) it waits to be killed. Where STATES
+It writes the samples of each step to IDS, and its state to STATES; at step STOP (0: never) it waits to be killed. If STATES
 holds states, it goes on from them, as the library's documentation says.
 """
 
@@ -115,7 +115,7 @@ READERS: dict[str, Reader] = {
 
 
 def clean(library: str) -> None:
-    """What ranks that were killed have left behind, before others start."""
+    """Remove what killed ranks have left behind, before others start."""
     if library == "mosaicml-streaming":
         from streaming.base.util import clean_stale_shared_memory
 

@@ -1,4 +1,4 @@
-"""What asynchronous modes buy: updates per second and validation loss against time, with a straggler and with stalls.
+"""The gain of asynchronous modes: updates per second and validation loss against time, with a straggler and with stalls.
 
     python -m benchmarks.synchrony [--steps 200] [--rounds 1] [--picture docs/benchmarks/synchronisation.svg]
     python -m benchmarks.synchrony --digits        without stragglers, on pipelines/digits.py: what the modes cost
@@ -7,7 +7,7 @@ Four workers with two shards each; a micro-batch sleeps 20 ms and computes for l
 times as long. `stalls`: a micro-batch takes five times as long with probability 0.1. Modes take turns, so that a busy machine
 disturbs all alike. Updates per second are counted from the first evaluation to the last, as the workers mark them.
 
-What it does not do: measure a network.
+It measures no network.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""What it costs to know where time goes: the turns of the account in a step, times what a turn takes.
+"""The cost of knowing the use of time: the turns of the account in a step, times the cost of a turn.
 
     python -m benchmarks.times [--steps 40]
 
-Each layout is trained by members that are threads of this process, as in the tests; the turns of worker 0 are counted. What a
-turn takes is measured between two small products, with cold caches, as it is in a run. Beside it stands the processor time of a
-step of one worker (its thread's own, which a busy machine disturbs least), so the share is one of work, not of waiting.
+Each layout is trained by members that are threads of this process, as in the tests; the turns of worker 0 are counted. A turn
+is measured between two small products, with cold caches, as it is in a run. Beside it stands the processor time of a step of
+one worker (its thread's own, which a busy machine disturbs least), so the share is one of work, not of waiting.
 """
 
 from __future__ import annotations
@@ -55,7 +55,8 @@ class Counted(TimeAccount):
 
 
 def turns_s() -> tuple[float, float]:
-    """Of one turn, and of one around a wait, between two products that leave little of it in the caches; medians."""
+    """The seconds of one turn, and of one around a wait, between two products that leave little of it in the caches;
+    medians."""
     account, weights = TimeAccount(), torch.randn(256, 256)
     account.turn("state_transfer")
 

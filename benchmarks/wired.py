@@ -149,7 +149,7 @@ def train(
 
 
 def marks_of(folder: Path) -> Marks:
-    """Of all processes, without those of the warm-up: of a host and a step the first one counts."""
+    """The marks of all processes, without those of the warm-up: the first one of a host and a step counts."""
     marks: Marks = {}
     for path in folder.glob("[0-9]*-[0-9]*"):
         of_host = marks.setdefault(int(path.name.partition("-")[0]), {})

@@ -91,7 +91,7 @@ class Results:
 
 
 def read(lines: Iterable[Mapping[str, Any]]) -> Results:
-    """Of each launch, however often it was tried, the last line counts; a fault counts where its launch came to its end."""
+    """The last line of each launch counts, however often it was tried; a fault counts if its launch came to its end."""
     launches: dict[str, Mapping[str, Any]] = {}
     faults: dict[str, list[Mapping[str, Any]]] = {}
     told: dict[str, list[Mapping[str, Any]]] = {}  # of a launch whose own line is still to come
@@ -116,7 +116,7 @@ def read(lines: Iterable[Mapping[str, Any]]) -> Results:
 
 
 _SHOWN: Final = ("id", "seed", "mode", "storm", "load", "at", "recoveries", "findings")  # of a launch
-# Of a fault, where it has them.
+# The fields of a fault, as far as it has them.
 _TOLD: Final = ("seconds", "pair", "every", "first", "found", "named", "out", "repeated")
 
 

@@ -1,4 +1,5 @@
-"""What has to hold after a launch under faults: bits, steps lost, liveness, leftovers, messages. Each finding is a sentence.
+"""The claims that have to hold after a launch under faults: bits, steps lost, liveness, leftovers, messages. Each finding is
+a sentence.
 
 Nothing here is widened for a busy machine; only how long a missing answer is waited for is (`campaign.launches`).
 """
@@ -35,7 +36,7 @@ class Ended:
 
     @property
     def flipped(self) -> list[Mapping[str, Any]]:
-        """Of its faults those that have flipped a bit."""
+        """Its faults that have flipped a bit."""
         return [fault for fault in self.faults if fault["struck"] and BY_NAME[fault["kind"]].family == "memory"]
 
 
@@ -47,7 +48,7 @@ class Undisturbed:
 
 
 def findings(ended: Ended, mode: Mode, expected: Undisturbed | None, verdict: str | None = None) -> list[str]:
-    """What does not hold. expected: of lockstep; verdict: of the repetition, of a run whose replicas ran free."""
+    """The claims that do not hold. expected: of lockstep; verdict: of the repetition, of a run whose replicas ran free."""
     if ended.code is None:
         return ["liveness: it did not end"]
     found = [*_ended(ended), *_messages(ended), *_steps(ended, mode), *(f"left behind: {what}" for what in ended.left)]
@@ -109,11 +110,11 @@ def _repeated(verdict: str | None) -> Iterator[str]:
 
 
 def _steps(ended: Ended, mode: Mode) -> Iterator[str]:
-    """None that was committed: a step that only the dead had applied is computed again. Where shards run free a sprint is given
-    up; how much a fast shard has done in it only a bound on staleness bounds."""
+    """None that was committed: a step that only the dead had applied is computed again. If shards run free a sprint is given
+    up; only a bound on staleness bounds how much a fast shard has done in it."""
     sync = mode.settings.get("sync", {})
     most = MOST_LOST if mode.lockstep else sync["rest_every"] + sync.get("staleness", math.inf)
-    # What a shard keeps is held by its host and, on the driver's machine alone, by the driver.
+    # The state of a shard is held by its host and, on the driver's machine alone, by the driver.
     far = any(event["event"] == "shard_state_unprotected" for event in ended.journal)
     allowed = sum(fault["struck"] and (_ends_all(fault) or (far and _ends_host(fault))) for fault in ended.faults)
     for place, event in enumerate(ended.journal):
@@ -168,7 +169,7 @@ def _messages(ended: Ended) -> Iterator[str]:
     lost = [event for event in ended.journal if event["event"].endswith("_lost") and event["event"] != "driver_lost"]
     told = {pids[_member(event)] for event in lost if _member(event) in pids}
     words = " ".join(str(event.get("why")) for event in lost)
-    # Of who comes, and ends before it was ready, the driver may not know the process.
+    # The driver may not know the process of a newcomer that ends before it was ready.
     unknown = sum(_member(event) not in pids and "(pid " not in str(event.get("why")) for event in lost)
     drivers = [event for event in ended.journal if event["event"] == "driver_lost"]
     for fault in ended.faults if ended.report.get("status") == "finished" else ():

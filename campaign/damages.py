@@ -1,4 +1,4 @@
-"""What has to hold after a file of a run was damaged: the resume ends with the right bits, or says why it cannot go on. Pure.
+"""The claim after a file of a run was damaged: the resume ends with the right bits, or says why it cannot go on. Pure.
 
 Bits, tracebacks and what is left behind are looked at as with any other fault (`campaign.checks`).
 """

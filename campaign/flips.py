@@ -1,4 +1,4 @@
-"""What became of a planted flipped bit: when it was found, who was named, and what had been computed wrongly by then. Pure."""
+"""The fate of a planted flipped bit: when it was found, who was named, and what had been computed wrongly by then. Pure."""
 
 from __future__ import annotations
 
@@ -47,7 +47,8 @@ def is_found(told: Mapping[str, Any]) -> bool:
 
 
 def findings(told: Mapping[str, Any], digest: str | None, expected: str) -> Iterator[str]:
-    """What does not hold. A parameter's bit is found as soon as it changes an answer, which may be later, or never."""
+    """The claims that do not hold. A parameter's bit is found as soon as it changes an answer, which may be later, or
+    never."""
     if told["found"] is None:
         if told["kind"] == memory.GRADIENTS:
             yield f"flip: of step {told['first']} was not found"

@@ -1,6 +1,6 @@
 """Launches on hosts that are namespaces of this machine, whose wire or last node is struck (`campaign.wire`).
 
-What is lost with a host, the others go on without; what comes back is used again. The driver is on the first host.
+The others go on without a lost host; one that comes back is used again. The driver is on the first host.
 """
 
 from __future__ import annotations
@@ -118,8 +118,8 @@ class SomeHosts:
 
 
 def rooms(kind: str, launch: Launch) -> tuple[int, ...]:
-    """How many members each host has room for: all together for those of the launch, and no host for most of them. Where
-    workers of two hosts are cut from each other, the driver is on a third one."""
+    """How many members each host has room for: all together for those of the launch, and no host for most of them. If workers
+    of two hosts are cut from each other, the driver is on a third one."""
     here = 1 if kind == BETWEEN else 0
     some = launch.played.workers + (SERVED in launch.layout) - here
     others = (some - some // 2, some // 2)

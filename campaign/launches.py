@@ -55,8 +55,8 @@ _MOST_FAILED_STARTS: Final = 1  # in a row: with the third no more are tried (`c
 
 @dataclass
 class Log:
-    """What the traps have told, read as it grows. hosts: of each generation, its workers' stages by process;
-    kept: the steps that whoever flips bits has committed."""
+    """The log of the traps, read as it grows. hosts: of each generation, its workers' stages by process; kept: the steps that
+    whoever flips bits has committed."""
 
     path: Path
     struck: dict[int, dict[str, Any]] = field(default_factory=dict)
@@ -98,7 +98,7 @@ class Log:
         return {pid: stage for pid, stage in newest.items() if pid not in doomed and is_alive(pid)}
 
     def _ends_by(self, told: Mapping[str, Any]) -> bool:
-        """Whether this fault ends its victim. Whoever came may be through with a stall before it is given up."""
+        """Whether this fault ends its victim. A newcomer may be through with a stall before it is given up."""
         effect = BY_NAME[told["kind"]].effect
         if effect != "stalls":
             return effect != "delays"
@@ -259,7 +259,7 @@ class Running:
         self._recover(fault, struck)
 
     def _go_on_again(self) -> None:
-        """Where the last fault has ended the run, it is resumed. Raises Stuck."""
+        """If the last fault has ended the run, it is resumed. Raises Stuck."""
         if self._is_running() or not self.process.returncode or self.run_folder is None:
             return
         if "ended" in self.told[-1]:
@@ -447,7 +447,7 @@ class Running:
         )
 
     def _at_the_end(self, fault: Fault) -> None:
-        """Where a few steps are left; whatever is lost there, the last exchange is done again."""
+        """Strike when a few steps are left; whatever is lost there, the last exchange is done again."""
         if self.words.gate < _OPEN:
             deadline = time.monotonic() + _JOIN_S
             while not self._is_complete() and time.monotonic() < deadline and self._is_running():
@@ -465,8 +465,8 @@ class Running:
         self._release(fault, struck)
 
     def _finish_off(self) -> None:
-        """Who was asked to end and goes on is killed in the end, as those do who ask; and who goes on without memory or
-        descriptors, so that the next fault meets whole workers."""
+        """A process that was asked to end and goes on is killed in the end, as those that ask do. So is one that goes on
+        without memory or descriptors: the next fault meets whole workers."""
         late = time.monotonic_ns() - int(1e9 * _ASKED_S)
         for told in self.log.struck.values():
             lasts = BY_NAME[told["kind"]].effect in ("asks", "fails")
@@ -479,7 +479,8 @@ class Running:
         return self._victims(fault) is not None
 
     def _victims(self, fault: Fault, without: int | None = None) -> tuple[list[int], list[int]] | None:
-        """Whom the fault may strike, and whom its partner; empty for whoever comes. None where it has to wait."""
+        """The workers that the fault may strike, and those that its partner may; empty for any newcomer. None where it has to
+        wait."""
         if fault.moment in ("prepare", "admission") and self._failed_starts == (_MOST_FAILED_STARTS, self.log.seen):
             return None
         if BY_NAME[fault.kind].family == "driver" or fault.moment in ("prepare", "admission"):
@@ -532,7 +533,7 @@ class Running:
         path.with_suffix(".new").replace(path)
 
     def _struck(self, fault: Fault, patience_s: float, pace_s: float = _PACE_S) -> dict[str, Any] | None:
-        """What the victim told, as soon as it was struck; None where the moment did not come."""
+        """The victim's message, as soon as it was struck; None if the moment did not come."""
         deadline, last = time.monotonic() + patience_s, self.words.steps + _MEET_STEPS
         pace_s = _TRICKLE_S if moments.BY_NAME[fault.moment].joins else pace_s
         while fault.number not in self.log.struck:
@@ -568,7 +569,7 @@ class Running:
         return _BEGIN_S if kind.family == "driver" else _END_S if kind.effect == "fails" else 0.0
 
     def _partner_struck(self, fault: Fault, struck: Mapping[str, Any]) -> dict[str, Any] | None:
-        """Where it came before the first one was over."""
+        """The partner's message, if it was struck before the first one was over."""
         partner = fault.partner
         assert partner is not None
         ended = lambda: (  # noqa: E731
@@ -685,8 +686,8 @@ class Running:
 
 
 def victims(living: Mapping[int, int], *, paired: bool) -> tuple[list[int], list[int]] | None:
-    """Whom a fault may end, and whom its partner, so that each stage keeps a worker; None where somebody has to come first.
-    living: stages by process."""
+    """The workers that a fault may end, and those that its partner may, so that each stage keeps a worker; None if somebody
+    has to come first. living: stages by process."""
     hosts = Counter(living.values())
     spare = {stage: count - 1 for stage, count in hosts.items() if count > 1}
     if sum(spare.values()) < (2 if paired else 1):

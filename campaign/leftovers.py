@@ -1,7 +1,8 @@
-"""What a campaign makes beside its results carries its mark, by which the next one removes what dead ones have left.
+"""Things that a campaign makes beside its results carry its mark, by which the next one removes what dead ones have left.
 
 A campaign that is killed removes nothing: its processes, network namespaces, small disks and folders stay. The mark has the
-number of its process and when that began, which no two have. What has no mark, or that of a living campaign, is left alone.
+number of its process and when that began, which no two have. A thing without a mark, or with that of a living campaign, is
+left alone.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ _PATIENCE_S: Final = 30.0
 
 
 def mark() -> str:
-    """Of this process, at the beginning of a name."""
+    """The mark of this process, at the beginning of a name."""
     return f"campaign-{os.getpid()}-{began(os.getpid()):x}"
 
 

@@ -69,8 +69,8 @@ def live(kind: str, seed: int) -> str | None:
 
 
 def _by_rule(error: Exception | None, story: str, deaths: int) -> str | None:
-    """Why a run may end before its end: chance killed so many who computed one shard that it counts as what kills them, or so
-    many who came that no more are tried for some minutes, and too few are left to go on."""
+    """The reason why a run may end early. Chance killed so many that computed one shard that it counts as what kills them; or
+    so many newcomers that no more are tried for some minutes, and too few are left to go on."""
     text = str(error)
     if isinstance(error, WorkerLost) and "workers in a row were lost while they computed" in text and deaths >= LOSSES:
         return text
@@ -84,7 +84,7 @@ def _deaths(run: Run) -> int:
 
 
 def _acts(run: Run, dice: Random) -> list[tuple[bool, Callable[[], Any]]]:
-    """What may happen, and whether only once a generation has begun."""
+    """The acts that may happen, and whether only once a generation has begun."""
     return [
         (False, partial(run.die, dice, True)),
         (False, partial(run.die, dice, False)),
@@ -99,8 +99,8 @@ def _acts(run: Run, dice: Random) -> list[tuple[bool, Callable[[], Any]]]:
 
 
 def _wait_for_stalls(run: Run) -> None:
-    """Whoever stands still is found. In the longest ticks that count in full. Nobody else does anything in this time and may be
-    taken for one who stands still, so it does not pass without need."""
+    """Every member that stands still is found. In the longest ticks that count in full. Nobody else does anything in this
+    time and may be taken for one who stands still, so it does not pass without need."""
     if not any(process.stopped for process in run.world.living()):
         return
     for _ in range(int(STEP_TIMEOUT_S / LISTEN_S) + 2):

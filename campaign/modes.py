@@ -106,7 +106,7 @@ def settings(mode: Mode) -> dict[str, Any]:
 
 
 def layout(mode: Mode, dice: Random) -> tuple[str, ...]:
-    """What may vary and change no bit: topology, transport, loaders, spares."""
+    """Settings that may vary and change no bit: topology, transport, loaders, spares."""
     topologies = [name for name in TOPOLOGIES if mode.served or name != "parameter_server"]
     chosen = [f"topology={dice.choice(topologies)}", f"cluster.workers={mode.workers}"]
     if dice.random() < 0.25 and mode.by_tcp:

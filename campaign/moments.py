@@ -1,7 +1,7 @@
 """When a fault strikes: the moments of a run, as places of the program, and the words through which they are armed.
 
 Nobody waits for a moment from outside. Each process of a run under test tells where it is (`orchestrator.common.injection`),
-and looks there into one word of memory that all processes of the campaign share (`campaign.traps`): when its moment is armed,
+and looks there into one word of memory that all processes of the campaign share (`campaign.traps`). When its moment is armed,
 the process itself, being exactly there, claims the fault and suffers it. So a fault of the moment "vote" strikes in the midst
 of a vote, and one of "held sum" between a sum and the second vote that commits it.
 """

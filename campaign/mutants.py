@@ -2,10 +2,10 @@
 
     python -m campaign --mutants          each is planted and hunted; a line for each, what it is and by which seed it was found
 
-A mutant is a function of the program in place of the true one, for all members of a process, and is hunted where that is
-cheapest: in lives of the controller (`campaign.lives`), in runs of the virtual cluster, whose engine, checkpoints and driver
-are the true ones, or in threads. It is found when any check there fails, or the program says itself that something is wrong.
-Undisturbed runs, with which the disturbed ones are compared, are made without it.
+A mutant is a function of the program in place of the true one, for all members of a process. It is hunted where that is
+cheapest: in lives of the controller (`campaign.lives`), in threads, or in runs of the virtual cluster, whose engine,
+checkpoints and driver are the true ones. It is found when any check there fails, or the program says itself that something is
+wrong. Undisturbed runs, with which the disturbed ones are compared, are made without it.
 """
 
 from __future__ import annotations
@@ -115,7 +115,7 @@ def _in_replays(seed: int) -> None:
 
 
 def _claimed_once(seed: int) -> None:
-    """Of all workers of a host each shard is computed once in a step."""
+    """Each shard is computed once in a step among all workers of a host."""
     train(pipelines.Mlp, Layout(2 + seed % 3), steps=6, shards=6, seed=seed, claims=True)
 
 
@@ -206,7 +206,7 @@ def _same_mask(whole: Any, masks: Masks, step: int, attempt: int, total: Any) ->
 
 
 def _from_the_first(workers: Any, servers: int, restore: int | None) -> tuple[tuple[int, int], ...]:
-    """Whoever that is, and however far."""
+    """The source may be any worker, however far."""
     if membership.top(workers) is None and restore is None:
         return ()
     donor = restore or 0

@@ -1,7 +1,7 @@
-"""What a seed makes of a part: launches, their layouts, and the faults of each. Pure.
+"""The plan of a part from its seed: launches, their layouts, and the faults of each. Pure.
 
 Not single faults are drawn at first, but their *rates*, so that each seed has another mixture (a swarm: Groce et al., "Swarm
-testing", ISSTA 2012): some kinds not at all, some often. One fault of four is drawn by those rates; the others go through all
+testing", ISSTA 2012): some kinds not at all, some often. One fault in four is drawn by those rates. The others go through all
 cells of a mode in an order of chance, each launch of the mode a stretch of it, so that a known number of launches meets every
 cell.
 """
@@ -132,7 +132,7 @@ def part(
     seed: int, faults: int, names: Sequence[str], of: Sequence[str], storms: int = 0, pairs: int = 0
 ) -> list[Launch]:
     """The launches of a part with about so many faults of these kinds, in these modes in turn; then storms, and about so many
-    pairs. Where no fault is wanted there are these only. Bits are flipped in launches of their own, one in each, as many as
+    pairs. If no fault is wanted there are these only. Bits are flipped in launches of their own, one in each, as many as
     faults are wanted."""
     flips = [name for name in names if BY_NAME[name].family == "memory"]
     stores = [name for name in names if BY_NAME[name].family in kinds.AROUND]
@@ -197,7 +197,7 @@ def _told(launch: Launch) -> int:
 
 
 def _turn(seed: int, number: int, of: Sequence[str]) -> tuple[Mode, int]:
-    """Whose turn it is, and for which time."""
+    """The mode whose turn it is, and for which time."""
     visit, place = divmod(seed + number, len(of))
     return modes.BY_NAME[of[place]], visit
 
@@ -230,7 +230,7 @@ def failure(seed: int, number: int, mode: Mode, visit: int, names: Sequence[str]
 
 
 def flipped(seed: int, number: int, kind: str, of: Sequence[str]) -> Launch:
-    """A launch with checks in which one worker flips one bit. Where workers divide the update, a flipped parameter is written
+    """A launch with checks in which one worker flips one bit. If workers divide the update, a flipped parameter is written
     over, or becomes that of all."""
     dice = Random(f"flip {seed} {number} {kind}")
     fitting = [name for name in modes.CHECKED if kind == memory.GRADIENTS or name != "divided update"]
@@ -295,7 +295,8 @@ def _is_brief(name: str) -> bool:
 
 
 def _tour(mode: Mode, names: Sequence[str], visit: int, count: int) -> list[tuple[str, str]]:
-    """The stretch of this visit of a way through all cells of the mode. What a launch bears few of lies evenly on it."""
+    """The stretch of this visit of a way through all cells of the mode. Faults of which a launch bears few lie evenly on
+    it."""
     sorts: dict[str, list[tuple[str, str]]] = {}
     for cell in cells.possible(names, [mode]):
         sorts.setdefault(_sort(cell.kind, cell.moment), []).append((cell.kind, cell.moment))

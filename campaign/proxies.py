@@ -1,6 +1,6 @@
 """An HTTP server in front of another one. As long as it is in trouble it answers some requests with 500, and breaks off others.
 
-Of an upload that is broken off the server behind gets the first half, of an answer who asked does.
+The server behind gets the first half of an upload that is broken off, and the client that of an answer.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Proxy:
         threading.Thread(target=self._server.serve_forever, args=(0.05,), name="proxy", daemon=True).start()
 
     def fate(self) -> Fate:
-        """Of the next request."""
+        """The fate of the next request."""
         with self._drawing:
             fate: Fate = "passed"
             if self.is_in_trouble:

@@ -65,7 +65,7 @@ class Store(Protocol):
     def come(self) -> None: ...
 
     def lacks(self, report: Mapping[str, Any], steps: int) -> list[str]:
-        """What it has not got of the run, in sentences. report: at the end; steps: of the run."""
+        """The parts of the run that it has not got, in sentences. report: at the end; steps: of the run."""
         ...
 
     def close(self) -> None: ...
@@ -99,7 +99,7 @@ def missing(kind: str | None) -> str | None:
 
 
 def _newest(folder: LocalFolder) -> list[str]:
-    """What is wrong with the newest checkpoint that lies there."""
+    """The faults of the newest checkpoint that lies there."""
     found = Catalog(folder, 1).latest()
     return [f"store: {reason}" for reason in found.reasons] + (
         [] if found.manifest else ["store: it has no checkpoint"]

@@ -96,7 +96,7 @@ def _found(launches: Iterable[Mapping[str, Any]], what: str) -> int:
 def _times(
     results: Results, faults: Sequence[Mapping[str, Any]], who: str, goal: str, at_most: str
 ) -> list[tuple[str, str, str]]:
-    """Of all launches, and of those that had the machine almost to themselves."""
+    """The times of all launches, and of those that had the machine almost to themselves."""
     times = sorted(fault["seconds"] for fault in faults if "seconds" in fault)
     if not times:
         return []

@@ -1,4 +1,4 @@
-"""What is trained under faults: a small network on random rows, in memory or in files; each process that makes it has traps."""
+"""The pipeline under faults: a small network on random rows, in memory or in files; each process that makes it has traps."""
 
 from __future__ import annotations
 

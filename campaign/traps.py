@@ -52,7 +52,7 @@ _OF_ACTIVITY = {"compute": "compute", "update": "apply", "checkpoint": "checkpoi
 
 
 class Traps:
-    """Of this process."""
+    """The traps of this process."""
 
     def __init__(self, folder: Path) -> None:
         self.words = Words(folder)
@@ -83,7 +83,7 @@ class Traps:
         return subject if instead is None else instead
 
     def hit(self, moment: str, step: int | None = None) -> None:
-        """This process is there. Where that is armed, and nobody was faster, it is struck."""
+        """This process is there. If the moment is armed, and nobody was faster, the process is struck."""
         number = self.words.armed(self._numbers[moment])
         if number:
             self._meet(moment, number, step)
@@ -155,7 +155,7 @@ class Traps:
             process.strike(kind.name, fault["hold_s"])
 
     def obey(self, number: int, step: int | None) -> None:
-        """What the driver has handed on, if it is for this process."""
+        """Obey what the driver has handed on, if it is for this process."""
         fault = self._fault(number)
         if fault is not None and fault["pids"][0] == os.getpid():
             self.words.arm(moments.FROM_OUTSIDE, moments.NOTHING)
@@ -256,7 +256,7 @@ _installed: Traps | None = None
 
 
 def installed() -> Traps | None:
-    """Of this process, installed by the first call; None in one that is not under test."""
+    """The traps of this process, installed by the first call; None in one that is not under test."""
     global _installed
     folder = os.environ.get(VARIABLE)
     if _installed is None and folder is not None:

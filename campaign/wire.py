@@ -72,8 +72,8 @@ class Flaps:
 
 
 def outlets(came: int, frame: bytes, count: int, seen_at: dict[bytes, int]) -> list[int]:
-    """Of so many interfaces those at which a frame that came in there goes out: that of whom it is for, or all others. seen_at:
-    by address the interface behind which it is; learns that of the sender."""
+    """The interfaces, of so many, at which a frame that came in at `came` goes out: that of its addressee, or all others.
+    seen_at: by address the interface behind which it is; learns that of the sender."""
     seen_at[frame[6:12]] = came
     known = seen_at.get(frame[:6])
     return [out for out in range(count) if out != came and known in (None, out)]

@@ -48,7 +48,7 @@ def no_gpu() -> str | None:
 
 
 def card(device: str) -> str:
-    """What computes, with its versions; starts CUDA in this process, so it comes last."""
+    """The device, with its versions; starts CUDA in this process, so it comes last."""
     import torch
 
     from orchestrator.numerics import cuda

@@ -50,7 +50,7 @@ def rounds(kernels: Kernels, device: str, most: int, until: float) -> tuple[int,
 
 
 def difference(kernels: Kernels, device: str, seed: int) -> str | None:
-    """What differs for the layout of this seed, if anything does."""
+    """The difference for the layout of this seed, if there is one."""
     dice = random.Random(seed)
     layout, shards = model(dice, device)
     right = torch.full((layout.size,), 5.0, dtype=torch.float64)
@@ -73,7 +73,7 @@ def difference(kernels: Kernels, device: str, seed: int) -> str | None:
 
 
 def _difference_of_updates(kernels: Kernels, layout: Layout, dice: random.Random, device: str) -> str | None:
-    """Of parameters as integers."""
+    """The difference of parameters as integers."""
     generator, ours = torch.Generator().manual_seed(dice.getrandbits(32)), Updating(kernels)
     before = torch.randn(layout.size, generator=generator) * 2.0 ** dice.randint(-20, 20)
     after = before + torch.randn(layout.size, generator=generator) * 2.0 ** dice.randint(-40, 20)

@@ -2,7 +2,7 @@
 
     python -m benchmarks.gpu.memory cuda      prints the most since the last answer, for each line that it reads
 
-What the looking process itself takes is part of every answer, and goes away where two of them are compared.
+The memory of the looking process is part of every answer, and goes away when two of them are compared.
 """
 
 from __future__ import annotations

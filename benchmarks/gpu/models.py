@@ -20,7 +20,7 @@ from pipelines import characters, digits
 
 
 class Random(Dataset[Any]):
-    """What `samples` has."""
+    """The items of `samples`."""
 
     def __init__(self, samples: TensorDataset, nap_s: float) -> None:
         self.samples = samples

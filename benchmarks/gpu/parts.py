@@ -1,4 +1,4 @@
-"""What `benchmarks.gpu` does, part by part: checks first, then times. Each part takes the seconds that it may take."""
+"""The parts of `benchmarks.gpu`: checks first, then times. Each part takes the seconds that it may take."""
 
 from __future__ import annotations
 
@@ -195,7 +195,7 @@ def digests(bench: Bench, seconds: float) -> None:
 
 
 def _guarded(bench: Bench, until: float, case: Case) -> str | None:
-    """What failed, if anything did."""
+    """The failure, if there is one."""
     try:
         with runs.project() as project:
             _digests_of(bench, case, project, until)
@@ -264,7 +264,7 @@ def settings(
     run: Mapping[str, Any] | None = None,
     **more: Any,
 ) -> dict[str, Any]:
-    """Of a run of one of `models`. run: more keys of that section; more: sections."""
+    """The settings of a run of one of `models`. run: more keys of that section; more: sections."""
     given = {"name": model.lower(), "steps": steps, "seed": 1, "device": scale.device, "precision": precision}
     return {
         "run": {**given, **(run or {})},
@@ -278,7 +278,7 @@ def settings(
 
 
 def rows_of(scale: Scale, model: str) -> int:
-    """Of a step; `conf/digits.yaml` has twice those of `conf/characters.yaml`."""
+    """The rows of a step; `conf/digits.yaml` has twice those of `conf/characters.yaml`."""
     return 2 * scale.rows if model == "Digits" else scale.rows
 
 
@@ -328,7 +328,7 @@ two_stages: Final = partial(beside_one_worker, Step("bfloat16, 8, 2 stages", "bf
 
 
 def loops(scale: Scale, kinds: Sequence[str]) -> list[Loop]:
-    """Of plain PyTorch: what the runs do."""
+    """Loops of plain PyTorch that do what the runs do."""
     large = partial(Loop, model="Gpt", rows=scale.rows, steps=max(4, scale.steps // 2), args=scale.gpt, lr=1e-4)
     small = partial(Loop, precision="float32", shards=8, steps=max(4, scale.small_steps // 3), lr=1e-4)
     made = (
@@ -425,7 +425,7 @@ def device_memory(bench: Bench, seconds: float) -> None:
     empty, plainly_held, held = peaks
     bench.measured("memory", [(held - empty) / parameters])
     bench.found["memory: plain"] = [(plainly_held - empty) / parameters]
-    # What the worker itself counts: what is more lies with the driver, with graphs, or between blocks.
+    # The worker's own count: any more lies with the driver, with graphs, or between blocks.
     if counted := [
         each["per_parameter"] for each in run.outcome.get("gpu_memory", {}).values() if "per_parameter" in each
     ]:

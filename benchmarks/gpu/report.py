@@ -17,7 +17,7 @@ PLAIN: Final = ("deterministic", "eager", "compiled")
 class Row:
     """key: of its samples. peers: names of what stands beside it, each with samples under "KEY: NAME"; the first that was
     measured is what a ratio is of. of: the key whose peers these are, where it is another one. wanted: at most so much on an
-    H100; ratio: at most so many times the first peer. Where both are given the ratio decides, since it holds on any card."""
+    H100; ratio: at most so many times the first peer. If both are given the ratio decides, since it holds on any card."""
 
     key: str
     name: str
@@ -100,7 +100,7 @@ def _wanted(row: Row) -> str:
 
 
 def page(where: str, checks: Sequence[str], found: Mapping[str, Sequence[float]], missing: Sequence[str]) -> str:
-    """What stands between the marks of docs/benchmarks/gpu.md. where: card, machine and date; missing: what failed or was
+    """The text between the marks of docs/benchmarks/gpu.md. where: card, machine and date; missing: what failed or was
     skipped, with reasons."""
     return "\n\n".join(_paragraphs(where, checks, found, missing))
 

@@ -79,7 +79,7 @@ def has_setting(section: str, name: str) -> bool:
 
 
 def environment() -> dict[str, str]:
-    """Of a command: with the packages on PYTHONPATH, since they may be nowhere else."""
+    """The environment of a command: with the packages on PYTHONPATH, since they may be nowhere else."""
     inherited = {name: value for name, value in os.environ.items() if not name.startswith(("RAY_", "MLFLOW_"))}
     path = os.pathsep.join(filter(None, [str(REPOSITORY), os.environ.get("PYTHONPATH", "")]))
     return {**inherited, "PYTHONPATH": path, "DVC_NO_ANALYTICS": "1", "RAY_USAGE_STATS_ENABLED": "0"}

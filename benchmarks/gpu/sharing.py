@@ -2,8 +2,8 @@
 
     python -m benchmarks.gpu.sharing owner|reader FD,FD DRIVER ELEMENTS      one of the processes
 
-The owner fills a region and sends its descriptors; two readers map it, and the owner begins work that does not end. Once it is
-killed, the readers have to read what it has written, compute, and give the memory back. What is shared goes through
+The owner fills a region and sends its descriptors; two readers map it, and the owner begins work that does not end. Once it
+is killed, the readers have to read what it has written, compute, and give the memory back. Shared memory goes through
 `comm.transports.device_memory` and its driver, as in a run.
 """
 
@@ -40,7 +40,7 @@ class Shared:
 
 
 def outlives_its_owner(shared: Shared, environment: Mapping[str, str], timeout_s: float) -> str:
-    """What was seen, in a sentence. Raises RuntimeError where anything is not as it has to be."""
+    """The observation, in a sentence. Raises RuntimeError where anything is not as it has to be."""
     pairs = [socket.socketpair() for _ in range(_READERS)]
     ends = [first.fileno() for first, _ in pairs], [[second.fileno()] for _, second in pairs]
     with contextlib.ExitStack() as stack:
@@ -100,7 +100,7 @@ def _ask(process: subprocess.Popen[str], word: str, answer: str) -> str:
 
 
 def _expect(process: subprocess.Popen[str], answer: str) -> str:
-    """What follows the word in the line that begins with it. Raises RuntimeError where the process ends before."""
+    """The rest of the line that begins with the word. Raises RuntimeError where the process ends before."""
     assert process.stdout is not None
     said = []
     for line in process.stdout:

@@ -1,7 +1,7 @@
-"""What strikes: one line of a table for each kind, and one file for each family.
+"""Kinds of faults: one line of a table for each, and one file for each family.
 
-A kind of the process family is suffered by the process that meets the moment, which calls `strike`. The others are done by the
-file of their family, or by the traps. What is done to the surroundings of a run has no moment; tests try it.
+A kind of the process family is suffered by the process that meets the moment, which calls `strike`. The others are done by
+the file of their family, or by the traps. Faults of a run's surroundings have no moment; tests try them.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ Effect = Literal["ends", "asks", "delays", "stalls", "fails"]
 
 @dataclass(frozen=True)
 class Kind:
-    """effect: it ends its process at once; asks it to end, which may come late or never; delays it, and nothing is lost; stalls
-    it until the step's timeout, or the lease, ends it; or the run says why it cannot go on, and is resumed. signal: by which
-    others can do it to a process; tests: which try it where the campaign does not."""
+    """effect: it ends its process at once; asks it to end, which may come late or never; delays it, and nothing is lost; or
+    stalls it until the step's timeout, or the lease, ends it. Or the run says why it cannot go on, and is resumed. signal: by
+    which others can do it to a process; tests: which try it where the campaign does not."""
 
     name: str
     family: Family

@@ -1,4 +1,4 @@
-"""What flipped bits do to a worker: the same bit of every gradient from a step on, or one bit of its parameters once.
+"""Flipped bits in a worker: the same bit of every gradient from a step on, or one bit of its parameters once.
 
 The first one stands for a machine that goes on computing wrongly. The second strikes between two steps: after the optimizer has
 written the parameters, and before they are watched.

@@ -1,4 +1,4 @@
-"""What a process suffers, done by itself at the very moment; or sent to it, where that is a signal."""
+"""Faults of a process, done by itself at the very moment; or sent to it, if it is a signal."""
 
 from __future__ import annotations
 

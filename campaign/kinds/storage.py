@@ -1,4 +1,4 @@
-"""What is damaged of a run whose driver was ended: a bit is flipped in a file that a resume reads, or its end is cut off."""
+"""Damage to a run whose driver was ended: a bit is flipped in a file that a resume reads, or its end is cut off."""
 
 from __future__ import annotations
 

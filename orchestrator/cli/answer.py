@@ -1,4 +1,4 @@
-"""What comes of a command: an exit code, and what is written to stdout."""
+"""The answer of a command: an exit code, and the text for stdout."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Answer:
 
 
 class Report(Protocol):
-    """What a command has found."""
+    """The findings of a command."""
 
     def as_dict(self) -> dict[str, Any]: ...
 
@@ -35,7 +35,7 @@ def reported(report: Report, arguments: Arguments, code: int = 0) -> Answer:
 
 
 def ended(code: int, report: Mapping[str, Any], arguments: Arguments) -> Answer:
-    """Of a run that said on stderr how it ended: stdout is for programs alone."""
+    """The answer for a run that said on stderr how it ended: stdout is for programs alone."""
     return Answer(code, json.dumps(report) if arguments.as_json else None)
 
 

@@ -1,4 +1,4 @@
-"""What was typed beside a command."""
+"""The arguments typed beside a command."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from orchestrator.errors import UsageError
 
 @dataclass
 class Arguments:
-    """What was typed beside a command."""
+    """The arguments typed beside a command."""
 
     value: str  # of the command, "digits" of conf=digits
     rest: tuple[str, ...]  # the other arguments, as given
@@ -37,7 +37,7 @@ class Arguments:
 
     @property
     def origins(self) -> dict[str, str]:
-        """Where the settings were given, by key."""
+        """The sources of the settings, by key."""
         return origins(self.files, self.overrides)
 
     @property
@@ -46,7 +46,7 @@ class Arguments:
 
     @property
     def uri(self) -> str | None:
-        """Of the MLflow store, None for the project's own."""
+        """The address of the MLflow store, None for the project's own."""
         return self.get("tracking.uri")
 
     def get(self, key: str) -> str | None:
@@ -77,7 +77,7 @@ class Arguments:
         return self.choice(key, "false", "true") == "true"
 
     def without(self, *keys: str) -> list[str]:
-        """What is left for the settings."""
+        """The arguments that are left for the settings."""
         return [each for each in self.rest if each.partition("=")[0] not in keys]
 
     def only(self, command: str, takes: Sequence[str]) -> None:

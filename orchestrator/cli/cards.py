@@ -36,7 +36,7 @@ class Trying(Protocol):
 
 @dataclass
 class Tried:
-    """What became of the trial."""
+    """The outcome of the trial."""
 
     uuids: list[str] = field(default_factory=list)  # of the cards that torch sees, by its number
     peers: list[list[int]] | None = None  # pairs (one, other) of these numbers: one maps the memory of the other
@@ -54,7 +54,7 @@ class Tried:
 
     @property
     def next_step(self) -> str:
-        """What was under way when nothing more came."""
+        """The step that was under way when nothing more came."""
         if self.peers is None:
             return _STEPS["peers" if self.uuids else "cards"]
         card = len(self.shares)
@@ -63,7 +63,7 @@ class Tried:
 
 @dataclass(frozen=True)
 class CardReport:
-    """What `doctor` says of GPUs."""
+    """The part of `doctor` about GPUs."""
 
     found: list[Card]  # all of the machine
     unknown: str | None = None  # why these are not known; None where they are
@@ -106,7 +106,7 @@ class CardReport:
             yield f"  {'; '.join(told)}"
 
     def _of(self, card: Card) -> dict[str, str | None]:
-        """What was tried on it, as far as it came."""
+        """The trials on it, as far as they came."""
         if self.tried is None or card.uuid not in self.tried.uuids:
             return {}
         number = self.tried.uuids.index(card.uuid)
@@ -115,7 +115,7 @@ class CardReport:
 
 
 def report(start: Callable[[], Trying] = lambda: Started(TRIAL, silent=True, apart=True)) -> CardReport:
-    """Of this machine. start: the process that tries."""
+    """The report of this machine. start: the process that tries."""
     try:
         found = cards.look()
     except FileNotFoundError:
@@ -129,7 +129,7 @@ def report(start: Callable[[], Trying] = lambda: Started(TRIAL, silent=True, apa
 
 
 def heard(trying: Trying, first_s: float = _FIRST_S, limit_s: float = LIMIT_S) -> Tried:
-    """What it says until it ends, or until it does not answer; then it is killed, and not waited for."""
+    """Its messages until it ends, or until it does not answer; then it is killed, and not waited for."""
     come: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
     threading.Thread(target=lambda: _take(trying.messages, come), daemon=True).start()
     tried, patience = Tried(), first_s
@@ -159,7 +159,7 @@ def _received(messages: Messages) -> Iterable[bytes]:
 
 
 def _shortfall(tried: Tried) -> str | None:
-    """What was not tried by a process that has ended; None where all was."""
+    """The trials that a process left out when it ended; None if it made all."""
     if tried.peers is None or len(tried.shares) < len(tried.uuids):
         return f"the process that tried ended: {tried.next_step}"
     return None if tried.uuids else "nothing was tried, since torch sees none (CUDA_VISIBLE_DEVICES, driver)"

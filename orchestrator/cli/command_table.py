@@ -458,7 +458,7 @@ def commands() -> str:
 
 
 def of(name: str) -> str:
-    """What is typed with a command."""
+    """The arguments of a command as they are typed."""
     return "\n".join([f"usage: python -m orchestrator {COMMANDS[name].form}", "", *_said(COMMANDS[name].about)])
 
 

@@ -25,7 +25,7 @@ from orchestrator.records.verdict import divergence_text
 
 @dataclass(frozen=True)
 class Compared:
-    """What is known of two runs, a and b, side by side."""
+    """The facts of two runs, a and b, side by side."""
 
     a: str  # id of the first run
     b: str  # id of the second run

@@ -55,7 +55,7 @@ def script(shell: str) -> str:
 
 
 def words(typed: str, project: Path) -> list[str]:
-    """What `typed` may become: commands and keys, section by section, or the values of one that is complete."""
+    """The words that `typed` may become: commands and keys, section by section, or the values of one that is complete."""
     key, given, value = typed.partition("=")
     if given:
         return [f"{key}={each}" for each in _values(key, project) if each.startswith(value)]

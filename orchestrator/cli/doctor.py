@@ -23,7 +23,7 @@ DIFFERS = 3  # the exit code
 
 @dataclass(frozen=True)
 class Findings:
-    """What was found."""
+    """The findings."""
 
     hashes: dict[str, str]  # what came out, by case
     differing: list[str]  # names of cases

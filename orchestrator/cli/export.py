@@ -74,7 +74,7 @@ class Exported:
 
 @dataclass(frozen=True)
 class Wanted:
-    """What is asked for."""
+    """The requests of the command."""
 
     to: Path  # folder or zip to be made
     with_data: bool  # whether the data themselves travel along
@@ -334,7 +334,7 @@ def _data(
 
 
 def _from(item: Input) -> str:
-    """Where the bytes of an input may be taken from."""
+    """The source of an input's bytes."""
     imported = [f"{out.imported['url']} ({out.imported['path']})" for out in item.outs if out.imported is not None]
     return ", ".join([_remotes(item) or "where it was", *imported])
 
@@ -344,7 +344,7 @@ def _remotes(item: Input) -> str:
 
 
 def _where(item: Input) -> str:
-    """Where a rerun takes an input from that does not travel along."""
+    """The place from which a rerun takes an input that does not travel along."""
     remotes = _remotes(item)
     kept = f"in DVC's remote {remotes}" if remotes else "only where it was, since there is no DVC remote"
     return f"{item.path} is named and not included: its bytes are kept {kept}; data=true includes them"

@@ -20,7 +20,7 @@ from orchestrator.provenance.data.listing import stored
 
 @dataclass(frozen=True)
 class Indexed:
-    """What a manifest says."""
+    """The content of a manifest."""
 
     path: str  # of the manifest
     reader: str  # of the files, by its name or as "module:name"

@@ -51,7 +51,7 @@ def main() -> int:
 
 
 def _run(command: Command, arguments: Arguments) -> Answer:
-    """What a pipeline prints while it is imported goes to stderr."""
+    """Prints of a pipeline while it is imported go to stderr."""
     with _interruptible(), nullcontext() if command.speaks else redirect_stdout(sys.stderr):
         return command.run(arguments)
 

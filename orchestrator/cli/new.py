@@ -1,7 +1,7 @@
 """`new NAME`: a project to start from, in a new folder: data made by a DVC stage, a pipeline, a configuration, a test.
 
-What git and DVC do is left to their own programs. Within a repository the project becomes a folder of it, and committing it is
-left to the user; otherwise it is a repository of its own, with a first commit.
+Work of git and DVC is left to their own programs. Within a repository the project becomes a folder of it, and committing it
+is left to the user; otherwise it is a repository of its own, with a first commit.
 """
 
 from __future__ import annotations

@@ -83,7 +83,7 @@ def _asked(arguments: Arguments) -> Asked | None:
 
 
 def _said(done: Rerun | Audited | SweepRerun, who: str, arguments: Arguments) -> Answer:
-    """What the repetition has shown, or why it came to nothing. who: repeats what, "run a repeats run"."""
+    """The finding of the repetition, or the reason why it came to nothing. who: repeats what, "run a repeats run"."""
     if done.text:
         console.tell(f"{who} {done.rerun_of}\n{done.text}")
     if done.error is not None:

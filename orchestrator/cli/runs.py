@@ -46,9 +46,9 @@ def _note(sentence: str) -> None:
 
 
 def runs(project: Path, uri: str | None = None, say: Callable[[str], None] = lambda _: None) -> list[Past]:
-    """Those of the project's own store, none where nothing was ever launched; or those of the store `uri`. What stores lack of
-    the project's runs they are sent before, and the end of a driver that could not tell it is told for it; say: told what came
-    of that.
+    """Those of the project's own store, none where nothing was ever launched; or those of the store `uri`. Before, stores are
+    sent what they lack of the project's runs, and the end of a driver that could not tell it is told for it; say: told what
+    came of that.
 
     Raises ConfigurationError.
     """
@@ -87,7 +87,8 @@ def _store(project: Path, uri: str | None) -> Store | None:
 
 
 def columns(wanted: str | None) -> tuple[str, ...]:
-    """Of the table: those that are named, separated by commas, or the usual ones. Settings and metrics are columns too."""
+    """The columns of the table: those that are named, separated by commas, or the usual ones. Settings and metrics are
+    columns too."""
     names = tuple(name for name in (wanted or "").split(",") if name)
     return names or USUAL
 
@@ -114,7 +115,7 @@ def table(runs: Sequence[Past], shown: Sequence[str] = USUAL) -> str:
 
 
 def cell(past: Past, name: str) -> str:
-    """What stands in a column; empty where the run has no such thing."""
+    """The text in a column; empty if the run has no such thing."""
     if name in _CELLS:
         return _CELLS[name](past)
     if name in past.metrics:

@@ -160,7 +160,7 @@ def _elements(settings: Settings, parameters: str | None) -> int:
 
 
 def _chosen(settings: Settings, overrides: Sequence[str]) -> tuple[list[Any], list[Any]]:
-    """What the command line names, and else all topologies and the modes that differ in time."""
+    """The topologies and modes that the command line names, and else all topologies and the modes that differ in time."""
     named = {override.partition("=")[0].partition(".")[0] for override in overrides}
     topology, sync = settings.topology, settings.sync
     topologies = [(topology.name, dict(topology.options))]

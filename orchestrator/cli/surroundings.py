@@ -1,4 +1,4 @@
-"""What a command finds in its process before anything else is imported, made such that libraries bear it."""
+"""The surroundings of a command in its process, made such that libraries bear them, before anything else is imported."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def prepare() -> None:
 
 
 def as_utf8(argument: str) -> str:
-    """What was typed in UTF-8 under a locale that is another one, such as LC_ALL=C; anything else stays as it is."""
+    """Text that was typed in UTF-8 under another locale, such as LC_ALL=C; anything else stays as it is."""
     with contextlib.suppress(UnicodeError):
         return argument.encode(sys.getfilesystemencoding(), "surrogateescape").decode("utf-8")
     return argument

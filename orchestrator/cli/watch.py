@@ -25,7 +25,7 @@ _LOOK_S = 0.25
 
 @dataclass
 class Watched:
-    """What was seen of a run. status: as `runs` has it."""
+    """The state of a run as it was seen. status: as `runs` has it."""
 
     run_id: str
     status: str = "running"

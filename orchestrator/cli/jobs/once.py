@@ -61,7 +61,7 @@ def once(
 
 
 def as_dict(past: Past) -> dict[str, Any]:
-    """Of a run that had finished, as far as it is known."""
+    """The report of a run that had finished, as far as it is known."""
     return {
         "run_id": past.run_id,
         "status": "finished",

@@ -1,6 +1,6 @@
 """`submit conf=NAME to=URL|kubernetes|slurm`: a run that another machine starts.
 
-What was submitted where is kept in `.orchestrator/submissions/`, so that the id is enough from then on.
+Each submission is kept in `.orchestrator/submissions/`, so that the id is enough from then on.
 """
 
 from __future__ import annotations

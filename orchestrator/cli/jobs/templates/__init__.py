@@ -4,5 +4,5 @@
     kubernetes.py   a RayJob of KubeRay
     slurm.py        a batch script
 
-Ray's own jobs are `orchestrator.cluster.ray_jobs`. What it does not do: call kubectl or sbatch.
+Ray's own jobs are `orchestrator.cluster.ray_jobs`. It calls neither kubectl nor sbatch.
 """
