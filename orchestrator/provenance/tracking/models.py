@@ -9,20 +9,16 @@ It neither reads nor writes weights.
 
 from __future__ import annotations
 
-import platform
 import shutil
 import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
 from orchestrator.errors import ConfigurationError, UsageError
+from orchestrator.provenance.tracking.client import Client
 from orchestrator.provenance.tracking.store import DIGEST_OF_BEST, USER, Store, is_server, reason
-
-if TYPE_CHECKING:
-    from mlflow import MlflowClient
-    from mlflow.entities import LoggedModel, Run
 
 LOADER = "orchestrator.worker.serving"
 # The name of a run's logged model: runs:/RUN_ID/trained. Not the name of a folder of its artifacts, which MLflow's clients
@@ -68,9 +64,7 @@ class ModelLog:
     """Logs the model of a run when it is called, step by step; called again after a failure, in another process too, it goes
     on where that was. Two at once may log it twice."""
 
-    def __init__(
-        self, client: MlflowClient, run_id: str, folder: ModelFolder, registration: Registration | None
-    ) -> None:
+    def __init__(self, client: Client, run_id: str, folder: ModelFolder, registration: Registration | None) -> None:
         self._client = client
         self._run_id = run_id
         self._folder = folder
@@ -86,38 +80,26 @@ class ModelLog:
 
     def _logged(self) -> str:
         """The id of the model, complete."""
-        from mlflow.entities import LoggedModelOutput, LoggedModelStatus
-
-        run = self._client.get_run(self._run_id)
-        if run.outputs is not None and run.outputs.model_outputs:  # of an earlier call, as the next
-            return str(run.outputs.model_outputs[0].model_id)
-        begun = self._client.search_logged_models([run.info.experiment_id], f"source_run_id = '{self._run_id}'")
-        model = next((each for each in begun if each.name == self._folder.name), None) or self._created(run)
-        if model.status != LoggedModelStatus.READY:
-            self._upload(model.model_id)
-        self._client.log_outputs(self._run_id, [LoggedModelOutput(model.model_id, self._folder.step)])
-        return str(model.model_id)
-
-    def _created(self, run: Run) -> LoggedModel:
         folder = self._folder
-        return self._client.create_logged_model(
-            run.info.experiment_id, folder.name, self._run_id, tags=dict(folder.tags), params=dict(folder.params)
-        )
+        model = self._client.model_of_run(self._run_id, folder.name)  # of an earlier call
+        if model is not None and model.is_output:
+            return model.model_id
+        model_id = model.model_id if model else self._begun()
+        if model is None or not model.is_ready:
+            self._upload(model_id)
+        self._client.output_model(self._run_id, model_id, folder.step)
+        return model_id
+
+    def _begun(self) -> str:
+        folder = self._folder
+        return self._client.begin_model(self._run_id, folder.name, folder.tags, folder.params)
 
     def _upload(self, model_id: str) -> None:
-        from mlflow.models.model import Model
-
-        described = Model(artifact_path=f"{_MODELS}{model_id}", run_id=self._run_id, model_id=model_id)
-        code = (
-            {} if self._folder.code is None else {"code": self._folder.code, "env": {"virtualenv": "python_env.yaml"}}
-        )
-        described.add_flavor(
-            "python_function",
-            loader_module=self._folder.loader,
-            python_version=platform.python_version(),
-            **code,
-        )
-        (self._folder.path / MLMODEL).write_text(described.to_yaml(), encoding="utf-8")
+        flavor: dict[str, Any] = {"loader_module": self._folder.loader}
+        if self._folder.code is not None:
+            flavor |= {"code": self._folder.code, "env": {"virtualenv": "python_env.yaml"}}
+        described = self._client.mlmodel(self._run_id, model_id, flavor)
+        (self._folder.path / MLMODEL).write_text(described, encoding="utf-8")
         self._client.log_model_artifacts(model_id, str(self._folder.path))
         self._client.finalize_logged_model(model_id, "READY")
 

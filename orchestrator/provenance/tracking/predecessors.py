@@ -16,14 +16,8 @@ _NO_LAUNCH = {KIND, "rerun_of", "explains"}  # tags of those
 
 def predecessor(store: Store, tracker: Tracker, target: str) -> str | None:
     """Its id, of the run that `tracker` follows; target: of the pipeline. Raises what MLflow raises."""
-    wanted = (
-        f"attributes.status = 'FINISHED' and attributes.start_time < {tracker.started_ms} "
-        f"and params.`pipeline.target` = '{target}'"
-    )
-    found = store.client.search_runs(
-        [tracker.experiment_id], wanted, order_by=["attributes.start_time DESC"], max_results=_LOOKED_AT
-    )
-    ids = [run.info.run_id for run in found if not _NO_LAUNCH & set(run.data.tags)]
+    found = store.launched_before(tracker.experiment_id, tracker.started_ms, target, _LOOKED_AT)
+    ids = [run_id for run_id, tags in found.items() if not _NO_LAUNCH & tags]
     return next((run_id for run_id in ids if run_id != tracker.run_id), None)
 
 

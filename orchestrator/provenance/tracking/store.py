@@ -22,17 +22,18 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext, supp
 from dataclasses import dataclass, field
 from functools import cache, cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
 from urllib.parse import quote, unquote
 
 from orchestrator.common import locks, processes
 from orchestrator.errors import ConfigurationError, UsageError
-from orchestrator.provenance.tracking import empty, lean, names, tables
+from orchestrator.provenance.tracking import database_client, empty, lean, names, tables
+from orchestrator.provenance.tracking.client import Client
+from orchestrator.provenance.tracking.database_client import DatabaseClient
 from orchestrator.provenance.tracking.rebase import rebase
 from orchestrator.records import redaction
 
 if TYPE_CHECKING:
-    from mlflow import MlflowClient
     from mlflow.entities import Experiment, Run
 
 _REQUEST_S = 10  # how long one request to a server may take; MLflow's own default, with its retries, is minutes
@@ -157,11 +158,13 @@ class Store:
                 self._database = database
                 rebase(database, home / "artifacts", self._locations)
             elif database is None:
-                self.client = _open(self.uri)
+                self.client = Client(self._opened)
+                _ = self.client.mlflow
             else:
                 placed = empty.place(database)
                 _make_tables(self.uri, self._artifacts)
-                self.client = _open(self.uri)
+                self.client = Client(self._opened)
+                _ = self.client.mlflow
                 if not placed:
                     empty.keep(database)
 
@@ -179,14 +182,23 @@ class Store:
         return cls(uri, folder)
 
     @cached_property
-    def client(self) -> MlflowClient:
-        """MLflow's. A database that was there is opened when it is asked for. Raises ConfigurationError."""
+    def client(self) -> Client:
+        """Without MLflow where that can be. A database that was there is opened when it is asked for. Raises
+        ConfigurationError."""
         with self.usable(), self._locked():
-            return _open(self.uri)
+            if self._database is not None and database_client.fits(self._database, self.uri):
+                return DatabaseClient(self._database, self._opened)
+            client = Client(self._opened)
+            _ = client.mlflow
+            return client
+
+    def _opened(self) -> Any:
+        """MLflow's own. Raises ConfigurationError."""
+        return _open(self.uri)
 
     def _locations(self) -> list[str]:
         """The places of the artifacts of all experiments. To be called under the lock."""
-        self.client = _open(self.uri)
+        self.client = Client(self._opened)
         return [str(each.artifact_location) for each in self.client.search_experiments(view_type=_OF_ANY_STAGE)]
 
     def _locked(self) -> AbstractContextManager[None]:
@@ -204,13 +216,13 @@ class Store:
     def experiment(self, name: str) -> str:
         """The id of the experiment, created when it is new, with artifacts in the project's folder. Raises ConfigurationError
         for one that was deleted."""
-        from mlflow.exceptions import MlflowException
-
         found = self.client.get_experiment_by_name(name)
         local = self.uri.startswith("sqlite:")
         if found is None and local and name.lower() == _MLFLOWS_OWN.lower():
             found = self._renamed(name)
         if found is None:
+            from mlflow.exceptions import MlflowException
+
             try:
                 place = self._artifacts if local else None
                 return str(self.client.create_experiment(name, artifact_location=place, tags=dict([_KIND])))
@@ -239,7 +251,8 @@ class Store:
         if self.client.search_runs([own.experiment_id], run_view_type=_OF_ANY_STAGE, max_results=1):
             return None
         self.client.rename_experiment(own.experiment_id, name)
-        return self.client.get_experiment(own.experiment_id)
+        renamed: Experiment = self.client.get_experiment(own.experiment_id)
+        return renamed
 
     def past(self) -> list[Past]:
         """All runs that this program recorded, of all experiments, newest first."""
@@ -351,13 +364,31 @@ class Store:
 
     def mark_orphans(self, experiment_id: str) -> list[str]:
         """Mark runs that say RUNNING but whose driver, on this machine, is gone; returns their ids."""
-        filters = f"attributes.status = 'RUNNING' and tags.`{HOST}` = '{socket.gethostname()}'"
-        orphans = [
-            run.info.run_id for run in self.client.search_runs([experiment_id], filters) if _is_orphan(run.data.tags)
-        ]
+        host = socket.gethostname()
+        found = None if self._database is None else tables.running(self._database, experiment_id, HOST, host)
+        if found is None:
+            filters = f"attributes.status = 'RUNNING' and tags.`{HOST}` = '{host}'"
+            found = {run.info.run_id: run.data.tags for run in self.client.search_runs([experiment_id], filters)}
+        orphans = [run_id for run_id, tags in found.items() if _is_orphan(tags)]
         for run_id in orphans:
             self.client.set_terminated(run_id, "KILLED")
         return orphans
+
+    def launched_before(self, experiment_id: str, started_ms: int, target: str, most: int) -> dict[str, set[str]]:
+        """Runs of the experiment that trained this pipeline, have finished, and began before this time: the tags of each, by
+        its id, newest first. Raises what MLflow raises."""
+        arguments = (experiment_id, started_ms, target, most)
+        found = None if self._database is None else tables.finished(self._database, *arguments)
+        if found is None:
+            wanted = (
+                f"attributes.status = 'FINISHED' and attributes.start_time < {started_ms} "
+                f"and params.`pipeline.target` = '{target}'"
+            )
+            asked = self.client.search_runs(
+                [experiment_id], wanted, order_by=["attributes.start_time DESC"], max_results=most
+            )
+            found = {run.info.run_id: set(run.data.tags) for run in asked}
+        return found
 
     def mark(self, orphans: Iterable[Past]) -> None:
         """Mark these as KILLED, whatever their experiment, unless somebody goes on with them by now. Raises what MLflow
@@ -477,7 +508,7 @@ def server_command(uri: str, port: int) -> tuple[list[str], dict[str, str]]:
     return [sys.executable, "-m", "mlflow", "ui", *options], light
 
 
-def _open(uri: str) -> MlflowClient:
+def _open(uri: str) -> Any:
     with lean.importing(), _usable(uri):
         import mlflow
 

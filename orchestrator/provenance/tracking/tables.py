@@ -45,6 +45,43 @@ def runs(database: Path, tag: str, value: str | None = None) -> list[RunRow] | N
         return None
 
 
+def running(database: Path, experiment_id: str, tag: str, value: str) -> dict[str, dict[str, str]] | None:
+    """The tags of those of an experiment that say RUNNING and have this one, by run; None as above."""
+    return _asked(
+        database,
+        "select run_uuid, key, value from tags where run_uuid in (select run_uuid from runs join tags using (run_uuid) "
+        "where status = 'RUNNING' and lifecycle_stage = 'active' and experiment_id = ? and key = ? and value = ?)",
+        (int(experiment_id), tag, value),
+    )
+
+
+def finished(database: Path, experiment_id: str, started_ms: int, target: str, most: int) -> dict[str, set[str]] | None:
+    """As `Store.launched_before`; None as above."""
+    found = _asked(
+        database,
+        "select run_uuid, tags.key, tags.value from (select run_uuid, start_time from runs join params using (run_uuid) "
+        "where status = 'FINISHED' and lifecycle_stage = 'active' and experiment_id = ? and start_time < ? "
+        "and key = 'pipeline.target' and value = ? order by start_time desc, run_uuid limit ?) "
+        "join tags using (run_uuid) order by start_time desc, run_uuid",
+        (int(experiment_id), started_ms, target, most),
+    )
+    return None if found is None else {run_id: set(tags) for run_id, tags in found.items()}
+
+
+def _asked(database: Path, query: str, arguments: tuple[object, ...]) -> dict[str, dict[str, str]] | None:
+    """By run, in the order of the query, its tags; None as above."""
+    found: dict[str, dict[str, str]] = {}
+    try:
+        with closing(sqlite3.connect(f"{database.absolute().as_uri()}?mode=ro", uri=True, timeout=30)) as connection:
+            if not MLFLOW_TABLES.are_in(connection):
+                return None
+            for run_id, key, value in connection.execute(query, arguments):
+                found.setdefault(run_id, {})[key] = value
+    except sqlite3.Error:  # MLflow says what is wrong
+        return None
+    return found
+
+
 def _rows(connection: sqlite3.Connection, tag: str, value: str | None) -> list[RunRow]:
     found = connection.execute(
         "select run_uuid, runs.name, experiments.name, status, start_time, end_time from runs "

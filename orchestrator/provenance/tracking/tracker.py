@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from orchestrator.provenance.tracking import names, outbox
+from orchestrator.provenance.tracking.client import Dataset, Metric, Param, RunTag
 from orchestrator.provenance.tracking.models import ModelFolder, ModelLog, Registration
 from orchestrator.provenance.tracking.outbox import Item, Outbox
 from orchestrator.provenance.tracking.store import (
@@ -46,9 +47,6 @@ class Tracker:
     the registry, once there is one."""
 
     def __init__(self, store: Store, run: Run, *, every_s: float) -> None:
-        from mlflow.entities import Metric
-
-        self._metric = Metric
         self._client = store.client
         self.run_id: str = run.info.run_id
         self.name: str = run.info.run_name
@@ -103,8 +101,6 @@ class Tracker:
 
     def describe(self, parameters: Mapping[str, Any], tags: Mapping[str, str]) -> None:
         """Parameters are written once; None and empty texts are shown as such, since MLflow wants text."""
-        from mlflow.entities import Param, RunTag
-
         params = [Param(self._key(key), _text(value)) for key, value in parameters.items()]
         labels = [RunTag(self._key(key), names.text(value)) for key, value in tags.items()]
         for start in range(0, max(len(params), len(labels)), 100):
@@ -269,7 +265,7 @@ class Tracker:
         for item in items:
             if "metrics" in item:
                 step, ms = item["step"], item["ms"]
-                self._pending += [self._metric(key, value, ms, step) for key, value in item["metrics"].items()]
+                self._pending += [Metric(key, value, ms, step) for key, value in item["metrics"].items()]
             else:
                 self._later.append(item)
 
@@ -292,17 +288,15 @@ class Tracker:
                 self._client.set_terminated(self.run_id, status, ms)
 
     def _send_inputs(self, found: Iterable[tuple[str, str, str]]) -> None:
-        from mlflow.entities import Dataset, DatasetInput, InputTag
-
-        tags = [InputTag("mlflow.data.context", "training")]
         datasets = [
-            DatasetInput(Dataset(name, digest[:36], "dvc", json.dumps({"path": source, "md5": digest})), tags)
+            Dataset(name, digest[:36], "dvc", json.dumps({"path": source, "md5": digest}))
             for name, digest, source in found
         ]
+        tags = {"mlflow.data.context": "training"}
         try:
-            self._client.log_inputs(self.run_id, datasets=datasets)
+            self._client.log_datasets(self.run_id, datasets, tags)
         except Exception:  # MLflow's own store, when two runs at once are the first to name these data
-            self._client.log_inputs(self.run_id, datasets=datasets)
+            self._client.log_datasets(self.run_id, datasets, tags)
 
     def _is_here(self, name: str) -> bool:
         found = (self._outbox.folder / name).exists()

@@ -20,7 +20,7 @@ pytestmark = [
     ),
 ]
 CALLS = (
-    *("create_logged_model", "log_model_artifacts", "finalize_logged_model", "log_outputs"),
+    *("begin_model", "log_model_artifacts", "finalize_logged_model", "output_model"),
     *("create_model_version", "set_registered_model_alias"),
 )
 
