@@ -205,7 +205,8 @@ class Exchange:
             else:
                 received = self._transport.receive(action.peer, tag, self._timeout_s)
                 if isinstance(action, Copy):
-                    way.place(memory, "result", part).copy_(received.payload)
+                    # A device takes it while the next message is waited for.
+                    way.place(memory, "result", part).copy_(received.payload, non_blocking=True)
                     prints[chunk][part.piece] = received.note
                 elif _completes(action, following.action if following else None):
                     last = (action, received)
@@ -359,17 +360,25 @@ def _finish(
     if last is not None and last.packed is not None and sums is exact.MEANS:
         with intact():
             return last.packed.finish(base, divisor, result, first_block)
+    if last is not None and last.packed is not None and sums.unpack is not None:
+        there = torch.empty_like(base)
+        with intact():
+            sums.unpack(last.packed, None, there)
+        return sums.finish(base, divisor, result, first_block, there)
     return sums.finish(base, divisor, result, first_block, None if last is None else last.payload)
 
 
 def _add(way: Way, memory: Memory, part: PieceAction, base: Base, received: Received) -> None:
     partial = way.place(memory, "partial", part)
-    if base != "nothing" and received.packed is not None and memory.sums is exact.MEANS:
+    if received.packed is not None and memory.sums.unpack is not None:
+        with intact():
+            memory.sums.unpack(received.packed, None if base == "nothing" else way.place(memory, base, part), partial)
+    elif base != "nothing" and received.packed is not None and memory.sums is exact.MEANS:
         with intact():
             received.packed.added(way.place(memory, base, part), partial)
     elif base != "nothing":
         torch.add(way.place(memory, base, part), received.payload.to(partial.device), out=partial)
-    elif received.packed is not None and partial.device.type == "cpu":
+    elif received.packed is not None:
         with intact():
             received.packed.unpacked(partial)
     else:

@@ -52,6 +52,7 @@ def _entries() -> dict[str, tuple[str, list[Any]]]:
         ),
         "pack": ("int64, int64, boolean, int64, int64", [_LONG, _LONG, _BOOL, _LONG, _LONG]),
         "unpack": ("int64, int64, int64, int64, boolean, int64", [_LONG, _LONG, _LONG, _LONG, _BOOL, _LONG]),
+        "locate": ("int64, int64, int64, boolean, CPointer(int64)", [_LONG, _LONG, _LONG, _BOOL, _AT]),
         "widen_add": (
             "int64, int64, int64, int64, int64, int64",
             [_LONG, _LONG, _LONG, _LONG, _LONG, _LONG],

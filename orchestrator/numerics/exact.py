@@ -182,14 +182,13 @@ def keep(
 
 @dataclass(frozen=True)
 class Sums:
-    """What is added up, and what the owner of a chunk makes of its sum.
+    """What is added up, and what the owner of a chunk makes of its sum."""
 
-    dtype: of contributions and partial sums. result: of what everyone gets. finish: `finish`, or another with its arguments.
-    """
-
-    dtype: torch.dtype
-    result: torch.dtype
-    finish: Callable[[torch.Tensor, float, torch.Tensor, int, torch.Tensor | None], int]
+    dtype: torch.dtype  # of contributions and partial sums
+    result: torch.dtype  # of what everyone gets
+    finish: Callable[[torch.Tensor, float, torch.Tensor, int, torch.Tensor | None], int]  # `finish`, or one like it
+    # Of sums on a device: the third tensor = the elements of a `lossless_packing.PackedVector`, or the second one and them.
+    unpack: Callable[[Any, torch.Tensor | None, torch.Tensor], None] | None = None
 
 
 MEANS: Final = Sums(torch.float64, torch.float32, finish)

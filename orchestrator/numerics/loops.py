@@ -641,18 +641,29 @@ def _pack(values_at: int, elements: int, integers: bool, packed_at: int, scratch
 
 
 @_inlined
-def _take_block(
-    packed_at: int, size: int, at: int, values_at: int, elements: int, integers: bool, scratch_at: int
-) -> Any:
-    """The block that begins there. Returns where the next one does, or -1 where `_pack` cannot have written this one."""
-    if at + 8 > size:
+def _next_block(packed_at: int, size: int, at: int, elements: int, integers: bool) -> Any:
+    """Where the block after the one that begins there does, or -1 where `_pack` cannot have written that one."""
+    if at < 0 or at + 8 > size:
         return numpy.int64(-1)
     head = _longs(packed_at + at, 1)[0]
     form, exponent = head & 0xFF, head >> 8
-    width = 4 if form == FLOATS else form
     fits = 0 <= exponent < 64 if integers else -1000 <= exponent <= 1000
-    if form > (WHOLES if integers else FLOATS) or not fits or at + 8 + width * elements > size:
+    following = at + 8 + (4 if form == FLOATS else form) * elements
+    if form > (WHOLES if integers else FLOATS) or not fits or following > size:
         return numpy.int64(-1)
+    return following
+
+
+@_inlined
+def _take_block(
+    packed_at: int, size: int, at: int, values_at: int, elements: int, integers: bool, scratch_at: int
+) -> Any:
+    """The block that begins there. Returns as `_next_block`."""
+    following = _next_block(packed_at, size, at, elements, integers)
+    if following < 0:
+        return following
+    head = _longs(packed_at + at, 1)[0]
+    form, exponent = head & 0xFF, head >> 8
     values, longs = _doubles(values_at, elements), _longs(values_at, elements)
     body = packed_at + at + 8
     if form == FLOATS:
@@ -667,7 +678,7 @@ def _take_block(
         for i in range(elements):
             longs[i] = 0
     else:
-        _take_integers(body, width, longs)
+        _take_integers(body, form, longs)
         if integers:
             for i in range(elements):
                 longs[i] = longs[i] << exponent
@@ -677,7 +688,7 @@ def _take_block(
             scale = scales[0]
             for i in range(elements):
                 values[i] = numpy.float64(longs[i]) * scale
-    return at + 8 + width * elements
+    return following
 
 
 @_inlined
@@ -695,6 +706,16 @@ def _take_blocks(
 def _unpack(packed_at: int, size: int, values_at: int, elements: int, integers: bool, scratch_at: int) -> int:
     """What `_pack` was given. scratch: 8 bytes. Returns the bytes read, or -1 where it cannot have written them."""
     return int(_take_blocks(packed_at, size, 0, values_at, elements, integers, scratch_at))
+
+
+def _locate(packed_at: int, size: int, elements: int, integers: bool, places_at: Pointer) -> int:
+    """places = where each block of what `_pack` was given begins. Returns as `_unpack`."""
+    places = carray(places_at, (elements + PACKING_BLOCK - 1) // PACKING_BLOCK)
+    at = numpy.int64(0)
+    for block in range(places.size):
+        places[block] = at
+        at = _next_block(packed_at, size, at, min(PACKING_BLOCK, elements - block * PACKING_BLOCK), integers)
+    return int(at)
 
 
 def _widen_add(packed_at: int, size: int, base_at: int, total_at: int, elements: int, scratch_at: int) -> int:

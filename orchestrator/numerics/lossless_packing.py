@@ -67,6 +67,12 @@ class PackedVector:
         self._check(int(read))
         return found
 
+    def locate(self, places: torch.Tensor) -> None:
+        """places (int64, `blocks_of` them) = where each block begins, in bytes: what then reads them needs to check nothing."""
+        assert places.numel() == blocks_of(self.elements)
+        integers = self.dtype == torch.int64
+        self._check(LOOPS["locate"](*self._arguments, self.elements, integers, start_of(places, torch.int64)))
+
     @property
     def _arguments(self) -> tuple[int, int]:
         return start_of(self.packed, torch.uint8), self.packed.numel()
@@ -77,9 +83,13 @@ class PackedVector:
             raise ValueError(f"{self.packed.numel()} bytes that came are not {what} in narrow form")
 
 
+def blocks_of(elements: int) -> int:
+    return -(-elements // BLOCK)
+
+
 def least_bytes(elements: int) -> int:
     """Of so many elements in packed form."""
-    return HEAD_BYTES * -(-elements // BLOCK)
+    return HEAD_BYTES * blocks_of(elements)
 
 
 def most_bytes(elements: int) -> int:

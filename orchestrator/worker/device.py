@@ -56,11 +56,13 @@ def summing(plan: Plan, tell: Callable[[str], None]) -> Summing | None:
 
 def _summing(tell: Callable[[str], None]) -> Summing | None:
     try:
-        regions = DeviceRegions(CudaDriver())
+        driver = CudaDriver()
+        kernels = _kernels(tell)
+        regions = DeviceRegions(driver, kernels)
     except (ImportError, RuntimeError) as error:
         tell(f"memory of the GPU cannot be shared, so gradients are added up in host memory, which is slower: {error}")
         return None
-    return Summing(regions, _kernels(tell))
+    return Summing(regions, kernels)
 
 
 def _kernels(tell: Callable[[str], None]) -> Kernels:

@@ -16,7 +16,7 @@ from orchestrator.common.values import megabytes
 from orchestrator.config.plan import Plan
 from orchestrator.errors import ConfigurationError, RunFailed
 from orchestrator.numerics import allocator
-from orchestrator.numerics.device.kernels import INTEGERS, Kernels, Updating, sums_on
+from orchestrator.numerics.device.kernels import Kernels, Updating, integers_on, sums_on
 from orchestrator.numerics.fixed_point import HOST
 from orchestrator.numerics.staging import Direct, Staging
 from orchestrator.optim.compressions.codec import Codec
@@ -294,11 +294,11 @@ class _Free(_Unsplit):
         replica, plan = context.replica, context.plan
         self._plan = plan
         self._mode = plan.mode
-        on_host = context.kernels is None
-        if on_host:
+        kernels = context.kernels
+        if kernels is None:
             _require_memory(context)
-        self._updating = HOST if context.kernels is None else Updating(context.kernels)
-        sums = sums_of(plan) if on_host else INTEGERS
+        self._updating = HOST if kernels is None else Updating(kernels)
+        sums = sums_of(plan) if kernels is None else integers_on(kernels)
         self._memory = Memory(replica.layout, context.regions, sums=sums)
         self._states = ShardStates(dict, alike=False)
         self.model_state = ReplicaState(replica, context.updater, self._states, keeps_shard_state=True)

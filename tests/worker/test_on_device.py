@@ -7,25 +7,30 @@ No GPU is where these tests run. The driver's calls have a double on host memory
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
+from orchestrator.comm import collectives
 from orchestrator.config.settings import Every
 from orchestrator.numerics import staging
 from orchestrator.numerics.device.kernels import Kernels, Operations
+from orchestrator.numerics.layout import BLOCK
 from orchestrator.pipeline import Pipeline
 from orchestrator.worker import device
 from tests.comm.transports import device_double
 from tests.numerics.device import host
 from tests.products import thinned
+from tests.worker import elastic
 from tests.worker import faulty as f
 from tests.worker import pipelines as p
 from tests.worker.apart import sum_apart
 from tests.worker.elastic import Fault, survive
-from tests.worker.pipeline_parallel.sockets import Sockets
+from tests.worker.pipeline_parallel.sockets import Sockets, Wires
 from tests.worker.runs import SGD, Layout, members_end, train
 from tests.worker.test_apart import CASES as APART
 
@@ -48,17 +53,25 @@ LAYOUTS = [
 
 
 def on_device(
-    monkeypatch: pytest.MonkeyPatch, make: Callable[[], Kernels], regions: Callable[[], Any] = device_double.regions
+    monkeypatch: pytest.MonkeyPatch,
+    make: Callable[[], Kernels],
+    regions: Callable[[Kernels], Any] = device_double.regions,
 ) -> None:
     """From now on, and until the test ends, workers and servers sum on a device."""
     here = staging.Resident(torch.device("cpu"))
-    monkeypatch.setattr(device, "opened", lambda *_: device.Device(here, regions(), make()))
-    monkeypatch.setattr(device, "summing", lambda *_: device.Summing(regions(), make()))
+
+    def summing(*_: object) -> device.Summing:
+        kernels = make()
+        return device.Summing(regions(kernels), kernels)
+
+    monkeypatch.setattr(device, "opened", lambda *_: device.Device(here, *summing()))
+    monkeypatch.setattr(device, "summing", summing)
 
 
 def trained(pipeline: type[Pipeline], layout: Layout, **settings: Any) -> Any:
-    """By workers that are connected as processes are."""
-    with Sockets("unix", layout.workers + (layout.servers or 0)) as sockets:
+    """By workers that are connected as processes are, on as many hosts as the layout has."""
+    members = layout.workers + (layout.servers or 0)
+    with Sockets("unix", members, layout.nodes_of(members)) as sockets:
         return train(pipeline, layout, wire=sockets.transport, regions=sockets.regions, **settings)
 
 
@@ -71,6 +84,55 @@ def test_no_bit_differs_wherever_sums_are_made(monkeypatch: pytest.MonkeyPatch, 
     resident = trained(pipeline, LAYOUTS[number % len(LAYOUTS)], **settings)
     assert (resident.trace, resident.digest) == (direct.trace, direct.digest)
     assert str(resident.metrics) == str(direct.metrics)
+
+
+HOSTS = [
+    Layout(2, "ring", nodes=2),
+    Layout(4, "hierarchical", nodes=2),
+    Layout(4, "tree", nodes=2),
+    Layout(3, "peer_to_peer", nodes=3),
+    Layout(3, "parameter_server", servers=1, nodes=2),
+    Layout(5, "hierarchical", nodes=3),
+]
+
+
+@dataclass
+class Counted:
+    """Kernels that pack, and how often they did, or took what had come."""
+
+    kernels: Kernels
+    packed: int = 0
+    unpacked: int = 0
+
+    def pack(self, *arguments: Any) -> None:
+        self.packed += 1
+        self.kernels.pack(*arguments)
+
+    def unpack(self, *arguments: Any) -> None:
+        self.unpacked += 1
+        self.kernels.unpack(*arguments)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.kernels, name)
+
+
+@pytest.mark.parametrize("layout", thinned(HOSTS, 2), ids=str)
+def test_between_hosts_sums_are_packed_and_unpacked_on_the_device(
+    monkeypatch: pytest.MonkeyPatch, layout: Layout
+) -> None:
+    """In pieces, of which several are on their way at once; within a host they stay where they are."""
+    monkeypatch.setattr(collectives, "_PIECE", BLOCK)
+    direct = train(p.Wide, steps=3)
+    made: list[Counted] = []
+
+    def make() -> Any:
+        made.append(Counted(host.kernels()))
+        return made[-1]
+
+    on_device(monkeypatch, make)
+    resident = trained(p.Wide, layout, steps=3)
+    assert (resident.trace, resident.digest) == (direct.trace, direct.digest)
+    assert sum(each.packed for each in made) == sum(each.unpacked for each in made) > 0
 
 
 @pytest.mark.parametrize("pipeline", thinned([p.Mlp, p.Batchnorm, p.Images, p.Frozen, p.AwkwardBuffers], 5, 1))
@@ -96,7 +158,7 @@ def test_local_steps_are_not_computed_across(monkeypatch: pytest.MonkeyPatch) ->
 @pytest.mark.parametrize("regions", [device_double.refused, device_double.damaged])
 @pytest.mark.parametrize("layout", thinned([Layout(3, "tree"), Layout(2, "parameter_server", servers=1)], 2, 1))
 def test_where_peers_cannot_map_it_the_bits_are_the_same(
-    monkeypatch: pytest.MonkeyPatch, regions: Callable[[], Any], layout: Layout
+    monkeypatch: pytest.MonkeyPatch, regions: Callable[[Kernels], Any], layout: Layout
 ) -> None:
     direct = train(p.Mlp)
     on_device(monkeypatch, host.kernels, regions)
@@ -114,7 +176,7 @@ def test_servers_add_up_on_the_device_too(monkeypatch: pytest.MonkeyPatch) -> No
             finished[number] += 1
             kernels.finish(*arguments)
 
-        return SimpleNamespace(adder=kernels.adder, finish=finish)
+        return SimpleNamespace(adder=kernels.adder, finish=finish, pack=kernels.pack, unpack=kernels.unpack)
 
     direct = train(p.Mlp)
     on_device(monkeypatch, make)
@@ -128,6 +190,22 @@ def test_members_come_and_go(monkeypatch: pytest.MonkeyPatch, pipeline: type[Pip
     whole = survive(pipeline, Layout(1), **settings)
     on_device(monkeypatch, host.kernels)
     told = survive(pipeline, Layout(2), [Fault(0, 17, "join"), Fault(1, 38, "die")], **settings)
+    assert told.generations == 3
+    assert (told.trace, told.digest, told.metrics) == (whole.trace, whole.digest, whole.metrics)
+
+
+@pytest.mark.parametrize(
+    "layout", thinned([Layout(4, "hierarchical", nodes=2), Layout(3, "ring", nodes=3)], 2), ids=str
+)
+def test_members_of_several_hosts_come_and_go(monkeypatch: pytest.MonkeyPatch, layout: Layout) -> None:
+    """Over true sockets: who is killed has packed some and not others."""
+    settings: dict[str, Any] = {"steps": 4, "optimizer": {**SGD, "momentum": 0.9}, "checkpoint_every": 1}
+    whole = survive(p.Wide, Layout(1), **settings)
+    on_device(monkeypatch, host.kernels, lambda _: None)  # a member gets them from its process, and so do the wires
+    monkeypatch.setattr(elastic, "LocalRegions", lambda: device_double.regions(host.kernels()))
+    monkeypatch.setattr(elastic, "Hub", partial(Wires, hosts=layout.nodes_of))
+    monkeypatch.setattr(collectives, "_PIECE", BLOCK)
+    told = survive(p.Wide, layout, [Fault(0, 17, "join"), Fault(1, 58, "die")], **settings)
     assert told.generations == 3
     assert (told.trace, told.digest, told.metrics) == (whole.trace, whole.digest, whole.metrics)
 

@@ -20,6 +20,7 @@ from typing import NamedTuple, Protocol
 
 import torch
 
+from orchestrator.comm.transports.device_wire import Leaving
 from orchestrator.numerics.lossless_packing import PackedVector
 
 
@@ -197,3 +198,10 @@ class SharableRegions(Regions, Protocol):
 
     def settle(self) -> None:
         """Wait until all that this thread has begun with regions is done: a message that follows tells of it."""
+
+    def leaving(self, payload: torch.Tensor, *, packs: bool) -> Leaving | None:
+        """What makes the message of a payload on a device that travels, in packed form or as it is. None where it lies in host
+        memory, from where it is sent."""
+
+    def memory_for(self, elements: int, dtype: torch.dtype) -> torch.Tensor:
+        """New memory for a payload that comes as bytes: [elements]."""

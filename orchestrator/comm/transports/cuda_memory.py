@@ -7,6 +7,7 @@ peers.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -76,10 +77,18 @@ class CudaDriver:
         self._cuda.cuMemRelease(handle)
 
     def tensor(self, owner: object, address: int, dtype: torch.dtype, elements: int) -> torch.Tensor:
-        return torch.as_tensor(_Interface(owner, address, elements * dtype.itemsize), device=self.device).view(dtype)
+        found = torch.as_tensor(_Interface(owner, address, elements * dtype.itemsize), device=self.device).view(dtype)
+        if elements and found.data_ptr() != address:  # a copy, which would never change
+            raise RuntimeError("torch takes memory of another GPU for none of this one")
+        return found
 
     def settle(self) -> None:
         torch.cuda.current_stream().synchronize()
+
+    def mark(self) -> Callable[[], None]:
+        event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        event.record()
+        return event.synchronize
 
     def _properties(self) -> Any:
         properties = self._cuda.CUmemAllocationProp()

@@ -11,20 +11,24 @@ sends next says that it has read, because that waits as well (rules C1, C4 and C
 Trust: copies between cards arrive damaged on some machines, though the driver offers them. So the first region of each member
 holds a known pattern, which a peer compares before it relies on anything (`trusts`).
 
-Source: NVIDIA, "CUDA Driver API", virtual memory management. What it does not do: reach other hosts, or order accesses.
+To a peer that cannot map it, on another host or beside another card, a payload travels as bytes (`device_wire`).
+
+Source: NVIDIA, "CUDA Driver API", virtual memory management. What it does not do: order accesses.
 """
 
 from __future__ import annotations
 
 import os
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Final, Protocol
 
 import torch
 
 from orchestrator.comm.transports.base import DEVICE, Descriptor, Mapped
+from orchestrator.comm.transports.device_wire import Leaving, memory_for
 from orchestrator.comm.transports.region_index import RegionIndex
+from orchestrator.numerics.device.kernels import Operations, Packer
 
 _PROBE_ELEMENTS: Final = 4096  # int64
 _PROBE_FACTOR: Final = 0x9E37_79B9_7F4A_7C15 - 2**64  # spreads a count over all bits: Knuth, TAOCP 3, section 6.4
@@ -65,6 +69,9 @@ class Driver(Protocol):
     def settle(self) -> None:
         """Wait until all that this thread has enqueued is done."""
 
+    def mark(self) -> Callable[[], None]:
+        """What waits until all that this thread has enqueued up to now is done."""
+
 
 class DeviceMapping:
     """Implements `base.Mapped`: memory of a device in this process, unmapped when it and all its tensors are gone."""
@@ -88,8 +95,10 @@ class DeviceRegions:
 
     kind = DEVICE
 
-    def __init__(self, driver: Driver) -> None:
+    def __init__(self, driver: Driver, packer: Packer | None = None) -> None:
+        """packer: of payloads for other hosts; None: operations of torch."""
         self._driver = driver
+        self._packer = packer or Operations()
         self.device = driver.device
         self._descriptors: list[Descriptor] = []
         self._mappings: list[DeviceMapping] = []
@@ -134,11 +143,20 @@ class DeviceRegions:
 
     def trusts(self, memory: Sequence[Mapped]) -> bool:
         """Whether what a peer has written arrives as it is."""
-        seen = memory[0].tensor(torch.int64, 0, _PROBE_ELEMENTS).cpu()
-        return torch.equal(seen, _pattern())
+        seen = memory[0].tensor(torch.int64, 0, _PROBE_ELEMENTS)
+        # By a kernel, as sums read it: the driver may make a copy to host memory on another way.
+        return torch.equal((seen + 0).cpu(), _pattern())
 
     def settle(self) -> None:
         self._driver.settle()
+
+    def leaving(self, payload: torch.Tensor, *, packs: bool) -> Leaving | None:
+        if not payload.numel() or (payload.device.type == "cpu" and self.locate(payload) is None):
+            return None
+        return Leaving(payload, self._driver, self._packer if packs else None)
+
+    def memory_for(self, elements: int, dtype: torch.dtype) -> torch.Tensor:
+        return memory_for(elements, dtype, self.device)
 
     def close(self) -> None:
         """Give the memory back; its pages go once no tensor here and no mapping of a peer holds them."""

@@ -15,7 +15,7 @@ TCP_INFO.
 
 Between hosts a payload of 64-bit elements travels in packed form (`numerics.lossless_packing`), and is only packed when its
 turn on the wire comes, where its memory stays as it is: so nothing is copied, and what has just been packed is still in the
-cache when the kernel takes it.
+cache when the kernel takes it. One on a device is packed there a little before its turn (`device_wire`).
 
 What it does not do: name the frames it expects, wait for one, or decide what a loss means.
 """
@@ -33,12 +33,14 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Final
+from itertools import islice
+from typing import Final, NamedTuple
 
 import torch
 
 from orchestrator.comm.transports import frames
 from orchestrator.comm.transports.base import Mapped, ProtocolError, Received, Tag
+from orchestrator.comm.transports.device_wire import Leaving
 from orchestrator.comm.transports.tls import buffered
 from orchestrator.common.processes import open_pidfd
 from orchestrator.numerics import lossless_packing
@@ -49,8 +51,17 @@ UNREACHABLE_S: Final = 5
 
 
 _MIN_PACKED_ELEMENTS: Final = 512  # fewer are not worth the pass
+_AHEAD: Final = 2  # messages of a device that are made while another is on the wire; each takes page-locked memory
+_KEPT_WAITING: Final = 16  # messages that lie in page-locked memory; those that come before one is taken lie elsewhere
 
 Parts = list[memoryview]  # of one message, to be written one after the other
+
+
+class _Waiting(NamedTuple):
+    """A message whose turn has not come."""
+
+    parts: Callable[[], Parts]  # makes it when it has
+    begin: Callable[[], None] = lambda: None  # what can be done before
 
 
 class Poller:
@@ -105,6 +116,7 @@ class Link:
         poller: Poller,  # that tells when the socket is ready
         unreachable_s: int = UNREACHABLE_S,  # between hosts: seconds without any answer after which the peer is lost
         shares: bool | Trust = True,  # on one host: whether both read each other's memory; Trust where both have to say
+        memory_for: Callable[[int, torch.dtype], torch.Tensor] | None = None,  # of payloads that come; None: any
     ) -> None:
         self.peer = peer
         self._trust = shares if isinstance(shares, Trust) else Trust(shares, theirs=shares)
@@ -117,7 +129,8 @@ class Link:
         self._socket = connection
         self.sent_bytes = 0  # of payloads, as they travel, so far
         self._sending: Parts = []  # what is left of the message that is being written
-        self._queue: deque[Callable[[], Parts]] = deque()  # later messages
+        self._queue: deque[_Waiting] = deque()  # later messages
+        self._memory_for = memory_for
         self._packed = torch.empty(0, dtype=torch.uint8)  # where the one that is being written was packed
         self._header = bytearray(frames.HEADER_BYTES)
         self._body: tuple[frames.Frame, torch.Tensor] | None = None  # announced by the header, being read
@@ -152,20 +165,23 @@ class Link:
         """Nothing that was written is still to be handed to the kernel."""
         return not self._sending
 
-    def write(self, frame: frames.Frame, payload: torch.Tensor | None = None, *, stays: bool = False) -> None:
+    def write(self, frame: frames.Frame, payload: torch.Tensor | Leaving | None = None, *, stays: bool = False) -> None:
         """Send what goes at once, and the rest as the socket takes it. payload: of an INLINE frame. stays: it lies in memory
         that stays as it is until the peer has read it; else a copy is kept of what does not go at once. Writing to a link
         that has ended does nothing."""
+        if isinstance(payload, Leaving) and not stays:
+            payload.begin()
         if self._sending:
             self._flush()
         if self.ended:
             return
         if self._sending:
             self._queue.append(self._waiting(frame, payload, stays))
+            self._begin_next()
             return
         self._sending = self._parts(frame, payload)
         self._flush(began=True)
-        if self._sending and not stays and not self._is_packed(payload):
+        if self._sending and not (stays or isinstance(payload, Leaving) or self._is_packed(payload)):
             self._sending = [memoryview(b"".join(self._sending))]
 
     def read(self) -> bool:
@@ -244,8 +260,8 @@ class Link:
             if frame.kind == frames.REGION:
                 return frame, self.memory[frame.region].tensor(frame.dtype, frame.offset_bytes, frame.elements)
             if frame.kind == frames.PACKED:
-                return frame, torch.empty(frame.packed_bytes, dtype=torch.uint8)
-            return frame, torch.empty(frame.elements, dtype=frame.dtype)
+                return frame, self._memory(frame.packed_bytes, torch.uint8)
+            return frame, self._memory(frame.elements, frame.dtype)
         except (
             ProtocolError,
             ValueError,
@@ -257,16 +273,28 @@ class Link:
             self._end(f"it sent what is no frame: {error}")
             raise ProtocolError(f"member {self.peer} sent what is no frame: {error}") from error
 
-    def _is_packed(self, payload: torch.Tensor | None) -> bool:
-        return (
-            self.is_remote
-            and payload is not None
-            and payload.dtype in lossless_packing.DTYPES
-            and payload.numel() >= _MIN_PACKED_ELEMENTS
-        )
+    def _memory(self, elements: int, dtype: torch.dtype) -> torch.Tensor:
+        """Where a payload is read to."""
+        if self._memory_for is None or len(self.inbox) >= _KEPT_WAITING:
+            return torch.empty(elements, dtype=dtype)
+        return self._memory_for(elements, dtype)
 
-    def _parts(self, frame: frames.Frame, payload: torch.Tensor | None) -> Parts:
-        """The message. Narrowed, it lies in memory of this link until the next one is made."""
+    def packs(self, payload: torch.Tensor) -> bool:
+        """Whether a payload goes in packed form."""
+        is_long = payload.numel() >= _MIN_PACKED_ELEMENTS
+        return self.is_remote and is_long and payload.dtype in lossless_packing.DTYPES
+
+    def _is_packed(self, payload: torch.Tensor | None) -> bool:
+        return payload is not None and self.packs(payload)
+
+    def _parts(self, frame: frames.Frame, payload: torch.Tensor | Leaving | None) -> Parts:
+        """The message. Narrowed, it lies in memory of this link until the next one is made; one of a device in its own."""
+        if isinstance(payload, Leaving):
+            data = payload.data()
+            self.sent_bytes += data.numel()
+            if payload.packed:
+                frame = frame._replace(kind=frames.PACKED, packed_bytes=data.numel())
+            return [memoryview(frames.encode(frame)), frames.raw(data)]
         if payload is None or not payload.numel():
             return [memoryview(frames.encode(frame))]
         if self._is_packed(payload):
@@ -275,17 +303,23 @@ class Link:
         self.sent_bytes += payload.numel() * payload.itemsize
         return [memoryview(frames.encode(frame)), frames.raw(payload)]
 
-    def _waiting(self, frame: frames.Frame, payload: torch.Tensor | None, stays: bool) -> Callable[[], Parts]:
+    def _begin_next(self) -> None:
+        for message in islice(self._queue, _AHEAD):
+            message.begin()
+
+    def _waiting(self, frame: frames.Frame, payload: torch.Tensor | Leaving | None, stays: bool) -> _Waiting:
         """What makes the message when its turn comes."""
+        if isinstance(payload, Leaving):
+            return _Waiting(partial(self._parts, frame, payload), payload.begin)
         if payload is None or not self._is_packed(payload):
             parts = self._parts(frame, payload)
             parts = parts if stays else [memoryview(b"".join(parts))]
-            return lambda: parts
+            return _Waiting(lambda: parts)
         if stays:
-            return partial(self._parts, frame, payload)
+            return _Waiting(partial(self._parts, frame, payload))
         into = torch.empty(frames.HEADER_BYTES + lossless_packing.most_bytes(payload.numel()), dtype=torch.uint8)
         message = self._packed_message(frame, payload, into)
-        return lambda: [message]
+        return _Waiting(lambda: [message])
 
     def _packed_message(self, frame: frames.Frame, payload: torch.Tensor, into: torch.Tensor) -> memoryview:
         """Header and payload, one after the other. into: long enough."""
@@ -310,7 +344,9 @@ class Link:
             while self._sending:
                 self._forget_sent(self._socket.sendmsg(self._sending, (), socket.MSG_NOSIGNAL))
                 if not self._sending and self._queue:
-                    self._sending = self._queue.popleft()()
+                    message = self._queue.popleft()
+                    self._begin_next()
+                    self._sending = message.parts()
         except BlockingIOError:
             if began:
                 self._poller.watch(self._socket.fileno(), self._on_ready, select.EPOLLIN | select.EPOLLOUT)

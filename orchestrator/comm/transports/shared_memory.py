@@ -123,6 +123,12 @@ class SharedRegions:
     def settle(self) -> None:
         """What this thread writes here is written."""
 
+    def leaving(self, payload: torch.Tensor, *, packs: bool) -> None:
+        """All lies in host memory."""
+
+    def memory_for(self, elements: int, dtype: torch.dtype) -> torch.Tensor:
+        return torch.empty(elements, dtype=dtype)
+
     def close(self) -> None:
         """Give the memory back: descriptors now, pages once no tensor here and no mapping of a peer holds them."""
         descriptors, self._descriptors = self._descriptors, []

@@ -42,6 +42,7 @@ from orchestrator.comm.transports.base import (
     SharableRegions,
     Tag,
 )
+from orchestrator.comm.transports.device_wire import Leaving
 from orchestrator.comm.transports.links import Link, Poller
 
 _LEFT: Final = "it has left"
@@ -96,19 +97,19 @@ class SocketTransport:
             raise ValueError(f"a payload is 1-D, contiguous, on the CPU or a GPU; this one: {where}")
         with self._using:
             link = self._link(peer)
-            if self._regions is not None:
-                self._regions.settle()
             place = self._place(payload)
-            if payload.device.type != "cpu" and (link.travels or not place):
-                place, payload = None, payload.cpu()
-            if place and not link.travels:
+            shares = place is not None and not link.travels
+            leaving = self._leaving(link, payload) if not shares else None
+            if self._regions is not None and leaving is None:
+                self._regions.settle()
+            if place is not None and shares:
                 region, offset = place
                 frame = frames.Frame(frames.REGION, tag, payload.dtype, payload.numel(), note, region, offset)
                 self._shared_bytes += payload.numel() * payload.itemsize
                 link.write(frame)
             else:
                 frame = frames.Frame(frames.INLINE, tag, payload.dtype, payload.numel(), note)
-                link.write(frame, payload, stays=place is not None)
+                link.write(frame, leaving or payload.cpu(), stays=place is not None)
             if link.left or link.ended:
                 self._check_open()  # it may be our own abort that ended it
                 raise PeerLeft(peer, _LEFT) if link.left else PeerLost(peer, link.ended)
@@ -203,6 +204,9 @@ class SocketTransport:
             return None
         place = self._regions.locate(payload)
         return place if place and place[0] < self._shared else None
+
+    def _leaving(self, link: Link, payload: torch.Tensor) -> Leaving | None:
+        return self._regions.leaving(payload, packs=link.packs(payload)) if self._regions is not None else None
 
     def _wait_for(self, link: Link, tag: Tag, timeout_s: float) -> None:
         """Until the link's inbox holds a message. What came before a loss is delivered before the loss is told."""

@@ -335,7 +335,8 @@ class _Assembly:
             handshake.close()
             raise
         handshake.close_fds()
-        link = Link(peer, handshake.connection, memory, self._poller, self._unreachable_s, shares)
+        memory_for = None if self._regions is None else self._regions.memory_for
+        link = Link(peer, handshake.connection, memory, self._poller, self._unreachable_s, shares, memory_for)
         self._transport.adopt(link)
         self._missing.discard(peer)
         if buffered(handshake.connection):

@@ -21,12 +21,14 @@ import torch
 from orchestrator.common import file_cache
 from orchestrator.numerics.compiled import inverts
 from orchestrator.numerics.cuda import answered
-from orchestrator.numerics.device.kernels import Adder, moved
+from orchestrator.numerics.device.kernels import SIZE_BYTES, Adder, moved, packed_room
 from orchestrator.numerics.exact import start_of
 from orchestrator.numerics.layout import BLOCK, Layout
+from orchestrator.numerics.lossless_packing import PackedVector, blocks_of
 
 SOURCE: Final = Path(__file__).with_name("sums.cu")
 _THREADS: Final = 256  # of a block: its warps hide the memory's latency, and a piece keeps all of them busy
+_WARPS: Final = _THREADS // 32  # of a block; each packs elements by itself
 _BLOCKS: Final = 16  # of kernels whose blocks take several pieces each, for each multiprocessor
 _TABLES: Final = 64  # of addresses that are kept: gradients often lie where those of a shard before lay
 _POINTER, _DOUBLE, _INT, _LONG = ctypes.c_void_p, ctypes.c_double, ctypes.c_int, ctypes.c_longlong
@@ -34,7 +36,20 @@ ADD: Final = (*[_POINTER] * 6, _DOUBLE, _INT)
 FINISH: Final = (*[_POINTER] * 4, _DOUBLE, _DOUBLE, _LONG, _LONG)
 DIFFER: Final = (*[_POINTER] * 4, _DOUBLE, _DOUBLE, _LONG)
 ABSORB: Final = (*[_POINTER] * 5, _LONG)
-KINDS: Final = {"add": ADD, "finish": FINISH, "differ": DIFFER, "absorb": ABSORB}
+MEASURE: Final = (_POINTER, _LONG, _INT, _POINTER)
+PLACE: Final = (_POINTER, _LONG, _POINTER, _POINTER)
+PACK: Final = (_POINTER, _LONG, _INT, *[_POINTER] * 3)
+UNPACK: Final = (_POINTER, _POINTER, _LONG, _INT, _POINTER, _POINTER)
+KINDS: Final = {
+    "add": ADD,
+    "finish": FINISH,
+    "differ": DIFFER,
+    "absorb": ABSORB,
+    "measure": MEASURE,
+    "place": PLACE,
+    "pack": PACK,
+    "unpack": UNPACK,
+}
 
 
 class CompilationFailed(Exception):
@@ -131,6 +146,31 @@ class Compiled:
             first, second, third = *map(start_of, sums), *[0] * (3 - len(sums))
             values = (start_of(update), first, second, third, start_of(fingerprint), blocks)
             self._launch("absorb", min(blocks, self._most_blocks), values, ABSORB)
+
+    def pack(self, values: torch.Tensor, into: torch.Tensor) -> None:
+        elements, integers = values.numel(), int(values.dtype == torch.int64)
+        assert into.numel() >= packed_room(elements)
+        heads, places = values.new_empty((2, blocks_of(elements)), dtype=torch.int64)
+        blocks, size = self._blocks(elements), into[:SIZE_BYTES]
+        start, first, second = map(start_of, (values, heads, places))
+        self._launch("measure", blocks, (start, elements, integers, first), MEASURE)
+        self._launch("place", 1, (first, elements, second, start_of(size)), PLACE)
+        at = start_of(into) + SIZE_BYTES
+        self._launch("pack", blocks, (start, elements, integers, first, second, at), PACK)
+
+    def unpack(self, packed: PackedVector, base: torch.Tensor | None, into: torch.Tensor) -> None:
+        elements, on_card = packed.elements, into.device.type == "cuda"
+        assert (into.numel(), into.dtype) == (elements, packed.dtype)
+        places = torch.empty(blocks_of(elements), dtype=torch.int64, pin_memory=on_card)
+        packed.locate(places)
+        there = [each.to(into.device, non_blocking=on_card) for each in (packed.packed, places)]
+        integers = int(packed.dtype == torch.int64)
+        at, to = 0 if base is None else start_of(base, packed.dtype), start_of(into)
+        self._launch("unpack", self._blocks(elements), (*map(start_of, there), elements, integers, at, to), UNPACK)
+
+    def _blocks(self, elements: int) -> int:
+        """Of a kernel whose warps pack."""
+        return max(1, min(-(-blocks_of(elements) // _WARPS), self._most_blocks))
 
 
 class _Adding:

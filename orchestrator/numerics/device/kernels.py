@@ -20,9 +20,11 @@ from orchestrator.numerics.exact import ANCHOR, Sums, Tensors, fingerprint_by_op
 from orchestrator.numerics.fixed_point import LIMIT, Pieces
 from orchestrator.numerics.grid import ABSENT, Grid
 from orchestrator.numerics.layout import Layout, Slot
+from orchestrator.numerics.lossless_packing import PackedVector, most_bytes, pack
 
 _WHOLE: Final = 2.0**51  # from here on to add an anchor rounds no more
 _MAGNITUDE: Final = 0x7FFF_FFFF  # the bits of a float32 without its sign
+SIZE_BYTES: Final = 8  # of the number that stands before what `Packer.pack` writes
 
 
 class Adder(Protocol):
@@ -39,7 +41,25 @@ class Adder(Protocol):
     ) -> None: ...
 
 
-class Kernels(Protocol):
+class Packer(Protocol):
+    """Makes and reads the packed form of `lossless_packing` on a device, to the byte."""
+
+    def pack(
+        self,
+        values: torch.Tensor,  # float64 or int64
+        into: torch.Tensor,  # uint8, `packed_room` of the elements: gets how many bytes follow (int64), and those
+    ) -> None: ...
+
+    def unpack(
+        self,
+        packed: PackedVector,  # in host memory
+        base: torch.Tensor | None,  # of the elements' dtype; may be `into`
+        into: torch.Tensor,  # gets the elements, or base + them
+    ) -> None:
+        """Raises ValueError as `PackedVector` does, before anything is enqueued."""
+
+
+class Kernels(Packer, Protocol):
     def adder(self, layout: Layout, total: torch.Tensor) -> Adder:
         """total: float64, of the layout's size."""
 
@@ -158,7 +178,7 @@ def sums_on(kernels: Kernels) -> Sums:
         last = None if last is None else last.to(total.device)
         return finished(kernels, total, divisor, result, first_block, last)
 
-    return Sums(torch.float64, torch.float32, finish)
+    return Sums(torch.float64, torch.float32, finish, kernels.unpack)
 
 
 def _kept(
@@ -172,7 +192,14 @@ def _kept(
     return int(fingerprint_by_operations(result, first_block))
 
 
-INTEGERS: Final = Sums(torch.int64, torch.int64, _kept)  # `exact.INTEGERS` of totals on a device
+def integers_on(kernels: Packer) -> Sums:
+    """`exact.INTEGERS` of totals on a device."""
+    return Sums(torch.int64, torch.int64, _kept, kernels.unpack)
+
+
+def packed_room(elements: int) -> int:
+    """Bytes of the memory that `Packer.pack` wants."""
+    return SIZE_BYTES + most_bytes(elements)
 
 
 def moved(numbers: Sequence[float] | Sequence[int], beside: torch.Tensor) -> torch.Tensor:
@@ -224,6 +251,20 @@ class Operations:
         for each in sums:
             each += update
         fingerprint += fingerprint_by_operations(update, 0)
+
+    def pack(self, values: torch.Tensor, into: torch.Tensor) -> None:
+        """Through host memory: torch has no operations for it."""
+        here = torch.empty(into.numel(), dtype=torch.uint8)
+        here[:SIZE_BYTES].view(torch.int64)[0] = pack(values.cpu(), here[SIZE_BYTES:])
+        into.copy_(here)
+
+    def unpack(self, packed: PackedVector, base: torch.Tensor | None, into: torch.Tensor) -> None:
+        """As `pack`."""
+        elements = packed.unpacked()
+        if base is None:
+            into.copy_(elements)
+        else:
+            torch.add(base, torch.empty_like(into).copy_(elements), out=into)
 
 
 class _Adding:

@@ -6,6 +6,7 @@
 
 #ifndef LANE
 #define LANE (threadIdx.x & 31)
+#define WARP 32
 #endif
 
 typedef long long i64;
@@ -118,4 +119,166 @@ extern "C" __global__ void absorb(const i64* update, i64* first, i64* second, i6
     }
     for (int distance = 16; distance; distance >>= 1) sum += __shfl_xor_sync(~0u, sum, distance);
     if (LANE == 0) atomicAdd(print, sum);
+}
+
+// --- The packed form of elements of 8 bytes, for wires: that of numerics/loops.py, to the byte. A warp takes a whole block of it.
+
+#define PACKED 512  // elements of a block
+#define HEAD 8      // bytes before them
+#define WHOLES 8    // a form: elements as they are
+#define FLOATS 9    // a form: float32
+
+typedef unsigned char byte;
+
+static __device__ __forceinline__ i64 least(i64 a, i64 b) { return a < b ? a : b; }
+
+static __device__ __forceinline__ u64 any_of_warp(u64 bits) {
+    for (int distance = WARP / 2; distance; distance >>= 1) bits |= __shfl_xor_sync(~0u, bits, distance);
+    return bits;
+}
+
+static __device__ __forceinline__ u64 most_of_warp(u64 value) {
+    for (int distance = WARP / 2; distance; distance >>= 1) value = max(value, __shfl_xor_sync(~0u, value, distance));
+    return value;
+}
+
+static __device__ __forceinline__ double power_of_two(i64 exponent) { return __longlong_as_double((1023 + exponent) << 52); }
+
+static __device__ __forceinline__ i64 bytes_of(i64 head, i64 elements) {
+    const i64 form = head & 0xff;
+    return HEAD + (form == FLOATS ? 4 : form) * elements;
+}
+
+// The head of a block: its form, and above that the exponent of its integers.
+static __device__ i64 head_of_doubles(const double* values, i64 elements) {
+    u64 largest = 0, bits = 0;
+    unsigned flags = 0;  // 1: no float32 holds one of them; 2: one of the first 16, which tell of a sum, is not zero
+    for (i64 i = LANE; i < elements; i += WARP) {
+        const u64 found = (u64)__double_as_longlong(values[i]), large = found & 0x7fffffffffffffffull;
+        const int denormal = large != 0 && large < ((u64)(1023 - 126) << 52);
+        flags |= (double)__double2float_rn(values[i]) != values[i] || denormal ? 1 : 0;
+        flags |= i < 16 && large != 0 ? 2 : 0;
+        largest = max(largest, large);
+        bits |= found;
+    }
+    if (any_of_warp(flags) == 2) return FLOATS;
+    if (any_of_warp(bits) == 0) return 0;
+    const i64 exponent = (i64)(most_of_warp(largest) >> 52) - 1023;
+    if (exponent <= -900 || exponent >= 900) return WHOLES;
+    const double scale = power_of_two(50 - exponent), inverse = power_of_two(exponent - 50);
+    const double anchor = 6755399441055744.0;  // 1.5 * 2**52
+    u64 found = 0;
+    unsigned strange = 0;
+    for (i64 i = LANE; i < elements; i += WARP) {
+        const u64 own = (u64)__double_as_longlong(values[i]);
+        const double shifted = __dadd_rn(__dmul_rn(values[i], scale), anchor);
+        strange |= __dmul_rn(__dsub_rn(shifted, anchor), inverse) != values[i];
+        strange |= (own & 0x7fffffffffffffffull) < (1ull << 52) && own != 0;  // -0.0 too
+        found |= (u64)__double_as_longlong(shifted) - 0x4338000000000000ull;
+    }
+    if (any_of_warp(strange)) return WHOLES;
+    const i64 shift = __ffsll((i64)any_of_warp(found)) - 1;
+    return ((52 - shift + 7) / 8) | (i64)((u64)(exponent - 50 + shift) << 8);
+}
+
+static __device__ i64 head_of_longs(const i64* values, i64 elements) {
+    u64 found = 0, span = 0;
+    for (i64 i = LANE; i < elements; i += WARP) {
+        found |= (u64)values[i];
+        span |= (u64)(values[i] ^ (values[i] >> 63));
+    }
+    found = any_of_warp(found);
+    span = any_of_warp(span);
+    if (!found) return 0;
+    const i64 shift = __ffsll((i64)found) - 1;
+    const i64 width = (64 - __clzll((i64)(span >> shift)) + 1 + 7) / 8;
+    return width == 8 ? WHOLES : width | (shift << 8);
+}
+
+// heads: of each block of the values. integers: int64, else float64.
+extern "C" __global__ void measure(const i64* values, i64 elements, int integers, i64* heads) {
+    const i64 warps = (i64)gridDim.x * blockDim.x / WARP, blocks = (elements + PACKED - 1) / PACKED;
+    for (i64 block = ((i64)blockIdx.x * blockDim.x + threadIdx.x) / WARP; block < blocks; block += warps) {
+        const i64* own = values + PACKED * block;
+        const i64 count = least(PACKED, elements - PACKED * block);
+        const i64 head = integers ? head_of_longs(own, count) : head_of_doubles((const double*)own, count);
+        if (LANE == 0) heads[block] = head;
+    }
+}
+
+// places: where each block begins, in bytes; size: of all. For one warp.
+extern "C" __global__ void place(const i64* heads, i64 elements, i64* places, i64* size) {
+    const i64 blocks = (elements + PACKED - 1) / PACKED;
+    if (threadIdx.x >= WARP) return;
+    i64 at = 0;
+    for (i64 first = 0; first < blocks; first += WARP) {
+        const i64 block = first + LANE;
+        const i64 own = block < blocks ? bytes_of(heads[block], least(PACKED, elements - PACKED * block)) : 0;
+        i64 end = own;
+        for (int distance = 1; distance < WARP; distance <<= 1) {
+            const i64 before = __shfl_up_sync(~0u, end, distance);
+            if (LANE >= distance) end += before;
+        }
+        if (block < blocks) places[block] = at + end - own;
+        at += __shfl_sync(~0u, end, WARP - 1);
+    }
+    if (LANE == 0) *size = at;
+}
+
+// into = the values in packed form, their heads and places being known.
+extern "C" __global__ void pack(const i64* values, i64 elements, int integers, const i64* heads, const i64* places, byte* into) {
+    const i64 warps = (i64)gridDim.x * blockDim.x / WARP, blocks = (elements + PACKED - 1) / PACKED;
+    for (i64 block = ((i64)blockIdx.x * blockDim.x + threadIdx.x) / WARP; block < blocks; block += warps) {
+        const i64* own = values + PACKED * block;
+        const i64 count = least(PACKED, elements - PACKED * block), head = heads[block], exponent = head >> 8;
+        const int form = (int)(head & 0xff);
+        byte* body = into + places[block] + HEAD;
+        if (LANE == 0) *(i64*)(body - HEAD) = head;
+        const double scale = integers || form >= WHOLES ? 0.0 : power_of_two(-exponent);
+        for (i64 i = LANE; i < count; i += WARP) {
+            if (form == FLOATS) {
+                ((float*)body)[i] = __double2float_rn(((const double*)own)[i]);
+            } else if (form == WHOLES) {
+                ((i64*)body)[i] = own[i];
+            } else {
+                // The product is an integer, since the form holds the value.
+                const i64 value = integers ? own[i] >> exponent : (i64)__dmul_rn(((const double*)own)[i], scale);
+                if (form >= 4) ((int*)body)[i] = (int)value;
+                for (int plane = form >= 4 ? 4 : 0; plane < form; plane++)
+                    body[plane * count + i] = (byte)(value >> 8 * plane);
+            }
+        }
+    }
+}
+
+// into = what was packed, or base + that. base: null where there is none. places: where each block begins; all were checked.
+extern "C" __global__ void unpack(const byte* packed, const i64* places, i64 elements, int integers, const i64* base, i64* into) {
+    const i64 warps = (i64)gridDim.x * blockDim.x / WARP, blocks = (elements + PACKED - 1) / PACKED;
+    for (i64 block = ((i64)blockIdx.x * blockDim.x + threadIdx.x) / WARP; block < blocks; block += warps) {
+        const byte* body = packed + places[block] + HEAD;
+        const i64 count = least(PACKED, elements - PACKED * block), head = *(const i64*)(body - HEAD), exponent = head >> 8;
+        const int form = (int)(head & 0xff);
+        const double scale = integers || form >= WHOLES ? 0.0 : power_of_two(exponent);
+        for (i64 i = LANE; i < count; i += WARP) {
+            i64 value = 0;
+            if (form == WHOLES) {
+                value = ((const i64*)body)[i];
+            } else if (form == FLOATS) {
+                value = __double_as_longlong((double)((const float*)body)[i]);
+            } else if (form) {
+                u64 bits = form >= 4 ? (u64)((const unsigned*)body)[i] : 0;
+                for (int plane = form >= 4 ? 4 : 0; plane < form; plane++)
+                    bits |= (u64)body[plane * count + i] << 8 * plane;
+                const int above = 64 - 8 * form;
+                value = (i64)(bits << above) >> above;  // with its sign
+                value = integers ? (i64)((u64)value << exponent) : __double_as_longlong(__dmul_rn((double)value, scale));
+            }
+            const i64 at = PACKED * block + i;
+            if (base && integers)
+                value = (i64)((u64)base[at] + (u64)value);
+            else if (base)
+                value = __double_as_longlong(__dadd_rn(((const double*)base)[at], __longlong_as_double(value)));
+            into[at] = value;
+        }
+    }
 }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 
@@ -12,6 +12,7 @@ from orchestrator.comm.transports.available_memory import available_bytes
 from orchestrator.comm.transports.base import Mapped
 from orchestrator.comm.transports.device_memory import DeviceMemoryFull, DeviceRegions
 from orchestrator.comm.transports.shared_memory import Mapping
+from orchestrator.numerics.device.kernels import Packer
 
 
 class HostDriver:
@@ -59,9 +60,12 @@ class HostDriver:
     def settle(self) -> None:
         self.settled += 1
 
+    def mark(self) -> Callable[[], None]:
+        return self.settle
 
-def regions() -> DeviceRegions:
-    return DeviceRegions(HostDriver())
+
+def regions(packer: Packer | None = None) -> DeviceRegions:
+    return DeviceRegions(HostDriver(), packer)
 
 
 class Damaged(DeviceRegions):
@@ -72,9 +76,9 @@ class Damaged(DeviceRegions):
         return super().trusts(memory) and not seen.any()
 
 
-def damaged() -> DeviceRegions:
-    return Damaged(HostDriver())
+def damaged(packer: Packer | None = None) -> DeviceRegions:
+    return Damaged(HostDriver(), packer)
 
 
-def refused() -> DeviceRegions:
-    return DeviceRegions(HostDriver(refuses=True))
+def refused(packer: Packer | None = None) -> DeviceRegions:
+    return DeviceRegions(HostDriver(refuses=True), packer)

@@ -16,15 +16,19 @@ from orchestrator.comm.transports.socket_transport import SocketTransport
 from orchestrator.comm.transports.sockets import Listener, connect
 from tests.comm.transports.device_double import HostDriver, damaged, refused, regions
 from tests.comm.transports.worlds import PATIENCE_S, SECRET, TAG, together
+from tests.numerics.device import host
 
 
 def pair(
-    first: SharableRegions, second: SharableRegions, told: Callable[[str], None] | None = None
+    first: SharableRegions,
+    second: SharableRegions,
+    told: Callable[[str], None] | None = None,
+    kind: str = "unix",
 ) -> tuple[SocketTransport, SocketTransport]:
-    listeners = [Listener(SECRET, tell=told) for _ in range(2)]
+    listeners = [Listener(SECRET, "127.0.0.1", tell=told) for _ in range(2)]
 
     def join(rank: int, own: SharableRegions) -> SocketTransport:
-        peers = {1 - rank: listeners[1 - rank].addresses["unix"]}
+        peers = {1 - rank: listeners[1 - rank].addresses[kind]}
         return connect(listeners[rank], rank, TAG.generation, peers, own, PATIENCE_S)
 
     one, other = together([partial(join, 0, first), partial(join, 1, second)])
@@ -57,11 +61,12 @@ def test_a_generation_leaves_nothing_of_its_peers_mapped() -> None:
     assert [driver.mapped for driver in drivers] == [{}, {}]
 
 
-def test_who_sends_has_waited_for_the_device() -> None:
+@pytest.mark.parametrize("kind", ["unix", "tcp"])
+def test_who_sends_has_waited_for_the_device(kind: str) -> None:
     driver = HostDriver()
     mine, theirs = DeviceRegions(driver), regions()
     region = mine.allocate(8, torch.float32)
-    here, there = pair(mine, theirs)
+    here, there = pair(mine, theirs, kind=kind)
     for payload in (region, torch.ones(3)):  # a vote says that regions of peers were read
         before = driver.settled
         here.send(1, TAG, payload)
@@ -120,3 +125,42 @@ def test_a_region_that_was_freed_is_gone_for_peers() -> None:
     own.free(torch.empty(0))
     with pytest.raises(ValueError, match="outside a region"):
         own.map_peer(own.descriptors[1]).tensor(torch.float32, 0, 1 << 20)
+
+
+class Counting(HostDriver):
+    """begun: of so many messages the copy to host memory is enqueued."""
+
+    begun = 0
+
+    def mark(self) -> Callable[[], None]:
+        self.begun += 1
+        return super().mark()
+
+
+def test_messages_for_another_host_are_made_a_little_before_their_turn() -> None:
+    """As many as are read while the peer takes nothing, and two more; one whose memory may change at once."""
+    driver, elements, count = Counting(), 1 << 16, 40
+    mine, theirs = DeviceRegions(driver, host.kernels()), regions(host.kernels())
+    region = mine.allocate(count * elements, torch.float64)
+    region.copy_(torch.rand(count * elements, dtype=torch.float64))
+    here, there = pair(mine, theirs, kind="tcp")
+    for start in range(0, count * elements, elements):
+        here.send(1, TAG, region[start : start + elements], note=start)
+    assert 3 <= driver.begun < count
+    begun = driver.begun
+    later = mine.allocate(elements, torch.float64).fill_(3.0)  # peers know nothing of it
+    here.send(1, TAG, later)
+    later.zero_()
+    assert driver.begun == begun + 1
+
+    def take() -> None:
+        for start in range(0, count * elements, elements):
+            received = there.receive(0, TAG, PATIENCE_S)
+            assert (received.packed is not None, received.note) == (True, start)
+            assert torch.equal(received.payload, region[start : start + elements])
+        assert bool((there.receive(0, TAG, PATIENCE_S).payload == 3.0).all())
+
+    together([take, lambda: here.flush(PATIENCE_S)])
+    assert driver.begun == count + 1
+    here.close()
+    there.close()

@@ -18,6 +18,7 @@ from orchestrator.comm.transports.sockets import Listener, connect
 from orchestrator.comm.transports.tls import Credentials, make_credentials
 from tests.comm.transports import device_double
 from tests.comm.transports.memory import Hub, LocalRegions
+from tests.numerics.device import host
 
 SECRET = b"known to the members of this run"
 CREDENTIALS = make_credentials()
@@ -126,6 +127,10 @@ class PreparedRegions:
         self.shared.close()
 
 
+def packing_device() -> SharableRegions:
+    return device_double.regions(host.kernels())
+
+
 WORLDS: dict[str, Callable[[], World]] = {
     "memory": MemoryWorld,
     "unix, regions": lambda: SocketWorld("unix", regions=True),
@@ -141,6 +146,9 @@ WORLDS: dict[str, Callable[[], World]] = {
     ),
     "unix, inline": lambda: SocketWorld("unix", regions=False),
     "tcp, regions": lambda: SocketWorld("tcp", regions=True),
+    "tcp, devices and host memory": lambda: SocketWorld(
+        "tcp", regions=True, makers=(packing_device, SharedRegions, device_double.regions)
+    ),
     "tcp": lambda: SocketWorld("tcp", regions=False),
     "tls, regions": lambda: SocketWorld("tcp", regions=True, credentials=CREDENTIALS),
     "tls": lambda: SocketWorld("tcp", regions=False, credentials=CREDENTIALS),

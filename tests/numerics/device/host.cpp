@@ -1,5 +1,5 @@
 // `sums.cu` on a processor: one thread after the other. A warp's exchange gives the neutral element, and every thread counts as
-// the first of its warp, so each adds its own share. Members of a run are threads, and each has its own indices.
+// the first of its warp, so each adds its own share. Where a warp works together, it has this one thread. Members of a run are threads, and each has its own indices.
 #include <cmath>
 #include <cstdint>
 #include <cstring>
@@ -8,6 +8,7 @@
 #define __forceinline__ inline
 #define __global__
 #define LANE 0
+#define WARP 1
 struct Index { int x; };
 static thread_local Index threadIdx, blockIdx, blockDim, gridDim;
 struct float2 { float x, y; };
@@ -20,7 +21,13 @@ static inline double __dsub_rn(double a, double b) { return a - b; }
 static inline double __ddiv_rn(double a, double b) { return a / b; }
 static inline float __double2float_rn(double a) { return (float)a; }
 static inline int __float_as_int(float a) { int bits; memcpy(&bits, &a, 4); return bits; }
+static inline long long __double_as_longlong(double a) { long long bits; memcpy(&bits, &a, 8); return bits; }
+static inline double __longlong_as_double(long long a) { double value; memcpy(&value, &a, 8); return value; }
+static inline int __ffsll(long long a) { return __builtin_ffsll(a); }
+static inline int __clzll(long long a) { return a ? __builtin_clzll(a) : 64; }
 template <typename T> static inline T __shfl_xor_sync(unsigned, T, int) { return 0; }
+template <typename T> static inline T __shfl_up_sync(unsigned, T own, int) { return own; }
+template <typename T> static inline T __shfl_sync(unsigned, T own, int) { return own; }
 static inline void atomicMax(int* at, int value) { *at = max(*at, value); }
 static inline void atomicAdd(unsigned long long* at, unsigned long long value) { *at += value; }
 #include "sums.cu"
@@ -45,4 +52,18 @@ extern "C" void run_differ(int blocks, int threads, const float* after, const fl
 extern "C" void run_absorb(int blocks, int threads, const i64* update, i64* first, i64* second, i64* third, u64* print,
                            i64 blocks_of) {
     run(blocks, threads, [=] { absorb(update, first, second, third, print, blocks_of); });
+}
+extern "C" void run_measure(int blocks, int threads, const i64* values, i64 elements, int integers, i64* heads) {
+    run(blocks, threads, [=] { measure(values, elements, integers, heads); });
+}
+extern "C" void run_place(int blocks, int threads, const i64* heads, i64 elements, i64* places, i64* size) {
+    run(blocks, threads, [=] { place(heads, elements, places, size); });
+}
+extern "C" void run_pack(int blocks, int threads, const i64* values, i64 elements, int integers, const i64* heads,
+                         const i64* places, byte* into) {
+    run(blocks, threads, [=] { pack(values, elements, integers, heads, places, into); });
+}
+extern "C" void run_unpack(int blocks, int threads, const byte* packed, const i64* places, i64 elements, int integers,
+                           const i64* base, i64* into) {
+    run(blocks, threads, [=] { unpack(packed, places, elements, integers, base, into); });
 }

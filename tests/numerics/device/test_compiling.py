@@ -40,7 +40,15 @@ def test_no_operation_is_fused_and_each_rounds_to_nearest(architecture: str) -> 
     assert code(architecture, "cubin").startswith(b"\x7fELF")
     ptx = code(architecture.replace("sm", "compute"), "ptx").decode()
     found = Counter(re.findall(r"\b(?:add|sub|mul|div|fma|mad|cvt)[.a-z0-9]*f64[.a-z0-9]*", ptx))
-    rounding = {"add.rn.f64", "sub.rn.f64", "mul.rn.f64", "div.rn.f64", "cvt.rn.f32.f64", "cvt.rzi.s64.f64"}
+    rounding = {
+        "add.rn.f64",
+        "sub.rn.f64",
+        "mul.rn.f64",
+        "div.rn.f64",
+        "cvt.rn.f32.f64",
+        "cvt.rzi.s64.f64",
+        "cvt.rn.f64.s64",
+    }
     assert set(found) == rounding | {"cvt.f64.f32"}
 
 

@@ -16,10 +16,20 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from orchestrator.numerics import exact
-from orchestrator.numerics.device.kernels import Accumulator, Kernels, Operations, Updating, sums_on
+from orchestrator.numerics.device.kernels import (
+    SIZE_BYTES,
+    Accumulator,
+    Kernels,
+    Operations,
+    Updating,
+    integers_on,
+    packed_room,
+    sums_on,
+)
 from orchestrator.numerics.fixed_point import HOST, Pieces
 from orchestrator.numerics.grid import Grid
 from orchestrator.numerics.layout import BLOCK, Layout
+from orchestrator.numerics.lossless_packing import PackedVector, most_bytes, pack
 from tests.numerics.device import host
 
 IMPLEMENTATIONS: dict[str, Callable[[], Kernels]] = {
@@ -199,3 +209,90 @@ def test_what_absorbs_updates_is_what_it_is_on_a_processor(
     others = [each.clone() for each in sums]
     assert Updating(make()).absorb(update, *sums) == HOST.absorb(update, *others)
     assert all(map(torch.equal, sums, others))
+
+
+# ---- the packed form, for wires
+
+
+@st.composite
+def elements(draw: st.DrawFn) -> torch.Tensor:
+    """float64 or int64, block by block of another kind: sums on a grid, float32, any bits, zeros; and some strange ones."""
+    dice = torch.Generator().manual_seed(draw(st.integers(0, 2**32 - 1)))
+    integers = draw(st.booleans())
+    size = draw(st.integers(1, 9)) * 512 - draw(st.sampled_from([0, 0, 1, 7, 496, 511]))
+    values = torch.zeros(size, dtype=torch.int64 if integers else torch.float64)
+    for start in range(0, size, 512):
+        part = values[start : start + 512]
+        bits = draw(st.integers(0, 62))
+        kind = draw(st.sampled_from(["multiples", "multiples", "float32", "any", "zeros"]))
+        if kind == "multiples":
+            whole = torch.randint(-(2**bits), 2**bits, part.shape, generator=dice)
+            shift = draw(st.integers(0, 63 - bits) if integers else st.integers(-1074, 900))
+            part.copy_(whole << shift if integers else torch.ldexp(whole.double(), torch.tensor(float(shift))))
+        elif kind == "float32":
+            part.copy_(torch.randn(part.shape, generator=dice) * 2.0 ** draw(st.integers(-140, 60)))
+        elif kind == "any":
+            part.view(torch.int64).copy_(torch.randint(-(2**63), 2**63 - 1, part.shape, generator=dice))
+    for _ in range(draw(st.integers(0, 3))):
+        place = draw(st.integers(0, size - 1))
+        values.view(torch.int64)[place] = draw(st.sampled_from(STRANGE) | st.integers(-(2**63), 2**63 - 1))
+    return values
+
+
+STRANGE = torch.tensor(
+    [0.0, -0.0, float("inf"), float("nan"), 5e-324, 2.0**-1022, -(2.0**-149), 2.0**-126, 1e308, 2.0**50, 1 + 2.0**-24],
+    dtype=torch.float64,
+).view(torch.int64).tolist()  # fmt: skip
+
+
+def packed(values: torch.Tensor) -> PackedVector:
+    into = torch.empty(most_bytes(values.numel()), dtype=torch.uint8)
+    return PackedVector(into[: pack(values, into)], values.dtype, values.numel())
+
+
+@every
+@settings(max_examples=30, deadline=None)
+@given(values=elements())
+def test_what_is_packed_has_the_bytes_of_the_processor_and_comes_back(
+    make: Callable[[], Kernels], values: torch.Tensor
+) -> None:
+    kernels, wanted = make(), packed(values)
+    room = torch.full((packed_room(values.numel()) + 64,), 77, dtype=torch.uint8)
+    kernels.pack(values, room[:-64])
+    size = int(room[:SIZE_BYTES].view(torch.int64))
+    assert torch.equal(room[SIZE_BYTES : SIZE_BYTES + size], wanted.packed)
+    assert bool((room[-64:] == 77).all())
+    back = torch.full_like(values, 3)
+    kernels.unpack(wanted, None, back)
+    assert torch.equal(back.view(torch.int64), values.view(torch.int64))
+    base = values.flip(0).clone()
+    added = base.clone()
+    kernels.unpack(wanted, added, added)
+    numbers = (base + values).isnan().logical_not()  # of two that are none, either may come out
+    assert torch.equal(added.isnan(), numbers.logical_not())
+    assert torch.equal(added[numbers].view(torch.int64), (base + values)[numbers].view(torch.int64))
+
+
+@every
+@pytest.mark.parametrize("dtype", [torch.float64, torch.int64], ids=str)
+def test_bytes_that_nobody_packed_are_refused_before_anything_is_written(
+    make: Callable[[], Kernels], dtype: torch.dtype
+) -> None:
+    kernels, into = make(), torch.full((1000,), 5, dtype=dtype)
+    good = packed(torch.arange(1000).to(dtype))
+    for damaged in (good.packed[:-1], torch.cat([good.packed, good.packed[:8]]), torch.full_like(good.packed, 255)):
+        with pytest.raises(ValueError, match="are not 1000 x"):
+            kernels.unpack(PackedVector(damaged.clone(), dtype, 1000), None, into)
+    assert bool((into == 5).all())
+
+
+@every
+def test_sums_on_a_device_take_what_came_packed(make: Callable[[], Kernels]) -> None:
+    for sums, values in (
+        (sums_on(make()), torch.randn(BLOCK, dtype=torch.float64)),
+        (integers_on(make()), torch.arange(BLOCK) << 20),
+    ):
+        assert sums.unpack is not None
+        partial = values.clone()
+        sums.unpack(packed(values), partial, partial)
+        assert torch.equal(partial, values + values)
