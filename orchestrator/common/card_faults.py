@@ -51,7 +51,18 @@ def _row(error: OrchestratorError, says: str, **kind: bool) -> CardFault:
 
 _INDEX = "look for an index or a label out of range in what the pipeline computes; CUDA_LAUNCH_BLOCKING=1 names the operation"
 
+# Nothing says so: it is seen from outside, as the process answers and its compute thread does not come back from the card.
+STANDS_STILL: Final = _row(
+    RunFailed(
+        "a card does not end what it was given",
+        "look at dmesg of that machine for Xid, and at nvidia-smi; where the pipeline's own kernel never ends, "
+        "CUDA_LAUNCH_BLOCKING=1 has the journal name its line",
+        code="gpu.stands-still",
+    ),
+    r"(?!)",
+)
 FAULTS: Final = (
+    STANDS_STILL,
     _row(
         UsageError(
             "the driver's module in the kernel and its library on this machine are of different versions",

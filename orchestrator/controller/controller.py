@@ -531,6 +531,7 @@ def _watch_members(decision: Decision) -> None:
         ]
     for lost_member, why in found:
         decision.kill(lost_member.member, why)
+    found += card_failures.stood_still(decision, found)
     if found:
         _lost(decision, found)
 

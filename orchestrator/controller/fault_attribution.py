@@ -1,7 +1,9 @@
 """Attribution of faults: which member is stuck, which pairs have lost contact, which micro-batch costs workers (rules C5 and
 D3). Pure.
 
-A member that waits for others is never to blame; the stuck one is. The last activity of a worker that died on the driver's
+A member that waits for others is never to blame; the stuck one is, and so is one that has been called off and goes on
+waiting: it waits for its GPU or a device. A card tells late, so of a member that stood still there all its micro-batches of
+the step are inferred. The last activity of a worker that died on the driver's
 machine is certain. For any other only the last heartbeat is known, which may be older than its death. So a micro-batch is
 named in one of two ways. It is *seen* if it is certain that the worker was computing it, or if that heartbeat says so for the
 step in which the generation stood, or for a later one. It is *inferred* if the heartbeat tells nothing of that step: then
@@ -26,6 +28,7 @@ from orchestrator.errors import RunFailed, Stalled, WorkerLost
 LOSSES = 3
 STALLS = 2
 _WAITS = ("exchange", "state_transfer", "idle", "prepare")
+_AMONG_OTHERS = ("exchange", "state_transfer")
 _PAST_COMPUTING = ("exchange", "update", "evaluate", "checkpoint")
 
 Pair = frozenset[int]
@@ -42,13 +45,27 @@ def stuck(state: ControllerState, now: float) -> list[tuple[LostMember, str]]:
             found.append(
                 (
                     LostMember(member=member, how="silent"),
-                    f"did not answer for {silent:.1f} s, the limit is {limit:g} s",
+                    f"did not answer for {silent:.1f} s, the limit is {limit:g} s{_of_card(member)}",
                 )
             )
-        elif still > limit and member.heartbeat is not None and member.heartbeat.activity not in _WAITS:
-            why = f"stood still for {still:.1f} s {where(member.heartbeat)}, the limit is {limit:g} s"
+        elif still > limit and member.heartbeat is not None and _holds_up(state, member.heartbeat, now):
+            stood = f"stood still for {still:.1f} s {where(member.heartbeat)}"
+            why = f"{stood}, the limit is {limit:g} s{_of_card(member)}"
             found.append((LostMember(member=member, how="stalled"), why))
     return found
+
+
+def _holds_up(state: ControllerState, heartbeat: Heartbeat, now: float) -> bool:
+    """Whether a member that stands still here waits for nobody."""
+    if heartbeat.activity not in _WAITS:
+        return True
+    # Whoever waits for others looks every moment whether it was called off.
+    called_off = state.phase == "regrouping" and state.generation is not None and state.generation.called_off
+    return called_off and heartbeat.activity in _AMONG_OTHERS and now - state.since > state.requirements.timeouts.step_s
+
+
+def _of_card(member: Member) -> str:
+    return f"; a kernel on its GPU {member.card} may not end" if member.card else ""
 
 
 def where(heartbeat: Heartbeat) -> str:
@@ -167,6 +184,8 @@ def _suspects(generation: GenerationStatus, lost_member: LostMember, step: int) 
     if heartbeat is not None:
         at = heartbeat.step if heartbeat.step is not None else -1
         fresh = lost_member.how == "stalled" or at >= step
+        if lost_member.how == "stalled" and lost_member.member.card and heartbeat.activity == "compute":
+            return [(at, shard) for shard in generation.begin.shards[rank]], False
         if fresh and heartbeat.activity == "compute" and heartbeat.shard is not None:
             return [(at, heartbeat.shard)], True
         if heartbeat.activity == "state_transfer" or (fresh and heartbeat.activity in _PAST_COMPUTING):

@@ -90,6 +90,11 @@ def held_up_at(threads: Sequence[Thread], home: Home) -> tuple[Frame, bool] | No
     return (home.shown(thread[0]), False) if own is None else (home.shown(own), True)
 
 
+def waits_for_card(threads: Sequence[Thread]) -> bool:
+    """Whether the thread that computes is in a call of torch that waits for a GPU."""
+    return any("/torch/cuda/" in frame.file for frame in working(threads)[:2])
+
+
 def as_lines(threads: Sequence[Thread], most: int = 60) -> list[list[str]]:
     """For the journal, each thread as lines, the one that computes first, at most so many in all."""
     first = working(threads)

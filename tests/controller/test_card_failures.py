@@ -3,13 +3,26 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from orchestrator.common import card_faults
-from orchestrator.controller.events import CardFailed, End, Kill, Ready, Recovered, Start, Stepped
+from orchestrator.controller.events import (
+    CallOff,
+    CardFailed,
+    Command,
+    End,
+    Heartbeat,
+    Inspect,
+    Kill,
+    Ready,
+    Recovered,
+    Start,
+    Stepped,
+)
 from orchestrator.controller.membership import Requirements
 from orchestrator.controller.rendezvous import card_failures
 from orchestrator.errors import RunFailed
@@ -243,3 +256,71 @@ def test_one_worker_alone_never_blames_the_pipeline(failures: list[CardFailed]) 
         assert card_faults.BY_CODE[last.code].by_code
         assert last.step is not None or last.prepares
         assert {each.member for each in failures if each.step == last.step} > {last.member}
+
+
+# ---- workers that stand still in a kernel
+
+
+def stands_still(play: Play, member: int, step: int = 4, activity: Any = "compute") -> list[Command]:
+    """For longer than the limit of 30 s, while the others move and it answers; what was ordered meanwhile."""
+    done: list[Command] = []
+    for beats in range(32):
+        others = [each for each in play.begin().members if each != member and each in play.state.members]
+        moving = [Heartbeat(each, "exchange", step, None, beats) for each in others]
+        done += play.wait(1, Heartbeat(member, activity, step, 1, 0), *moving)
+    return done
+
+
+def test_a_worker_that_stands_still_in_a_kernel_is_ended_and_its_card_named() -> None:
+    play = on("GPU-a", "GPU-b")
+    done = stands_still(play, 0)
+    assert Inspect((0, 1), stuck=(0,)) in done  # while it still stands there
+    (why,) = [each.why for each in done if isinstance(each, Kill)]
+    assert "in the compute phase of step 4, shard 1, the limit is 30 s; a kernel on its GPU GPU-a may not end" in why
+    play(leaves(1, play.begin().generation, "called off", AT))
+    assert play.begin().members == (1,)
+
+
+def test_one_that_is_called_off_in_an_exchange_and_does_not_leave_stands_still_in_a_kernel() -> None:
+    """Nobody blames who waits for others, and so it would be waited for without end."""
+    play = on("GPU-a", "GPU-b")
+    assert not any(isinstance(each, Kill) for each in stands_still(play, 0, activity="exchange"))
+    play(leaves(1, play.begin().generation, "peer", AT, accuses=0))
+    assert play.of(CallOff)
+    done = stands_still(play, 0, activity="exchange")
+    assert [
+        "in the exchange phase" in each.why and "a kernel" in each.why for each in done if isinstance(each, Kill)
+    ] == [True]
+    assert play.begin().members == (1,)
+
+
+def test_a_card_on_which_two_stand_still_is_left_out_where_there_is_another() -> None:
+    play = on("GPU-a", "GPU-a", "GPU-b")
+    for member, step in ((0, 4), (1, 5)):
+        stands_still(play, member, step)
+        number = play.begin().generation
+        play(*(leaves(each, number, "called off", Progress(step)) for each in play.begin().members if each > member))
+        play(Stepped(step))
+    assert card_failures.left_out(play.state.card_failures) == {"GPU-a"}
+    new = play.of(Start)[-1].member
+    play(Ready(new, FACTS, True, card="GPU-a"))
+    assert play.of(Kill)[-1].member == new
+
+
+def test_where_all_compute_on_one_card_standing_still_costs_no_card() -> None:
+    play = on("GPU-a", "GPU-a")
+    stands_still(play, 0)
+    assert play.state.card_failures == ()
+
+
+def test_in_one_step_it_is_the_pipelines_whichever_micro_batch_shows_it() -> None:
+    """A card tells late, so all that its worker computed in the step are as likely."""
+    play = on("GPU-a", "GPU-b", "GPU-c", "GPU-d")
+    for member in range(3):
+        assert play.of(End) == []
+        stands_still(play, member)
+        number = play.begin().generation
+        play(*(leaves(each, number, "called off", AT) for each in play.begin().members if each > member))
+    error = play.error()
+    assert error.code == "worker.stalled-computing"
+    assert card_failures.left_out(play.state.card_failures) == frozenset()

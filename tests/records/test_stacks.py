@@ -5,7 +5,9 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
+from orchestrator.driver.run.standstill import stand
 from orchestrator.records.stacks import Frame, Home, as_lines, held_up_at, parse, parse_spied, working
+from orchestrator.worker.member.stack_dump import ProcessStacks
 
 HOME = Home("/home/u/project", "/home/u/project/orchestrator", "/usr/lib/python3.11")
 DUMP = """\
@@ -44,6 +46,15 @@ def test_where_the_users_code_is_not_on_the_stack_the_innermost_line_is_told_as_
     found = held_up_at(parse(frames), HOME)
     assert found == (Frame("/venv/lib/python3.11/site-packages/torch/nn/modules/linear.py", 125, "forward"), False)
     assert held_up_at(parse(DUMP.partition("Current")[0]), HOME) is None
+
+
+def test_who_waits_for_a_gpu_is_said_to() -> None:
+    """Also where the line of the user's is told."""
+    line = '  File "/venv/lib/python3.11/site-packages/torch/nn/modules/linear.py", line 125 in forward'
+    on_card = line.replace("nn/modules/linear.py", "cuda/streams.py").replace("125 in forward", "90 in synchronize")
+    seen = ProcessStacks(DUMP.replace(line, on_card), "S")
+    assert stand(seen, HOME, 12).sentence.startswith("it waits for its GPU; pipelines/net.py:42 in forward")
+    assert not stand(ProcessStacks(DUMP, "S"), HOME, 12).sentence.startswith("it waits")
 
 
 def test_what_is_installed_within_the_project_is_not_the_users() -> None:

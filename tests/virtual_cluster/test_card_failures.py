@@ -54,6 +54,24 @@ class Preparing(Chance):
             raise torch.AcceleratorError(self.says)
 
 
+class StandsStill(Chance):
+    """The first worker that is so far in its third step waits for its card without end; it answers all the while."""
+
+    def __init__(self, drawn: Plan, activity: str) -> None:
+        super().__init__(drawn)
+        self.activity, self.left = activity, 1
+
+    def prepares(self, member: Member) -> None:
+        member.actor._card = f"GPU-{member.number}"
+
+    def beats(self, member: Member) -> None:
+        beat = member.last_beat or {}
+        if self.left and (beat.get("activity"), beat.get("step")) == (self.activity, 2):
+            self.left -= 1
+            member.stuck = True
+            self.cluster.schedule.wait_for(lambda: False)
+
+
 class OnCards(Run):
     def __init__(self, drawn: Plan, folder: Path, chance: Chance) -> None:
         super().__init__(drawn, folder)
@@ -106,6 +124,18 @@ def test_a_card_that_fails_before_the_first_step_costs_no_bit(cards: str, least:
     assert all("failed on its GPU as it prepared (gpu.ecc)" in event["why"] for event in lost(told))
     first = next(event for event in told.journal if event["event"] == "generation_started")
     assert len(first["members"]) == least
+
+
+@pytest.mark.parametrize("activity", ["compute", "update", "exchange"])
+def test_who_stands_still_in_a_kernel_is_ended_and_costs_no_bit(activity: str, tmp_path: Path) -> None:
+    """Also in an exchange, where others would wait for it without end."""
+    settings = settings_for(pipelines.Mlp, Layout(3), **PLAIN)
+    told, outcome = through(tmp_path / "run", settings, lambda drawn: StandsStill(drawn, activity))
+    assert outcome.error is None
+    assert outcome.digest == train(pipelines.Mlp, **PLAIN).digest
+    (event,) = lost(told)
+    assert f"in the {activity} phase of step 2" in event["why"]
+    assert f"a kernel on its GPU GPU-{event['worker']} may not end" in event["why"]
 
 
 def ended_by(outcome: RunOutcome) -> OrchestratorError:

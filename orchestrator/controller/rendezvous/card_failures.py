@@ -50,6 +50,30 @@ def lost(decision: Decision, event: CardFailed) -> list[tuple[LostMember, str]]:
     return found
 
 
+def stood_still(decision: Decision, found: Sequence[tuple[LostMember, str]]) -> list[tuple[LostMember, str]]:
+    """Who else is lost, and why, because a card on which one of these stood still has failed twice now. One counts for each
+    step, since several that stand still in one step are the pipeline's; and none does where nobody has another card."""
+    state = decision.state
+    failures = state.card_failures
+    code = card_faults.STANDS_STILL.code
+    for lost_member, why in found:
+        member, at = lost_member.member, lost_member.member.heartbeat
+        step = None if at is None else at.step
+        again = any((each.code, each.step) == (code, step) for each in failures)
+        elsewhere = any(each.card not in ("", member.card) for each in living(state, "worker"))
+        if member.card and elsewhere and not again:
+            error = card_faults.STANDS_STILL.told(f"{member.name} {why}")
+            shard = None if at is None else at.shard
+            failures = (*failures, CardFailed(member.id, error, code, member.card, step, shard))
+    new = left_out(failures) - left_out(state.card_failures)
+    decision.set(card_failures=failures)
+    sharing = [member for member in state.members.values() if member.card in new]
+    why = "computes on a GPU that has failed twice"
+    for member in sharing:
+        decision.kill(member, why)
+    return [(LostMember(member=member, how="card"), why) for member in sharing]
+
+
 def none_left(last: CardFailed) -> RunFailed:
     """What a run ends with whose cards are left out. last: the last failure."""
     return RunFailed(

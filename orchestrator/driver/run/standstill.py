@@ -44,7 +44,8 @@ def stand(seen: ProcessStacks | None, home: Home | None, pid: int | None) -> Sta
     found = stacks.held_up_at(threads, home)
     state = _STATES.get(seen.state, "").format(pid=pid)
     at = None if found is None else _line(*found, home)
-    description = "; ".join(filter(None, [state, at])) or "its stack is not known"
+    card = "it waits for its GPU" if stacks.waits_for_card(threads) else ""
+    description = "; ".join(filter(None, [state, card, at])) or "its stack is not known"
     return Stand(description, at, stacks.as_lines(threads), seen_by if threads else "")
 
 
