@@ -146,7 +146,7 @@ def _not_running(past: Past) -> UsageError:
         problem, remedy = "nobody drives it on this machine, from this folder", "look from where it was launched"
     else:
         problem = f"it is {past.status.lower()}"
-        remedy = "what was trained lies in the run's folder and its artifacts; with resume= it may go on"
+        remedy = "the trained parameters lie in the run's folder and its artifacts; with resume= it may go on"
     return UsageError(f"run {past.run_id} is not running: {problem}", remedy, code="look.not-running")
 
 

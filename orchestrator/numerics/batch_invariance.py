@@ -144,7 +144,7 @@ def _tried(call: Call, inputs: Any) -> InvarianceTrial:
     except Exception as error:  # of the user's code, as of statistics that take two rows
         return InvarianceTrial(None, _DEPENDS, f"alone: {error}")
     if alone.is_rounding:
-        return InvarianceTrial(1, "what stands beside a row changes its bits, so rows are answered one by one")
+        return InvarianceTrial(1, "the rows beside a row change its bits, so rows are answered one by one")
     return InvarianceTrial(None, _DEPENDS, str(alone))
 
 

@@ -21,7 +21,7 @@ class Lars(torch.optim.Optimizer):
         self,
         params: Iterable[Any],  # as any optimizer of torch takes them
         lr: Annotated[float, Field(ge=0, description="The learning rate.")] = 1.0,
-        momentum: Annotated[float, Field(ge=0, lt=1, description="Of the scaled gradients.")] = 0.9,
+        momentum: Annotated[float, Field(ge=0, lt=1, description="Momentum of the scaled gradients.")] = 0.9,
         weight_decay: Annotated[float, Field(ge=0, description="Times the parameter, added to its gradient.")] = 0.0,
         trust_coefficient: Annotated[
             float, Field(gt=0, description="The change of a tensor over its norm, at a rate of 1.")

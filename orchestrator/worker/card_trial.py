@@ -75,7 +75,7 @@ def share(driver: Driver) -> None:
     driver.give_back(taken, other, size)
     driver.give_back(handle, own, size)
     if not same:
-        raise RuntimeError("what was written is not what is read")
+        raise RuntimeError("other bytes are read than were written")
 
 
 def _tried(attempt: Callable[[], None]) -> str | None:

@@ -185,7 +185,7 @@ class LockstepStrategy(_Unsplit):
                 code="claims.kept",
             )
         if gradients.keeps_state and plan.cadence.check_every:
-            kept = "what shards keep for their contribution stays with their workers, so no other one can compute it"
+            kept = "the state of shards for their contribution stays with their workers, so no other one can compute it"
             raise ConfigurationError([f"check.every: {kept}; leave check.every out"], code="check.kept")
         plain = codec is None and plan.data.privacy is None
         sums = sums_of(plan) if context.kernels is None else sums_on(context.kernels)

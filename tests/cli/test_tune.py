@@ -125,7 +125,7 @@ def test_a_launch_in_as_many_stages_as_memory_asks_for_has_the_same_bits(digits:
 def test_what_cannot_be_chosen_is_refused(digits: Project) -> None:
     done = digits.run("tune", "conf=digits", "sync=ssp")
     assert done.code == 2
-    assert "what is chosen by measuring is the layout of lockstep, not of sync=ssp" in done.err
+    assert "measuring chooses the layout of lockstep, not of sync=ssp" in done.err
     done = digits.run("conf=digits", "topology=auto", "plan=true")
     assert done.code == 2
     assert "topology: auto is decided by a measurement when a run is launched" in done.err

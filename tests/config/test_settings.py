@@ -1149,7 +1149,7 @@ def test_speeds_are_numbers_by_address(speeds: str) -> None:
 
 def test_a_number_of_workers_that_a_measurement_may_not_choose_is_one_problem() -> None:
     (problem,) = problems("cluster.workers=auto", "cluster.stages=2")
-    assert "cluster.workers: what is chosen by measuring is the layout of whole models" in problem
+    assert "cluster.workers: measuring chooses the layout of whole models" in problem
 
 
 def test_clients_that_are_drawn_have_no_state() -> None:

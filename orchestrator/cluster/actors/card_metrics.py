@@ -35,7 +35,7 @@ def tell(
         try:
             found = measure().get(card)
         except (CardsUnknown, OSError) as error:
-            emit({"event": "device", "why": f"what its GPU does is not told: {error}"})
+            emit({"event": "device", "why": f"metrics of its GPU are not told: {error}"})
             return
         if found is None:  # such as a MIG device, of which nothing is told alone
             return

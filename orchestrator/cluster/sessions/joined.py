@@ -152,7 +152,7 @@ def _reach(address: str) -> None:
             f"nobody answers at cluster.address {address}: {error}", _REMEDY, code="ray.nobody-answers"
         ) from error
     if not answers:
-        raise ClusterUnavailable(f"what answers at cluster.address {address} is no Ray", _REMEDY, code="ray.not-a-ray")
+        raise ClusterUnavailable(f"the server at cluster.address {address} is no Ray", _REMEDY, code="ray.not-a-ray")
 
 
 def _show_token(address: str) -> None:

@@ -25,7 +25,7 @@ from typing import Literal
 from orchestrator.comm.topologies.schedule import Action, Add, Copy, Finish, Region, Schedule, Send, program
 
 Layout = Callable[[Region, int, int], Hashable]
-"""Where a member keeps a region's chunk in a step. Equal answers are the same memory."""
+"""The place in which a member keeps a region's chunk in a step. Equal answers are the same memory."""
 
 
 def separate(region: Region, chunk: int, _step: int) -> Hashable:

@@ -95,7 +95,7 @@ def accept(me: Identity, hello: Hello, offer: Offer) -> Generator[Step, bytes, O
     reply = _REPLY.pack(_WELCOME, me.generation, nonce, _proof(me.secret, b"acceptor", hello.raw, nonce))
     offered = yield Step(reply, _OFFER_BYTES)
     if not hmac.compare_digest(offered[:32], _proof(me.secret, b"dialer", hello.raw, nonce)):
-        raise PermissionError(f"who called as member {hello.dialer} does not know the secret of this run")
+        raise PermissionError(f"the caller as member {hello.dialer} does not know the secret of this run")
     yield Step(_pack(offer), 0, with_descriptors=True)
     return _unpack(offered[32:])
 
@@ -115,7 +115,7 @@ def dial(me: Identity, peer: int, offer: Offer) -> Generator[Step, bytes, Offer]
     if not hmac.compare_digest(proof, _proof(me.secret, b"acceptor", hello, nonce)):
         # Our proof all the same: an honest acceptor learns from it why this failed.
         yield Step(_proof(me.secret, b"dialer", hello, nonce) + _pack(Offer()), 0)
-        raise PermissionError(f"who answers for member {peer} does not know the secret of this run")
+        raise PermissionError(f"the process that answers for member {peer} does not know the secret of this run")
     answer = yield Step(_proof(me.secret, b"dialer", hello, nonce) + _pack(offer), _OFFERED.size, with_descriptors=True)
     return _unpack(answer)
 

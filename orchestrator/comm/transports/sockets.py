@@ -308,7 +308,9 @@ class _Assembly:
             connection = _dialed(address)
         except OSError as error:
             _raise_as_loss(peer, error)
-        connection = self._encrypted(connection, "dialer", f"who answers for member {peer} at {_shown(address)}")
+        connection = self._encrypted(
+            connection, "dialer", f"the process that answers for member {peer} at {_shown(address)}"
+        )
         descriptors = self._offered(connection)
         protocol = dial(self._me, peer, self._offer(descriptors))
         handshake = Handshake(connection, protocol, descriptors)

@@ -95,7 +95,7 @@ class Settings:
     cluster: ClusterSettings = field(default_factory=ClusterSettings)  # where workers run, and how many
     topology: Variant = field(
         default_factory=partial(Variant, "ring"),
-        metadata=variant("a topology", execution("Who sends what to whom when workers add up gradients.", layout=True)),
+        metadata=variant("a topology", execution("The messages by which workers add up gradients.", layout=True)),
     )
     sync: Variant = field(
         default_factory=partial(Variant, "bsp"),
@@ -115,7 +115,7 @@ class Settings:
     )
     contribution: Variant = field(
         default_factory=partial(Variant, "gradient"),
-        metadata=variant("a contribution", result("What a shard makes of its gradient before the sum.")),
+        metadata=variant("a contribution", result("The change that a shard makes to its gradient before the sum.")),
     )
     compression: Variant = field(
         default_factory=partial(Variant, "none"),

@@ -141,7 +141,7 @@ class RunSettings:
     )
     note: str | None = field(
         default=None,
-        metadata=execution("What this run is for, in words; above its results and on its card.", NOT_EMPTY),
+        metadata=execution("The purpose of this run, in words; above its results and on its card.", NOT_EMPTY),
     )
     tags: tuple[str, ...] = field(
         default=(),
@@ -177,7 +177,7 @@ class RunSettings:
     )
     device: Literal["cpu", "cuda"] = field(
         default="cpu",
-        metadata=result("Where each worker computes; cuda: on one GPU, which cluster.gpus_per_worker reserves."),
+        metadata=result("The device of each worker; cuda: one GPU, which cluster.gpus_per_worker reserves."),
     )
     tf32: bool = field(
         default=False, metadata=result("cuda: whether float32 products may be computed in TF32, faster and coarser.")
@@ -241,11 +241,11 @@ class DataSettings:
     )
     cache_gb: float = field(
         default=10.0,
-        metadata=execution("Of files from elsewhere (`Files`), how many gigabytes a node keeps on its disk.", POSITIVE),
+        metadata=execution("How many gigabytes of files from elsewhere (`Files`) a node keeps on its disk.", POSITIVE),
     )
     cache_folder: str | None = field(
         default=None,
-        metadata=execution("Where a node keeps them; null: in the user's cache folder.", NOT_EMPTY),
+        metadata=execution("The folder in which a node keeps them; null: the user's cache folder.", NOT_EMPTY),
     )
     store_timeout_s: float = field(
         default=600.0,
@@ -260,7 +260,7 @@ class DataSettings:
     absent: Literal["wait", "sit_out"] | None = field(
         default=None,
         metadata=execution(
-            "What is done while a site is away: wait for it, or go on without it; null: with local, go on, else wait."
+            "While a site is away: wait for it, or go on without it; null: with local, go on, else wait."
         ),
     )
     inputs: tuple[str, ...] = field(
@@ -273,7 +273,7 @@ class DataSettings:
     mixture: dict[str, Any] = field(
         default_factory=dict,
         metadata=result(
-            "Where `datasets()` returns several training sets by name, the weight of each: its share of the rows.",
+            "If `datasets()` returns several training sets by name, the weight of each: its share of the rows.",
             MIXTURE,
         ),
     )
@@ -404,7 +404,7 @@ class LocalSettings:
         default=None, metadata=result("As `gradient.clip`, of each gradient of a local step.", POSITIVE)
     )
     weight: Literal["rows", "uniform"] = field(
-        default="rows", metadata=result("What a shard counts in a round's mean: the rows that it used, or the same.")
+        default="rows", metadata=result("The weight of a shard in a round's mean: the rows that it used, or the same.")
     )
 
 
@@ -492,7 +492,7 @@ class EarlyStoppingSettings:
         ),
     )
     mode: Literal["min", "max"] = field(default="min", metadata=result("Whether less or more is better."))
-    min_change: float = field(default=0.0, metadata=result("What counts as an improvement.", NOT_NEGATIVE))
+    min_change: float = field(default=0.0, metadata=result("The direction of an improvement.", NOT_NEGATIVE))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -582,7 +582,7 @@ class CheckpointSettings:
     )
     uri: str | None = field(
         default=None,
-        metadata=execution("Where checkpoints lie, any fsspec URL; null: in the run's folder.", NOT_EMPTY),
+        metadata=execution("The place of checkpoints, any fsspec URL; null: the run's folder.", NOT_EMPTY),
     )
 
 
@@ -630,9 +630,13 @@ class ChaosSettings:
     )
     kinds: tuple[str, ...] = field(
         default=KINDS,
-        metadata=execution("What is done to it: kill (SIGKILL), or pause (SIGSTOP, for up to 3 s).", DISTURBANCES),
+        metadata=execution(
+            "The kinds of disturbance: kill (SIGKILL), or pause (SIGSTOP, for up to 3 s).", DISTURBANCES
+        ),
     )
-    seed: int = field(default=0, metadata=execution("What is drawn of disturbances: when, which, whom.", SEED))
+    seed: int = field(
+        default=0, metadata=execution("The seed from which disturbances are drawn: when, which, whom.", SEED)
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -643,7 +647,7 @@ class TuningSettings:
     auto: tuple[str, ...] = field(
         default=(),
         metadata=execution(
-            "What a launch chooses: topology, cluster.workers, data.loaders, cluster.stages; `topology: auto` puts it here.",
+            "Keys to be measured: topology, cluster.workers, data.loaders, cluster.stages; `topology: auto` puts it here.",
             TUNABLE,
         ),
     )
@@ -662,7 +666,7 @@ class TrackingSettings:
     )
     also: tuple[str, ...] = field(
         default=(),
-        metadata=execution("Who is told of the run beside MLflow, by their own packages: tensorboard, wandb.", WRITTEN),
+        metadata=execution("Loggers beside MLflow, told by their own packages: tensorboard, wandb.", WRITTEN),
     )
     register: str | None = field(
         default=None,

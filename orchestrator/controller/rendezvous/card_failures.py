@@ -75,7 +75,7 @@ def stood_still(decision: Decision, found: Sequence[tuple[LostMember, str]]) -> 
 
 
 def none_left(last: CardFailed) -> RunFailed:
-    """What a run ends with whose cards are left out. last: the last failure."""
+    """The error of a run whose cards are left out. last: the last failure."""
     return RunFailed(
         f"GPU {last.card} failed twice, and no worker has another one: {last.error.message}",
         card_faults.BY_CODE[last.code].remedy,

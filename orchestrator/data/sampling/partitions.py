@@ -22,7 +22,7 @@ from orchestrator.errors import ConfigurationError
 Clients = Annotated[
     int | None, Field(ge=1, description="Among how many the samples are divided; null: as many as there are shards.")
 ]
-By = Annotated[str, Field(min_length=1, description="What `labels` of the pipeline is asked for.")]
+By = Annotated[str, Field(min_length=1, description="The name that `labels` of the pipeline is asked for.")]
 
 _DRAWS = 1000
 

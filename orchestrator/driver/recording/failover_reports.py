@@ -42,7 +42,7 @@ class FailoverReports:
     @property
     def sentence(self) -> str | None:
         if self.trouble:
-            return f"what the members of the last driver have left cannot be used: {self.trouble}"
+            return f"the reports that members of the last driver have left cannot be used: {self.trouble}"
         return None if self.step is None else f"the members of the last driver saved step {self.step} when it ended"
 
 

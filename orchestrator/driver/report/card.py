@@ -50,11 +50,11 @@ _COUNTED = (
 _NOTHING: tuple[Any, ...] = (None, [], {}, "")  # of an event: what it does not tell
 _CAPTIONS = {
     "loss": "Training loss of each step, and the validation metrics",
-    "topology": "Who sends to whom",
-    "time": "What a step took along the run, and what each worker did with its time",
+    "topology": "The links between members",
+    "time": "The time of a step along the run, and each worker's use of its time",
     "partition": "Which samples each client owns",
     "clocks": "Each shard's clock, and how far ahead of the slowest each update was",
-    "pipeline": "What each worker does in a step",
+    "pipeline": "The activities of each worker in a step",
     "drift": "How the data are distributed, beside those of the run before",
 }
 
@@ -117,7 +117,7 @@ def page(contents: CardContents) -> Page:
             Section("Model", _model(contents)),
             Section("Code", _code(contents.code)),
             Section("Data", [*_data(contents.data, contents.before), *_shown(contents.pictures, "drift", "partition")]),
-            *([Section("What else the pipeline read", _reads(contents.reads))] if contents.reads else []),
+            *([Section("Other inputs that the pipeline read", _reads(contents.reads))] if contents.reads else []),
             Section("Settings that determine the result", _settings(contents.settings)),
             Section("Seeds", _seeds(contents.settings)),
             Section("Environment", [block for name, node in contents.nodes.items() for block in _node(name, node)]),

@@ -93,7 +93,7 @@ def _execute(repeater: Repeater, restored: checkout.Restored, top: Path, stage: 
         raise RunFailed(
             f"stage {stage.name} failed in a clean checkout of the run's code:"
             + "".join(f"\n  {line}" for line in said),
-            "what it reads has to be among its deps in dvc.yaml, in the code, or in an installed package",
+            "its inputs have to be among its deps in dvc.yaml, in the code, or in an installed package",
             code="dvc.stage-failed",
         )
     return time.monotonic() - started

@@ -139,7 +139,7 @@ class Repeater:
         except (IndexError, ValueError):
             raise RunFailed(
                 f"the repetition ended with code {done.code} and no report",
-                "what it said stands above",
+                "its output stands above",
                 code="rerun.no-report",
             ) from None
 

@@ -38,10 +38,10 @@ OWN: dict[str, tuple[Any, Any, str, Determines]] = {
     "ensemble.combine.name": (str, "mean", "How members are made one.", "result"),
     "ensemble.output": (
         Literal["logits", "values"], "logits",
-        "What the model returns: logits of classes, which are made probabilities, or values that are combined as they are.",
+        "The model's result: logits of classes, which are made probabilities, or values that are combined as they are.",
         "result",
     ),
-    "ensemble.classes": (int, -1, "Of logits: the dimension in which the classes lie.", "result"),
+    "ensemble.classes": (int, -1, "The dimension of logits in which the classes lie.", "result"),
     "ensemble.register": (
         Annotated[str | None, A_LINE], None, "The registered model of MLflow of which it becomes a version.", "execution",
     ),

@@ -54,7 +54,7 @@ OWN: dict[str, tuple[Any, Any, str, Literal["result", "execution"]]] = {
     ),
     "search.seed": (Annotated[int, SEED], 0, "The seed of the search's randomness.", "result"),
     "objective.metric": (
-        Annotated[str, A_LINE], "validation/loss", "What is to be best at the end of a run, or `train/loss`.", "result",
+        Annotated[str, A_LINE], "validation/loss", "The metric to be best at the end of a run, or `train/loss`.", "result",
     ),
     "objective.direction": (Literal["minimize", "maximize"], "minimize", "Which values of it are good.", "result"),
     "halving.factor": (Annotated[int, Field(ge=2)], 3, "At each rung one trial in so many of a batch goes on.", "result"),

@@ -34,7 +34,7 @@ class Quantize:
         model: Model,
         *,
         bits: Annotated[
-            int, Must("8 or 16", BITS.__contains__), Field(description="Of each element that is sent.")
+            int, Must("8 or 16", BITS.__contains__), Field(description="Bits of each element that is sent.")
         ] = 8,
         error_feedback: Annotated[
             bool, Field(description="Whether a shard adds what was dropped to its next gradient.")

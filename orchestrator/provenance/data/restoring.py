@@ -139,7 +139,7 @@ class _Job:
             self.reasons.append(str(missing))
         else:
             if not self._arrived(max(sources, key=("cache", "remote", "import").index)):
-                self.reasons.append("what DVC has recorded is not what was read then")
+                self.reasons.append("DVC has recorded another version than was read then")
         self.notes += [note for note in store.take_notes() if note not in self.notes]
 
     def from_place(self, name: str, place: Path) -> None:

@@ -97,7 +97,7 @@ def answered(file: Path) -> Combined:
     except (OSError, ValueError):
         raise RunFailed(
             "the process that combines the members ended without an answer",
-            "what it said stands above; look for the kernel's out-of-memory killer (dmesg), and go on with resume=",
+            "its output stands above; look for the kernel's out-of-memory killer (dmesg), and go on with resume=",
             code="ensemble.no-answer",
         ) from None
     if "failed" in fields:

@@ -54,7 +54,7 @@ class ShardSlots:
             os.ftruncate(fd, whole)  # to the same size in every worker, so it does not matter who comes first
         if os.fstat(fd).st_size != whole:
             raise Inconsistent(
-                "what shards keep has another size in another worker",
+                "the state of shards has another size in another worker",
                 "this is a fault of orchestrator",
                 code="replica.size-of-slots",
             )

@@ -89,7 +89,7 @@ def load(folder: Path) -> Served:
     args, seed, answers = architecture["args"], architecture["seed"], Answers.of(architecture.get("answers", {}))
     _have_arithmetic(architecture.get("arithmetic", "native"))
     if answers.rows is None:
-        warnings.warn(f"what is asked together is answered together: of this model, {answers.why}", stacklevel=3)
+        warnings.warn(f"rows that are asked together are answered together: {answers.why}", stacklevel=3)
     with left_as_it_was():
         pipeline = construction.make_pipeline(find(architecture["target"], args), args, seed)
         try:

@@ -69,7 +69,7 @@ class ClippedSum:
         """Raises NonFinite."""
         if not self._grid.add(tensors, self._carrier.own):
             raise NonFinite(
-                f"what shard {shard} contributes is not finite", NON_FINITE_REMEDY, code="loss.contribution"
+                f"the contribution of shard {shard} is not finite", NON_FINITE_REMEDY, code="loss.contribution"
             )
 
     def add_loss(self, loss: float) -> None:

@@ -94,7 +94,7 @@ def test_who_changes_the_reply_is_caught(place: int) -> None:
 
 @pytest.mark.parametrize("place", [0, 31])
 def test_who_changes_the_dialers_proof_is_caught(place: int) -> None:
-    with pytest.raises(PermissionError, match="who called as member 0 does not know"):
+    with pytest.raises(PermissionError, match="the caller as member 0 does not know"):
         shake(DIALER, ACCEPTOR, flipped("offer", place))
 
 
@@ -103,9 +103,9 @@ def test_without_the_secret_no_descriptor_is_sent_either_way() -> None:
     answering = accept(ACCEPTOR, heard(next(calling).send), Offer(HOST, (30,)))
     offer = calling.send(next(answering).send)
     assert not offer.with_descriptors
-    with pytest.raises(PermissionError, match="who called as member 0 does not know"):
+    with pytest.raises(PermissionError, match="the caller as member 0 does not know"):
         answering.send(offer.send)
-    with pytest.raises(PermissionError, match="who answers for member 1 does not know"):
+    with pytest.raises(PermissionError, match="the process that answers for member 1 does not know"):
         calling.send(b"")
 
 

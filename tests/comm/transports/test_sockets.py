@@ -158,8 +158,8 @@ def test_another_secret_is_refused_by_both(make: Make, kind: str) -> None:
 
     errors = together([lambda: failure(lambda: members.connect(0)), answer])
     assert [type(error) for error in errors] == [PermissionError, PermissionError]
-    assert "who answers for member 1 does not know the secret" in str(errors[0])
-    assert "who called as member 0 does not know the secret" in str(errors[1])
+    assert "the process that answers for member 1 does not know the secret" in str(errors[0])
+    assert "the caller as member 0 does not know the secret" in str(errors[1])
 
 
 def test_another_user_is_refused(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -236,13 +236,13 @@ NO_MATCH = {
     "another run's certificate": (
         OTHERS,
         CREDENTIALS,
-        "who answers for member 1 at 127.0.0.1:.* does not have the certificate of this run",
+        "the process that answers for member 1 at 127.0.0.1:.* does not have the certificate of this run",
         "refused a connection from 127.0.0.1: who called refuses this member's certificate",
     ),
     "an expired one": (
         EXPIRED,
         EXPIRED,
-        r"who answers for member 1 at 127.0.0.1:.* \(certificate has expired\)",
+        r"the process that answers for member 1 at 127.0.0.1:.* \(certificate has expired\)",
         "refused a connection from 127.0.0.1: who called refuses this member's certificate",
     ),
     "plain text to TLS": (

@@ -86,19 +86,19 @@ RULES: tuple[Rule, ...] = (
         "tuning.sync",
         "sync.name",
         "bsp",
-        "what is chosen by measuring is the layout of lockstep, not of sync={}; give it",
+        "measuring chooses the layout of lockstep, not of sync={}; give it",
     ),
     _not_measured(
         "tuning.stages",
         "cluster.stages",
         1,
-        "what is chosen by measuring is the layout of whole models; give it, or leave cluster.stages out",
+        "measuring chooses the layout of whole models; give it, or leave cluster.stages out",
     ),
     _not_measured(
         "tuning.compression",
         "compression.name",
         "none",
-        "what is chosen by measuring is the layout of dense sums, not of compression={}; give it",
+        "measuring chooses the layout of dense sums, not of compression={}; give it",
     ),
     _not_measured(
         "tuning.noise", "privacy.noise_multiplier", 0, "a measurement would train with the noise of the run; give it"

@@ -25,7 +25,7 @@ from orchestrator.data.files.readers.listing import INDEX, Counts, Listed, Read,
 from orchestrator.errors import ConfigurationError
 
 Config = Annotated[Any, Field(description="How chunks are read: `config` of index.json.")]
-BlockSize = Annotated[int | None, Field(ge=1, description="Of tokens: how many are a sample.")]
+BlockSize = Annotated[int | None, Field(ge=1, description="The number of tokens in a sample.")]
 _LEVEL = 4  # of compression, which is not asked for here
 _LONGEST = 16  # bytes of a complex128
 _LOADERS = ("PyTreeLoader", "TokensLoader")
