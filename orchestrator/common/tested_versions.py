@@ -6,7 +6,9 @@ if RAY.is_here: ...                     # else the usual way, which takes longer
 
 from __future__ import annotations
 
+import functools
 import importlib.metadata
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -24,16 +26,22 @@ class Tried:
     @property
     def is_here(self) -> bool:
         """Whether one of these versions is installed."""
-        try:
-            found = importlib.metadata.version(self.package).partition("+")[0]
-        except importlib.metadata.PackageNotFoundError:
-            return False
-        return any(found == each or found.startswith(f"{each}.") for each in self.versions)
+        found = _installed(self.package, importlib.metadata.version)
+        return found is not None and any(found == each or found.startswith(f"{each}.") for each in self.versions)
 
     @property
     def wanted(self) -> str:
         """As pip takes it."""
         return f"{self.package}=={self.versions[-1]}.*"
+
+
+@functools.cache
+def _installed(package: str, version: Callable[[str], str]) -> str | None:
+    """Without what follows a plus. It is looked up once, since a driver asks in each turn, and that reads files."""
+    try:
+        return version(package).partition("+")[0]
+    except importlib.metadata.PackageNotFoundError:
+        return None
 
 
 @dataclass(frozen=True)

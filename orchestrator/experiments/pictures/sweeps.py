@@ -9,13 +9,12 @@ from typing import Any
 
 import matplotlib
 from matplotlib.axes import Axes
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.cm import ScalarMappable
 from matplotlib.colors import Normalize
 from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 
-from orchestrator.driver.report.pictures.drawing import finish
+from orchestrator.driver.report.pictures.drawing import as_png, finish
 from orchestrator.experiments.search.space import Choice, Dimension, Range, Space
 
 _INK, _BEST, _TRIALS, _PRUNED = "#1f2933", "#d9622b", "#2f6fb2", "#a9b4c0"
@@ -42,7 +41,7 @@ def history(trials: Trials, metric: str, direction: str, title: str, path: Path)
         axes.set_yscale("log")
     finish(axes, metric)
     axes.set_xlabel("trial", color=_INK)
-    figure.savefig(path)
+    as_png(figure, path)
 
 
 def importance(shares: Mapping[str, float], title: str, path: Path) -> None:
@@ -57,7 +56,7 @@ def importance(shares: Mapping[str, float], title: str, path: Path) -> None:
     axes.set_axisbelow(True)
     axes.tick_params(colors=_INK, labelsize=9)
     axes.set_xlabel("importance", color=_INK)
-    figure.savefig(path)
+    as_png(figure, path)
 
 
 def parallel(space: Space, trials: Trials, metric: str, direction: str, title: str, path: Path) -> None:
@@ -82,7 +81,7 @@ def parallel(space: Space, trials: Trials, metric: str, direction: str, title: s
     axes.set_xlim(-0.3, len(space) - 0.4 if len(space) > 1 else 0.6)
     axes.set_axis_off()
     figure.colorbar(ScalarMappable(norm, colours), ax=axes, label=metric, pad=0.08)
-    figure.savefig(path)
+    as_png(figure, path)
 
 
 def members(whole: Mapping[str, Any], title: str, path: Path) -> None:
@@ -93,7 +92,6 @@ def members(whole: Mapping[str, Any], title: str, path: Path) -> None:
         figsize=(3.6 * len(names) + 0.8, 3.8), dpi=130, facecolor="white",
         layout=ConstrainedLayoutEngine(w_pad=0.15, h_pad=0.12),
     )  # fmt: skip
-    FigureCanvasAgg(figure)
     figure.suptitle(title, x=0.02, ha="left", fontsize=13, fontweight="bold", color=_INK)
     for place, name in enumerate(names):
         axes = figure.add_subplot(1, len(names), place + 1)
@@ -113,7 +111,7 @@ def members(whole: Mapping[str, Any], title: str, path: Path) -> None:
         axes.set_xticks(range(len(columns)), [label for label, _ in columns], rotation=20)
         axes.set_xlim(-0.5, len(columns) - 0.5)
         finish(axes, name)
-    figure.savefig(path)
+    as_png(figure, path)
 
 
 def _height(dimension: Dimension, value: Any) -> float:
@@ -133,7 +131,6 @@ def _ticks(dimension: Dimension) -> list[tuple[float, str]]:
 
 def _figure(title: str, size: tuple[float, float]) -> tuple[Figure, Axes]:
     figure = Figure(figsize=size, dpi=130, facecolor="white", layout=ConstrainedLayoutEngine(w_pad=0.15, h_pad=0.12))
-    FigureCanvasAgg(figure)
     axes = figure.add_subplot()
     axes.set_title(title, loc="left", fontsize=13, fontweight="bold", color=_INK, pad=14)
     return figure, axes

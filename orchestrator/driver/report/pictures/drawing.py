@@ -43,7 +43,6 @@ def curves(losses: Series, metrics: dict[str, Series], title: str, path: Path) -
         facecolor="white",
         layout=ConstrainedLayoutEngine(w_pad=0.15, h_pad=0.12),
     )
-    FigureCanvasAgg(figure)
     upper = figure.add_subplot(2 if others else 1, 1, 1)
     upper.set_title(title, loc="left", fontsize=13, fontweight="bold", color=_INK, pad=12)
     _training(upper, losses)
@@ -62,7 +61,7 @@ def curves(losses: Series, metrics: dict[str, Series], title: str, path: Path) -
     if len(losses) == 1:
         upper.set_xlim(losses[0][0] - 0.5, losses[0][0] + 0.5)
     figure.axes[-1].set_xlabel("step", color=_INK)
-    figure.savefig(path)
+    as_png(figure, path)
 
 
 def clocks(shards: list[Series], staleness: Series, title: str, path: Path) -> None:
@@ -70,7 +69,6 @@ def clocks(shards: list[Series], staleness: Series, title: str, path: Path) -> N
     figure = Figure(
         figsize=(9, 6.4), dpi=130, facecolor="white", layout=ConstrainedLayoutEngine(w_pad=0.15, h_pad=0.12)
     )
-    FigureCanvasAgg(figure)
     upper = figure.add_subplot(2, 1, 1)
     upper.set_title(title, loc="left", fontsize=13, fontweight="bold", color=_INK, pad=12)
     for number, series in enumerate(shards):
@@ -88,7 +86,7 @@ def clocks(shards: list[Series], staleness: Series, title: str, path: Path) -> N
     )
     finish(lower, "staleness")
     lower.set_xlabel("updates of all shards", color=_INK)
-    figure.savefig(path)
+    as_png(figure, path)
 
 
 def topology(schedule: Schedule, path: Path) -> None:
@@ -124,7 +122,6 @@ def pipeline(spans: Sequence[Span], in_seconds: bool, title: str, path: Path) ->
         facecolor="white",
         layout=ConstrainedLayoutEngine(w_pad=0.15, h_pad=0.12),
     )
-    FigureCanvasAgg(figure)
     axes = figure.add_subplot()
     waiting = f"bubble {bubble(tuple(spans)):.0%}"
     axes.set_title(f"{title}: one step, {waiting}", loc="left", fontsize=13, fontweight="bold", color=_INK, pad=12)
@@ -151,7 +148,7 @@ def pipeline(spans: Sequence[Span], in_seconds: bool, title: str, path: Path) ->
     axes.grid(False, axis="y")
     axes.set_xlabel("seconds" if in_seconds else "time, in forwards", color=_INK)
     axes.legend(frameon=False, fontsize=9, labelcolor=_INK, loc="center left", bbox_to_anchor=(1, 0.5))
-    figure.savefig(path)
+    as_png(figure, path)
 
 
 def partition(labels: Sequence[str], counts: Sequence[Sequence[int]], title: str, path: Path) -> None:
@@ -159,7 +156,6 @@ def partition(labels: Sequence[str], counts: Sequence[Sequence[int]], title: str
     figure = Figure(
         figsize=(9, 4.4), dpi=130, facecolor="white", layout=ConstrainedLayoutEngine(w_pad=0.15, h_pad=0.12)
     )
-    FigureCanvasAgg(figure)
     axes = figure.add_subplot()
     axes.set_title(title, loc="left", fontsize=13, fontweight="bold", color=_INK, pad=12)
     clients, below = range(len(counts)), [0] * len(counts)
@@ -172,7 +168,12 @@ def partition(labels: Sequence[str], counts: Sequence[Sequence[int]], title: str
     axes.grid(False, axis="x")
     axes.set_xlabel("client", color=_INK)
     axes.legend(frameon=False, fontsize=9, labelcolor=_INK, loc="center left", bbox_to_anchor=(1, 0.5))
-    figure.savefig(path)
+    as_png(figure, path)
+
+
+def as_png(figure: Figure, path: Path) -> None:
+    """Write the picture. `savefig` draws twice where margins are found by what is drawn, the first time to find them."""
+    FigureCanvasAgg(figure).print_png(path)
 
 
 def _training(axes: Axes, losses: Series) -> None:

@@ -8,12 +8,11 @@ from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 
 from orchestrator.data.drift import LABELS, Drift, Profile, share_up_to
-from orchestrator.driver.report.pictures.drawing import finish
+from orchestrator.driver.report.pictures.drawing import as_png, finish
 
 _BEFORE, _AFTER, _INK = "#2f6fb2", "#d9622b", "#1f2933"
 _SHOWN, _ACROSS = 6, 3
@@ -31,7 +30,6 @@ def draw(path: Path, drift: Drift, profiles: tuple[Profile, Profile], names: tup
         facecolor="white",
         layout=ConstrainedLayoutEngine(w_pad=0.1, h_pad=0.1),
     )
-    FigureCanvasAgg(figure)
     short = [name[:8] for name in names]
     for number, shift in enumerate(shown):
         axes = figure.add_subplot(rows, min(_ACROSS, len(shown)), number + 1)
@@ -47,7 +45,7 @@ def draw(path: Path, drift: Drift, profiles: tuple[Profile, Profile], names: tup
         legend = axes.get_legend()
         if number and legend is not None:
             legend.remove()
-    figure.savefig(path)
+    as_png(figure, path)
 
 
 def _column(axes: Axes, column: str, profiles: tuple[Profile, Profile], names: list[str]) -> None:

@@ -7,11 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from matplotlib.axes import Axes
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 
-from orchestrator.driver.report.pictures.drawing import finish
+from orchestrator.driver.report.pictures.drawing import as_png, finish
 from orchestrator.records.times import IN_WORDS, KINDS, Seconds, by_member, per_step
 
 _INK = "#1f2933"
@@ -38,13 +37,12 @@ def draw(windows: Sequence[Mapping[str, Any]], title: str, path: Path) -> None:
     figure = Figure(
         figsize=(9, 3.4 + bars), dpi=130, facecolor="white", layout=ConstrainedLayoutEngine(w_pad=0.15, h_pad=0.12)
     )
-    FigureCanvasAgg(figure)
     grid = figure.add_gridspec(2, 1, height_ratios=(2.8, bars))
     upper, lower = figure.add_subplot(grid[0]), figure.add_subplot(grid[1])
     upper.set_title(f"{title}: where time goes", loc="left", fontsize=13, fontweight="bold", color=_INK, pad=12)
     _along_the_run(upper, per_step(workers, _COLUMNS), present)
     _by_member(lower, members, present)
-    figure.savefig(path)
+    as_png(figure, path)
 
 
 def _along_the_run(axes: Axes, columns: Sequence[tuple[float, Seconds]], present: Sequence[str]) -> None:
