@@ -389,9 +389,8 @@ class PipelineStrategy:
     def verify(self, reference: str) -> dict[str, Any]:
         assert self._replica is not None
         self._cuts = plan_stages(self._workload, self._replica, self._plan.cluster.members.stages)
-        proved = verify(self._workload, self._replica, self._cuts, reference)
-        self._place = self._place._replace(crossing=tuple(proved.crossing))
-        self._services.emit({"event": "stages_proved", "seconds": [round(each, 4) for each in proved.seconds]})
+        seconds = verify(self._workload, self._replica, self._cuts, reference)
+        self._services.emit({"event": "stages_proved", "seconds": [round(each, 4) for each in seconds]})
         cut = {"stages": summary(self._cuts, self._workload.model)}
         if not reference or isinstance(self._place.staging, Direct):
             return cut

@@ -23,6 +23,7 @@ from orchestrator.worker.pipeline_parallel.fake_tensors import Key
 ALIGNMENT: Final = (
     512  # bytes: 64 is what vectors of a processor ask for, 256 what cuBLAS looks at, 512 what CUDA allocates
 )
+TOGETHER: Final = 64  # bytes: where the tensors of a message begin, one behind the other
 
 
 class BorderValue(NamedTuple):
@@ -94,8 +95,20 @@ def pack(tensor: torch.Tensor) -> BorderValue:
     """The tensor, with memory of its own."""
     plain = tensor.detach()
     size, stride = tuple(plain.size()), tuple(plain.stride())
-    span = 1 + sum((n - 1) * s for n, s in zip(size, stride, strict=True)) if plain.numel() else 0
-    return BorderValue(size, stride, plain.data_ptr() % ALIGNMENT, plain.as_strided((span,), (1,)).clone())
+    return BorderValue(size, stride, plain.data_ptr() % ALIGNMENT, plain.as_strided((_span(plain),), (1,)).clone())
+
+
+def size_of(tensor: torch.Tensor) -> int:
+    """The bytes that it takes on its way; 0 of one that cannot go."""
+    if tensor.layout != torch.strided:
+        return 0
+    return -(-_span(tensor) * tensor.element_size() // TOGETHER) * TOGETHER
+
+
+def _span(tensor: torch.Tensor) -> int:
+    """The elements from its first one in memory to its last one."""
+    reach = ((n - 1) * step for n, step in zip(tensor.size(), tensor.stride(), strict=True))
+    return 1 + sum(reach) if tensor.numel() else 0
 
 
 def unpack(value: BorderValue, staging: Staging | None = None) -> torch.Tensor:

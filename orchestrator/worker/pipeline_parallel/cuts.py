@@ -34,6 +34,7 @@ class Cuts:
     shares: tuple[float, ...]  # by stage, its part of the cost of the loss in training
     apart: frozenset[Way] = frozenset()  # the ways that use nothing of the model, which the last stage goes alone
     draws: bool = False  # whether the loss draws random numbers in evaluation
+    crossing: tuple[int, ...] = ()  # by border, the bytes of a micro-batch's tensors that cross it in training
 
     @property
     def stages(self) -> int:
@@ -69,7 +70,8 @@ def cut(surveys: Mapping[Way, Survey], borders: Sequence[str], names: Sequence[s
     skips = {way: _skips(survey, borders) for way, survey in surveys.items()} | dict.fromkeys(apart, ())
     shares = _shares(surveys["training"], borders)
     draws = "evaluation" in surveys and surveys["evaluation"].draws
-    return Cuts(tuple(borders), tuple(map(frozenset, hosted)), owners, skips, shares, apart, draws)
+    crossing = _crossing(surveys["training"], borders)
+    return Cuts(tuple(borders), tuple(map(frozenset, hosted)), owners, skips, shares, apart, draws, crossing)
 
 
 def choose(surveys: Mapping[Way, Survey], stages: int, sizes: Mapping[str, int]) -> list[str]:
@@ -223,6 +225,13 @@ def _skips(survey: Survey, borders: Sequence[str]) -> tuple[tuple[Key, ...], ...
         for n in crossed:
             found[n].add(crossing.key if returned and crossing.key is not None else crossing.trailed)
     return tuple(tuple(sorted(keys)) for keys in found)
+
+
+def _crossing(survey: Survey, borders: Sequence[str]) -> tuple[int, ...]:
+    """By border, in bytes: the arguments of the call there, and what crosses beside them."""
+    positions = [survey.position(border) or 0 for border in borders]
+    beside = [sum(each.size for each in survey.crossings if each.crosses(at)) for at in positions]
+    return tuple(survey.passed[at] + more for at, more in zip(positions, beside, strict=True))
 
 
 def _check(survey: Survey, borders: Sequence[str], way: Way) -> None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any, Final, NamedTuple
 
 import numpy
@@ -22,6 +22,7 @@ from orchestrator.errors import PipelineRaised
 from orchestrator.numerics.staging import collected
 from orchestrator.worker.pipeline_parallel.border_memory import BorderMemory
 from orchestrator.worker.pipeline_parallel.border_values import (
+    TOGETHER,
     Activations,
     BorderValue,
     Generators,
@@ -35,7 +36,6 @@ ACTIVATIONS, GRADIENTS, DONE, NORMS, TIED, DIGESTED, DIGEST, SAVING, EVALUATED, 
 # Where a member waits for another stage, and whether it then goes on with what it did (`CancellableTransport.waits`).
 WAITS: Final = {ACTIVATIONS: True, GRADIENTS: True, TIED: True, DONE: False, NORMS: False}
 
-_ALIGNMENT: Final = 64  # bytes
 _LEFT: Final = 1  # the piece of a message that says where tensors were left
 _NOTHING: Final = torch.empty(0, dtype=torch.uint8)
 BorderTag = tuple[int, int, int, int]  # step, attempt, phase, shard
@@ -117,12 +117,7 @@ def encode(message: Activations | Gradients, seeded: Seeded, place: torch.Tensor
 
 def _offsets(bodies: Sequence[torch.Tensor]) -> list[int]:
     """Where each begins, in bytes, and the end of all."""
-    return list(itertools.accumulate((-(-body.nbytes // _ALIGNMENT) * _ALIGNMENT for body in bodies), initial=0))
-
-
-def size_of(border_values: Iterable[BorderValue | None]) -> int:
-    """The bytes that the tensors take in a place."""
-    return _offsets([border_value.data for border_value in border_values if border_value is not None])[-1]
+    return list(itertools.accumulate((-(-body.nbytes // TOGETHER) * TOGETHER for body in bodies), initial=0))
 
 
 def _left(bodies: Sequence[torch.Tensor], place: torch.Tensor) -> torch.Tensor | None:
@@ -162,7 +157,7 @@ def gradients(message: Message, seeded: Seeded) -> Gradients | None:
 def _decoded(message: Message, seeded: Seeded) -> tuple[Any, list[BorderValue | None], Generators]:
     payload, note, left = message
     header = json.loads(payload[:note].numpy().tobytes())
-    rest = payload[-(-note // _ALIGNMENT) * _ALIGNMENT :]
+    rest = payload[-(-note // TOGETHER) * TOGETHER :]
     border_values: list[BorderValue | None] = []
     for number, described in enumerate(header["tensors"]):
         if described is None:
@@ -183,7 +178,7 @@ def _taken(described: Sequence[Any], source: torch.Tensor) -> tuple[BorderValue,
     dtype = getattr(torch, kind)
     length = elements * dtype.itemsize
     found = BorderValue(tuple(size), tuple(stride), at, _typed(source[:length], dtype))
-    return found, source[-(-length // _ALIGNMENT) * _ALIGNMENT :]
+    return found, source[-(-length // TOGETHER) * TOGETHER :]
 
 
 def _typed(data: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
@@ -222,7 +217,7 @@ def _restored(changed: dict[str, Any], states: torch.Tensor, seeded: Seeded) -> 
     for number, elements in changed.get("torch", []):
         if number < len(of_torch):  # another member may see more GPUs
             of_torch[number] = states[start : start + elements].clone()
-        start += -(-elements // _ALIGNMENT) * _ALIGNMENT
+        start += -(-elements // TOGETHER) * TOGETHER
     if "python" in changed:
         version, words, gauss = changed["python"]
         python = version, tuple(words), None if gauss is None else float.fromhex(gauss)

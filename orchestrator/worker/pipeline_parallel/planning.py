@@ -4,7 +4,7 @@ with the whole model, and all have to find the same."""
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
@@ -42,27 +42,21 @@ def cuts_of(surveys: dict[Way, Survey], workload: PipelineAdapter, replica: Repl
 
 
 def summary(cuts: Cuts, model: torch.nn.Module) -> dict[str, Any]:
-    """For the run manifest: where the model is cut, and by stage its parameters and its part of the computation."""
+    """For the run manifest: where the model is cut, by stage its parameters and its part of the computation, and by border the
+    bytes that cross."""
     sizes = {name: each.numel() for name, each in model.named_parameters()}
     parameters = [sum(sizes.get(name, 0) for name in cuts.owned(stage)) for stage in range(cuts.stages)]
     return {
         "borders": list(cuts.borders),
         "parameters": parameters,
         "shares": [round(share, 4) for share in cuts.shares],
+        "crossing": list(cuts.crossing),
     }
 
 
-class Proved(NamedTuple):
-    """What was seen of a cut model. seconds: that each stage has taken; crossing: the bytes of tensors that have crossed each
-    border in training, 0 where none were computed."""
-
-    seconds: list[float]
-    crossing: list[int]
-
-
-def verify(workload: PipelineAdapter, replica: Replica, cuts: Cuts, reference: str) -> Proved:
-    """Raises Inconsistent where a micro-batch or a validation batch comes out differently in stages. reference: of micro-batch
-    (0, 0), unsplit; empty where that fails, as the first step will."""
+def verify(workload: PipelineAdapter, replica: Replica, cuts: Cuts, reference: str) -> list[float]:
+    """Returns the seconds that each stage has taken. Raises Inconsistent where a micro-batch or a validation batch comes out
+    differently in stages. reference: of micro-batch (0, 0), unsplit; empty where that fails, as the first step will."""
     whole = WholeModel(workload.model, cuts)
     try:
         if reference:
@@ -80,7 +74,7 @@ def verify(workload: PipelineAdapter, replica: Replica, cuts: Cuts, reference: s
     finally:
         whole.close()
         replica.begin_shard()
-    return Proved(whole.seconds, whole.crossing)
+    return whole.seconds
 
 
 def surveyed(workload: PipelineAdapter, replica: Replica) -> dict[Way, Survey]:

@@ -97,7 +97,6 @@ class Place(NamedTuple):
     staging: Staging  # to the device that computes
     regions: Regions  # the memory that members exchange through
     kernels: Kernels | None  # where sums stay on that device; None: they are made in host memory
-    crossing: tuple[int, ...] = ()  # bytes of a shard's tensors, by border
 
 
 class HostedStage:
@@ -134,7 +133,7 @@ class HostedStage:
         updater = Updater(workload, replica, optimizer, plan.update, clipping)
         sums = sums_of(plan) if kernels is None else sums_on(kernels)
         self._memory = Memory(layout.layout, place.regions, sums=sums)
-        before, onward = ((0, *place.crossing, 0)[number] for number in (stage, stage + 1))
+        before, onward = ((0, *cuts.crossing, 0)[number] for number in (stage, stage + 1))
         self._borders = None if kernels is None else BorderMemory(place.regions, onward, before)
         self.model_state = StageState(replica, updater, cuts, stage, self._stage.held, trained, self._made)
         places = tuple(place for place, name in enumerate(whole.counters) if name in owned)

@@ -30,7 +30,7 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 
 from orchestrator.errors import PipelineRaised
-from orchestrator.worker.pipeline_parallel.border_values import Generators, same_generators
+from orchestrator.worker.pipeline_parallel.border_values import Generators, same_generators, size_of
 from orchestrator.worker.pipeline_parallel.fake_tensors import ABOUT, Key, name_of, read_by, writes
 from orchestrator.worker.pipeline_parallel.trail import Opened, Trail
 
@@ -51,6 +51,7 @@ class Crossing:
     born: int  # the position of that operation
     used: tuple[int, ...]  # the positions of its uses
     given: frozenset[int]  # the positions of the calls whose arguments it is among
+    size: int  # in bytes, on its way
 
     def crosses(self, border: int) -> bool:
         """Beside the arguments of the call there."""
@@ -72,6 +73,7 @@ class Survey:
     crossings: tuple[Crossing, ...]  # of all bound tensors that are used
     costs: tuple[float, ...]  # by position, what is computed there, in floating-point operations
     draws: bool  # whether random numbers were drawn
+    passed: tuple[int, ...] = ()  # by position, the bytes of the tensors among the arguments of the call there
 
     @property
     def is_apart(self) -> bool:
@@ -113,7 +115,9 @@ class _Bound:
     given: set[int] = field(default_factory=set)  # the positions of the calls whose arguments it is among
 
     def crossing(self) -> Crossing:
-        return Crossing(self.key, self.made, self.trailed, self.born, tuple(self.used), frozenset(self.given))
+        return Crossing(
+            self.key, self.made, self.trailed, self.born, tuple(self.used), frozenset(self.given), size_of(self.tensor)
+        )
 
     def loose(self) -> Iterator[int]:
         """The positions at which it would have to cross by a name of its own, or, if it was drawn, cannot cross at all."""
@@ -128,6 +132,7 @@ class _Watch:
         self.calls: list[str] = []
         self.counts: Counter[str] = Counter()
         self.costs: list[float] = [0.0]
+        self.passed: list[int] = [0]
         self.names = {id(tensor): name for name, tensor in [*model.named_parameters(), *model.named_buffers()]}
         self.uses: dict[str, list[int]] = {}
         self.bound: dict[int, _Bound] = {}
@@ -148,6 +153,8 @@ class _Watch:
             return
         self.calls.append(name)
         self.costs.append(0.0)
+        tensors = {id(leaf): leaf for leaf in leaves if isinstance(leaf, torch.Tensor)}
+        self.passed.append(sum(map(size_of, tensors.values())))
         if not name:
             self.barred[self.position] = "it is the whole model"
         elif _in_a_checkpoint():
@@ -206,7 +213,8 @@ class _Watch:
                 barred.setdefault(border, f"before it the code reads a value that parameters decide, by {what}")
         crossings = tuple(known.crossing() for known in self.bound.values() if known.used)
         uses = {name: tuple(sorted(set(positions))) for name, positions in self.uses.items()}
-        return Survey(tuple(self.calls), barred, frozenset(glued), uses, crossings, tuple(self.costs), draws)
+        costs, passed = tuple(self.costs), tuple(self.passed)
+        return Survey(tuple(self.calls), barred, frozenset(glued), uses, crossings, costs, draws, passed)
 
 
 def _loose(known: _Bound) -> str:

@@ -10,7 +10,6 @@ import torch
 
 from orchestrator.worker.pipeline_parallel.border_values import Activations, Generators, Gradients, pack, unpack
 from orchestrator.worker.pipeline_parallel.cuts import Cuts, Way
-from orchestrator.worker.pipeline_parallel.messages import size_of
 from orchestrator.worker.pipeline_parallel.replay import Record, Stage
 
 
@@ -23,7 +22,6 @@ class WholeModel:
         self._stages = [Stage(model, cuts, index) for index in range(cuts.stages)]
         self._records: list[Record] = []
         self.seconds = [0.0] * cuts.stages  # that each stage has taken, forward and backward
-        self.crossing = [0] * (cuts.stages - 1)  # by border, the most bytes of tensors that have crossed it in training
 
     def close(self) -> None:
         for stage in reversed(self._stages):
@@ -40,8 +38,6 @@ class WholeModel:
             with stage.hosting():
                 record, came, value = stage.forward(call, way, came)
             self._records.append(record)
-            if way == "training" and came is not None:
-                self.crossing[stage.index] = max(self.crossing[stage.index], size_of(came.border_values))
             self.seconds[stage.index] += self._clock() - since
         return value
 

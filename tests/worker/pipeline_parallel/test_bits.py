@@ -37,6 +37,22 @@ def test_stages_leave_the_bits_of_the_unsplit_model(name: str) -> None:
     assert split(case, cuts_of(case, case.borders)).differing(unsplit(case)) == []
 
 
+@pytest.mark.parametrize("name", thinned(CASES, 5))
+def test_what_crosses_has_the_size_that_was_foretold(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    case, sizes, forward = CASES[name], [], replay.Stage.forward
+
+    def noted(*given: Any) -> replay.Forward:
+        found = forward(*given)
+        if found.leaves is not None:
+            sizes.append(sum(border_values.size_of(each.data) for each in found.leaves.border_values))
+        return found
+
+    monkeypatch.setattr(replay.Stage, "forward", noted)
+    cuts = cuts_of(case, case.borders)
+    split(case, cuts)
+    assert tuple(sizes) == cuts.crossing
+
+
 @pytest.mark.parametrize("name", thinned(["mlp", "gpt", "shared block"], 3))
 def test_chosen_borders_too(name: str) -> None:
     case = CASES[name]
