@@ -210,6 +210,7 @@ class Cluster:
     claims: bool = False  # whether workers of a host claim shards from each other, unless shards keep a state
     claims_required: bool = False  # whether shards that keep a state are refused, since the user asked for claims
     card_type: str | None = None  # of the GPU of each member, as Ray names it; None: any
+    card_bytes: int | None = None  # that each member may take of its GPU; None: all that is there
 
 
 @dataclass(frozen=True)

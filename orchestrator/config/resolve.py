@@ -235,6 +235,7 @@ def _cluster(settings: Settings) -> Cluster:
         claims=cluster.workers.most > 1 and cluster.claims is not False and _can_claim(settings),
         claims_required=cluster.claims is True,
         card_type=cluster.accelerator_type,
+        card_bytes=None if cluster.gpu_gb is None else round(cluster.gpu_gb * 1e9),
     )
 
 

@@ -119,6 +119,14 @@ def uuid() -> str:
     return f"GPU-{found.uuid}" if hasattr(found, "uuid") else ""
 
 
+def limit(size_bytes: int) -> None:
+    """From now on torch's allocator takes at most so much of the GPU of this process, and has no memory left beyond that."""
+    import torch
+
+    whole = int(torch.cuda.get_device_properties(torch.cuda.current_device()).total_memory)
+    torch.cuda.set_per_process_memory_fraction(min(1.0, max(0.0, size_bytes / whole)))
+
+
 def memory() -> dict[str, int]:
     """Bytes that this process has of its GPU. peak: that tensors took at once; reserved: by torch's allocator; largest_free:
     block of those; graphs: of those in private pools."""

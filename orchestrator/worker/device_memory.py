@@ -62,9 +62,20 @@ def held(replica: Replica, optimizer: torch.optim.Optimizer, regions: Regions) -
         parameters=_bytes_of([*replica.model.parameters(), *replica.model.buffers()], there),
         optimizer=_bytes_of(state, there),
         gradients=_GRADIENT_BYTES * sum(parameter.numel() for parameter in replica.parameters),
-        sums=sum(each.size_bytes for each in regions.descriptors) if isinstance(regions, DeviceRegions) else 0,
+        sums=shared_bytes(regions),
         trained=sum(parameter.numel() for parameter in replica.parameters),
     )
+
+
+def shared_bytes(regions: Regions) -> int:
+    """That peers map, of a GPU; what lies in host memory does not count."""
+    return sum(each.size_bytes for each in regions.descriptors) if isinstance(regions, DeviceRegions) else 0
+
+
+def limit(plan: Plan, regions: Regions) -> None:
+    """Torch's allocator gets what the regions leave of that which this worker may take of its GPU."""
+    if plan.cluster.card_bytes is not None:
+        cuda.limit(plan.cluster.card_bytes - shared_bytes(regions))
 
 
 def _bytes_of(tensors: Iterable[torch.Tensor], there: torch.device) -> int:
@@ -113,10 +124,13 @@ def explanation(error: OutOfDeviceMemory, place: Place, holds: Held | None, plan
     parts = _parts(now, holds)
     own = now.reserved + parts.get(_SUMS, 0)
     others = max(0, now.total - now.free - own)
-    too_small = place.sharing * (own + error.wanted) > _WHOLE * now.total
+    most = plan.cluster.card_bytes
+    bounded = most is not None and own + error.wanted > most
+    too_small = bounded or place.sharing * (own + error.wanted) > _WHOLE * now.total
     needed = f"{sized(error.wanted)} more were needed, and {sized(now.free)}" if error.wanted else sized(now.free)
     listed = ", ".join(f"{name} {sized(size)}" for name, size in parts.items() if size)
     sharing = f", which up to {place.sharing} workers of this run share" if place.sharing > 1 else ""
+    sharing += "" if most is None else f", of which cluster.gpu_gb allows it {sized(most)}"
     lost = (
         "; the run has fewer workers than before, but a worker computes one micro-batch at a time, however many it hosts"
         if place.lost
@@ -127,7 +141,9 @@ def explanation(error: OutOfDeviceMemory, place: Place, holds: Held | None, plan
         f" ({place.card}, {sized(now.total)}{sharing})",
         f"{needed} are free. This worker holds {sized(own)}: {listed or 'nothing'}; others, and the driver, hold "
         f"{sized(others)}{lost}{error.frames}",
-        "; or ".join(_remedies(parts, others, place, plan, now.total))
+        "; or ".join(
+            ["raise cluster.gpu_gb, also in a resume"] * bounded + _remedies(parts, others, place, plan, now.total)
+        )
         + ";\n  error.txt in the run's folder has the allocator's summary and its largest segments",
         error.details,
     )

@@ -18,6 +18,7 @@ from orchestrator.errors import ConfigurationError, RunFailed
 from orchestrator.numerics import allocator
 from orchestrator.numerics.device.kernels import Kernels, Updating, integers_on, sums_on
 from orchestrator.numerics.fixed_point import HOST
+from orchestrator.numerics.layout import Layout
 from orchestrator.numerics.staging import Direct, Staging
 from orchestrator.optim.compressions.codec import Codec
 from orchestrator.optim.transforms import Chain, State
@@ -40,6 +41,7 @@ from orchestrator.worker.model.pipeline_adapter import PipelineAdapter
 from orchestrator.worker.model.replica import Replica
 from orchestrator.worker.model.shard_states import ShardStates
 from orchestrator.worker.model.updater import Updater
+from orchestrator.worker.pipeline_parallel import footprint as stage_footprint
 from orchestrator.worker.pipeline_parallel import one_by_one
 from orchestrator.worker.pipeline_parallel.planning import plan_stages, summary, verify
 from orchestrator.worker.pipeline_parallel.stage_state import StageState
@@ -55,7 +57,7 @@ from orchestrator.worker.step.lockstep import Lockstep, StepContents
 from orchestrator.worker.step.shard_gradients import Contributing, ShardGradients
 from orchestrator.worker.step.summation import CompressedSum, DirectSum, Summation, first_residuals
 from orchestrator.worker.voting import footprint
-from orchestrator.worker.voting.footprint import sums_of
+from orchestrator.worker.voting.footprint import Needed, sums_of
 
 _DEATH_S: Final = 5.0  # until the death of another member is known
 
@@ -101,8 +103,23 @@ class GenerationContext:
 
 def sentence(run_manifest: Mapping[str, Any], plan: Plan) -> str | None:
     """How much memory a worker needs, in words; None where the workers have not told their parameters."""
-    bytes_of = footprint.worker_bytes if plan.lockstep else free_footprint.worker_bytes
-    return footprint.sentence(run_manifest, plan, bytes_of)
+    if "parameters" not in run_manifest:
+        return None
+    parameters = run_manifest["parameters"]
+    if "stages" in run_manifest:
+        return stage_footprint.sentence(run_manifest["stages"], parameters, plan)
+    return footprint.sentence(parameters, needed(run_manifest, plan)[0], plan)
+
+
+def needed(run_manifest: Mapping[str, Any], plan: Plan) -> list[Needed]:
+    """How much memory the worker of each stage needs; the model may be one stage, whole."""
+    if "stages" in run_manifest:
+        return stage_footprint.by_stage(run_manifest["stages"], plan)
+    needs_of = footprint.worker_needs if plan.lockstep else free_footprint.worker_needs
+    layout, schedule = Layout.from_dict(run_manifest["layout"]), footprint.first_schedule(plan)
+    parameters, feedback = run_manifest["parameters"], run_manifest["shard_state"]
+    state = footprint.remembered(plan)
+    return [needs_of(layout, schedule, plan, parameters=parameters, state=state, feedback=feedback)]
 
 
 def _require_memory(context: WorkerContext) -> None:
@@ -110,8 +127,8 @@ def _require_memory(context: WorkerContext) -> None:
     MemoryError."""
     plan, layout = context.plan, context.replica.layout
     schedule, state = footprint.first_schedule(plan), footprint.remembered(plan)
-    needed = free_footprint.worker_bytes(layout, schedule, plan, parameters=0, state=state)
-    footprint.require(needed, f"about {megabytes(needed)} for a model whose replicas run free")
+    size = free_footprint.worker_needs(layout, schedule, plan, parameters=0, state=state).host
+    footprint.require(size, f"about {megabytes(size)} for a model whose replicas run free")
 
 
 def _require_memory_for_a_step(context: WorkerContext) -> None:

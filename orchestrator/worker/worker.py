@@ -106,6 +106,7 @@ class Worker:
         tell = lambda line: self._services.emit({"event": "device", "why": line})  # noqa: E731
         there = worker_device.opened(plan, tell)
         self._staging, self.regions = there.staging, there.regions or self.regions
+        device_memory.limit(plan, self.regions)
         in_stages = plan.cluster.members.stages > 1
         # A model in stages may be larger than a GPU: whole it is in host memory only.
         whole_on = staging.Direct() if in_stages else self._staging
@@ -222,6 +223,7 @@ class Worker:
         self._workers.append(generation.workers)
         with self._memory_explained():
             self._execution.suit(generation, rank)
+            device_memory.limit(self._plan, self.regions)
         if self._state is None:
             self._state = self._first_state(generation.begin.run_manifest)
             model_state = self._execution.model_state

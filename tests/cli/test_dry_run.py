@@ -5,13 +5,18 @@ from __future__ import annotations
 import itertools
 import subprocess
 import sys
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from orchestrator.config.plan import Plan
 from orchestrator.config.resolve import resolve
 from orchestrator.controller.shard_assignment import assign_columns, assign_stages
 from orchestrator.driver.launch.dry_run import DryRun
+from orchestrator.driver.launch.memory_plan import planned as memory_planned
+from orchestrator.driver.launch.memory_plan import refuse_what_exceeds
+from orchestrator.worker.model.construction import Rehearsal, rehearse
 from orchestrator.worker.pipeline_parallel.rehearsal import rehearse_cuts
 from tests.refusals import refused
 from tests.worker import pipelines
@@ -88,3 +93,51 @@ assert not {"ray", "mlflow", "matplotlib", "requests"} & sys.modules.keys()
 @pytest.mark.slow
 def test_a_plan_needs_no_ray() -> None:
     subprocess.run([sys.executable, "-c", SCENE], check=True)
+
+
+def on_cards(layout: Layout, gpu_gb: float | None) -> Plan:
+    settings = settings_for(Deep, layout, shards=6, optimizer={"name": "adamw"})
+    cluster = replace(settings.cluster, gpus_per_worker=1.0, gpu_gb=gpu_gb)
+    return resolve(replace(settings, run=replace(settings.run, device="cuda"), cluster=cluster))
+
+
+CUT = {"borders": ["2"], "parameters": [10**9, 10**8], "shares": [0.5, 0.5], "crossing": [1 << 20]}
+BUILT = Rehearsal([], 1_100_000_000, {"slots": [], "size": 0})
+
+
+def test_a_plan_tells_what_each_stage_needs_of_its_card() -> None:
+    plan = on_cards(Layout(2, stages=2), 40.0)
+    found = DryRun(plan, BUILT.parameters, CUT, [], [], [], memory_planned(plan, BUILT, CUT))
+    text = found.as_text()
+    assert (
+        "1,000,000,000 parameters, about 28 GB of its GPU, of which it may take 40 GB, 50% of the computation" in text
+    )
+    assert "while it prepares, a worker has 8.8 GB of host memory" in text
+    places = 6 << 20
+    assert found.as_dict()["memory"] == [
+        {"host_bytes": 0, "gpu_bytes": 28 * 10**9 + places},
+        {"host_bytes": 0, "gpu_bytes": 28 * 10**8 + places},
+    ]
+
+
+def test_and_what_a_worker_needs_that_has_the_whole_model() -> None:
+    plan = resolve(settings_for(Deep, Layout(2)))
+    built = rehearse(plan)
+    text = DryRun(plan, built.parameters, None, [], [], [], memory_planned(plan, built, None)).as_text()
+    assert "memory    each worker needs about " in text
+    assert " MB, beside activations" in text
+    assert memory_planned(plan, Rehearsal([], None), None) == []
+    assert "memory" not in planned_text(plan)
+
+
+def planned_text(plan: Plan) -> str:
+    return DryRun(plan, None, None, [], [], []).as_text()
+
+
+def test_a_card_that_is_too_small_is_refused() -> None:
+    plan = on_cards(Layout(2, stages=2), 24.0)
+    memory = memory_planned(plan, BUILT, CUT)
+    with refused("gpu.limit-too-low", "cluster.gpu_gb: the worker of stage 0 needs 28 GB"):
+        refuse_what_exceeds(plan, memory)
+    refuse_what_exceeds(plan, memory[1:])
+    refuse_what_exceeds(on_cards(Layout(2, stages=2), None), memory)

@@ -66,6 +66,7 @@ CLUSTER = ", ".join(
         "spares",
         "cpus_per_worker",
         "gpus_per_worker",
+        "gpu_gb",
         "accelerator_type",
         "start_timeout_s",
         "step_timeout_s",

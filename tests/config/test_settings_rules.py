@@ -74,6 +74,7 @@ REFUSED = {
     "cluster.gpus_per_worker=1.5": "cluster.gpus_per_worker: Ray gives a worker a part of one GPU or several whole ones",
     "cluster.gpus_per_worker=0.00001": "cluster.gpus_per_worker: Ray counts GPUs in ten-thousandths, and 1e-05 is less",
     "cluster.accelerator_type=H100": "cluster.accelerator_type: with cluster.gpus_per_worker=0 workers have no GPU",
+    "cluster.gpu_gb=20": "cluster.gpu_gb: with run.device=cpu no worker takes memory of a GPU",
     "run.tf32=true": "run.tf32: only GPUs have TF32",
     "run.arithmetic=portable run.device=cuda cluster.gpus_per_worker=1": "run.arithmetic: portable is for CPUs",
     "run.compile=true run.arithmetic=portable": "run.compile: the compiler's kernels are made for one processor",

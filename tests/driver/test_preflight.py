@@ -10,7 +10,7 @@ import pytest
 
 from orchestrator.config.settings import load
 from orchestrator.driver.preflight import checks
-from orchestrator.errors import ConfigurationError, NotRerunnable
+from orchestrator.errors import ConfigurationError, NotRerunnable, coded
 from orchestrator.provenance.data import versions
 from tests.provenance.code.repositories import create, write
 from tests.refusals import refused
@@ -43,6 +43,16 @@ def test_code_that_a_snapshot_lacks_is_refused_where_that_is_strict(project: Pat
     assert checks.check(load([RUN], []), project).obstacles == []  # a worker tells of it, which has imported more
     with refused("rerun.strict"):
         checks.check(load([RUN], ["strict=true"]), project)
+
+
+def test_a_plan_for_cards_elsewhere_notes_what_this_machine_lacks(
+    project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(checks, "_device_problems", lambda _: [coded("gpu.none-here", "run.device: no GPU")])
+    settings = load([RUN], ["run.device=cuda", "cluster.gpus_per_worker=1", "cluster.gpu_gb=24"])
+    with refused("gpu.none-here"):
+        checks.check(settings, project)
+    assert "not on this machine: run.device: no GPU" in checks.check(settings, project, cards_elsewhere=True).notes
 
 
 def test_a_torch_that_lacks_a_name_is_refused_with_the_one_to_install(

@@ -220,3 +220,15 @@ VERSIONS = {
 @pytest.mark.parametrize("text", VERSIONS)
 def test_the_driver_is_read_from_what_its_module_says(text: str) -> None:
     assert cuda.driver(text) == VERSIONS[text]
+
+
+@pytest.mark.parametrize(("size", "fraction"), [(20, 0.25), (80, 1.0), (100, 1.0), (-1, 0.0)])
+def test_the_allocator_is_limited_to_a_part_of_the_card(
+    size: int, fraction: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    set_to: list[float] = []
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: SimpleNamespace(total_memory=80))
+    monkeypatch.setattr(torch.cuda, "set_per_process_memory_fraction", set_to.append)
+    cuda.limit(size)
+    assert set_to == [fraction]

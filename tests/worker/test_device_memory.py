@@ -23,7 +23,7 @@ from orchestrator.errors import OutOfDeviceMemory, PipelineRaised, from_dict
 from orchestrator.numerics import staging
 from orchestrator.numerics.device.kernels import Operations
 from orchestrator.pipeline import naming
-from orchestrator.worker import device
+from orchestrator.worker import device, device_memory
 from orchestrator.worker.device_memory import Held, Place, explained, explanation, held, place_of
 from orchestrator.worker.hooks import WorkerHooks
 from orchestrator.worker.model import shard_graphs
@@ -236,3 +236,22 @@ def test_who_writes_checkpoints_has_their_memory_page_locked_once_steps_run(
 
 def test_a_recording_for_which_there_is_no_memory_is_left_out() -> None:
     assert "no memory for a recording" in shard_graphs._reason(torch.OutOfMemoryError(TOLD))
+
+
+def test_a_worker_that_may_take_no_more_is_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    bound = replace(PLAN, cluster=replace(PLAN.cluster, card_bytes=60 * GB))
+    told = explanation(out_of(), Place("H100", sharing=1, rows=10), HELD, bound)
+    assert "(H100, 80 GB, of which cluster.gpu_gb allows it 60 GB)" in told.message
+    assert told.remedy.startswith("raise cluster.gpu_gb")
+    assert told.recurs
+    limits: list[int] = []
+    monkeypatch.setattr(device_memory.cuda, "limit", limits.append)
+    regions = device_double.regions()
+    before = device_memory.shared_bytes(regions)
+    device_memory.limit(bound, regions)
+    regions.allocate(1000, torch.uint8)
+    device_memory.limit(bound, regions)
+    device_memory.limit(PLAN, regions)
+    after = device_memory.shared_bytes(regions)
+    assert limits == [60 * GB - before, 60 * GB - after]
+    assert after - before >= 1000

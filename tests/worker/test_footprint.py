@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -13,10 +14,12 @@ from orchestrator.config.resolve import resolve
 from orchestrator.numerics.exact import FAST_MEANS, INTEGERS, MEANS, Sums
 from orchestrator.numerics.layout import BLOCK, Layout
 from orchestrator.optim import optimizers
-from orchestrator.worker import strategies as executions
+from orchestrator.worker import strategies
 from orchestrator.worker.asynchronous import footprint as free_footprint
+from orchestrator.worker.pipeline_parallel import border_memory
+from orchestrator.worker.pipeline_parallel import footprint as stage_footprint
 from orchestrator.worker.voting import footprint
-from orchestrator.worker.voting.footprint import region_bytes, sentence
+from orchestrator.worker.voting.footprint import Needed, region_bytes
 from tests.comm.topologies.cases import NAMES, variants
 from tests.comm.transports.memory import Hub, LocalRegions
 from tests.products import thinned
@@ -124,15 +127,15 @@ def test_the_sentence_says_what_a_worker_has(on: On, monkeypatch: pytest.MonkeyP
     schedule = build_schedule(on.topology, on.workers)
     layout = Layout.from_dict(members._run_manifest["layout"])
     gradients = -(-settings.data.shards // on.workers) * sum(slot.elements for slot in layout.slots)
-    foretold = footprint.worker_bytes(layout, schedule, resolve(settings), parameters=parameters, state=2.0)
+    foretold = footprint.worker_needs(layout, schedule, resolve(settings), parameters=parameters, state=2.0).host
     assert foretold == max(each.now for each in regions) + 4 * (parameters + remembered + gradients)
-    said = sentence(members._run_manifest, resolve(settings))
+    said = strategies.sentence(members._run_manifest, resolve(settings))
     assert said == f"each worker holds {parameters:,} parameters and needs about {foretold / 1e6:.1f} MB for them"
 
 
 def test_facts_that_do_not_tell_have_no_sentence() -> None:
     settings = settings_for(p.Mlp, On())
-    assert sentence({}, resolve(settings)) is None
+    assert strategies.sentence({}, resolve(settings)) is None
 
 
 FREE: list[dict[str, Any]] = [{"name": "bap"}, {"name": "asp", "threshold": 0.05}]
@@ -163,19 +166,17 @@ def test_so_it_does_where_replicas_run_free(on: On, mode: dict[str, Any], monkey
     layout, plan = free.replica.layout, resolve(settings)
     schedule = build_schedule(on.topology, on.workers, **on.options())
     parameters = sum(parameter.numel() for parameter in free.replica.parameters)
-    foretold = free_footprint.worker_bytes(layout, schedule, plan, parameters=parameters, state=2.0)
+    foretold = free_footprint.worker_needs(layout, schedule, plan, parameters=parameters, state=2.0).host
     there = sum(tensor.numel() * tensor.itemsize for tensor in own) + held_back + 4 * parameters
     workers = regions[: on.workers]
     assert foretold == max(each.now for each in workers) + there + 3 * 4 * (elements - steps)
-    assert executions.sentence(members._run_manifest, plan) == sentence(
-        members._run_manifest, plan, free_footprint.worker_bytes
-    )
+    assert strategies.needed(members._run_manifest, plan) == [Needed(foretold)]
 
 
 def test_a_model_of_each_shard_needs_more() -> None:
     settings = [settings_for(p.Mlp, On(2), sync={"name": "gossip", "graph": graph}) for graph in ("ring", "complete")]
     few, many = (
-        free_footprint.worker_bytes(LAYOUT, build_schedule("ring", 2), resolve(each), parameters=0, state=0.0)
+        free_footprint.worker_needs(LAYOUT, build_schedule("ring", 2), resolve(each), parameters=0, state=0.0).host
         for each in settings
     )
     assert few == many == 8 * LAYOUT.size * 2 + 20 * LAYOUT.size + 8 * LAYOUT.size * (4 * 3 + 2)
@@ -200,3 +201,70 @@ def test_in_lockstep_too_where_its_first_steps_would_end_it(monkeypatch: pytest.
     assert f"beside the {elements:,} parameters that it trains, and 0.1 MB of memory are available" in str(error)
     monkeypatch.setattr(footprint, "available_bytes", lambda: 1 << 40)
     assert not [end for end in members_end(p.Wide, On(2, "peer_to_peer"), optimizer=adam) if isinstance(end, Exception)]
+
+
+CPU = resolve(settings_for(p.Mlp)).run.compute
+
+
+def _on_cards(**settings: Any) -> Any:
+    on_processors = settings_for(p.Mlp, settings.pop("on", On(2)), optimizer={"name": "adamw", "lr": 0.01}, **settings)
+    run, cluster = replace(on_processors.run, device="cuda"), replace(on_processors.cluster, gpus_per_worker=1.0)
+    return resolve(replace(on_processors, run=run, cluster=cluster))
+
+
+SIZE = LAYOUT.size
+MANIFEST = {"parameters": SIZE, "layout": LAYOUT.as_dict(), "shard_state": False}
+
+
+def test_on_a_card_no_gradient_waits_and_nothing_is_in_host_memory() -> None:
+    """Own sum 8, result 4, parameters 4, gradient 4, optimizer 8; where it is clipped a copy."""
+    plain, clipped = _on_cards(), _on_cards(clip=1.0)
+    assert strategies.needed(MANIFEST, plain) == [Needed(0, 28 * SIZE)]
+    assert strategies.needed(MANIFEST, clipped) == [Needed(0, 32 * SIZE)]
+    assert strategies.sentence(MANIFEST, plain) == (
+        f"each worker holds {SIZE:,} parameters and needs about {28 * SIZE / 1e6:.3g} MB of its GPU for them"
+    )
+
+
+def test_sums_that_leave_a_card_are_in_host_memory() -> None:
+    """There: contributions of the shards that are held, what they kept and keep, and the result."""
+    compressed = _on_cards(compression={"name": "topk", "ratio": 0.1}, shards=6)
+    (kept,) = strategies.needed({**MANIFEST, "shard_state": True}, compressed)
+    assert kept == Needed((4 + 3 * 3 * 4) * SIZE, (4 + 8 + 4 + 4) * SIZE)
+    assert str(kept) == f"{20 * SIZE / 1e3:.3g} kB of its GPU and {40 * SIZE / 1e6:.3g} MB of host memory"
+
+
+@pytest.mark.parametrize("mode", [{"name": "bap"}, {"name": "asp", "threshold": 0.05}, {"name": "gossip"}], ids=str)
+def test_replicas_that_run_free_are_on_the_card_but_for_what_is_kept_of_optimizers(mode: dict[str, Any]) -> None:
+    plan = _on_cards(sync=mode, shards=4)
+    (here,) = strategies.needed(MANIFEST, replace(plan, run=replace(plan.run, compute=CPU)))
+    (there,) = strategies.needed(MANIFEST, plan)
+    optimizers_of_two = 2 * 8 * SIZE
+    assert here.card == 0
+    assert there == Needed(2 * optimizers_of_two, here.host - 2 * optimizers_of_two + 4 * SIZE)
+    assert "of its GPU and" in str(strategies.sentence(MANIFEST, plan))
+
+
+def test_a_stage_has_places_for_what_crosses_its_borders() -> None:
+    plan = _on_cards(on=On(4, stages=2), shards=6, clip=1.0)
+    cut = {"borders": ["2"], "parameters": [600, 400], "shares": [0.5, 0.5], "crossing": [1000]}
+    assert stage_footprint.by_stage(cut, plan) == [Needed(0, 32 * 600 + 3 * 1024), Needed(0, 32 * 400 + 3 * 1024)]
+    older = {name: value for name, value in cut.items() if name != "crossing"}
+    assert stage_footprint.by_stage(older, plan) == [Needed(0, 32 * 600), Needed(0, 32 * 400)]
+    assert strategies.sentence({"parameters": 1000, "stages": cut}, plan) == (
+        "the model of 1,000 parameters is cut: stage 0 from the first layers (600 parameters, 22.3 kB of its GPU, 50% of the "
+        "computation), stage 1 from 2 (400 parameters, 15.9 kB of its GPU, 50% of the computation)"
+    )
+
+
+def test_places_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert border_memory.bytes_of_places(300 << 20, 300 << 20, 8) == 600 << 20  # two would be more than a GiB
+    assert border_memory.bytes_of_places(600 << 20, 600 << 20, 8) == 0
+    assert border_memory.bytes_of_places(0, 0, 8) == 0
+    monkeypatch.setattr(border_memory, "_MOST_BYTES", 4 * 512)
+    for sizes in ((1, 0), (500, 12), (513, 511)):
+        for shards in range(6):
+            regions = Counting()
+            memory = border_memory.BorderMemory(regions, *sizes)
+            memory.suit(range(shards))
+            assert regions.now == border_memory.bytes_of_places(*sizes, shards)

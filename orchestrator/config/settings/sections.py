@@ -343,6 +343,10 @@ class ClusterSettings:
     gpus_per_worker: float = field(
         default=0.0, metadata=execution("GPUs that Ray sets aside for a worker.", NOT_NEGATIVE)
     )
+    gpu_gb: float | None = field(
+        default=None,
+        metadata=execution("Of its GPU, how many gigabytes a worker may take; null: all that is there.", POSITIVE),
+    )
     accelerator_type: str | None = field(
         default=None,
         metadata=execution("The type of GPU that every worker gets, as Ray names it, such as H100; null: any."),

@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import os
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from orchestrator.comm.topologies import asks_for_nodes, build_schedule
-from orchestrator.common.values import Steps
+from orchestrator.common.values import Steps, sized
 from orchestrator.config.plan import Plan
 from orchestrator.config.settings import Settings
 from orchestrator.controller.shard_assignment import assign_columns, assign_stages
+from orchestrator.driver.launch.memory_plan import planned
 from orchestrator.driver.launch.rehearsal import rehearse
 from orchestrator.driver.preflight import begin
 from orchestrator.driver.report.layout import layout
 from orchestrator.records import input_audit
+from orchestrator.worker.pipeline_parallel.footprint import preparing_bytes
+from orchestrator.worker.voting.footprint import Needed
 
 
 @dataclass(frozen=True)
@@ -30,6 +34,8 @@ class DryRun:
     notes: list[str]  # sentences for the user
     inputs: list[dict[str, Any]]  # path, md5 and keeper of each input; the keeper is None where nobody keeps it
     obstacles: list[str]  # to an exact rerun, each with its remedy
+    # that the worker of each stage needs beside activations, or of the whole model; none where only a worker can tell
+    memory: Sequence[Needed] = ()
 
     @property
     def hosted(self) -> list[tuple[int, tuple[int, ...]]]:
@@ -53,6 +59,7 @@ class DryRun:
             "stages": cluster.members.stages,
             "claims": cluster.claims,
             "cut": self.cut,
+            "memory": [{"host_bytes": each.host, "gpu_bytes": each.card} for each in self.memory],
             "workers": [
                 {"rank": rank, "stage": stage, "shards": list(shards)}
                 for rank, (stage, shards) in enumerate(self.hosted)
@@ -80,6 +87,7 @@ class DryRun:
             f"layout    {layout(self.plan)}; {where}",
             *self._exchanges(),
             *(f"worker {rank}  {self._of(stage)}{_shards(shards)}" for rank, (stage, shards) in enumerate(self.hosted)),
+            *self._memory(),
             *self._claims(),
             *(
                 f"input     {each['path']}, md5 {each['md5']}, kept by {each['keeper'] or 'nobody'}"
@@ -121,7 +129,24 @@ class DryRun:
         if self.cut is None:
             return ""
         border = f"from {self.cut['borders'][stage - 1]}" if stage else "from the first layers"
-        return f"{border}, {self.cut['parameters'][stage]:,} parameters, {self.cut['shares'][stage]:.0%} of the computation; "
+        needed = f"about {self._needed(stage)}, " if self.memory else ""
+        held = (
+            f"{self.cut['parameters'][stage]:,} parameters, {needed}{self.cut['shares'][stage]:.0%} of the computation"
+        )
+        return f"{border}, {held}; "
+
+    def _memory(self) -> list[str]:
+        """Of a model that is cut each stage says it."""
+        if self.plan.cluster.members.stages == 1:
+            return [f"memory    each worker needs about {self._needed(0)}, beside activations"] if self.memory else []
+        if self.plan.run.compute.device == "cpu" or self.parameters is None:
+            return []
+        whole = sized(preparing_bytes(self.parameters))
+        return [f"memory    about so much beside activations; while it prepares, a worker has {whole} of host memory"]
+
+    def _needed(self, stage: int) -> str:
+        limit = self.plan.cluster.card_bytes
+        return f"{self.memory[stage]}" + ("" if limit is None else f", of which it may take {sized(limit)}")
 
     def _of(self, stage: int) -> str:
         return f"stage {stage}, " if self.plan.cluster.members.stages > 1 else ""
@@ -137,11 +162,13 @@ def _shards(hosted: tuple[int, ...]) -> str:
 
 
 def dry_run(settings: Settings, *, trusted: bool = False) -> DryRun:
-    """Check all that a launch checks. Raises UsageError and NotRerunnable as it does."""
+    """Check all that a launch checks. Where the memory of GPUs is given, they may be elsewhere. Raises UsageError and
+    NotRerunnable as a launch does."""
     settings = begin.all_pinned(settings, Path.cwd(), trusted=trusted)
-    found = rehearse(settings, Path.cwd())
+    found = rehearse(settings, Path.cwd(), cards_elsewhere=settings.cluster.gpu_gb is not None)
     provenance, built = found.provenance, found.built
     inputs = [{"path": each.path, "md5": each.md5, "keeper": each.keeper} for each in provenance.inputs]
     notes = [*provenance.notes, *built.notes, *input_audit.notes(found.read)]
     obstacles = [*provenance.obstacles, *input_audit.obstacles(found.read)]
-    return DryRun(found.plan, built.parameters, found.cut, notes, inputs, obstacles)
+    memory = planned(found.plan, built, found.cut)
+    return DryRun(found.plan, built.parameters, found.cut, notes, inputs, obstacles, memory)

@@ -32,15 +32,19 @@ class Rehearsed:
     read: InputAudit
 
 
-def rehearse(settings: Settings, project: Path) -> Rehearsed:
-    """Raises ConfigurationError, PipelineRaised, and NotRerunnable under `strict`."""
+def rehearse(settings: Settings, project: Path, *, cards_elsewhere: bool = False) -> Rehearsed:
+    """cards_elsewhere: as for `checks.check`. Raises ConfigurationError, PipelineRaised, and NotRerunnable under `strict`."""
     declared = Declared(tuple(settings.data.inputs), tuple(settings.environment.variables))
     with input_auditing.window(declared) as whole:  # the pipeline's module is imported by the first of these
         with phases.of("code and data"):
-            provenance = checks.check(settings, project)
+            provenance = checks.check(settings, project, cards_elsewhere=cards_elsewhere)
         plan = resolve(settings)
         with _rehearsing, phases.of("pipeline and model"), input_auditing.window(declared) as building:
             built, cut = construction.rehearse(plan), _cut(plan)
+    if plan.cluster.card_bytes is not None:
+        from orchestrator.driver.launch import memory_plan  # each launch would wait for what it imports
+
+        memory_plan.refuse_what_exceeds(plan, memory_plan.planned(plan, built, cut))
     seen = replace(building.audit, variables=whole.audit.variables)
     read = input_audit.undeclared(input_audit.elsewhere(seen, provenance.is_code), settings.environment.variables)
     if settings.strict and (refusal := input_audit.refusal(read)) is not None:

@@ -97,12 +97,13 @@ def code_in(work: worktree.WorkTree | None) -> Callable[[input_audit.File], bool
     )
 
 
-def check(settings: Settings, project: Path) -> Provenance:
-    """What is known of code and data. Raises ConfigurationError with all problems, and NotRerunnable under `strict`
-    when there are obstacles."""
+def check(settings: Settings, project: Path, *, cards_elsewhere: bool = False) -> Provenance:
+    """What is known of code and data. cards_elsewhere: what this machine lacks to compute on a GPU is noted. Raises
+    ConfigurationError with all problems, and NotRerunnable under `strict` when there are obstacles."""
     if lacking := torch_names.problems():
         remedy = f"install {TORCH.wanted}, with which this was tested"
         raise ConfigurationError(lacking, remedy, code="environment.torch-lacks")
+    of_device = [*_device_problems(settings), *_compiler_problems(settings)]
     problems = [
         *_pipeline_problems(settings),
         *_local_problems(settings),
@@ -112,8 +113,7 @@ def check(settings: Settings, project: Path) -> Provenance:
         *_privacy_problems(settings, project),
         *_input_problems(settings, project),
         *_checkpoint_problems(settings),
-        *_device_problems(settings),
-        *_compiler_problems(settings),
+        *([] if cards_elsewhere else of_device),
         *loggers.problems(settings.tracking.also),
         *_metrics_problems(settings),
     ]
@@ -134,7 +134,8 @@ def check(settings: Settings, project: Path) -> Provenance:
     misplaced = [] if work is None else private.misplaced(settings, work.root)
     if misplaced:
         raise ConfigurationError(misplaced)
-    notes = [_unmasked_note(settings), _redacted_note(settings)]
+    here = [f"not on this machine: {problem}" for problem in of_device]
+    notes = [*here, _unmasked_note(settings), _redacted_note(settings)]
     if work is not None:
         looked_at = [*dict.fromkeys([*work.untracked, *work.changed, secrets.DVC_CONFIG])]
         notes += [

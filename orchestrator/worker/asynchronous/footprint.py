@@ -5,13 +5,14 @@ window of deltas:
 
     regions         16 + partial sums, 8 w, 8 w for each other worker's delta that it hands on
     replica         8 parameters as integers, 8 as of the last rest, 4 of that in float32, 8 not sent yet
-    an update       4 before, 4 gradient (that is on a GPU, where there is one, and 4 after here), 8 the update; with a
-                    significance filter 8 read, and 8 s held back
+    an update       4 before, 4 gradient, 8 the update; with a significance filter 8 read, and 8 s held back
     optimizers      4 m s three times: in use, as of the last rest, and while the next one is staged
     a model each    of gossip, instead of replica and deltas: 8 s four times so, with the updates of a step, and 8 of each
                     foreign neighbour
 
-What it does not know: see `exchange/footprint.py`.
+With a GPU all this is in its memory, but for what optimizers remember as of the last rest and for the next one.
+
+What it does not know: see `voting/footprint.py`.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from orchestrator.controller.shard_assignment import assign_shards
 from orchestrator.numerics.layout import Layout
 from orchestrator.worker.asynchronous.deltas import window_of
 from orchestrator.worker.asynchronous.gossip import Mixing
-from orchestrator.worker.voting.footprint import region_bytes, sums_of
+from orchestrator.worker.voting.footprint import Needed, region_bytes, sums_of
 
 _FLOAT: Final = 4
 _INTEGER: Final = 8
@@ -40,7 +41,7 @@ def delta_bytes(layout: Layout, schedule: Schedule, rank: int) -> int:
     return _INTEGER * window * (layout.size + relayed)
 
 
-def worker_bytes(
+def worker_needs(
     layout: Layout,
     schedule: Schedule,
     plan: Plan,
@@ -48,14 +49,16 @@ def worker_bytes(
     parameters: int,
     state: float | None = None,
     feedback: bool = False,
-) -> int:
-    """As `exchange.footprint.worker_bytes`, for async phases and gossip."""
+) -> Needed:
+    """As `voting.footprint.worker_needs`, for async phases and gossip."""
     del feedback  # of a compression, which is for lockstep
     hosted = assign_shards(plan.data.shards, schedule.workers)
     trained = sum(slot.elements for slot in layout.slots)
-    optimizers = 3 * _FLOAT * max(map(len, hosted)) * trained * (state or 0)
+    optimizers = round(_FLOAT * max(map(len, hosted)) * trained * (state or 0))
     most = max(_rank_bytes(layout, schedule, plan, hosted, rank) for rank in range(schedule.workers))
-    return most + round(optimizers + _FLOAT * parameters)
+    if plan.updates_stay_on_device:  # rows are kept in host memory; beside the replica are the gradients of a pass
+        return Needed(2 * optimizers, most + optimizers + _FLOAT * (parameters + trained))
+    return Needed(most + 3 * optimizers + _FLOAT * parameters)
 
 
 def _rank_bytes(layout: Layout, schedule: Schedule, plan: Plan, hosted: Sequence[Sequence[int]], rank: int) -> int:

@@ -108,10 +108,12 @@ def make_codec(plan: Plan, layout: Layout, parameters: int) -> Codec | None:
 
 @dataclass(frozen=True)
 class Rehearsal:
-    """notes: for a person, a sentence each; parameters: elements of the model, None where it could not be built here."""
+    """notes: for a person, a sentence each; parameters: elements of the model; layout: of what is exchanged, as plain
+    data. None where the model could not be built here."""
 
     notes: list[str]
     parameters: int | None
+    layout: dict[str, Any] | None = None
 
 
 def rehearse(plan: Plan) -> Rehearsal:
@@ -141,14 +143,23 @@ def _rehearse(plan: Plan) -> tuple[weakref.ref[torch.nn.Module], Rehearsal]:
     refuse_compiled(model, plan)
     if plan.run.initial is not None and plan.run.initial.digest is not None:  # one that a launch has fetched
         initial.begin_with(model, plan.run.initial)
-    refuse_moving(model, moving_buffers.declared(pipeline, model), plan)
+    rules = moving_buffers.declared(pipeline, model)
+    refuse_moving(model, rules, plan)
     _refuse_idle_compression(model, plan)
     make_contribution(plan.update.contribution)
     if plan.run.begin is not None:
         begun.refuse_unfit(model, make_optimizer(pipeline, model, plan), plan.run.begin, plan.update.optimizer)
     elif defines(kind, "optimizer"):  # of others the options are checked
         make_optimizer(pipeline, model, plan)
-    return weakref.ref(model), Rehearsal(_notes(model, plan), sum(each.numel() for each in model.parameters()))
+    layout = layout_of(model, moving_buffers.Moving.of(model, rules)).as_dict()
+    parameters = sum(each.numel() for each in model.parameters())
+    return weakref.ref(model), Rehearsal(_notes(model, plan), parameters, layout)
+
+
+def layout_of(model: torch.nn.Module, moving: moving_buffers.Moving) -> Layout:
+    """Of what is exchanged of a model: its trained parameters, then the buffers of which all take the mean."""
+    trained = ((name, each) for name, each in model.named_parameters() if each.requires_grad)
+    return Layout.of([*trained, *moving.means.items()])
 
 
 def _notes(model: torch.nn.Module, plan: Plan) -> list[str]:

@@ -24,7 +24,7 @@ from orchestrator.errors import PipelineRaised
 from orchestrator.numerics import foreach
 from orchestrator.numerics.layout import Layout
 from orchestrator.numerics.staging import Direct, Staging
-from orchestrator.worker.model.construction import refuse_unsupported
+from orchestrator.worker.model.construction import layout_of, refuse_unsupported
 from orchestrator.worker.model.moving_buffers import MEAN, BufferRemains, Moving, bytes_of, fits
 
 _PIECE = 2**12  # elements
@@ -54,15 +54,14 @@ class Replica:
         self.staging = staging = staging or Direct()
         refuse_unsupported(model)
         self.model = model
-        trainable = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
-        self.parameters = [parameter for _, parameter in trainable]
+        self.parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
         self._parameters = dict(model.named_parameters())
         self.rules = dict(rules or {})
         moving = Moving.of(model, self.rules)
         self.statistics, self.counters = list(moving.means.values()), moving.counters
         self.joined, self._joined = moving.in_joined, moving.joined
         self._moving = [*self.statistics, *self.counters.values(), *self.joined.values()]
-        self.layout = layout or Layout.of([*trainable, *moving.means.items()])
+        self.layout = layout or layout_of(model, moving)
         self._frozen = {name: p for name, p in self._parameters.items() if not p.requires_grad}
         staging.move([*self._frozen.values(), *model.buffers()])
         self._move_into_flat_buffer(staging.device)

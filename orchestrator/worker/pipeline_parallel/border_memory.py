@@ -23,18 +23,18 @@ class BorderMemory:
 
     def __init__(self, regions: Regions, onward_bytes: int, back_bytes: int) -> None:
         self._regions = regions
-        self._onward, self._back = (-(-size // _ALIGNMENT) * _ALIGNMENT for size in (onward_bytes, back_bytes))
+        self._onward, self._back = _aligned(onward_bytes), _aligned(back_bytes)
         self._memory = torch.empty(0, dtype=torch.uint8)
         self._shards: dict[int, int] = {}
 
     def suit(self, shards: Sequence[int]) -> None:
         """These are hosted from now on. Called before its peers connect, since they map the regions that exist then."""
-        each = self._onward + self._back
-        hosted = list(shards)[: _MOST_BYTES // each] if each else []
+        needed = bytes_of_places(self._onward, self._back, len(shards))
+        hosted = list(shards)[: needed // (self._onward + self._back)] if needed else []
         self._shards = {shard: number for number, shard in enumerate(hosted)}
-        if len(hosted) * each > self._memory.numel():
+        if needed > self._memory.numel():
             self._regions.free(self._memory)
-            self._memory = self._regions.allocate(len(hosted) * each, torch.uint8)
+            self._memory = self._regions.allocate(needed, torch.uint8)
 
     def place(self, shard: int, *, onward: bool) -> torch.Tensor | None:
         """Of a shard, as bytes; None where it has none."""
@@ -44,3 +44,13 @@ class BorderMemory:
         return (
             self._memory[start : start + self._onward] if onward else self._memory[start + self._onward :][: self._back]
         )
+
+
+def bytes_of_places(onward_bytes: int, back_bytes: int, shards: int) -> int:
+    """What a worker takes for so many shards, as far as they have places."""
+    each = _aligned(onward_bytes) + _aligned(back_bytes)
+    return min(shards, _MOST_BYTES // each) * each if each else 0
+
+
+def _aligned(size_bytes: int) -> int:
+    return -(-size_bytes // _ALIGNMENT) * _ALIGNMENT

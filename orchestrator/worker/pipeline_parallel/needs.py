@@ -3,7 +3,7 @@
 Model and data are made as a worker makes them, and where the whole model does not do, one micro-batch is computed, to see where
 it can be cut (`planning.py`).
 
-What it does not know: activations and batches (`exchange.footprint`).
+What it does not know: activations and batches (`voting.footprint`).
 """
 
 from __future__ import annotations
@@ -11,11 +11,10 @@ from __future__ import annotations
 from collections.abc import Callable, Generator
 
 from orchestrator.config.plan import Plan
+from orchestrator.worker.pipeline_parallel.footprint import preparing_bytes, stage_needs
 from orchestrator.worker.pipeline_parallel.planning import cuts_of, summary, surveyed
 from orchestrator.worker.pipeline_parallel.rehearsal import prepared
-from orchestrator.worker.voting.footprint import first_schedule, remembered, stage_bytes, worker_bytes
-
-_WHILE_PREPARING = 8  # bytes of each parameter of the whole model, with gradients of a part of it
+from orchestrator.worker.voting.footprint import first_schedule, remembered, worker_needs
 
 
 def needs(plan_of: Callable[[int], Plan], most: int) -> Generator[tuple[int, int]]:
@@ -24,9 +23,10 @@ def needs(plan_of: Callable[[int], Plan], most: int) -> Generator[tuple[int, int
     plan = plan_of(1)
     with prepared(plan) as (workload, replica):
         parameters = sum(parameter.numel() for parameter in workload.model.parameters())
-        yield 1, worker_bytes(replica.layout, first_schedule(plan), plan, parameters=parameters, state=remembered(plan))
+        schedule, state = first_schedule(plan), remembered(plan)
+        yield 1, worker_needs(replica.layout, schedule, plan, parameters=parameters, state=state).host
         surveys = surveyed(workload, replica) if most > 1 else {}
         for stages in range(2, most + 1):
             cut = summary(cuts_of(surveys, workload, replica, stages), workload.model)
-            held = stage_bytes(max(cut["parameters"]), plan_of(stages), remembered(plan) or 0.0)
-            yield stages, max(held, _WHILE_PREPARING * parameters)
+            held = stage_needs(max(cut["parameters"]), plan_of(stages)).host
+            yield stages, max(held, preparing_bytes(parameters))

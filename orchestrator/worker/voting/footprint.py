@@ -7,8 +7,7 @@ beside what it holds; nor what the optimizer of a pipeline remembers before it h
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any, Final
+from typing import Final, NamedTuple
 
 import torch
 
@@ -16,7 +15,7 @@ from orchestrator.comm.collectives import partial_places
 from orchestrator.comm.topologies import build_schedule
 from orchestrator.comm.topologies.schedule import Schedule
 from orchestrator.comm.transports.available_memory import available_bytes
-from orchestrator.common.values import megabytes
+from orchestrator.common.values import megabytes, sized
 from orchestrator.config.plan import Plan
 from orchestrator.numerics import exact
 from orchestrator.numerics.layout import Layout, most_waiting
@@ -32,7 +31,19 @@ def region_bytes(layout: Layout, schedule: Schedule, rank: int, sums: exact.Sums
     return (contributed + kept) * sums.dtype.itemsize + layout.size * sums.result.itemsize
 
 
-def worker_bytes(
+class Needed(NamedTuple):
+    """About so many bytes."""
+
+    host: int  # of host memory
+    card: int = 0  # of the memory of a GPU; 0 where none computes
+
+    def __str__(self) -> str:
+        if not self.card:
+            return megabytes(self.host)
+        return f"{sized(self.card)} of its GPU" + (f" and {sized(self.host)} of host memory" if self.host else "")
+
+
+def worker_needs(
     layout: Layout,
     schedule: Schedule,
     plan: Plan,
@@ -40,14 +51,29 @@ def worker_bytes(
     parameters: int,
     state: float | None = None,
     feedback: bool = False,
-) -> int:
+) -> Needed:
     """What the worker that needs most has for parameters, gradients, sums and the state of the optimizer. parameters: elements,
     frozen ones too; state: elements that the optimizer remembers of each trained one; feedback: whether shards keep what a
     compression drops."""
     trained = sum(slot.elements for slot in layout.slots)
-    hosted = -(-plan.data.shards // schedule.workers)
-    gradients: float = min(hosted, most_waiting(layout.size))
-    sums = sums_of(plan)
+    summing = _summing_bytes(layout, schedule, plan, trained, feedback=feedback)
+    beside: float = (plan.update.clip is not None) + (state or 0)
+    local = plan.update.local
+    if local is not None:  # where the round began, and what the local optimizer remembers
+        beside += 1 + optimizers.remembered(local.optimizer.name, local.optimizer.options)
+    model = round((parameters + trained * beside) * _FLOAT32)
+    if plan.run.compute.device == "cpu":
+        return Needed(summing + model)
+    if plan.sums_stay_on_device:
+        return Needed(0, summing + model)
+    carried = layout.size + trained  # gradients of a pass, and the place through which they leave and sums come
+    return Needed(summing, model + carried * _FLOAT32)
+
+
+def _summing_bytes(layout: Layout, schedule: Schedule, plan: Plan, trained: int, *, feedback: bool) -> int:
+    """For contributions and their sums, where these are made."""
+    hosted, sums = -(-plan.data.shards // schedule.workers), sums_of(plan)
+    gradients = 1 if plan.sums_stay_on_device else min(hosted, most_waiting(layout.size))
     regions = max(region_bytes(layout, schedule, rank, sums) for rank in range(schedule.workers))
     if plan.update.compression is not None:  # held until the vote, with what they kept and what they keep
         gradients = hosted * (3 if feedback else 1)
@@ -57,11 +83,7 @@ def worker_bytes(
             region_bytes(layout, schedule, rank, exact.INTEGERS) for rank in range(schedule.workers)
         )
         gradients = 1 + 2 * 2
-    gradients += plan.update.clip is not None
-    local = plan.update.local
-    if local is not None:  # where the round began, and what the local optimizer remembers
-        gradients += 1 + optimizers.remembered(local.optimizer.name, local.optimizer.options)
-    return regions + round((parameters + trained * (gradients + (state or 0))) * _FLOAT32)
+    return regions + trained * gradients * _FLOAT32
 
 
 def first_schedule(plan: Plan) -> Schedule:
@@ -94,39 +116,10 @@ def require(needed: int, told: str) -> None:
         raise MemoryError(f"a worker needs {told}, and {megabytes(available)} of memory are available")
 
 
-def sentence(run_manifest: Mapping[str, Any], plan: Plan, bytes_of: Callable[..., int] = worker_bytes) -> str | None:
-    """What a worker of the first generation needs, in words; None where the workers have not told their parameters. bytes_of:
-    as `worker_bytes`, of this way to execute the run."""
-    if "parameters" not in run_manifest:
-        return None
-    state = remembered(plan)
-    if "stages" in run_manifest:
-        return _of_stages(run_manifest["stages"], run_manifest["parameters"], plan, state or 0.0)
-    layout, parameters = Layout.from_dict(run_manifest["layout"]), run_manifest["parameters"]
-    feedback = run_manifest["shard_state"]
-    size = bytes_of(layout, first_schedule(plan), plan, parameters=parameters, state=state, feedback=feedback)
-    without = ", without what the optimizer of the pipeline remembers" if state is None else ""
-    return f"each worker holds {parameters:,} parameters and needs about {megabytes(size)} for them{without}"
-
-
-def _of_stages(stages: Mapping[str, Any], parameters: int, plan: Plan, state: float) -> str:
-    """Where the model is cut, what each stage holds and about needs for it, and its part of the computation. state: as for
-    `worker_bytes`."""
-    begins = ["the first layers", *stages["borders"]]
-    lines = [
-        f"stage {i} from {begin} ({held:,} parameters, {megabytes(stage_bytes(held, plan, state))}, "
-        f"{share:.0%} of the computation)"
-        for i, (begin, held, share) in enumerate(zip(begins, stages["parameters"], stages["shares"], strict=True))
-    ]
-    return f"the model of {parameters:,} parameters is cut: {', '.join(lines)}"
-
-
-def stage_bytes(parameters: int, plan: Plan, state: float) -> int:
-    """About what a worker needs that hosts a stage of so many parameters, without partial sums."""
-    sums, stages = sums_of(plan), plan.cluster.members.stages
-    hosted = -(-plan.data.shards // max(1, plan.cluster.members.start // stages))
-    held = 1 + min(hosted, max(2, most_waiting(parameters))) + (plan.update.clip is not None) + state
-    return round(parameters * (sums.dtype.itemsize + sums.result.itemsize + held * _FLOAT32))
+def sentence(parameters: int, needed: Needed, plan: Plan) -> str:
+    """What a worker of the first generation needs that has the whole model, in words."""
+    without = ", without what the optimizer of the pipeline remembers" if remembered(plan) is None else ""
+    return f"each worker holds {parameters:,} parameters and needs about {needed} for them{without}"
 
 
 def sums_of(plan: Plan) -> exact.Sums:

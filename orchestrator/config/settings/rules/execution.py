@@ -145,6 +145,12 @@ RULES: tuple[Rule, ...] = (
         "cluster.gpus_per_worker=1, or leave cluster.accelerator_type out",
     ),
     Case(("run.device",), lambda device: device == "cuda").is_required_by(
+        "gpu.limit-on-cpu",
+        "cluster.gpu_gb",
+        None,
+        "cluster.gpu_gb: with run.device=cpu no worker takes memory of a GPU; set run.device=cuda, or leave cluster.gpu_gb out",
+    ),
+    Case(("run.device",), lambda device: device == "cuda").is_required_by(
         "gpu.tf32-on-cpu",
         "run.tf32",
         False,
