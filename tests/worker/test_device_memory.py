@@ -20,7 +20,7 @@ from orchestrator.common import gpu_memory
 from orchestrator.common.gpu_memory import Taken
 from orchestrator.config.resolve import resolve
 from orchestrator.errors import OutOfDeviceMemory, PipelineRaised, from_dict
-from orchestrator.numerics import staging
+from orchestrator.numerics import cuda, staging
 from orchestrator.numerics.device.kernels import Operations
 from orchestrator.pipeline import naming
 from orchestrator.worker import device, device_memory
@@ -245,7 +245,7 @@ def test_a_worker_that_may_take_no_more_is_told_so(monkeypatch: pytest.MonkeyPat
     assert told.remedy.startswith("raise cluster.gpu_gb")
     assert told.recurs
     limits: list[int] = []
-    monkeypatch.setattr(device_memory.cuda, "limit", limits.append)
+    monkeypatch.setattr(cuda, "limit", limits.append)
     regions = device_double.regions()
     before = device_memory.shared_bytes(regions)
     device_memory.limit(bound, regions)
