@@ -105,6 +105,10 @@ class Loaders:
                 idle.ask(following)
         return _result(payload)
 
+    def has_read(self, key: Key) -> bool:
+        """Whether `batch` would give it without waiting for a loader to read it."""
+        return any(each.asked == key and each.has_answered() for each in self._loaders)
+
     def verify(self, key: Key, batch: Any) -> None:
         """Raises Inconsistent where a loader reads anything else for `key` than its worker, which has read `batch`."""
         for loader in self._loaders:

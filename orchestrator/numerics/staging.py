@@ -7,20 +7,26 @@
 With the first two, magnitudes, grid, exact sums, exchange and fingerprint work in host memory. Everything but the name of the
 device is the same for a GPU and for one of these onto the CPU, and so the tests run whole trainings through all of them.
 
-What it does not do: hide the copies behind computation, or use more than one GPU per worker.
+Batches go to a GPU beside what it computes (`copy_stream.py`). What it does not do: hide the copies of gradients behind
+computation, or use more than one GPU per worker.
 """
 
 from __future__ import annotations
 
 import copy
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from typing import Any, Final, Protocol
 
 import torch
 
 from orchestrator.numerics import foreach
+from orchestrator.numerics.copy_stream import Begun, CopyStream, page_locked
 from orchestrator.numerics.layout import Layout
+
+# Smaller batches are copied where they are computed with: events would cost the thread more than the card waits for the copy.
+_BESIDE_BYTES: Final = 1 << 20
 
 Tensors = Sequence[torch.Tensor | None]  # float32, in the order of the layout
 
@@ -38,16 +44,43 @@ class HostTransfer(Protocol):
         """Bring the sum into `result`."""
 
 
+class Arriving:
+    """A batch on its way to where the model computes."""
+
+    def __init__(
+        self,
+        host: Any,  # as it was fetched
+        bring: Callable[[], Any],  # what gives the batch on the device
+        *,
+        begun: bool = False,  # whether its copies are under way
+    ) -> None:
+        self.host = host
+        self._bring = bring
+        self._begun = begun
+
+    def there(self) -> Any:
+        """The batch on the device, for what is enqueued from now on. Called once at most."""
+        return self._bring()
+
+    def nearest(self) -> Any:
+        """The batch to be copied from by what is enqueued now: on the device if it is under way. Called instead of `there`."""
+        return self._bring() if self._begun else self.host
+
+
 class Staging(Protocol):
     """One for each worker."""
 
     device: torch.device  # where the model computes
+    copies_ahead: bool  # whether it serves to begin a batch before its turn
 
     def move(self, tensors: Sequence[torch.Tensor]) -> None:
         """Have these tensors, which stay the objects that they are, lie on the device. What shares memory shares it there."""
 
     def batch(self, batch: Any) -> Any:
         """The batch with its tensors on the device."""
+
+    def begin(self, batch: Any) -> Arriving:
+        """Begin to bring the batch there, beside what the device computes. What is dropped on its way costs nothing more."""
 
     def empty(self, elements: int, dtype: torch.dtype) -> torch.Tensor:
         """New memory on the device, 1-D."""
@@ -76,12 +109,16 @@ class Direct:
     """Implements `Staging` for a model in host memory."""
 
     device = torch.device("cpu")
+    copies_ahead = False
 
     def move(self, tensors: Sequence[torch.Tensor]) -> None:
         pass
 
     def batch(self, batch: Any) -> Any:
         return batch
+
+    def begin(self, batch: Any) -> Arriving:
+        return Arriving(batch, lambda: batch)
 
     def empty(self, elements: int, dtype: torch.dtype) -> torch.Tensor:
         return torch.empty(elements, dtype=dtype)
@@ -108,8 +145,12 @@ class Direct:
 class Copying:
     """Implements `Staging` for a model on `device`."""
 
-    def __init__(self, device: torch.device) -> None:
+    copies_ahead = True
+
+    def __init__(self, device: torch.device, copies: CopyStream | None = None) -> None:
+        """copies: beside what the device computes; None: those of a GPU."""
         self.device = device
+        self._copies = CopyStream(device) if copies is None and device.type == "cuda" else copies
 
     def move(self, tensors: Sequence[torch.Tensor]) -> None:
         storages: dict[int, torch.Tensor] = {}
@@ -126,20 +167,20 @@ class Copying:
     def batch(self, batch: Any) -> Any:
         """Follows dicts, lists, tuples and dataclasses. Any other object goes there itself if it has a method `to`, and stays
         as it is if it has none."""
-        if isinstance(batch, torch.Tensor):
-            return page_locked(batch, self.device).to(self.device, copy=True, non_blocking=True)
-        if callable(getattr(batch, "to", None)):
-            return batch.to(self.device)
-        if isinstance(batch, Mapping):
-            moved = {key: self.batch(value) for key, value in batch.items()}
-            return moved if type(batch) is dict else _with_items(batch, moved)
-        if isinstance(batch, tuple) and hasattr(batch, "_fields"):
-            return type(batch)(*map(self.batch, batch))
-        if isinstance(batch, (list, tuple)):
-            return type(batch)(map(self.batch, batch))
-        if dataclasses.is_dataclass(batch) and not isinstance(batch, type):
-            return self._fields(batch)
-        return batch
+        return self.begin(batch).there()
+
+    def begin(self, batch: Any) -> Arriving:
+        tensors = list(_tensors_of(batch))
+        begun = self._begun([tensor for tensor in tensors if _in_host_memory(tensor)])
+        if begun is None:
+            return Arriving(batch, lambda: self._moved(batch, self._copied))
+
+        def bring() -> Any:
+            found = iter(begun.arrive())
+            left = iter([next(found) if _in_host_memory(tensor) else self._copied(tensor) for tensor in tensors])
+            return self._moved(batch, lambda _: next(left))
+
+        return Arriving(batch, bring, begun=True)
 
     def empty(self, elements: int, dtype: torch.dtype) -> torch.Tensor:
         return torch.empty(elements, dtype=dtype, device=self.device)
@@ -163,12 +204,40 @@ class Copying:
     def host_transfer(self, layout: Layout, result: torch.Tensor) -> HostTransfer:
         return _Carrying(layout, result, self.device)
 
-    def _fields(self, batch: Any) -> Any:
+    def _begun(self, tensors: Sequence[torch.Tensor]) -> Begun | None:
+        """None where they are copied when their turn comes: few bytes, or no memory on the device for two batches."""
+        if self._copies is None or sum(tensor.nbytes for tensor in tensors) < _BESIDE_BYTES:
+            return None
+        with suppress(torch.OutOfMemoryError):
+            return self._copies.begin(tensors)
+        return None
+
+    def _copied(self, tensor: torch.Tensor) -> torch.Tensor:
+        return page_locked(tensor, self.device).to(self.device, copy=True, non_blocking=True)
+
+    def _moved(self, batch: Any, move: Callable[[torch.Tensor], torch.Tensor]) -> Any:
+        """move: for each tensor, in the order of `_tensors_of`."""
+        if isinstance(batch, torch.Tensor):
+            return move(batch)
+        if callable(getattr(batch, "to", None)):
+            return batch.to(self.device)
+        if isinstance(batch, Mapping):
+            moved = {key: self._moved(value, move) for key, value in batch.items()}
+            return moved if type(batch) is dict else _with_items(batch, moved)
+        if isinstance(batch, tuple) and hasattr(batch, "_fields"):
+            return type(batch)(*(self._moved(each, move) for each in batch))
+        if isinstance(batch, (list, tuple)):
+            return type(batch)(self._moved(each, move) for each in batch)
+        if _has_fields(batch):
+            return self._with_fields(batch, move)
+        return batch
+
+    def _with_fields(self, batch: Any, move: Callable[[torch.Tensor], torch.Tensor]) -> Any:
         """Not `replace`, which calls __init__ again."""
         other = copy.copy(batch)
         for field in dataclasses.fields(batch):
             if hasattr(batch, field.name):
-                object.__setattr__(other, field.name, self.batch(getattr(batch, field.name)))
+                object.__setattr__(other, field.name, self._moved(getattr(batch, field.name), move))
         return other
 
 
@@ -197,13 +266,6 @@ class Resident(Copying):
 def on(device: str) -> Staging:
     """For `run.device`."""
     return Direct() if device == "cpu" else Copying(torch.device(device))
-
-
-def page_locked(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
-    """The tensor as a copy to the device wants it: from other memory a copy waits for all that the device is to do before."""
-    goes = device.type == "cuda" and tensor.device.type == "cpu" and tensor.layout == torch.strided
-    # One that was expanded has several elements in one place, and cannot be written there.
-    return tensor.pin_memory() if goes and torch.ops.aten.is_non_overlapping_and_dense(tensor) else tensor
 
 
 def in_host_memory(tensor: torch.Tensor) -> torch.Tensor:
@@ -314,6 +376,31 @@ class _Carrying:
 def _page_locked_zeros(elements: int, device: torch.device) -> torch.Tensor:
     """In host memory, page-locked for a GPU: a copy into other memory is made twice."""
     return torch.zeros(elements, pin_memory=device.type == "cuda")
+
+
+def _tensors_of(batch: Any) -> Iterator[torch.Tensor]:
+    """Those that `Copying` moves one by one."""
+    if isinstance(batch, torch.Tensor):
+        yield batch
+    elif callable(getattr(batch, "to", None)):
+        return
+    elif isinstance(batch, Mapping):
+        for _, value in batch.items():
+            yield from _tensors_of(value)
+    elif isinstance(batch, (list, tuple)):
+        for each in batch:
+            yield from _tensors_of(each)
+    elif _has_fields(batch):
+        for field in dataclasses.fields(batch):
+            yield from _tensors_of(getattr(batch, field.name, None))
+
+
+def _has_fields(batch: Any) -> bool:
+    return dataclasses.is_dataclass(batch) and not isinstance(batch, type)
+
+
+def _in_host_memory(tensor: torch.Tensor) -> bool:
+    return tensor.device.type == "cpu" and tensor.layout == torch.strided
 
 
 def _with_items(batch: Mapping[Any, Any], items: dict[Any, Any]) -> Any:

@@ -82,10 +82,15 @@ class WatchedCopying(staging.Copying):
         super().move(tensors)
         self._there.add(tensors)
 
-    def batch(self, batch: Any) -> Any:
-        moved = super().batch(batch)
-        self._there.add(moved)
-        return moved
+    def begin(self, batch: Any) -> staging.Arriving:
+        arriving = super().begin(batch)
+
+        def bring() -> Any:
+            moved = arriving.there()
+            self._there.add(moved)
+            return moved
+
+        return staging.Arriving(batch, bring)
 
     def empty(self, elements: int, dtype: torch.dtype) -> torch.Tensor:
         made = super().empty(elements, dtype)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from typing import Any, NamedTuple
 
 import torch
@@ -36,9 +36,9 @@ from orchestrator.data.sampling.partitions import PARTITIONS
 from orchestrator.data.sampling.population import Whole
 from orchestrator.data.sampling.subsets import chosen
 from orchestrator.data.sites import Attendance
-from orchestrator.errors import ConfigurationError, NonFinite, PipelineRaised
+from orchestrator.errors import ConfigurationError, NonFinite, OrchestratorError, PipelineRaised
 from orchestrator.numerics import streams
-from orchestrator.numerics.staging import Direct, Staging
+from orchestrator.numerics.staging import Arriving, Direct, Staging
 from orchestrator.optim import optimizers
 from orchestrator.optim.optimizers import kept_aside
 from orchestrator.optim.privacy.keys import Keys
@@ -94,6 +94,7 @@ class PipelineAdapter:
         self._staging = staging or Direct()
         self.graphs: ShardGraphs | None = None  # where micro-batches are recorded
         self._loaders: Loaders | None = None
+        self._following: tuple[Key, Arriving] | None = None  # the micro-batch that is likely to be next, on its way
         # Whether another worker computes a shard that this one hosts in a step of the run.
         self.taken_by_other: Callable[[int, int], bool] = lambda _step, _shard: False
         self.attendance = Attendance(data, sites)
@@ -203,12 +204,17 @@ class PipelineAdapter:
 
     def fetch_ahead(self, loaders: Loaders, shards: Sequence[int], steps: int) -> None:
         """Take training batches from `loaders` from now on, for a worker that hosts `shards` in a run of `steps`."""
+        self.drop_following()
         self._loaders, self._hosted, self._steps = loaders, tuple(shards), steps * self._steps_per_round
 
     def host(self, shards: Sequence[int]) -> None:
         """These are computed from now on; what was fetched ahead for others is fetched in vain."""
         if self._loaders is not None:
             self._hosted = tuple(shards)
+
+    def drop_following(self) -> None:
+        """Let go of the micro-batch that is on its way to the device before its turn."""
+        self._following = None
 
     def look_ahead(self, shards: Sequence[int], steps: int, share: int) -> None:
         """From now on have the files fetched of what a worker reads next that hosts `shards` in a run of `steps`, where the
@@ -223,6 +229,7 @@ class PipelineAdapter:
 
     def close(self) -> None:
         """Stop what fetches ahead. Safe to call twice."""
+        self.drop_following()
         if self._ahead is not None:
             self._ahead.close()
         self._ahead = self._foresight = None
@@ -323,10 +330,11 @@ class PipelineAdapter:
         where, rows = micro_batch.where, len(micro_batch.key.indices)
         if not rows:
             return None
-        batch = self._fetch(micro_batch)
+        arriving = self._fetch(micro_batch)
         hint = lambda: self._of_one_row(step, shard)  # noqa: E731
-        with self._naming_samples(micro_batch.key, batch):
-            computed = self._gradients(batch, step, rows, where, micro_batch.seed, hint, graphs)
+        with self._naming_samples(micro_batch.key, arriving.host):
+            computed = self._gradients(arriving, step, rows, where, micro_batch.seed, hint, graphs)
+            self._begin_following(micro_batch.key)
             if looks and computed is not None:
                 check_finite(float(computed[0]), where)
             return computed
@@ -337,12 +345,13 @@ class PipelineAdapter:
         indices, where = self.evaluation_batches[batch], _evaluated(-1, batch)
         with naming(f"reading samples ({where})"), streams.seeded(self._seed, "evaluation samples", -1, batch):
             items = fetch(self._validation, indices, self.pipeline.collate)
-        computed = self._gradients(items, 0, len(indices), where, streams.seed_of(self._seed, "compute", -1, batch))
+        seed = streams.seed_of(self._seed, "compute", -1, batch)
+        computed = self._gradients(self._staging.begin(items), 0, len(indices), where, seed)
         return None if computed is None else (float(computed[0]), computed[1])
 
     def _gradients(
         self,
-        batch: Any,
+        arriving: Arriving,
         step: int,
         rows: int,
         where: str,
@@ -381,9 +390,9 @@ class PipelineAdapter:
 
         with naming(f"loss() ({where})", hint), streams.seeded_with(seed):
             if graphs is None:
-                judged = eager(self._staging.batch(batch))
+                judged = eager(arriving.there())
                 return None if judged is None else (judged[0].item(), judged[1])
-            judged = graphs.compute(batch, Work(eager, whole, lambda: streams.seeded_with(seed)))
+            judged = graphs.compute(arriving, Work(eager, whole, lambda: streams.seeded_with(seed)))
             if judged is None:
                 return None
             weight = _weight(judged[1], where)
@@ -417,9 +426,9 @@ class PipelineAdapter:
         there the generators are seeded for it. Raises PipelineRaised for what is raised within the block."""
         micro_batch = self._known(step, shard)
         fetched = self._fetch(micro_batch)
-        naming_samples = self._naming_samples(micro_batch.key, fetched)
+        naming_samples = self._naming_samples(micro_batch.key, fetched.host)
         with naming_samples, naming(f"loss() ({micro_batch.where})"), streams.seeded_with(micro_batch.seed):
-            batch = self._staging.batch(fetched)
+            batch = fetched.there()
             yield Call(lambda: self._loss(batch, step), self._autocast, len(micro_batch.key.indices), micro_batch.where)
 
     @contextmanager
@@ -600,24 +609,46 @@ class PipelineAdapter:
         used: list[int] = self.subset[found].tolist()
         return used
 
-    def _fetch(self, micro_batch: _MicroBatch) -> Any:
-        if self._foresight is not None and self._foresight.hosts(micro_batch.key.shard):
-            self._foresight.reaches(micro_batch.key)
-        batch = self._fetched(micro_batch)
-        self.account.add(micro_batch.key.indices, 0 if self._ahead is None else self._ahead.fetched())
+    def _fetch(self, micro_batch: _MicroBatch) -> Arriving:
+        key = micro_batch.key
+        self.attendance.check(key.shard)
+        if self._loaders is None or key.shard not in self._hosted:
+            # Of another worker, where there are loaders: they go on with what is hosted here.
+            return self._staging.begin(self._counted(key, lambda: self._read(micro_batch)))
+        following, self._following = self._following, None
+        if following is not None and following[0] == key:
+            return following[1]
+        return self._staging.begin(self._loaded(self._loaders, key))
+
+    def _begin_following(self, key: Key) -> None:
+        """Begin to bring the micro-batch behind this one to the device, which computes meanwhile. Only if a loader has read it:
+        nothing waits here, and what is read in this thread is read when its turn comes, whatever the device is."""
+        loaders = self._loaders
+        if loaders is None or not self._staging.copies_ahead or key.shard not in self._hosted:
+            return
+        following = next(self._wanted_behind(key), None)
+        if following is None or not loaders.has_read(following):
+            return
+        with suppress(OrchestratorError):  # it is read again when its turn comes, and raises the same then
+            self._following = following, self._staging.begin(self._loaded(loaders, following))
+
+    def _loaded(self, loaders: Loaders, key: Key) -> Any:
+        round_ = key.step // self._steps_per_round
+        wanted = self._wanted_behind(key)
+        return self._counted(key, lambda: loaders.batch(key, wanted, lambda each: self._is_over(each, round_)))
+
+    def _counted(self, key: Key, read: Callable[[], Any]) -> Any:
+        if self._foresight is not None and self._foresight.hosts(key.shard):
+            self._foresight.reaches(key)
+        batch = read()
+        self.account.add(key.indices, 0 if self._ahead is None else self._ahead.fetched())
         return batch
 
-    def _fetched(self, micro_batch: _MicroBatch) -> Any:
-        step, shard, _ = key = micro_batch.key
-        self.attendance.check(shard)
-        if (
-            self._loaders is None or shard not in self._hosted
-        ):  # of another worker: loaders go on with what is hosted here
-            return self._read(micro_batch)
+    def _wanted_behind(self, key: Key) -> Iterator[Key]:
+        """What this worker is to compute after a micro-batch, as far as is known."""
         rounds = range(0, self._steps + 1, self._steps_per_round)
-        ahead = upcoming(step, shard, self._hosted, rounds, self._indices)
-        wanted = (each for each in ahead if not self.taken_by_other(each.step // self._steps_per_round, each.shard))
-        return self._loaders.batch(key, wanted, lambda each: self._is_over(each, step // self._steps_per_round))
+        following = upcoming(key.step, key.shard, self._hosted, rounds, self._indices)
+        return (each for each in following if not self.taken_by_other(each.step // self._steps_per_round, each.shard))
 
     def _is_over(self, key: Key, now: int) -> bool:
         """Whether nobody asks for a micro-batch any more in step `now` of the run."""

@@ -25,7 +25,8 @@ import numpy
 import torch
 
 from orchestrator.common import gpu_memory
-from orchestrator.numerics.staging import Staging, page_locked, rebuilt, taken_apart
+from orchestrator.numerics.copy_stream import page_locked
+from orchestrator.numerics.staging import Arriving, Staging, rebuilt, taken_apart
 from orchestrator.worker.model.replica import Replica
 
 _MOST: Final = 4  # shapes; each recording has memory of its own for what its passes need
@@ -98,21 +99,22 @@ class ShardGraphs:
             False  # whether the last micro-batch was, so that it has changed nothing that the recording does not
         )
 
-    def compute(self, batch: Any, work: Work) -> Judged | None:
+    def compute(self, arriving: Arriving, work: Work) -> Judged | None:
         """The loss and the weight of a micro-batch, in memory of their own; its gradients are at the parameters then."""
         self.replayed = False
+        batch = arriving.host
         apart = taken_apart(batch) if self._goes else None
         if apart is None:
             self._give_up("a batch holds what cannot be copied into place: only tensors in lists, tuples and dicts can")
-            return work.eager(self._staging.batch(batch))
+            return work.eager(arriving.there())
         tensors, shape = apart
         recorded = self._recorded.get(shape)
         if recorded is not None and recorded.compared == _COMPARED:
-            recorded.load(tensors)
+            recorded.load(arriving)
             recorded.replay()
             self.replayed = True
             return self._result(recorded)
-        there = recorded.load(tensors) if recorded is not None else self._staging.batch(batch)
+        there = recorded.load(arriving) if recorded is not None else arriving.there()
         before, start = _host_generators(), self._replica.buffers()
         judged = work.eager(there)
         if judged is None:
@@ -192,9 +194,12 @@ class _Recorded:
         self.replay: Callable[[], None] = lambda: None
         self.compared = 0
 
-    def load(self, tensors: Sequence[torch.Tensor]) -> Any:
-        """Put a micro-batch where the recording reads it; returns it there."""
-        for place, tensor in zip(self._places, tensors, strict=True):
+    def load(self, arriving: Arriving) -> Any:
+        """Put a micro-batch where the recording reads it; returns it there. In the stream that computes, so that the repetition
+        before has read what lay there."""
+        apart = taken_apart(arriving.nearest())
+        assert apart is not None
+        for place, tensor in zip(self._places, apart[0], strict=True):
             place.copy_(page_locked(tensor, place.device), non_blocking=True)
         return self._batch
 

@@ -17,7 +17,8 @@ import numpy
 import torch
 
 from orchestrator.numerics import streams
-from orchestrator.numerics.staging import Direct, Staging, page_locked
+from orchestrator.numerics.copy_stream import page_locked
+from orchestrator.numerics.staging import Direct, Staging
 from orchestrator.worker.pipeline_parallel.fake_tensors import Key
 
 ALIGNMENT: Final = (
