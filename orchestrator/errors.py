@@ -24,7 +24,9 @@ need pickle.
 
 from __future__ import annotations
 
+import base64
 import errno
+import zlib
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Literal
 
@@ -157,6 +159,12 @@ class OutOfDeviceMemory(RunFailed):
     frames = ""  # of the user's code, a line each
     taken: Any = None  # a `common.gpu_memory.Taken` of that moment
     wanted = 0  # bytes that could not be had; 0 where nobody has told
+    snapshot = b""  # of the allocator, for the run's folder
+
+    def as_dict(self) -> dict[str, Any]:
+        fields = super().as_dict()
+        packed = base64.b64encode(zlib.compress(self.snapshot)).decode() if self.snapshot else ""
+        return {**fields, "snapshot": packed} if packed else fields
 
 
 class ClusterUnavailable(RunFailed):
@@ -203,6 +211,8 @@ def from_dict(error: Mapping[str, Any]) -> OrchestratorError:
     found = kinds.get(error["kind"], RunFailed)(error["message"], error["remedy"], error["details"])
     found.codes = tuple(error.get("codes", [error.get("code", "")]))
     found.recurs = "recurs" in error
+    if isinstance(found, OutOfDeviceMemory) and "snapshot" in error:
+        found.snapshot = zlib.decompress(base64.b64decode(error["snapshot"]))
     return found
 
 

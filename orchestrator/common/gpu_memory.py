@@ -5,8 +5,10 @@ torch is asked only where an error or a run on a GPU has loaded it already.
 
 from __future__ import annotations
 
+import pickle
 import re
 import traceback
+from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any, Final, NamedTuple
 
@@ -22,6 +24,7 @@ _TRIED: Final = re.compile(r"Tried to allocate ([\d.]+) (bytes|KiB|MiB|GiB)")
 _UNITS: Final = {"bytes": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
 _DEFAULT_POOL: Final = (0, 0)
 _SEGMENTS: Final = 40  # in a table, the largest
+_MOST_BYTES: Final = 16 << 20  # of a snapshot, which travels with the error
 
 
 class Taken(NamedTuple):
@@ -37,13 +40,13 @@ class Taken(NamedTuple):
     in_pools: int = 0  # of `allocated`, in these
 
 
-def taken() -> Taken:
-    """Now, by this process on its current GPU."""
+def taken(segments: Sequence[Any] | None = None) -> Taken:
+    """Now, by this process on its current GPU. segments: as torch's allocator tells them; None: it is asked."""
     import torch
 
     gpu: Any = torch.cuda
     free, total = gpu.mem_get_info()
-    segments = gpu.memory_snapshot()
+    segments = gpu.memory_snapshot() if segments is None else segments
     private = [each for each in segments if tuple(each.get("segment_pool_id", _DEFAULT_POOL)) != _DEFAULT_POOL]
     blocks = (block for segment in segments for block in segment["blocks"])
     unused = (int(block["size"]) for block in blocks if block["state"] == "inactive")
@@ -69,9 +72,11 @@ def out_of_memory(what: str, error: BaseException, frames: str = "") -> OutOfDev
     """For an error of which `ran_out` is true, measured before what it was needed for is let go. what: was being done; frames:
     of the user's, a line each."""
     details = traceback.format_exc()
-    now, table = Taken(), ""
-    with suppress(RuntimeError, AssertionError):  # of a card that answers nothing any more
-        now, table = taken(), _table()
+    now, table, kept = Taken(), "", b""
+    with suppress(RuntimeError, AssertionError, AttributeError):  # of a card that answers nothing any more, or of none
+        segments = _segments()
+        kept = snapshot(segments)
+        now, table = taken(segments), _table(segments)
     # The activations of a pass that was given up hang on its frames, and others have to go on.
     traceback.clear_frames(error.__traceback__)
     said = next(iter(str(error).strip().splitlines()), type(error).__name__)
@@ -81,7 +86,34 @@ def out_of_memory(what: str, error: BaseException, frames: str = "") -> OutOfDev
     )
     raised = full(what, "", f"{said}{frames}", remedy, f"{details}\n{table}".rstrip())
     raised.what, raised.frames, raised.taken, raised.wanted = what, frames, now, wanted_by(error)
+    raised.snapshot = kept
     return raised
+
+
+def snapshot(segments: Sequence[Any]) -> bytes:
+    """A pickle in the form of torch's own snapshots, which https://pytorch.org/memory_viz draws. It has the stacks of
+    allocations where torch was told to record them, and is empty where it has more bytes than an error may bring along.
+
+    Source: PyTorch, "Understanding CUDA Memory Usage", Snapshot API Reference."""
+    devices = 1 + max((int(each.get("device", 0)) for each in segments), default=0)
+    for these in (segments, [_without_frames(each) for each in segments]):
+        # The fourth protocol is the one of torch's own files.
+        pickled = pickle.dumps({"segments": these, "device_traces": [[] for _ in range(devices)]}, protocol=4)
+        if len(pickled) <= _MOST_BYTES:
+            return pickled
+    return b""
+
+
+def _without_frames(segment: Any) -> Any:
+    blocks = [{**block, "frames": []} for block in segment["blocks"]]
+    return {**segment, "blocks": blocks} | ({"frames": []} if "frames" in segment else {})
+
+
+def _segments() -> Sequence[Any]:
+    import torch
+
+    found: Any = torch.cuda.memory_snapshot()  # type: ignore[no-untyped-call]
+    return list(found)
 
 
 def full(what: str, card: str, why: str, remedy: str, details: str) -> OutOfDeviceMemory:
@@ -97,12 +129,12 @@ def wanted_by(error: BaseException) -> int:
     return int(float(found[1]) * _UNITS[found[2]]) if found else int(getattr(error, "size_bytes", 0))
 
 
-def _table() -> str:
+def _table(segments: Sequence[Any]) -> str:
     """For the run's folder: the allocator's own summary, and its largest segments."""
     import torch
 
     gpu: Any = torch.cuda
-    segments = sorted(gpu.memory_snapshot(), key=lambda segment: -int(segment["total_size"]))
+    segments = sorted(segments, key=lambda segment: -int(segment["total_size"]))
     lines = [
         f"{segment['total_size']:>16,} {segment['allocated_size']:>16,}  {segment.get('segment_pool_id', '')}"
         for segment in segments[:_SEGMENTS]

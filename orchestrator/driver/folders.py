@@ -79,6 +79,7 @@ class RunFolder:
         self.weights = self.path / "model.safetensors"
         self.model = self.path / "model"
         self.error = self.path / "error.txt"
+        self.memory = self.path / "memory_snapshot.pickle"
         self.pictures = self.path / "pictures"
         self.checkpoints = self.path / "checkpoints"
         self.inspections = self.path / "looks"  # requests of who looks at it while it runs
@@ -143,7 +144,7 @@ class RunFolder:
     def artifacts(self) -> list[Path]:
         """The existing files that are logged under `run/`, the journal after what reaches the checkpoints that it tells of."""
         written = [self.trace, self.barriers, self.journal, self.streams, self.times, self.timeline, self.tuning]
-        files = [*self._inputs, *written, self.card, self.page, self.verdict, self.error]
+        files = [*self._inputs, *written, self.card, self.page, self.verdict, self.error, self.memory]
         return [file for file in files if file.exists()]
 
 
@@ -175,12 +176,15 @@ def write_json(path: Path, values: Mapping[str, Any]) -> None:
     put(path, json.dumps(values, indent=1, ensure_ascii=False) + "\n")
 
 
-def put(path: Path, text: str) -> None:
+def put(path: Path, content: str | bytes) -> None:
     """Write the whole file, or leave the one before: a full disk is reported by the trace, and does not end the run
     here."""
     unfinished = path.with_name(f"{path.name}.unfinished")
     try:
-        unfinished.write_text(text, encoding="utf-8")
+        if isinstance(content, bytes):
+            unfinished.write_bytes(content)
+        else:
+            unfinished.write_text(content, encoding="utf-8")
         unfinished.rename(path)
     except OSError:
         unfinished.unlink(missing_ok=True)

@@ -144,10 +144,12 @@ def explanation(error: OutOfDeviceMemory, place: Place, holds: Held | None, plan
         "; or ".join(
             ["raise cluster.gpu_gb, also in a resume"] * bounded + _remedies(parts, others, place, plan, now.total)
         )
-        + ";\n  error.txt in the run's folder has the allocator's summary and its largest segments",
+        + ";\n  error.txt in the run's folder has the allocator's summary and its largest segments, and "
+        "https://pytorch.org/memory_viz draws memory_snapshot.pickle",
         error.details,
     )
     found.recurs = too_small or not now.total
+    found.snapshot = error.snapshot
     return found
 
 

@@ -16,7 +16,7 @@ from orchestrator.config.settings import load
 from orchestrator.driver.folders import RunFolder
 from orchestrator.driver.recording.record import Contents, Record
 from orchestrator.driver.report.outcome import RunOutcome
-from orchestrator.errors import RunFailed
+from orchestrator.errors import OutOfDeviceMemory, RunFailed, from_dict
 from orchestrator.provenance.tracking.models import ModelFolder
 from orchestrator.records.lines import read
 
@@ -82,6 +82,15 @@ def test_a_folder_that_was_removed_is_there_again_for_the_end_of_the_record(tmp_
     assert [line["step"] for line in read(record.files.trace)] == [0, 1, 2]
     assert [line["event"] for line in read(record.files.journal)] == ["begun", "run_ended"]
     assert record.files.error.read_text().startswith("the folder was removed")
+
+
+def test_the_memory_of_a_gpu_that_was_full_is_kept_as_a_file_and_logged(tmp_path: Path) -> None:
+    record, _ = record_of(tmp_path, "1")
+    error = OutOfDeviceMemory("no memory left")
+    error.snapshot = b"a pickle"
+    record.close(RunOutcome(error=from_dict(error.as_dict())))
+    assert record.files.memory.read_bytes() == b"a pickle"
+    assert record.files.memory in record.files.artifacts()
 
 
 def test_a_full_disk_ends_a_run_with_one_message_and_leaves_what_was_there(

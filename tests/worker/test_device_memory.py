@@ -6,6 +6,8 @@ No GPU is where these tests run: torch's error is raised by hand, and what its a
 from __future__ import annotations
 
 import gc
+import json
+import pickle
 import weakref
 from dataclasses import replace
 from types import SimpleNamespace
@@ -38,6 +40,23 @@ CODE = "gpu.out-of-memory"
 TOLD = "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 79.11 GiB\nand more"
 PLAN = resolve(settings_for(p.Mlp, batch_size=80, shards=8))
 NOW = Taken(total=80 * GB, free=GB, allocated=50 * GB, reserved=60 * GB, pools=6 * GB, in_pools=2 * GB)
+FRAME = {"filename": "mine.py", "line": 3, "name": "loss"}
+SEGMENTS: list[dict[str, Any]] = [
+    {
+        "device": 1,
+        "address": 1 << 40,
+        "total_size": 2048,
+        "allocated_size": 512,
+        "active_size": 512,
+        "stream": 0,
+        "segment_type": "small",
+        "segment_pool_id": (0, 0),
+        "blocks": [
+            {"address": 1 << 40, "size": 512, "requested_size": 500, "state": "active_allocated", "frames": [FRAME]},
+            {"address": (1 << 40) + 512, "size": 1536, "requested_size": 0, "state": "inactive", "frames": []},
+        ],
+    }
+]
 HELD = Held(parameters=4 * GB, optimizer=8 * GB, gradients=4 * GB, sums=12 * GB, trained=GB)
 
 
@@ -188,13 +207,36 @@ class GreedyLater(p.Mlp):
 def test_a_worker_tells_it(monkeypatch: pytest.MonkeyPatch) -> None:
     ends = members_end(Greedy)
     assert [type(end) for end in ends] == [OutOfDeviceMemory]
-    monkeypatch.setattr(gpu_memory, "taken", lambda: NOW)
-    monkeypatch.setattr(gpu_memory, "_table", lambda: "a table")
+    monkeypatch.setattr(gpu_memory, "_segments", lambda: SEGMENTS)
+    monkeypatch.setattr(gpu_memory, "taken", lambda _: NOW)
+    monkeypatch.setattr(gpu_memory, "_table", lambda _: "a table")
     (end,) = members_end(GreedyLater, optimizer=None)
     assert isinstance(end, OutOfDeviceMemory)
     assert end.message.startswith("the optimizer (step 0) found no memory left on the GPU (of this worker, 80 GB)")
     assert "test_device_memory.py" in end.message
     assert end.details.endswith("a table")
+    told = from_dict(json.loads(json.dumps(end.as_dict())))
+    assert isinstance(told, OutOfDeviceMemory)
+    assert pickle.loads(told.snapshot)["segments"] == SEGMENTS
+    assert "snapshot" not in told.told()
+
+
+def test_a_snapshot_has_the_form_that_the_viewer_of_torch_draws() -> None:
+    found = pickle.loads(gpu_memory.snapshot(SEGMENTS))
+    assert found == {"segments": SEGMENTS, "device_traces": [[], []]}, "one list for each device, the first ones too"
+    assert pickle.loads(gpu_memory.snapshot([])) == {"segments": [], "device_traces": [[]]}
+
+
+def test_a_snapshot_leaves_out_stacks_and_then_itself_where_it_would_be_too_large(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    whole = gpu_memory.snapshot(SEGMENTS)
+    monkeypatch.setattr(gpu_memory, "_MOST_BYTES", len(whole) - 1)
+    smaller = pickle.loads(gpu_memory.snapshot(SEGMENTS))
+    assert [block["frames"] for block in smaller["segments"][0]["blocks"]] == [[], []]
+    assert smaller["segments"][0]["blocks"][0]["size"] == 512
+    monkeypatch.setattr(gpu_memory, "_MOST_BYTES", 8)
+    assert gpu_memory.snapshot(SEGMENTS) == b""
 
 
 def test_regions_that_a_card_has_no_room_for_are_explained(monkeypatch: pytest.MonkeyPatch) -> None:

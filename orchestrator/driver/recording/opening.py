@@ -78,7 +78,8 @@ def reopen_record(settings: Settings, store: Store, files: RunFolder, provenance
     with store.usable():
         tracker = Tracker.reopen(store, files.path.name, every_s=settings.tracking.every_s, since=since)
         orphans = store.mark_orphans(tracker.experiment_id)
-    files.error.unlink(missing_ok=True)
+    for of_error in (files.error, files.memory):
+        of_error.unlink(missing_ok=True)
     earlier = [orphaned(run_id) for run_id in orphans]
     contents, logger_feed = Contents(inputs, obstacles, provenance.work), loggers.begin(settings, tracker, files, since)
     return Record(settings, store, tracker, files, earlier, contents, logger_feed)

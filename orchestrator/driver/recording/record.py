@@ -31,7 +31,7 @@ from orchestrator.driver.report.description import Layout
 from orchestrator.driver.report.layout import layout
 from orchestrator.driver.report.outcome import RunOutcome
 from orchestrator.driver.report.page import as_html, cleaned, markdown
-from orchestrator.errors import NotRerunnable, RunFailed, Status
+from orchestrator.errors import NotRerunnable, OutOfDeviceMemory, RunFailed, Status
 from orchestrator.provenance.code import imported, worktree
 from orchestrator.provenance.data.versions import Input
 from orchestrator.provenance.environment import container, lock
@@ -296,6 +296,8 @@ class Record:
             ending["error"] = outcome.error.message
             whole = f"{outcome.error}\n\n{outcome.error.details}".rstrip() + "\n"
             put(self.files.error, self._redactor.text(whole))
+            if isinstance(outcome.error, OutOfDeviceMemory) and outcome.error.snapshot:
+                put(self.files.memory, outcome.error.snapshot)
             self.tracker.tag("error", self._redactor.text(outcome.error.message))
         if outcome.steps:
             self.tracker.tag("steps", str(outcome.steps))
