@@ -47,7 +47,7 @@ RULES: tuple[Rule, ...] = (
         "optimizer.sharded-device",
         "run.device",
         "cpu",
-        "what workers share is in host memory, and run.device is {0}",
+        "on a GPU it saves little time, and the state would be lost with the card that fails; run.device is {0}",
         "run.device=cpu",
     ),
     _require(
