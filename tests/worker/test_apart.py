@@ -97,6 +97,7 @@ def test_the_facts_say_what_computes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cuda, "prepare", lambda *, tf32: {"device": "cuda", "tf32": tf32})
     monkeypatch.setattr(cuda, "describe", lambda: {"models": ["X"]})
     monkeypatch.setattr(cuda, "card", lambda: {"card": "X", "uuid": "x"})
+    monkeypatch.setattr(cuda, "uuid", lambda: "x")
     account, stamps = TimeAccount(), list[Any]()
     monkeypatch.setattr(account, "use", stamps.append)
     run_manifest = Worker(resolve(settings), LocalRegions(), ProcessServices(Heartbeat(times=account))).prepare()
