@@ -270,7 +270,7 @@ def seen(frame, event, _):
         asked.add(f"{frame.f_code.co_name}, from {frame.f_back.f_code.co_filename}")
 from orchestrator.cluster.forkserver import server
 sys.setprofile(seen)
-for name, _, function in (each.partition(":") for each in server.LOADED):
+for name, _, function in (each.partition(":") for each in (*server.LOADED, *server.OF_RAY)):
     module = importlib.import_module(name)
     if function:
         getattr(module, function)()
