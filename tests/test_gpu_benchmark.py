@@ -212,6 +212,7 @@ def all_settings() -> Iterator[dict[str, Any]]:
     for case in CASES:
         for _, layout in case.layouts:
             yield parts.settings(CARD, case.model, steps=9, precision=case.precision, **case.more, **layout)
+    yield parts.llama_settings(CARD, 60.0)
     beside = [parts.four_workers.args[0], parts.two_stages.args[0]]
     for step in (*beside, *(part.work for part in PARTS if isinstance(part.work, Step))):
         more = {"precision": step.precision, "shards": step.shards, "run": step.run, **step.more}

@@ -16,7 +16,7 @@ from torch.nn import functional
 from torch.utils.data import Dataset, TensorDataset
 
 from orchestrator import Pipeline
-from pipelines import characters, digits
+from pipelines import characters, digits, llama
 
 
 class Random(Dataset[Any]):
@@ -60,6 +60,13 @@ class Gpt(Pipeline):
     def loss(self, model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
         inputs, targets = batch
         return functional.cross_entropy(model(inputs).flatten(0, 1).float(), targets.flatten())
+
+
+class Llama(llama.Llama):
+    """1.3 billion parameters as it stands."""
+
+    def datasets(self) -> tuple[Any, Any]:
+        return Random(tokens(512, self.window, self.vocabulary), 0.0), None
 
 
 class Transformer(nn.Module):

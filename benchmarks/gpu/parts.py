@@ -19,17 +19,21 @@ from benchmarks.gpu.sharing import Shared
 from orchestrator.numerics.device.compiling import CompilationFailed
 
 _LEAST_S: Final = 5.0  # a launch that has less is not begun
+_A_STAGE_GB: Final = 20
 SIGKILLS: Final = {"every": "1s", "kinds": ["kill"]}
 
 
 @dataclass(frozen=True)
 class Scale:
-    """On what, and how much. gpt: arguments of the model; nap_s: of a sample that is read, where a
-    worker is to be killed; share: of the card, for each worker; layouts: that sums are tried with."""
+    """On what, and how much. gpt, llama: arguments of the models; llama_cluster: what each of its four workers gets; nap_s: of
+    a sample that is read, where a worker is to be killed; share: of the card, for each worker; layouts: that sums are tried
+    with."""
 
     device: str = "cuda"
     share: float = 0.1
     gpt: Mapping[str, Any] = field(default_factory=dict)
+    llama: Mapping[str, Any] = field(default_factory=dict)
+    llama_cluster: Mapping[str, Any] = field(default_factory=lambda: {"gpus_per_worker": 0.25, "gpu_gb": _A_STAGE_GB})
     rows: int = 64
     steps: int = 24
     small_steps: int = 300
@@ -45,6 +49,8 @@ TOY: Final = Scale(  # all of it, on processors: that nothing is mistyped
     "cpu",
     0.0,
     {"width": 16, "layers": 1, "heads": 2, "vocabulary": 64, "window": 8},
+    {"width": 16, "layers": 4, "heads": 4, "groups": 2, "inner": 24, "vocabulary": 64, "window": 8},
+    {},
     rows=8,
     steps=12,
     small_steps=12,
@@ -432,6 +438,27 @@ def device_memory(bench: Bench, seconds: float) -> None:
         bench.found["memory: counted"] = counted
 
 
+def llama_settings(scale: Scale, seconds: float) -> dict[str, Any]:
+    """Four workers on one card, of which each may take a part that the whole model is too large for."""
+    return settings(
+        scale,
+        "Llama",
+        precision="bfloat16",
+        steps=scale.steps // 2,
+        args=scale.llama,
+        cluster={"workers": 4, "stages": 4, "start_timeout_s": seconds, **scale.llama_cluster},
+        data={"shards": 8, "batch_size": 8},
+    )
+
+
+def llama(bench: Bench, seconds: float) -> None:
+    with runs.project() as project:
+        run = launched(project, llama_settings(bench.scale, seconds), seconds)
+    bench.measured("llama", runs.step_ms(run.windows))
+    if held := [(each["peak"] + each.get("sums", 0)) / 1e9 for each in run.outcome.get("gpu_memory", {}).values()]:
+        bench.measured("llama, memory", held)
+
+
 def start_of_ray_train(bench: Bench, seconds: float) -> None:  # noqa: ARG001
     from importlib.util import find_spec
 
@@ -463,4 +490,5 @@ PARTS: Final = (
     Part("graphs-off", 30, Step("bfloat16, 8, no graphs", "bfloat16", run={"graphs": False}), needs="graphs"),
     Part("plain-compiled", 60, plain_compiled),
     Part("ray-train", 20, start_of_ray_train),
+    Part("llama", 440, llama),
 )

@@ -66,6 +66,8 @@ ROWS: Final = (
         None,
         1.15,
     ),
+    Row("llama", "Llama of 1.3 billion, bfloat16, 8 shards, 4 stages on one card", "ms"),
+    Row("llama, memory", "tensors and sums of a stage of it, at most at once", "GB", (), None, 20),
     Row("digits", "digits, 8 shards", "ms", PLAIN, None, 4),
     Row("characters", "characters, 8 shards", "ms", PLAIN, None, 5),
     Row("memory", "device memory per parameter, beside activations", "bytes", ("plain", "counted"), None, 28),

@@ -106,7 +106,7 @@ class Worker:
         self._prepare_thread()
         if plan.run.compute.compiled:
             inductor.start(device)
-        tell = lambda line: self._services.emit({"event": "device", "why": line})  # noqa: E731
+        tell: Callable[[str], None] = lambda line: self._services.emit({"event": "device", "why": line})  # noqa: E731
         there = worker_device.opened(plan, tell)
         self._staging, self.regions = there.staging, there.regions or self.regions
         device_memory.limit(plan, self.regions)
