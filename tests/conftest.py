@@ -3,6 +3,9 @@ root, an emulator or Slurm is left to who has it (rule F11).
 
 How many examples hypothesis draws is chosen by `pytest --hypothesis-profile=NAME`: `few` where nothing is said, `many` by
 `make test-long`. A test that states a number of its own (slow examples, or a law that few examples do not reach) keeps it.
+
+Each process of pytest reads all files of tests before it runs one. So what `-m` leaves out is neither imported nor made, unless
+a file is named (`tests/collecting.py`).
 """
 
 import gc
@@ -10,11 +13,14 @@ import os
 import shutil
 import signal
 import sys
+from collections.abc import Generator
+from pathlib import Path
 
 import hypothesis
 import pytest
 
 from orchestrator.numerics.determinism import FILL, prepare_environment
+from tests import collecting
 
 prepare_environment()
 os.environ.setdefault(FILL, "1")  # what reads memory that nobody has written shows, also in what tests launch
@@ -33,6 +39,30 @@ def lacking() -> list[str]:
     programs = {"emulator": ["qemu-x86_64"], "slurm": ["slurmctld", "slurmd", "munged"]}
     absent = [marker for marker, names in programs.items() if not all(map(shutil.which, names))]
     return [*absent, *(["root", "slurm"] if os.geteuid() else [])]
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    collecting.begin(str(config.getoption("markexpr")), config.args)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Collecting leaves little garbage, and what it makes stays: nothing looks for garbage there, now or later."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
+
+
+def pytest_ignore_collect(collection_path: Path) -> bool | None:
+    return collecting.is_file_left_out(collection_path) or None
+
+
+def pytest_pycollect_makeitem(obj: object) -> list[pytest.Item] | None:
+    """An empty list: nothing is made of it."""
+    return [] if collecting.is_left_out(obj) else None
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -8,9 +8,16 @@ from typing import Any
 import pytest
 from hypothesis import settings
 
+from tests.collecting import is_mark_left_out
+
 
 def thinned(cases: Iterable[Any], every: int, first: int = 0) -> list[Any]:
-    """Parameters: one in `every` as it is, from the `first` on, the others marked `long`."""
+    """Parameters: one in `every` as it is, from the `first` on, the others marked `long`, or left out where `-m` leaves those
+    out."""
+    cases = list(cases)
+    shown = cases[first::every]
+    if shown and is_mark_left_out("long"):
+        return shown
     return [
         case if number % every == first else pytest.param(case, marks=pytest.mark.long)
         for number, case in enumerate(cases)
