@@ -155,6 +155,9 @@ class Exchange:
         self._memory = memory
         self._timeout_s = timeout_s
         self.sent_bytes = 0  # of the payloads of the calls so far, as the transport counts them
+        self.members = schedule.members  # servers among them
+        self._verifies = False
+        self.damaged: int | None = None  # the peer from whom a part of a sum has arrived otherwise, since `verify`
         self._ways: dict[int, Way] = {}
         self._way(memory.layout)
         # A vote is short, so it travels whole, as one chunk. A server sees only the chunks that it owns and has to know the
@@ -174,6 +177,11 @@ class Exchange:
                     received = self._transport.receive(action.peer, call.tag(action.chunk), self._timeout_s).payload
                     torch.maximum(current, received, out=current)
         return current
+
+    def verify(self, wanted: bool) -> None:
+        """From now on, whether each part of a sum is fingerprinted where it is sent, and, before it is used, where it has
+        arrived. All members say the same."""
+        self._verifies, self.damaged = wanted, None
 
     def total(self, step: int, attempt: int, divisor: float) -> int:
         """`add_up` of the memory that this exchange was made with."""
@@ -195,7 +203,10 @@ class Exchange:
             action = part.action
             chunk, tag = action.chunk, call.tag(action.chunk, part.piece)
             if isinstance(action, Send):
-                self._transport.send(action.peer, tag, way.place(memory, action.region, part), _note(part, prints))
+                payload = way.place(memory, action.region, part)
+                unfinished = self._verifies and action.region != "result"
+                note = exact.fingerprint_of_sums(payload) if unfinished else _note(part, prints)
+                self._transport.send(action.peer, tag, payload, note)
             elif isinstance(action, Finish):
                 base = way.place(memory, last[0].base if last else action.base, part)
                 more = last[1] if last else None
@@ -206,13 +217,29 @@ class Exchange:
                 received = self._transport.receive(action.peer, tag, self._timeout_s)
                 if isinstance(action, Copy):
                     # A device takes it while the next message is waited for.
-                    way.place(memory, "result", part).copy_(received.payload, non_blocking=True)
+                    result = way.place(memory, "result", part)
+                    result.copy_(received.payload, non_blocking=True)
                     prints[chunk][part.piece] = received.note
-                elif _completes(action, following.action if following else None):
+                    if self._verifies and memory.sums.result == torch.float32:
+                        self._compare(action.peer, received.note, exact.fingerprint_of(result, part.start // BLOCK))
+                    continue
+                if self._verifies:
+                    received = self._taken(action.peer, received)
+                if _completes(action, following.action if following else None):
                     last = (action, received)
                 else:
                     _add(way, memory, part, action.base, received)
         return exact.wrap(sum(sum(of_pieces.values()) for of_pieces in prints.values()))
+
+    def _taken(self, peer: int, received: Received) -> Received:
+        """A copy of what has arrived, which is what is used: it is read once."""
+        taken = received.payload.clone()
+        self._compare(peer, received.note, exact.fingerprint_of_sums(taken))
+        return Received(taken, received.note)
+
+    def _compare(self, peer: int, sent: int, arrived: int) -> None:
+        if self.damaged is None and exact.wrap(arrived) != sent:
+            self.damaged = peer
 
     def gather(self, step: int, attempt: int, phase: int, payload: torch.Tensor) -> list[torch.Tensor]:
         """Every worker's payload, by rank; nothing for a server, which only forwards and whose own payload is not sent.

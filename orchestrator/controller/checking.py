@@ -17,18 +17,14 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Verdict:
-    """The finding of a check in a step; nothing of that step is applied.
+    """The finding of a check in a step; nothing of that step is applied."""
 
-    shard: the micro-batch whose answers differ; None: a worker's memory changed while the sum was under way. since: what was
-    computed wrongly may be in the parameters from this step on. wrong: the ranks of those who computed wrongly, none where it
-    cannot be told; between: the ranks whose answers differed.
-    """
-
-    step: int
-    shard: int | None
-    since: int
-    wrong: tuple[int, ...]
-    between: tuple[int, ...]
+    step: int  # of the run, which was checked
+    shard: int | None  # the micro-batch whose answers differ; None: memory changed while the sum was under way
+    since: int  # what was computed wrongly may be in the parameters from this step on
+    wrong: tuple[int, ...]  # the ranks of those who computed wrongly, none where it cannot be told
+    between: tuple[int, ...]  # the ranks whose answers differed
+    copied: bool = False  # what the first of these sent has arrived otherwise at the second
 
 
 def chosen(

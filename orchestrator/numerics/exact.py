@@ -228,6 +228,13 @@ def fingerprint_of_integers(values: torch.Tensor) -> int:
     return wrap(LOOPS["keep int64"](start, 0, False, values.numel(), start, 0))
 
 
+def fingerprint_of_sums(values: torch.Tensor) -> int:
+    """The same of what is added up, in memory of whatever dtype; 0 of elements that are shorter than 32 bits."""
+    if values.dtype.itemsize == torch.int64.itemsize:
+        return fingerprint_of_integers(values.view(torch.int64))
+    return wrap(fingerprint_of(values.view(torch.float32), 0)) if values.dtype.itemsize == 4 else 0
+
+
 def fingerprint_by_operations(bits: torch.Tensor, first_block: int) -> torch.Tensor:
     """Of int32 or int64 bits that fill whole blocks: one int64, whose sums wrap."""
     of_blocks = bits.view(-1, BLOCK).sum(1, dtype=torch.int64)

@@ -81,6 +81,21 @@ def test_a_wrong_answer_that_is_nobodys_for_certain_ends_the_run() -> None:
     assert play.of(Kill) == []
 
 
+def test_a_copy_that_arrived_otherwise_names_the_pair_and_costs_nobody_at_first() -> None:
+    """At the second time one of the two goes, since it comes again."""
+    verdict = Verdict(4, None, 3, wrong=(), between=(2, 0), copied=True)
+    play = on((0, 0, 0))
+    leave(play, 0, 1, 2, verdict=verdict)
+    assert play.of(Kill) == []
+    assert play.of(Distrust)[-1].between == (2, 0)
+    assert "what worker 2 sent to worker 0 arrived otherwise" in " ".join(play.reasons)
+    assert play.begin().members == (0, 1, 2)
+    leave(play, 0, 1, 2, verdict=verdict)
+    (gone,) = play.of(Kill)
+    assert (gone.member, "for the second time" in gone.why) == (2, True)
+    assert play.begin().members == (0, 1)
+
+
 def test_a_sum_that_changed_under_way_is_made_again_by_all_where_nobody_is_known() -> None:
     play = on((0, 0, 0))
     leave(play, 0, 1, 2, verdict=Verdict(4, None, 3, wrong=(), between=(1, 2)))

@@ -151,12 +151,45 @@ EXAMPLES = [
             "between": ["w", "v"],
             "machines": True,
         },
-        {"step": 4, "shard": 2, "since": 3, "wrong": (0,), "between": (0, 1), "workers": (5,), "names": ["w"]},
+        {
+            "step": 4,
+            "shard": 2,
+            "since": 3,
+            "wrong": (0,),
+            "between": (0, 1),
+            "copied": False,
+            "workers": (5,),
+            "names": ["w"],
+        },
         (
             "warning: w computed shard 2 of step 4 wrongly; it may have done so since step 3; the step is repeated without its "
             "machine\n  steps before it are in the parameters: rerun=ID on another machine shows whether they are right",
         ),
         changes={"wrong": ("w computed shard 2 of step 4 wrongly; it may have done so since step 3",)},
+    ),
+    Example(
+        "answers_differ",
+        {
+            "verdict": Verdict(4, None, 4, (), (1, 0), copied=True),
+            "workers": (),
+            "wrong": [],
+            "between": ["worker 1 on n", "worker 0 on n"],
+            "machines": False,
+        },
+        {
+            "step": 4,
+            "shard": None,
+            "since": 4,
+            "wrong": (),
+            "between": (1, 0),
+            "copied": True,
+            "workers": (),
+            "names": ["worker 1 on n", "worker 0 on n"],
+        },
+        (
+            "warning: what worker 1 on n sent to worker 0 on n in the sum of step 4 arrived otherwise; the step is repeated",
+        ),
+        changes={"wrong": ("what worker 1 on n sent to worker 0 on n in the sum of step 4 arrived otherwise",)},
     ),
     Example("shard_state_unprotected", {"worker": 1, "why": "w"}, {"worker": 1, "why": "w"}),
     Example(

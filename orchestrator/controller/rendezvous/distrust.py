@@ -18,6 +18,8 @@ def distrusted(decision: Decision, verdict: Verdict) -> list[tuple[LostMember, s
     """The members lost by this verdict, each with the reason; the run ends if a wrong answer is nobody's for certain."""
     state, members = decision.state, decision.generation().begin.members
     wrong, between = (tuple(members[rank] for rank in ranks) for ranks in (verdict.wrong, verdict.between))
+    if verdict.copied:
+        return _damaging(decision, verdict, between)
     machines = {state.members[id_].node for id_ in wrong if id_ in state.members}
     elsewhere = any(worker.node not in machines and worker.ready is not None for worker in living(state, "worker"))
     out = [member for member in state.members.values() if _goes(member, wrong, machines if elsewhere else set())]
@@ -42,6 +44,21 @@ def distrusted(decision: Decision, verdict: Verdict) -> list[tuple[LostMember, s
         decision.kill(member, why)
         found.append((LostMember(member=member, how="wrong"), why))
     return found
+
+
+def _damaging(decision: Decision, verdict: Verdict, between: tuple[int, ...]) -> list[tuple[LostMember, str]]:
+    """What one sent has arrived otherwise at the other. Which of the two has done that is not known: at the second time the
+    younger worker of them goes."""
+    state, pair = decision.state, frozenset(between)
+    what = f"what {state.name(between[0])} sent to {state.name(between[1])} arrived otherwise"
+    decision.do(Distrust(verdict, (), between, machines=False))
+    decision.say(f"step {verdict.step}: {what}")
+    decision.set(damaging=state.damaging | {pair})
+    workers = [member for id_ in sorted(pair) if (member := state.members.get(id_)) and member.role == "worker"]
+    if pair not in state.damaging or not workers:
+        return []
+    decision.kill(workers[-1], why := f"{what} for the second time")
+    return [(LostMember(member=workers[-1], how="wrong"), why)]
 
 
 def _goes(member: Member, wrong: tuple[int, ...], machines: set[int]) -> bool:

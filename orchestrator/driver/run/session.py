@@ -514,7 +514,7 @@ class Session:
     def _distrust(self, command: events.Distrust) -> None:
         """Members of the present generation, which are not forgotten yet."""
         wrong, between = (
-            [f"worker {member} on {self._node_name(member)}" for member in members]
+            [f"{self._roles[member]} {member} on {self._node_name(member)}" for member in members]
             for members in (command.wrong, command.between)
         )
         self._event_sink.event(

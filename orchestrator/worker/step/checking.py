@@ -3,7 +3,8 @@
     contribute   in a step that is due each worker also computes a micro-batch of another one, and tells the answers of all
     settle       in the vote two answers of one micro-batch differ: all compute it again, and tell in another vote
     doubt        a number is not finite at one worker, in whatever step: likewise, before the run ends for it
-    look back    when the sum is there: whether what this member had put into it, and what came out, is still as it was
+    look back    when the sum is there: whether what this member had put into it, and what came out, is still as it was, and
+                 whether each part of it has arrived as it was sent (`Exchange.verify`)
 
 All comes before anything of the step is applied, so it is repeated by those who are left.
 
@@ -95,12 +96,19 @@ class Checks:
         return first, second
 
     def look_back(self, exchange: Exchange, step: int, attempt: int, fingerprint: int, worker: Checked | None) -> None:
-        """Before the sum of this fingerprint is applied. Raises Distrusted where a worker's memory is not as it was. Where that
-        of several is not, they have read what one of them wrote, and it is not known which."""
-        vector = torch.zeros(exchange.workers, dtype=torch.int64)
+        """Before the sum of this fingerprint is applied. Raises Distrusted where a part of it has arrived otherwise than it was
+        sent, and where a worker's memory is not as it was. Where that of several is not, they have read what one of them wrote,
+        and it is not known which."""
+        vector = torch.zeros(exchange.workers + exchange.members, dtype=torch.int64)
         if worker is not None:
             vector[exchange.rank] = not worker.intact(fingerprint)
-        found = exchange.maximum(step, attempt, LOOK_BACK, vector).tolist()
+        if exchange.damaged is not None:
+            vector[exchange.workers + exchange.rank] = 1 + exchange.damaged
+        told = exchange.maximum(step, attempt, LOOK_BACK, vector).tolist()
+        found, senders = told[: exchange.workers], told[exchange.workers :]
+        copies = [(sender - 1, rank) for rank, sender in enumerate(senders) if sender]
+        if copies:
+            raise Distrusted(Verdict(step, None, self.since(step), (), _first(copies), copied=True))
         changed = tuple(rank for rank, one in enumerate(found) if one)
         if changed:
             known = len(changed) == 1 < exchange.workers
@@ -126,6 +134,12 @@ def answer_of(computed: Contribution | None, replica: Replica) -> int:
         if tensor is not None:
             update(digest, str(nth), tensor)
     return int.from_bytes(digest.digest()[:8], "little") >> 2
+
+
+def _first(copies: Sequence[tuple[int, int]]) -> tuple[int, int]:
+    """Of damaged copies, as (sender, reader), one whose sender has not handed on what had come to it damaged."""
+    readers = {reader for _, reader in copies}
+    return next((copy for copy in copies if copy[0] not in readers), copies[0])
 
 
 def _given(slots: Sequence[int]) -> Mapping[int, int]:

@@ -109,6 +109,7 @@ class Lockstep:
         """Raises PipelineRaised, NonFinite, Inconsistent, Withdrawn, Distrusted, and what the transport raises."""
         step, sent_bytes = state.steps, self._exchange.sent_bytes
         attempt, consensus, grid = self._agree(step, state.grid)
+        self._exchange.verify(self._contents.checks.due(step))
         fingerprint = self._member.total(self._exchange, step, attempt, consensus)
         self._sent_bytes = self._exchange.sent_bytes - sent_bytes
         if self._contents.checks.due(step):

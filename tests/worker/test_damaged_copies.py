@@ -1,0 +1,148 @@
+"""A bit that is flipped on its way, between cards or between a card and host memory, is found in a step that is checked, and
+the pair of members or the member is named.
+
+There is no card: memory that peers map, and copies to host memory, have doubles that flip a bit for one of the members.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+
+from orchestrator.comm.transports.base import Descriptor, Mapped
+from orchestrator.comm.transports.device_memory import DeviceRegions
+from orchestrator.controller.checking import Verdict
+from orchestrator.numerics import staging
+from orchestrator.numerics.device.kernels import Operations
+from orchestrator.worker.worker import Ended
+from tests.comm.transports.device_double import HostDriver
+from tests.products import thinned
+from tests.worker import pipelines as p
+from tests.worker.pipeline_parallel.sockets import Sockets
+from tests.worker.runs import End, Layout, members_end, train
+from tests.worker.test_on_device import on_device
+
+pytestmark = pytest.mark.slow
+READER = 1
+RUN: dict[str, Any] = {"steps": 4, "shards": 6, "batch_size": 18, "check_every": 1}
+MEANS, RESULTS = torch.float64, torch.float32
+
+
+def flip(tensor: torch.Tensor) -> None:
+    tensor.detach().view(-1)[:1].view(torch.uint8)[2] ^= 16
+
+
+class Flipping(NamedTuple):
+    """A peer's region, of which one bit arrives otherwise."""
+
+    mapped: Mapped
+    dtype: torch.dtype
+
+    def tensor(self, dtype: torch.dtype, offset_bytes: int, elements: int) -> torch.Tensor:
+        found = self.mapped.tensor(dtype, offset_bytes, elements)
+        if dtype == self.dtype and elements:
+            found = found.clone()
+            flip(found)
+        return found
+
+
+class Beside(DeviceRegions):
+    """Of whoever reads its peers' memory so."""
+
+    dtype = MEANS
+
+    def map_peer(self, descriptor: Descriptor) -> Mapped:
+        return Flipping(super().map_peer(descriptor), self.dtype)
+
+
+def regions(dtype: torch.dtype) -> Callable[[Any], DeviceRegions]:
+    members = iter(range(9))
+
+    def made(_: object) -> DeviceRegions:
+        if next(members) != READER:
+            return DeviceRegions(HostDriver())
+        beside = Beside(HostDriver())
+        beside.dtype = dtype
+        return beside
+
+    return made
+
+
+def verdict_of(ends: list[End]) -> Verdict:
+    """Which all share."""
+    assert [end for end in ends if not (isinstance(end, Ended) and end.kind == "distrust")] == []
+    (verdict,) = {end.verdict for end in ends if isinstance(end, Ended)}
+    assert verdict is not None
+    return verdict
+
+
+LAYOUTS = [Layout(3), Layout(4, "tree"), Layout(3, "peer_to_peer")]
+CASES = [(layout, dtype) for layout in LAYOUTS for dtype in (MEANS, RESULTS)]
+CASES.append((Layout(3, "parameter_server", servers=2), RESULTS))  # where workers read no sums
+
+
+@pytest.mark.parametrize("case", thinned(CASES, 3), ids=lambda case: f"{case[0]}-{case[1]}")
+def test_a_bit_that_flips_between_cards_names_the_pair(
+    monkeypatch: pytest.MonkeyPatch, case: tuple[Layout, torch.dtype]
+) -> None:
+    layout, dtype = case
+    on_device(monkeypatch, Operations, regions(dtype))
+    members = layout.workers + (layout.servers or 0)
+    with Sockets("unix", members) as sockets:
+        verdict = verdict_of(members_end(p.Wide, layout, wire=sockets.transport, **RUN))
+    assert (verdict.copied, verdict.step, verdict.shard, verdict.wrong) == (True, 0, None, ())
+    assert verdict.between[1] == READER != verdict.between[0]
+
+
+def test_looking_at_what_arrives_changes_no_bit(monkeypatch: pytest.MonkeyPatch) -> None:
+    plain = train(p.Wide, **{**RUN, "check_every": None})
+    on_device(monkeypatch, Operations)
+    with Sockets("unix", 3) as sockets:
+        checked = train(p.Wide, Layout(3), wire=sockets.transport, regions=sockets.regions, **RUN)
+    assert (checked.trace, checked.digest) == (plain.trace, plain.digest)
+
+
+class Out(staging.Copying):
+    """Of whoever's gradients arrive otherwise in host memory."""
+
+    def host_transfer(self, *arguments: Any) -> staging.HostTransfer:
+        made = super().host_transfer(*arguments)
+        plain = made.out
+
+        def out(*values: Any) -> Any:
+            found = plain(*values)
+            flip(next(each for each in found if each is not None))
+            return found
+
+        made.out = out  # type: ignore[method-assign,assignment]
+        return made
+
+
+class Back(staging.Copying):
+    """Of whoever's sum arrives otherwise on the card."""
+
+    def host_transfer(self, *arguments: Any) -> staging.HostTransfer:
+        made = super().host_transfer(*arguments)
+        plain = made.back
+
+        def back() -> None:
+            plain()
+            flip(made.result[0])
+
+        made.back = back  # type: ignore[method-assign]
+        return made
+
+
+@pytest.mark.parametrize("kind", [Out, Back], ids=["to host memory", "to the card"])
+def test_a_bit_that_flips_between_a_card_and_host_memory_names_the_member(
+    monkeypatch: pytest.MonkeyPatch, kind: type[staging.Copying]
+) -> None:
+    """A sum that came back wrongly is in the parameters, so it shows in the next micro-batch that is checked."""
+    members = iter(range(9))
+    device = torch.device("cpu")
+    monkeypatch.setattr(staging, "on", lambda _: (kind if next(members) == READER else staging.Copying)(device))
+    verdict = verdict_of(members_end(p.Mlp, Layout(3), **RUN))
+    assert (verdict.wrong, verdict.shard is None, verdict.copied) == ((READER,), False, False)
