@@ -774,7 +774,7 @@ def test_where_members_of_a_step_that_stalls_stand_is_written_down_before_one_is
     )
     seen = {0: ProcessStacks("", "T"), 1: ProcessStacks(f"Thread 0x1 (most recent call first):\n  {users}\n", "S")}
     waits = MemberMessage(1, "entries", heartbeat={**PULSE, "activity": "exchange"})
-    said = [*BEGIN, DESCRIBED, *[entries(0), waits] * 9, left(1, "peer", 0), finished(1, 1)]
+    said = [*BEGIN, DESCRIBED, *[entries(0), waits] * 6, left(1, "peer", 0), finished(1, 1)]
     played = play(tmp_path, said, more=["cluster.step_timeout_s=20"], seen=seen)
     order = [each[:2] for each in played.done if each[0] in ("stacks", "kill")]
     assert order[:2] == [("stacks", 0), ("kill", 0)]
