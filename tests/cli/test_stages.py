@@ -27,7 +27,7 @@ def unsplit(digits: Project) -> str:
 @pytest.mark.long
 @pytest.mark.ray
 def test_the_page_works_word_for_word(digits: Project, unsplit: str) -> None:
-    (block,) = re.findall(r"```bash\n(.*?)```", PAGE, re.DOTALL)
+    block, _of_the_llama = re.findall(r"```bash\n(.*?)```", PAGE, re.DOTALL)
     launch, rerun = (digits.shell(line) for line in block.splitlines())
     assert launch.code == rerun.code == 0, (launch.err, rerun.err)
     assert unsplit in launch.err
