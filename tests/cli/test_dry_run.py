@@ -76,6 +76,7 @@ def test_what_the_pipeline_raises_is_left_to_its_workers() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_what_cannot_be_cut_is_told_before_anything_is_started() -> None:
     plan = resolve(settings_for(pipelines.Small, Layout(2, stages=2), shards=6))
     with refused("stages.not-cut", "cluster.stages"):

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import signal
 import time
-from pathlib import Path
 
 import pytest
 
 from orchestrator.provenance.code.worktree import LARGE_FILE_BYTES
 from tests.cli.alone import Alone, alone, assert_as_alone, trace_of
+from tests.cli.checkpoints import spoil
 from tests.cli.test_signals import wait_for_end
 from tests.cli.watching import WatchedRun
 from tests.projects import PATIENCE_S, Done, Project
@@ -32,15 +31,12 @@ def same(project: Project, done: Done, undisturbed: Alone) -> None:
     assert project.runs()[done.report["run_id"]] == "FINISHED"
 
 
-@pytest.mark.parametrize("also_in_stages", [False, pytest.param(True, marks=pytest.mark.long)])
-def test_a_run_of_several_lives_each_of_which_is_disturbed(
-    digits: Project, undisturbed: Alone, *, also_in_stages: bool
-) -> None:
+@pytest.mark.long
+def test_a_run_of_several_lives_each_of_which_is_disturbed(digits: Project, undisturbed: Alone) -> None:
     """With a server up to Ctrl-C, and with loaders to the end; between them in stages by TCP up to SIGKILL of the driver."""
     run = live_with_a_server(digits)
-    if also_in_stages:
-        live_in_stages(digits, run)
-    _spoil(run.folder / "checkpoints")
+    live_in_stages(digits, run)
+    spoil(run.folder / "checkpoints")
     large = digits.path / "large.bin"
     with large.open("wb") as file:
         file.truncate(LARGE_FILE_BYTES + 1)
@@ -51,9 +47,8 @@ def test_a_run_of_several_lives_each_of_which_is_disturbed(
     assert "going on from the checkpoint of step" in done.err
     assert done.report["run_id"] == run.run_id
     same(digits, done, undisturbed)
-    if also_in_stages:
-        finished = digits.run(f"resume={run.run_id}")
-        assert (finished.code, "has finished" in finished.err) == (2, True)
+    finished = digits.run(f"resume={run.run_id}")
+    assert (finished.code, "has finished" in finished.err) == (2, True)
 
 
 def live_with_a_server(project: Project) -> WatchedRun:
@@ -169,19 +164,10 @@ def test_all_workers_are_lost_and_the_run_starts_again_from_a_damaged_last_check
 ) -> None:
     run = WatchedRun(digits, *RUN, "cluster.workers=2", "checkpoint.every=20")
     run.wait_for("checkpoint_saved", 3)
-    _spoil(run.folder / "checkpoints")
+    spoil(run.folder / "checkpoints")
     for pid in run.living().values():
         run.kill(pid)
     done = run.end()
     same(digits, done, undisturbed)
     (restarted,) = [each for each in done.report["recoveries"] if each["kind"] == "restarted"]
     assert restarted["steps_lost"] > 0
-
-
-def _spoil(checkpoints: Path) -> None:
-    """Turn a bit in a file of the newest checkpoint."""
-    newest = max(checkpoints.glob("checkpoint-*.json"))
-    blob = checkpoints / json.loads(newest.read_text())["blobs"][0]["name"]
-    content = bytearray(blob.read_bytes())
-    content[-1] ^= 1
-    blob.write_bytes(content)

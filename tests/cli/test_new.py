@@ -134,6 +134,7 @@ def test_what_is_there_stays(tmp_path: Path) -> None:
         new.make(tmp_path / "there", "there")
 
 
+@pytest.mark.long
 def test_what_fails_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(FILES, "dvc.yaml", "stages: {wrong: {cmd: 'exit 3'}}\n")
     with refused("project.command-failed"):

@@ -187,6 +187,7 @@ def careless(study: Study) -> Done:
     return done
 
 
+@pytest.mark.long
 def test_a_run_is_repeated_though_code_data_and_snapshot_are_gone(study: Study) -> None:
     """On other workers and another topology, under another folder, time zone, language and hash seed. What DVC's cache has was
     tampered with: that is found, and the remote is asked."""

@@ -115,8 +115,8 @@ REFUSED = {
     "sweep=good space.run.seed=[1,2] search=grid pipeline.target=faults:Goood": (2, "did you mean faults:Good?"),
     "sweep=good space.run.seed=[1,2] search=faults:few search.trials=4": (2, "gives 1 points where 4 are asked for"),
     "ui port=http": (2, "port=http: expected a number from 1 to 65535"),
-    "ui tracking.uri=http://127.0.0.1:1": (2, "http://127.0.0.1:1 is an MLflow server, which shows its runs itself"),
     "conf=good data.inputs=[ignored.bin] strict=true": (4, "ignored.bin is not under DVC"),
+    "ui tracking.uri=http://127.0.0.1:1": (2, "http://127.0.0.1:1 is an MLflow server, which shows its runs itself"),
 }
 
 
