@@ -78,7 +78,8 @@ def read(clone: Project) -> Read:
     events = run.journal()
     done[LAUNCH], runs[LAUNCH] = resumed(clone, run), run.run_id
     forget(clone)
-    before, (cached,) = _without_bytecode(clone), clone.path.glob(".dvc/cache/files/md5/*/*.dir")
+    before = _without_bytecode(clone)
+    cached = max(clone.path.glob(".dvc/cache/files/md5/*/*"), key=lambda file: file.stat().st_size)
     with tampered(cached):
         done[RERUN] = other(clone, OTHER_PLACE).shell(RERUN)
     assert done[RERUN].code == 0, done[RERUN].err
