@@ -143,18 +143,20 @@ def _among(known: Any) -> Any:
 
 @dataclass(frozen=True)
 class Nodes:
-    """A Ray on hosts. variables: the environment with which a driver may join it; folder: of its head's files."""
+    """A Ray on hosts."""
 
     network: Network
-    workers: int
-    variables: dict[str, str]
-    folder: str
+    workers: int  # that a host has room for
+    variables: dict[str, str]  # the environment with which a driver may join it
+    folder: str  # of its head's files
+    gpus: int | None = None  # that a host is said to have, which may be those of another one; None: as Ray finds them
 
     def start(self, host: int) -> None:
         """A node, until it is there. The Ray of host 0 is the head, and the first."""
         # The others see an empty folder where the first has its Ray's files, as on another machine.
         hidden = "" if host == 0 else f"mount -t tmpfs none {self.folder} && "
-        common = f"--num-cpus={self.workers} --object-store-memory=83886080 --disable-usage-stats --block"
+        gpus = "" if self.gpus is None else f"--num-gpus={self.gpus} "
+        common = f"{gpus}--num-cpus={self.workers} --object-store-memory=83886080 --disable-usage-stats --block"
         head = f"--head --port={PORT} --include-dashboard=false --temp-dir={self.folder}"
         joins = f"--address={ADDRESS}" if host else head
         ray = f"{sys.executable} -m ray.scripts.scripts start {common} {joins} --node-ip-address={address_of(host)}"
@@ -165,11 +167,18 @@ class Nodes:
 
 
 @contextlib.contextmanager
-def ray_on(network: Network, workers: int, hosts: int | None = None, more: Mapping[str, str] = {}) -> Iterator[Nodes]:
-    """A Ray with a node on each host, or on the first ones. more: variables of its processes and drivers."""
+def ray_on(
+    network: Network,
+    workers: int,
+    hosts: int | None = None,
+    more: Mapping[str, str] = {},
+    gpus: int | None = None,
+) -> Iterator[Nodes]:
+    """A Ray with a node on each host, or on the first ones. more: variables of its processes and drivers; workers, gpus: as
+    `Nodes` has them."""
     access = {**new_access(), "RAY_worker_niceness": "0", **more}
     folder = tempfile.mkdtemp(prefix="hosts-", dir="/tmp")  # short, because Unix sockets lie in it
-    nodes = Nodes(network, workers, environment(access), folder)
+    nodes = Nodes(network, workers, environment(access), folder, gpus)
     try:
         for host in range(len(network.names) if hosts is None else hosts):
             nodes.start(host)

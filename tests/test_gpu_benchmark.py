@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -333,6 +334,9 @@ def test_every_part_can_be_done_on_processors(monkeypatch: pytest.MonkeyPatch, n
     bench = Bench(TOY)
     monkeypatch.setattr(parts, "CASES", [case for case in CASES if case.needs is None])
     perform(bench, [part for part in PARTS if part.name == name], 1500)
-    assert bench.missing in ([], ["Ray Train's start: it needs tensorboardX, which is not there (skipped)"])
+    lacks = ["Ray Train's start: it needs tensorboardX, which is not there (skipped)"]
+    if os.geteuid():
+        lacks.append("two hosts: network namespaces need root: run this as root (skipped)")
+    assert set(bench.missing) <= set(lacks)
     assert not bench.failed
     assert bench.found or bench.checks or bench.missing

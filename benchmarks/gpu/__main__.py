@@ -3,12 +3,13 @@
     python -m benchmarks.gpu [--check] [--only kernels,bfloat16-8] [--page docs/benchmarks/gpu.md]
 
 Needs a GPU, torch 2.11 or newer with CUDA, and what `orchestrator` imports, which may lie on PYTHONPATH; no `make setup` and no
-data. Checked first, in 3 minutes (--check: these alone):
+data. Checked first, in 4 minutes (--check: these alone):
 
     kernels          sums on the card beside the processor's: random layouts, strides, denormals, special values; to the bit
     memory-shared    memory of the card that processes share, its owner killed by SIGKILL in the middle of a kernel
     digests          runs of small models: one worker; three of which one is killed by SIGKILL; four; two stages; and
                      repeated, `exact`
+    hosts            two hosts, which are network namespaces, with two workers on the card each; as root, with ip and tc; last
 
 Then times, each run in a process of its own beside plain PyTorch on the same card: steps, device memory, a start, a loss, a
 checkpoint. A part that has no time left, or whose setting this version lacks, is skipped with a line; --only names parts.
@@ -31,7 +32,7 @@ from benchmarks.gpu.parts import CARD, PARTS, Bench, Part, Scale
 from benchmarks.gpu.report import page, table
 from benchmarks.gpu.runs import OutOfTime, has_setting
 
-CHECKS_S, ALL_S = 180.0, 460.0  # a command that is ended, and what follows the last part, take some seconds
+CHECKS_S, ALL_S = 240.0, 460.0  # a command that is ended, and what follows the last part, take some seconds
 NO_GPU = 2
 
 
@@ -87,7 +88,7 @@ def perform(bench: Bench, parts: Sequence[Part], total_s: float) -> None:
 
 def _parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.gpu")
-    parser.add_argument("--check", action="store_true", help="bits, digests and kills alone; 3 minutes")
+    parser.add_argument("--check", action="store_true", help="bits, digests and kills alone; 4 minutes")
     parser.add_argument("--only", type=_named, help=f"parts, of {', '.join(part.name for part in PARTS)}")
     parser.add_argument("--page", type=Path)
     chosen = parser.parse_args(arguments)

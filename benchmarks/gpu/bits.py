@@ -18,10 +18,19 @@ from numpy.typing import NDArray
 
 from orchestrator.numerics import exact
 from orchestrator.numerics.device import compiling
-from orchestrator.numerics.device.kernels import Accumulator, Kernels, Operations, Updating, sums_on
+from orchestrator.numerics.device.kernels import (
+    SIZE_BYTES,
+    Accumulator,
+    Kernels,
+    Operations,
+    Updating,
+    packed_room,
+    sums_on,
+)
 from orchestrator.numerics.fixed_point import HOST, Pieces
 from orchestrator.numerics.grid import Grid
 from orchestrator.numerics.layout import Layout
+from orchestrator.numerics.lossless_packing import PackedVector, most_bytes, pack
 
 _SPECIAL: Final = (0.0, -0.0, 2.0**-149, -(2.0**-126), 3.4e38, 1.0, -1.0)
 _SHAPES: Final[Sequence[tuple[int, ...]]] = (
@@ -67,9 +76,29 @@ def difference(kernels: Kernels, device: str, seed: int) -> str | None:
         part = slice(slot.offset, slot.offset + slot.elements)
         if not _same(mine[part], right[part], torch.int64):
             return f"total of tensor {slot.name}"
-    return _difference_of_results(
-        kernels, _covered(layout, right), dice.choice(_DIVISORS), device
-    ) or _difference_of_updates(kernels, layout, dice, device)
+    whole = _covered(layout, right)
+    return (
+        _difference_of_results(kernels, whole, dice.choice(_DIVISORS), device)
+        or _difference_of_updates(kernels, layout, dice, device)
+        or _difference_of_packing(kernels, whole, device)
+        or _difference_of_packing(kernels, whole.view(torch.int64) >> dice.randint(0, 63), device)
+    )
+
+
+def _difference_of_packing(kernels: Kernels, values: torch.Tensor, device: str) -> str | None:
+    """Of what other hosts are sent, and of what comes from them."""
+    elements = values.numel()
+    into, room = (torch.empty(size, dtype=torch.uint8) for size in (most_bytes(elements), packed_room(elements)))
+    wanted = PackedVector(into[: pack(values, into)], values.dtype, elements)
+    there = room.to(device)
+    kernels.pack(values.to(device), there)
+    room.copy_(there)
+    size = int(room[:SIZE_BYTES].view(torch.int64))
+    if not torch.equal(room[SIZE_BYTES : SIZE_BYTES + size], wanted.packed):
+        return f"the packed form of {values.dtype}"
+    base = values.flip(0).to(device)
+    kernels.unpack(wanted, base, base)
+    return None if _same(base, values.flip(0) + values, torch.int64) else f"what was packed of {values.dtype}, added"
 
 
 def _difference_of_updates(kernels: Kernels, layout: Layout, dice: random.Random, device: str) -> str | None:

@@ -46,16 +46,23 @@ class Gpt(Pipeline):
     """136 million parameters as it stands: a GPT without dropout, its output layer not tied to the embedding."""
 
     def __init__(
-        self, width: int = 768, layers: int = 12, heads: int = 12, vocabulary: int = 32_768, window: int = 256
+        self,
+        width: int = 768,
+        layers: int = 12,
+        heads: int = 12,
+        vocabulary: int = 32_768,
+        window: int = 256,
+        nap_s: float = 0.0,
     ) -> None:
         self.width, self.layers, self.heads = width, layers, heads
         self.vocabulary, self.window = vocabulary, window
+        self.nap_s = nap_s
 
     def model(self) -> nn.Module:
         return Transformer(self.width, self.layers, self.heads, self.vocabulary, self.window)
 
     def datasets(self) -> tuple[Dataset[Any], None]:
-        return Random(tokens(2048, self.window, self.vocabulary), 0.0), None
+        return Random(tokens(2048, self.window, self.vocabulary), self.nap_s), None
 
     def loss(self, model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
         inputs, targets = batch

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -20,20 +21,23 @@ from orchestrator.numerics.device.compiling import CompilationFailed
 
 _LEAST_S: Final = 5.0  # a launch that has less is not begun
 _A_STAGE_GB: Final = 20
+# 7 million parameters: a chunk of a sum goes over the wire in pieces.
+_WIRED: Final = {"width": 256, "layers": 4, "heads": 4, "vocabulary": 8192, "window": 64, "nap_s": 0.0015}
 SIGKILLS: Final = {"every": "1s", "kinds": ["kill"]}
 
 
 @dataclass(frozen=True)
 class Scale:
-    """On what, and how much. gpt, llama: arguments of the models; llama_cluster: what each of its four workers gets; nap_s: of
-    a sample that is read, where a worker is to be killed; share: of the card, for each worker; layouts: that sums are tried
-    with."""
+    """On what, and how much. gpt, llama: arguments of the models; llama_cluster: what each of its four workers gets; wired:
+    arguments of the model that several hosts train; nap_s: of a sample that is read, where a worker is to be killed; share: of
+    the card, for each worker; layouts: that sums are tried with."""
 
     device: str = "cuda"
     share: float = 0.1
     gpt: Mapping[str, Any] = field(default_factory=dict)
     llama: Mapping[str, Any] = field(default_factory=dict)
     llama_cluster: Mapping[str, Any] = field(default_factory=lambda: {"gpus_per_worker": 0.25, "gpu_gb": _A_STAGE_GB})
+    wired: Mapping[str, Any] = field(default_factory=lambda: dict(_WIRED))
     rows: int = 64
     steps: int = 24
     small_steps: int = 300
@@ -51,6 +55,7 @@ TOY: Final = Scale(  # all of it, on processors: that nothing is mistyped
     {"width": 16, "layers": 1, "heads": 2, "vocabulary": 64, "window": 8},
     {"width": 16, "layers": 4, "heads": 4, "groups": 2, "inner": 24, "vocabulary": 64, "window": 8},
     {},
+    {"width": 64, "layers": 1, "heads": 2, "vocabulary": 4096, "window": 8, "nap_s": 0.01},
     rows=8,
     steps=12,
     small_steps=12,
@@ -252,6 +257,31 @@ def _compare(bench: Bench, name: str, run: Run, first: Run, *, killed: bool) -> 
     lost = sum(each["steps_lost"] for each in run.outcome["recoveries"])
     next_step = f", next step after {spread(losses)} s" if losses else ""
     bench.checked(f"{name}: digest {digest[:16]}; {len(losses)} killed, {lost} steps lost{next_step}")
+
+
+def two_hosts(bench: Bench, seconds: float) -> None:
+    """The same in two hosts, which are network namespaces: sums between them are packed on the card. Two workers on each share
+    it, and one is killed."""
+    until = time.monotonic() + seconds
+    scale = bench.scale
+    common: dict[str, Any] = {"steps": scale.kill_steps, "args": scale.wired, "shards": 4}
+    with contextlib.ExitStack() as stack:
+        try:
+            from benchmarks.hosts import ADDRESS, ray_on
+            from benchmarks.namespaces import wired
+
+            network = stack.enter_context(wired(2, "10gbit"))
+        except (ImportError, FileNotFoundError, SystemExit) as error:
+            bench.skipped(f"two hosts: {error}")
+            return
+        project = stack.enter_context(runs.project())
+        first = launched(project, settings(scale, "Gpt", **common), until - time.monotonic())
+        nodes = stack.enter_context(ray_on(network, 2, gpus=int(scale.device == "cuda")))
+        cluster = {"address": ADDRESS, "workers": 4, "gpus_per_worker": scale.share}
+        asked = settings(scale, "Gpt", **common, topology="hierarchical", chaos=SIGKILLS, cluster=cluster)
+        place = runs.Place(("ip", "netns", "exec", network.names[0]), nodes.variables)
+        run = launched(project, asked, until - time.monotonic(), place=place)
+    _compare(bench, "GPT, 2 hosts, hierarchical, 4 workers, SIGKILL", run, first, killed=True)
 
 
 # --- Times ------------------------------------------------------------------------------------------------------------------
@@ -490,5 +520,6 @@ PARTS: Final = (
     Part("graphs-off", 30, Step("bfloat16, 8, no graphs", "bfloat16", run={"graphs": False}), needs="graphs"),
     Part("plain-compiled", 60, plain_compiled),
     Part("ray-train", 20, start_of_ray_train),
+    Part("hosts", 60, two_hosts, check=True),  # needs more than a card, so it comes last
     Part("llama", 440, llama),
 )

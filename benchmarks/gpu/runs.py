@@ -15,13 +15,24 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import IO, Any, Final
+from types import MappingProxyType
+from typing import IO, Any, Final, NamedTuple
 
 REPOSITORY: Final = Path(__file__).resolve().parents[2]
 WARM_UP: Final = 3  # steps that are not counted: the grid is fitted, graphs are captured, the device takes its memory
 _AROUND: Final = ("evaluate", "checkpoint", "connect")  # what is not a step
 _GRACE_S: Final = 8.0  # for a command that is asked to end
 Windows = Sequence[Mapping[str, Any]]
+
+
+class Place(NamedTuple):
+    """Where a command is started."""
+
+    before: tuple[str, ...] = ()  # what starts a process there, such as `ip netns exec <name>`
+    variables: Mapping[str, str] = MappingProxyType({})  # of its environment, beside those of every command
+
+
+HERE: Final = Place()
 
 
 class RunFailed(Exception):
@@ -100,10 +111,12 @@ def project() -> Iterator[Path]:
         yield folder
 
 
-def launched(project: Path, settings: Mapping[str, Any], timeout_s: float, *, where: str = "run.yaml") -> Run:
+def launched(
+    project: Path, settings: Mapping[str, Any], timeout_s: float, *, where: str = "run.yaml", place: Place = HERE
+) -> Run:
     """A run by these settings to its end. Raises RunFailed."""
     (project / where).write_text(json.dumps(settings))
-    outcome = said(project, timeout_s, f"conf={where}")
+    outcome = said(project, timeout_s, f"conf={where}", place=place)
     folder = project / ".orchestrator" / str(outcome["run_id"])
     return Run(outcome, list(_lines(folder / "times.jsonl")))
 
@@ -116,9 +129,9 @@ def _lines(path: Path) -> Iterator[Mapping[str, Any]]:
     yield from map(json.loads, path.read_text().splitlines() if path.exists() else [])
 
 
-def said(project: Path, timeout_s: float, *command: str) -> dict[str, Any]:
+def said(project: Path, timeout_s: float, *command: str, place: Place = HERE) -> dict[str, Any]:
     """The JSON object that a command prints. Raises RunFailed where it fails, OutOfTime where it takes longer."""
-    code, output, errors = executed(["-m", "orchestrator", *command, "output=json"], project, timeout_s)
+    code, output, errors = executed(["-m", "orchestrator", *command, "output=json"], project, timeout_s, place)
     if code is None:
         raise OutOfTime(f"`{' '.join(command)}` was not done after {timeout_s:.0f} s")
     try:
@@ -136,13 +149,15 @@ def _why(told: Mapping[str, Any]) -> str:
     return str(error.get("message") or told.get("verdict") or told.get("status"))[:600]
 
 
-def executed(arguments: Sequence[str], folder: Path, timeout_s: float) -> tuple[int | None, str, str]:
+def executed(
+    arguments: Sequence[str], folder: Path, timeout_s: float, place: Place = HERE
+) -> tuple[int | None, str, str]:
     """(exit code, output, errors) of Python with these arguments; the code is None where it was ended after that time."""
     with tempfile.TemporaryFile("w+") as output, tempfile.TemporaryFile("w+") as errors:  # a pipe others may hold open
         process = subprocess.Popen(
-            [sys.executable, *arguments],
+            [*place.before, sys.executable, *arguments],
             cwd=folder,
-            env=environment(),
+            env={**environment(), **place.variables},
             stdout=output,
             stderr=errors,
             start_new_session=True,
