@@ -200,8 +200,8 @@ class SharableRegions(Regions, Protocol):
         """Wait until all that this thread has begun with regions is done: a message that follows tells of it."""
 
     def leaving(self, payload: torch.Tensor, *, packs: bool) -> Leaving | None:
-        """What makes the message of a payload on a device that travels, in packed form or as it is. None where it lies in host
-        memory, from where it is sent."""
+        """What makes the message of a payload on a device that travels, in packed form or as it is. None where it is sent from
+        host memory: it lies there, or is too large to be page-locked."""
 
     def memory_for(self, elements: int, dtype: torch.dtype) -> torch.Tensor:
         """New memory for a payload that comes as bytes: [elements]."""

@@ -26,7 +26,7 @@ from typing import Any, Final, Protocol
 import torch
 
 from orchestrator.comm.transports.base import DEVICE, Descriptor, Mapped
-from orchestrator.comm.transports.device_wire import Leaving, memory_for
+from orchestrator.comm.transports.device_wire import MOST_BYTES, Leaving, memory_for
 from orchestrator.comm.transports.region_index import RegionIndex
 from orchestrator.numerics.device.kernels import Operations, Packer
 
@@ -151,7 +151,9 @@ class DeviceRegions:
         self._driver.settle()
 
     def leaving(self, payload: torch.Tensor, *, packs: bool) -> Leaving | None:
-        if not payload.numel() or (payload.device.type == "cpu" and self.locate(payload) is None):
+        if not 0 < payload.numel() * payload.itemsize <= MOST_BYTES:
+            return None
+        if payload.device.type == "cpu" and self.locate(payload) is None:
             return None
         return Leaving(payload, self._driver, self._packer if packs else None)
 

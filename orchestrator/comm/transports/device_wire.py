@@ -8,7 +8,8 @@ Order: the copy comes after all that was enqueued when the payload was sent, and
 message tells what it tells where its sender has waited for the device (`device_memory`), and nothing here waits for a peer.
 
 What it does not do: copy the packed bytes alone. Their number is known on the device, so the whole room is copied, at
-many times the speed of a wire.
+many times the speed of a wire. Nor take large payloads (`MOST_BYTES`): an exchange sends sums in pieces, and what is no sum
+goes through memory that is not page-locked, where the processor packs it.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ import torch
 from orchestrator.numerics.device.kernels import SIZE_BYTES, Packer, packed_room
 
 _LEAST_BYTES: Final = 1 << 12  # below, page-locked memory saves nothing
-_MOST_BYTES: Final = 1 << 22  # of memory that is page-locked at once, and kept for later: a piece of a sum needs 2 MiB
+MOST_BYTES: Final = 1 << 22  # that are page-locked at once, and kept for later by torch: a piece of a sum has 2 MiB
 
 
 class Enqueuing(Protocol):
@@ -75,7 +76,7 @@ class Leaving:
 
 def memory_for(elements: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
     """New memory here for what comes for a device: page-locked where that is worth it and can be had."""
-    if device.type == "cuda" and _LEAST_BYTES <= elements * dtype.itemsize <= _MOST_BYTES:
+    if device.type == "cuda" and _LEAST_BYTES <= elements * dtype.itemsize <= MOST_BYTES:
         try:
             return torch.empty(elements, dtype=dtype, pin_memory=True)
         except RuntimeError:  # no more of it can be locked
