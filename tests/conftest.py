@@ -13,12 +13,13 @@ import os
 import shutil
 import signal
 import sys
-from collections.abc import Generator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 
 import hypothesis
 import pytest
 
+from orchestrator.cluster.forkserver import client, places
 from orchestrator.numerics.determinism import FILL, prepare_environment
 from tests import collecting
 
@@ -75,6 +76,24 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if any(unfit):
         config.hook.pytest_deselected(items=[item for item, left_out in zip(items, unfit, strict=True) if left_out])
         items[:] = [item for item, left_out in zip(items, unfit, strict=True) if not left_out]
+
+
+@pytest.fixture(scope="session")
+def fork_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, client.Message]]:
+    """Where a fork server for workers listens, and what it was started with."""
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setenv("XDG_RUNTIME_DIR", str(tmp_path_factory.mktemp("run")))
+        Path(os.environ["XDG_RUNTIME_DIR"], "orchestrator").mkdir(mode=0o700)
+        launch, environ = places.OfLaunch(), dict(os.environ)
+    assert launch.place is not None
+    yield str(launch.place), {"environ": environ}
+    launch.close()
+
+
+@pytest.fixture
+def forked(fork_server: tuple[str, client.Message], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Children of this process are forked, as those of a worker: milliseconds, where Python needs seconds to import torch."""
+    monkeypatch.setattr(client, "came_from", fork_server)
 
 
 @pytest.fixture(scope="module", autouse=True)

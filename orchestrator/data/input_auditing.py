@@ -39,6 +39,7 @@ _MOST_FILES = 10_000
 _HASHED_BYTES = 2**28  # of all files together
 _PIECE = 2**20
 _OWN = str(Path(__file__).resolve().parent.parent)
+_KERNEL = ("/proc/", "/sys/")
 _SYSTEM = (
     *("/proc", "/sys", "/dev", "/etc", "/lib", "/lib32", "/lib64", "/bin", "/sbin", "/run/systemd", "/var/cache"),
     *(f"/usr/{name}" for name in ("lib", "lib32", "lib64", "libexec", "share", "bin", "sbin", "include")),
@@ -98,6 +99,8 @@ class Window:
         return threading.get_ident() not in self._others
 
     def opened(self, path: Any, _mode: Any, flags: Any) -> None:
+        if isinstance(path, str) and path.startswith(_KERNEL):  # asked for memory, often
+            return
         place = _absolute(path)
         if place is None or not isinstance(flags, int):
             return

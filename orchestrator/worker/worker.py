@@ -117,7 +117,7 @@ class Worker:
         with phases.of("pipeline", "worker"):
             kind = find(source.target, source.args)
         if defines(kind, "on_evaluation"):
-            self._callbacks = Callbacks(plan, self._services.emit)
+            self._callbacks = Callbacks(plan, self._services.emit, self._services.start)
         self._services.heartbeat.beat("prepare")
         with phases.of("data and model", "worker"):
             self._workload = PipelineAdapter(kind, plan.run, plan.data, whole_on, self._services.sites)

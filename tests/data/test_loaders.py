@@ -13,7 +13,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from orchestrator.cluster.forkserver import client, places
 from orchestrator.cluster.forkserver.children import child
 from orchestrator.common.values import Steps
 from orchestrator.data.loaders import Key, Loaders, Recipe, upcoming
@@ -53,24 +52,11 @@ class Reading(Pipeline):
 """
 
 
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """Where a fork server for workers listens."""
-    monkeypatch = pytest.MonkeyPatch()
-    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path_factory.mktemp("run")))
-    (Path(os.environ["XDG_RUNTIME_DIR"]) / "orchestrator").mkdir(mode=0o700)
-    launch = places.OfLaunch()
-    assert launch.place is not None
-    yield str(launch.place)
-    launch.close()
-    monkeypatch.undo()
-
-
 @pytest.fixture(params=[pytest.param("started", marks=pytest.mark.long), "forked"])
-def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+def way(request: pytest.FixtureRequest) -> str:
     """How loaders come: forked from the server that their worker was forked from, or by themselves."""
     if request.param == "forked":
-        monkeypatch.setattr(client, "came_from", (request.getfixturevalue("server"), {"environ": dict(os.environ)}))
+        request.getfixturevalue("forked")
     return str(request.param)
 
 
@@ -140,7 +126,8 @@ def test_a_micro_batch_that_ends_every_loader_is_named() -> None:
 @pytest.mark.ray
 def test_a_loader_ends_when_its_worker_is_killed() -> None:
     script = (
-        "import signal; from tests.data.test_loaders import *; started = Loaders(RECIPE, 1); started.batch(KEYS[0], iter(()));"
+        "import signal; from orchestrator.data.loaders import Key, Loaders, Recipe;"
+        f"started = Loaders({RECIPE!r}, 1); started.batch({KEYS[0]!r}, iter(()));"
         "print(started._loaders[0]._process.pid, flush=True); signal.pause()"
     )
     with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True) as worker:
@@ -153,6 +140,7 @@ def test_a_loader_ends_when_its_worker_is_killed() -> None:
 
 
 @pytest.mark.ray
+@pytest.mark.usefixtures("way")
 @pytest.mark.parametrize("pipeline", thinned([p.Augmented, p.Mlp, p.CustomBatches], 3))
 @pytest.mark.parametrize(("layout", "loaders"), [(Layout(2, "tree"), 1), pytest.param(ONE, 2, marks=pytest.mark.long)])
 def test_a_run_has_the_same_bits_with_loaders(pipeline: type[p.Small], layout: Layout, loaders: int) -> None:
@@ -161,6 +149,7 @@ def test_a_run_has_the_same_bits_with_loaders(pipeline: type[p.Small], layout: L
 
 
 @pytest.mark.ray
+@pytest.mark.usefixtures("forked")
 def test_a_fault_in_reading_names_the_sample_and_the_users_line() -> None:
     with refused("pipeline.raised") as raised:
         train(faulty.RaisesInDataset, ONE, loaders=1)
@@ -168,12 +157,14 @@ def test_a_fault_in_reading_names_the_sample_and_the_users_line() -> None:
 
 
 @pytest.mark.ray
+@pytest.mark.usefixtures("forked")
 def test_samples_that_no_seed_decides_are_told() -> None:
     with refused("data.loader-differs"):
         train(faulty.ReadsOtherSamplesInEachProcess, ONE, loaders=1)
 
 
 @pytest.mark.ray
+@pytest.mark.usefixtures("forked")
 def test_batches_of_any_kind_prove_the_same_in_two_processes() -> None:
     assert train(p.Packed, ONE, loaders=1).trace == train(p.Packed, ONE).trace
 

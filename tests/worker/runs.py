@@ -23,6 +23,7 @@ import torch
 from orchestrator.checkpoint.catalog import Catalog
 from orchestrator.checkpoint.storage import open_storage
 from orchestrator.cluster.actors.checkpoint_client import CheckpointClient
+from orchestrator.cluster.forkserver.children import child
 from orchestrator.comm.topologies import Schedule, build_schedule
 from orchestrator.comm.transports.base import Transport
 from orchestrator.config.plan import Plan, Segments, Variant
@@ -387,7 +388,9 @@ class _Members:
         self.said: list[list[dict[str, Any]]] = [[] for _ in kinds]
         accounts = [TimeAccount(spans=plan.cadence.timeline) for _ in kinds]
         hosts = [
-            ProcessServices(Heartbeat(times=account), said.append, **({} if keeping is None else keeping.writer(said)))
+            ProcessServices(
+                Heartbeat(times=account), said.append, start=child, **({} if keeping is None else keeping.writer(said))
+            )
             for account, said in zip(accounts, self.said, strict=True)
         ]
         self.members = [

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -14,6 +13,7 @@ import torch
 from torch import nn
 
 from orchestrator import Pipeline
+from orchestrator.cluster.forkserver.children import child
 from orchestrator.config.resolve import resolve
 from orchestrator.config.settings import load
 from orchestrator.worker.between_steps import callbacks
@@ -84,9 +84,9 @@ def told() -> Told:
 
 
 @pytest.fixture
-def calls(told: Told) -> Iterator[Callbacks]:
+def calls(told: Told, forked: None) -> Iterator[Callbacks]:  # noqa: ARG001
     settings = {"run": {"steps": 9}, "pipeline": {"target": f"{__name__}:Called"}, "optimizer": "sgd"}
-    found = Callbacks(resolve(load([settings], [])), told)
+    found = Callbacks(resolve(load([settings], [])), told, child)
     yield found
     found.close()
 
@@ -125,10 +125,11 @@ def test_each_call_has_a_copy_of_its_own_and_what_fails_is_told(calls: Callbacks
 def _ends_a_call_that_does_not_return(calls: Callbacks, told: Told) -> None:
     """Closing does, as a worker does that ends."""
     calls.call(4, {"loss": 0.0}, state(0.0))
-    child = calls._child
-    assert child is not None
+    process = calls._child
+    assert process is not None
     calls.close()
-    assert child.wait() == -signal.SIGKILL
+    with pytest.raises(ProcessLookupError):
+        os.kill(process.pid, 0)
     assert 4 not in told.calls
 
 

@@ -27,6 +27,8 @@ _MOST_ITEMS = 100
 _MOST_ELEMENTS = 2**20  # of an array
 _ALL_ELEMENTS = 2**26  # of the arrays that are looked at
 _OPAQUE = (type, types.ModuleType, types.FunctionType, torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler)
+_GENERATORS = (torch.Generator, random.Random, numpy.random.Generator, numpy.random.RandomState)
+_BARE = frozenset({type(None), bool, str, bytes})  # nothing is within; most of what an attribute holds is such
 
 Observations = dict[str, tuple[bool, bytes]]  # by its place: whether it is state for sure; what changes when it does
 
@@ -58,20 +60,22 @@ class _Walk:
 
     def through(self, place: str, value: Any, *, counts: bool) -> None:
         """counts: whether a number here is one of the pipeline's own."""
+        if type(value) in _BARE:
+            return
         if isinstance(value, (int, float)):
-            if counts and not isinstance(value, bool):
+            if counts:
                 self.found[place] = True, repr(value).encode()
             return
         if id(value) in self._seen or len(self._seen) > _MOST_OBJECTS:
             return
         self._seen[id(value)] = value
-        if (state := _state(value)) is not None:
-            self.found[place] = True, state
-        elif isinstance(value, (torch.Tensor, numpy.ndarray)):
-            self._hash(place, value)
-        elif isinstance(value, (list, tuple, dict)):
+        if isinstance(value, (list, tuple, dict)):
             for key, part in _items(value):
                 self.through(f"{place}[{key!r}]", part, counts=counts)
+        elif isinstance(value, _GENERATORS):
+            self.found[place] = True, _state(value)
+        elif isinstance(value, (torch.Tensor, numpy.ndarray)):
+            self._hash(place, value)
         elif hasattr(value, "__dict__") and not isinstance(value, _OPAQUE):
             self._into(place, value)
 
@@ -105,17 +109,14 @@ def _items(container: Any) -> Iterator[tuple[Any, Any]]:
         yield from list(container.items()) if isinstance(container, dict) else enumerate(container)
 
 
-def _state(value: Any) -> bytes | None:
-    """The state of a generator of random numbers; None for anything else."""
-    if isinstance(value, torch.Generator):
-        return value.get_state().numpy().tobytes()
-    if isinstance(value, random.Random):
-        return repr(value.getstate()).encode()
-    if isinstance(value, numpy.random.Generator):
-        return repr(value.bit_generator.state).encode()
-    if isinstance(value, numpy.random.RandomState):
-        return repr(value.get_state(legacy=False)).encode()
-    return None
+def _state(generator: Any) -> bytes:
+    if isinstance(generator, torch.Generator):
+        return generator.get_state().numpy().tobytes()
+    if isinstance(generator, random.Random):
+        return repr(generator.getstate()).encode()
+    if isinstance(generator, numpy.random.Generator):
+        return repr(generator.bit_generator.state).encode()
+    return repr(generator.get_state(legacy=False)).encode()
 
 
 def _content(array: Any) -> bytes | None:

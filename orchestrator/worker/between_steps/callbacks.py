@@ -28,7 +28,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from orchestrator.common.child import Messages, Started, parent
+from orchestrator.common.child import Child, Messages, Start, Started, parent
 from orchestrator.config.plan import Plan
 from orchestrator.errors import OrchestratorError, PipelineRaised
 from orchestrator.numerics import determinism, streams
@@ -61,15 +61,17 @@ class _Call(NamedTuple):
 
 
 class Callbacks:
-    """Of one worker. emit: hears `{"event": "called_back", "step", "metrics"}` of each call, with `failed` where it failed."""
+    """Of one worker, in a process that `start` begins. emit: hears `{"event": "called_back", "step", "metrics"}` of each call,
+    with `failed` where it failed."""
 
-    def __init__(self, plan: Plan, emit: Emit) -> None:
+    def __init__(self, plan: Plan, emit: Emit, start: Start = Started) -> None:
         run, compute = plan.run, plan.run.compute
         self._recipe = Recipe(
             run.pipeline.target, dict(run.pipeline.args), run.seed, compute.threads, compute.arithmetic
         )
         self._emit = emit
-        self._child: Started | None = None
+        self._start = start
+        self._child: Child | None = None
         self._waiting: deque[_Call] = deque()
         self._returned = 0
         self._calling: int | None = None
@@ -162,10 +164,10 @@ class Callbacks:
         self._child = None
         return {"failed": f"its process ended with code {child.close()}"}
 
-    def _started(self) -> Started:
+    def _started(self) -> Child:
         with self._changed:
             if self._child is None:
-                self._child = Started(__name__)
+                self._child = self._start(__name__)
                 if self._closed:
                     self._child.kill()
                 with contextlib.suppress(OSError):  # it died: whoever reads its answer finds that out
@@ -248,7 +250,7 @@ def _answered(caller: Callable[[], _Caller], call: _Call) -> dict[str, Any]:
     return {**answer, "said": said.lines()}
 
 
-def _main(worker: Messages) -> None:
+def _serve(worker: Messages) -> None:
     """Requests are read beside the calls: when there are no more, whoever wanted this call is gone, and it ends within it."""
     first = worker.receive()
     if first is None:
@@ -274,6 +276,10 @@ def _main(worker: Messages) -> None:
         worker.send(pickle.dumps(_answered(caller, calls.get())))
 
 
-if __name__ == "__main__":
+def main() -> None:
     with contextlib.suppress(BrokenPipeError, KeyboardInterrupt):
-        _main(parent())
+        _serve(parent())
+
+
+if __name__ == "__main__":
+    main()

@@ -198,7 +198,7 @@ class ProcessServices:
     # where what so many shards keep outlives this process, given one row; None where that is nowhere
     slots: Callable[[int, SlotRow], ShardSlots | None] = _nowhere
     sites: tuple[str, ...] = ()  # the sites whose bytes this member's node holds
-    start: Start = Started  # how a loader process begins
+    start: Start = Started  # how a process of loaders or of `on_evaluation` begins
     tries_answers: bool = (
         True  # whether this member asks a copy of the model before the first step, as one of a run does
     )

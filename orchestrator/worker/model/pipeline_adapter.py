@@ -52,6 +52,7 @@ from orchestrator.worker.model.shard_graphs import Judged, ShardGraphs, Work
 from orchestrator.worker.model.stream_readers import StreamReaders
 
 _ROWS_TO_SHARE = 3  # from so many rows a batch on, batches of equal lengths leave none a single row
+_LITTLE_BYTES = 2**20  # for so little nobody asks how much memory there is
 _HEAD = 2**14  # elements of the gradient that are compared, for changes that raise no version
 _SMALLEST_WEIGHT, _LARGEST_WEIGHT = 1e-100, 1e100  # so that no product with a float32 leaves the range of float64
 
@@ -669,8 +670,8 @@ class PipelineAdapter:
 
     def _refuse_large_order(self, name: str, samples: int) -> None:
         """Raises ConfigurationError where there is not the memory for what the order of the samples holds."""
-        held, available = getattr(self._sampler, "held_bytes", 0), available_bytes()
-        if held > available:
+        held = getattr(self._sampler, "held_bytes", 0)
+        if held > _LITTLE_BYTES and held > (available := available_bytes()):
             raise ConfigurationError(
                 [
                     f"data.order: {name} holds {megabytes(held)} in each worker for the order of {samples:,} training samples, "
