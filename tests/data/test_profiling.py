@@ -77,6 +77,7 @@ def test_where_no_declared_input_changed_nothing_is_started(known: dict[str, str
     assert watch.take() is None
 
 
+@pytest.mark.long
 def test_it_is_the_profile_that_is_computed_here() -> None:
     first = Profiling("noise:Noise", {}, 7).result()
     assert first is not None
@@ -84,6 +85,7 @@ def test_it_is_the_profile_that_is_computed_here() -> None:
     assert compare(first, before({}).profile) is not None
 
 
+@pytest.mark.long
 def test_what_cannot_be_read_is_no_profile() -> None:
     assert Profiling("noise:Missing", {}, 7).result() is None
 

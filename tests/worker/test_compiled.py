@@ -76,7 +76,7 @@ def test_a_compiled_model_trains_alike_on_every_layout(pipeline: type[p.Small]) 
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("quickly")
-@pytest.mark.parametrize("pipeline", [f.Compiled, f.CompiledByLoss])
+@pytest.mark.parametrize("pipeline", thinned([f.Compiled, f.CompiledByLoss], 2, 1))
 def test_what_the_pipeline_compiles_is_taken_where_that_is_asked_for(pipeline: Any) -> None:
     assert train(pipeline, compiled=True).digest == train(pipeline, Layout(2), compiled=True).digest
 

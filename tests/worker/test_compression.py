@@ -57,7 +57,7 @@ def test_every_layout_gives_the_same_run(number: int) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("number", thinned(range(len(CASES)), 10), ids=lambda n: CASES[n][0].__name__)
-@pytest.mark.parametrize("method", thinned(METHODS, 5, 4), ids=str)
+@pytest.mark.parametrize("method", thinned(METHODS, 10, 9), ids=str)
 def test_every_method_does_so(method: dict[str, Any], number: int) -> None:
     _try(method, number)
 
@@ -74,14 +74,14 @@ def test_one_model_on_all_layouts(layout: Layout) -> None:
     _assert_same(train(p.Batchnorm, layout, steps=3, compression=QUANTIZE), _batchnorm())
 
 
-@pytest.mark.parametrize("method", thinned(METHODS, 5, 3), ids=str)
+@pytest.mark.parametrize("method", thinned(METHODS, 10, 3), ids=str)
 def test_computing_beside_host_memory_changes_no_bit(method: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     direct = train(p.Batchnorm, compression=method)
     monkeypatch.setattr(staging, "on", lambda _: staging.Copying(torch.device("cpu")))
     _assert_same(train(p.Batchnorm, Layout(2), compression=method), direct)
 
 
-@pytest.mark.parametrize("every", thinned([3, 1], 2))
+@pytest.mark.parametrize("every", thinned([5, 1], 2))
 def test_each_method_is_another_run(every: int) -> None:
     digests = [train(p.Batchnorm, compression=method).digest for method in [{"name": "none"}, *METHODS[::every]]]
     assert len(set(digests)) == len(digests)
@@ -146,7 +146,7 @@ def test_a_generation_may_be_called_off_at_any_moment(method: int, first: int) -
 
 @pytest.mark.slow
 @pytest.mark.parametrize("first", thinned(range(0, 23, 3), 8, 4))
-@pytest.mark.parametrize("method", range(len(KEEPING)))
+@pytest.mark.parametrize("method", thinned(range(len(KEEPING)), 3, 1))
 def test_members_may_die_at_any_moment(method: int, first: int) -> None:
     layout = [Layout(4, "ring"), Layout(4, "tree"), Layout(4, "parameter_server")][first % 3]
     told, run = told_of(method, layout, [Fault(i, first + 23 * i, "die") for i in range(3)])
@@ -190,7 +190,8 @@ def told_lastingly(method: int, layout: Layout, faults: list[Fault], **how: Any)
     return told_of(method, layout, faults, outlives=True, **how)
 
 
-@pytest.mark.parametrize("method", thinned(range(len(KEEPING)), 3, 2))
+@pytest.mark.long
+@pytest.mark.parametrize("method", range(len(KEEPING)))
 def test_what_outlives_its_host_is_not_computed_again(method: int) -> None:
     told, run = told_lastingly(method, Layout(4), [Fault(1, 60, "die"), Fault(2, 95, "die")])
     assert [ends[-1] for ends in told.ends].count("dead") == 2

@@ -35,7 +35,7 @@ REFUSED = [
     (f.TrainsItself, "train(loader, optimizer)"),
     (f.ModelIsNoModule, "model() returned str"),
     (f.SharedStorage, "share memory"),
-    (f.Compiled, "is compiled"),
+    pytest.param(f.Compiled, "is compiled", marks=pytest.mark.long),
 ]
 
 

@@ -103,9 +103,10 @@ def _compressed_longer() -> Run:
     return train(LabelledBatchnorm, **{**COMPRESSED[0], "steps": 6})
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.parametrize("outlives", [False, True], ids=["far", "here"])
-@pytest.mark.parametrize("at", thinned([30, 60, 75], 3))
+@pytest.mark.parametrize("at", [30, 60, 75])
 def test_and_members_of_them_may_die(at: int, outlives: bool) -> None:
     """What rounds have dropped lies with the host, or where it outlives it."""
     case = {**COMPRESSED[0], "steps": 6}
@@ -117,6 +118,7 @@ def test_and_members_of_them_may_die(at: int, outlives: bool) -> None:
     assert run.went_back == (not outlives)
 
 
+@pytest.mark.long
 def test_and_stop_and_go_on_with_other_workers() -> None:
     case = {**COMPRESSED[0], "steps": 6}
     saved = Saved()
@@ -128,7 +130,7 @@ def test_and_stop_and_go_on_with_other_workers() -> None:
     assert after.digest == _compressed_longer().digest
 
 
-@pytest.mark.parametrize("every", thinned([3, 1], 2))
+@pytest.mark.parametrize("every", thinned([5, 1], 2))
 def test_all_of_these_are_different_runs(every: int) -> None:
     cases = [{}, *CASES[::every]]
     assert len({train(Labelled, **{"steps": 2, **case}).digest for case in cases}) == len(cases)
@@ -159,18 +161,21 @@ def test_loaders_draw_the_same(number: int) -> None:
 
 @pytest.mark.slow
 def test_computing_beside_host_memory_changes_no_bit(monkeypatch: pytest.MonkeyPatch) -> None:
-    expected = train(LabelledBatchnorm, **CASES[4])
+    case = {**CASES[4], "steps": 2}
+    expected = train(LabelledBatchnorm, **case)
     apart.compute_apart(monkeypatch)
-    _assert_same(train(LabelledBatchnorm, Layout(2), **CASES[4]), expected)
+    _assert_same(train(LabelledBatchnorm, Layout(2), **case), expected)
 
 
 # --- by size
 
 
-@pytest.mark.parametrize("number", thinned([4, 5], 2))
-def test_shards_of_a_round_are_dealt_by_their_local_steps(number: int, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("number", "steps"), [(4, 3), pytest.param(5, 6, marks=pytest.mark.long)])
+def test_shards_of_a_round_are_dealt_by_their_local_steps(
+    number: int, steps: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Each computes other shards in other rounds, all of them together each once; the bits are those of one worker."""
-    case = {**CASES[number], "steps": 6}
+    case = {**CASES[number], "steps": steps}
     computed: list[tuple[int, int]] = []
     trained = LocalSteps._trained
 
@@ -191,7 +196,7 @@ def test_shards_of_a_round_are_dealt_by_their_local_steps(number: int, monkeypat
     monkeypatch.setattr(LocalSteps, "step_assignment", noted)
     _assert_same(train(LabelledBatchnorm, Layout(3), **case), reference)
     shards = case.get("shards", 5)
-    assert {each for each in computed if each[0] > 0} == {(step, s) for step in range(1, 6) for s in range(shards)}
+    assert {each for each in computed if each[0] > 0} == {(step, s) for step in range(1, steps) for s in range(shards)}
     assert len({first for _, first in dealt}) > 1 or number == 4  # there each round has the same clients
 
 
@@ -242,9 +247,9 @@ def test_parameters_are_the_rounds_start_again_after_each_shard() -> None:
 
 def test_the_largest_counter_is_taken() -> None:
     """Clients of unequal sizes count unequal numbers of batches."""
+    parts = _parts(4)
     for layout in (Layout(), Layout(3)):
         run = train(LabelledBatchnorm, layout, **{**CASES[4], "steps": 1})
-        parts = _parts(4)
         assert run.parameters["1.num_batches_tracked"].item() == 2 * max(-(-len(part) // 2) for part in parts)
 
 
@@ -328,6 +333,7 @@ def test_a_round_that_is_called_off_in_the_middle_is_repeated(at: int) -> None:
     assert (told.trace, told.digest) == (_whole().trace, _whole().digest)
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_a_run_that_all_have_left_goes_on_from_its_checkpoint() -> None:
     whole, saved = _whole(), Saved()

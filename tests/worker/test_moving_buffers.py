@@ -171,7 +171,7 @@ PRODUCT = [(way, kind) for way in WAYS for kind in MODELS]
 
 
 @pytest.mark.parametrize(
-    "number", thinned(range(len(PRODUCT)), 5), ids=lambda n: f"{PRODUCT[n][0]}-{PRODUCT[n][1].__name__}"
+    "number", thinned(range(len(PRODUCT)), 7, 3), ids=lambda n: f"{PRODUCT[n][0]}-{PRODUCT[n][1].__name__}"
 )
 def test_in_every_way_of_a_run(number: int) -> None:
     way, kind = PRODUCT[number]

@@ -75,7 +75,7 @@ def trained(pipeline: type[Pipeline], layout: Layout, **settings: Any) -> Any:
         return train(pipeline, layout, wire=sockets.transport, regions=sockets.regions, **settings)
 
 
-@pytest.mark.parametrize("number", thinned(range(len(CASES)), 3))
+@pytest.mark.parametrize("number", thinned(range(len(CASES)), 7))
 def test_no_bit_differs_wherever_sums_are_made(monkeypatch: pytest.MonkeyPatch, number: int) -> None:
     pipeline, settings = CASES[number]
     direct = train(pipeline, **settings)

@@ -117,7 +117,7 @@ def test_the_residual_matters() -> None:
     assert undisturbed().digest != plain().digest
 
 
-@pytest.mark.parametrize("layout", thinned(LAYOUTS, 3), ids=str)
+@pytest.mark.parametrize("layout", thinned(LAYOUTS, 6), ids=str)
 def test_nothing_happens(layout: Layout) -> None:
     told, run = told_of(layout, [])
     assert (told.generations, run.went_back) == (1, 0)
@@ -167,7 +167,7 @@ def test_rows_move_to_those_who_join_at_any_moment(at: int) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("at", thinned(range(0, 40, 3), 14, 7))
-@pytest.mark.parametrize("what", ["die", "call off"])
+@pytest.mark.parametrize("what", thinned(["die", "call off"], 2))
 def test_a_handover_of_rows_may_be_interrupted_anywhere(at: int, what: What) -> None:
     joins = [Fault(0, 24, "join"), Fault(0, 24, "join")]
     told, _ = told_of(Layout(2), [*joins, Fault(2, at, what), Fault(1, 24 + 2 * at, "call off")])

@@ -59,7 +59,7 @@ def whole(name: str) -> Run:
     return train(p.Mlp, ONE, optimizer={"name": name, **OPTIMIZERS[name]}, clip=0.5)
 
 
-@pytest.mark.parametrize("name", thinned(OPTIMIZERS, 3))
+@pytest.mark.parametrize("name", thinned(OPTIMIZERS, 5))
 def test_each_optimizer_gives_the_bits_of_the_whole_update(name: str) -> None:
     """With clipping by the norm of the whole gradient."""
     divided = train(p.Mlp, Layout(3), optimizer={"name": name, **OPTIMIZERS[name]}, clip=0.5, sharded=True)
@@ -76,7 +76,7 @@ def test_each_way_of_torch_gives_the_bits_of_the_whole_update(options: dict[str,
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("layout", thinned(LAYOUTS, 9), ids=str)
+@pytest.mark.parametrize("layout", thinned(LAYOUTS, 10, 9), ids=str)
 def test_every_topology(layout: Layout) -> None:
     settings: dict[str, Any] = {"optimizer": {"name": "adamw", "lr": 0.01}, "args": {}}
     assert train(p.Batchnorm, layout, sharded=True, **settings).trace == _batchnorm().trace
@@ -226,7 +226,7 @@ def _disturbed(layout: Layout, faults: list[Fault]) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("at", thinned(range(0, 120, 7), 10, 2))
+@pytest.mark.parametrize("at", thinned(range(0, 120, 7), 18, 12))
 def test_a_worker_may_die_at_any_moment(at: int) -> None:
     """The first one in whose memory the update is made, and another one somewhat later."""
     layout = [Layout(3, "ring"), Layout(4, "tree"), Layout(3, "parameter_server"), Layout(4, "hierarchical", nodes=2)]

@@ -253,8 +253,7 @@ def _claim_all(place: MemoryHandle, own: int, steps: int, out: Any) -> None:
 @pytest.mark.slow
 def test_processes_that_race_get_each_shard_once() -> None:
     """Unlike threads of Python, they are within the instruction at the same moment."""
-    context, steps = multiprocessing.get_context("forkserver"), 3000
-    context.set_forkserver_preload([__name__])  # which takes longer to import than the race lasts
+    context, steps = multiprocessing.get_context("fork"), 3000  # which takes less time than the race
     ground, out = QueueMemory(), context.Queue()
     place = MemoryHandle(0, *ground.handle)
     processes = [context.Process(target=_claim_all, args=(place, own, steps, out)) for own in range(3)]
@@ -305,7 +304,7 @@ class Leaping(p.Mlp):
 LAYOUTS = [Layout(2, "ring"), Layout(3, "tree"), Layout(4, "parameter_server"), Layout(4, "peer_to_peer")]
 
 
-@pytest.mark.parametrize("pipeline", [Dawdling, Leaping, p.LayerDrop], ids=lambda each: each.__name__)
+@pytest.mark.parametrize("pipeline", thinned([Dawdling, p.LayerDrop, Leaping], 2), ids=lambda each: each.__name__)
 @pytest.mark.parametrize("layout", thinned(LAYOUTS, 4, 1), ids=str)
 def test_with_claims_and_without_the_run_is_the_same(pipeline: Any, layout: Layout) -> None:
     settings: dict[str, Any] = {"steps": 6, "shards": 7, "optimizer": {"name": "adam", "lr": 0.01}}
@@ -396,7 +395,7 @@ class Slowed(p.Augmented):
         return super().loss(model, batch)
 
 
-@pytest.mark.parametrize("seed", thinned(range(4), 2))
+@pytest.mark.parametrize("seed", thinned(range(4), 4))
 def test_whoever_dies_at_whatever_moment_no_bit_changes(seed: int) -> None:
     dice = Random(seed)
     layout = Layout(4, dice.choice(["ring", "tree", "peer_to_peer"]))

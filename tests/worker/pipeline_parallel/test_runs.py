@@ -66,7 +66,8 @@ def test_a_tied_embedding(layout: Layout, precision: str) -> None:
 @pytest.mark.parametrize("order", thinned(["1f1b", "gpipe"], 2))
 def test_forward_passes_that_are_computed_anew_leave_the_same_bits(order: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """With dropout, running statistics and counters; and where activations are kept, none is computed anew."""
-    unsplit = train(pipelines.Batchnorm, ONE, clip=0.05, optimizer=ADAM)
+    settings: dict[str, Any] = {"clip": 0.05, "optimizer": ADAM, "steps": 2}
+    unsplit = train(pipelines.Batchnorm, ONE, **settings)
     anew: list[int] = []
     whole = Flight.whole
 
@@ -77,9 +78,7 @@ def test_forward_passes_that_are_computed_anew_leave_the_same_bits(order: str, m
 
     monkeypatch.setattr(Flight, "whole", counted)
     for recompute in (False, True):
-        told = train(
-            pipelines.Batchnorm, MESHES[1], clip=0.05, optimizer=ADAM, recompute=recompute, pipeline_order=order
-        )
+        told = train(pipelines.Batchnorm, MESHES[1], recompute=recompute, pipeline_order=order, **settings)
         assert (told.trace, told.digest) == (unsplit.trace, unsplit.digest)
         assert bool(anew) == recompute
     assert set(anew) == ({0} if order == "1f1b" else {0, 1}), "of the last stage backward follows at once"
@@ -298,7 +297,7 @@ def test_an_optimizer_of_the_pipelines_own_is_refused() -> None:
 @pytest.mark.parametrize("layout", thinned([Layout(4, stages=2), Layout(3, "tree", stages=3)], 2, 1), ids=str)
 @pytest.mark.parametrize("kind", [DrawsInEvaluation, ReadsTheModelNowhere], ids=lambda kind: kind.__name__)
 def test_metrics_go_on_with_what_the_loss_has_left_in_evaluation(kind: Any, layout: Layout) -> None:
-    _same(kind, layout, optimizer=ADAM, evaluate_every=Every(steps=2))
+    _same(kind, layout, optimizer=ADAM, evaluate_every=Every(steps=1), steps=2)
 
 
 @pytest.mark.slow
