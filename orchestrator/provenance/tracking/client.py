@@ -52,7 +52,7 @@ class Client:
 
     @cached_property
     def mlflow(self) -> Any:
-        """MLflow's client itself."""
+        """MLflow's client itself. It is asked for before something else of MLflow is imported: `lean`."""
         return self._open()
 
     def __getattr__(self, name: str) -> Any:
@@ -63,17 +63,26 @@ class Client:
     def log_batch(
         self, run_id: str, metrics: Sequence[Metric] = (), params: Sequence[Param] = (), tags: Sequence[RunTag] = ()
     ) -> None:
+        client = self.mlflow
         from mlflow import entities
 
-        self.mlflow.log_batch(
+        client.log_batch(
             run_id,
             metrics=[entities.Metric(*each) for each in metrics],
             params=[entities.Param(*each) for each in params],
             tags=[entities.RunTag(*each) for each in tags],
         )
 
+    def has_runs(self, experiment_id: str) -> bool:
+        """Also deleted ones."""
+        client = self.mlflow
+        from mlflow.entities import ViewType
+
+        return bool(client.search_runs([experiment_id], run_view_type=ViewType.ALL, max_results=1))
+
     def log_datasets(self, run_id: str, datasets: Sequence[Dataset], tags: Mapping[str, str]) -> None:
         """As inputs of the run, each with these tags."""
+        client = self.mlflow
         from mlflow import entities
 
         labels = [entities.InputTag(key, value) for key, value in tags.items()]
@@ -81,16 +90,17 @@ class Client:
             entities.DatasetInput(entities.Dataset(each.name, each.digest, each.source_type, each.source), labels)
             for each in datasets
         ]
-        self.mlflow.log_inputs(run_id, datasets=found)
+        client.log_inputs(run_id, datasets=found)
 
     def model_of_run(self, run_id: str, name: str) -> ModelOfRun | None:
         """The one of this name, or the one that is noted as the run's."""
+        client = self.mlflow
         from mlflow.entities import LoggedModelStatus
 
-        run = self.mlflow.get_run(run_id)
+        run = client.get_run(run_id)
         if run.outputs is not None and run.outputs.model_outputs:
             return ModelOfRun(str(run.outputs.model_outputs[0].model_id), is_ready=True, is_output=True)
-        begun = self.mlflow.search_logged_models([run.info.experiment_id], f"source_run_id = '{run_id}'")
+        begun = client.search_logged_models([run.info.experiment_id], f"source_run_id = '{run_id}'")
         found = next((each for each in begun if each.name == name), None)
         if found is None:
             return None
@@ -104,12 +114,14 @@ class Client:
 
     def output_model(self, run_id: str, model_id: str, step: int) -> None:
         """Note it as the run's."""
+        client = self.mlflow
         from mlflow.entities import LoggedModelOutput
 
-        self.mlflow.log_outputs(run_id, [LoggedModelOutput(model_id, step)])
+        client.log_outputs(run_id, [LoggedModelOutput(model_id, step)])
 
     def mlmodel(self, run_id: str, model_id: str, flavor: Mapping[str, Any]) -> str:
         """The text of the file that says how MLflow loads the model. flavor: of the python_function."""
+        _ = self.mlflow
         from mlflow.models.model import Model
 
         described = Model(artifact_path=f"models:/{model_id}", run_id=run_id, model_id=model_id)

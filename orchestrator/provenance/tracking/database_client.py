@@ -45,7 +45,8 @@ _Verb = TypeVar("_Verb", bound=Callable[..., Any])
 
 def fits(database: Path, uri: str) -> bool:
     """Whether the tables are those of the tested version, and nothing asks for another way."""
-    if not MLFLOW.is_here or "?" in uri or any(os.environ.get(name) for name in _OTHERWISE):
+    in_memory = str(database).startswith(":")
+    if not MLFLOW.is_here or "?" in uri or in_memory or any(os.environ.get(name) for name in _OTHERWISE):
         return False
     try:
         with closing(_connected(database)) as connection:
@@ -116,15 +117,65 @@ class DatabaseClient(Client):
     @_usual
     def get_experiment_by_name(self, name: str) -> Experiment | None:
         with closing(_connected(self._database)) as connection:
-            found = connection.execute(
-                "select experiment_id, name, artifact_location, lifecycle_stage from experiments where name = ?",
-                (name,),
-            ).fetchone()
-            if found is None:
-                return None
-            tags = connection.execute("select key, value from experiment_tags where experiment_id = ?", found[:1])
-            number, own, place, stage = found
-            return Experiment(str(number), own, place, stage, dict(tags.fetchall()))
+            return _experiment(connection, "name", name)
+
+    @_usual
+    def get_experiment(self, experiment_id: str) -> Experiment:
+        with closing(_connected(self._database)) as connection:
+            found = _experiment(connection, "experiment_id", int(experiment_id))
+        if found is None:
+            raise _UnusualError
+        return found
+
+    @_usual
+    def create_experiment(
+        self, name: str, artifact_location: str | None = None, tags: Mapping[str, str] | None = None
+    ) -> str:
+        labels = dict(tags or {})
+        _check_name(name, *labels.values())
+        _check([], [], [RunTag(*each) for each in labels.items()])
+        _folder((artifact_location or "",))
+        with self._writing() as connection:
+            now = _now_ms()
+            made = connection.execute(
+                "insert into experiments (name, artifact_location, lifecycle_stage, creation_time, last_update_time, "
+                "workspace) values (?, ?, 'active', ?, ?, 'default')",
+                (name, artifact_location, now, now),
+            )
+            connection.executemany(
+                "insert into experiment_tags (experiment_id, key, value) values (?, ?, ?)",
+                [(made.lastrowid, key, value) for key, value in labels.items()],
+            )
+        return str(made.lastrowid)
+
+    @_usual
+    def rename_experiment(self, experiment_id: str, new_name: str) -> None:
+        _check_name(new_name)
+        with self._writing() as connection:
+            changed = connection.execute(
+                "update experiments set name = ?, last_update_time = ? "
+                "where experiment_id = ? and lifecycle_stage = 'active'",
+                (new_name, _now_ms(), int(experiment_id)),
+            )
+            _check_one(changed)
+
+    @_usual
+    def set_experiment_tag(self, experiment_id: str, key: str, value: str) -> None:
+        _check_name(value)
+        _check([], [], [RunTag(key, value)])
+        with self._writing() as connection:
+            _place_of_experiment(connection, experiment_id)
+            connection.execute(
+                "insert into experiment_tags (experiment_id, key, value) values (?, ?, ?) "
+                "on conflict (key, experiment_id) do update set value = excluded.value",
+                (int(experiment_id), key, value),
+            )
+
+    @_usual
+    def has_runs(self, experiment_id: str) -> bool:
+        with closing(_connected(self._database)) as connection:
+            found = connection.execute("select 1 from runs where experiment_id = ? limit 1", (int(experiment_id),))
+            return found.fetchone() is not None
 
     @_usual
     def create_run(
@@ -297,9 +348,20 @@ def _connected(database: Path) -> sqlite3.Connection:
     return sqlite3.connect(place, uri=True, timeout=_PATIENCE_S, isolation_level=None)
 
 
-def _check_name(name: str) -> None:
-    if len(name) > _MOST_OF_NAME or not name.isprintable():
+def _check_name(*found: str) -> None:
+    if not all(0 < len(name) <= _MOST_OF_NAME and name.isprintable() for name in found):
         raise _UnusualError
+
+
+def _experiment(connection: sqlite3.Connection, column: str, value: str | int) -> Experiment | None:
+    found = connection.execute(
+        f"select experiment_id, name, artifact_location, lifecycle_stage from experiments where {column} = ?", (value,)
+    ).fetchone()
+    if found is None:
+        return None
+    number, name, place, stage = found
+    tags = connection.execute("select key, value from experiment_tags where experiment_id = ?", (number,))
+    return Experiment(str(number), name, place, stage, dict(tags.fetchall()))
 
 
 def _check(metrics: Sequence[Metric], params: Sequence[Param], tags: Sequence[RunTag]) -> None:

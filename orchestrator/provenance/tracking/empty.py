@@ -2,14 +2,15 @@
 
 The first new store on a machine is made so. An empty database is kept for the next ones, under a name that changes with the
 versions of MLflow, SQLAlchemy and Alembic. With versions of MLflow that this was not tried with
-(`common.tested_versions.MLFLOW`) each is made anew. MLflow opens one that was kept like any other database: it looks whether
-the tables are those of its version, and makes its default experiment.
+(`common.tested_versions.MLFLOW`) each is made anew. One that was kept gets MLflow's default experiment, and is like any other
+database then.
 """
 
 from __future__ import annotations
 
 import importlib.metadata
 import sqlite3
+import time
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -19,16 +20,28 @@ from orchestrator.common import file_cache, tested_versions
 _MAKERS = ("mlflow", "sqlalchemy", "alembic")
 
 
-def place(database: Path) -> bool:
+def place(database: Path, artifacts: str) -> bool:
     """Put what is kept where a new database shall be; whether there was something to put. To be called under the store's
-    lock. Raises OSError."""
+    lock. artifacts: of all runs. Raises OSError, sqlite3.Error."""
     tables = file_cache.read(_folders(), _name()) if tested_versions.MLFLOW.is_here else None
     if tables is None:
         return False
     unfinished = database.with_name(f"{database.name}.unfinished")
     unfinished.write_bytes(tables)
+    _begin(unfinished, artifacts)
     unfinished.replace(database)
     return True
+
+
+def _begin(database: Path, artifacts: str) -> None:
+    """The experiment that MLflow makes in each new store. Raises sqlite3.Error."""
+    now = int(time.time() * 1000)
+    with closing(sqlite3.connect(database)) as connection, connection:
+        connection.execute(
+            "insert into experiments (experiment_id, name, artifact_location, lifecycle_stage, creation_time, "
+            "last_update_time, workspace) values (0, 'Default', ?, 'active', ?, ?, 'default')",
+            (f"{artifacts}/0", now, now),
+        )
 
 
 def keep(database: Path) -> None:

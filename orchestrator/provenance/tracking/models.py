@@ -104,12 +104,10 @@ class ModelLog:
         self._client.finalize_logged_model(model_id, "READY")
 
     def _register(self, wanted: Registration, model_id: str) -> str:
-        from mlflow.exceptions import MlflowException
-
         try:
             self._client.create_registered_model(wanted.name)
-        except MlflowException as error:
-            if error.error_code != "RESOURCE_ALREADY_EXISTS":
+        except Exception as error:
+            if getattr(error, "error_code", None) != "RESOURCE_ALREADY_EXISTS":
                 raise
         versions = self._client.search_model_versions(f"name='{wanted.name}'")
         mine = [version.version for version in versions if version.run_id == self._run_id]
@@ -140,6 +138,7 @@ class ModelLog:
 def pin(store: Store, name: str) -> str:
     """The same model by a name that will always mean it: an alias becomes its version, the beginning of a run's id the whole.
     Raises ConfigurationError where there is no such model."""
+    _ = store.client.mlflow
     from mlflow.exceptions import MlflowException
 
     if name.startswith(_RUNS):
@@ -168,6 +167,7 @@ def pin(store: Store, name: str) -> str:
 def fetch_weights(store: Store, pinned: str, target: Path) -> None:
     """Bring the weights of a model into a file. Raises ConfigurationError where it has none that can be read without running
     code of others."""
+    _ = store.client.mlflow
     from mlflow.artifacts import download_artifacts
     from mlflow.exceptions import MlflowException
 
@@ -212,6 +212,7 @@ def user_of(store: Store, pinned: str) -> str | None:
 
 def location(store: Store, pinned: str) -> str | None:
     """The place of a model's files; None if there is no such model that can be had."""
+    _ = store.client.mlflow
     from mlflow.exceptions import MlflowException
 
     try:

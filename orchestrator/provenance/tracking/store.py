@@ -151,7 +151,7 @@ class Store:
         home = (database.parent if database else folder).resolve()
         self._artifacts = (home / "artifacts").as_uri()
         self._lock = None if is_server(self.uri) else home / "mlflow.lock"
-        self._database: Path | None = None  # one that was there
+        self._database: Path | None = None  # one that was there, or whose tables were kept
         _silence()
         with self.usable(), self._locked():
             if database is not None and database.exists():
@@ -160,13 +160,13 @@ class Store:
             elif database is None:
                 self.client = Client(self._opened)
                 _ = self.client.mlflow
+            elif empty.place(database, self._artifacts):
+                self._database = database
             else:
-                placed = empty.place(database)
                 _make_tables(self.uri, self._artifacts)
                 self.client = Client(self._opened)
                 _ = self.client.mlflow
-                if not placed:
-                    empty.keep(database)
+                empty.keep(database)
 
     @classmethod
     def with_run(cls, uri: str | None, folder: Path, name: str) -> Self:
@@ -221,12 +221,12 @@ class Store:
         if found is None and local and name.lower() == _MLFLOWS_OWN.lower():
             found = self._renamed(name)
         if found is None:
-            from mlflow.exceptions import MlflowException
-
             try:
                 place = self._artifacts if local else None
                 return str(self.client.create_experiment(name, artifact_location=place, tags=dict([_KIND])))
-            except MlflowException:  # another launch made it in the meantime
+            except Exception as error:  # another launch made it in the meantime
+                if not _is_of_mlflow(error):
+                    raise
                 found = self.client.get_experiment_by_name(name)
                 if found is None:
                     raise
@@ -248,7 +248,7 @@ class Store:
             return None
         if own.artifact_location not in (self._artifacts, f"{self._artifacts}/{own.experiment_id}"):
             return None
-        if self.client.search_runs([own.experiment_id], run_view_type=_OF_ANY_STAGE, max_results=1):
+        if self.client.has_runs(own.experiment_id):
             return None
         self.client.rename_experiment(own.experiment_id, name)
         renamed: Experiment = self.client.get_experiment(own.experiment_id)
@@ -316,10 +316,11 @@ class Store:
 
     def _refuse_by_name(self, run_id: str) -> None:
         """Raises UsageError for a run that MLflow knows and `past` does not tell of."""
+        client = self.client.mlflow
         from mlflow.exceptions import MlflowException
 
         try:
-            run = self.client.get_run(run_id)
+            run = client.get_run(run_id)
         except MlflowException:
             return
         if run.info.lifecycle_stage == "deleted":

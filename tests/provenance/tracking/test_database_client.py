@@ -28,7 +28,7 @@ _CHANCE = re.compile(r"[0-9a-f]{32}")
 
 @pytest.fixture
 def store(tmp_path: Path) -> Store:
-    """A database that was there."""
+    """A database that was there, by MLflow or from tables that were kept."""
     Store(None, tmp_path).experiment("e")
     return Store(None, tmp_path)
 
@@ -49,11 +49,13 @@ def asked(client: Client, name: str) -> list[str]:
 def history(folder: Path, *, direct: bool, monkeypatch: pytest.MonkeyPatch) -> dict[str, list[Any]]:
     """Of two runs in a store, told as launches tell it: all rows that they have left, without what is chance."""
     folder.mkdir()
-    Store(None, folder).experiment("e")
     with monkeypatch.context() as patched:
         if not direct:
             patched.setattr(database_client, "fits", lambda *_: False)
         store = Store(None, folder)
+        assert [store.experiment(name) for name in ("e", "default", "other", "e")] == ["1", "0", "2", "1"]
+        store.client.set_experiment_tag("2", "mlflow.experimentKind", "finetuning")
+        assert store.client.get_experiment("2").tags == {"mlflow.experimentKind": "finetuning"}
         assert isinstance(store.client, DatabaseClient) is direct
     for number in range(2):
         tell(store, folder, number)
@@ -110,6 +112,8 @@ def told(row: tuple[Any, ...]) -> str:
 
 
 def test_what_it_writes_is_what_mlflow_writes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "first").mkdir()
+    Store(None, tmp_path / "first")  # of which the empty tables are kept for the others
     ours, theirs = (
         history(tmp_path / name, direct=name == "ours", monkeypatch=monkeypatch) for name in ("ours", "theirs")
     )

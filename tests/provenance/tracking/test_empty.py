@@ -38,8 +38,8 @@ def test_a_store_from_kept_tables_is_the_one_that_mlflow_makes_and_a_damaged_fil
     made: list[bool] = []
     place = empty.place
 
-    def placed(database: Path) -> bool:
-        made.append(not place(database))
+    def placed(database: Path, artifacts: str) -> bool:
+        made.append(not place(database, artifacts))
         return not made[-1]
 
     monkeypatch.setattr(empty, "place", placed)

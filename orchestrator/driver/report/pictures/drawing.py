@@ -173,7 +173,7 @@ def partition(labels: Sequence[str], counts: Sequence[Sequence[int]], title: str
 
 def as_png(figure: Figure, path: Path) -> None:
     """Write the picture. `savefig` draws twice where margins are found by what is drawn, the first time to find them."""
-    FigureCanvasAgg(figure).print_png(path)
+    FigureCanvasAgg(figure).print_png(path)  # type: ignore[no-untyped-call]
 
 
 def _training(axes: Axes, losses: Series) -> None:
