@@ -142,9 +142,9 @@ class Otherwise(staging.Copying):
 
     factor = 1.5
 
-    def batch(self, batch: Any) -> Any:
-        there = super().batch(batch)
-        return there * self.factor if isinstance(there, torch.Tensor) and there.is_floating_point() else there
+    def _copied(self, tensor: torch.Tensor) -> torch.Tensor:
+        there = super()._copied(tensor)
+        return there * self.factor if there.is_floating_point() else there
 
 
 def test_workers_agree_on_what_their_devices_compute(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -170,9 +170,9 @@ def test_workers_agree_on_what_their_devices_compute(monkeypatch: pytest.MonkeyP
 class Varies(Otherwise):
     """A device that computes other bits each time."""
 
-    def batch(self, batch: Any) -> Any:
+    def begin(self, batch: Any) -> staging.Arriving:
         self.factor += 1 / 64
-        return super().batch(batch)
+        return super().begin(batch)
 
 
 def test_a_device_that_varies_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
