@@ -120,6 +120,30 @@ class Characters(characters.Characters):
         return Random(tokens(2048, self.window, self.vocabulary), self.nap_s), None
 
 
+class Wide(Pipeline):
+    """Rows of 256 kB, of which a micro-batch goes to the card beside what that computes. Its steps last by what sets their
+    rate, so that loaders have read what comes next."""
+
+    def __init__(self, nap_s: float = 0.0, width: int = 1 << 16) -> None:
+        self.nap_s, self.width = nap_s, width
+
+    def model(self) -> nn.Module:
+        return nn.Sequential(nn.Linear(self.width, 32), nn.ReLU(), nn.Linear(32, 10))
+
+    def datasets(self) -> tuple[Any, Any]:
+        dice = torch.Generator().manual_seed(0)
+        rows, labels = torch.rand(256, self.width, generator=dice), torch.randint(0, 10, (256,), generator=dice)
+        return TensorDataset(rows, labels), None
+
+    def rate(self, step: int) -> float:  # noqa: ARG002
+        time.sleep(50 * self.nap_s)
+        return 1.0
+
+    def loss(self, model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+        rows, labels = batch
+        return functional.cross_entropy(model(rows), labels)
+
+
 class Sequences(Pipeline):
     """A recurrent network over tokens."""
 

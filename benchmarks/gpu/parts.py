@@ -156,6 +156,7 @@ class Case:
     needs: str | None = None
     free: bool = False
     stages: int = 1
+    loaders: int = 0  # of each of four workers
 
     @property
     def layouts(self) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -164,7 +165,8 @@ class Case:
             yield "1 worker", {}
         yield "3 workers in a ring, SIGKILL", {"workers": 3, "topology": "ring", "chaos": SIGKILLS}
         if not self.free:
-            yield f"4 workers, {self.topology}", {"workers": 4, "topology": self.topology}
+            ahead = {"loaders": self.loaders} if self.loaders else {}
+            yield f"4 workers, {self.topology}", {"workers": 4, "topology": self.topology, **ahead}
         if self.stages > 1:
             yield f"2 workers, {self.stages} stages", {"workers": 2, "stages": self.stages}
 
@@ -189,6 +191,7 @@ CASES: Final = (
             "local": {"steps": 2, "optimizer": {"name": "sgd", "lr": 0.01}},
         },
     ),
+    Case("wide rows, loaders", "Wide", "tree", loaders=2),
     Case("convolutions, asynchronous", "Digits", "tree", more={"sync": {"name": "ssp", "staleness": 3}}, free=True),
     Case("transformer, compiled", "Characters", "ring", more={"run": {"compile": True}}, needs="compile"),
 )
@@ -296,6 +299,7 @@ def settings(
     steps: int,
     workers: int = 1,
     stages: int = 1,
+    loaders: int = 0,
     args: Mapping[str, Any] | None = None,
     run: Mapping[str, Any] | None = None,
     **more: Any,
@@ -305,7 +309,7 @@ def settings(
     return {
         "run": {**given, **(run or {})},
         "pipeline": {"target": f"gpu_models:{model}", "args": dict(args or {})},
-        "data": {"shards": shards, "batch_size": rows_of(scale, model)},
+        "data": {"shards": shards, "batch_size": rows_of(scale, model), "loaders": loaders},
         "cluster": {"workers": workers, "stages": stages, "gpus_per_worker": scale.share},
         "optimizer": {"name": "adamw", "lr": 1e-4},
         "checkpoint": {"every": None},
