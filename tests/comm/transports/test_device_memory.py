@@ -164,3 +164,23 @@ def test_messages_for_another_host_are_made_a_little_before_their_turn() -> None
     assert driver.begun == count + 1
     here.close()
     there.close()
+
+
+def test_what_comes_lies_in_page_locked_memory_while_little_waits_there() -> None:
+    asked: list[int] = []
+
+    class Asked(DeviceRegions):
+        def memory_for(self, elements: int, dtype: torch.dtype) -> torch.Tensor:
+            asked.append(elements)
+            return super().memory_for(elements, dtype)
+
+    here, there = pair(regions(), Asked(HostDriver()), kind="tcp")
+    for number in range(40):
+        here.send(1, TAG, torch.tensor([number]))
+    here.flush(PATIENCE_S)
+    while sum(len(link.inbox) for link in there.links.values()) < 40:
+        there.poll([TAG.phase + 1], 0.1)
+    assert asked == [1] * 16
+    assert [int(there.receive(0, TAG, PATIENCE_S).payload) for _ in range(40)] == list(range(40))
+    here.close()
+    there.close()
