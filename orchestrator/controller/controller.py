@@ -519,6 +519,11 @@ def _watch_members(decision: Decision) -> None:
     if decision.state.phase not in ("running", "regrouping"):
         return
     found = fault_attribution.stuck(decision.state, decision.now)
+    if not found and fault_attribution.all_wait(decision.state, decision.now):
+        decision.say("all members wait for each other, and none has moved for longer than any may wait")
+        decision.enter("regrouping")
+        _open_loss(decision)
+        _call_off(decision)
     if found:
         stuck = tuple(lost_member.member.id for lost_member, _ in found)
         decision.do(Inspect(tuple(member.id for member in present(decision.state)), stuck))

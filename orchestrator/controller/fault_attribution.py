@@ -55,6 +55,18 @@ def stuck(state: ControllerState, now: float) -> list[tuple[LostMember, str]]:
     return found
 
 
+def all_wait(state: ControllerState, now: float) -> bool:
+    """Whether all of a generation on GPUs wait for each other for longer than any of them may: some wait for their cards
+    instead, and whoever does not will leave when it is called off."""
+    limit = state.requirements.timeouts.step_s + state.requirements.timeouts.deadline_s
+    members = waiting(state)
+    still = (
+        member.heartbeat is not None and member.heartbeat.activity in _AMONG_OTHERS and now - member.moved > limit
+        for member in members
+    )
+    return state.phase == "running" and any(member.card for member in members) and all(still)
+
+
 def _holds_up(state: ControllerState, heartbeat: Heartbeat, now: float) -> bool:
     """Whether a member that stands still here waits for nobody."""
     if heartbeat.activity not in _WAITS:

@@ -294,6 +294,19 @@ def test_one_that_is_called_off_in_an_exchange_and_does_not_leave_stands_still_i
     assert play.begin().members == (1,)
 
 
+@pytest.mark.parametrize("cards", [("GPU-a",), ("GPU-a", "GPU-a")])
+def test_where_all_stand_still_in_an_exchange_those_who_do_not_leave_are_ended(cards: tuple[str, ...]) -> None:
+    """Nobody is left who would accuse them."""
+    play = on(*cards)
+    still = [Heartbeat(member, "exchange", 4, None, 0) for member in play.begin().members]
+    done = play.wait(30 + 2 * 30 + 10 + 3, *still)
+    assert [each.members for each in done if isinstance(each, CallOff)] == [play.begin().members]
+    assert not any(isinstance(each, Kill) for each in done)
+    done = play.wait(32, *still)
+    assert [each.member for each in done if isinstance(each, Kill)] == [*range(len(cards))]
+    assert all("a kernel on its GPU GPU-a may not end" in each.why for each in done if isinstance(each, Kill))
+
+
 def test_a_card_on_which_two_stand_still_is_left_out_where_there_is_another() -> None:
     play = on("GPU-a", "GPU-a", "GPU-b")
     for member, step in ((0, 4), (1, 5)):

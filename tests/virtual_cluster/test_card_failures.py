@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from itertools import chain, repeat
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ import torch
 from orchestrator.config.settings import Settings
 from orchestrator.driver.report.outcome import RunOutcome
 from orchestrator.errors import OrchestratorError, PipelineRaised
+from tests.products import thinned
 from tests.virtual_cluster.cluster import Member
 from tests.virtual_cluster.plans import Chance, Plan
 from tests.virtual_cluster.runs import Run, Told
@@ -24,6 +26,7 @@ STEPS = 6
 PLAIN: dict[str, Any] = {"steps": STEPS, "shards": 4}
 ASSERTION = "CUDA error: device-side assert triggered"
 ECC = "CUDA error: uncorrectable ECC error encountered"
+ILLEGAL = "CUDA error: an illegal memory access was encountered"
 
 
 class Scripted(Chance):
@@ -70,6 +73,41 @@ class StandsStill(Chance):
             self.left -= 1
             member.stuck = True
             self.cluster.schedule.wait_for(lambda: False)
+
+
+class Drawn(Chance):
+    """At random moments cards fail under their workers, as they prepare or compute, or are waited for without end. Of what the
+    pipeline might be blamed for there is at most one."""
+
+    def __init__(self, drawn: Plan, seed: int) -> None:
+        super().__init__(drawn)
+        self.chance, self.left, self.struck = Random(seed), 4, list[str]()
+        self.kinds = [ECC, ECC, "CUDA error: unknown error", "still", self.chance.choice([ASSERTION, ILLEGAL])]
+
+    def prepares(self, member: Member) -> None:
+        member.actor._card = f"GPU-{self.chance.randrange(5)}"
+        self._strike(member, 0.15, "prepares")
+
+    def beats(self, member: Member) -> None:
+        activity = (member.last_beat or {}).get("activity", "prepare")
+        if activity not in ("prepare", "idle"):
+            self._strike(member, 0.03, activity)
+
+    def _strike(self, member: Member, part: float, moment: str) -> None:
+        if not self.left or self.chance.random() >= part:
+            return
+        self.left -= 1
+        kind = self.chance.choice(self.kinds)
+        if kind == "still" and moment == "prepares":
+            kind = ECC
+        if kind in (ASSERTION, ILLEGAL, "still"):
+            self.kinds.remove(kind)
+        self.struck.append(f"{kind} {moment}")
+        self.cluster.tell(f"{member.name} on {member.actor._card}: {kind} {moment}")
+        if kind != "still":
+            raise torch.AcceleratorError(kind)
+        member.stuck = True
+        self.cluster.schedule.wait_for(lambda: False)
 
 
 class OnCards(Run):
@@ -136,6 +174,19 @@ def test_who_stands_still_in_a_kernel_is_ended_and_costs_no_bit(activity: str, t
     (event,) = lost(told)
     assert f"in the {activity} phase of step 2" in event["why"]
     assert f"a kernel on its GPU GPU-{event['worker']} may not end" in event["why"]
+
+
+@pytest.mark.parametrize("seed", thinned(range(60), 20))
+def test_whatever_cards_do_and_when_no_bit_differs(seed: int, tmp_path: Path) -> None:
+    """Or the run ends as too many have failed."""
+    plain = train(pipelines.Mlp, **PLAIN).digest
+    settings = settings_for(pipelines.Mlp, Layout(4), **PLAIN)
+    told, outcome = through(tmp_path / "run", settings, lambda drawn: Drawn(drawn, seed))
+    if outcome.error is None:
+        assert outcome.digest == plain
+    else:
+        started = any(each["event"] == "generation_started" for each in told.journal)
+        assert outcome.error.code == "gpu.none-left" if started else outcome.error.code.startswith("gpu.")
 
 
 def ended_by(outcome: RunOutcome) -> OrchestratorError:
