@@ -86,7 +86,7 @@ def difference(kernels: Kernels, device: str, seed: int) -> str | None:
 
 
 def _difference_of_packing(kernels: Kernels, values: torch.Tensor, device: str) -> str | None:
-    """Of what other hosts are sent, and of what comes from them."""
+    """The first difference in what other hosts are sent, or in what comes from them."""
     elements = values.numel()
     into, room = (torch.empty(size, dtype=torch.uint8) for size in (most_bytes(elements), packed_room(elements)))
     wanted = PackedVector(into[: pack(values, into)], values.dtype, elements)

@@ -26,7 +26,7 @@ Windows = Sequence[Mapping[str, Any]]
 
 
 class Place(NamedTuple):
-    """Where a command is started."""
+    """The place at which a command is started."""
 
     before: tuple[str, ...] = ()  # what starts a process there, such as `ip netns exec <name>`
     variables: Mapping[str, str] = MappingProxyType({})  # of its environment, beside those of every command

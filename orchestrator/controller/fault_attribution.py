@@ -71,7 +71,7 @@ def _holds_up(state: ControllerState, heartbeat: Heartbeat, now: float) -> bool:
     """Whether a member that stands still here waits for nobody."""
     if heartbeat.activity not in _WAITS:
         return True
-    # Whoever waits for others looks every moment whether it was called off.
+    # A member that waits for others looks every moment whether it was called off.
     called_off = state.phase == "regrouping" and state.generation is not None and state.generation.called_off
     return called_off and heartbeat.activity in _AMONG_OTHERS and now - state.since > state.requirements.timeouts.step_s
 

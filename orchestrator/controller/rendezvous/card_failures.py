@@ -51,8 +51,8 @@ def lost(decision: Decision, event: CardFailed) -> list[tuple[LostMember, str]]:
 
 
 def stood_still(decision: Decision, found: Sequence[tuple[LostMember, str]]) -> list[tuple[LostMember, str]]:
-    """Who else is lost, and why, because a card on which one of these stood still has failed twice now. One counts for each
-    step, since several that stand still in one step are the pipeline's; and none does where nobody has another card."""
+    """Returns who else is lost, and why, because a card on which one of these stood still has failed twice now. One counts for
+    each step, since several that stand still in one step are the pipeline's; and none does where nobody has another card."""
     state = decision.state
     failures = state.card_failures
     code = card_faults.STANDS_STILL.code

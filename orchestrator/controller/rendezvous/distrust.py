@@ -47,7 +47,7 @@ def distrusted(decision: Decision, verdict: Verdict) -> list[tuple[LostMember, s
 
 
 def _damaging(decision: Decision, verdict: Verdict, between: tuple[int, ...]) -> list[tuple[LostMember, str]]:
-    """What one sent has arrived otherwise at the other. Which of the two has done that is not known: at the second time the
+    """Messages of one have arrived otherwise at the other. Which of the two has done that is not known: at the second time the
     younger worker of them goes."""
     state, pair = decision.state, frozenset(between)
     what = f"what {state.name(between[0])} sent to {state.name(between[1])} arrived otherwise"
