@@ -45,16 +45,19 @@ def test_a_fault_is_an_answer(said: str, remedy: str) -> None:
 
 def test_the_failure_of_a_card_is_answered_with_where_it_was() -> None:
     asserted = torch.AcceleratorError("CUDA error: device-side assert triggered\n")
-    answer = card_failure.answered(asserted, (4, 1), "GPU-a")
+    answer = card_failure.answered(asserted, {"step": 4, "shard": 1}, "GPU-a")
     assert answer is not None
     assert answer["card"] == {"code": "gpu.assertion", "card": "GPU-a", "step": 4, "shard": 1}
     assert answer["failed"]["message"] == "an assertion failed in a kernel: CUDA error: device-side assert triggered"
+    prepares = card_failure.answered(asserted, card_failure.PREPARING, "GPU-a")
+    assert prepares is not None
+    assert prepares["card"] == {"code": "gpu.assertion", "card": "GPU-a", "step": None, "shard": None, "prepares": True}
     named = CardFailed(PipelineRaised("loss() (step 4, shard 1)", code="pipeline.raised"))
     named.__cause__ = asserted
-    answer = card_failure.answered(named, (4, 1), "")
+    answer = card_failure.answered(named, {"step": 4, "shard": 1}, "")
     assert answer is not None
     assert (answer["card"]["code"], answer["failed"]["code"]) == ("gpu.assertion", "pipeline.raised")
-    assert card_failure.answered(KeyError("x"), (4, 1), "GPU-a") is None
+    assert card_failure.answered(KeyError("x"), card_failure.PREPARING, "GPU-a") is None
 
 
 def test_while_a_member_prepares_each_import_is_progress(monkeypatch: pytest.MonkeyPatch) -> None:
