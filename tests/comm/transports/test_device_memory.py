@@ -147,11 +147,9 @@ def test_messages_for_another_host_are_made_a_little_before_their_turn() -> None
     for start in range(0, count * elements, elements):
         here.send(1, TAG, region[start : start + elements], note=start)
     assert 3 <= driver.begun < count
-    begun = driver.begun
     later = mine.allocate(elements, torch.float64).fill_(3.0)  # peers know nothing of it
     here.send(1, TAG, later)
     later.zero_()
-    assert driver.begun == begun + 1
 
     def take() -> None:
         for start in range(0, count * elements, elements):
