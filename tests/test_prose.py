@@ -29,6 +29,7 @@ HELD = (
         "orchestrator/checkpoint",
         "orchestrator/cli",
         "orchestrator/cluster",
+        "orchestrator/comm",
         "orchestrator/common",
         "orchestrator/config",
     ),

@@ -1,1 +1,2 @@
-"""Who sends what to whom, and when: topologies, transports, synchronization, schedules of pipelines, collectives."""
+"""Messages between members, and when they are sent: topologies, transports, synchronization, schedules of pipelines,
+collectives."""

@@ -10,9 +10,9 @@ so any schedule gives the same bits.
 Between hosts a chunk of a sum travels in pieces, each a message of its own that is added, finished and handed on when it has
 come, while the next is on the wire. For a piece that is the program of its chunk, in the same order (`schedule.turns`).
 
-Memory, per member (rule C1): `contribution` is written by the compute phase, `partial` only by this module and only by
-members that add before they hand on, and `result` once: whoever writes the next one has heard from everybody that the
-last one was read (`tests/comm/topologies/test_happens_before.py`).
+Memory, per member (rule C1): `contribution` is written by the compute phase. `partial` is written only by this module, and
+only by members that add before they hand on. `result` is written once per sum: a member that writes the next one has heard
+from everybody that the last one was read (`tests/comm/topologies/test_happens_before.py`).
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ GRID_SUM, GRID_KEYS = 12, 13  # of clipped contributions
 BUFFERS = 14  # that are joined
 COMPRESSED = 16  # the first phase of a compression
 _PIECE: Final = 64 * BLOCK  # elements of a sum that travel as one message
-# Where a member waits until the others have come as far, and does not go on with what it did (`CancellableTransport.waits`).
+# Phases in which a member waits for slower ones, and after which it begins something else (`CancellableTransport.waits`).
 VOTES = dict.fromkeys((VOTE, EVALUATION_VOTE, END, MADE, ANSWERS, LOOK_BACK), False)
 
 
@@ -121,7 +121,7 @@ class Way(NamedTuple):
 
 
 def partial_places(layout: Layout, schedule: Schedule, rank: int) -> dict[int, slice]:
-    """Where in `partial` this member keeps its sum of each chunk that it has to keep one of."""
+    """chunk -> the place of its sum in `partial`, for each chunk of which this member has to keep a sum."""
     borders = layout.borders(schedule.chunks)
     actions = program(schedule, rank, only=_filled(borders))
     places: dict[int, slice] = {}
@@ -245,7 +245,7 @@ class Exchange:
         """Every worker's payload, by rank; nothing for a server, which only forwards and whose own payload is not sent.
 
         payload: uint8, 1-D, contiguous, as long as each worker likes; not in a region, for nothing tells when peers have read
-        it there. Who may write: nobody, into the own payload and what comes back, until all of it was used.
+        it there. Neither the payload nor the tensors that come back may be written to until all of them were used.
         """
         call = CollectiveTag(self.generation, step, attempt, phase)
         held: dict[int, torch.Tensor] = {}
@@ -376,7 +376,7 @@ def _pieces(borders: Sequence[int], chunk: int) -> int:
 
 
 def _note(part: PieceAction, prints: Mapping[int, Mapping[int, int]]) -> int:
-    """What is said of a part beside it: its fingerprint, once it is finished."""
+    """The note that travels beside a part: its fingerprint, once it is finished, or 0."""
     of_pieces = prints.get(part.action.chunk, {})
     return exact.wrap(sum(of_pieces.values())) if part.whole else of_pieces.get(part.piece, 0)
 

@@ -7,7 +7,7 @@
 An order is a function and a line in the table `PIPELINING` (orders); the laws of `laws.py` hold it to the same properties as
 the others.
 
-What it does not do: cut a model, or execute anything (`orchestrator.worker`).
+`orchestrator.worker` cuts models and executes schedules.
 """
 
 from orchestrator.comm.pipeline_schedules.flow import Hosts, Programs, Task, groups_of, next_task, programs

@@ -11,7 +11,7 @@ Programs are made by playing the step in virtual time, so no order can deadlock:
 happened earlier in the play. A forward costs 1 there and a backward 2, whatever the stages really cost, so that programs are a
 function of hosts and order alone, on each member the same.
 
-What it does not do: interleaving, where one member hosts several stages: such schedules break the order within a link.
+There is no interleaving (several stages on one member): such schedules break the order within a link.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ COSTS: Mapping[Kind, int] = {"forward": 1, "backward": 2}
 
 
 def programs(hosts: Hosts, order: str, options: Mapping[str, Any] | None = None) -> Programs:
-    """What each rank does in a step, in the order of execution; for each rank up to the highest one.
+    """The tasks of each rank in a step, in the order of execution; one program for each rank up to the highest one.
 
     Raises ConfigurationError for an unknown order, ValueError for hosts that are none or an order in which nobody can go on.
     """

@@ -1,4 +1,4 @@
-"""What the programs of every order have to keep to: the tests hold those of the table to it, and a launch a user's own.
+"""The laws that the programs of every order obey. Tests check the orders of the table, and a launch checks a user's own.
 
     complete     each shard goes forward and then backward through each stage, once, on its host
     in order     what comes over a link comes in the order in which its receiver needs it
@@ -7,7 +7,7 @@
 
 Programs are played here by members that know nothing of each other and of time: they only receive, compute and send.
 
-What it does not do: look at any other hosts than those that it is asked about.
+Only the hosts that are asked about are looked at.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from orchestrator.comm.pipeline_schedules.orders import PIPELINING, Order, Pipel
 
 
 def problems(name: str, options: Mapping[str, Any], several: Iterable[Hosts]) -> list[str]:
-    """What is wrong with an order of the user's project for these hosts; at most one sentence."""
+    """The first law that an order of the user's project breaks for these hosts, as a sentence; none if it keeps all."""
     for hosts in several:
         members = " + ".join(str(len(set(ranks))) for ranks in hosts)
         named = f"{name} with stages of {members} members and {len(hosts[0])} shards"

@@ -3,7 +3,7 @@
 An order is a function of a member's place that returns an `Order`; adding one is a function here and a line in `PIPELINING`,
 and the laws of `laws.py` then hold it to the same properties as the others. A user's own meets the laws at launch.
 
-What it does not do: put tasks in order (`flow`).
+Tasks are put in order by `flow`.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
-"""Where the messages of a pipeline lie in their sender's memory: how many slots a member needs, and which message takes which.
+"""Slots for the messages of a pipeline in their sender's memory: how many a member needs, and which message takes which.
 
-Between members of one host a receive is a view of the sender's memory, so a slot is free again only when its sender knows that
-the receiver needs it no more: activation and gradient of a shard are needed until the receiver has taken that shard backward.
-The sender knows it from a message that was sent after that, by whatever way it came (Lamport, "Time, clocks, and the ordering
-of events in a distributed system", 1978). At the end of a step, where all have voted, all slots are free.
+Between members of one host a receive is a view of the sender's memory, so a slot is free again only when its sender knows
+that the receiver needs it no more. The receiver needs activation and gradient of a shard until it has taken that shard
+backward. The sender knows it from a message that was sent after that, by whatever way it came (Lamport, "Time, clocks, and
+the ordering of events in a distributed system", 1978). At the end of a step, where all have voted, all slots are free.
 
-What it does not do: say how large a slot is; that follows from the border, which the engine knows.
+The size of a slot is not known here; it follows from the border between the two stages, which the engine knows.
 """
 
 from __future__ import annotations

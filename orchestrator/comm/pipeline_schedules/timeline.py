@@ -1,9 +1,9 @@
 """When each task of a pipeline's programs begins and ends, given what the tasks cost: for pictures, and for the bubble.
 
-The bubble is the part of their common time in which members wait for others: (S - 1) / (V + S - 1) of it for S equal stages
-and V shards in one column (Huang et al., "GPipe", section 2.3).
+The bubble is the part of their common time in which members wait for others. For S equal stages and V shards in one column it
+is (S - 1) / (V + S - 1) (Huang et al., "GPipe", section 2.3).
 
-What it does not do: change programs. They are a function of hosts and order alone, and here they only get their times.
+Programs are not changed. They are a function of hosts and order alone, and here they only get their times.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class Span(NamedTuple):
 
 
 def nominal(stages: int) -> Costs:
-    """What tasks cost as long as nobody has measured it."""
+    """The costs of tasks as long as nobody has measured them."""
     return {(kind, stage): float(cost) for kind, cost in COSTS.items() for stage in range(stages)}
 
 

@@ -3,7 +3,7 @@
 A mode is a function and a line in the table `SYNCHRONY` (`modes.py`); the laws of `laws.py` hold it to the same properties as
 the others. Settings and documentation read names and options from there. A user's own meets the laws at launch.
 
-What it does not do: execute a mode (`orchestrator.worker`), or carry updates (the topology).
+Modes are executed by `orchestrator.worker`, and updates are carried by the topology.
 """
 
 from orchestrator.comm.synchronization.mode import Mode, View

@@ -5,11 +5,11 @@ is the shard's own. Weights are those of Metropolis and Hastings, 1 / (1 + the l
 since all shards have the same degree. So the matrix is doubly stochastic, which keeps the mean of the models. It is also
 symmetric: then two neighbours round opposite numbers, and the sum of all models in fixed point does not change by a bit.
 
-Sources: Xiao and Boyd, "Fast linear iterations for distributed averaging" (2004), for weights and the spectral gap; Ying et
-al., "Exponential graph is provably efficient for decentralized deep training" (NeurIPS 2021), whose directed graph has here
-both directions of each edge.
+Sources: Xiao and Boyd, "Fast linear iterations for distributed averaging" (2004), for weights and the spectral gap. Ying et
+al., "Exponential graph is provably efficient for decentralized deep training" (NeurIPS 2021), for the exponential graph. It
+is directed there; here each edge has both directions.
 
-What it does not do: choose a graph by where shards are hosted.
+A graph does not depend on the hosts of the shards.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
-"""What every mode has to keep to: the tests hold those of the table to it, and a launch a user's own.
+"""The laws that every mode obeys. Tests check the modes of the table, and a launch checks a user's own.
 
     safe        no shard starts further ahead of the slowest one than the mode's bound, however old what its worker knows is
     live        when all clocks are known, some shard can always start
     pure        asked again, `waits` says the same
     whole       the fields of the mode fit together
 
-What it does not do: look at every order of events; it tries random ones, the same each time.
+Not every order of events is looked at, only random ones, the same each time.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Choose = Callable[[Sequence[int]], int]  # one of these numbers, which are never
 
 
 def problems(name: str, options: Mapping[str, Any]) -> list[str]:
-    """What is wrong with a mode of the user's project; at most one sentence."""
+    """The first law that a mode of the user's project breaks, as a sentence; none if it keeps all."""
     return SYNCHRONY.judge(name, lambda: broken(build_mode(name, options)))
 
 

@@ -1,6 +1,6 @@
 """A mode of synchronisation: when a shard may start its next micro-batch, and how replicas exchange updates in between.
 
-What it does not do: know workers, messages or tensors; it counts updates.
+A mode counts updates; it knows no workers, messages or tensors.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from typing import Literal
 
 @dataclass(frozen=True)
 class View:
-    """What a worker knows when it could start a micro-batch. clocks: per shard, how many of its updates are applied here;
-    shard: whose micro-batch."""
+    """The knowledge of a worker when it could start a micro-batch. clocks: per shard, how many of its updates are applied
+    here; shard: whose micro-batch."""
 
     clocks: Sequence[int]
     shard: int
@@ -43,7 +43,7 @@ class Mode:
 def bounded(staleness: int) -> Waits:
     """The rule that a shard at clock c starts only if c - min(clocks) <= staleness.
 
-    What is applied here is at most what there is, so a view that is out of date only waits longer.
+    A worker has applied at most the updates that exist, so a view that is out of date only waits longer.
     """
 
     def waits(view: View) -> str | None:

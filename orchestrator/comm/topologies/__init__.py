@@ -5,7 +5,7 @@ A topology is a function that returns a `Schedule`; adding one is a file and a l
 from here. One that has members besides the workers has an option `servers`, their number; one with a parameter `nodes` is told
 which members share memory, which is no option: a layout changes no bit. A user's own meets the laws at launch.
 
-What it does not do: execute anything (`orchestrator.worker`), or say when a replica may go on (the sync mode).
+Schedules are executed by `orchestrator.worker`, and the sync mode says when a replica may go on.
 """
 
 from __future__ import annotations

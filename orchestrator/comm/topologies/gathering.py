@@ -1,18 +1,19 @@
 """Gathering as a schedule: every worker's payload reaches every worker once, over the links of a topology.
 
 Payload w is chunk w of the new schedule and worker w owns it; there are only copies. The payloads ride on the moves of the
-topology's own schedule, each on those of one chunk: with every add they rise towards that chunk's owner, and with every
-copy they go where that chunk's result goes, unless the target has had them on their way up. So a move hands on what its
-source has and its target has not, and what a member does is still asked of it alone.
+topology's own schedule, each on those of one chunk. With every add they rise towards that chunk's owner. With every copy they
+go where that chunk's result goes, unless the target has had them on their way up. So a move hands on what its source has and
+its target has not, and what a member does is still asked of it alone.
 
 A worker's payload rides on the chunk that it owns; then nothing has to rise, and in a ring or from peer to peer it takes the
-way of a result. Who owns none is given one by rank, so that all servers, and all chunks of a tree, carry their part.
+way of a result. A worker that owns no chunk is given one by rank, so that all servers, and all chunks of a tree, carry their
+part.
 
 `spreading` is the same for payloads that not everybody needs: a worker may have several, and each takes only the ways that lead
 to somebody who needs it.
 
-What it does not do: know how long a payload is, or bring a server what it does not have to forward (but a lone worker's
-payload, which still rises).
+The length of a payload is not known here. A server gets only payloads that it has to forward, and that of a lone worker,
+which still rises.
 """
 
 from __future__ import annotations

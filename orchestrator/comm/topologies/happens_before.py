@@ -6,13 +6,13 @@ programs and the edges from each send to its receive lead from the one to the ot
 slot, one of them a write, that are ordered neither way are a race.
 
 One member's step: a worker writes its contribution to every chunk, runs its program, and reads all of its results (the
-optimizer). There is no barrier between steps. Programs do not branch and channels are FIFO, so each receive has one
-matching send whatever the timing: all executions have the same order, and walking one of them decides for all. Each
-access carries its member's clock, and vector clocks tell whether it came before (FastTrack, Flanagan and Freund 2009).
-Of accesses of one kind by one member to one slot only the last is kept: if that one is ordered, so are those before it.
+optimizer). There is no barrier between steps. Programs do not branch and channels are FIFO, so each receive has one matching
+send whatever the timing: all executions have the same order, and walking one of them decides for all. Each access carries its
+member's clock, and vector clocks tell whether it came before (FastTrack, Flanagan and Freund 2009). Only the last access of
+one kind by one member to one slot is kept: if that one is ordered, so are those before it.
 
-What it does not do: look at values, or at messages between members that are not moves of the schedule (notices, maxima,
-heartbeats). Those can only add order.
+Values are not looked at, nor messages between members that are not moves of the schedule (notices, maxima, heartbeats). Those
+can only add order.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ Layout = Callable[[Region, int, int], Hashable]
 
 
 def separate(region: Region, chunk: int, _step: int) -> Hashable:
-    """What the engine does: three regions, one copy of each."""
+    """The layout of the engine: three regions, one copy of each."""
     return (region, chunk)
 
 

@@ -1,10 +1,10 @@
 """Hierarchical: each node adds up within itself, nodes exchange sums, and each spreads the results.
 
-A wire between two nodes carries what their members together have, and not what each of them has: with H nodes a node sends
-2 (H - 1) / H of the vector in all, however many workers it has. The work is divided by chunk: on every node each chunk has
-an owner of its own, which adds up the node's contributions to it, so that all workers add; the owners of one chunk pass its
-sums from node to node, in a ring or up a tree; the last one makes the result, which takes the way back. While one group of
-chunks is between nodes, the next one is added up within them.
+A wire between two nodes carries what their members together have, and not what each of them has: with H nodes a node sends 2
+(H - 1) / H of the vector in all, however many workers it has. The work is divided by chunk: on every node each chunk has an
+owner of its own, which adds up the node's contributions to it, so that all workers add. The owners of one chunk pass its sums
+from node to node, in a ring or up a tree. The last one makes the result, which takes the way back. While one group of chunks
+is between nodes, the next one is added up within them.
 
 A ring of nodes sends each sum and each result once over each wire but one, and a result has gone through all nodes. A tree
 has a depth of log2 (H), and each group of chunks has another node for its root, so that all wires carry alike; for that more
@@ -14,7 +14,7 @@ Sources: Cho, Finkler, Kung and Hunter, "BlueConnect: decomposing all-reduce for
 hierarchy" (2019), for chunks with an owner on every level; Sanders, Speck and Traeff (see `tree.py`), for trees with
 several roots.
 
-What it does not do: ask how fast a wire is, or know racks of nodes.
+It does not ask how fast a wire is, and knows no racks of nodes.
 """
 
 from __future__ import annotations
@@ -81,8 +81,8 @@ class _Way:
 class _Hierarchical:
     """Implements `schedule.Pattern`. nodes: the ranks of each.
 
-    Nodes at the deepest level add up within themselves first, and others while the sums of those below are on their way. What
-    leaves for another node is handed over before, and awaited after, what stays.
+    Nodes at the deepest level add up within themselves first, and others while the sums of those below are on their way. A
+    message for another node is sent before those within the node, and one from another node is awaited after them.
     """
 
     nodes: tuple[tuple[int, ...], ...]
@@ -133,7 +133,7 @@ class _Hierarchical:
             yield self._result_round(node, chunk) + 1, Move(rank, self._owner(chunk, child), chunk, "copy")
 
     def _beyond(self, rank: int, chunk: int) -> Iterator[int]:
-        """Who owns a chunk on the nodes that this one is next to."""
+        """The owners of a chunk on the nodes that this one is next to."""
         node, root = self._places[rank][0], self._root(chunk)
         for way in self._ways:
             near = way.children(node, root) if node == root else [way.parent(node, root), *way.children(node, root)]
@@ -160,7 +160,7 @@ class _Hierarchical:
 
     @cached_property
     def _ways(self) -> tuple[_Way, _Way]:
-        """Of sums and of results: round a ring both go the same way, and in a tree up and down."""
+        """The ways of sums and of results: round a ring both go the same way, and in a tree up and down."""
         tree = Tree(len(self.nodes), 1 if self.between == "ring" else 2)
         return _Way(tree, clockwise=self.between == "tree"), _Way(tree, clockwise=True)
 

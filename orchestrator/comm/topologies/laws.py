@@ -1,11 +1,11 @@
-"""What every topology has to keep to: the tests hold those of the table to it, and a launch a user's own.
+"""The laws that every topology obeys. Tests check the topologies of the table, and a launch checks a user's own.
 
     consensus    both ends of a move tell of it, in the same order, and nobody else does
     exact        each worker, and whoever finishes a chunk, ends with each worker's contribution to it exactly once
     no deadlock  every member reaches the end of its program, with every message received
     no race      nothing is overwritten while a peer may still read it (see `happens_before`)
 
-What it does not do: look at any other number of members than those that it is asked about.
+Only the numbers of members that are asked about are looked at.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ _STEPS = 3  # a result has two copies, by the parity of the step; the third step
 
 
 def problems(name: str, options: Mapping[str, Any], numbers: Iterable[int]) -> list[str]:
-    """What is wrong with a topology of the user's project for these numbers of workers; at most one sentence."""
+    """The first law that a topology of the user's project breaks for these numbers of workers, as a sentence; none if it
+    keeps all."""
     resolved = TOPOLOGIES.resolve(name, options)
     servers = resolved.get("servers", 0)
     counts = [(workers, left) for workers in numbers for left in sorted({min(1, servers), servers})]  # some may be lost

@@ -1,6 +1,6 @@
 """Schedules written down round by round, which is simplest: a user's own, and in tests wrong ones and odd ones.
 
-What it does not do: scale to very many members, for each of which it reads all moves.
+It does not scale to very many members: for each it reads all moves.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ workers. Two rounds whatever the number of workers; a server's link carries all 
 
 Source: Li et al., "Scaling Distributed Machine Learning with the Parameter Server" (2014).
 
-What it does not do: let a fast worker go on before the others; that is the sync mode.
+A fast worker may not go on before the others here; the sync mode decides that.
 """
 
 from __future__ import annotations

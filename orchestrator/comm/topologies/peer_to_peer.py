@@ -6,7 +6,7 @@ W (W - 1) / 2 connections.
 Source: the direct (all-to-all) algorithm in Thakur, Rabenseifner and Gropp, "Optimization of Collective Communication
 Operations in MPICH" (2005).
 
-What it does not do: gossip. The sum is complete in every step.
+This is not gossip. The sum is complete in every step.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ result has gone through all members.
 
 Source: Patarasu and Yuan, "Bandwidth optimal all-reduce algorithms for clusters of workstations" (2009).
 
-What it does not do: pipeline within a chunk, or choose the order of the workers around the ring; that is their rank.
+There is no pipelining within a chunk. The workers stand around the ring in the order of their ranks.
 """
 
 from __future__ import annotations

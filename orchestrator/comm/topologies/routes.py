@@ -4,10 +4,10 @@ Without servers each worker's messages follow a tree of shortest ways from it: i
 to all neighbours but the sender, from peer to peer directly. With servers a message is cut into as many slices as there are
 servers; slice s goes to server s, and from it to all other workers. Every slice reaches every other worker once.
 
-Of several shortest ways that lead on from members of one distance, that from the same node is taken: what comes to a node
-comes over the wire once where one of its members is next to the origin, or to one that has it.
+If several shortest ways lead to a member, one that comes from its own node is taken. So a message crosses the wire to a node
+as seldom as shortest ways allow.
 
-What it does not do: say when a replica may go on (`orchestrator.comm.synchronization`), or keep an order between origins.
+Messages of different origins have no order. `orchestrator.comm.synchronization` says when a replica may go on.
 """
 
 from __future__ import annotations

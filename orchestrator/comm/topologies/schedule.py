@@ -9,14 +9,13 @@ the result. The same object is executed, simulated, drawn and checked:
 
 A topology answers for one member at a time (`Pattern`), and `program` costs what that member does, not all moves.
 
-Memory: a member's own contribution, its partial sums and its results are three regions. The only writes are an Add
-into `partial`, a Finish or a Copy into `result`, and the worker's own next contribution. That no peer can still be
-reading what is overwritten follows from the messages alone (`tests/comm/topologies/test_happens_before.py`).
+Memory: a member's own contribution, its partial sums and its results are three regions. The only writes are an Add into
+`partial`, a Finish or a Copy into `result`, and the worker's own next contribution. The messages alone ensure that no peer
+can still be reading what is overwritten (`tests/comm/topologies/test_happens_before.py`).
 
 Source: the idea of communication as data is that of tinygrad's `schedule/allreduce.py`.
 
-What it does not do: know tensors, element types, sizes, transports or time. Nor does it require that a schedule is
-exact; `matrix` tells.
+A schedule knows no tensors, element types, sizes, transports or time. It need not be exact; `matrix` tells whether it is.
 """
 
 from __future__ import annotations
@@ -46,15 +45,15 @@ class Move(NamedTuple):
 
 
 class Pattern(Protocol):
-    """What a topology states, once: who talks with whom, and when. It is asked member by member and answers for what it
-    costs that member; all moves of a ring of 100,000 are 2 * 10**10."""
+    """The statement of a topology: who talks with whom, and when. It is asked member by member and answers for what it costs
+    that member; all moves of a ring of 100,000 are 2 * 10**10."""
 
     def peers(self, rank: int) -> Collection[int]:
         """The members that `rank` talks with."""
 
     def moves(self, rank: int) -> Iterable[tuple[int, Move]]:
-        """The moves from or to `rank`, each with its round, rounds in order. Of those in one round it sends, and then
-        receives, in this order; source and target list the moves between them in the same one."""
+        """The moves from or to `rank`, each with its round, rounds in order. In one round it first sends and then receives,
+        in this order. Source and target list the moves between them in the same order."""
 
 
 @dataclass(frozen=True)
@@ -165,7 +164,8 @@ Action = Send | Add | Finish | Copy
 
 
 def matrix(schedule: Schedule) -> list[list[Vector]]:
-    """What each member ends with: `[chunk][member][worker]`, how often its result contains the worker's contribution.
+    """The results of all members: `[chunk][member][worker]`, how often the member's result contains the worker's
+    contribution.
 
     A member without a result holds zeros.
     Raises ValueError when a move has nothing to hand over or a result comes twice.
@@ -186,7 +186,7 @@ def matrix(schedule: Schedule) -> list[list[Vector]]:
 
 
 def program(schedule: Schedule, rank: int, only: Collection[int] | None = None) -> tuple[Action, ...]:
-    """What member `rank` does, in order: in each round first its sends, then its receives, both as listed.
+    """The actions of member `rank`, in order: in each round first its sends, then its receives, both as listed.
 
     `only` keeps the actions of these chunks and drops the others', for models too small to fill all of them.
     Raises ValueError when this member would send what it does not have, get a result twice or finish nothing.
@@ -195,9 +195,9 @@ def program(schedule: Schedule, rank: int, only: Collection[int] | None = None) 
 
 
 def turns(schedule: Schedule, rank: int, only: Collection[int] | None = None) -> tuple[tuple[Action, ...], ...]:
-    """The `program`, cut before the receives of each round. So a turn holds the receives of one round at most, and the sends of
-    one, the next. Where chunks travel in pieces, a turn is done piece by piece: what has come is handed on while the rest
-    comes, and between two members both name the same order."""
+    """The `program`, cut before the receives of each round. So a turn holds the receives of one round at most, and the sends
+    of one, the next. If chunks travel in pieces, a turn is done piece by piece: a piece that has come is handed on while the
+    rest comes. Sender and receiver use the same order of pieces."""
     chunks = range(schedule.chunks)
     kept = frozenset(chunks if only is None else only)
     unknown = sorted(chunk for chunk in kept if chunk not in chunks)
@@ -214,7 +214,7 @@ def require_positive(**numbers: int) -> None:
 
 
 class _Member:
-    """Where one member's value of each chunk lies while the rounds go by; needs to know nothing of the others."""
+    """The place of one member's value of each chunk while the rounds go by; it needs to know nothing of the others."""
 
     def __init__(self, schedule: Schedule, rank: int, kept: Collection[int]) -> None:
         start: Base = "contribution" if rank < schedule.workers else "nothing"

@@ -6,7 +6,7 @@ k i + k, as in a heap, so every rank can tell its place.
 Source: Sanders, Speck and Traeff, "Two-tree algorithms for full bandwidth broadcast, reduction and scan" (2009). This
 is their starting point, one pipelined tree: inner members are busier than leaves.
 
-What it does not do: place neighbours of the tree on one node.
+Neighbours of the tree are not placed on one node.
 """
 
 from __future__ import annotations

@@ -5,8 +5,7 @@ Why ask: a memfd that is too large is not refused by the kernel. It takes page a
 a victim, which may be anybody. Asked before, a full memory is an ordinary error with two numbers in it.
 
 Source: "MemAvailable" in proc_pid_meminfo(5); memory controller, Documentation/admin-guide/cgroup-v2.rst and
-cgroup-v1/memory.rst. What it does not do: reserve. Somebody else may take the memory between the question and the
-use.
+cgroup-v1/memory.rst. Nothing is reserved: somebody else may take the memory between the question and the use.
 """
 
 from __future__ import annotations
@@ -14,7 +13,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-# Of each version: limit, usage, and the name in memory.stat of the page cache that the kernel gives up first.
+# For each version of control groups: limit, usage, and the name in memory.stat of the page cache that the kernel gives up
+# first.
 _FILES = (
     ("memory.max", "memory.current", "inactive_file"),
     ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
@@ -29,7 +29,7 @@ def available_bytes(root: Path = Path("/")) -> int:
 
 
 def _addresses(process: Path) -> Iterator[int]:
-    """What its limit leaves, if it has one."""
+    """The bytes that the limit of addresses leaves the process, if it has one."""
     limits = process / "limits"
     lines = limits.read_text().splitlines() if limits.exists() else []
     limit = next((line.split()[3] for line in lines if line.startswith("Max address space")), "unlimited")

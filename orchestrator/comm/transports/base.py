@@ -3,13 +3,12 @@
 A transport belongs to one generation: one membership, one set of connections. It connects this member (its rank) with the
 peers that the schedule links it to, delivers each peer's messages in the order in which they were sent, and knows nothing of
 what they mean. `receive` takes the next message of one peer, which a schedule foresees; `poll` takes what has come from any,
-where no schedule says who sends when. Between members that share memory a message is a notice of a few bytes and both
-return a *view* of the sender's region: nothing is copied, and the sender must not write there before the schedule says
-that it was read (rule C1; `tests/comm/topologies/test_happens_before.py` proves it for every schedule). Between hosts the bytes
-travel.
+where no schedule says who sends when. Between members that share memory a message is a notice of a few bytes, and both return
+a *view* of the sender's region. Nothing is copied, and the sender must not write there before the schedule says that it was
+read (rule C1; `tests/comm/topologies/test_happens_before.py` proves it for every schedule). Between hosts the bytes travel.
 
-What it does not do: retry, reconnect, reorder, decide who is dead. A lost peer is an error for everyone connected to it;
-what that means is the controller's business.
+It does not retry, reconnect, reorder, or decide who is dead. A lost peer is an error for everyone connected to it; what that
+means is the controller's business.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ from orchestrator.numerics.lossless_packing import PackedVector
 
 
 class Tag(NamedTuple):
-    """What a message is; `receive` names the tag it expects and anything else is a `ProtocolError`."""
+    """The name of a message; `receive` names the tag it expects and anything else is a `ProtocolError`."""
 
     generation: int  # the number of the membership
     step: int  # the step of the run
@@ -97,8 +96,8 @@ def intact() -> Iterator[None]:
 class Transport(Protocol):
     @property
     def sent_bytes(self) -> int:
-        """Of the payloads that were sent so far: as many as travel, or, where a payload is shared, as it has. Right after a
-        `flush`."""
+        """The bytes of the payloads that were sent so far: those that travel, or all that the payload has if it is shared.
+        Right after a `flush`."""
 
     def travels(self, peer: int) -> bool:
         """Whether payloads travel between this member and `peer`; both say the same. Then a large one is better sent in
@@ -120,16 +119,16 @@ class Transport(Protocol):
         """
 
     def poll(self, phases: Collection[int], timeout_s: float) -> list[tuple[int, Tag, Received]]:
-        """All messages that have come, from any peer (given first), as far as they stand at the head of what that peer has
-        sent and carry a tag of one of these phases: a message of another phase, such as an early vote, stays queued, and so
-        does what its sender sent after it. Waits at most `timeout_s` for the first one; 0 only looks, and moves what is
-        under way: it reads all that has come and writes what is queued. An empty list when nothing came.
+        """All messages of these phases that have come, as (peer, tag, received). A message of another phase, such as an early
+        vote, stays queued, and so does what its sender sent after it. Waits at most `timeout_s` for the first one; 0 only
+        looks, and moves what is under way: it reads all that has come and writes what is queued. An empty list when nothing
+        came.
 
         Order: each peer's in the order in which they were sent; peers in turn.
 
         Raises PeerLost for the loss of any connected peer that has not said farewell, though messages of others may have
-        come; PeerLeft as soon as a peer has left and nothing of it is queued, for nothing can be completed with it. Both
-        take no message away.
+        come. Raises PeerLeft as soon as a peer has left and nothing of it is queued, for nothing can be completed with it.
+        Both take no message away.
         """
 
     def flush(self, timeout_s: float) -> None:
@@ -151,7 +150,7 @@ HOST, DEVICE = 0, 1  # kinds of memory; members whose kinds differ map nothing o
 
 
 class Descriptor(NamedTuple):
-    """What a peer needs to map a region."""
+    """The file descriptor and the size with which a peer maps a region."""
 
     fd: int
     size_bytes: int
@@ -200,8 +199,8 @@ class SharableRegions(Regions, Protocol):
         """Wait until all that this thread has begun with regions is done: a message that follows tells of it."""
 
     def leaving(self, payload: torch.Tensor, *, packs: bool) -> Leaving | None:
-        """What makes the message of a payload on a device that travels, in packed form or as it is. None where it is sent from
-        host memory: it lies there, or is too large to be page-locked."""
+        """The maker of a message for a payload that travels from a device, in packed form or as it is. None if it is sent
+        from host memory: it lies there, or is too large to be page-locked."""
 
     def memory_for(self, elements: int, dtype: torch.dtype) -> torch.Tensor:
         """New memory for a payload that comes as bytes: [elements]."""

@@ -64,7 +64,7 @@ class CudaDriver:
         return bool(self._access(address, size_bytes, flags) == self._cuda.CUresult.CUDA_SUCCESS)
 
     def _access(self, address: Any, size_bytes: int, flags: Any) -> Any:
-        """What the driver answers to opening that range for this device."""
+        """The driver's answer to opening that range for this device."""
         access = self._cuda.CUmemAccessDesc()
         access.location.type, access.location.id = self._place, self._device
         access.flags = flags

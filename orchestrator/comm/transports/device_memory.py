@@ -1,19 +1,19 @@
 """Memory of a GPU that peers of the same host read in place: another `Regions` for the same transport and the same schedules.
 
-Each region is physical memory of the device with a file descriptor, which goes to a peer through a Unix socket as a memfd does.
-A peer maps it read only. The memory lives as long as anybody has it mapped, so a member that is killed in the middle of a
-kernel takes nothing from those that read; and its pages go when the last of them lets go, at the end of the generation.
+Each region is physical memory of the device with a file descriptor, which goes to a peer through a Unix socket as a memfd
+does. A peer maps it read only. The memory lives as long as anybody has it mapped, so a member that is killed in the middle of
+a kernel takes nothing from those that read. Its pages go when the last of them lets go, at the end of the generation.
 
 Order: a message says that a payload is there, so its sender first waits for what it has enqueued (`settle`); so a kernel here
-never waits for another process. What a receiver enqueues after `receive` comes after what the message told of, and what it
-sends next says that it has read, because that waits as well (rules C1, C4 and C7).
+never waits for another process. Work that a receiver enqueues after `receive` runs after the work that the message told of.
+Its next message says that it has read, because that message waits as well (rules C1, C4 and C7).
 
 Trust: copies between cards arrive damaged on some machines, though the driver offers them. So the first region of each member
 holds a known pattern, which a peer compares before it relies on anything (`trusts`).
 
 To a peer that cannot map it, on another host or beside another card, a payload travels as bytes (`device_wire`).
 
-Source: NVIDIA, "CUDA Driver API", virtual memory management. What it does not do: order accesses.
+Source: NVIDIA, "CUDA Driver API", virtual memory management. Accesses are not ordered here.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _PROBE_FACTOR: Final = 0x9E37_79B9_7F4A_7C15 - 2**64  # spreads a count over all
 
 
 class DeviceMemoryFull(MemoryError):
-    """Of the device. size_bytes: that were wanted."""
+    """The device has not enough free memory. size_bytes: that were wanted."""
 
     def __init__(self, size_bytes: int) -> None:
         super().__init__(f"a region of {size_bytes} bytes is needed on the GPU")
@@ -43,7 +43,7 @@ class DeviceMemoryFull(MemoryError):
 
 
 class Driver(Protocol):
-    """What a device's driver does for regions. Sizes are multiples of `granularity`, in bytes."""
+    """The calls of a device's driver for regions. Sizes are multiples of `granularity`, in bytes."""
 
     granularity: int
     device: torch.device
@@ -70,7 +70,7 @@ class Driver(Protocol):
         """Wait until all that this thread has enqueued is done."""
 
     def mark(self) -> Callable[[], None]:
-        """What waits until all that this thread has enqueued up to now is done."""
+        """A function that waits until all that this thread has enqueued up to now is done."""
 
 
 class DeviceMapping:

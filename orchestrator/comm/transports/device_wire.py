@@ -1,14 +1,14 @@
 """Payloads between the memory of a device and a wire: packed by kernels there, page-locked here.
 
 A payload that leaves is packed (`numerics.lossless_packing`) or taken as it is, and copied to page-locked memory. `begin`
-enqueues both and returns. `data` waits for that copy alone, so while one message is on the wire the next ones are made. What
-comes for a device is read into page-locked memory too, from where a copy waits for nothing (`memory_for`).
+enqueues both and returns. `data` waits for that copy alone, so while one message is on the wire the next ones are made. A
+payload that comes for a device is read into page-locked memory too, from where a copy waits for nothing (`memory_for`).
 
 Order: the copy comes after all that was enqueued when the payload was sent, and the message leaves after the copy. So a
 message tells what it tells where its sender has waited for the device (`device_memory`), and nothing here waits for a peer.
 
-What it does not do: copy the packed bytes alone. Their number is known on the device, so the whole room is copied, at
-many times the speed of a wire. Nor take large payloads (`MOST_BYTES`): an exchange sends sums in pieces, and what is no sum
+Limits: the packed bytes are not copied alone. Their number is known only on the device, so the whole room is copied, at many
+times the speed of a wire. Payloads above `MOST_BYTES` are not taken: an exchange sends sums in pieces, and what is no sum
 goes through memory that is not page-locked, where the processor packs it.
 """
 
@@ -26,10 +26,10 @@ MOST_BYTES: Final = 1 << 22  # that are page-locked at once, and kept for later 
 
 
 class Enqueuing(Protocol):
-    """What a device's driver does for payloads that leave it."""
+    """The calls of a device's driver for payloads that leave it."""
 
     def mark(self) -> Callable[[], None]:
-        """What waits until all that this thread has enqueued up to now is done."""
+        """A function that waits until all that this thread has enqueued up to now is done."""
 
 
 class Leaving:

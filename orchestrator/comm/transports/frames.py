@@ -5,8 +5,8 @@ it lies in the sender's region `region` at `offset`), a TRUST: whether the sende
 there what was written, or a FAREWELL: the sender leaves the generation and sends nothing more.
 Everything is in the machine's byte order and nothing is pickled.
 
-What it does not do: negotiate. Both ends run the same code of the same run; the magic number catches a stream that
-slipped and a peer of the other byte order.
+Nothing is negotiated. Both ends run the same code of the same run; the magic number catches a stream that slipped and a peer
+of the other byte order.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ HEADER_BYTES: Final = _HEADER.size
 
 
 class Frame(NamedTuple):
-    """What a header says."""
+    """The fields of a header."""
 
     kind: int  # INLINE, REGION, FAREWELL, PACKED or TRUST
     tag: Tag  # what the message is

@@ -6,17 +6,15 @@
     OFFER  proof, kind and sizes of own regions (+ fds)  ->
                                                     <-  ANSWER  kind and sizes of own regions (+ fds)
 
-A proof is HMAC-SHA256, keyed with the secret, of the role, the HELLO and the acceptor's nonce: both nonces are in it,
-so no proof can be used twice, and the role, so none can be sent back to its author. Nobody learns the secret, and
-nobody who lacks it gets a descriptor. It is the same on Unix sockets, where it is cheap, and there the user id has
-been checked as well.
+A proof is HMAC-SHA256, keyed with the secret, of the role, the HELLO and the acceptor's nonce. It contains both nonces, so no
+proof can be used twice, and the role, so none can be sent back to its author. Nobody learns the secret, and nobody who lacks
+it gets a descriptor. It is the same on Unix sockets, where it is cheap, and there the user id has been checked as well.
 
-Each side is a generator that yields what to send and how much to read, and is sent what was read (httpx's `_auth.py`
-is the model), so that one thread carries on any number of handshakes at once, and a slow or hostile one delays
-nobody.
+Each side is a generator that yields what to send and how much to read, and is sent what was read (httpx's `_auth.py` is the
+model). So one thread carries on any number of handshakes at once, and a slow or hostile one delays nobody.
 
-Source: challenge-response with a keyed hash, ISO/IEC 9798-4. What it does not do: encrypt, or protect what comes
-after; who can change packets between the hosts can change gradients, unless the run encrypts (`tls.py`).
+Source: challenge-response with a keyed hash, ISO/IEC 9798-4. The handshake does not encrypt, and does not protect what comes
+after: somebody who can change packets between the hosts can change gradients, unless the run encrypts (`tls.py`).
 """
 
 from __future__ import annotations
@@ -47,7 +45,7 @@ _OFFER_BYTES: Final = hashlib.sha256().digest_size + _OFFERED.size
 
 
 class Identity(NamedTuple):
-    """Who this member is in the generation that connects."""
+    """The identity of this member in the generation that connects."""
 
     secret: bytes
     generation: int
@@ -55,7 +53,7 @@ class Identity(NamedTuple):
 
 
 class Hello(NamedTuple):
-    """What a dialer claims; nothing of it is proven."""
+    """The claims of a dialer; nothing of them is proven."""
 
     generation: int
     dialer: int
@@ -79,7 +77,7 @@ class Offer(NamedTuple):
 
 
 def hear() -> Generator[Step, bytes, Hello]:
-    """The acceptor's first part: who is calling? What to answer depends on the generation, so it is decided outside."""
+    """The acceptor's first part: who is calling? The answer depends on the generation, so it is decided outside."""
     raw = yield Step(b"", _HELLO.size)
     magic, generation, dialer, acceptor, _ = _HELLO.unpack(raw)
     if raw.startswith(_TLS):
@@ -121,7 +119,7 @@ def dial(me: Identity, peer: int, offer: Offer) -> Generator[Step, bytes, Offer]
 
 
 def refusal(me: Identity, hello: Hello) -> bytes:
-    """What to send before closing on a dialer of another generation, or one that the schedule does not foresee."""
+    """The reply to send before closing on a dialer of another generation, or one that the schedule does not foresee."""
     verdict = _UNEXPECTED if hello.generation == me.generation else _OTHER_GENERATION
     return _REPLY.pack(verdict, me.generation, bytes(32), bytes(32))
 

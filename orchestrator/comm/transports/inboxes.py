@@ -1,6 +1,6 @@
-"""What `poll` takes out of the queues of messages that have come, one queue a peer; the same for every transport.
+"""Messages taken for `poll` out of the queues of those that have come, one queue a peer; the same for every transport.
 
-What it does not do: wait, or know of losses.
+It does not wait, and knows of no losses.
 """
 
 from __future__ import annotations

@@ -13,11 +13,11 @@ Why TCP_USER_TIMEOUT is not set: the kernel also ends a connection whose *living
 that is gone while nothing is under way; while something is, `is_unreachable` looks for unanswered retransmissions in
 TCP_INFO.
 
-Between hosts a payload of 64-bit elements travels in packed form (`numerics.lossless_packing`), and is only packed when its
-turn on the wire comes, where its memory stays as it is: so nothing is copied, and what has just been packed is still in the
-cache when the kernel takes it. One on a device is packed there a little before its turn (`device_wire`).
+Between hosts a payload of 64-bit elements travels in packed form (`numerics.lossless_packing`). If its memory stays as it is,
+it is packed only when its turn on the wire comes: so nothing is copied, and what has just been packed is still in the cache
+when the kernel takes it. One on a device is packed there a little before its turn (`device_wire`).
 
-What it does not do: name the frames it expects, wait for one, or decide what a loss means.
+A link does not name the frames it expects, wait for one, or decide what a loss means.
 """
 
 from __future__ import annotations
@@ -185,8 +185,8 @@ class Link:
             self._sending = [memoryview(b"".join(self._sending))]
 
     def read(self) -> bool:
-        """Read until a frame is complete (True) or the socket has nothing more (False). Of what came encrypted all is read that
-        was decrypted with it: the poller does not know of that."""
+        """Read until a frame is complete (True) or the socket has nothing more (False). Data that was decrypted together is
+        read as a whole, because the poller does not know of what is left of it."""
         while not self.ended:
             try:
                 count = self._socket.recv_into(self._wanted)
@@ -234,7 +234,8 @@ class Link:
         self.inbox.clear()
 
     def _advance(self) -> bool:
-        """What was wanted has been read: a header, or the body that a header announced. True at the end of a frame."""
+        """Called when the wanted bytes have been read: a header, or the body that a header announced. True at the end of a
+        frame."""
         if self._body is not None:
             frame, payload = self._body
         else:
@@ -274,7 +275,7 @@ class Link:
             raise ProtocolError(f"member {self.peer} sent what is no frame: {error}") from error
 
     def _memory(self, elements: int, dtype: torch.dtype) -> torch.Tensor:
-        """Where a payload is read to."""
+        """The memory that a payload is read to."""
         if self._memory_for is None or len(self.inbox) >= _KEPT_WAITING:
             return torch.empty(elements, dtype=dtype)
         return self._memory_for(elements, dtype)
@@ -308,7 +309,7 @@ class Link:
             message.begin()
 
     def _waiting(self, frame: frames.Frame, payload: torch.Tensor | Leaving | None, stays: bool) -> _Waiting:
-        """What makes the message when its turn comes."""
+        """The maker of the message, called when its turn comes."""
         if isinstance(payload, Leaving):
             return _Waiting(partial(self._parts, frame, payload), payload.begin)
         if payload is None or not self._is_packed(payload):
@@ -380,7 +381,7 @@ class Link:
 
 
 def _at_least(size_bytes: int, memory: torch.Tensor) -> torch.Tensor:
-    """That memory, or new one where it is too small."""
+    """The memory given, or new memory if that is too small."""
     return memory if memory.numel() >= size_bytes else torch.empty(size_bytes, dtype=torch.uint8)
 
 

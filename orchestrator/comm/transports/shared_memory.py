@@ -12,8 +12,8 @@ under a tensor.
 Peers map read only. To write into a peer's memory is a fault of ours, and it ends in SIGSEGV at the line that did it
 (faulthandler shows it) rather than in wrong gradients at somebody else's.
 
-Source: memfd_create(2), "File sealing" in fcntl(2). Linux only. What it does not do: order accesses. A peer may read
-what a message told it about, while the schedule says that the owner does not write (rules C1 and C4).
+Source: memfd_create(2), "File sealing" in fcntl(2). Linux only. Accesses are not ordered here. A peer may read what a message
+told it about, while the schedule says that the owner does not write (rules C1 and C4).
 """
 
 from __future__ import annotations
@@ -121,7 +121,7 @@ class SharedRegions:
         return True
 
     def settle(self) -> None:
-        """What this thread writes here is written."""
+        """Nothing to wait for: writes to host memory are done when they return."""
 
     def leaving(self, payload: torch.Tensor, *, packs: bool) -> None:
         """All lies in host memory."""

@@ -1,9 +1,9 @@
 """The transport over sockets of one generation: links with all peers, one poller, no thread.
 
-`sockets.py` connects the links and hands the transport out. `send` writes what goes at once and queues the rest;
-`receive` and `poll` wait with everything that the transport has under way (reads of all peers, writes of what is
-queued), so no order of sends and receives can block two members against each other. A payload in a region goes as a
-notice to a peer that mapped it, and as bytes to any other.
+`sockets.py` connects the links and hands the transport out. `send` writes what goes at once and queues the rest. `receive`
+and `poll` wait with everything that the transport has under way (reads of all peers, writes of what is queued), so no order
+of sends and receives can block two members against each other. A payload in a region goes as a notice to a peer that mapped
+it, and as bytes to any other.
 
 Bytes move only while this member is in `receive`, `poll`, `flush` or `close`, for there is no thread that would do it
 meanwhile.
@@ -12,12 +12,12 @@ Thread use: one thread sends, receives and closes. `abort` may come from any oth
 it ends the connections at once, and so wakes the thread that waits, and takes the descriptors away when that thread
 has let go.
 
-What it does not do: make the peer read. What a peer has not taken lies in this member's send queue, without a limit of
-its own: a schedule bounds it, or whatever rule says how much a member may have sent without an answer. By the same
-bound `poll` comes to an end, which reads until nothing more is there.
+It cannot make the peer read. Messages that a peer has not taken lie in this member's send queue, which has no limit of its
+own: a schedule bounds it, or whatever rule says how much a member may have sent without an answer. By the same bound `poll`
+comes to an end, which reads until nothing more is there.
 
-Where each member of a host has a core of its own, `receive` looks again and again for a moment before it sleeps: what a
-peer sends within it comes without the time in which a core is woken up (`benchmarks.exchange`: 4 kB among 2 members).
+If each member of a host has a core of its own, `receive` looks again and again for a moment before it sleeps. A message that
+comes within that moment costs no waking of a core (`benchmarks.exchange`: 4 kB among 2 members).
 """
 
 from __future__ import annotations
@@ -209,7 +209,7 @@ class SocketTransport:
         return self._regions.leaving(payload, packs=link.packs(payload)) if self._regions is not None else None
 
     def _wait_for(self, link: Link, tag: Tag, timeout_s: float) -> None:
-        """Until the link's inbox holds a message. What came before a loss is delivered before the loss is told."""
+        """Until the link's inbox holds a message. Messages that came before a loss are delivered before the loss is told."""
         began = time.monotonic()
         self._look_for(link, began + _LOOKING_S)
         while not link.inbox:

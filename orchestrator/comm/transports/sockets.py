@@ -3,19 +3,19 @@
     listener = Listener(secret, tcp_host=None, credentials=None)    # once per member; its addresses are told to the others
     transport = connect(listener, rank, generation, {peer: address, ...}, regions, timeout_s)
 
-A listener outlives generations, a transport does not: a new generation has new connections (rule C2). Of each pair
-the lower rank dials. Whoever calls is asked for its generation first: one of an earlier generation is refused and
-closed, one of a later generation is kept until this member gets there. Then both prove the secret (`handshake.py`),
-and on one host exchange the descriptors of their regions. An address is a list that JSON can carry: ["unix", name] or
-["tcp", host, port]. With the run's certificate connections over TCP are encrypted (`tls.py`). Who is refused ends nothing: the
-listener tells of it, and goes on.
+A listener outlives generations, a transport does not: a new generation has new connections (rule C2). In each pair the lower
+rank dials. A caller is asked for its generation first: one of an earlier generation is refused and closed, one of a later
+generation is kept until this member gets there. Then both prove the secret (`handshake.py`), and on one host exchange the
+descriptors of their regions. An address is a list that JSON can carry: ["unix", name] or ["tcp", host, port]. With the run's
+certificate connections over TCP are encrypted (`tls.py`). A refused caller ends nothing: the listener tells of it, and goes
+on.
 
 Unix sockets have random names in the abstract namespace: nothing in a file system, nothing left behind, gone with the
 process; only processes of the same user are heard. The connection ends where the network namespace does, as a host
 would.
 
-What it does not do: choose the address (same host: "unix"), or notice that a peer which is to call is dead. That is
-what `Listener.cancel` is for: whoever learns of the death calls it, and `connect` returns at once.
+It does not choose the address (same host: "unix"), and does not notice that a peer which is to call is dead. The one who
+learns of the death calls `Listener.cancel`, and `connect` returns at once.
 """
 
 from __future__ import annotations
@@ -67,7 +67,8 @@ _MAX_CALLERS: Final = 256  # kept for later; more than that are not members
 
 
 class Listener:
-    """Where a member can be reached, for as long as it lives. One thread connects; `cancel` may come from any other."""
+    """The addresses at which a member can be reached, for as long as it lives. One thread connects; `cancel` may come from
+    any other."""
 
     def __init__(
         self,
@@ -345,7 +346,7 @@ class _Assembly:
             link.read()
 
     def _mapped(self, peer: int, handshake: Handshake[Offer]) -> tuple[Sequence[Mapped], bool | Trust]:
-        """The peer's regions, mapped, and whether both read each other's. Memory of another kind is not mapped. What is on a
+        """The peer's regions, mapped, and whether both read each other's. Memory of another kind is not mapped. Memory of a
         device may be out of reach, which both tell each other; then payloads travel."""
         offer = handshake.result or Offer()
         fds = handshake.received_fds
@@ -398,7 +399,8 @@ class _Assembly:
 
 
 def _raise_as_loss(peer: int, error: Exception) -> NoReturn:
-    """What a dialer makes of a call that failed. A peer that hung up was there to do so, and has perhaps given up."""
+    """Raises the error of a call that failed, as PeerLeft or PeerLost if the peer is the reason. A peer that hung up was
+    there to do so, and has perhaps given up."""
     if isinstance(error, OSError) and not isinstance(error, PeerLost | PermissionError):
         hung_up = isinstance(error, ConnectionResetError | BrokenPipeError)
         raise (PeerLeft if hung_up else PeerLost)(peer, str(error)) from error
@@ -436,7 +438,7 @@ def _shown(address: Address) -> str:
 
 
 def _host_of(connection: socket.socket) -> str:
-    """Of who called; a caller that has hung up may have none."""
+    """The host of a caller, for messages; one that has hung up may have none."""
     try:
         return "this host" if connection.family == socket.AF_UNIX else str(connection.getpeername()[0])
     except OSError:

@@ -12,8 +12,8 @@ no signal is raised by a closed connection. `send` counts bytes as sent when the
 raises BlockingIOError, or takes less than it was given, the next call brings the same bytes once more, as after any partial
 write.
 
-Source: RFC 8446. What it does not do: hide how much is sent and when; renew keys (section 5.5 advises it after 2^24.5
-records, some 390 GB over one connection, for a safety margin of 2^-57).
+Source: RFC 8446. A connection does not hide how much is sent and when, and does not renew keys (section 5.5 advises it after
+2^24.5 records, some 390 GB over one connection, for a safety margin of 2^-57).
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ def make_credentials(begins: datetime | None = None, ends: datetime | None = Non
 
 
 class Tls:
-    """What a member needs to encrypt its connections."""
+    """The contexts with which a member encrypts its connections."""
 
     def __init__(self, credentials: Credentials) -> None:
         self._own = ssl.PEM_cert_to_DER_cert(credentials.certificate.decode())
@@ -195,7 +195,7 @@ class TlsSocket(socket.socket):
             raise ConnectionResetError(f"{self._peer} hung up {said}")
 
     def _refused(self, error: ssl.SSLError) -> Exception:
-        """What to raise, when the other side has been told."""
+        """The error to raise, after the other side has been told."""
         with contextlib.suppress(OSError):
             self._write_records(0)
         reason = error.reason or ""
