@@ -33,7 +33,13 @@ HELD = (
         "orchestrator/common",
         "orchestrator/config",
     ),
-    *("orchestrator/controller", "orchestrator/data", "orchestrator/experiments", "orchestrator/optim"),
+    *(
+        "orchestrator/controller",
+        "orchestrator/data",
+        "orchestrator/driver",
+        "orchestrator/experiments",
+        "orchestrator/optim",
+    ),
     *("orchestrator/provenance", "orchestrator/records", "benchmarks", "campaign", "pipelines"),
 )
 MOST_WORDS = 40

@@ -1,4 +1,4 @@
-"""Where a project keeps what runs write: `.orchestrator/`, which git ignores because it holds its own `.gitignore`."""
+"""The folder of a project in which runs write: `.orchestrator/`, which git ignores because it holds its own `.gitignore`."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ class RunFolder:
             self._lock = None
 
     def checkpoints_at(self, uri: str | None) -> str:
-        """Where its checkpoints lie: a path, or a URL under which several runs may lie."""
+        """The place of its checkpoints: a path, or a URL under which several runs may lie."""
         return str(self.checkpoints) if uri is None else f"{uri.rstrip('/')}/{self.path.name}"
 
     @property
@@ -111,8 +111,8 @@ class RunFolder:
         return locks.is_held(self._lease)
 
     def sync(self) -> None:
-        """Wait until what the run is made of is on the disk, and the new folders: without them a checkpoint is of no use. What
-        was waited for once is not waited for again. Raises OSError."""
+        """Wait until what the run is made of is on the disk, and the new folders: without them a checkpoint is of no use. A
+        file that has not changed since is not waited for again. Raises OSError."""
         found = {path: path.stat() for path in self._inputs if path.exists()}
         new = {path: (each.st_ino, each.st_mtime_ns) for path, each in found.items()}
         changed = [path for path, state in new.items() if self._synced.get(path) != state]
@@ -168,7 +168,7 @@ def _require_own_files(folder: Path) -> None:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """Of a file of a run's folder; empty where it is not there."""
+    """The contents of a file of a run's folder; empty if there is no such file."""
     return dict(json.loads(path.read_text(encoding="utf-8"))) if path.exists() else {}
 
 

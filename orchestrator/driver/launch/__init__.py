@@ -1,1 +1,1 @@
-"""What a launch is: anew, from a checkpoint, or only told."""
+"""The ways of a launch: anew, from a checkpoint, or only told."""

@@ -25,7 +25,7 @@ from orchestrator.worker.voting.footprint import Needed
 
 @dataclass(frozen=True)
 class DryRun:
-    """What a launch would do."""
+    """All that a launch would do."""
 
     plan: Plan  # what the settings come to
     parameters: int | None  # number of those of the model; None where only a worker can build it
@@ -39,7 +39,7 @@ class DryRun:
 
     @property
     def hosted(self) -> list[tuple[int, tuple[int, ...]]]:
-        """Of each worker that the run starts with its stage, and the shards of that."""
+        """(stage, shards) of each worker that the run starts with."""
         members = self.plan.cluster.members
         stages = assign_stages([None] * members.start, members.stages)
         return list(zip(stages, assign_columns(self.plan.data.shards, stages), strict=True))
@@ -136,7 +136,7 @@ class DryRun:
         return f"{border}, {held}; "
 
     def _memory(self) -> list[str]:
-        """Of a model that is cut each stage says it."""
+        """The line on memory. For a model that is cut, the line of each stage says how much."""
         if self.plan.cluster.members.stages == 1:
             return [f"memory    each worker needs about {self._needed(0)}, beside activations"] if self.memory else []
         if self.plan.run.compute.device == "cpu" or self.parameters is None:
@@ -162,8 +162,8 @@ def _shards(hosted: tuple[int, ...]) -> str:
 
 
 def dry_run(settings: Settings, *, trusted: bool = False) -> DryRun:
-    """Check all that a launch checks. Where the memory of GPUs is given, they may be elsewhere. Raises UsageError and
-    NotRerunnable as a launch does."""
+    """Check all that a launch checks. The GPUs may be elsewhere if their memory is given. Raises UsageError and NotRerunnable
+    as a launch does."""
     settings = begin.all_pinned(settings, Path.cwd(), trusted=trusted)
     found = rehearse(settings, Path.cwd(), cards_elsewhere=settings.cluster.gpu_gb is not None)
     provenance, built = found.provenance, found.built

@@ -33,9 +33,9 @@ from orchestrator.records import barriers, lines, trace
 
 @dataclass(frozen=True)
 class Repeated:
-    """What of another run is repeated. replay: the file of the sync barriers of an asynchronous one; segments: the file that
-    says which steps an audit repeats, as `rerun=RUN_ID audit=N` writes it; streams: the file of what live streams gave;
-    sat_out: the trace that tells which shards sat out, since their site was away."""
+    """The records of another run that a run repeats. replay: the file of the sync barriers of an asynchronous one; segments:
+    the file that says which steps an audit repeats, as `rerun=RUN_ID audit=N` writes it; streams: the file of what live
+    streams gave; sat_out: the trace that tells which shards sat out, since their site was away."""
 
     replay: str | None = None
     segments: str | None = None

@@ -13,8 +13,8 @@ from orchestrator.worker.voting.footprint import Needed
 
 
 def planned(plan: Plan, built: Rehearsal, cut: dict[str, Any] | None) -> list[Needed]:
-    """Of the worker of each stage; of one stage where the model is whole. None where only a worker can tell. cut: as
-    `planning.summary`."""
+    """The memory that the worker of each stage needs: one entry if the model is whole. Empty if only a worker can tell. cut:
+    as `planning.summary`."""
     if built.layout is None or (cut is None and plan.cluster.members.stages > 1):
         return []
     known = {

@@ -1,4 +1,5 @@
-"""What a launch and a plan look at before anything starts: code and data, and the pipeline built once, watched as it reads."""
+"""The look of a launch and of a plan at code and data before anything starts. The pipeline is built once, watched as it
+reads."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """`resume=RUN_ID [key=value ...]`: go on with a run from its last good checkpoint, in the same MLflow run.
 
-What determines the result stays as it was; how the run is executed, such as the number of workers, may change. Steps that
-were done after the checkpoint are computed again and compared with what the trace says of them: a free check.
+Settings that determine the result stay as they were. Settings of its execution, such as the number of workers, may change.
+Steps that were done after the checkpoint are computed again and compared with what the trace says of them: a free check.
 """
 
 from __future__ import annotations
@@ -122,9 +122,9 @@ def without_ray(run_id: str, outcome: RunOutcome, plan: Plan, supervision: Super
 def with_weights(
     run_id: str, outcome: RunOutcome, uri: str | None, typed: Sequence[str] | None
 ) -> tuple[str, RunOutcome]:
-    """As `resume`, of a run that has come to its end: where the trained weights were lost with the last workers, as when this
-    process stood still for longer than they live without it, the steps after the last checkpoint are done again, and what comes
-    of it is returned."""
+    """Id and outcome of a run that has come to its end, with its trained weights. They may be lost with the last workers, as
+    when this process stood still for longer than workers live without it. Then the run is resumed, and does the steps after
+    its last checkpoint again. Raises as `resume`."""
     if not outcome.weights_lost or not outcome.checkpoint:
         return run_id, outcome
     for_stream().say(f"{outcome.error}; what follows the checkpoint of step {outcome.checkpoint} is done again")
@@ -132,7 +132,7 @@ def with_weights(
 
 
 def _finished(past: Past) -> RunOutcome:
-    """Of a run that had finished, and MLflow lacked that."""
+    """The outcome of a run that had finished, and MLflow lacked that."""
     metrics = {key: value for key, value in past.metrics.items() if key.startswith("validation/")}
     loss = past.metrics.get("train/loss")
     return RunOutcome(steps=past.steps or 0, loss=loss, digest=past.digest, metrics=metrics)
@@ -193,7 +193,7 @@ def _changed(recorded: Recorded, project: Path) -> list[str]:
 
 
 def beginning_of(plan: Plan, files: RunFolder, say: Callable[[str], None]) -> RunStart:
-    """Where the run goes on, by what it has left; its trace is cut there. Raises CheckpointDamaged."""
+    """Find where the run goes on, by what it has left, and cut its trace there. Raises CheckpointDamaged."""
     for file, is_whole in ((files.trace, _is_line), (files.barriers, _is_barrier), (files.journal, _is_event)):
         _check(file, is_whole)
     storage = open_storage(storage_of(plan, files))
@@ -252,8 +252,7 @@ def beginning_of(plan: Plan, files: RunFolder, say: Callable[[str], None]) -> Ru
 
 
 def _reaches(files: RunFolder, manifest: Manifest, plan: Plan) -> bool:
-    """Whether trace and sync barriers lead to this checkpoint. Where the run's folder came from the store, they may be
-    older."""
+    """Whether trace and sync barriers lead to this checkpoint. Files that came from the store may be older."""
     steps = manifest.step - plan.run.first_step
     if steps > (sum(1 for _ in lines.read(files.trace)) if files.trace.exists() else 0):
         return False

@@ -1,1 +1,1 @@
-"""What is found out before anything is started: what is wrong, what keeps a run from being repeated, weights, the secret."""
+"""Found out before anything is started: what is wrong, what keeps a run from being repeated, weights, the secret."""

@@ -1,8 +1,8 @@
 """The state of another run that a run begins with: found among its checkpoints before anything is started, and kept.
 
-It lies in `.orchestrator/begin/`, named by its digest, as a checkpoint of its own (linked to that of the other run where both
-are on one file system), so that the run can be resumed and rerun when the other one has none any more. The digest stands for
-the state wherever it comes from: a rerun may name another run that has it.
+It lies in `.orchestrator/begin/`, named by its digest, as a checkpoint of its own. So the run can be resumed and rerun when
+the other one has no checkpoint any more. On one file system it is a link to the checkpoint of the other run. The digest
+stands for the state wherever it comes from: a rerun may name another run that has it.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def pinned(settings: Settings, project: Path, *, trusted: bool = False) -> Setti
 
 
 def place_of(folder: Path, digest: str | None) -> Path:
-    """Where the state of this digest lies. folder: a project's `.orchestrator`."""
+    """The folder of the state of this digest. folder: a project's `.orchestrator`."""
     return folder / _FOLDER / str(digest)
 
 
@@ -212,7 +212,7 @@ def _best(past: Past, storage: Storage, steps: list[int]) -> int:
 
 
 def _unfit(manifest: Manifest, parent: Settings, settings: Settings) -> Iterator[str]:
-    """What of the settings does not go with this state."""
+    """A problem for each setting that does not go with this state."""
     before, after = flat(parent), flat(settings)
     for key in sorted({*before, *after}):
         if key.startswith(_SHAPING) and before.get(key) != after.get(key):

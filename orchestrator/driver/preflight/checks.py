@@ -1,4 +1,4 @@
-"""What can be known to be wrong before anything is started, and what would keep the run from being repeated exactly."""
+"""Finds before anything is started what is wrong, and what would keep the run from being repeated exactly."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ _SOME_STEPS = 1000  # of a run whose length in steps is known only when its data
 
 @dataclass(frozen=True)
 class Provenance:
-    """What was found about code and data before the start.
+    """Facts about code and data, found before the start.
 
     work: None where the code cannot be recorded; scans: what lies at each of the inputs; in_code: the obstacles to an
     exact rerun that are in the code; notes: what a person should know before the run is recorded.
@@ -78,7 +78,7 @@ class Provenance:
 
     @property
     def unpushed(self) -> list[str]:
-        """What others lack of code and data: a sentence each, with the command that pushes it."""
+        """The code and data that others lack: a sentence each, with the command that pushes it."""
         commit = None if self.work is None else pushed.unpushed(self.work)
         return [*([] if commit is None else [commit]), *remote_state.unpushed(self.project, self.inputs)]
 
@@ -98,8 +98,8 @@ def code_in(work: worktree.WorkTree | None) -> Callable[[input_audit.File], bool
 
 
 def check(settings: Settings, project: Path, *, cards_elsewhere: bool = False) -> Provenance:
-    """What is known of code and data. cards_elsewhere: what this machine lacks to compute on a GPU is noted. Raises
-    ConfigurationError with all problems, and NotRerunnable under `strict` when there are obstacles."""
+    """Check the settings; returns what is known of code and data. cards_elsewhere: what this machine lacks to compute on a
+    GPU is noted. Raises ConfigurationError with all problems, and NotRerunnable under `strict` when there are obstacles."""
     if lacking := torch_names.problems():
         remedy = f"install {TORCH.wanted}, with which this was tested"
         raise ConfigurationError(lacking, remedy, code="environment.torch-lacks")
@@ -156,8 +156,8 @@ def check(settings: Settings, project: Path, *, cards_elsewhere: bool = False) -
 
 
 def _imported_obstacles(work: worktree.WorkTree, project: Path) -> list[str]:
-    """Of what this process has imported, the pipeline's module among it: what the workers will say once they run (record.py)
-    comes too late to refuse the start."""
+    """The obstacles in what this process has imported, the pipeline's module among it. Reports of the workers (record.py)
+    come too late to refuse the start."""
     command = sys.modules.get("__main__")  # under this name and under multiprocessing's; no worker imports it
     modules = {name: module for name, module in sys.modules.items() if module is not command}
     loaded = imported.gather(imported.files_of(modules), project, work.origin)
@@ -165,7 +165,7 @@ def _imported_obstacles(work: worktree.WorkTree, project: Path) -> list[str]:
 
 
 def _redacted_note(settings: Settings) -> str | None:
-    """What of the settings is not recorded."""
+    """A note that names the settings that are not recorded, or None."""
     found = redactor(settings).hidden(flat(settings))
     if not found:
         return None
@@ -227,7 +227,7 @@ def _local_problems(settings: Settings) -> list[str]:
 
 
 def _variant_problems(settings: Settings) -> list[str]:
-    """Of variants of the user's own, which could not be looked at before they were imported."""
+    """Problems of variants of the user's own, which could not be looked at before they were imported."""
     topology, schedule, contribution = settings.topology, settings.schedule, settings.contribution
     partition, sampling, shards = settings.data.partition, settings.data.sampling, settings.data.shards
     subset = settings.data.subset
@@ -288,7 +288,7 @@ def _small_epoch(shards: int) -> tuple[Callable[[], Epochs], int]:
 
 
 def _sync_problems(settings: Settings) -> list[str]:
-    """Of a mode of the user's own, which could not be looked at before it was imported."""
+    """Problems of a mode of the user's own, which could not be looked at before it was imported."""
     sync = settings.sync
     if not is_reference(sync.name):
         return []
@@ -300,7 +300,7 @@ def _sync_problems(settings: Settings) -> list[str]:
 
 
 def _stage_problems(settings: Settings) -> list[str]:
-    """Of what goes with a model in stages, that which could not be looked at before the user's code was imported."""
+    """Problems of a model in stages that could not be looked at before the user's code was imported."""
     if settings.cluster.stages == 1:
         return []
     problems: list[str] = []
@@ -327,7 +327,7 @@ def _served_stages(settings: Settings) -> list[str]:
 
 
 def _some_hosts(settings: Settings) -> list[Hosts]:
-    """Of the numbers of workers that the run may come to; of two stages where it has none."""
+    """The hosts for each number of workers that the run may come to; for two stages if it has none."""
     stages, shards = max(2, settings.cluster.stages), settings.data.shards
     numbers = {*_numbers_of_workers(settings.cluster.workers), stages, 2 * stages}
     assigned = [

@@ -1,8 +1,8 @@
-"""Whose a run is, and the question whether places that the record of somebody else names may be opened.
+"""Tells whose a run is, and asks whether places that the record of somebody else names may be opened.
 
 To take weights, a state or data from where such a record says that they are is to call there, with one's own rights and
-credentials. So the places are named before, and `trust=true` is asked for. That another user launched a run is known by what
-their launch says of itself (`driver/recording/trust.py`, which asks before code is executed).
+credentials. So the places are named before, and `trust=true` is asked for. The launch of a run records its user, and only by
+that is another user's run known. `driver/recording/trust.py` asks before code is executed.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from orchestrator.provenance.tracking.store import accounts
 
 
 class Refusable(Protocol):
-    """What would be done. key: in the JSON object; asked: what the command does with it, and a heading; left: what was not
-    done."""
+    """An action that is refused until the user trusts the record. key: in the JSON object; asked: what the command does with
+    it, and a heading; left: what was not done."""
 
     key: ClassVar[str]
     asked: ClassVar[str]

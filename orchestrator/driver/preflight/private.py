@@ -1,4 +1,4 @@
-"""What a private run has of its driver: its secret, the keys that are bound to what it is made of, and its epsilon so far.
+"""The driver's part of a private run: its secret, the keys that are bound to what it is made of, and its epsilon so far.
 
 The file `privacy.json` of a run holds the commitment to the secret and a hash of what the keys are bound to; neither leads to a
 key. A run that is resumed has to come to the same keys, and a rerun needs the same secret, or the noise would be another one.
@@ -54,7 +54,7 @@ def of_record(settings: Settings, files: RunFolder, run_id: str) -> Secret | Non
 
 
 def commitment_in(files: RunFolder) -> str | None:
-    """Of the secret that a run began with; None of one without noise."""
+    """The commitment to the secret that a run began with; None for a run without noise."""
     found: str | None = _read(files.privacy).get("commitment")
     return found
 
@@ -90,7 +90,7 @@ class Private:
         return self._keys[1]
 
     def epsilon(self, rounds: int) -> float:
-        """Of so many rounds."""
+        """The epsilon that so many rounds spend."""
         return self._accountant.epsilon(rounds)
 
 

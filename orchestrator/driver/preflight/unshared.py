@@ -1,4 +1,4 @@
-"""What others lack who are to repeat a run, each with the command that gives it to them: said at its launch.
+"""Says at the launch of a run what others lack to repeat it, each with the command that gives it to them.
 
 Others have the store too, unless it lies in a file of this machine, and they have a clone, where the repository has a remote.
 Commits and data are pushed; a record and the weights that a run began with are reached where the store and its artifacts are.
@@ -38,7 +38,7 @@ def of(provenance: Provenance, store: Store, tracker: Tracker, begins: str | Non
 
 
 def out_of_reach(run_id: str, begins: str | None, places: Places) -> list[str]:
-    """What lies where only this machine has it. Pure; begins: as of `of`."""
+    """A sentence for all that lies where only this machine has it. Pure; begins: as of `of`."""
     carried = f"export={run_id} to=PATH takes them along once the run has ended"
     if is_of_this_machine(places.store):
         if begins is None or not places.has_remote:  # nobody else is known

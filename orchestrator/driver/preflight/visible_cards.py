@@ -25,7 +25,7 @@ _NO_DRIVER: Final = "communicate with the NVIDIA driver"
 
 
 def problems(environ: Mapping[str, str] = os.environ) -> list[str]:
-    """Of this machine and this environment. Where NVIDIA's tool is not installed, or fails, workers will tell."""
+    """The problems of this machine and this environment. If NVIDIA's tool is not installed, or fails, workers will tell."""
     given = environ.get(VARIABLE)
     if given is not None and (hidden := _hidden(given)):
         return [hidden]

@@ -1,9 +1,9 @@
-"""What the members of a driver that died have left for the next one: files beside the checkpoints, one of each member
-(`cluster.actors.driver_loss`), with what that driver had not heard: lines of the trace, sync barriers, evaluations, and the
-parts of a checkpoint that they wrote as they stopped.
+"""Reads what the members of a driver that died have left for the next one: a file of each member, beside the checkpoints
+(`cluster.actors.driver_loss`). It holds what that driver had not heard: lines of the trace, sync barriers, evaluations, and
+the parts of a checkpoint that the member wrote as it stopped.
 
 First all of it goes into the files of the run, then the checkpoint is committed, and only then the files of the members are
-removed; who is interrupted begins anew. MLflow is told of it once the run is opened (`EventSink.goes_on`).
+removed. So a process that is interrupted can begin anew. MLflow is told of it once the run is opened (`EventSink.goes_on`).
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ _Key = tuple[int, int, int]  # step, generation, parts
 
 @dataclass(frozen=True)
 class FailoverReports:
-    """What was found, for the user and for MLflow. step: of the checkpoint, None where none was whole; lines: of the trace;
-    evaluations: as in the journal; trouble: why it cannot be used, or ""."""
+    """The reports that were found, for the user and for MLflow. step: of the checkpoint, None where none was whole; lines: of
+    the trace; evaluations: as in the journal; trouble: why it cannot be used, or ""."""
 
     step: int | None = None
     lines: Sequence[Entry] = ()
@@ -77,7 +77,8 @@ def _read(data: bytes) -> list[Entry]:
 def _write_history(
     entries: Sequence[Entry], files: RunFolder, first: int, *, supersedes: bool
 ) -> tuple[Sequence[Entry], Sequence[Entry]]:
-    """What was new of the trace, and the evaluations that were. Raises Disagreement, OSError."""
+    """Add what is new to the files of the run. Returns the new lines of the trace, and the new evaluations. Raises
+    Disagreement, OSError."""
     known = _count(files.trace) + first, _count(files.barriers)
     history = History(*known, supersedes=supersedes)
     trace, barriers = history.add(entries)

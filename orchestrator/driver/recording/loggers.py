@@ -1,4 +1,4 @@
-"""Who else is told of a run, and by which words it is found: writers beside MLflow, the note and the labels."""
+"""Tells writers beside MLflow of a run, and gives it the note and the labels by which it is found."""
 
 from __future__ import annotations
 

@@ -8,7 +8,7 @@
       training_state.json          its other values, as a checkpoint's manifest has them
       requirements.txt, python_env.yaml
 
-`provenance.tracking.models` adds the MLmodel file. What it does not do: compute anything.
+`provenance.tracking.models` adds the MLmodel file. Nothing is computed here.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ def code_of(root: Path, tree: str, modules: Mapping[str, Mapping[str, Any]]) -> 
 
 
 def state_of(storage: str, step: int) -> TrainingState | None:
-    """What the checkpoint of a step holds; None where there is none that can be read."""
+    """The state that the checkpoint of a step holds; None if there is none that can be read."""
     try:
         place = open_storage(storage)
         return catalog.load(place, catalog.read(place, step))

@@ -86,8 +86,8 @@ def reopen_record(settings: Settings, store: Store, files: RunFolder, provenance
 
 
 def another_name(settings: Settings, origins: Mapping[str, str]) -> str | None:
-    """What to type so that the run has a name of its own: the one it has, and what the command line changed of its result; None
-    where that is nothing, or the name was typed."""
+    """The argument that gives the run a name of its own: the one it has, followed by what the command line changed of its
+    result. None if that is nothing, or the name was typed."""
     values, result = shown(settings), determining(settings)
     typed = [key for key, where in origins.items() if where.startswith(COMMAND_LINE)]
     changed = [key for key in typed if key in result][:_IN_NAME]
@@ -99,8 +99,7 @@ def another_name(settings: Settings, origins: Mapping[str, str]) -> str | None:
 
 
 def _keep(work: worktree.WorkTree, files: RunFolder, tracker: Tracker) -> worktree.WorkTree | None:
-    """Write the snapshot of the code: the tree as it was written. What prevents that is reported as a tag, and does not
-    end the run."""
+    """Write the snapshot of the code: the tree as it was written. An error is reported as a tag, and does not end the run."""
     try:
         kept = snapshot.keep(work, tracker.run_id)
         snapshot.bundle(kept, files.bundle)

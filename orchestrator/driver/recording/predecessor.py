@@ -1,6 +1,6 @@
-"""What the run before had for data, and how this run's differ from them.
+"""The data of the run before, and how this run's differ from them.
 
-It is a comfort: where the store cannot be asked, or the run before has no profile, nothing is said.
+It is a comfort: if the store cannot be asked, or the run before has no profile, nothing is said.
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ class Predecessor:
 
 
 def find(store: Store, tracker: Tracker, target: str, folder: Path) -> Predecessor | None:
-    """Of the run that `tracker` follows. folder: the project's `.orchestrator`."""
+    """The predecessor of the run of `tracker`; None if the store cannot be asked, or that run has no profile. folder: the
+    project's `.orchestrator`."""
     try:
         run_id = predecessors.predecessor(store, tracker, target)
         facts: dict[str, Any] = {} if run_id is None else predecessors.data_of(store, run_id, folder)

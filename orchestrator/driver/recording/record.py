@@ -1,8 +1,15 @@
 """One run's record: its MLflow run and its folder, opened before the first step and closed with the right status.
 
-What the run is made of goes into files that are artifacts too: `code.bundle` (the exact work tree), `code.patch` (to be read),
-`data.json`, `settings.yaml` with `settings_from.json` (what came from where), `environment.json` (per node), and
-`identity.json`: a hash over all of it. `card.md` says it to a person, `Dockerfile` to who rebuilds it.
+The parts of the run are files, which are artifacts too:
+
+    code.bundle           the exact work tree
+    code.patch            the changes since the last commit, to be read
+    data.json             the inputs
+    settings.yaml         the settings; settings_from.json: what came from where
+    environment.json      the environment of each node
+    identity.json         a hash over all of it
+    card.md               all of it for a person
+    Dockerfile            all of it for those who rebuild it
 """
 
 from __future__ import annotations
@@ -53,7 +60,7 @@ _NAMED = 10  # runs in a tag
 
 @dataclass(frozen=True)
 class Contents:
-    """What a run is made of, as it was recorded. work: None where the code could not be; obstacles: to an exact rerun;
+    """The parts of a run, as they were recorded. work: None where the code could not be; obstacles: to an exact rerun;
     unshared: what others lack who are to repeat the run."""
 
     inputs: list[Input]
@@ -114,7 +121,7 @@ class Record:
         return [self.trace, *([] if self.barriers is None else [self.barriers])]
 
     def seals(self, steps: int) -> dict[str, str]:
-        """Of the lines that belong to a checkpoint of so many steps; none where the files cannot be opened now."""
+        """The seals of the lines that belong to a checkpoint of so many steps; none if the files cannot be opened now."""
         try:
             return {name: seal.of(steps) for name, seal in self._seals.items()}
         except OSError:
@@ -135,7 +142,7 @@ class Record:
 
     @property
     def facts(self) -> Mapping[str, Any]:
-        """What is known of code, data and settings before anything is computed."""
+        """Facts on code, data and settings that are known before anything is computed."""
         return {
             "code": None if self._work is None else self._work.tree,
             "data": self.data,
@@ -269,7 +276,7 @@ class Record:
         )
 
     def answering(self) -> str | None:
-        """What whoever serves the model has to know and was not told at the start, or None."""
+        """A sentence for those who serve the model; None if there is nothing that was not told at the start."""
         return None if self.answers["why"] in (None, self.served_told) else when_served(self.answers)
 
     def close(self, outcome: RunOutcome) -> RunOutcome:
@@ -345,8 +352,8 @@ class Record:
             self.tracker.artifact(path, "run")
 
     def upload_history(self) -> None:
-        """Of those files alone that grow with each step, at once. The journal comes last: the others reach the checkpoints that
-        it tells of."""
+        """Send MLflow the files that grow with each step, and only those, at once. The journal comes last: the others reach
+        the checkpoints that it tells of."""
         for path in (*(file.path for file in self.history), self.files.journal):
             self.tracker.artifact(path, "run")
         self.tracker.flush()

@@ -155,12 +155,12 @@ class Recorded:
 
     @property
     def input_audit(self) -> InputAudit:
-        """What the user's code read, beside code and inputs; nothing where older versions did not look."""
+        """The audit of what the user's code read, beside code and inputs; empty for older versions, which had none."""
         return from_reads(_read(self.files.input_audit))
 
     @property
     def obstacles(self) -> list[str]:
-        """To an exact rerun, as its launch said."""
+        """The obstacles to an exact rerun, as its launch said."""
         return [*self.code.get("obstacles", []), *_read(self.files.input_audit).get("obstacles", [])]
 
     @property
@@ -170,7 +170,7 @@ class Recorded:
 
     @property
     def profile(self) -> Mapping[str, Any] | None:
-        """Of the training data; None where the run came to none, or was private."""
+        """The profile of the training data; None if the run came to none, or was private."""
         found = _read(self.files.data).get("profile")
         return found if isinstance(found, dict) else None
 

@@ -1,7 +1,7 @@
-"""What the record of a run has of its model: the folder that MLflow gets, the name in its registry, the lines of the card.
+"""The model in the record of a run: the folder that MLflow gets, the name in its registry, the lines of the card.
 
-What it does not do: hold weights. They lie in the run's folder, where a worker has written them, and those that it began with
-are found by `initial`.
+No weights are held here. They lie in the run's folder, where a worker has written them. `initial` finds those that the run
+began with.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from orchestrator.provenance.code import worktree
 from orchestrator.provenance.tracking import Tracker, models
 from orchestrator.records.redaction import Redactor
 
-# Of a model that no worker could try, as `worker.between_steps.answering` tells it.
+# The answers of a model that no worker could try, in the form of `worker.between_steps.answering`.
 UNTRIED: Mapping[str, Any] = {"rows": None, "why": "no worker could try it", "detail": None}
 
 
@@ -38,8 +38,8 @@ def when_served(answers: Mapping[str, Any]) -> str:
 
 @dataclass(frozen=True)
 class MadeOf:
-    """What a model was made of. packages: name -> version, of the workers; work: None where the code was not recorded; modules:
-    as in `code.json`; checkpoints: where the one of the last step lies, if there is one."""
+    """The parts that a model was made of. packages: name -> version, of the workers; work: None where the code was not
+    recorded; modules: as in `code.json`; checkpoints: where the one of the last step lies, if there is one."""
 
     packages: Mapping[str, str]
     work: worktree.WorkTree | None
@@ -48,8 +48,8 @@ class MadeOf:
 
 
 class TrainedModel:
-    """The model of one run. Of its methods parameters: their number; layers: the model in words; as a worker told them, None
-    before one did; began: the state of other runs that it began with, in words; registered: the URI of its version."""
+    """The model of one run. In its methods, parameters: their number; layers: the model in words, None before a worker told
+    them; began: the state of other runs that it began with, in words; registered: the URI of its version."""
 
     def __init__(self, settings: Settings, files: RunFolder, redactor: Redactor) -> None:
         self._settings = settings
@@ -118,7 +118,7 @@ class TrainedModel:
 
     @property
     def _arguments(self) -> dict[str, Any]:
-        """Of the pipeline, without credentials."""
+        """The arguments of the pipeline, without credentials."""
         given = self._settings.pipeline.args
         return {key: self._redactor.setting(f"pipeline.args.{key}", value) for key, value in given.items()}
 

@@ -1,12 +1,12 @@
-"""What a command would execute or open of a record, read from the record alone, and the question whether that is wanted.
+"""Tells what a command would execute or open of a record, from the record alone, and asks whether that is wanted.
 
-A record may come from somebody else: in a crate, or in a store that several people share. To repeat it, or to go on with it, is
-to run their program with one's own rights; to take data, weights or checkpoints from where it says that they are, is to call
-there. So before anything of it is imported, started or opened it is said what that would be, and `trust=true` is asked for.
-That another user launched a run is known by what their launch says of itself: a courtesy between people who share a store,
-and no protection against one who writes another's name into it.
+A record may come from somebody else: in a crate, or in a store that several people share. To repeat it, or to go on with it,
+is to run their program with one's own rights; to take data, weights or checkpoints from where it says that they are, is to
+call there. So before anything of it is imported, started or opened it is said what that would be, and `trust=true` is asked
+for. The launch of a run records its user, and only by that is another user's run known. This is a courtesy between people who
+share a store, and no protection against one who writes another's name into it.
 
-What a record says is shown without characters that move the cursor, change colours or turn the direction of writing, so that no
+Text of a record is shown without characters that move the cursor, change colours or turn the direction of writing. So no
 record can hide what it would execute.
 """
 
@@ -33,7 +33,7 @@ _OURS = "orchestrator"
 
 @dataclass(frozen=True)
 class WouldExecute:
-    """What a command would execute that begins with the record of somebody else."""
+    """All that a command would execute that begins with the record of somebody else."""
 
     key: ClassVar[str] = "would_execute"  # of it in the JSON object of the error
     asked: ClassVar[str] = "executes its code with your rights. It would execute"  # words of the error before it
@@ -158,7 +158,7 @@ def _installed(node: Mapping[str, Any]) -> list[str]:
 
 
 def _place_of(origin: Mapping[str, Any]) -> str:
-    """Where a package would come from that is of no index."""
+    """The source of a package that is of no index, such as " from URL"; empty for others."""
     found = origin.get("url") or origin.get("path")
     return f" from {found}" if found else ""
 

@@ -1,4 +1,4 @@
-"""What MLflow has not got of earlier runs, such as one whose server was gone at its end, is sent by whoever comes next.
+"""A later command sends MLflow what it lacks of earlier runs, such as one whose server was gone at its end.
 
 Each run's folder holds what is missing (`provenance.tracking.outbox`); the lease of the folder keeps two processes from sending
 it at once.
@@ -18,8 +18,8 @@ from orchestrator.provenance.tracking.store import database_of, reason
 
 @dataclass(frozen=True)
 class Sent:
-    """What came of one run. trouble: why MLflow still lacks some of it, or None; gone: files that were to be sent, and are not
-    there any more; refused: what MLflow takes never."""
+    """The result for one run. trouble: why MLflow still lacks some of it, or None; gone: files that were to be sent, and are
+    not there any more; refused: what MLflow takes never."""
 
     run_id: str
     trouble: str | None = None

@@ -1,1 +1,1 @@
-"""What people read: run card, summary, pictures."""
+"""Run card, summary and pictures, for people."""

@@ -1,9 +1,8 @@
 """The run card: one page that says what was trained, on what, how it ended, and how to have it again; for people.
 
-What it has to answer is taken from the ACM's badges (Artifact Review and Badging, version 1.1: available, evaluated,
-reproduced) and from the NeurIPS paper checklist (2025: claims, reproducibility, data and code, settings, statistics,
-compute). It is made only of what the record holds for programs, so every number on it is one of MLflow's or of the run's
-files. Nothing reads it.
+Its questions are taken from the ACM's badges (Artifact Review and Badging, version 1.1: available, evaluated, reproduced) and
+from the NeurIPS paper checklist (2025: claims, reproducibility, data and code, settings, statistics, compute). It is made
+only of what the record holds for programs, so every number on it is one of MLflow's or of the run's files. Nothing reads it.
 """
 
 from __future__ import annotations
@@ -76,7 +75,7 @@ class Trained:
 
 @dataclass(frozen=True)
 class CardContents:
-    """What stands on a run card."""
+    """The contents of a run card."""
 
     run_id: str  # of MLflow, too
     name: str  # of the run, for a person

@@ -1,4 +1,4 @@
-"""What MLflow shows of a run as its description: a few lines of Markdown on the page of the run, above its metrics.
+"""The description of a run in MLflow: a few lines of Markdown on the page of the run, above its metrics.
 
 It is a short card: what it came to, the command that repeats it, of what, on what, and whether it was reproduced. MLflow hides
 all but three lines behind "Show more", so the command stands near the top. Pure.

@@ -1,4 +1,4 @@
-"""What is shown of very many metrics, such as one for each of a thousand classes: some, and how many there are. Pure."""
+"""Shows some of very many metrics, such as one for each of a thousand classes, and how many more there are. Pure."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ IN_A_PICTURE = 12
 
 
 def few(metrics: Mapping[str, Value], most: int) -> dict[str, Value]:
-    """Of these so many, in their order: those first whose names have fewer parts, since parts are mostly classes or layers."""
+    """At most so many of these, in their order. Names with fewer parts are preferred, since parts are mostly classes or
+    layers."""
     chosen = sorted(metrics, key=lambda name: name.count("/"))[:most]
     return {name: metrics[name] for name in metrics if name in chosen}
 
@@ -27,5 +28,5 @@ def line(metrics: Mapping[str, float], where: str = PLACES) -> str:
 
 
 def more(number: int, where: str = PLACES) -> list[str]:
-    """What is said of those that are not shown, if there are some."""
+    """A phrase on those that are not shown, if there are some."""
     return [f"and {number:,} more metrics, in {where}"] if number else []

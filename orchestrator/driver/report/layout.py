@@ -1,4 +1,4 @@
-"""The layout of a run in words. What only checks a configuration needs it too, and no Ray."""
+"""The layout of a run in words. No Ray is imported, since commands that only check a configuration need it, too."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from orchestrator.config.plan import Plan
 
 
 def layout(plan: Plan) -> str:
-    """What a run was executed on, in words, such as "3 workers and 1 server, topology parameter_server"."""
+    """Members and topology of a run in words, such as "3 workers and 1 server, topology parameter_server"."""
     of = plan.cluster.members
     number = str(of.most) if of.start == of.most else f"{of.start} to {of.most}"
     counts = [(number, "worker"), (str(of.spares), "spare"), (str(of.servers), "server")]

@@ -85,7 +85,7 @@ class RunOutcome:
 
     @property
     def model(self) -> BestModel:
-        """Of a run that has finished: its model, the last one or the best."""
+        """The model of a run that has finished, the last one or the best."""
         return self.best or BestModel(self.steps, str(self.digest))
 
     @property
@@ -123,7 +123,7 @@ class RunOutcome:
 
     @property
     def bytes_sentence(self) -> str:
-        """What each node read of files from elsewhere; empty where none did."""
+        """How much each node read of files from elsewhere, in words; empty if none did."""
         read = self.bytes_read.items()
         return "; ".join(
             f"{node}: {megabytes(fetched)} fetched, {megabytes(cached)} from its cache"
@@ -194,7 +194,7 @@ class RunOutcome:
 
 
 def recovery_in_words(recovery: Mapping[str, Any]) -> str:
-    """Of the event `recovered`: "went on after 0.72 s, no step lost"."""
+    """The event `recovered` in words: "went on after 0.72 s, no step lost"."""
     lost = recovery["steps_lost"]
     steps = "no step lost" if lost == 0 else f"{lost} step{'s' * (lost > 1)} computed again"
     because = f": {recovery['why']}" if recovery.get("why") else ""

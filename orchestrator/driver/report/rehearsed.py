@@ -1,4 +1,4 @@
-"""What a run that was disturbed on purpose (`chaos`) has shown, and what not, for a person."""
+"""Tells a person what a run that was disturbed on purpose (`chaos`) has shown, and what not."""
 
 from __future__ import annotations
 

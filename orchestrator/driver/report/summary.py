@@ -64,7 +64,7 @@ def _compute(outcome: RunOutcome) -> str:
 
 
 def _memory(outcome: RunOutcome) -> str:
-    """Of the worker that took most on its GPU."""
+    """The memory of the worker that took most on its GPU."""
     if not outcome.gpu_memory:
         return ""
     worker, most = max(outcome.gpu_memory.items(), key=lambda told: told[1]["peak"])
@@ -94,7 +94,7 @@ def not_recorded(why: str, run_id: str, uri: str | None, noun: str = "run") -> s
 
 
 def last_words(run_id: str, uri: str | None, noun: str = "run") -> str:
-    """Of a process that a second Ctrl-C ends at once. uri: as in `not_recorded`."""
+    """The last words of a process that a second Ctrl-C ends at once. uri: as in `not_recorded`."""
     return (
         f"\nended at once: {noun} {run_id}, its files in .orchestrator/{run_id}/\n"
         f"  it goes on from its last checkpoint: python -m orchestrator resume={run_id}{_where(uri)}\n"

@@ -42,7 +42,7 @@ def put(storage: str, weights: Path, trace: Path) -> BestModel:
 
 
 def _check(digest: str, step: int, trace: Path) -> None:
-    """That the checkpoint is what the workers had. Raises RunFailed."""
+    """Check that the checkpoint is what the workers had. Raises RunFailed."""
     recorded = next((line.get("parameters") for line in lines.read(trace) if line["step"] == step - 1), None)
     if recorded not in (None, digest):
         raise _missing(f"the checkpoint of step {step} has the digest {digest}, and the workers had {recorded}")

@@ -1,7 +1,7 @@
 """Whether the data drifted since the run before, found out beside the first steps, so that no launch waits for it.
 
 Only where declared inputs have changed is there anything to find: then a process of its own reads the data as the workers do
-(`data.profiling`). Whoever drives the run asks now and then what has come of it.
+(`data.profiling`). The driver of the run asks now and then what has come of it.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class DriftWatch:
             self._thread.start()
 
     def take(self) -> DataDrift | None:
-        """What was found, once."""
+        """The drift that was found; only the first call after that gets it."""
         with self._lock:
             found, self._found = self._found, None
         return found

@@ -42,7 +42,7 @@ _NO_CHECKPOINTS = (
 
 @dataclass(frozen=True)
 class Audience:
-    """Who hears of a run while it goes on. on_event: called with each event."""
+    """The listeners of a run while it goes on. on_event: called with each event."""
 
     display: ProgressDisplay
     on_event: Callback | None = None
@@ -290,7 +290,7 @@ class EventSink:
         self._call_back({"event": "step", "step": step, "loss": loss})
 
     def began(self, told: Sequence[Mapping[str, Any]]) -> None:
-        """What was done before the first step, by the driver or by a member (`records.phases`)."""
+        """Record what was done before the first step, by the driver or by a member (`records.phases`)."""
         if self._time_log is not None:
             self._time_log.begun(told)
 
@@ -379,7 +379,7 @@ class EventSink:
         self.event(f"{role}_lost", **{role: member}, why=why, where=where)
 
     def unprotected(self, workers: Sequence[int], why: str = "on another machine than the driver") -> None:
-        """What the shards of these workers keep is lost with their processes. Told once of each."""
+        """Tell of each of these workers, once, that what its shards keep is lost with its process."""
         new = [worker for worker in workers if worker not in self._unprotected]
         self._unprotected.update(new)
         for worker in new:

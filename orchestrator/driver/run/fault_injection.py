@@ -8,7 +8,7 @@ from orchestrator.controller.membership import ControllerState, Member
 
 
 class FaultInjection:
-    """What is due when. now: on the clock of the driver."""
+    """The disturbances of a run, each at its time. now: on the clock of the driver."""
 
     def __init__(self, chaos: Chaos, step_timeout_s: float) -> None:
         self._chaos = chaos

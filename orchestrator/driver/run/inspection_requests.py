@@ -6,7 +6,7 @@
 Files need no address, no port and no rights beyond those of the run's folder, and work the same whatever Ray the run is on. A
 process that is killed while it waits leaves its folder, which the driver of the run removes at the end.
 
-What it does not do: know what is asked.
+This module does not know what is asked.
 """
 
 from __future__ import annotations

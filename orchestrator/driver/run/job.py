@@ -83,8 +83,8 @@ Sharing = Callable[[Plan], AbstractContextManager[RaySession]]
 
 @dataclass(frozen=True)
 class Beside:
-    """What a run has in common with others that the same process drives, each in a thread of its own, such as the trials of a
-    sweep."""
+    """The things that a run shares with others that the same process drives, each in a thread of its own, such as the trials
+    of a sweep."""
 
     folder: Path  # the `.orchestrator` that they are recorded in
     display: ProgressDisplay  # shows the progress of this run
@@ -178,7 +178,7 @@ class Job:
         self.display.say(f"starting {layout(plan)}{self._crowding()}")
         for note in self.notes:
             self.display.say(f"note: {note}")
-        # What is started from here on inherits it; a Ray that is shared has been started, and is told by the slots.
+        # Processes that are started from here on inherit it. A Ray that is shared has been started, and is told by the slots.
         own = determinism.environment_of(plan.run.compute.arithmetic if self.ray is None else "native")
         with own, phases.entered("Ray", (self.ray or self._own_ray)(plan)) as ray:
             self.pending_signal.watch()
@@ -281,7 +281,7 @@ class Job:
         return best
 
     def _keep_streams(self, storage: str, record: Record, steps: int) -> None:
-        """What live streams gave, among the files of the run."""
+        """Keep what live streams gave, among the files of the run."""
         log = self.plan.data.stream_log
         try:
             if log is not None:
@@ -292,7 +292,7 @@ class Job:
             self.display.say(f"warning: what live streams gave is not with the run, which cannot be repeated: {error}")
 
     def _private(self, record: Record) -> Private | None:
-        """Of a run with noise."""
+        """The private part of a run with noise; None for a run without."""
         privacy = self.plan.data.privacy
         if self.secret is None or privacy is None:
             return None
@@ -333,14 +333,14 @@ class Job:
         return ActorSlots(places, elsewhere, servers, late.copied), late.check
 
     def _variables(self) -> dict[str, Any]:
-        """What members have to be told of arithmetic by a Ray that was started without."""
+        """Options that tell members of the arithmetic, if their Ray was started without it."""
         if self.ray is None or self.plan.run.compute.arithmetic == "native":
             return {}
         return {"runtime_env": {"env_vars": determinism.PORTABLE}}
 
     def _driver_handle(self, ray: RaySession) -> DriverHandle | None:
-        """What members have to know to outlive this process for a moment; None where nobody goes on with the run, or those of a
-        joined Ray end with it at once."""
+        """A handle with which members outlive this process for a moment. None if nobody goes on with the run, and in a joined
+        Ray, whose members end with this process at once."""
         if self.supervision is None or not isinstance(ray, LocalRay):
             return None
         self.supervision.members(ray.lock)
@@ -365,7 +365,8 @@ class Job:
             yield
 
     def _failover_task(self, supervision: Supervision, record: Record) -> driver_failover.FailoverTask | None:
-        """Of whoever goes on when this node of a joined Ray is lost; None where nobody can, which the user is told."""
+        """The task of the process that goes on when this node of a joined Ray is lost. None if there can be none, which the
+        user is told."""
         run_id, store, node = record.tracker.run_id, record.store, this_node()
         on_head, there = driver_failover.is_head(node), driver_failover.place(node)
         for lacking, remedy in (
@@ -416,7 +417,7 @@ class Job:
         )
 
     def _crowding(self) -> str:
-        """Where members of an own, private Ray have less than a core each: how many there are."""
+        """The number of cores in words, if members of an own, private Ray have less than a core each; otherwise empty."""
         cluster, cores = self.plan.cluster, len(os.sched_getaffinity(0))
         own = self.ray is None and cluster.address is None
         crowded = own and cluster.cpus * cluster.members.total(cluster.members.most) > cores
@@ -424,14 +425,15 @@ class Job:
 
 
 def beginning_of(plan: Plan) -> RunStart:
-    """Where a new run begins."""
+    """The start of a new run."""
     first = plan.run.first_step
     ranges = () if plan.segments is None else plan.segments.ranges
     return RunStart(requirements(plan, checkpoint=first or None), first, first=first, ranges=ranges)
 
 
 def requirements(plan: Plan, *, checkpoint: int | None = None, generation: int = 0, member: int = 0) -> Requirements:
-    """What the plan asks of the controller. checkpoint: to begin with; generation, member: the first numbers to give."""
+    """The requirements of the plan to the controller. checkpoint: to begin with; generation, member: the first numbers to
+    give."""
     return Requirements(
         shards=plan.data.shards,
         members=plan.cluster.members,
@@ -451,7 +453,7 @@ def requirements(plan: Plan, *, checkpoint: int | None = None, generation: int =
 
 
 class _Traits:
-    """Of the nodes of a Ray, which are looked up again for one that came later."""
+    """The traits of the nodes of a Ray. The nodes are looked up again for one that came later."""
 
     def __init__(self, speeds: Mapping[str, float]) -> None:
         self._speeds = speeds
@@ -482,10 +484,10 @@ def refuse_unknown(speeds: Mapping[str, float], nodes: Sequence[Node]) -> None:
 
 
 def storage_of(plan: Plan, files: RunFolder) -> str:
-    """Where the run's checkpoints lie."""
+    """The place of the run's checkpoints."""
     return files.checkpoints_at(plan.checkpoints.uri)
 
 
 def _schedule(plan: Plan) -> Schedule:
-    """Of a run that never began."""
+    """The schedule of a run that never began."""
     return build_schedule(plan.exchange.topology.name, plan.cluster.members.most, **plan.exchange.topology.options)

@@ -1,4 +1,4 @@
-"""Who looks at a running model asks the driver, which asks the servers and puts their answers together.
+"""A look at a running model: the driver is asked, asks the servers, and puts their answers together.
 
 A server answers beside its work, from what it holds (`worker.asynchronous.held_slice`); members wait for nothing, and what a
 run comes to does not depend on who looks.
@@ -102,7 +102,7 @@ class ParameterInspection:
         self._requests.answer(token, {"slices": slices, "parameters": pieces[0]["parameters"]}, b"".join(raw))
 
     def close(self) -> None:
-        """The run has ended. Whoever waits is told."""
+        """The run has ended. All who wait are told."""
         self._requests.clear()
         over = RunFailed("the run has ended meanwhile", code="look.run-ended").as_dict()
         for token in (*self._asked, *(token for token, _ in self._requests.requests())):

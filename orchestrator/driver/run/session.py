@@ -52,7 +52,7 @@ _LAST_S = 10.0  # for what members were asked about themselves, and have not ans
 
 
 class ActorSlots(Protocol):
-    """Where members are started."""
+    """The slots in which members are started."""
 
     def take(self, member: int, role: events.Role) -> ActorPlacement:
         """The slot for a new member."""
@@ -84,7 +84,8 @@ def _unnamed(node: str) -> NodeTraits:
 
 @dataclass(frozen=True)
 class RunStart:
-    """Where a run begins. A run that is resumed has the values of its record; the defaults are those of a new one."""
+    """The point at which a run begins. A run that is resumed has the values of its record; the defaults are those of a new
+    one."""
 
     requirements: Requirements  # what it asks of the controller
     written: int = 0  # lines of its trace that stand
@@ -161,7 +162,7 @@ class Session:
         self._servers: list[int] = []  # of the present generation
         self._nodes: dict[int, str] = {}  # of every member that was ever ready
         self._keys = keys
-        # What is done again comes out otherwise where what nobody kept is replaced, or a site sits out.
+        # Steps that are done again come out otherwise if state that nobody kept is replaced, or a site sits out.
         supersedes = run_start.requirements.supersedes
         self._history = History(run_start.written, run_start.barriers, supersedes=supersedes, ranges=run_start.ranges)
         self._history.expect(run_start.cut)
@@ -366,7 +367,8 @@ class Session:
         return error is not None
 
     def _refuse_out_of_reach(self, member: int, node: str) -> None:
-        """What a shard keeps, and the parameters of a stage, only who hosts them can write and has to restore."""
+        """Refuse a worker that does not reach the checkpoints. Only the worker that hosts them can write and restore what its
+        shards keep, and the parameters of its stage."""
         what = "its stage has learned" if self._state.requirements.members.stages > 1 else "its shards keep"
         problem = f"worker {member} on node {node} does not reach the checkpoints, and alone has what {what}"
         error = ConfigurationError(
@@ -379,7 +381,7 @@ class Session:
         self._decide(events.StartFailed(member, f"{error.message}; {error.remedy}"))
 
     def _ask_for_descriptions(self, members: Sequence[int]) -> None:
-        """Of one worker on each node: what its process is made of. It answers beside its work."""
+        """Ask one worker on each node what its process is made of. It answers beside its work."""
         for member in members:
             node = self._ready[member]["node"]
             if self._roles[member] == "worker" and node not in {*self._described, *self._asked.values()}:
@@ -505,7 +507,7 @@ class Session:
         for member in members:
             found = stand(seen.get(member), self._members.home(member), self._members.pid(member))
             is_stuck = member in stuck
-            # What is said of one that is stuck is said with its loss.
+            # The sentence on a member that is stuck is said with its loss.
             self._event_sink.event("stacks", **{self._roles[member]: member}, stuck=is_stuck, stand=found)
             if is_stuck:
                 self._stands[member] = found.sentence
@@ -548,7 +550,7 @@ class Session:
         return self._node_name(member) if member in self._nodes else None
 
     def _forget(self, member: int) -> None:
-        """It is dead, or killed here. Of as many as are lost nothing is kept but their roles: last words may come later."""
+        """It is dead, or killed here. Only its role and its node are kept, since its last words may come later."""
         self._over.add(member)
         self._asked.pop(member, None)
         self._ready.pop(member, None)
@@ -639,6 +641,6 @@ def _for_servers(begin: events.Begin) -> events.Begin:
 
 
 def _of_card(member: int, answer: Mapping[str, Any]) -> events.CardFailed | None:
-    """What a member answers whose GPU failed; None of another error."""
+    """The event in the answer of a member whose GPU failed; None for another error."""
     card = answer.get("card")
     return None if card is None else events.CardFailed(member, from_dict(answer["failed"]), **card)

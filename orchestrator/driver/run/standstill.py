@@ -1,4 +1,4 @@
-"""Where the members of a step that stalls stand: their stacks for the journal, and a sentence for a person."""
+"""Tells where the members of a step that stalls stand: their stacks for the journal, and a sentence for a person."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Where the time of a run goes, as its members report it: kept in a file, told to MLflow, drawn up at the end.
+"""The time of a run by what it goes to, as members report it: kept in a file, told to MLflow, drawn up at the end.
 
-What it does not do: measure (`worker.member.time_account`), or draw.
+It neither measures (`worker.member.time_account` does) nor draws.
 """
 
 from __future__ import annotations
@@ -108,6 +108,6 @@ class TimeLog:
 
 
 def summed(by_worker: Mapping[str, times.Seconds]) -> times.Seconds:
-    """Of all workers together."""
+    """The seconds of all workers together, by kind."""
     each: Sequence[times.Seconds] = list(by_worker.values())
     return {kind: sum(seconds[kind] for seconds in each) for kind in times.KINDS}

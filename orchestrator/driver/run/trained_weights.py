@@ -1,7 +1,7 @@
 """The trained weights at the end of a run, from the workers that have them into one file.
 
-Where every worker has the whole model any of them gives it. Of a model in stages one worker of each stage gives its part, and
-the parts are made one file here: nobody has the whole model in memory, and no checkpoint is needed.
+If every worker has the whole model, any of them gives it. If the model is in stages, one worker of each stage gives its part,
+and the parts are made one file here: nobody has the whole model in memory, and no checkpoint is needed.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ from orchestrator.errors import OF_DESCRIPTORS, RunFailed, is_out_of_descriptors
 
 
 def unrecorded(error: OSError) -> RunFailed:
-    """Of the exception that is being handled."""
+    """The error of a run whose driver cannot go on. Called while the exception is being handled."""
     where = f" ({error.filename})" if error.filename is not None else ""
     return RunFailed(
         f"the driver could not go on: {error.strerror or error}{where}",

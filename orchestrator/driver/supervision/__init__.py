@@ -30,7 +30,7 @@ class TakenOver(NamedTuple):
 
 
 def taken_over() -> TakenOver | None:
-    """Of which driver this process is the successor, if a supervisor has made it one."""
+    """The driver that this process is the successor of; None if no supervisor has made it one."""
     noted = os.environ.get(supervisor.TAKEN_OVER)
     if noted is None:
         return None
@@ -39,7 +39,7 @@ def taken_over() -> TakenOver | None:
 
 
 class Supervision:
-    """What the supervisor of this process is told."""
+    """Tells the supervisor of this process what it has to know of the run."""
 
     def __init__(self, process: subprocess.Popen[bytes], arguments: Sequence[str]) -> None:
         self._process = process
@@ -50,7 +50,7 @@ class Supervision:
         self._tell(run=run_id, command=[sys.executable, "-m", *self.words(run_id)], trace=str(trace))
 
     def words(self, run_id: str) -> list[str]:
-        """Of the command line by which another process goes on with the run, after `python -m`."""
+        """The words, after `python -m`, of the command line by which another process goes on with the run."""
         return ["orchestrator", f"resume={run_id}", *self._arguments]
 
     def members(self, lock: Path) -> None:

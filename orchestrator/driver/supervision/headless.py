@@ -1,8 +1,8 @@
 """How a run of a joined Ray goes on when the head of that Ray is gone, and with it the Ray: on one machine, in a Ray of
 its own.
 
-Who computes changes no bit, so as many workers are started as the machine has processors for; where sums are fast, and
-depend on that, as many as there were."""
+The number of workers changes no bit, so as many are started as the machine has processors for. Fast sums depend on it, and
+with them as many are started as there were."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ def workers(plan: Plan) -> Workers:
 
 
 def words(given: Sequence[str], workers: Workers, cores: int) -> list[str]:
-    """Of the command line that goes on with the run. given: those that would do so on the Ray that is gone; cores: of the
-    machine."""
+    """The words of the command line that goes on with the run. given: those that would do so on the Ray that is gone; cores:
+    of the machine."""
     kept = [word for word in given if word.partition("=")[0] not in _OF_THE_RAY]
     return [*kept, "cluster.address=null", f"cluster.workers={workers.on(cores)}", "cluster.speeds=[]"]
 

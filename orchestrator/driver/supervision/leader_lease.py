@@ -1,8 +1,8 @@
 """While another machine may go on with a run: the driver tells the store that it lives, and looks whether it still has the run.
 
-The store (an MLflow server) is the one place that both machines ask. A driver writes a number there that grows. Who
-takes it for dead takes over by writing itself into the record as the process of the run (`Tracker.reopen`). A driver
-that was cut off, or stood still, and finds another process there, ends at once: that one has the run.
+The store (an MLflow server) is the one place that both machines ask. A driver writes a number there that grows. A machine
+that takes the driver for dead takes over: it writes itself into the record as the process of the run (`Tracker.reopen`). A
+driver that was cut off, or stood still, and finds another process there, ends at once: that one has the run.
 """
 
 from __future__ import annotations

@@ -3,11 +3,11 @@ of that Ray.
 
     python -m orchestrator.driver.supervision.remote_failover
 
-It hears that the driver lives from an actor on its node (`cluster.actors.driver_failover`), a line of standard input each time:
-first what to do, in JSON, then "beat", in the end "over". The actor ends with the Ray. When the process has not heard
-of the driver for some time, it asks the store, which the driver tells too (`holding`): so a network that is cut between
-the two machines is told from a driver that is dead. Where the store knows nothing new for as long, it becomes the next
-driver; where the run has ended, or another process drives it, it ends.
+It hears that the driver lives from an actor on its node (`cluster.actors.driver_failover`), a line of standard input each
+time: first what to do, in JSON, then "beat", in the end "over". The actor ends with the Ray. When the process has not heard
+of the driver for some time, it asks the store, which the driver tells too (`holding`): so a network that is cut between the
+two machines is told from a driver that is dead. If the store knows nothing new for as long, the process becomes the next
+driver. If the run has ended, or another process drives it, it ends.
 
 Not told apart are a driver that is dead and one that reaches neither this machine nor the store. The latter goes on until it
 reaches the store, where it finds who has taken over.
@@ -63,7 +63,7 @@ class RemoteFailoverTask:
 
 @dataclass
 class DriverSilence:
-    """What is known of the driver, and when it was heard. process: as the store has it."""
+    """The last that was heard of the driver, and when. process: as the store has it."""
 
     process: tuple[str, ...]
     heard_at: float

@@ -25,7 +25,7 @@ _LOOK_S = 0.02
 
 
 class Lines:
-    """Of an input, as they come."""
+    """The lines of an input, as they come."""
 
     def __init__(self, descriptor: int) -> None:
         self.descriptor = descriptor
@@ -41,7 +41,7 @@ class Lines:
 
 
 class DriverWords:
-    """What the driver has said so far."""
+    """All that the driver has said so far."""
 
     def __init__(self, descriptor: int) -> None:
         self._lines = Lines(descriptor)
@@ -52,7 +52,7 @@ class DriverWords:
         return self._lines.is_over
 
     def read(self) -> None:
-        """What is there."""
+        """Take in what is there."""
         for line in self._lines.read():
             self.said.update(json.loads(line))
 

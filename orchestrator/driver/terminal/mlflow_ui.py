@@ -1,6 +1,6 @@
 """A store of MLflow served on this machine alone: to browsers, and to programs with another MLflow than ours.
 
-What an MLflow has once opened as a database an older one cannot open any more, but it can talk to a server.
+A database that a newer MLflow has opened cannot be opened by an older one any more. The older one can still talk to a server.
 """
 
 from __future__ import annotations

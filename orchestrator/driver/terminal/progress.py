@@ -28,7 +28,7 @@ def for_stream(stream: TextIO | None = None) -> ProgressDisplay:
 
 
 def say_obstacles(progress: ProgressDisplay, obstacles: Iterable[str]) -> None:
-    """What keeps a run from being repeated exactly, each with its remedy."""
+    """Say what keeps a run from being repeated exactly, each with its remedy."""
     for obstacle in obstacles:
         progress.say(f"note: this run cannot be repeated exactly: {obstacle}")
 
@@ -42,7 +42,7 @@ def rate_and_left(steps: int, seconds: float, left: int) -> str:
 
 
 def three_digits(value: float) -> str:
-    """Of a number above 0, without an exponent: "0.0123", "66.2", "11,400"."""
+    """A number above 0 in three digits, without an exponent: "0.0123", "66.2", "11,400"."""
     return f"{float(f'{value:.3g}'):,.0f}" if value >= 100 else f"{value:.3g}"
 
 
@@ -116,7 +116,7 @@ class Bar:
 
 
 class SegmentProgress:
-    """Of a run of which only some ranges of steps are computed: tells how many of those are done."""
+    """The progress of a run of which only some ranges of steps are computed: tells how many of those are done."""
 
     def __init__(self, display: ProgressDisplay, ranges: Sequence[tuple[int, int]]) -> None:
         self._display = display

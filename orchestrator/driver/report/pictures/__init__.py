@@ -27,7 +27,7 @@ from orchestrator.records.lines import read
 
 @dataclass(frozen=True)
 class RunHistory:
-    """What there is to show of a run."""
+    """The history of a run, as pictures show it."""
 
     trace: Path  # file of the steps
     journal: Path  # file of the events

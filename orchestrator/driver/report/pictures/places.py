@@ -1,4 +1,4 @@
-"""Where the members of a schedule stand in a picture. Pure: looks at the links, never at the topology's name.
+"""The places of a schedule's members in a picture. Pure: looks at the links, never at the topology's name.
 
 a tree with one owner, not too deep or wide     layers, the root on top; children below the middle of their own
 anything else                                    workers on a circle, in order of rank; servers on a circle inside
@@ -81,7 +81,8 @@ def _circles(schedule: Schedule) -> dict[int, Point]:
 
 
 def _radius(count: int) -> float:
-    """Of the circle on which `count` members stand APART * 1.2 from each other; a single one stands in the middle."""
+    """The radius of the circle on which `count` members stand APART * 1.2 from each other; a single one stands in the
+    middle."""
     return 0.0 if count < 2 else max(APART, 0.6 * APART / math.sin(math.pi / count))
 
 

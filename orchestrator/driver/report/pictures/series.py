@@ -1,4 +1,5 @@
-"""What a picture of a run shows: losses by step, metrics by step, and what is left of many points. Pure but for reading.
+"""The series in pictures of a run: losses by step, metrics by step, and columns that stand for many points. Pure but for
+reading.
 
 Numbers that are not finite have no place on an axis and are left out.
 """
@@ -64,7 +65,7 @@ def clocks(barriers: Sequence[Staleness]) -> list[Series]:
 
 
 def staleness(barriers: Iterable[Staleness]) -> Series:
-    """Of each update, in order."""
+    """The staleness of each update, in order, numbered from 1."""
     every = (ahead for barrier in barriers for _, ahead in barrier.updates)
     return [(number, float(ahead)) for number, ahead in enumerate(every, start=1)]
 

@@ -1,4 +1,4 @@
-"""Where the time of a run went: what a step took along the run above, each worker's time below."""
+"""A picture of where the time of a run went: what a step took along the run above, each worker's time below."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def _by_member(axes: Axes, members: Mapping[str, Seconds], present: Sequence[str
 
 
 def _stacked(each: Sequence[Seconds], present: Sequence[str]) -> dict[str, tuple[list[float], list[float]]]:
-    """Where each kind begins and ends when they stand on each other."""
+    """The lower and the upper edge of each kind when they stand on each other."""
     found, low = {}, [0.0] * len(each)
     for kind in present:
         high = [start + seconds[kind] for start, seconds in zip(low, each, strict=True)]
