@@ -40,7 +40,10 @@ HELD = (
         "orchestrator/experiments",
         "orchestrator/optim",
     ),
-    *("orchestrator/provenance", "orchestrator/records", "benchmarks", "campaign", "pipelines"),
+    *("orchestrator/provenance", "orchestrator/records"),
+    *("orchestrator/worker/admission", "orchestrator/worker/between_steps"),
+    *("orchestrator/worker/member", "orchestrator/worker/step"),
+    *("benchmarks", "campaign", "pipelines"),
 )
 MOST_WORDS = 40
 OPENINGS = {"Who", "Whom", "Whose", "Whoever", "Whichever", "Whatever", "Of", "What", "Where", "That"}

@@ -1,7 +1,7 @@
 """Under portable arithmetic: do the operators that a run uses have the same bits on this processor as on all others?
 
-Looked at where it is computed, in each worker, so also on nodes of other kinds and in workers that join. Only the cases of the
-page are computed whose operators the run uses; that takes a few tenths of a second.
+Each worker looks for itself, so nodes of other kinds and workers that join are looked at, too. Only the cases of
+`docs/portable.md` whose operators the run uses are computed; that takes a few tenths of a second.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ _REMEDY = (
 
 
 def judge(operators: Set[str]) -> list[str]:
-    """The operators of which nothing is known, as no case of the page has them. Raises ConfigurationError that names those
-    whose bits depend on the processor, or come out otherwise on this one."""
+    """The operators of which nothing is known, since no case has them. Raises ConfigurationError, which names those whose
+    bits depend on the processor, or come out otherwise on this one."""
     apart = checking.concerned(operators)
     here = checking.check(checking.relevant(operators)).differing
     if not apart and not here:
@@ -50,8 +50,8 @@ def _named(case: str) -> str:
 
 
 def operators_of_step(optimizer: torch.optim.Optimizer) -> set[str]:
-    """The operators of a step of this optimizer, which stays as it is: one like it steps with small parameters. Raises
-    PipelineRaised for one of the user's that does not."""
+    """The operators of a step of this optimizer, which stays as it is: a copy of it steps with small parameters. Raises
+    PipelineRaised if a user's optimizer cannot do that."""
     small: dict[int, object] = {}
     for group in optimizer.param_groups:
         for parameter in group["params"]:

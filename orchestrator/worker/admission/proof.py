@@ -1,9 +1,9 @@
 """Admission by proof (rule B4): a worker shows that it computes the bits of the others before it may take part.
 
-Micro-batch 0 is computed, then micro-batch 1, then 0 again, which exposes a pipeline that keeps state: by other bits,
-or by what has changed in its objects. The first time, memory that nobody has written is filled, which exposes an operation
-that reads it. The same is done with validation batches, since decisions may follow from metrics; so an error in metrics() is
-reported before the training and not after it.
+Micro-batch 0 is computed, then micro-batch 1, then 0 again. This exposes a pipeline that keeps state, by other bits or by
+changes in its objects. The first time, memory that nobody has written is filled, which exposes an operation that reads it.
+The same is done with validation batches, since decisions may follow from metrics; so an error in metrics() is reported before
+the training and not after it.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ Loss = Callable[[int, int], tuple[float, float] | None]
 
 
 def reference(workload: PipelineAdapter, replica: Replica, *, sparing: bool = False, compiles: bool = False) -> str:
-    """A digest of what the first micro-batch gives, none where samples are live; of the first validation batch where
-    shards are pinned to sites, of which a worker reads its own only. sparing: `fingerprint_sparing` takes it; compiles: whether
-    code may be compiled, as the settings say. Raises Inconsistent; PipelineRaised for what may not be changed or used, and for
-    a fault in the metrics."""
+    """A digest of all that the first micro-batch contributes; of the first validation batch if shards are pinned to sites,
+    since a worker then reads only its own site's samples. Empty if there is none to compute, as with live samples. sparing:
+    `fingerprint_sparing` takes it; compiles: whether code may be compiled, as the settings say. Raises Inconsistent;
+    PipelineRaised for what may not be changed or used, and for a fault in the metrics."""
     compiled = _compiled()
     own, pinned = workload.attendance.own, workload.attendance.is_pinned
     take = fingerprint_sparing if sparing else fingerprint
@@ -79,7 +79,8 @@ def operators(workload: PipelineAdapter, replica: Replica) -> set[str]:
 
 
 def flops_per_sample(workload: PipelineAdapter, replica: Replica) -> float | None:
-    """Of the first micro-batch, forward and backward; None where it is empty, fails or may not be computed before its step."""
+    """The operations of the first micro-batch, forward and backward, per sample. None if it is empty, fails or may not be
+    computed before its step."""
     shards = [shard for shard in workload.attendance.own[:1] if not workload.is_live and workload.rows(0, shard)]
     found = [flops.counted(lambda: _contributed(replica, lambda: workload.loss(0, shard))) for shard in shards]  # noqa: B023
     replica.begin_shard()
@@ -95,9 +96,9 @@ def _verify(
     fills: bool,
     differs: Callable[[], Difference | None] = lambda: None,
 ) -> str | None:
-    """What `compute` returns for batch 0, which has to be the same each time; None where it returns None for one of the
-    batches. fills: whether memory that nobody has written is filled the first time; code that is compiled meanwhile would go on
-    filling it; differs: looks for what differs first. Raises Inconsistent."""
+    """The result of `compute` for the first of these batches, which has to be the same each time; None if it returns None for
+    one of them. fills: whether memory that nobody has written is filled the first time; code that is compiled meanwhile would
+    go on filling it; differs: looks for what differs first. Raises Inconsistent."""
     if not batches:
         return None
     with determinism.filled() if fills else contextlib.nullcontext():
@@ -151,9 +152,9 @@ def fingerprint(
     number: int,
     loss: Callable[[int], tuple[float, float] | None] | None = None,
 ) -> str | None:
-    """Of all that micro-batch (step 0, number) would put into the sum, or what `loss` of that number would; None where it
-    fails, as its step will. Raises PipelineRaised where it changes what has to stay, and where the GPU failed of it: nothing is
-    computed there any more."""
+    """A digest of all that micro-batch (step 0, number) would put into the sum, or that `loss(number)` would; None if it
+    fails, as its step will. Raises PipelineRaised if it changes what has to stay, or if the GPU fails, which computes nothing
+    afterwards."""
     digest = hashlib.sha256()
     tensors = _contributed(replica, lambda: workload.loss(0, number) if loss is None else loss(number))
     if tensors is None:
@@ -170,9 +171,9 @@ def fingerprint(
 def fingerprint_sparing(
     workload: PipelineAdapter, replica: Replica, shard: int, loss: Loss | None = None, kept: Collection[str] = ()
 ) -> str | None:
-    """As `fingerprint`, another one: of the digests of all tensors. Each gradient is let go of as soon as it is whole, since a
-    worker that is to host a stage has not the memory for all. loss: as `PipelineAdapter.loss`, which it is unless another one
-    is given; kept: the parameters whose gradients `loss` needs."""
+    """Like `fingerprint`, with another value: a digest of the digests of all tensors. Each gradient is freed as soon as it is
+    whole, since a worker that is to host a stage does not have the memory for all. loss: as `PipelineAdapter.loss`, which is
+    the default; kept: the parameters whose gradients `loss` needs."""
     parameters = dict(zip((slot.name for slot in replica.layout.slots), replica.parameters, strict=False))
     compute = lambda: (loss or workload.loss)(0, shard)  # noqa: E731
     taken, tensors = _spared(replica, compute, {name: parameters[name] for name in parameters.keys() - set(kept)})
@@ -191,7 +192,7 @@ def fingerprint_sparing(
 def _spared(
     replica: Replica, compute: Callable[[], object], parameters: dict[str, torch.nn.Parameter]
 ) -> tuple[_Taken, list[torch.Tensor | None] | None]:
-    """What was taken of these parameters' gradients, and `_contributed` of the rest."""
+    """The digests of these parameters' gradients, which are freed, and `_contributed` of the rest."""
     with _taking(parameters) as taken:
         return taken, _contributed(replica, compute)
 
@@ -228,7 +229,7 @@ def _taking(parameters: dict[str, torch.nn.Parameter]) -> Iterator[_Taken]:
 
 
 def _contributed(replica: Replica, compute: Callable[[], object]) -> list[torch.Tensor | None] | None:
-    """What a micro-batch puts into the sum, nothing where it weighs nothing; None where it fails."""
+    """The tensors that a micro-batch puts into the sum, none if it weighs nothing; None if it fails."""
     replica.begin_shard()
     try:
         tensors = replica.contribution() if compute() is not None else []
@@ -252,6 +253,6 @@ def _evaluated(workload: PipelineAdapter, replica: Replica, batch: int) -> str:
 
 
 def _compiled() -> int:
-    """How many pieces of code torch has compiled in this process. To import its compiler takes seconds, so it is not."""
+    """How many pieces of code torch has compiled in this process. Does not import torch's compiler, which takes seconds."""
     compiler = sys.modules.get("torch._dynamo.utils")
     return 0 if compiler is None else compiler.counters["frames"]["total"]

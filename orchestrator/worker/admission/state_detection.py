@@ -1,4 +1,4 @@
-"""What a pipeline keeps between batches, found by looking at it before and after a batch is computed again.
+"""The state that a pipeline keeps between batches, found by looking at it before and after a batch is computed again.
 
 State that matters only later (a curriculum that counts batches, an augmentation that is rarely drawn) changes no bit of the
 first micro-batches, so computing them again does not expose it. These are looked at:
@@ -8,7 +8,7 @@ first micro-batches, so computing them again does not expose it. These are looke
     weights     parameters and buffers of modules that are not within the model
     arrays      other tensors and numpy arrays: caches are such, so they are only named where a result differs
 
-What it does not see: closures, globals of other modules, files, containers with many elements.
+It does not see closures, globals of other modules, files, or containers with many elements.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ def look(roots: Mapping[str, Any], model: torch.nn.Module) -> Observations:
 
 
 def grown(first: Observations, second: Observations, third: Observations) -> dict[str, bool]:
-    """What changed twice between three looks, before each of which the same batch was computed: by its place, whether it is
-    state for sure. A cache that is filled, or the last of something, changes once at most."""
+    """The places that changed twice between three looks, and whether each is state for sure. The same batch was computed
+    before each look. A cache that is filled, or the last of something, changes once at most."""
     twice = [place for place in third if first.get(place) != second.get(place) != third[place]]
     return {place: third[place][0] for place in twice}
 

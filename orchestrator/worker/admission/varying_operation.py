@@ -2,10 +2,10 @@
 
 A kernel that adds up by atomic operations gives other bits each time, and torch refuses only those that it knows of. So the
 micro-batch is computed again, several times in a row, while what comes to each operation and what it leaves are fingerprinted
-where they are. At fault is the first one to which the same came, and which left something else.
+where they are. The first operation that got the same and left something else is at fault.
 
-Where none is found, the difference came from outside torch: from samples, state, a kernel that torch does not see, or memory
-that nobody has written. It costs nothing where a micro-batch repeats.
+If none is found, the difference came from outside torch: from samples, state, a kernel that torch does not see, or memory
+that nobody has written. A micro-batch that repeats costs nothing.
 """
 
 from __future__ import annotations
@@ -46,7 +46,8 @@ class Operation(NamedTuple):
 
 
 class Difference(NamedTuple):
-    """What differs first. operation: None where nothing was watched; its_own: whether the same had come to it."""
+    """The first difference between two repetitions. operation: None where nothing was watched; its_own: whether the same had
+    come to it."""
 
     tensor: str  # whose gradient, or the buffer; empty where none differs
     operation: Operation | None
@@ -63,15 +64,15 @@ class Difference(NamedTuple):
 
     @property
     def remedy(self) -> str:
-        """Of an operation that is at fault."""
+        """The remedy for an operation that is at fault."""
         row = nondeterministic.known(self.operation.name) if self.operation is not None else None
         instead = nondeterministic.GENERAL if row is None else f"instead of {row.name}: {row.instead}"
         return f"{instead}; an extension may have a way of its own that is deterministic"
 
 
 def found(workload: PipelineAdapter, replica: Replica, shard: int, *, watches: bool = True) -> Difference | None:
-    """What differs first between repetitions of micro-batch (step 0, shard), which is not empty; None where none differs, or
-    where it cannot be computed so. watches: whether operations can be: those in compiled code cannot."""
+    """The first difference between repetitions of micro-batch (step 0, shard), which is not empty; None if none differs, or
+    if it cannot be computed so. watches: whether operations are watched, which those in compiled code cannot be."""
     try:
         # Filled once: an operation that reads memory which nobody has written shows then.
         with determinism.filled() if watches else nullcontext():
@@ -146,7 +147,8 @@ def _arrivals(parameters: Mapping[str, torch.nn.Parameter], into: dict[str, int]
 
 
 class _Places:
-    """In which layer and line an operation stands: forward where the call is, backward where the node of the graph was made."""
+    """The layer and the lines of an operation: in the forward pass those of the call, in the backward pass those where the
+    node of the graph was made."""
 
     def __init__(self, model: torch.nn.Module) -> None:
         self._model = model
@@ -207,7 +209,7 @@ class _Places:
         return leave
 
     def _claim(self, tensors: Any, layer: str) -> None:
-        """What of the graph leads to these, and is no other layer's, is of this one."""
+        """Note this layer for the nodes of the graph that lead to these tensors and belong to no other layer."""
         roots = [each for each in tree_leaves(tensors) if isinstance(each, torch.Tensor)]
         for root in roots:
             for node in nodes_of(root, self._layers):
@@ -246,8 +248,8 @@ def _bits(value: Any) -> Any:
 
 
 def fingerprint(tensor: torch.Tensor) -> int:
-    """Of a tensor's bits, made where it lies: a sum of integers, which has no order. 0 for one that is not in strided
-    memory."""
+    """A fingerprint of a tensor's bits, computed where it lies: a sum of integers, so in any order. 0 for one that is not in
+    strided memory."""
     if tensor.layout != torch.strided or tensor.is_meta or tensor.is_quantized:
         return 0
     plain = tensor.detach().resolve_conj().resolve_neg()

@@ -1,1 +1,1 @@
-"""What happens between two steps: evaluation, state for checkpoints and for other members, and when each is due."""
+"""The work between two steps: evaluation, state for checkpoints and for other members, and when each is due."""

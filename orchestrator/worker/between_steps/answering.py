@@ -1,10 +1,11 @@
-"""May rows be answered apart when the model is served? Tried with samples after the training, where it has been.
+"""Trials of how the trained model answers: may rows be answered apart when it is served? Tried with samples, after the
+training, by a worker.
 
-Whether `predict` can be called at all with what the default `example` gives is tried at the launch, too, so that nobody hears
-of it only when the training is over. Of a batch that is one tensor of tokens, `predict` is given all; where it does not take
-that, all but the last, as language models are trained.
+A trial at the launch tells whether `predict` can be called at all with what the default `example` gives, so that nobody
+learns that only when the training is over. If a batch is one tensor of tokens, `predict` is given all of them; if it does not
+take that, all but the last, as language models are trained.
 
-What it does not do: serve (`orchestrator.worker.serving`).
+It does not serve (`orchestrator.worker.serving`).
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ _MOST_COPIED = 2**28  # parameters of a model that is copied and asked before th
 
 
 def answers(plan: Plan, workload: PipelineAdapter) -> dict[str, Any]:
-    """What was found, as plain data; of a run with noise nothing that is of its samples."""
+    """The finding, as plain data; of a private run without what comes from its samples."""
     if plan.cluster.members.stages > 1:
         found = InvarianceTrial(None, "no worker had the whole model to try it")
     else:
@@ -50,8 +51,9 @@ def _tried_eagerly(plan: Plan, workload: PipelineAdapter) -> InvarianceTrial:
 
 
 def unfit(plan: Plan, workload: PipelineAdapter) -> dict[str, Any] | None:
-    """Before the first step: what `answers` would say of a pipeline that leaves `example` and `predict` as they are, where
-    nothing can be tried; None where it can, or where that is not known. A copy of the model is asked: nothing of it moves."""
+    """Why `answers` could try nothing after the training; None if it could, or if that is not known. Called before the first
+    step, for pipelines that leave `example` and `predict` as they are. A copy of the model is asked, so the model stays as it
+    is."""
     kind, is_staged = type(workload.pipeline), plan.cluster.members.stages > 1
     if defines(kind, "example") or defines(kind, "predict") or is_staged:
         return None
@@ -87,7 +89,7 @@ def _with_samples(
     asked: AbstractContextManager[torch.nn.Module],
     trial: Callable[[Callable[[Any], Any], Any], InvarianceTrial],
 ) -> InvarianceTrial:
-    """What a trial finds of the first of these inputs that `predict` takes."""
+    """The finding of a trial with the first inputs that `predict` takes."""
     pipeline, given = workload.pipeline, None
     try:
         with seeded(seed, "predict"):
@@ -102,7 +104,8 @@ def _with_samples(
 
 
 def _first_taken(pipeline: Pipeline, inputs: Any, trial: Callable[[Any], InvarianceTrial]) -> InvarianceTrial:
-    """Raises what the inputs raise, as they came, where nothing else is taken either."""
+    """Try the inputs, then the rows without their last token. Raises the error of the inputs as they came if neither is
+    taken."""
     shorter = _without_last(pipeline, inputs)
     try:
         with naming("predict()"):
@@ -115,14 +118,15 @@ def _first_taken(pipeline: Pipeline, inputs: Any, trial: Callable[[Any], Invaria
 
 
 def _without_last(pipeline: Pipeline, inputs: Any) -> torch.Tensor | None:
-    """Of rows of tokens, where nobody has said what the model is given of them: all but the last, which is only predicted."""
+    """Rows of tokens without the last one, which is only predicted. None for other inputs, and if the user's `example` says
+    what the model is given."""
     if defines(type(pipeline), "example") or not isinstance(inputs, torch.Tensor) or inputs.dim() != 2:
         return None
     return inputs[:, :-1] if inputs.dtype in _TOKENS and inputs.shape[1] > 1 else None
 
 
 def _kind(value: Any) -> str:
-    """Of what a user's method was given: its type, and what is in it."""
+    """Describes a value that a user's method was given: its type, and what is in it."""
     if isinstance(value, torch.Tensor):
         return f"a tensor of {str(value.dtype).removeprefix('torch.')}, shape {list(value.shape)}"
     name = f"a {type(value).__name__}"

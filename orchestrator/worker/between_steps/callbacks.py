@@ -1,14 +1,14 @@
 """Calls of the pipeline's `on_evaluation`, in a process of its own beside the worker of rank 0.
 
-What the user does there can change no bit of the training: that process has its own copy of the model, its own generators and
-its own settings of torch, and nothing that it computes comes back but numbers to be recorded. It builds the pipeline under the
-run's seed as a loader does, and ends when its worker does.
+The user's code there can change no bit of the training. The process has its own copy of the model, its own generators and its
+own settings of torch, and only numbers to be recorded come back from it. It builds the pipeline under the run's seed as a
+loader does, and ends when its worker does.
 
 Training waits for it only at the end of the run. While a call lasts, later evaluations wait behind it, each with its copy of
 the model; where these copies become too large the oldest is left out, which is told. An exception, a wrong answer or the death
 of the process is told too; the next evaluation is called again.
 
-What it does not do: give the model in stages, which is whole nowhere (`driver.preflight.checks` refuses that).
+A model in stages is whole nowhere, so it cannot be given (`driver.preflight.checks` refuses that).
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ Emit = Callable[[dict[str, Any]], None]
 
 @dataclass(frozen=True)
 class Recipe:
-    """What the process needs to build the pipeline and its model."""
+    """The settings from which the process builds the pipeline and its model."""
 
     target: str
     args: dict[str, Any]
@@ -61,8 +61,8 @@ class _Call(NamedTuple):
 
 
 class Callbacks:
-    """Of one worker, in a process that `start` begins. emit: hears `{"event": "called_back", "step", "metrics"}` of each call,
-    with `failed` where it failed."""
+    """The calls of one worker, in a process that `start` begins. emit: hears `{"event": "called_back", "step", "metrics"}` of
+    each call, with `failed` where it failed."""
 
     def __init__(self, plan: Plan, emit: Emit, start: Start = Started) -> None:
         run, compute = plan.run, plan.run.compute
@@ -80,7 +80,7 @@ class Callbacks:
         self._thread: threading.Thread | None = None
 
     def call(self, step: int, metrics: Mapping[str, float], state: Mapping[str, torch.Tensor]) -> None:
-        """Have it called with a copy of this state, and go on."""
+        """Have `on_evaluation` called with a copy of this state, and go on."""
         call = _Call(step, dict(metrics), _saved(state))
         with self._changed:
             self._waiting.append(call)
@@ -124,7 +124,7 @@ class Callbacks:
         return [*([] if self._calling is None else [self._calling]), *(call.step for call in self._waiting)]
 
     def _surplus(self) -> list[_Call]:
-        """The oldest of those that wait, as many as are too much."""
+        """The oldest calls that wait, as many as have to go for the others to fit in _WAITING_BYTES."""
         found = []
         while len(self._waiting) > 1 and sum(len(call.state) for call in self._waiting) > _WAITING_BYTES:
             found.append(self._waiting.popleft())
@@ -234,7 +234,7 @@ def _numbers(returned: Any) -> dict[str, float]:
 
 
 class _Said(io.StringIO):
-    """What is printed during a call, line by line."""
+    """The output that is printed during a call, line by line."""
 
     def lines(self) -> list[str]:
         return self.getvalue().splitlines()
@@ -251,7 +251,8 @@ def _answered(caller: Callable[[], _Caller], call: _Call) -> dict[str, Any]:
 
 
 def _serve(worker: Messages) -> None:
-    """Requests are read beside the calls: when there are no more, whoever wanted this call is gone, and it ends within it."""
+    """Requests are read in a thread beside the calls: when the pipe closes the worker is gone, and the process ends at
+    once."""
     first = worker.receive()
     if first is None:
         return

@@ -32,7 +32,7 @@ _FIXED = 3  # loss, its weight, rows; the metrics follow
 
 
 class Results:
-    """What one member computed: the names of the metrics, a row of values per batch, or the error that stopped it."""
+    """The results of one member: the names of the metrics, a row of values per batch, or the error that stopped it."""
 
     def __init__(self) -> None:
         self.names: list[str] | None = None
@@ -97,10 +97,10 @@ def in_eval_mode(model: torch.nn.Module) -> Iterator[None]:
 def combine(
     exchange: Exchange, step: int, batches: int, results: Results, monitored: Sequence[str] = ()
 ) -> dict[str, float]:
-    """The metrics over the whole validation set, the same at every member, whether it has results of its own or not. watched:
-    names that decisions depend on.
+    """The metrics over the whole validation set, the same at every member, whether it has results of its own or not.
+    monitored: the metrics that decisions depend on.
 
-    Raises PipelineRaised (also where there is no metric of a watched name), Withdrawn, and what the transport raises.
+    Raises PipelineRaised (also if a monitored metric does not exist), Withdrawn, and what the transport raises.
     """
     words = _to_words(results.names)
     metrics, length = _agree(exchange, step, batches, results, len(words))
@@ -122,8 +122,8 @@ def combine(
 
 
 def means_of(names: Sequence[str], rows: Sequence[Sequence[float]]) -> dict[str, float]:
-    """Over all batches. rows: of each batch what `PipelineAdapter.evaluate` gives with these names; NaN where no batch has
-    weight."""
+    """The means over all batches; NaN if no batch has weight. rows: of each batch what `PipelineAdapter.evaluate` gives with
+    these names."""
     means = {_LOSS: _mean([(row[0], row[1]) for row in rows])}
     for i, name in enumerate(names):
         means[f"validation/{name}"] = _mean([(row[_FIXED + i], row[2]) for row in rows])

@@ -14,7 +14,7 @@ from orchestrator.worker.model.replica import Replica
 from orchestrator.worker.model.shard_states import ShardStates, fitted
 from orchestrator.worker.model.updater import Updater
 
-_SUM = "sum/"  # what begins the names of what the sum needs from step to step
+_SUM = "sum/"  # prefix of the names of what the sum needs from step to step
 
 
 class Sum(Protocol):
@@ -24,9 +24,9 @@ class Sum(Protocol):
 
 
 class ReplicaState:
-    """What a worker has at a boundary."""
+    """The state of a worker at a boundary."""
 
-    holds_sum = False  # who has the whole model applies a step as soon as it is added up
+    holds_sum = False  # a worker with the whole model applies a step as soon as it is added up
 
     def __init__(
         self,
@@ -53,7 +53,7 @@ class ReplicaState:
         self._updater.start(steps)
 
     def initial(self, values: dict[str, Any]) -> Callable[[], TrainingState]:
-        """Before the first step: what gives the state of this moment later. values: beside it."""
+        """Keeps the state before the first step; returns a function that gives it later. values: beside it."""
         state = self.capture(values)
         kept = TrainingState(state.values, {name: tensor.clone() for name, tensor in state.tensors.items()})
         return lambda: kept
@@ -63,18 +63,17 @@ class ReplicaState:
         return True
 
     def capture(self, values: dict[str, Any]) -> TrainingState:
-        """What all workers have alike, as views of what is in use, with these values beside it."""
+        """The state that all workers have alike, as views of the tensors in use, with these values beside it."""
         return snapshot.capture(self.replica.model, self._updater.optimizer, values, self._replicated)
 
     def capture_with_rows(self, values: dict[str, Any]) -> TrainingState:
-        """The same, and what the hosted shards keep."""
+        """The same, and the states of the hosted shards."""
         rows = {shard: self._states.of(shard) for shard in self.shards} if self.keeps_shard_state else {}
         return snapshot.capture(self.replica.model, self._updater.optimizer, values, self._replicated, rows)
 
     def restore(self, state: TrainingState, advances: tuple[int, int]) -> dict[str, Any]:
-        """Be as far as whoever this state is from, also with what shards keep, as far as that is in it; returns the values
-        beside it. advances: how many there had been here, and in that state. Raises Inconsistent, and has changed nothing
-        then."""
+        """Take over this state, also the states of shards as far as they are in it; returns the values beside it. advances:
+        how many there had been here, and in that state. Raises Inconsistent, and has changed nothing then."""
         replicated = fitted("of the transforms and the sum", snapshot.transforms_of(state), self._replicated)
         rows = self._states.fitted(snapshot.rows_of(state.tensors))
         values = snapshot.restore(state, self.replica.model, self._updater.optimizer)
@@ -96,11 +95,11 @@ class ReplicaState:
         return self._states.held, self._states.staged
 
     def rows_of(self, shards: Sequence[int]) -> dict[str, torch.Tensor]:
-        """What these shards keep, to be handed over. Raises Inconsistent where that is not here."""
+        """The states of these shards, to be handed over. Raises Inconsistent if one is not here."""
         return snapshot.named_rows({shard: self._states.of(shard) for shard in shards})
 
     def adopt_rows(self, tensors: Mapping[str, torch.Tensor]) -> None:
-        """What shards keep that are hosted here from now on. Raises Inconsistent where it does not fit."""
+        """Take the states of shards that are hosted here from now on. Raises Inconsistent if one does not fit."""
         self._states.adopt(self._states.fitted(snapshot.rows_of(tensors)))
 
     def fall_back(self, lost: int, fallback: int) -> None:
@@ -109,7 +108,7 @@ class ReplicaState:
 
     @property
     def _replicated(self) -> State:
-        """What sum and update need from step to step, beside the optimizer's state."""
+        """The values that sum and update need from step to step, beside the optimizer's state."""
         if self._summation is None:
             return self._updater.state
         own = {f"{_SUM}{name}": tensor for name, tensor in self._summation.replicated.items()}

@@ -1,4 +1,4 @@
-"""What a worker does at a boundary between steps, with all that it holds: the whole model, or a stage of one.
+"""A worker's work at a boundary between steps, with all that it holds: the whole model, or a stage of one.
 
 Digests and evaluations belong to the whole model. A worker that has all of it (`Whole`) computes them by itself; of a model in
 stages all members take part in each (`worker.pipeline_parallel.boundary`), so all call these at the same boundary.
@@ -18,13 +18,13 @@ from orchestrator.worker.model.replica import Replica
 
 
 class Boundary(Protocol):
-    """Of one worker; raises what the transport raises where all members take part."""
+    """The boundary of one worker. Raises what the transport raises if all members take part."""
 
     def digest(self) -> str:
-        """Of the whole model."""
+        """The digest of the whole model."""
 
     def tensor_digests(self) -> dict[str, str]:
-        """Of each tensor of the whole model."""
+        """The digest of each tensor of the whole model, by its name."""
 
     def evaluate(self, shards: Sequence[int], step: int, beat: evaluation.Beat) -> evaluation.Results:
         """This worker's part of the evaluation after a step."""
@@ -33,7 +33,7 @@ class Boundary(Protocol):
         """All members are about to take a checkpoint, which these ranks write."""
 
     def state(self) -> dict[str, torch.Tensor]:
-        """The model's parameters and persistent buffers as far as this worker has them, themselves; a worker of another stage
+        """The model's parameters and persistent buffers themselves, as far as this worker has them; a worker of another stage
         has others."""
 
 

@@ -5,7 +5,7 @@ It is replaced as a whole, when a step commits and when the evaluation after it 
 members agreed on, so it is the same at every member that is equally far, servers too. An interrupted member has the run
 state of one of these two moments. It is sent with the tensors in state transfers and stored with them in checkpoints.
 
-What it does not do: know the time, the members, or the generation.
+It does not know the time, the members, or the generation.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ SecondVote = tuple[tuple[int, ...], ...]  # the vectors on which it agreed
 
 @dataclass(frozen=True)
 class Clocks:
-    """How far replicas are that run free between sync barriers, as of the last sync barrier.
+    """How far replicas that run free between sync barriers are, as of the last one.
 
     clocks: per shard, its updates. barriers: how many there have been. carry: loss (hexadecimal; None: an empty micro-batch)
     and fingerprint of each update that fills no line of the trace yet. fallbacks: (lost, fallback) pairs of shards since that
@@ -160,7 +160,7 @@ class RunState:
         return replace(self, best=best, archived=False, save_here=False, stopping=stopping)
 
     def with_fallbacks(self, fallbacks: tuple[FallbackPair, ...]) -> RunState:
-        """Where replicas run free: lost shards have gone on with what their fallbacks keep since the last sync barrier."""
+        """If replicas run free: since the last sync barrier these lost shards have gone on with what their fallbacks keep."""
         return self if self.free is None else replace(self, free=replace(self.free, fallbacks=fallbacks))
 
     def published(self) -> RunState:

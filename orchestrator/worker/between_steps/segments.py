@@ -11,7 +11,7 @@ from orchestrator.worker.member.generation import Wanted
 
 
 def kept_state(segments: Segments, step: int, wanted: Wanted) -> TrainingState:
-    """In which a segment begins, every byte verified. Raises CheckpointDamaged."""
+    """The state in which a segment begins, every byte verified. Raises CheckpointDamaged."""
     try:
         storage = open_storage(segments.storage)
         return catalog.load(storage, catalog.read(storage, step), wanted)

@@ -9,8 +9,8 @@ Everything travels in pieces, and each piece has a deadline of its own, so a lar
 up. A donor serves all its recipients piece by piece, so none of them waits for another. The recipient has the state only when
 the digest is right; until then nothing of it is in use.
 
-A server is given the run state alone: it has no tensors. What a shard keeps goes the same way to its new host, in a stream of
-its own, which a pair may have beside that of the state.
+A server is given the run state alone: it has no tensors. The state of a shard goes the same way to its new host, in a stream
+of its own; a pair of members may have both streams.
 """
 
 from __future__ import annotations
@@ -59,8 +59,8 @@ def give(
 def take(
     transport: Transport, generation: int, donor: int, timeout_s: float, stream: int = 0
 ) -> tuple[TrainingState, list[Entry]]:
-    """The state that the donor hands over, with memory of its own, and the entries beside it. Raises PeerLost too when what
-    came is not what was sent, and what the transport raises."""
+    """The state that the donor hands over, in memory of its own, and the entries beside it. Raises what the transport raises,
+    and PeerLost if the digest is wrong."""
     source = _Stream(transport, generation, stream, donor, timeout_s)
     first, length = source.next()
     text = source.fill(torch.empty(length, dtype=torch.uint8), first)

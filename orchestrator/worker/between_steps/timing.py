@@ -1,7 +1,7 @@
 """When evaluations and checkpoints are due, and what this member requests at the next vote.
 
-By steps that is a function of the step. By seconds the clock of one member decides, and its request is part of the
-vote.
+A cadence in steps is a function of the step. For one in seconds the clock of one member decides, and its request is part of
+the vote.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Timer:
 
 
 class Patience:
-    """With others, while nothing of theirs comes: for limit_s since the last progress."""
+    """Patience with others while nothing comes from them: limit_s since the last progress."""
 
     def __init__(self, limit_s: float) -> None:
         self.limit_s = limit_s

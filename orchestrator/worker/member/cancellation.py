@@ -1,9 +1,9 @@
 """A transport whose waits can be cancelled, and how a member leaves a generation.
 
-Waits are cut into slices, between which the heartbeat is asked: so a member that waits for a peer notices a call-off
-without any descriptor, and it can still say farewell to the others, so that it is not taken for dead (rule C5).
+Waits are cut into slices, between which the heartbeat is asked. So a member that waits for a peer notices a call-off without
+any descriptor. It can still say farewell to the others, which then do not take it for dead (rule C5).
 
-What it does not do: cancel a `connect`; the listener is cancelled for that.
+It does not cancel a `connect`: the listener is cancelled for that.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _FAREWELL_S: Final = 0.2  # for peers that do not read, when there is no time to
 
 
 class CancellableTransport:
-    """A transport whose waits beat, and may raise CalledOff too; implements `comm.transports.base.Transport`.
+    """A transport whose waits beat, and may also raise CalledOff; implements `comm.transports.base.Transport`.
 
     activity: what the heartbeat is told while it waits. waits: the phases in which a wait is one for slower members, and
     whether what was done before goes on after it; in others it is part of the exchange.

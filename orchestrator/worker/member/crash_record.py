@@ -1,4 +1,5 @@
-"""What a member was doing when it died: a small piece of memory that outlives it, because its driver has mapped it too.
+"""A record of what a member was doing when it died: a small piece of memory that outlives it, because its driver has mapped
+it too.
 
 The last heartbeat that the driver has received is older than the death that it has to explain, and the death of a lone
 worker ends the run's state too. A memfd has no name, so nothing stays behind; the driver on the same host opens it
@@ -8,8 +9,8 @@ costs a few stores and no system call.
 A member may die between two stores. Therefore two records are written by turns, and the word that says which one is
 complete is written last; a word of eight bytes is written at once.
 
-Source: memfd_create(2), proc_pid_fd(5). Linux only. What it does not do: report on a living member, whose heartbeat is
-asked instead, or on one on another host.
+Source: memfd_create(2), proc_pid_fd(5). Linux only. It does not report on a living member, whose heartbeat is asked instead,
+nor on one on another host.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a member is told at the start of a generation, what its process provides, and why it leaves.
+"""A member's side of a generation: what it is told at the start, what its process provides, and why it leaves.
 
 Generation        who does what, the same for every member
 ProcessServices   the member's process as the engine sees it: heartbeat, events, checkpoints
@@ -61,7 +61,7 @@ class Generation:
 
     @property
     def restore(self) -> tuple[int, str] | None:
-        """(rank, where): who loads a checkpoint before anything else; None where nobody does."""
+        """(rank, where): the member that loads a checkpoint before anything else, and the checkpoint; None if nobody does."""
         if self.begin.restore is None or self.checkpoint is None:
             return None
         return self.begin.restore, self.checkpoint
@@ -100,8 +100,8 @@ class Generation:
         return [recipient for donor, recipient in self.begin.state_transfers if donor == rank]
 
     def peers_of(self, rank: int) -> frozenset[int]:
-        """The ranks that `rank` talks with and has to be connected with; of a model in stages all, for digests and parameters
-        that several stages use go straight to whoever needs them."""
+        """The ranks that `rank` has to be connected with. With a model in stages these are all the others, since digests and
+        shared parameters go straight to the members that need them."""
         if self.begin.stages:
             return frozenset(range(self.workers)) - {rank}
         moving = {
@@ -139,8 +139,8 @@ class CheckpointWriter(Protocol):
     def busy(self) -> bool: ...
 
     def begin(self, state: TrainingState, *, step: int, generation: int, part: int, parts: int, since: float) -> None:
-        """Copy part `part` of `parts` of this state and write the copy. What is steady in it may not change before `copied`,
-        the rest may as soon as this returns. since: `time.monotonic()` when training stopped for this."""
+        """Copy part `part` of `parts` of this state and write the copy. Its steady tensors may not change before `copied`;
+        the others may as soon as this returns. since: `time.monotonic()` when training stopped for this."""
 
     def reserve(self, state: TrainingState, *, part: int, parts: int) -> None:
         """Take memory in the background for such a part, where it lies on a GPU."""
@@ -186,7 +186,7 @@ def _nowhere(shards: int, row: SlotRow) -> ShardSlots | None:  # noqa: ARG001
 
 @dataclass(frozen=True)
 class ProcessServices:
-    """What the process of a member provides to the engine."""
+    """The services of a member's process to the engine."""
 
     # tells the driver that training moves on, and the engine what is requested
     heartbeat: Heartbeat = field(default_factory=Heartbeat)
@@ -195,13 +195,12 @@ class ProcessServices:
     unacknowledged: Callable[[], list[Entry]] = list
     load: Load = _nothing_to_load  # the state in a checkpoint, of it those tensors that are wanted
     writer: CheckpointWriter = field(default_factory=NoCheckpointWriter)  # writes this member's parts of checkpoints
-    # where what so many shards keep outlives this process, given one row; None where that is nowhere
+    # slots in which the states of so many shards outlive this process, given one row; None if there are none
     slots: Callable[[int, SlotRow], ShardSlots | None] = _nowhere
     sites: tuple[str, ...] = ()  # the sites whose bytes this member's node holds
     start: Start = Started  # how a process of loaders or of `on_evaluation` begins
-    tries_answers: bool = (
-        True  # whether this member asks a copy of the model before the first step, as one of a run does
-    )
+    # whether this member asks a copy of the model before the first step, as one of a run does
+    tries_answers: bool = True
 
     def await_copied(self) -> None:
         """Wait until no checkpoint is being copied: before that the state may not change. Raises CalledOff."""

@@ -1,4 +1,5 @@
-"""What a member is doing, for the driver to see whether it makes progress; and requests to it. Threads share only this object.
+"""A member's present activity, for the driver to see whether it makes progress, and requests to it. Threads share only this
+object.
 
     compute thread    beat(activity) at every phase, micro-batch and validation batch; raises CalledOff
     control thread    snapshot()    to find who hangs: a member that stays in one activity and waits for nobody
@@ -9,7 +10,7 @@
 
 Its `times` keep account of where the compute thread's time goes; only that thread may touch them.
 
-What it does not do: wake a member that waits inside `connect` (whoever calls off cancels the listener too), or decide who is
+It does not wake a member that waits inside `connect` (the caller of `call_off` cancels the listener too), nor decide who is
 stuck.
 """
 
@@ -29,7 +30,7 @@ Request = Literal["regroup", "stop", "save"]
 
 
 class Halt(enum.IntEnum):
-    """What a step report requests for the end of a step; the highest wins."""
+    """The request of a step report for the end of a step; the highest wins."""
 
     NONE = 0
     REGROUP = 1
@@ -48,7 +49,7 @@ def _ignore(activity: Activity, step: int | None, shard: int | None) -> None:
 
 
 class Heartbeat:
-    """What a member is doing, and requests to it; thread-safe.
+    """A member's present activity, and requests to it; thread-safe.
 
     The compute thread calls `enter`, `beat` and `heard`; any other thread calls `snapshot`, `ask` and `call_off`. note:
     receives every activity, to keep it for the case that this process dies (`crash_record.py`).
@@ -84,7 +85,7 @@ class Heartbeat:
         injection.at(activity, step, self)
 
     def live(self) -> None:
-        """It waits for what is nobody's fault, in the activity that it was in. Raises CalledOff."""
+        """A beat that keeps the present activity, in a wait that is nobody's fault. Raises CalledOff."""
         with self._lock:
             self._beats += 1
             self._check()

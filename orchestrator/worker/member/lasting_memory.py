@@ -1,8 +1,9 @@
-"""Memory that outlives a worker, because the driver on its machine created it and holds it open; or that a worker holds open
-for the others on its machine.
+"""Memory that a process holds open for others on its machine: the driver for workers, so that it outlives them, or a worker
+for other workers.
 
 A memfd has no name, so nothing stays behind when the driver and its workers are gone, however they end; a worker opens the
-other's descriptor through /proc. What lies in it is the business of `shard_slots.py` and of `claims.py`.
+other's descriptor through /proc. The users of the memory lay it out: `shard_slots.py`, `shared_queue.py` and
+`model/sharded_optimizer.py`.
 
 Source: memfd_create(2), proc_pid_fd(5). Linux only. Apart from `shard_slots.py` because it needs no torch.
 """
@@ -18,7 +19,8 @@ _NAME: Final = "orchestrator-lasting-memory"
 
 
 def created() -> int:
-    """A descriptor of empty memory, for who holds it open; it takes none until something is written."""
+    """A descriptor of new memory, which exists as long as somebody holds it open; it takes no page until something is
+    written."""
     return os.memfd_create(_NAME, os.MFD_CLOEXEC)
 
 

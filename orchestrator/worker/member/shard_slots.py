@@ -1,4 +1,4 @@
-"""What shards keep, in memory that outlives the workers that wrote it: two stamped slots per shard.
+"""The states of shards, in memory that outlives the workers that wrote it: two stamped slots per shard.
 
 The driver holds the memory open (`lasting_memory.py`). All workers on its machine map all of it, and each writes the slots of
 the shards that it hosts. A stamp is the number of steps after which a shard keeps what is in the slot, and says which of the
@@ -6,15 +6,16 @@ two slots that is: even or odd.
 
     zero the stamp, copy the tensors, write the stamp       so a slot is torn only where its stamp is zero
 
-When a slot is written decides whether it can be relied on. With the vote of step t done, all members have committed the
-steps before it, so nobody needs a state of t - 1 or older any more: its slot is written over with that of t + 1. And whoever
-commits step t has had this worker's part of the sum, which is sent after the slot is stamped. So at every moment the slots of
-a shard hold what it keeps after the steps that the farthest living worker has committed. Written before the vote, a slot that
-a laggard still needs would be lost (`tests/worker/test_shard_slots.py` shows it).
+The moment of writing decides whether a slot can be relied on. With the vote of step t done, all members have committed the
+steps before it, so nobody needs a state of t - 1 or older any more: its slot is written over with that of t + 1. A member
+that commits step t has received this worker's part of the sum, which is sent after the slot is stamped. So at every moment
+the slots of a shard hold its state after the steps that the farthest living worker has committed. Writing before the vote
+would lose a slot that a laggard still needs (`tests/worker/test_shard_slots.py` shows it).
 
-What a shard keeps after so many steps is one value in a run, so a stamp that is left from before a restart is as good.
+The state of a shard after so many steps is the same whenever it is computed in a run, so a slot from before a restart is as
+good.
 
-What it does not do: outlive the machine, or reach workers on another one.
+The memory does not outlive the machine, nor reach workers on another one.
 """
 
 from __future__ import annotations
@@ -40,8 +41,8 @@ class ShardSlots:
     """The slots of all shards of a run. Only the host of a shard writes its slots, one thread at a time."""
 
     def __init__(self, fd: int, shards: int, row: SlotRow) -> None:
-        """fd: stays the caller's, who keeps it open; row: what every row is like. Raises Inconsistent where the memory is laid
-        out for other rows."""
+        """fd: stays the caller's, who keeps it open; row: an example, whose names, shapes and dtypes every row has. Raises
+        Inconsistent if the memory is laid out for other rows."""
         self._fd = fd
         self._reserved: set[int] = set()
         self._kinds = {name: (tensor.dtype, tensor.shape) for name, tensor in row.items()}
@@ -76,7 +77,7 @@ class ShardSlots:
             raise MemoryError(f"what {len(wanted)} shards keep needs memory: {error.strerror}") from error
 
     def write(self, shard: int, stamp: int, row: SlotRow) -> None:
-        """What the shard keeps after `stamp` steps, at least one. Its memory is reserved."""
+        """Write the state of the shard after `stamp` steps, at least one. Its memory has been reserved."""
         slot = self._slot_of(stamp)
         if self._stamps[shard, slot] == stamp:
             return
@@ -86,11 +87,11 @@ class ShardSlots:
         self._stamps[shard, slot] = stamp
 
     def stamped(self, stamp: int) -> set[int]:
-        """The shards of which that is here which they keep after `stamp` steps."""
+        """The shards whose state after `stamp` steps is here."""
         return set((self._stamps[:, self._slot_of(stamp)] == stamp).nonzero()[0].tolist()) if stamp else set()
 
     def read(self, shard: int, stamp: int) -> dict[str, torch.Tensor] | None:
-        """A copy of what the shard keeps after `stamp` steps; None where it is not here."""
+        """A copy of the shard's state after `stamp` steps; None if it is not here."""
         if shard not in self.stamped(stamp):
             return None
         return {name: tensor.clone() for name, tensor in self._tensors(shard, self._slot_of(stamp)).items()}

@@ -1,26 +1,26 @@
 """Shards that the workers of one host claim, each by one atomic instruction on a queue that all of them have mapped.
 
 The queue has a cell per shard with a stamp: the generation and the step in which the shard was claimed last. To claim is to
-write the stamp of the present step if an older one is there (an atomic maximum, which tells what was there): of all who try it
-in a step one succeeds. Stamps only grow, so nothing is ever reset: what a generation that broke off has left behind is older
-than all that follows it, and whoever is late in such a generation finds newer stamps and gets nothing. Nobody claims for step
-t + 1 before the vote of t is over, before which nobody goes until all shards of its host are claimed; so one row of cells is
-enough.
+write the stamp of the present step if an older one is there (an atomic maximum, which tells what was there), so one of all
+workers that try it in a step succeeds. Stamps only grow, so nothing is ever reset. The stamps of a generation that broke off
+are older than all that follow, and a worker that is late in such a generation finds newer stamps and gets nothing. Nobody
+claims for step t + 1 before the vote of t is over, and nobody votes before all shards of its host are claimed; so one row of
+cells is enough.
 
-A claim orders no other memory, since nothing is handed over by it: the micro-batch is a function of (step, shard), and what a
-shard contributes goes by the vote and the sum as ever (rule C4).
+A claim orders no other memory, since it hands nothing over: the micro-batch is a function of (step, shard), and contributions
+go through the vote and the sum as ever (rule C4).
 
-Whether a worker has the queue has to be known to the others: who has not would compute what others take from it. So each writes
-its generation beside the cells before its first vote, and in the first step of a generation nobody claims. With the second all
-look, and claim if all of the host are there.
+A worker that cannot open the queue would compute shards that others take from it, so the others have to know. Each worker
+therefore writes its generation beside the cells before its first vote, and in the first step of a generation nobody claims.
+At the second step all look, and claim if all workers of the host have written.
 
 The memory belongs to the worker of the lowest rank on the host, and the others open it through /proc. It need not outlive its
-owner, with whom the generation ends.
+owner, since a generation ends when a member is lost.
 
-Which free shard is claimed is compiled, too (`numerics.loops`): Python that runs once in a step has left the processor's cache.
-What the rule is says `controller.work_stealing`.
+The choice of a free shard is compiled, too (`numerics.loops`): Python that runs once in a step has left the processor's
+cache. The rule of the choice is in `controller.work_stealing`.
 
-What it does not do: reach another host.
+The queue does not reach another host.
 """
 
 from __future__ import annotations
@@ -50,7 +50,8 @@ def goes(plan: Plan, run_manifest: Mapping[str, Any]) -> bool:
 
 
 class MemoryHandle(NamedTuple):
-    """Where the queue of a host lies: the rank that owns it, its process, and its descriptor there."""
+    """The place of memory that the workers of a host share, such as its queue: the rank that owns it, its process, and its
+    descriptor there."""
 
     rank: int
     pid: int
@@ -58,8 +59,8 @@ class MemoryHandle(NamedTuple):
 
 
 class QueueMemory:
-    """Memory for a queue, of the worker that may come to own one; it takes no page before it is used. place: its process, and
-    its descriptor there."""
+    """Memory that a worker makes in case it comes to own what its host shares; it takes no page before it is used. handle:
+    its process, and its descriptor there."""
 
     def __init__(self) -> None:
         fd = lasting_memory.created()
@@ -68,8 +69,8 @@ class QueueMemory:
 
 
 class Assignment:
-    """What is assigned to the workers of a host, as compiled code reads it. assigned: the shards of each; own: which of them
-    asks; kept: as in `controller.work_stealing`; stamp: of the step."""
+    """The shards that are assigned to the workers of a host, as compiled code reads them. assigned: the shards of each; own:
+    the place of the worker that asks; kept: as in `controller.work_stealing`; stamp: of the step."""
 
     def __init__(self, assigned: Sequence[Sequence[int]], own: int, kept: int = 0) -> None:
         flat = [shard for shards in assigned for shard in shards]
@@ -80,13 +81,12 @@ class Assignment:
 
 
 class SharedQueue:
-    """The cells of all shards of a run, and the generations of who has joined, by rank."""
+    """The cells of all shards of a run, and by rank the generation that a worker has joined last."""
 
     def __init__(self, fd: int, shards: int) -> None:
         """fd: stays the caller's, and may be closed. Raises OSError, MemoryError."""
-        os.posix_fallocate(
-            fd, 0, 2 * 8 * shards
-        )  # to the same size in every worker, so it does not matter who comes first
+        # To the same size in every worker, so it does not matter who comes first.
+        os.posix_fallocate(fd, 0, 2 * 8 * shards)
         cells = Mapped(fd, 2 * 8 * shards, writable=True).tensor(torch.int64, 0, 2 * shards)
         self._address, self._shards = cells.data_ptr(), shards
         self._stamps, self._joined = cells.view(2, shards).numpy()
@@ -180,8 +180,8 @@ class QueueConsumer:
 
 
 def check(step: int, rank: int, shards: Sequence[int], computed_by: Mapping[int, int], count: int) -> None:
-    """Of a vote: computed_by: of each shard the highest rank that has computed it; shards: those of this rank. Raises
-    Inconsistent unless each of `count` shards was computed once, which one of those who computed a shard twice finds."""
+    """Raises Inconsistent unless each of `count` shards was computed once. If two ranks computed a shard, the lower one finds
+    it. computed_by: of each shard the highest rank that has computed it, as a vote tells; shards: those of this rank."""
     if len(computed_by) == count and all(computed_by[shard] == rank for shard in shards):
         return
     missing = [shard for shard in range(count) if shard not in computed_by]

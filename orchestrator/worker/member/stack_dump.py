@@ -8,7 +8,7 @@ number is drawn.
 A process that SIGSTOP has stopped runs no handler; its state tells so (proc_pid_stat(5)), and py-spy reads it from outside
 where it is installed and the kernel allows that.
 
-What it does not do: reach another host.
+It does not reach another host.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _SPY_S: Final = 5.0
 
 
 class DumpTarget(NamedTuple):
-    """Whose stacks are asked for: the process, its descriptor of the memory, and where it finds its code."""
+    """A process whose stacks are asked for: its number, its descriptor of the memory, and where it finds its code."""
 
     pid: int
     fd: int
@@ -108,7 +108,7 @@ def _ask(place: DumpTarget) -> int | None:
 
 
 def _read(file: int | None, deadline: float) -> list[bytes]:
-    """What is there once nothing more has come for a moment."""
+    """The content of the memory, once nothing more has come for a moment or the deadline has passed."""
     if file is None:
         return []
     size, since = 0, time.monotonic()
@@ -120,7 +120,7 @@ def _read(file: int | None, deadline: float) -> list[bytes]:
 
 
 def _spied(pid: int) -> str:
-    """What py-spy sees, which is beside this Python or on the path; empty where it is not there, or may not look."""
+    """The output of py-spy, which lies beside this Python or on the path; empty if it is not there, or may not look."""
     beside = Path(sys.executable).with_name("py-spy")
     program = str(beside) if beside.exists() else shutil.which("py-spy")
     if program is None:

@@ -1,4 +1,4 @@
-"""Moments of a member's work, and how far apart they lie, by the clock of who does it.
+"""Moments of a member's work, and how far apart they lie, by the clock of the device that does it.
 
     stamp = stamps.mark()           now; on a card, once it has come to this point of its stream
     stamps.between(before, stamp)   seconds, or None while the card has not come there

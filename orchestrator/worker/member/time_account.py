@@ -1,4 +1,5 @@
-"""Where a member's time goes: each moment of its compute thread belongs to one kind (`records.times`), which a heartbeat tells.
+"""An account of a member's time: each moment of its compute thread belongs to one kind (`records.times`), which a heartbeat
+tells.
 
     turn(activity)             from now on it does this; heartbeats call it
     waits(), goes_on(before)   around a wait for slower members
@@ -11,17 +12,17 @@ Windows grow with the run, from a quarter of a second to a hundredth of what has
 of them. A turn reads two clocks, around a wait one, and one that changes nothing none; `benchmarks/times.py` measures what that
 costs.
 
-Beside it, how long a micro-batch takes: from the turn that begins computing (step, shard) to the next turn, without the waits
-in between, and with all that this shard computes in this step (a stage goes forward and backward at different times). A
+The account also times each micro-batch, from the turn that begins computing (step, shard) to the next turn, without the waits
+in between. The parts of one micro-batch in a step are added up (a stage goes forward and backward at different times). A
 window tells the median, which a stall or a first step that computes twice does not move.
 
-Moments are stamps (`stamps.py`), and a ledger adds up what lies between them (`time_ledger.py`). Where the member computes on a
-card, a kind lasts from where the card has come to its beginning to where it has come to the next one's: the thread may have
-gone on long ago. So a wait begins when the card is done with what was launched before. Each step looks at what the card has
-told meanwhile and waits for nothing; the report at the end of a generation waits for the card. The seconds of a processor
-("busy", "process") are counted as the thread spends them.
+Moments are stamps (`stamps.py`), and a ledger adds up what lies between them (`time_ledger.py`). On a card, a kind lasts from
+the moment at which the card reaches the stamp of its beginning to the moment at which it reaches that of the next kind; the
+thread may have gone on long ago. So a wait begins when the card is done with all that was launched before. Each step looks at
+what the card has told meanwhile and waits for nothing; the report at the end of a generation waits for the card. The seconds
+of a processor ("busy", "process") are counted as the thread spends them.
 
-What it does not do: lock. Only the compute thread calls it.
+It takes no lock. Only the compute thread calls it.
 """
 
 from __future__ import annotations
@@ -93,7 +94,7 @@ class TimeAccount:
 
     @property
     def kind(self) -> int:
-        """What it does, as a place in KINDS; negative before the first generation."""
+        """The present kind, as a place in KINDS; negative before the first generation."""
         return self._kind
 
     def waits(self) -> int:
@@ -143,7 +144,8 @@ class TimeAccount:
         self._steps = steps
 
     def take(self, *, at_once: bool = False) -> dict[str, Any] | None:
-        """The event of a window that is long enough, or of any, and a new window begins. Spans come with it."""
+        """Close the window if it is long enough, or `at_once`, and begin a new one. Returns the event of the closed one, with
+        its spans; None if none was closed."""
         if self._kind < 0:
             return None
         self._ledger.settle()
@@ -177,7 +179,7 @@ class TimeAccount:
         self._process, self._busy = process, [0.0] * len(KINDS)
 
     def _compute(self, micro_batch: MicroBatch | None, now: Any) -> None:
-        """From now on this one, or none."""
+        """From now on this micro-batch is computed, or none."""
         if self._micro_batch is not None:
             self._last_micro_batch = self._micro_batch
             self._ledger.micro_batch(self._micro_batch, self._micro_batch_since, now)

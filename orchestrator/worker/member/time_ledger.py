@@ -1,4 +1,4 @@
-"""What intervals of a member's time add up to, window by window. Each lies between two stamps (`stamps.py`).
+"""The sums of intervals of a member's time, window by window. Each lies between two stamps (`stamps.py`).
 
     span(steps, kind, step, shard, begin, end)   it did this
     micro_batch(which, begin, end)               it computed this one, or a part of it
@@ -9,7 +9,7 @@
 On the host all is known as it is entered. On a card intervals become known later, and a window holds what was known when it was
 closed: it ends where the last counted interval ends, and the next one begins there. So none is lost and none counts twice.
 
-What it does not do: decide what the member does at a moment (`time_account.py`).
+It does not decide what the member does at a moment (`time_account.py`).
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ _MOST_MICRO_BATCHES: Final = 1000  # of a window, the last ones
 
 
 class Ledger:
-    """Of one member, from its first generation on. steps: that are committed; spans_left: so many intervals are kept for a
-    timeline."""
+    """The ledger of one member, from its first generation on. steps: that are committed; spans_left: so many intervals are
+    kept for a timeline."""
 
     def __init__(self, stamps: Stamps, steps: int, spans_left: int) -> None:
         self._stamps, self._between = stamps, stamps.between
@@ -59,7 +59,7 @@ class Ledger:
             self._count_micro_batch(seconds, which)
 
     def begins_at(self, steps: int, before: int) -> None:
-        """Steps that are not its own work: it had so many before."""
+        """This member has a state of `steps` steps; those since `before` are not its own work."""
         if self._pending:
             self._pending.append((None, None, self._count_foreign, (steps, steps - before)))
         else:

@@ -31,7 +31,8 @@ class Adder:
         return None
 
     def total(self, exchange: Exchange, step: int, attempt: int, consensus: Consensus) -> int:
-        """Of a compressed sum a server has no result, so no fingerprint; it reports no trace either."""
+        """Returns the fingerprint of the sum; 0 for a compressed or clipped one, whose result a server does not have. A
+        server reports no trace."""
         if self._grid_carrier is not None:
             self._grid_carrier.relay(exchange, step, attempt)
             return 0
@@ -43,7 +44,7 @@ class Adder:
         return 0
 
     def line(self, step: int, consensus: Consensus, fingerprint: int) -> trace.Line:
-        """Of clipped contributions a server knows no loss."""
+        """The loss is empty for clipped contributions: a server does not know it."""
         return trace.line(step, "" if self._grid_carrier is not None else consensus.loss, fingerprint)
 
     def make(self, state: RunState, consensus: Consensus) -> None:

@@ -1,11 +1,11 @@
-"""What carries the phases of a compression between members: memories of their own, and the sums that suit them.
+"""The carriers of the phases of a compression between members, each with memory of its own and the sum that suits it.
 
     load    a worker puts its shards' rows into its contribution, rounded so that sums are exact
     carry   all members add up; a worker gets the means, a server (which loads nothing) only takes part
 
-The vote has been, so every member knows what is largest over all shards, and no phase is ever repeated: each rounds to what
-suits this very step. The running statistics of normalisation layers are no matter of compression; their exact means are a
-phase of their own, before the others.
+Phases follow the vote, so every member knows the largest magnitudes over all shards. Each phase rounds to what suits this
+very step, and none is ever repeated. The running statistics of normalisation layers are not compressed; their exact means are
+a phase of their own, before the others.
 """
 
 from __future__ import annotations

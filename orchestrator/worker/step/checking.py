@@ -6,10 +6,10 @@
     look back    when the sum is there: whether what this member had put into it, and what came out, is still as it was, and
                  whether each part of it has arrived as it was sent (`Exchange.verify`)
 
-All comes before anything of the step is applied, so it is repeated by those who are left.
+All this comes before anything of the step is applied, so the members that are left repeat the step.
 
-What it does not do: find a wrong bit that comes once, in a micro-batch that is not chosen; or one in the memory of a sum that
-is there before it is read for the first time.
+It does not find a wrong bit that comes once, in a micro-batch that is not chosen, nor one that is in the memory of a sum
+before that is read for the first time.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ from orchestrator.worker.model.replica import Replica
 from orchestrator.worker.step.shard_gradients import Contribution
 from orchestrator.worker.voting.step_report import EMPTY
 
-FAILED: Final = 2**62  # the answer of who could not compute it
-EMPTY_SHARD: Final = FAILED + 1  # of whoever found nothing in it
+FAILED: Final = 2**62  # the answer of a worker that could not compute it
+EMPTY_SHARD: Final = FAILED + 1  # of a worker that found nothing in it
 _PURPOSE: Final = "check"
 
 
@@ -74,8 +74,8 @@ class Checks:
     def doubt(
         self, exchange: Exchange, step: int, attempt: int, shard: int, worker: Checked | None, *, not_finite: bool
     ) -> None:
-        """This micro-batch has failed, as all members know; only who has computed it knows whether a number was not finite. All
-        compute it again. Raises Distrusted where most say something else than one."""
+        """All compute a failed micro-batch again. All members know that it failed; only the one that computed it knows
+        whether a number was not finite. Raises Distrusted if a minority answers otherwise than the others."""
         if self.every == 0:
             return
         given = None if worker is None else (FAILED if not_finite else EMPTY, worker.answers(step, shard)[1])
@@ -87,7 +87,8 @@ class Checks:
     def _told(
         self, exchange: Exchange, step: int, attempt: int, given: tuple[int, int] | None
     ) -> tuple[Mapping[int, int], Mapping[int, int]]:
-        """What all tell, by rank: of each pair the first ones, and the second ones."""
+        """The pairs of all workers, as two mappings by rank: their first answers, and their second ones; a rank without an
+        answer is left out."""
         vector = [EMPTY] * (2 * exchange.workers)
         if given is not None:
             vector[2 * exchange.rank : 2 * exchange.rank + 2] = given
@@ -96,9 +97,9 @@ class Checks:
         return first, second
 
     def look_back(self, exchange: Exchange, step: int, attempt: int, fingerprint: int, worker: Checked | None) -> None:
-        """Before the sum of this fingerprint is applied. Raises Distrusted where a part of it has arrived otherwise than it was
-        sent, and where a worker's memory is not as it was. Where that of several is not, they have read what one of them wrote,
-        and it is not known which."""
+        """Check the sum of this fingerprint before it is applied. Raises Distrusted if a part of it has arrived otherwise
+        than it was sent, or if a worker's memory has changed. If that of several has, they have read what one of them wrote,
+        and the verdict names none as wrong."""
         vector = torch.zeros(exchange.workers + exchange.members, dtype=torch.int64)
         if worker is not None:
             vector[exchange.rank] = not worker.intact(fingerprint)
@@ -123,7 +124,8 @@ def checks_of(plan: Plan) -> Checks:
 
 
 def answer_of(computed: Contribution | None, replica: Replica) -> int:
-    """Of all that a shard contributes, bit by bit, before it is rounded. replica: with the buffers as it left them."""
+    """A digest of all that a shard contributes, bit by bit, before it is rounded; EMPTY_SHARD if it is empty. replica: with
+    the buffers as it left them."""
     if computed is None:
         return EMPTY_SHARD
     counters = replica.counter_values()
@@ -137,7 +139,7 @@ def answer_of(computed: Contribution | None, replica: Replica) -> int:
 
 
 def _first(copies: Sequence[tuple[int, int]]) -> tuple[int, int]:
-    """Of damaged copies, as (sender, reader), one whose sender has not handed on what had come to it damaged."""
+    """The damaged copy, as (sender, reader), at which the damage began: its sender has received no damaged one itself."""
     readers = {reader for _, reader in copies}
     return next((copy for copy in copies if copy[0] not in readers), copies[0])
 

@@ -1,5 +1,5 @@
 """A worker's part in a step whose contributions are clipped (`privacy`): each is put on the quantization grid by itself, and
-all count the same. What is told before the sum is only whether something failed: no loss, weight or magnitude of a single
+all count the same. Before the sum members are told only whether something failed: no loss, weight or magnitude of a single
 shard.
 
     contribute   for each shard, and each client that it plays: compute, clip, truncate, add; shard 0's host adds the noise
@@ -82,17 +82,17 @@ class ClippedSum:
             self._grid.add_noise(self._privacy.noise, self._known_keys().stream("noise", step), self._carrier.own)
 
     def told_loss(self, step: int) -> float | str:
-        """What the trace says of the loss of the step that was added up last."""
+        """The loss of the step that was added up last, as the trace has it: with noise only a keyed hash."""
         if not self._privacy.noise:
             return self.loss
         return trace.hidden(self._known_keys().hash(_LOSS_KEY, struct.pack("<qd", step, self.loss)))
 
     def complete(self, total_weight: float, *, alone: bool) -> NDArray[numpy.int64]:  # noqa: ARG002
-        """Of no tensor a magnitude is told."""
+        """Returns no rows: magnitudes are not told."""
         return numpy.empty((0, len(self._layout.slots)), numpy.int64)
 
     def watch(self) -> None:
-        """Of no tensor a digest is told (`config.settings.rules.checks`)."""
+        """Does nothing: the settings refuse checks of clipped contributions (`config.settings.rules.checks`)."""
 
     def intact(self) -> bool:
         return True
@@ -174,7 +174,7 @@ class ClippedTrainer(LocalTrainer):
         return trace.line(step, self._clipped.told_loss(step), fingerprint, absent=self._gradients.absent(step))
 
     def beat(self, step: int, shard: int) -> None:
-        """Which client a shard plays is not told: crash records and the driver see shards."""
+        """Crash records and the driver see shards, and not which client a shard plays."""
         self._services.heartbeat.beat("compute", step, shard)
 
     def _add_clipped(self, step: int, each: int, grid: Grid) -> None:

@@ -13,7 +13,7 @@ from orchestrator.worker.voting.step_report import Requests
 
 @dataclass(frozen=True)
 class StepOutcome:
-    """What one advance has done."""
+    """The outcome of one `advance`."""
 
     steps: int  # those that are done in all
     lines: tuple[Line, ...]  # of the trace, one for each step that was done now

@@ -1,4 +1,5 @@
-"""What a shard contributes to a round: how far its own steps took the parameters, as start - end, in the place of a gradient.
+"""The contribution of a shard to a round: how far its own steps took the parameters, as start - end, in the place of a
+gradient.
 
     x          the parameters at the start of the round, the same for all shards
     y = x      then for each local step, numbered through the run (`PipelineAdapter.local_steps`):
@@ -6,12 +7,12 @@
     y          after a step of the local optimizer, which is new in each round
     x - y      the contribution, in float32; running statistics as they are after the last step
 
-The parameters are then x again, to the bit: the next shard starts from them. Because the exact mean of the contributions takes
-the place of a gradient, the run's optimizer is the server's: `sgd` with lr 1 sets the parameters to the mean of the shards'
-(federated averaging), with momentum it is DiLoCo's outer step, `adam` is FedAdam.
-A shard keeps nothing from round to round, but what a compression dropped and where its stream of samples is.
+The parameters are then x again, to the bit: the next shard starts from them. The exact mean of the contributions takes the
+place of a gradient, so the run's optimizer is the server's. With lr 1 `sgd` sets the parameters to the mean of the shards'
+(federated averaging), with momentum it is DiLoCo's outer step; `adam` is FedAdam. A shard keeps nothing from round to round,
+but what a compression dropped and where its stream of samples is.
 
-Where shards differ in their local steps, those of a round are assigned to the workers accordingly, so that these end together.
+If shards differ in their number of local steps, each round assigns them to the workers so that all workers end together.
 
 A shard may have fewer local steps than others, so counters of batches may differ between shards; the largest is taken.
 
@@ -65,8 +66,8 @@ class LocalSteps:
         self._starts = [slot.view(self._start) for slot in replica.layout.slots[: len(replica.parameters)]]
 
     def step_assignment(self, step: int, assigned: Sequence[Sequence[int]]) -> Sequence[Sequence[int]]:
-        """By the local steps of each shard in this round, which every worker knows. What a shard keeps stays with its host, and
-        what is read at its site only."""
+        """An assignment by each shard's number of local steps in this round, which every worker knows. Shards that keep
+        state, or that are read at their site only, stay with their hosts."""
         if self.keeps_state or self._workload.attendance.is_pinned:
             return assigned
         sizes = [len(self._workload.local_steps(step, shard)) for shard in range(self._workload.order.shards)]
@@ -76,7 +77,7 @@ class LocalSteps:
         return self._workload.attendance.absent(step)
 
     def plan(self, step: int, shards: Sequence[int]) -> None:  # noqa: ARG002
-        """Micro-batches are planned with their shard: those of a whole round may be many."""
+        """Plans no micro-batches: those of a whole round may be many, and are planned with their shard."""
         self._workload.host(shards)
         self.states.discard()
 
@@ -97,14 +98,15 @@ class LocalSteps:
             replica.moved()
 
     def named(self, step: int, shard: int) -> str:  # noqa: ARG002
-        """Those of a whole round are many."""
+        """Names none: a round has many samples."""
         return ""
 
     def not_finite(self, step: int, shard: int, loss: float) -> NonFinite:
         raise AssertionError(f"step {step}, shard {shard}: each local step has looked at its loss, {loss}")
 
     def _trained(self, step: int, shard: int) -> Contribution | None:
-        """The parameters are the end's afterwards."""
+        """Take the local steps of a shard, and leave the parameters as they are after the last one. Returns None if all its
+        micro-batches are empty."""
         replica, clocks = self._replica, self._workload.local_steps(step, shard)
         self._workload.plan(clocks, [shard])
         optimizer = self._workload.local_optimizer(self._local.optimizer, step, shard)
@@ -134,7 +136,7 @@ class LocalSteps:
         return Contribution(loss, 1.0 if self._local.uniform else weight, self._difference(present))
 
     def _gradients(self) -> Sequence[torch.Tensor | None]:
-        """Of the present micro-batch, with the proximal term, clipped."""
+        """The gradients of the present micro-batch, with the proximal term, clipped."""
         gradients = self._replica.gradients()
         if self._local.proximal_mu:
             both = zip(gradients, self._replica.parameters, self._starts, strict=True)

@@ -33,9 +33,9 @@ from orchestrator.worker.voting.step_report import EMPTY, Consensus, StepReport
 
 
 class LocalTrainer:
-    """Computes and applies the steps of one worker; implements `worker.step.lockstep.Member`. The shards are set
-    by `take_on`, in each generation anew; where they differ in size they are assigned in each step, and where shards are
-    claimed those that are assigned are only the first choice."""
+    """Computes and applies the steps of one worker; implements `worker.step.lockstep.Member`. `take_on` sets the shards, in
+    each generation anew. Shards that differ in size are assigned in each step. If workers claim shards, the assigned ones are
+    only the first choice."""
 
     def __init__(
         self,
@@ -115,9 +115,8 @@ class LocalTrainer:
             self._fault = self._changed_outside() or self._fault
         if self._fault is not None:
             return StepReport(failing_shard=self._fault[0])
-        if (
-            len(self._shards) == 1 and last is not None and not self._due
-        ):  # a check computes others where its gradient lay
+        # A check computes other micro-batches in the memory in which this gradient lay.
+        if len(self._shards) == 1 and last is not None and not self._due:
             self._single = (*last, self._step_report(tally))
         return self._step_report(tally)
 
@@ -197,7 +196,8 @@ class LocalTrainer:
                 break
 
     def _answer(self, step: int, shard: int) -> int:
-        """Of a micro-batch that is added to nothing. Whose it is tells if it fails."""
+        """This worker's answer to a micro-batch that goes into no sum. If it fails the answer is FAILED; the worker that
+        hosts the shard tells the error."""
         self._services.heartbeat.beat("compute", step, shard)
         self._gradients.plan(step, (shard,))
         try:
@@ -231,8 +231,8 @@ class LocalTrainer:
         return gradients, weight
 
     def _compute(self, step: int, shard: int, nth: int) -> Contribution | None:
-        """What one shard contributes, in host memory. nth: among those that wait to be added up, which have to stay as they
-        are."""
+        """The contribution of one shard, in host memory. nth: its place among those that wait to be added up, which have to
+        stay as they are."""
         computed = self._contribution(step, shard)
         return None if computed is None else computed._replace(tensors=self._host_transfer.out(computed.tensors, nth))
 
@@ -271,7 +271,7 @@ class LocalTrainer:
 
 
 class _Tally:
-    """What the hosted shards of one attempt report, apart from the gradient itself."""
+    """The report of the hosted shards of one attempt, apart from the gradient itself."""
 
     def __init__(self, replica: Replica, *, counters_agree: bool) -> None:
         self._replica = replica

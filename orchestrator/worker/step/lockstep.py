@@ -34,7 +34,7 @@ ATTEMPTS = 2
 
 
 class Member(Protocol):
-    """What a worker and a server do differently in a step: a worker computes and applies, a server only adds."""
+    """A worker's or a server's part in a step: a worker computes and applies, a server only adds."""
 
     def contribute(self, step: int, attempt: int, grid: Grid) -> StepReport:
         """Put this member's exact contribution into its region and say what the others must know. Never raises for a fault
@@ -47,10 +47,10 @@ class Member(Protocol):
         """Take part in the sum; returns its fingerprint."""
 
     def line(self, step: int, consensus: Consensus, fingerprint: int) -> trace.Line:
-        """What the trace says of a step that was added up."""
+        """The line of the trace for a step that was added up."""
 
     def make(self, state: RunState, consensus: Consensus) -> None:
-        """Where the update is divided: make this member's part of it, of which nothing counts yet. state: before this step."""
+        """Make this member's part of a divided update; nothing of it counts yet. state: before this step."""
 
     def apply(self, state: RunState, consensus: Consensus) -> None:
         """Apply the summed gradient. state: before this step."""
@@ -58,7 +58,7 @@ class Member(Protocol):
 
 @dataclass(frozen=True)
 class StepContents:
-    """What is added up in a step."""
+    """The values that members vote on and add up in a step."""
 
     shape: Shape  # the lengths of a step report
     names: tuple[str, ...]  # of the layout's tensors, then of the counters
@@ -82,7 +82,8 @@ class StepContents:
         )
 
     def shape_of(self, step: int, attempt: int) -> Shape:
-        """Of a vote. An answer does not depend on the grid, so it is given once."""
+        """The lengths of a step report in this vote. An answer does not depend on the grid, so only the first attempt has
+        it."""
         return replace(self.shape, checked=True) if not attempt and self.checks.due(step) else self.shape
 
 
@@ -169,8 +170,7 @@ class Lockstep:
         raise fault or Withdrawn(f"shard {shard} failed")
 
     def _check_repeated(self, step: int, first: Consensus, second: Consensus) -> None:
-        """Raises Inconsistent where the same micro-batch, computed again, gave other bits: then nothing here can be
-        exact."""
+        """Raises Inconsistent if the same micro-batch, computed again, gave other bits: then no sum can be exact."""
         computed = sorted(first.losses.keys() | second.losses.keys())
         shards = [s for s in computed if first.computed(s) != second.computed(s)]
         tensors = [self._contents.names[i] for i, m in enumerate(first.magnitudes) if m != second.magnitudes[i]]

@@ -1,4 +1,4 @@
-"""What a shard contributes to a step: the gradient of its micro-batch, after the transforms before the sum.
+"""The contribution of a shard to a step: the gradient of its micro-batch, after the transforms before the sum.
 
 `Contributing` is the interface of this and of other contributions (`local_steps.py`): each returns a loss, a weight and tensors
 of the layout, or None where a shard has nothing to contribute, and keeps its state in `ShardStates`.
@@ -20,8 +20,8 @@ from orchestrator.worker.model.shard_states import ShardStates
 
 
 class Contribution(NamedTuple):
-    """What one shard contributes. loss: the mean over the micro-batch, a tensor on the device if nobody has looked at it yet;
-    tensors: in the order of the layout, None for a parameter without gradient."""
+    """The contribution of one shard. loss: the mean over the micro-batch, a tensor on the device if nobody has looked at it
+    yet; tensors: in the order of the layout, None for a parameter without gradient."""
 
     loss: float | torch.Tensor
     weight: float
@@ -29,8 +29,8 @@ class Contribution(NamedTuple):
 
 
 class Contributing(Protocol):
-    """What the hosted shards contribute to a step. keeps_state: whether shards have any; counters_agree: whether every shard
-    has to leave the same counters, or else the largest are taken."""
+    """Computes the contributions of the hosted shards to a step. keeps_state: whether shards have any; counters_agree:
+    whether every shard has to leave the same counters, or else the largest are taken."""
 
     keeps_state: bool
     counters_agree: bool
@@ -49,7 +49,7 @@ class Contributing(Protocol):
         """The contribution of a shard."""
 
     def named(self, step: int, shard: int) -> str:
-        """The samples that it is of, as of `PipelineAdapter.named`, where a message can name them."""
+        """The names of its samples for a message, as of `PipelineAdapter.named`; empty if there are too many."""
 
     def not_finite(self, step: int, shard: int, loss: float) -> NonFinite:
         """The error of a contribution whose loss was not looked at before."""
@@ -114,16 +114,17 @@ class ShardGradients:
 
 
 def states_of(workload: PipelineAdapter, initial: Callable[[], State]) -> ShardStates:
-    """What the shards keep; where samples come in streams, they are written first."""
+    """The states of the shards. Samples that come in streams are secured before a state outlives the process."""
     return ShardStates(initial) if workload.streams is None else ShardStates(initial, workload.streams.secure)
 
 
 def settle(workload: PipelineAdapter, states: ShardStates, step: int, shard: int) -> None:
-    """Where samples come in streams: the shard goes on behind those of the last committed step."""
+    """If samples come in streams, the shard goes on behind those of the last committed step."""
     if workload.streams is not None:
         workload.streams.settle(shard, states.of(shard), step)
 
 
 def stream_row(workload: PipelineAdapter, shard: int) -> State:
-    """To be staged: where the shard's stream is behind the micro-batch that was computed last."""
+    """The position of the shard's stream behind the micro-batch that was computed last, to be staged; empty without
+    streams."""
     return {} if workload.streams is None else workload.streams.row(shard)

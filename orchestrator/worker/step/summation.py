@@ -123,9 +123,9 @@ class DirectSum:
 
 
 class CompressedSum:
-    """Implements `Summation`. What shards keep is staged once the last phase is encoded and before anything of it is sent: who
-    has committed the step has had this worker's part of that phase, so what this worker has staged is not lost with a step
-    that it did not commit itself."""
+    """Implements `Summation`. The states of shards are staged once the last phase is encoded, and before anything of it is
+    sent. A member that has committed the step has received this worker's part of that phase, so this worker had staged by
+    then. Its states are therefore not lost with a step that it did not commit itself."""
 
     def __init__(
         self,
@@ -173,7 +173,7 @@ class CompressedSum:
         return numpy.array(self._magnitudes, numpy.int64).reshape(-1, len(self._slots))
 
     def watch(self) -> None:
-        """What goes out is encoded after the vote."""
+        """Does nothing: the payloads are encoded after the vote."""
 
     def intact(self) -> bool:
         return True
@@ -218,6 +218,6 @@ class CompressedSum:
 
 
 def first_residuals(codec: Codec | None, layout: Layout) -> State:
-    """What a shard keeps for a compression before the first step."""
+    """The state that a shard keeps for a compression before the first step: residuals of zero."""
     kept = () if codec is None else codec.kept
     return {f"{_RESIDUAL}{i}": torch.zeros(layout.slots[i].elements) for i in kept}

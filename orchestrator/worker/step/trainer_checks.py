@@ -1,4 +1,5 @@
-"""What every trainer of a lockstep step checks, tells and asks alike, whether it computes a whole model or a stage of one."""
+"""The checks, reports and exchanges that all trainers of a lockstep step share, whether they compute a whole model or a
+stage."""
 
 from __future__ import annotations
 
@@ -16,8 +17,8 @@ from orchestrator.worker.voting.step_report import UNKNOWN, Consensus
 
 
 class SentBytes:
-    """Tells what the members send in a step, when it changes: from step to step it mostly is the same, but for a few bytes
-    where payloads travel in packed form."""
+    """Tells the bytes that the members send in a step, when they change by more than a twentieth. Payloads in packed form
+    differ by a few bytes from step to step."""
 
     def __init__(self, services: ProcessServices) -> None:
         self._services = services
