@@ -248,7 +248,7 @@ def _refused(what: str, error: BaseException, operation: nondeterministic.Operat
     raised = PipelineRaised(
         f"{what} uses an operation whose bits could not be repeated on this device, as it has no deterministic kernel: "
         f"{operation.name}{_frames(error)}{''.join(getattr(error, '__notes__', ()))}",
-        f"instead: {operation.instead} (docs/training.md has the others);\n  {_ASIDE}",
+        f"instead: {operation.instead} (docs/gpu.md has the others);\n  {_ASIDE}",
         traceback.format_exc(),
         code="pipeline.nondeterministic",
     )

@@ -156,9 +156,7 @@ def test_an_operation_that_is_not_deterministic_is_named() -> None:
     assert said.endswith("kernel: put_")
     assert "test_pipeline.py" in frame
     assert "torch.zeros(3).put_" in frame
-    assert caught.value.remedy.startswith(
-        "instead: index_put_, with accumulate=True where indices repeat (docs/training.md"
-    )
+    assert caught.value.remedy.startswith("instead: index_put_, with accumulate=True where indices repeat (docs/gpu.md")
     assert "error.txt" in caught.value.remedy
     assert (caught.value.code, caught.value.recurs) == ("pipeline.nondeterministic", True)
 

@@ -2,7 +2,7 @@
 
 torch raises for them by a name of its own, such as "reflection_pad2d_backward_cuda", many of them in the backward pass, where
 no line of the user's stands. `raised` finds the row of the table; its `nodes` find the operation in autograd's graph.
-`docs/training.md` holds the table, too. An operation without a row is told by torch's name.
+`docs/gpu.md` holds the table, too. An operation without a row is told by torch's name.
 """
 
 from __future__ import annotations

@@ -174,5 +174,5 @@ def test_it_is_found_in_a_graph_by_its_nodes(name: str) -> None:
 
 
 def test_the_page_has_the_table() -> None:
-    page = (Path(__file__).parents[2] / "docs" / "training.md").read_text()
+    page = (Path(__file__).parents[2] / "docs" / "gpu.md").read_text()
     assert "".join(f"| {row.name} | {row.instead} |\n" for row in OPERATIONS) in page
