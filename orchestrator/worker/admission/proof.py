@@ -198,7 +198,7 @@ def _spared(
 
 
 class _Taken:
-    """Digests of gradients that were let go of. twice: one came in two parts, as from two activation checkpoints."""
+    """Digests of gradients that were freed. twice: one came in two parts, as from two activation checkpoints."""
 
     def __init__(self) -> None:
         self.digests: dict[str, str] = {}

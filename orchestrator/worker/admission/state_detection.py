@@ -120,7 +120,7 @@ def _state(generator: Any) -> bytes:
 
 
 def _content(array: Any) -> bytes | None:
-    """A hash of an array's elements. None where they are not numbers in strided memory; an array on a GPU is copied."""
+    """A hash of an array's elements. None if they are not numbers in strided memory; an array on a GPU is copied."""
     if isinstance(array, torch.Tensor):
         if array.layout != torch.strided or array.is_meta or array.is_quantized:
             return None

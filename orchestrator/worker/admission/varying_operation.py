@@ -36,7 +36,8 @@ _UNWRITTEN: Final = re.compile(r"^aten::(new_)?empty|^aten::resize")  # leave me
 
 
 class Operation(NamedTuple):
-    """One call of an operator. came, left: of its arguments before it, and of those and its results behind it."""
+    """One call of an operator. came: fingerprints of its arguments before it; left: of its results and its arguments after
+    it."""
 
     name: str  # as torch's dispatcher has it
     layer: str  # of the model; empty outside of it
@@ -46,7 +47,7 @@ class Operation(NamedTuple):
 
 
 class Difference(NamedTuple):
-    """The first difference between two repetitions. operation: None where nothing was watched; its_own: whether the same had
+    """The first difference between two repetitions. operation: None if nothing was watched; its_own: whether the same had
     come to it."""
 
     tensor: str  # whose gradient, or the buffer; empty where none differs
@@ -54,7 +55,7 @@ class Difference(NamedTuple):
     its_own: bool
 
     def told(self) -> str:
-        """As the end of a sentence."""
+        """The difference in words, as the end of a sentence."""
         where = f"; the first to differ is {self.tensor}" if self.tensor else ""
         if self.operation is None:
             return where
@@ -90,7 +91,7 @@ def found(workload: PipelineAdapter, replica: Replica, shard: int, *, watches: b
 
 @dataclass
 class _Repetition:
-    """tensors: gradients as they came, then buffers, by how a message calls them."""
+    """The fingerprints of one repetition. tensors: gradients as they came, then buffers, by their names in messages."""
 
     operations: list[Operation] = field(default_factory=list)
     tensors: dict[str, int] = field(default_factory=dict)
@@ -183,7 +184,7 @@ class _Places:
         return self._inside[-1] if self._inside else "", innermost(stack)
 
     def of_graph(self, root: torch.Tensor) -> None:
-        """From now on it is the backward pass of this."""
+        """From now on operations are those of the backward pass of this tensor."""
         self._claim([root], "")
         for node in nodes_of(root):
             self._handles.append(node.register_prehook(self._reaching(node)))

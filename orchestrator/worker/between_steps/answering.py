@@ -45,7 +45,7 @@ def answers(plan: Plan, workload: PipelineAdapter) -> dict[str, Any]:
 
 
 def _tried_eagerly(plan: Plan, workload: PipelineAdapter) -> InvarianceTrial:
-    """As it is served: nothing compiles there."""
+    """A trial without compiled code, as the model is served."""
     with inductor.left_out() if plan.run.compute.compiled else nullcontext():
         return _tried(workload, plan.run.seed, plan.run.compute.arithmetic)
 

@@ -53,7 +53,7 @@ class Recipe:
 
 
 class _Call(NamedTuple):
-    """state: the model's, as torch saves it."""
+    """A call that waits or is under way. state: the model's, as torch saves it."""
 
     step: int
     metrics: dict[str, float]

@@ -18,7 +18,7 @@ _SUM = "sum/"  # prefix of the names of what the sum needs from step to step
 
 
 class Sum(Protocol):
-    """replicated: what it needs from step to step, equal at all workers."""
+    """The sum of a mode. replicated: what it needs from step to step, equal at all workers."""
 
     replicated: State
 

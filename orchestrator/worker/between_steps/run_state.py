@@ -1,9 +1,9 @@
-"""How far a run is, apart from its tensors: all that is needed to go on with the next step as if there had been no
+"""The progress of a run, apart from its tensors: all that is needed to go on with the next step as if there had been no
 interruption.
 
-It is replaced as a whole, when a step commits and when the evaluation after it is done, and follows from what all
-members agreed on, so it is the same at every member that is equally far, servers too. An interrupted member has the run
-state of one of these two moments. It is sent with the tensors in state transfers and stored with them in checkpoints.
+It is replaced as a whole, when a step commits and when the evaluation after it is done. It follows from what all members
+agreed on, so it is the same at every member that is equally far, servers too. An interrupted member has the run state of one
+of these two moments. It is sent with the tensors in state transfers and stored with them in checkpoints.
 
 It does not know the time, the members, or the generation.
 """
@@ -152,8 +152,8 @@ class RunState:
         )
 
     def begun(self) -> RunState:
-        """As the first run state of another run, which has none of the kept checkpoints of the one before; where that was
-        stopped early, patience begins anew."""
+        """The first run state of another run that begins here: it has none of the kept checkpoints of this one, and if this
+        one was stopped early, patience begins anew."""
         best = None if self.best is None else Ranking(self.best.of)
         ended = self.stopped_early and self.stopping is not None
         stopping = Patience(self.stopping.monitored) if ended and self.stopping is not None else self.stopping
@@ -185,7 +185,7 @@ class RunState:
         }
 
     def _kept(self) -> dict[str, Any]:
-        """Nothing where no checkpoint stays but the newest."""
+        """The entry about checkpoints that stay; empty if only the newest stays."""
         if self.best is None and not self.archived:
             return {}
         best = [] if self.best is None else self.best.as_list()

@@ -28,11 +28,11 @@ class Timer:
         return self._seconds is not None and time.monotonic() - self._since >= self._seconds
 
     def due(self, before: int, steps: int) -> bool:
-        """Whether it is due after this number of committed steps, and was not due after any from `before` on."""
+        """Whether it became due after more than `before` and at most `steps` committed steps."""
         return self._steps is not None and steps // self._steps > before // self._steps
 
     def next(self, steps: int) -> int | None:
-        """The step after which it is due next; None where no step decides that."""
+        """The step after which it is due next; None if no step decides that."""
         return None if self._steps is None else (steps // self._steps + 1) * self._steps
 
     def restart(self) -> None:
@@ -48,7 +48,7 @@ class Patience:
         self._seen: object = None
 
     def exhausted(self, seen: object) -> bool:
-        """seen: what progress would change; None for some that was made here."""
+        """Whether the limit has passed. seen: a value that progress changes; None if progress was made here."""
         now = time.monotonic()
         if seen is None or seen != self._seen:
             self._since, self._seen = now, seen

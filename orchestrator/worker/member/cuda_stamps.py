@@ -16,12 +16,12 @@ class CudaStamp(NamedTuple):
     """A moment on the card, and the same on the host."""
 
     host_s: float  # when it was launched
-    event: Any  # None where the card has failed
+    event: Any  # None if the card has failed
 
 
 class CudaStamps:
-    """Implements `stamps.Stamps` for the GPU that is current. Once a call has failed, the host's clock tells: what the member
-    does then is leave, and the error itself is another's to raise."""
+    """Implements `stamps.Stamps` for the GPU that is current. Once a call has failed the host's clock is used: the member is
+    about to leave, and other code raises the error itself."""
 
     def __init__(self) -> None:
         self._failed = False

@@ -43,12 +43,12 @@ class Generation:
     checkpoint: str | None = None
     writers: tuple[int, ...] = ()  # the ranks that write the parts of checkpoints, in order
     storage: str | None = None  # where the parts of checkpoints lie; None: nowhere
-    # of a private run; told to workers only, and to no record; None of others
+    # of a private run; told to workers only, and to no record; None otherwise
     keys: Keys | None = field(default=None, repr=False)
     groups: tuple[Group, ...] = ()  # by stage, the workers that add up its gradient, and how
-    # by worker's rank, where it claims shards; None of one that is alone on its host
+    # by worker's rank, the queue from which it claims shards; None for a worker that is alone on its host
     queues: tuple[MemoryHandle | None, ...] = ()
-    # by worker's rank, where it shares a divided update; None of one that is alone on its host
+    # by worker's rank, the memory in which it shares a divided update; None for a worker that is alone on its host
     updates: tuple[MemoryHandle | None, ...] = ()
 
     @property
@@ -143,7 +143,7 @@ class CheckpointWriter(Protocol):
         the others may as soon as this returns. since: `time.monotonic()` when training stopped for this."""
 
     def reserve(self, state: TrainingState, *, part: int, parts: int) -> None:
-        """Take memory in the background for such a part, where it lies on a GPU."""
+        """Take memory in the background for such a part, if its tensors lie on a GPU."""
 
     def copied(self, timeout_s: float | None = None) -> bool:
         """Wait until what was begun is copied, and have it written from then on; returns whether that came in time."""

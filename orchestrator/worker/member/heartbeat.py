@@ -78,7 +78,7 @@ class Heartbeat:
         self.beat("state_transfer")
 
     def beat(self, activity: Activity, step: int | None = None, shard: int | None = None) -> None:
-        """This member has made progress and now does this. Raises CalledOff."""
+        """Note that this member has made progress and what it does now. Raises CalledOff."""
         with self._lock:
             self._be(activity, step, shard)
             self._check()

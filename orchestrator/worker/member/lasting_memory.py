@@ -25,7 +25,7 @@ def created() -> int:
 
 
 def opened(pid: int, fd: int) -> int:
-    """A descriptor of the memory that process `pid` has as `fd`. Raises OSError where it cannot be reached."""
+    """A descriptor of the memory that process `pid` has as `fd`. Raises OSError if it cannot be reached."""
     path = Path(f"/proc/{pid}/fd/{fd}")
     if _NAME not in str(path.readlink()):
         raise FileNotFoundError(errno.ENOENT, "it is another file", str(path))

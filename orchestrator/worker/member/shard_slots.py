@@ -110,7 +110,7 @@ class ShardSlots:
         }
 
     def _is_reserved(self, shard: int) -> bool:
-        """By whoever has written there, or by this worker."""
+        """Whether this worker has reserved its slots, or some worker has written there."""
         return shard in self._reserved or bool(self._stamps[shard].any())
 
 

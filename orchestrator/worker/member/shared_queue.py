@@ -108,7 +108,7 @@ class SharedQueue:
         return self._claim()
 
     def is_free(self, shard: int, stamp: int) -> bool:
-        """For now."""
+        """Whether nobody has claimed the shard yet."""
         return bool(self._stamps[shard] < stamp)
 
 
@@ -117,7 +117,7 @@ def stamp_of(generation: int, step: int) -> int:
 
 
 def opened(handle: MemoryHandle, shards: int) -> SharedQueue:
-    """Raises OSError where the queue is out of reach, and MemoryError."""
+    """The queue of a host. Raises OSError if it is out of reach, and MemoryError."""
     fd = lasting_memory.opened(handle.pid, handle.fd)
     try:
         return SharedQueue(fd, shards)
@@ -169,7 +169,7 @@ class QueueConsumer:
         return shard not in self._mine and not self._queue.is_free(shard, self._stamp)
 
     def _begin(self, step: int) -> SharedQueue | None:
-        """The queue, where shards are claimed in this step."""
+        """The queue if shards are claimed in this step, or None."""
         if self._steps == 1 and self._queue is not None and not self._queue.joined(self._generation, self.ranks):
             self._queue = None
         goes = self._steps > 0 and self._queue is not None

@@ -2,7 +2,7 @@
 
 The handler is `faulthandler`'s, in C: it needs no lock of the interpreter, so it works in a process that sleeps, waits for a
 lock or for the disk, or computes in C without giving the lock back. The memory has no name, is made when the process starts,
-and is read through /proc by whoever sends the signal. A call that the signal interrupts goes on (SA_RESTART), and no random
+and is read through /proc by the sender of the signal. A call that the signal interrupts goes on (SA_RESTART), and no random
 number is drawn.
 
 A process that SIGSTOP has stopped runs no handler; its state tells so (proc_pid_stat(5)), and py-spy reads it from outside
@@ -48,8 +48,8 @@ class DumpTarget(NamedTuple):
 
 
 class ProcessStacks(NamedTuple):
-    """text: as faulthandler writes it, empty where nothing came; state: of the process as the kernel says it, such as T for a
-    stopped one, or empty; spied: what py-spy says, if it is there."""
+    """text: as faulthandler writes it, empty if nothing came; state: of the process as the kernel says it, such as T for a
+    stopped one, or empty; spied: the output of py-spy, if it is there."""
 
     text: str
     state: str

@@ -23,7 +23,7 @@ class Stamps(Protocol):
         """Seconds from one stamp to a later one; None while that is not known. Stamps get known in their order."""
 
     def wait(self, stamp: Any) -> None:
-        """Until all up to this stamp is known."""
+        """Wait until all up to this stamp is known."""
 
 
 class HostStamps:

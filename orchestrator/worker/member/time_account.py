@@ -186,7 +186,7 @@ class TimeAccount:
         self._micro_batch, self._micro_batch_since = micro_batch, now
 
     def _turn(self, kind: int, step: int | None, shard: int | None, now: Any, *, busy: bool = True) -> None:
-        """busy: whether the thread's own clock is read, which takes a call of the system. Without that its time counts for what
+        """busy: whether the thread's own clock is read, which takes a system call. If not, its time counts for the kind that
         follows: a wait has little, and is part of an exchange."""
         before = self._kind
         if busy:

@@ -75,7 +75,7 @@ class Ledger:
             count(seconds, *what)
 
     def wait(self, stamp: Any) -> None:
-        """Until everything up to this stamp is counted."""
+        """Wait until everything up to this stamp is counted."""
         self._stamps.wait(stamp)
         self.settle()
 
@@ -85,7 +85,8 @@ class Ledger:
         return self._now - self._started >= max(_SHORTEST_S, _PART * self._now)
 
     def close(self, computing: MicroBatch | None) -> dict[str, Any]:
-        """computing: the micro-batch that is not done. Spans and micro-batches are there where there are any."""
+        """Close the window and begin the next one; returns its values, spans and micro-batches if there are any. computing:
+        the micro-batch that is not done."""
         window: dict[str, Any] = {
             "first": self._first,
             "steps": max(0, self._steps - self._first),

@@ -14,8 +14,8 @@ from orchestrator.worker.voting.step_report import Consensus, StepReport
 
 
 class Adder:
-    """carriers: of a compression; grid_carrier: of clipped contributions; None where there is none. joins: whether the workers
-    exchange buffers, which it hands on."""
+    """A server's side of `lockstep.Member`. carriers: of a compression; grid_carrier: of clipped contributions; None if there
+    is none. joins: whether the workers exchange buffers, which it hands on."""
 
     def __init__(
         self, carriers: Carriers | None = None, grid_carrier: GridCarrier | None = None, *, joins: bool = False

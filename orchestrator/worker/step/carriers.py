@@ -39,7 +39,7 @@ class Carrier(Protocol):
 
 
 class Carriers:
-    """All that one member carries in a step: the statistics' phase, where there are any, and those of the codec."""
+    """All that one member carries in a step: the phase of the statistics, if there are any, and those of the codec."""
 
     def __init__(
         self,

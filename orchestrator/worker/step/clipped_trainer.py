@@ -77,7 +77,7 @@ class ClippedSum:
         self._carrier.losses[1] += 1
 
     def add_noise(self, step: int) -> None:
-        """As one more contribution. Raises Inconsistent without keys."""
+        """Add the noise of a step as one more contribution. Raises Inconsistent without keys."""
         if self._privacy.noise:
             self._grid.add_noise(self._privacy.noise, self._known_keys().stream("noise", step), self._carrier.own)
 
@@ -98,7 +98,7 @@ class ClippedSum:
         return True
 
     def total(self, exchange: Exchange, step: int, attempt: int, consensus: Consensus) -> int:  # noqa: ARG002
-        """Raises PipelineRaised where no shard had anything and nothing may be released."""
+        """Raises PipelineRaised if no shard had any samples and there is no noise."""
         total, losses, count = self._carrier.carry(exchange, step, attempt)
         if not count and not self._privacy.noise:
             raise PipelineRaised(

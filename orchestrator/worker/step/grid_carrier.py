@@ -1,5 +1,5 @@
-"""The sum of a step whose contributions are integers on a quantization grid: one memory of int64, and masks where workers want
-them.
+"""The sum of a step whose contributions are integers on a quantization grid: one memory of int64, and masks if sums are to
+hide what each worker contributes.
 
     vector    the clipped contributions (and the noise), then the losses on a lattice of their own, and how many there are
     keys      at the first sum of a generation every worker tells the others its public key, through the same links
@@ -25,8 +25,8 @@ _LOSSES = 2  # elements: their sum, and their number
 
 
 class GridCarrier:
-    """One member's. size: of the layout of the contributions; contributes: not so a server. own: this worker's plain sum, and
-    losses: where its losses go; both are set before `carry`."""
+    """The carrier of one member. size: of the layout of the contributions; contributes: false at a server. own: this worker's
+    plain sum, and losses: where its losses go; both are set before `carry`."""
 
     def __init__(self, size: int, regions: Regions, *, masked: bool, contributes: bool = True) -> None:
         layout = Layout.of([("sum", torch.empty(size, device="meta")), ("losses", torch.empty(_LOSSES, device="meta"))])
@@ -63,7 +63,7 @@ class GridCarrier:
         exchange.add_up(self.memory, step, attempt, GRID_SUM)
 
     def _tell_keys(self, exchange: Exchange, step: int) -> None:
-        """Once in a generation; a lone worker has nobody to hide from, and its sum is the sum."""
+        """Exchange the public keys, once in a generation. A lone worker has nobody to hide from, and its sum is the sum."""
         if not self._masked or self._keys_told:
             return
         own = KeyPair()

@@ -147,7 +147,8 @@ class LocalSteps:
         return gradients if self._local.clip is None else clip(gradients, self._local.clip)
 
     def _difference(self, present: Sequence[bool]) -> list[torch.Tensor | None]:
-        """In memory of its own, since contributions wait to be added up; None for a parameter that never had a gradient."""
+        """The contribution, in memory of its own since contributions wait to be added up; None for a parameter that never had
+        a gradient."""
         replica = self._replica
         difference = self._start - replica.flat
         slots = replica.layout.slots[: len(replica.parameters)]

@@ -131,7 +131,7 @@ class LocalTrainer:
         return self._summation.intact() and exact.wrap(exact.fingerprint_of(self._summation.result, 0)) == fingerprint
 
     def total(self, exchange: Exchange, step: int, attempt: int, consensus: Consensus) -> int:
-        """Raises Inconsistent where a shard was claimed by nobody, or twice."""
+        """Raises Inconsistent if a shard was claimed by nobody, or twice."""
         if self._consumer is not None:
             count = sum(len(shards) for shards in self._assigned)
             check_claims(step, self._rank, self._shards, consensus.computed_by, count)
@@ -164,7 +164,7 @@ class LocalTrainer:
             self._services.heartbeat.times.computed(len(self._shards), others)
 
     def _agreed(self, consensus: Consensus) -> list[torch.Tensor | None]:
-        """The result, tensor by tensor; None where no shard had anything."""
+        """The result, tensor by tensor; None for a tensor of which no shard had anything."""
         results = zip(consensus.present, self._host_transfer.result, strict=True)
         return [result if present else None for present, result in results]
 
@@ -188,7 +188,7 @@ class LocalTrainer:
         return report if self._answers is None else replace(report, checks=self._answers)
 
     def _check_another(self, step: int, answers: dict[int, list[int]]) -> None:
-        """Compute a micro-batch that is another worker's; one's own again where there is no other."""
+        """Compute a micro-batch of another worker once more; one of its own if there is no other."""
         for shard in self._checks.chosen(step, self._rank, self._step_assignment, self._nodes, self._shards):
             answer = self._answer(step, shard)
             answers.setdefault(shard, []).append(answer)
@@ -241,8 +241,8 @@ class LocalTrainer:
         return computed
 
     def _changed_outside(self) -> tuple[int, OrchestratorError] | None:
-        """An error for what the user's code changed while the shards were computed, though only the optimizer's step
-        may change it; attributed to the last shard."""
+        """An error if the user's code changed, while the shards were computed, what only the optimizer's step may change. It
+        is attributed to the last shard."""
         try:
             self._replica.check_step()
             optimizers.check_unchanged(self._updater.optimizer, self._options)
@@ -263,7 +263,8 @@ class LocalTrainer:
         return None
 
     def _complete(self, total_weight: float) -> NDArray[numpy.int64]:
-        """The sum of the hosted shards, and all of it where nobody else has any; returns what `Accumulator.complete` does."""
+        """Complete the sum of the hosted shards, and the whole sum if no other worker has any; returns what
+        `Accumulator.complete` does."""
         magnitudes = self._summation.complete(total_weight, alone=self._alone)
         if self._due:
             self._summation.watch()
@@ -293,7 +294,7 @@ class _Tally:
         return math.fsum(self._weights.values())
 
     def looked_at(self) -> dict[int, float]:
-        """The losses, which a device is asked for together."""
+        """The losses by shard; those on a device are read all at once."""
         unread = {shard: loss for shard, loss in self._losses.items() if isinstance(loss, torch.Tensor)}
         if unread:
             self._losses.update(

@@ -88,8 +88,8 @@ class StepContents:
 
 
 class Lockstep:
-    """An Executor (executor.py) whose `advance` is one step. It has no state of its own but what it counts, and nothing
-    interrupts a step from when it begins to be applied until its end, so a step that raises has changed nothing (rule D1)."""
+    """An Executor (executor.py) whose `advance` is one step. It has no state of its own but what it counts. Once a step
+    begins to be applied nothing interrupts it, so a step that raises has changed nothing (rule D1)."""
 
     def __init__(
         self,

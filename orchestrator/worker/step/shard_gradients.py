@@ -1,7 +1,7 @@
 """The contribution of a shard to a step: the gradient of its micro-batch, after the transforms before the sum.
 
-`Contributing` is the interface of this and of other contributions (`local_steps.py`): each returns a loss, a weight and tensors
-of the layout, or None where a shard has nothing to contribute, and keeps its state in `ShardStates`.
+`Contributing` is the interface of this and of other contributions (`local_steps.py`): each returns a loss, a weight and
+tensors of the layout, or None if a shard has nothing to contribute, and keeps its state in `ShardStates`.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Contributing(Protocol):
         """The shards of sites that are away."""
 
     def plan(self, step: int, shards: Sequence[int]) -> None:
-        """These are computed next."""
+        """Prepare for these shards, which are computed next."""
 
     def compute(self, step: int, shard: int) -> Contribution | None:
         """The contribution of a shard."""
@@ -59,7 +59,7 @@ class ShardGradients:
     """Implements `Contributing`. before: applied to a shard's gradients, with a state per shard; more: what a shard keeps
     beside it before the first step, for what becomes of the contribution.
 
-    Raises PipelineRaised where the contribution does."""
+    Raises PipelineRaised if `init` of the contribution does."""
 
     counters_agree = True
 

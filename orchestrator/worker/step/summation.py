@@ -33,8 +33,8 @@ _RESIDUAL = "residual/"
 class Summation(Protocol):
     """One worker's sums of a step: `clear`, `add` for each shard, `complete`; `total` after the vote; `commit` with the step.
 
-    result: float32, of the layout's size, after `total`. most_waiting: so many contributions wait at most, and have to stay as
-    they are until then. replicated: what it needs from step to step, equal at all workers.
+    result: float32, of the layout's size, after `total`. most_waiting: how many contributions wait at most until they are
+    added up; they have to stay as they are until then. replicated: what it needs from step to step, equal at all workers.
     """
 
     result: torch.Tensor
@@ -55,7 +55,7 @@ class Summation(Protocol):
         """Remember what others are going to read."""
 
     def intact(self) -> bool:
-        """Whether that is still what is there."""
+        """Whether that is unchanged."""
 
     def total(self, exchange: Exchange, step: int, attempt: int, consensus: Consensus) -> int:
         """Take part in the exchange; returns the fingerprint of the result."""

@@ -41,7 +41,7 @@ def joined(
 
 
 def check_counters(replica: Replica, before: Sequence[int] | None, now: Sequence[int]) -> None:
-    """Raises PipelineRaised where the shard before, if there was one, left other values in the integer buffers."""
+    """Raises PipelineRaised if an earlier shard left other values in the integer buffers. before: None if there was none."""
     if before is not None and now != before:
         names = zip(replica.counter_names(), now, before, strict=True)
         name = next(name for name, value, earlier in names if value != earlier)
