@@ -1,7 +1,7 @@
-"""What a member needs of its device before its first generation, where sums stay there: memory that peers map, and kernels.
+"""Opens a member's device before its first generation. If sums stay there, it has memory that peers map, and kernels.
 
-Where either cannot be had, the run goes on as with a device whose gradients leave for host memory: the same bits, slower. That
-is told once.
+If either cannot be had, the run goes on as with a device whose gradients leave for host memory: the same bits, slower. The
+member tells so once.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from orchestrator.worker.model.shard_graphs import CudaRecorder, Recorder
 
 
 class Summing(NamedTuple):
-    """What a member adds up with on a device, be it a worker or a server."""
+    """The memory and the kernels with which a worker or a server adds up on a device."""
 
     regions: SharableRegions  # memory there that peers map
     kernels: Kernels  # that add there
 
 
 class Device(NamedTuple):
-    """Where a worker computes, and where its sums are made."""
+    """The device on which a worker computes, and the memory in which its sums are made."""
 
     staging: Staging  # of the model
     regions: SharableRegions | None = None  # memory there that peers map; None: sums are made in host memory
@@ -50,7 +50,8 @@ def opened(plan: Plan, tell: Callable[[str], None]) -> Device:
 
 
 def summing(plan: Plan, tell: Callable[[str], None]) -> Summing | None:
-    """Where a server of this plan adds up, if that is its device, where CUDA was started. tell: as `opened` takes it."""
+    """The memory and the kernels of a server that adds up on its device, where CUDA was started; None if it adds up in host
+    memory. tell: as `opened` takes it."""
     return _summing(tell) if plan.sums_stay_on_device else None
 
 

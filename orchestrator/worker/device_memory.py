@@ -1,7 +1,7 @@
-"""What a worker holds of its GPU by what it is for, and the error of one that has no memory left, with what helps most first.
+"""The GPU memory that a worker holds, by purpose, and the error of one that has none left, with what helps most first.
 
 The driver's calls for regions (`comm.transports.device_memory`) and torch's allocator do not know of each other, so both are
-counted here. Of the card's memory the rest is other processes', and what the driver keeps for each.
+counted here. The rest of the card's memory belongs to other processes, or is what the driver keeps for each.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def held(replica: Replica, optimizer: torch.optim.Optimizer, regions: Regions) -
 
 
 def shared_bytes(regions: Regions) -> int:
-    """That peers map, of a GPU; what lies in host memory does not count."""
+    """The bytes of GPU memory that peers map; host memory does not count."""
     return sum(each.size_bytes for each in regions.descriptors) if isinstance(regions, DeviceRegions) else 0
 
 
@@ -83,8 +83,8 @@ def _bytes_of(tensors: Iterable[torch.Tensor], there: torch.device) -> int:
 
 
 class Place(NamedTuple):
-    """Where memory ran out. card: its name; sharing: at most so many workers of the run share it; rows: of a micro-batch; lost:
-    whether the run has had more workers before."""
+    """The place where memory ran out. card: its name; sharing: at most so many workers of the run share it; rows: of a
+    micro-batch; lost: whether the run has had more workers before."""
 
     card: str
     sharing: int
@@ -158,7 +158,7 @@ _GRAPHS, _TENSORS, _UNUSED = "graphs", "activations, gradients and other tensors
 
 
 def _parts(now: Taken, holds: Held | None) -> dict[str, int]:
-    """What this process holds, by name. Live tensors of graphs lie in their pools."""
+    """The bytes that this process holds, by name. Live tensors of graphs lie in their pools."""
     known = holds or Held(0, 0, 0, 0, 0)
     return {
         _PARAMETERS: known.parameters,
@@ -171,7 +171,7 @@ def _parts(now: Taken, holds: Held | None) -> dict[str, int]:
 
 
 def _remedies(parts: dict[str, int], others: int, place: Place, plan: Plan, total: int) -> list[str]:
-    """What frees most comes first, as far as that can be guessed."""
+    """The remedies; the one that frees most comes first, as far as that can be guessed."""
     tensors, graphs, unused = parts[_TENSORS], parts[_GRAPHS], parts[_UNUSED]
     grows = any("expandable_segments:True" in os.environ.get(name, "") for name in _EXPANDABLE)
     found: list[tuple[float, str]] = []

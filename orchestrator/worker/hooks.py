@@ -1,6 +1,6 @@
 """A worker's part in one generation beside its steps: taking over or giving state, evaluating, reporting, saving.
 
-What it does not do: decide when. The loop decides, equally at every member.
+The loop decides when each is done, equally at every member.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from orchestrator.worker.pipeline_parallel.stage_state import StageState
 
 @dataclass
 class WorkerState:
-    """What a worker keeps between generations."""
+    """The objects that a worker keeps between generations."""
 
     plan: Plan  # of the run
     services: ProcessServices  # of the member's process
@@ -85,7 +85,7 @@ class WorkerState:
 
 
 class WorkerHooks:
-    """What a worker does in one generation beside its steps; implements `worker.loop.Hooks`."""
+    """A worker's part in one generation beside its steps; implements `worker.loop.Hooks`."""
 
     def __init__(self, state: WorkerState, workload: PipelineAdapter, generation: Generation, rank: int) -> None:
         self._state = state
@@ -138,7 +138,7 @@ class WorkerHooks:
         *,
         digest: bool,
     ) -> None:
-        # Where replicas run free, or a site sits out, what is done again comes out otherwise: the later generation counts.
+        # If replicas run free, or a site sits out, a repeated step gives another result: that of the later generation counts.
         differs = barrier is not None or self._state.plan.data.sits_out
         again = {"generation": self._generation.number} if differs else {}
         for line in lines[:-1]:
@@ -187,7 +187,7 @@ class WorkerHooks:
         return snapshot.run_state_of(state)
 
     def _wants(self, name: str) -> bool:
-        """Of what shards keep, that of those which are hosted here."""
+        """Whether this worker wants the tensor of that name: of what shards keep, only that of the shards hosted here."""
         return self._state.model_state.wants(name) and snapshot.shard_of(name) in (
             None,
             *self._state.model_state.shards,
@@ -207,8 +207,8 @@ class WorkerHooks:
             state_transfer.give(transport, generation.number, workers, state, entries, self.deadline_s)
 
     def _tell_run_states(self, transport: CancellableTransport) -> None:
-        """Of a model in stages: who has the parameters, but not all that is known of the run, is told that. Who has only the
-        sum by which they change applies that, with what it is told of the second vote."""
+        """For a model in stages: tell what is known of the run to members that have the parameters, but not all of that. A
+        member that has only the sum by which they change applies it, with what it is told of the second vote."""
         number, stream = self._generation.number, state_transfer.RUN
         for donor, recipient in self._generation.begin.run_states:
             if donor == self._rank:
@@ -223,7 +223,7 @@ class WorkerHooks:
                     self._services.emit(entry)
 
     def _move_rows(self, transport: CancellableTransport) -> None:
-        """What shards keep goes to their new hosts: one pair after the other, in an order that all know, so that no two wait
+        """Hand what shards keep to their new hosts: one pair after the other, in an order that all know, so that no two wait
         for each other."""
         generation, held, deadline_s = self._generation, self._state.model_state, self.deadline_s
         advances = self._state.loop.run_state.advances

@@ -36,7 +36,7 @@ Halted = Literal["finished", "regroup", "stop"]
 
 
 class Hooks(Protocol):
-    """What a worker and a server do differently in one generation, beside the step itself."""
+    """The parts of a generation, beside the step itself, that a worker and a server do differently."""
 
     def running(self) -> None:
         """The first step of this generation is committed."""
@@ -90,8 +90,8 @@ class Loop:
         return is_last and not run_state.evaluation_due
 
     def use_fallbacks(self, fallbacks: tuple[FallbackPair, ...]) -> None:
-        """Where replicas run free: since the last sync barrier these lost shards have gone on with what their fallbacks
-        keep."""
+        """Note, of replicas that run free, that these lost shards have gone on since the last sync barrier with what their
+        fallbacks keep."""
         self.run_state = self.run_state.with_fallbacks(fallbacks)
 
     def run(self, executor: Executor, exchange: Exchange, hooks: Hooks, *, saving: bool) -> Halted:
@@ -143,8 +143,9 @@ class Loop:
             self._heartbeat.heard("save")  # from now on it is due, wherever this member goes
 
     def _complete(self, exchange: Exchange, hooks: Hooks) -> None:
-        """Finish the last step: evaluate where that is due, then report. Of a model in stages all members take part in a
-        digest, so reporting may be interrupted too; then the evaluation is repeated with it, to have all equally far."""
+        """Finish the last step: evaluate where that is due, then report. In a model in stages all members take part in a
+        digest, so reporting may be interrupted too. Then the evaluation is repeated with it, so that all members are equally
+        far."""
         run_state, metrics = self.run_state, None
         if run_state.evaluation_due:
             step = run_state.steps - 1

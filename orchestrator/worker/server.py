@@ -134,7 +134,8 @@ class Server:
         return live(generation, heartbeat, connect, through, lambda: self.progress)
 
     def read_parameters(self, name: str | None, first: int, count: int | None) -> dict[str, Any]:
-        """What this server holds of a parameter (`HeldSlice.read`); empty while it holds nothing. From any thread."""
+        """The part of a parameter that this server holds (`HeldSlice.read`); empty while it holds nothing. From any
+        thread."""
         held = self._held
         return {} if held is None else held.read(name, first, count)
 

@@ -1,6 +1,6 @@
 """How a worker's part of a run is put together, by the way in which its replicas are synchronised: one class for each.
 
-What both have is the state of the replica and of its shards, memory that suits a generation, and an executor for it.
+Each has the state of the replica and of its shards, memory that suits a generation, and an executor for it.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ _DEATH_S: Final = 5.0  # until the death of another member is known
 
 @dataclass(frozen=True)
 class WorkerContext:
-    """What a worker has built before its first generation."""
+    """The objects that a worker has built before its first generation."""
 
     plan: Plan  # of the run
     workload: PipelineAdapter  # micro-batches and evaluation batches
@@ -79,7 +79,7 @@ class WorkerContext:
 
 @dataclass(frozen=True)
 class GenerationContext:
-    """What an executor is made for."""
+    """The generation that an executor is made for, with this worker's place in it."""
 
     generation: Generation  # the present one
     rank: int  # of this worker in it
@@ -89,7 +89,7 @@ class GenerationContext:
 
     @property
     def run_manifest(self) -> Mapping[str, Any]:
-        """What is known of the run once its pipeline is built."""
+        """The facts about the run that are known once its pipeline is built."""
         return self.generation.begin.run_manifest
 
     @property
@@ -166,7 +166,7 @@ class Strategy(Protocol):
 
 
 class _Unsplit:
-    """What executions have in common whose workers hold the whole model."""
+    """The common part of executions whose workers hold the whole model."""
 
     model_state: ReplicaState
 
@@ -268,13 +268,13 @@ class LockstepStrategy(_Unsplit):
         try:
             self._updater.divided.settle(place, nth, len(beside))
         except RunFailed:
-            # Whoever has that memory may have died just now, which its connections tell, or the driver.
+            # The worker that has that memory may have died just now: its connections tell so, or the driver.
             context.transport.poll((), _DEATH_S)
             raise
 
     def _consumer(self, context: GenerationContext) -> QueueConsumer | None:
-        """How this worker claims shards in a generation; None where nobody does. Whose queue is out of reach computes what was
-        assigned to it, and so do the others of its host."""
+        """How this worker claims shards in a generation; None where nobody does. If the shared queue cannot be opened, all
+        workers of this host compute only their assigned shards."""
         generation, rank, plan = context.generation, context.rank, self._plan
         if not shared_queue.goes(plan, context.run_manifest):
             return None
@@ -293,8 +293,8 @@ class LockstepStrategy(_Unsplit):
 
 
 def _contributing(context: WorkerContext, kept: Callable[[], State]) -> Contributing:
-    """What the shards of a lockstep run contribute. kept: what a shard keeps for a compression and of its samples before the
-    first step."""
+    """The contributions of the shards of a lockstep run. kept: what a shard keeps for a compression and of its samples before
+    the first step."""
     local, beat = context.plan.update.local, context.services.heartbeat.beat
     if local is None:
         return ShardGradients(context.workload, context.replica, context.before, kept)
@@ -304,8 +304,8 @@ def _contributing(context: WorkerContext, kept: Callable[[], State]) -> Contribu
 
 
 class _Free(_Unsplit):
-    """What executions have in common whose replicas are equal only at a sync barrier, and whose shards keep optimizers of their
-    own."""
+    """The common part of executions whose replicas are equal only at a sync barrier, and whose shards keep optimizers of
+    their own."""
 
     def __init__(self, context: WorkerContext) -> None:
         replica, plan = context.replica, context.plan

@@ -246,8 +246,8 @@ class Worker:
         return replace(ended, held=held, staged=staged, holds_sum=self._state.model_state.holds_sum)
 
     def save_alone(self) -> None:
-        """Between generations, when the driver is gone: write the state of the run as a checkpoint of one part, if this worker
-        has a whole one that is complete, and has not written its part with all others as they stopped."""
+        """Write the state of the run as a checkpoint of one part, between generations, when the driver is gone. Only a worker
+        does so that has the whole state, complete, and has not written its part with all others as they stopped."""
         state, generation = self._state, self._left
         if state is None or generation is None or not generation.writers or self._plan.cluster.members.stages > 1:
             return
@@ -356,7 +356,7 @@ class Worker:
         return device_memory.explained(doing, place, lambda: self._held(), self._plan)
 
     def _memory(self) -> dict[str, float]:
-        """Of the GPU, in bytes."""
+        """The GPU memory in use, in bytes, by name."""
         held = self._held()
         return cuda.memory() | ({} if held is None else held.told())
 
@@ -423,8 +423,8 @@ class Worker:
         return Loaders(recipe, data.loaders, lost, self._services.start)
 
     def _verified_loaders(self) -> InputAudit:
-        """What they have read up to their proof. A worker is ready when they are: whoever takes part in a generation while they
-        start would hold all others up."""
+        """The audit of what the loaders have read up to their proof. A worker is ready when they are: if it took part in a
+        generation while they start, it would hold all others up."""
         if self._loaders is None:
             return InputAudit()
         self._services.heartbeat.beat("prepare")

@@ -6,9 +6,9 @@
         send it, where the window has room    otherwise it is added to what is sent next
     ring, and rest
 
-A sync barrier is due after so many steps, where an evaluation or a checkpoint is due, at the end of the run, and when somebody
-asks for one: to regroup, to stop, to save. What decides is the sum of the clocks that a worker knows, so the run overshoots by
-a few updates.
+A sync barrier is due after so many steps, where an evaluation or a checkpoint is due, at the end of the run, and when
+somebody asks for one: to regroup, to stop, to save. The sum of the clocks that a worker knows decides, so the run overshoots
+by a few updates.
 """
 
 from __future__ import annotations

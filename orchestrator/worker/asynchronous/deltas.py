@@ -1,4 +1,4 @@
-"""What workers tell each other while they run free, and in which order it counts. Pure.
+"""The messages of workers that run free, and the order in which they count. Pure.
 
 A *delta* is the exact sum of some consecutive updates of one worker, its origin. Deltas of one origin are applied in their
 order, and one that has read another is applied after that one (causal delivery): otherwise an effect could be known where its

@@ -12,7 +12,7 @@ window of deltas:
 
 With a GPU all this is in its memory, but for what optimizers remember as of the last rest and for the next one.
 
-What it does not know: see `voting/footprint.py`.
+For memory that it does not count see `voting/footprint.py`.
 """
 
 from __future__ import annotations

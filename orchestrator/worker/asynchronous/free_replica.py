@@ -94,7 +94,7 @@ class FreeReplica:
         return self._x.numel()
 
     def rows(self) -> dict[int, State]:
-        """What the hosted shards keep."""
+        """The state that each hosted shard keeps."""
         return {shard: self._states.of(shard) for shard in self.shards}
 
     def start(self) -> torch.Tensor:
@@ -117,7 +117,7 @@ class FreeReplica:
             )
 
     def magnitudes(self) -> list[int]:
-        """Of the hosted shards' statistics. Raises NonFinite."""
+        """The magnitudes of the hosted shards' statistics. Raises NonFinite."""
         return self._statistics.magnitudes(self._updates.buffers())
 
     def counters(self) -> list[int]:

@@ -63,7 +63,7 @@ class Mixing:
         return cls(weights, graphs.spectral_gap(graphs.matrix(graph, shards)))
 
     def mixed(self, shard: int, models: Mapping[int, torch.Tensor]) -> torch.Tensor:
-        """What the shard's model changes by; models: of the shard and its neighbours, int64."""
+        """The change that mixing makes to the shard's model; models: of the shard and its neighbours, int64."""
         own = models[shard]
         change = torch.zeros_like(own)
         for other, weight in sorted(self.weights[shard].items()):
@@ -80,7 +80,8 @@ class Mixing:
 
 @dataclass(frozen=True)
 class Mean:
-    """Of all models. model: int64; fingerprint: of their sum; distances: of the hosted models from it, squared, by shard."""
+    """The mean of all models. model: int64; fingerprint: of their sum; distances: of the hosted models from it, squared, by
+    shard."""
 
     model: torch.Tensor
     fingerprint: int
@@ -129,7 +130,7 @@ class ShardModels:
         self._updates.begin(self._fixed, rows, buffers)
 
     def rows(self) -> dict[int, State]:
-        """What the hosted shards keep."""
+        """The state that each hosted shard keeps."""
         return {shard: self._states.of(shard) for shard in self.shards}
 
     def step(self, shard: int, reading: Reading) -> tuple[float | None, torch.Tensor]:

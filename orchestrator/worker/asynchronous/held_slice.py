@@ -5,12 +5,12 @@
     header, part  a delta that passes through: its updates, and what they add up to here
     rest      the base and the sum of the rest, which is what all replicas have then
 
-Integers may be added in any order, so deltas that come before the base count too. What is read is exact: the sum of the updates
-that `clocks` counts, as a micro-batch that has read just these would see it. Deltas come to a server causally: it has handed on
-whatever a delta has read. `read` is called from another thread than all the rest.
+Integers may be added in any order, so deltas that come before the base count too. A read is exact: it gives the sum of the
+updates that `clocks` counts, as a micro-batch that has read just these would see it. Deltas come to a server causally: it has
+handed on whatever a delta has read. `read` is called from another thread than all the rest.
 
-What it does not do: take part in the run. Replicas do not depend on it. What an async phase that is given up had added was
-never part of the run, as at the workers.
+It takes no part in the run: replicas do not depend on it. Updates of an async phase that is given up were never part of the
+run, as at the workers.
 """
 
 from __future__ import annotations
@@ -79,9 +79,9 @@ class HeldSlice:
             self._clocks = tuple(clocks)
 
     def read(self, name: str | None, first: int = 0, count: int | None = None) -> Answer:
-        """Of `count` elements of a parameter from `first` on, in the order of its memory, those that lie here: `{"part",
-        "clocks", "first", "values"}`, float32 as bytes. Without a name the clocks alone. With all parameters' names, shapes and
-        strides; empty until the base is here."""
+        """The part that lies here of `count` elements of a parameter from `first` on, in the order of its memory: `{"part",
+        "clocks", "first", "values"}`, float32 as bytes. Without a name the clocks alone. With all parameters' names, shapes
+        and strides; empty until the base is here."""
         slot = None if name is None else self._slots.get(name)
         at = slice(0, 0) if slot is None else self._overlap(slot, first, count)
         with self._lock:
@@ -98,7 +98,7 @@ class HeldSlice:
         return {"part": self._part, "clocks": clocks, "first": start, "values": values, "parameters": parameters}
 
     def _overlap(self, slot: Slot, first: int, count: int | None) -> slice:
-        """Where in this slice these elements of a tensor lie; a slice of nothing, where none of them do."""
+        """The place of these elements of a tensor in this slice; empty if none of them lie here."""
         begin = slot.offset + first
         end = slot.offset + (slot.elements if count is None else min(slot.elements, first + count))
         start = max(begin, self._place.start)

@@ -1,6 +1,6 @@
 """A server's part where replicas run free: it hands deltas on until the async phase ends, and adds at the rest.
 
-Where the topology lets it know of all updates, it also holds a slice of the parameters (`held_slice.py`).
+If the topology lets it know of all updates, it also holds a slice of the parameters (`held_slice.py`).
 """
 
 from __future__ import annotations

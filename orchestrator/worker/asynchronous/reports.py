@@ -1,6 +1,6 @@
-"""What members tell each other at a sync barrier: a vote, and then the updates of the async phase, each by its host. Pure.
+"""The messages of members at a sync barrier: a vote, and then the updates of the async phase, each by its host. Pure.
 
-The vote is one int64 vector, combined by maximum, as in lockstep (`exchange/step_report.py`):
+The vote is one int64 vector, combined by maximum, as in lockstep (`voting/step_report.py`):
 
     failing shard       shards - shard, so that the first failing shard wins
     evaluate, halt, save, busy   as in a step report

@@ -1,4 +1,4 @@
-"""What shards keep, as bytes that can be gathered: the length of a header, the header (JSON), then the tensors."""
+"""The state that shards keep, as bytes that can be gathered: the length of a header, the header (JSON), then the tensors."""
 
 from __future__ import annotations
 

@@ -32,8 +32,8 @@ _FLOOR = 1e-2  # magnitudes below it count as this much when a change is called 
 
 
 class Reading(NamedTuple):
-    """What a micro-batch is computed from. clock: of its shard; total: the sum of the clocks that were read; steps: of the run;
-    reductions: how often the plateau schedule has lowered the rate."""
+    """The clocks and counts that a micro-batch is computed from. clock: of its shard; total: the sum of the clocks that were
+    read; steps: of the run; reductions: how often the plateau schedule has lowered the rate."""
 
     clock: int
     total: int
@@ -110,7 +110,7 @@ class ShardUpdates:
         self._replica.flat.copy_(self._before)
 
     def residual(self) -> torch.Tensor | None:
-        """What the filter has held back of all hosted shards together, and forgets now; None where there is none."""
+        """The sum of what the filter has held back of all hosted shards, which it forgets now; None if there is none."""
         held, self._residuals = list(self._residuals.values()), {}
         return torch.stack(held).sum(0) if held else None
 

@@ -31,7 +31,7 @@ class Statistics:
 
     @property
     def start(self) -> int:
-        """Where the first one lies; elements before it are of parameters."""
+        """The offset of the first one in the layout; elements before it are of parameters."""
         return self._slots[0].offset if self._slots else self._replica.layout.size
 
     def magnitudes(self, hosted: Buffers) -> list[int]:

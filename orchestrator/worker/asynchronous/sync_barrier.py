@@ -31,10 +31,10 @@ from orchestrator.worker.voting.step_report import Requests, Shape
 
 
 class Replica(Protocol):
-    """What a worker does at a sync barrier, and a server does not: it has nothing to add, and nothing to take over."""
+    """A worker's part in a sync barrier. A server has none: it has nothing to add, and nothing to take over."""
 
     def report(self) -> BarrierReport:
-        """What this member votes."""
+        """The vote of this member."""
 
     def fault(self, shard: int) -> Exception | None:
         """The fault of a shard, if this member hosts it."""
@@ -70,8 +70,8 @@ class Nothing:
 
 @dataclass(frozen=True)
 class Terms:
-    """What a sync barrier has to know of the run. shape: the lengths of a report; steps: of the run; hosted: shards by worker,
-    in this generation."""
+    """The facts about the run that a sync barrier has to know. shape: the lengths of a report; steps: of the run; hosted:
+    shards by worker, in this generation."""
 
     shape: Shape
     steps: int
@@ -128,8 +128,8 @@ def synchronize(
 
 
 def _granted(requests: Requests, replayed: tuple[Mapping[str, Any], AsyncPhase] | None, *, further: bool) -> Requests:
-    """What is done of what members request: one evaluation and one checkpoint in a step at most, for by their steps they are
-    told apart; a replay evaluates where the run did. further: steps were completed since the last sync barrier."""
+    """The requests of members that are granted: at most one evaluation and one checkpoint in a step, since these are told
+    apart by their steps. A replay evaluates where the run did. further: steps were completed since the last sync barrier."""
     evaluate = (requests.evaluate and further) if replayed is None else replayed[0]["evaluate"]
     return replace(requests, evaluate=evaluate, save=requests.save and further)
 

@@ -1,11 +1,11 @@
 """Deltas between the members of one generation, on the routes of its topology: sent, handed on, and ended with a bell.
 
-Whoever ends its async phase rings: it sends a bell to all its peers, and nothing of the async phase after that. Who has rung
-and heard the bell of every peer has nothing of the async phase left in any of its links, and votes. One bell makes everybody
-ring, so a sync barrier needs no agreement beforehand.
+A member that ends its async phase rings: it sends a bell to all its peers, and nothing of the async phase after that. A
+member that has rung and heard the bell of every peer has nothing of the async phase left in any of its links, and votes. One
+bell makes everybody ring, so a sync barrier needs no agreement beforehand.
 
-Memory: an origin's delta lies in one of its slots until everybody has acknowledged it, which the window sees to; who hands a
-delta on keeps it in a slot of its own as long. So a slice may be read where it lies.
+Memory: an origin's delta lies in one of its slots until everybody has acknowledged it, which the window sees to. A member
+that hands a delta on keeps it in a slot of its own as long. So a slice may be read where it lies.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _PHASES: Final = (ASYNC_PHASE,)
 
 
 class Into(Protocol):
-    """Who is told of what comes: what a worker applies, or what a server holds."""
+    """The receiver of what comes: a worker applies it, a server holds it."""
 
     def header(self, header: Header) -> None:
         """A header has come."""
@@ -65,12 +65,12 @@ class DeltaMemory:
             self._relayed = self._regions.allocate(needed, torch.int64)
 
     def outgoing(self, number: int) -> torch.Tensor:
-        """Where this member's delta of that number lies, whole."""
+        """The memory of this member's delta of that number, whole."""
         start = number % self.window * self.layout.size
         return self._own[start : start + self.layout.size]
 
     def relayed(self, origin: int, part: int, number: int) -> torch.Tensor:
-        """Where this member keeps a slice that it hands on."""
+        """The memory in which this member keeps a slice that it hands on."""
         start = self._places[origin, part] + number % self.window * self._size(part)
         return self._relayed[start : start + self._size(part)]
 
@@ -191,6 +191,6 @@ class Traffic:
 
 
 def _hold(into: Into | None, received: Received) -> None:
-    """What is told to who holds a slice."""
+    """Pass the grid or the base on to a receiver that holds a slice."""
     if isinstance(into, HeldSlice) and received.note in (_GRID, _BASE):
         (into.grid if received.note == _GRID else into.base)(received.payload)

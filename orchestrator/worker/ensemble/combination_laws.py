@@ -1,4 +1,4 @@
-"""What every combination has to keep to: the tests hold those of the table to it, and a launch a user's own.
+"""The laws that every combination keeps. The tests hold those of the table to them, and a launch a user's own.
 
 probabilities    of the same shape as a member's, 0 or more, adding up to one
 unanimous        members that say the same are taken at their word: the most probable class is theirs
@@ -17,7 +17,7 @@ _CLOSE = 1e-9
 
 
 def problems(name: str, options: Mapping[str, Any], members: int) -> list[str]:
-    """What is wrong with a combination of the user's project; at most one sentence."""
+    """Says what is wrong with a combination of the user's project; at most one sentence."""
     return COMBINATIONS.judge(name, lambda: broken(name, options, members))
 
 

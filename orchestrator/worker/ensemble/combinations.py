@@ -25,7 +25,7 @@ from orchestrator.common.registry import Table
 if TYPE_CHECKING:
     from torch import Tensor
 
-# Of the whole with these weights, over the samples that weights are chosen on.
+# The loss of the whole with these weights, over the samples that weights are chosen on.
 Loss = Callable[[Sequence[float]], float]
 Rounds = Annotated[int, Field(ge=1, le=1000, description="How often a member is added.")]
 
@@ -66,9 +66,9 @@ class Mean(Equal):
 
 
 class Vote(Equal):
-    """Each member votes for its most probable class. The result is shares of M + 1 votes: the last one is divided among the
-    classes as the members' mean probability is, so that it decides where votes are equal, never against a majority, and no
-    class has the probability 0. A member for which two classes are equally probable votes for the first."""
+    """Each member votes for its most probable class. The result is shares of M + 1 votes. The last vote is divided among the
+    classes as the members' mean probability is. So it decides between classes with equal votes, never against a majority, and
+    no class has the probability 0. A member for which two classes are equally probable votes for the first."""
 
     def combine(self, outputs: Tensor, weights: Tensor) -> Tensor:
         chosen = outputs.argmax(-1, keepdim=True)
@@ -77,10 +77,10 @@ class Vote(Equal):
 
 
 class Weighted:
-    """A weighted mean of the members. Beginning with none, the member with which the loss of the whole becomes least is added,
-    over and over, the same one more than once if need be; a member's weight is how often it was added by the moment at which
-    the loss was least. Nothing is drawn and nothing differentiated, so the weights are whole shares and come out the same each
-    time.
+    """A weighted mean of the members. Members are added one after the other, each time the one with which the loss of the
+    whole becomes least; the same one may be added more than once. A member's weight is how often it was added by the moment
+    at which the loss was least. Nothing is drawn and nothing differentiated, so the weights are whole shares and come out the
+    same each time.
 
     Source: Caruana, Niculescu-Mizil, Crew, Ksikes, "Ensemble Selection from Libraries of Models" (2004), sections 2.1 and 2.2.
     """

@@ -1,7 +1,7 @@
 """How good an ensemble is, beside its members: over the same validation samples, through the pipeline's own loss and metrics.
 
-Where weights are chosen, half of the validation samples (drawn from the seed) are for that, and everything is judged by the
-other half: what a choice was made on says too much good of it.
+If weights are chosen, half of the validation samples (drawn from the seed) are for that, and everything is judged by the
+other half: the samples that a choice was made on say too much good of it.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Judge:
     seed: int
 
     def judge(self, model: EnsembleModel, digest: str, *, chooses: bool) -> Combined:
-        """Of a model whose weights have been chosen. Raises ConfigurationError, PipelineRaised."""
+        """Judge a model whose weights have been chosen. Raises ConfigurationError, PipelineRaised."""
         chosen_on, judged_by = self.halves(chooses=chooses)
         batches = self.batches(judged_by)
         watched = _Watched(model).eval()

@@ -24,7 +24,8 @@ _TINY = 1e-300  # below it float64 has not all of its digits
 
 @dataclass(frozen=True)
 class Form:
-    """What members return. output: `ensemble.output`; classes: the dimension in which the classes of logits lie."""
+    """The form of what members return. output: `ensemble.output`; classes: the dimension in which the classes of logits
+    lie."""
 
     output: Literal["logits", "values"]
     classes: int
@@ -75,7 +76,8 @@ class EnsembleModel(nn.Module):
         return stacked.movedim(classes if classes < 0 else classes + 1, -1).softmax(-1)
 
     def combined(self, outputs: Tensor, weights: Tensor | None = None) -> Tensor:
-        """What the whole makes of the members' outputs, in float32, as a member gives it. weights: others than its own."""
+        """The output of the whole for these outputs of the members, in float32, in the form that a member gives it. weights:
+        others than its own."""
         whole = self.combination.combine(outputs, self.weights if weights is None else weights)
         if self._form.output == "values":
             return whole.float()

@@ -18,7 +18,7 @@ from orchestrator.worker.ensemble.saved import load
 
 
 class Predictor:
-    """What pyfunc calls."""
+    """The object that pyfunc calls."""
 
     def __init__(self, model: EnsembleModel) -> None:
         self._model = model

@@ -1,4 +1,4 @@
-"""What the process that combines members is asked, and what it answers: two files of JSON.
+"""The request to the process that combines members, and its answer: two files of JSON.
 
 A process of its own, because it computes as the members' processes did (`run.arithmetic` is chosen before torch is loaded), and
 because data sets are made there, not in the driver.
@@ -55,7 +55,7 @@ Numbers = Mapping[str, float | None]
 
 @dataclass(frozen=True)
 class Combined:
-    """What an ensemble came to."""
+    """The result of combining members."""
 
     digest: str  # of the whole ensemble
     weights: Sequence[float]  # of the members, in order
@@ -70,7 +70,7 @@ class Combined:
     disagreed: Numbers  # metrics of the whole on the other half, on which they disagree most
 
     def as_dict(self) -> dict[str, Any]:
-        """What is no finite number is None there: JSON has none."""
+        """The fields, with None for each number that is not finite: JSON has no such numbers."""
         fields: dict[str, Any] = _finite(asdict(self))
         return fields
 

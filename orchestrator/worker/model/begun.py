@@ -50,7 +50,7 @@ def _read(begin: Begin) -> TrainingState:
 
 
 def _kept(named: Variant) -> set[str]:
-    """What the optimizer keeps of a parameter after a step."""
+    """The names of what the optimizer keeps of a parameter after a step."""
     with torch.random.fork_rng(devices=[]):
         model = torch.nn.Linear(2, 2)
     optimizer = optimizers.build(named.name, named.options, model)

@@ -2,7 +2,7 @@
 that the driver does it once (`rehearse`), so that what every worker would refuse is refused before anything is started
 (law 7).
 
-What it does not do: read data, or compute.
+It reads no data and computes nothing.
 """
 
 from __future__ import annotations
@@ -35,7 +35,8 @@ from orchestrator.pipeline import Pipeline, defines, find, naming
 from orchestrator.worker.model import begun, initial, moving_buffers
 
 _FEW_ROWS = 16  # with fewer the mean of a batch is a poor guess at the mean of the data
-# What torch calls of a module, with which arguments; a method of the user's may have the name and mean something else.
+# The methods that torch calls on a module, with their arguments; a method of the user's may have the name and mean something
+# else.
 _CALLED: Mapping[str, tuple[tuple[bool, ...], ...]] = {"train": ((), (True,)), "eval": ((),)}
 
 
@@ -87,7 +88,7 @@ def make_optimizer(pipeline: Pipeline, model: torch.nn.Module, plan: Plan) -> to
 
 
 def make_contribution(variant: Variant | None) -> Chain:
-    """What a shard makes of its gradient before the sum. Raises PipelineRaised, ConfigurationError."""
+    """The transforms of a shard's gradient before the sum. Raises PipelineRaised, ConfigurationError."""
     if variant is None:
         return Chain()
     with naming(f"building {variant.name}"):
@@ -119,8 +120,8 @@ class Rehearsal:
 def rehearse(plan: Plan) -> Rehearsal:
     """Build all three, check them as a worker does, and release them.
 
-    The data sets are not made, which may take long. What the pipeline itself raises is left to the workers, since it
-    may depend on what `datasets` finds. Raises ConfigurationError; leaves the process as it was.
+    The data sets are not made, which may take long. Exceptions of the pipeline itself are left to the workers, since they may
+    depend on what `datasets` finds. Raises ConfigurationError; leaves the process as it was.
     """
     try:
         with left_as_it_was(), warnings.catch_warnings(), open(devnull, "w") as nowhere, redirect_stdout(nowhere):
@@ -157,7 +158,7 @@ def _rehearse(plan: Plan) -> tuple[weakref.ref[torch.nn.Module], Rehearsal]:
 
 
 def layout_of(model: torch.nn.Module, moving: moving_buffers.Moving) -> Layout:
-    """Of what is exchanged of a model: its trained parameters, then the buffers of which all take the mean."""
+    """The layout of what is exchanged of a model: its trained parameters, then the buffers of which all take the mean."""
     trained = ((name, each) for name, each in model.named_parameters() if each.requires_grad)
     return Layout.of([*trained, *moving.means.items()])
 

@@ -35,7 +35,7 @@ def read(file: Path, name: str) -> dict[str, torch.Tensor]:
 
 
 def digest_of(tensors: Mapping[str, torch.Tensor]) -> str:
-    """Of a model with these parameters and buffers, as `numerics.digests.model_digest` gives it."""
+    """The digest of a model with these parameters and buffers, as `numerics.digests.model_digest` gives it."""
     whole = hashlib.sha256()
     for name, tensor in sorted(tensors.items()):
         digests.update(whole, name, tensor)

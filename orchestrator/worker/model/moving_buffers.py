@@ -119,7 +119,7 @@ class Moving:
 
 
 class BufferRemains:
-    """What the shards that one worker has computed leave in the buffers that are joined."""
+    """The values that the shards of one worker leave in the buffers that are joined."""
 
     def __init__(self, joined: Mapping[str, Buffers]) -> None:
         self._rules = [(RULES[rule], list(buffers.values())) for rule, buffers in joined.items() if buffers]
@@ -131,7 +131,7 @@ class BufferRemains:
         return bool(self._rules)
 
     def add(self, shard: int) -> None:
-        """What this shard has just left."""
+        """Add what this shard has just left in the buffers."""
         lowest = self._lowest
         self._lowest = shard if lowest is None else min(lowest, shard)
         if lowest is None:
@@ -146,7 +146,8 @@ class BufferRemains:
                 kept[i] = rule.join(new, kept[i]) if shard < lowest else rule.join(kept[i], new)
 
     def payload(self, first: int) -> torch.Tensor:
-        """What others have to know, as bytes; first: the first shard of all. First come the rules that want it of all."""
+        """The values that other workers have to know, as bytes; first: the first shard of all. First come the rules that want
+        it of all."""
         tensors = [
             kept
             for alone in (False, True)
@@ -156,7 +157,7 @@ class BufferRemains:
         return torch.cat([torch.empty(0, dtype=torch.uint8), *map(bytes_of, itertools.chain.from_iterable(tensors))])
 
     def joined(self, payloads: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """What all shards leave, in the order of the buffers. payloads: of all workers."""
+        """The values that all shards leave together, in the order of the buffers. payloads: of all workers."""
         found: list[list[torch.Tensor] | None] = [None] * len(self._rules)
         for payload in payloads:
             rest = payload

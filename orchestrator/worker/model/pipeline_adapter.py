@@ -1,7 +1,7 @@
 """The calls into the user's pipeline: batches from its datasets, losses and metrics from its functions, errors by name.
 
-All calls of the user's code in a step are here, so that every exception of it becomes one PipelineRaised that names the
-step and the shard, with the user's own frames in the message and the full traceback in `details`.
+All calls of the user's code in a step are here, so that every exception of it becomes one PipelineRaised that names the step
+and the shard. Its message has the user's own frames, and `details` the full traceback.
 """
 
 from __future__ import annotations
@@ -241,7 +241,7 @@ class PipelineAdapter:
         return self.streams is not None and self.streams.live
 
     def host_streams(self, shards: Sequence[int], log: Callable[[], StreamLog]) -> None:
-        """Where samples come in streams: those of other shards are closed. log: makes that of live ones."""
+        """Close the streams of all other shards, if samples come in streams. log: makes that of live ones."""
         if self.streams is not None:
             self.streams.host(shards)
         if self.is_live:
@@ -255,7 +255,7 @@ class PipelineAdapter:
             self.streams.verify(self.rows(0, 0), last[-1] + 1)
 
     def shard_state(self) -> State:
-        """What a shard keeps of its samples before the first step: nothing, where these have numbers."""
+        """The state of its samples that a shard keeps before the first step: empty if samples have numbers."""
         return {} if self.streams is None else self.streams.first()
 
     def verify(self, loaders: Loaders) -> None:
@@ -283,8 +283,8 @@ class PipelineAdapter:
             self._sampler.unlock(keys)
 
     def sampled_clients(self, step: int, shard: int) -> tuple[int, ...]:
-        """What a shard computes in a step of the run: itself, or the clients that it plays. Each is asked for in the place of a
-        shard."""
+        """The numbers that a shard computes in a step of the run: its own, or those of the clients that it plays. Each is
+        asked for in the place of a shard."""
         return self._sampler.sampled_clients(step, shard) if isinstance(self._sampler, PoissonSampler) else (shard,)
 
     def shard_of(self, step: int, client: int) -> int:
@@ -320,8 +320,8 @@ class PipelineAdapter:
         return self.graphs is not None and self.graphs.replayed
 
     def unread_loss(self, step: int, shard: int) -> tuple[float | torch.Tensor, float] | None:
-        """As `loss`. Where `graphs` are set, the loss is a tensor on the device, which may be infinite or no number: to look at
-        it is to wait for the device."""
+        """As `loss`. With `graphs` the loss is a tensor on the device, and may be infinite or NaN: a look at it would wait
+        for the device."""
         return self._computed(step, shard, self.graphs)
 
     def _computed(
@@ -418,7 +418,7 @@ class PipelineAdapter:
         return f" ({what} {listed(found)})" if found else ""
 
     def rows(self, step: int, shard: int) -> int:
-        """Of micro-batch (step, shard)."""
+        """The number of rows of micro-batch (step, shard)."""
         return len(self._known(step, shard).key.indices)
 
     @contextmanager
@@ -583,7 +583,7 @@ class PipelineAdapter:
         return f"{client}, shard {shard}"
 
     def _of_one_row(self, step: int, shard: int) -> str | None:
-        """What to do where batch normalisation found a single row in a client's micro-batch; None of others."""
+        """The remedy if batch normalisation found a single row in a client's micro-batch; None if it is not a client's."""
         if not isinstance(self._sampler, ClientSampler) or isinstance(self._sampler, PoissonSampler):
             return None
         samples = self._sampler.samples(step // self._steps_per_round, shard)
@@ -597,7 +597,7 @@ class PipelineAdapter:
         )
 
     def _indices(self, step: int, shard: int) -> Sequence[int]:
-        """Of the samples of micro-batch (step, shard), as the data set numbers them, or as its stream gives them."""
+        """The numbers of the samples of micro-batch (step, shard), in the data set or in the order of its stream."""
         known = None if self._foresight is None else self._foresight.known(step, shard)
         return self._drawn(step, shard) if known is None else known
 
@@ -614,7 +614,7 @@ class PipelineAdapter:
         key = micro_batch.key
         self.attendance.check(key.shard)
         if self._loaders is None or key.shard not in self._hosted:
-            # Of another worker, where there are loaders: they go on with what is hosted here.
+            # A shard of another worker is read here, also if there are loaders: they go on with the hosted shards.
             return self._staging.begin(self._counted(key, lambda: self._read(micro_batch)))
         following, self._following = self._following, None
         if following is not None and following[0] == key:
@@ -646,7 +646,7 @@ class PipelineAdapter:
         return batch
 
     def _wanted_behind(self, key: Key) -> Iterator[Key]:
-        """What this worker is to compute after a micro-batch, as far as is known."""
+        """The micro-batches that this worker is to compute after one, as far as is known."""
         rounds = range(0, self._steps + 1, self._steps_per_round)
         following = upcoming(key.step, key.shard, self._hosted, rounds, self._indices)
         return (each for each in following if not self.taken_by_other(each.step // self._steps_per_round, each.shard))
@@ -807,7 +807,7 @@ def loss_not_finite(mean: float, where: str) -> NonFinite:
 
 
 def _mean_and_weight(returned: Any, rows: int, where: str) -> tuple[torch.Tensor, float]:
-    """What loss() returned, checked: a scalar float tensor, alone or with its weight (rule A5)."""
+    """Check what loss() returned: a scalar float tensor, alone or with its weight (rule A5)."""
     loss, weight = _pair(returned, rows, where)
     return loss, _weight(weight, where)
 
@@ -843,7 +843,7 @@ def _weight(weight: Any, where: str) -> float:
 
 
 def _numbers(metrics: Any, where: str) -> dict[str, float]:
-    """What metrics() returned, checked and sorted by name: scalars, or numbers of Python or numpy."""
+    """Check what metrics() returned, and sort it by name: scalars, or numbers of Python or numpy."""
     if not isinstance(metrics, Mapping):
         raise PipelineRaised(
             f"metrics() ({where}) returned {_kind(metrics)}",

@@ -58,7 +58,8 @@ def innermost(stack: Iterable[FrameSummary]) -> list[str]:
 
 
 def nodes_of(root: torch.Tensor, without: Collection[Any] = ()) -> Iterator[Any]:
-    """Of the graph, those near the root first, as the backward pass meets them. without: these, and what leads to them."""
+    """The nodes of the graph, those near the root first, as the backward pass meets them. without: these, and what leads to
+    them."""
     waiting: list[Any] = [root.grad_fn]
     seen: set[Any] = {None, *without}
     for node in waiting:

@@ -66,7 +66,7 @@ class Replica:
         staging.move([*self._frozen.values(), *model.buffers()])
         self._move_into_flat_buffer(staging.device)
         self._buffers = dict(model.named_buffers())
-        # What each module holds, and what it held when the run began: a walk through the tree for each shard would cost more.
+        # The contents of each module, now and when the run began: a walk through the tree for each shard would cost more.
         self._held = [
             (kind, name, held, dict(held))
             for name, module in model.named_modules()
@@ -85,7 +85,7 @@ class Replica:
 
     @property
     def flat(self) -> torch.Tensor:
-        """The trainable parameters, as they lie in the layout. Whoever writes there calls `begin_step` afterwards."""
+        """The trainable parameters, as they lie in the layout. Call `begin_step` after writing there."""
         return self._flat
 
     def buffers(self) -> list[torch.Tensor]:
@@ -194,7 +194,7 @@ class Replica:
         self.begin_step()
 
     def moved(self) -> None:
-        """Whoever may do so has changed the parameters within a step: changes are looked for from here on."""
+        """Code that may do so has changed the parameters within a step: changes are looked for from here on."""
         self._marks = _marks(self._parameters.values())
         self._watched = [(name, bits, bits.clone()) for name, bits in self._views]
 

@@ -4,9 +4,9 @@
     the next one                    It is computed eagerly and done again. It is compared, too, since its contents are others.
     later ones                      They are done again, in one call where a model takes thousands.
 
-What a recording cannot hold is computed eagerly, with the same bits, and told once. Such are control flow that depends on data,
-another shape in each batch, random numbers of the processor, and a loss that depends on the step. On a card the recording is a
-CUDA graph.
+A pass that cannot be recorded is computed eagerly, with the same bits, and told once. Reasons are control flow that depends
+on data, another shape in each batch, random numbers of the processor, and a loss that depends on the step. On a card the
+recording is a CUDA graph.
 
 The gradients of a recording lie in the same place each time: they are added up before the next micro-batch.
 """
@@ -204,7 +204,7 @@ class _Recorded:
         return self._batch
 
     def run(self, work: Work) -> None:
-        """What is recorded."""
+        """The forward and backward pass that is recorded."""
         for parameter in self._replica.parameters:
             parameter.grad = None
         self.judged = work.whole(self._batch)
@@ -229,7 +229,7 @@ def _bits(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _reason(error: Exception) -> str:
-    """What cannot be recorded, with the line of the user's code that does it."""
+    """The operation that cannot be recorded, with the line of the user's code that calls it."""
     what = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
     if gpu_memory.ran_out(error):
         return f"the GPU has no memory for a recording, which keeps what its passes need: {what}"

@@ -2,14 +2,14 @@
 
 A shard's state is computed with its contribution, before the vote; written then, it would be ahead of a step that is repeated
 or given up. So it is staged, and takes effect with the step. A worker that is a step behind the others has not committed what
-they have; but they could not have committed it without this worker's contribution, so what it has staged is the state of its
-shards after that step, and takes effect when it takes their state over.
+they have. They could not have committed it without this worker's contribution, so what it has staged is the state of its
+shards after that step. It takes effect when the worker takes over the others' state.
 
 The state of a shard that is no longer hosted is kept until the next step commits: until then it may be that nobody else has
 it, since a handover can be interrupted anywhere. With the step it is too old for anything.
 
-Where there is memory that outlives the process (`member/shard_slots.py`), the states lie there too: what the shards of a dead
-worker keep is found by every other worker that sees that memory, as if it had hosted them itself.
+If there is memory that outlives the process (`member/shard_slots.py`), the states lie there too. Every other worker that sees
+that memory finds the states of a dead worker's shards, as if it had hosted them itself.
 """
 
 from __future__ import annotations

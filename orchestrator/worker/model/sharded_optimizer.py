@@ -67,9 +67,10 @@ class Piece(NamedTuple):
 
 
 class HostMemory:
-    """What the workers of a host share. made: the new parameters; kept: by name, the two versions of what the optimizer keeps
-    of each element. stamps: by version and piece, and then of `made`, one more than the steps that are in it; 0: none, or torn.
-    `made` has one of its own: a run that goes back to a checkpoint finds an older version, but not the parameters to it."""
+    """The memory that the workers of a host share. made: the new parameters; kept: by name, the two versions of what the
+    optimizer keeps of each element. stamps: by version and piece, and then of `made`, one more than the steps that are in it;
+    0: none, or torn. `made` has one of its own: a run that goes back to a checkpoint finds an older version, but not the
+    parameters to it."""
 
     def __init__(self, fd: int, size: int, kept: Sequence[str], pieces: int) -> None:
         """fd: becomes this object's. Raises MemoryError when the memory is not there now."""
@@ -304,7 +305,7 @@ class ShardedOptimizer:
         return place if key in self._keys else value.clone()
 
     def _keep(self, memory: HostMemory, version: int, piece: Piece, entry: dict[str, Any]) -> None:
-        """What the optimizer has made anew instead of writing where the state lay."""
+        """Copy into the shared memory what the optimizer has made anew instead of writing where the state lay."""
         for key in self._keys:
             value = entry.get(key)
             if isinstance(value, torch.Tensor):

@@ -9,8 +9,8 @@
 torch's own `Optimizer.load_state_dict` is not used: it casts state to the dtype of the parameter, so float64 state comes back
 rounded, and it hands tensors over without a copy. Here a state has to fit exactly, or nothing is changed.
 
-What this does not keep: gradients, hooks, a module's get_extra_state, attributes of an optimizer outside state and groups (none
-of `optim.optimizers.OPTIMIZERS` has one that matters to its bits).
+Not kept are gradients, hooks, a module's get_extra_state, and attributes of an optimizer outside state and groups (none of
+`optim.optimizers.OPTIMIZERS` has one that matters to its bits).
 """
 
 from __future__ import annotations
@@ -110,7 +110,7 @@ def rows_of(tensors: Mapping[str, torch.Tensor]) -> dict[int, dict[str, torch.Te
 
 
 def shard_of(name: str) -> int | None:
-    """Whose a tensor of this name is, of what shards keep."""
+    """The shard that keeps a tensor of this name; None if no shard does."""
     return int(name.removeprefix(_SHARD).partition("/")[0]) if name.startswith(_SHARD) else None
 
 
@@ -172,8 +172,8 @@ def placed(
 
 
 def _beside(parameter: torch.Tensor, group: dict[str, Any], key: str, value: Any, *, moves: bool) -> Any:
-    """What an optimizer keeps of a parameter, on the device where its step looks for it. moves: whether what is of elements may
-    have come from a run on a processor."""
+    """A value that an optimizer keeps of a parameter, on the device where its step looks for it. moves: whether what is of
+    elements may have come from a run on a processor."""
     if not isinstance(value, torch.Tensor):
         return value
     if key == "step" and "fused" in group:

@@ -11,10 +11,11 @@ without `state_dict` is opened again at its epoch, and its samples are taken up 
 Before each sample the generators of the process are seeded for it, so a sample is the same whether it is taken in its step or
 passed over.
 
-A live stream gives each sample once, so none is taken anew: its next host opens it, with its state where it has one. What it
-gave is written to a log (`checkpoint.stream_log`) before it counts, and what the log holds behind a place is taken from there.
+A live stream gives each sample once, so none is taken anew: its next host opens it, with its state where it has one. Its
+samples are written to a log (`checkpoint.stream_log`) before they count, and those that the log holds behind a place are
+taken from there.
 
-Where a mode keeps no rows (replicas that run free, a model in stages) samples are passed over from the first one on.
+If a mode keeps no rows (replicas that run free, a model in stages), samples are passed over from the first one on.
 """
 
 from __future__ import annotations
@@ -95,7 +96,7 @@ class StreamReaders:
             )
 
     def secure(self, step: int, shards: Iterable[int]) -> None:
-        """Of live streams: write what these shards have taken for a step. Raises RunFailed."""
+        """Write to the log of live streams what these shards have taken for a step. Raises RunFailed."""
         if self.live:
             assert self.log is not None
             self.log.put(step, {shard: self._reader(shard).streamed() for shard in shards})
@@ -157,7 +158,7 @@ _END = object()
 
 
 class _Reader:
-    """One shard's samples. What was read since the last `settle` is kept, since a step may be repeated."""
+    """One shard's samples. Those read since the last `settle` are kept, since a step may be repeated."""
 
     def __init__(
         self,
@@ -181,7 +182,8 @@ class _Reader:
         self._restart(first)
 
     def catch_up(self, samples: Mapping[int, StreamedSamples]) -> None:
-        """Of a live stream: keep what was taken already behind this place, and go on behind that. samples: by its first."""
+        """Keep the samples of a live stream that were taken already behind this place, and go on behind them. samples: by its
+        first."""
         self.is_new = False
         row = None
         while (each := samples.get(self._end)) is not None:
@@ -200,7 +202,7 @@ class _Reader:
         self._trim(taken)
 
     def read(self, indices: range, where: str) -> list[Any]:
-        # What begins anew shows whether it gives the same again.
+        # A stream that is opened anew shows whether it gives the same samples again.
         if not self._live and (indices.start < self._begin or not indices.start):
             usable = self._settled is not None and _taken(self._settled) <= indices.start
             self._restart(self._settled if usable and self._settled is not None else self._first)

@@ -75,8 +75,8 @@ class Updater:
         agreed: Sequence[torch.Tensor | None],
         result: torch.Tensor,
     ) -> None:
-        """Where the workers of a host divide the update: make this worker's part of what `apply` is to take, with the same
-        arguments. Until then nothing of a step is changed."""
+        """Make this worker's part of what `apply` is to take, with the same arguments, if the workers of a host divide the
+        update. Nothing of a step is changed before `apply`."""
         self._made = None
         if self.divided is None or not self.divided.divides:
             return

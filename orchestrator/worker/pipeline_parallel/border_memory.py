@@ -1,8 +1,8 @@
 """Memory of a device in which a stage leaves activations and gradients, for stages of the same host to read in place.
 
-Each shard has a place for what goes on and one for what goes back. What is there stays until the next attempt of a step. By
-then all have voted, and a vote says that its sender has read all that it was sent. What does not fit, or has no place, travels
-through host memory.
+Each shard has a place for what goes on and one for what goes back. Contents stay until the next attempt of a step. By then
+all have voted, and a vote says that its sender has read all that it was sent. Tensors that do not fit, or have no place,
+travel through host memory.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _ALIGNMENT: Final = 512  # bytes
 
 
 class BorderMemory:
-    """Of one worker. onward_bytes, back_bytes: of the tensors of a shard."""
+    """The border memory of one worker. onward_bytes, back_bytes: of the tensors of a shard."""
 
     def __init__(self, regions: Regions, onward_bytes: int, back_bytes: int) -> None:
         self._regions = regions
@@ -37,7 +37,7 @@ class BorderMemory:
             self._memory = self._regions.allocate(needed, torch.uint8)
 
     def place(self, shard: int, *, onward: bool) -> torch.Tensor | None:
-        """Of a shard, as bytes; None where it has none."""
+        """The place of a shard, as bytes; None if it has none."""
         if shard not in self._shards:
             return None
         start = self._shards[shard] * (self._onward + self._back)
@@ -47,7 +47,7 @@ class BorderMemory:
 
 
 def bytes_of_places(onward_bytes: int, back_bytes: int, shards: int) -> int:
-    """What a worker takes for so many shards, as far as they have places."""
+    """The bytes that a worker takes for so many shards, as far as they have places."""
     each = _aligned(onward_bytes) + _aligned(back_bytes)
     return min(shards, _MOST_BYTES // each) * each if each else 0
 

@@ -1,8 +1,8 @@
-"""What crosses a border between two stages, as values: tensors to the bit and the byte of their address, and generators.
+"""The values that cross a border between two stages: tensors, to the bit and the byte of their address, and generators.
 
 A tensor arrives with its stride and its address modulo 512: both can change the bits of a product or of a sum. The states of
-the generators travel with activations and with gradients, since the unsplit computation draws from them in one sequence. What
-is packed lies where it was computed. A message carries it through host memory or leaves it on the device, and what arrives
+the generators travel with activations and with gradients, since the unsplit computation draws from them in one sequence. A
+packed value lies where it was computed. A message carries it through host memory or leaves it on the device; on arrival it
 goes to where this stage computes.
 """
 

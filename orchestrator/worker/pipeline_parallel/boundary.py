@@ -1,4 +1,5 @@
-"""What the members of a model in stages do together between steps: evaluate, take digests, put a checkpoint's values together.
+"""The members of a model in stages between steps: together they evaluate, take digests, and put a checkpoint's values
+together.
 
 evaluation   a validation batch goes through the stages as a micro-batch does, forward only: its loss, then its metrics
 digest       one member hashes all tensors in the order of their names, whose owners send them piece by piece
@@ -200,7 +201,7 @@ class Stages:
         return tensor
 
     def _gather(self, phase: int, values: Mapping[str, Any]) -> list[Any]:
-        """What each member tells, by rank."""
+        """The values that each member tells, by rank."""
         self._calls += 1
         payload = torch.frombuffer(bytearray(json.dumps(values).encode()), dtype=torch.uint8)
         return [json.loads(each.numpy().tobytes()) for each in self._exchange.gather(self._calls, 0, phase, payload)]

@@ -1,8 +1,9 @@
 """The second vote of a step, which commits it where the model is cut into stages (docs/architecture.md).
 
-A worker applies the sum of its stage only when every worker of every stage has told that it has its own. With that travel
-what no stage has of the others: the parts of the gradient's fingerprint, and norms for clipping. Whoever missed the end of
-the vote gets what was agreed on from one who heard it (`RunState.second_vote`), and applies the sum that it holds.
+A worker applies the sum of its stage only when every worker of every stage has told that it has its own. The vote also
+carries what no stage has of the others: the parts of the gradient's fingerprint, and norms for clipping. A worker that missed
+the end of the vote gets what was agreed on from one that heard it (`RunState.second_vote`), and applies the sum that it
+holds.
 """
 
 from __future__ import annotations

@@ -24,7 +24,7 @@ _REMEDY: Final = "name modules at which stages begin in the pipeline's stages(se
 
 @dataclass(frozen=True)
 class Cuts:
-    """Where a model is cut into stages, and what crosses there."""
+    """The borders at which a model is cut into stages, and what crosses there."""
 
     borders: tuple[str, ...]  # the modules at whose first call stages 1, 2, ... begin
     hosted: tuple[frozenset[str], ...]  # by stage, the parameters and buffers that it uses
@@ -44,12 +44,12 @@ class Cuts:
         return frozenset(name for name, owner in self.owners.items() if owner == stage)
 
     def guests(self, stage: int) -> frozenset[str]:
-        """What this stage uses and another one owns."""
+        """The parameters and buffers that this stage uses and another one owns."""
         return frozenset(name for name in self.hosted[stage] if self.owners[name] != stage)
 
     @property
     def tied(self) -> tuple[str, ...]:
-        """What several stages use, sorted."""
+        """The parameters and buffers that several stages use, sorted."""
         return tuple(sorted(name for name in self.owners if sum(name in held for held in self.hosted) > 1))
 
 

@@ -1,11 +1,11 @@
 """Tensors with a shape and no value: what the code before a stage's border runs on.
 
-A stage runs the user's own `loss(model, batch)` from its first line. What other stages compute is a `FakeTensor` there:
-operations on it give others, on torch's "meta" device. Once the border has been reached, a fake tensor that has come over it
-has a value, which takes its place in every operation; of any other fake tensor no operation is possible any more. torch's
+A stage runs the user's own `loss(model, batch)` from its first line. Results of other stages are `FakeTensor`s there:
+operations on them give others, on torch's "meta" device. Once the border has been reached, a fake tensor that has come over
+it has a value, which takes its place in every operation. On any other fake tensor no operation is possible any more. torch's
 own `FakeTensor` has a device and no value either, but nothing that could take its place later.
 
-What it does not do: know which values come over a border (`replay.py`), or which may (`survey.py`).
+It does not know which values come over a border (`replay.py`), or which may (`survey.py`).
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from typing import Any, Final, NamedTuple, Protocol
 import torch
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
-# What reads the value of a tensor into Python.
+# Functions that read the value of a tensor into Python.
 VALUE_READS: Final = frozenset(
     {"item", "__bool__", "__int__", "__float__", "__index__", "__complex__", "tolist", "numpy", "__array__", "nonzero"}
     | {"__contains__", "equal", "allclose", "is_nonzero", "unique", "argwhere", "data_ptr"}
 )
-# What asks about a tensor and needs no value.
+# Functions that ask about a tensor and need no value.
 ABOUT: Final = frozenset(
     {
         "shape",
@@ -84,7 +84,7 @@ class ValueNeeded(Exception):
 
 
 class Watcher(Protocol):
-    """What a fake tensor asks when it is used."""
+    """Tells a fake tensor its value when it is used."""
 
     def value_of(self, fake: FakeTensor) -> torch.Tensor | None:
         """Its value, which `fake.value` is once it is set; None before the border. Raises ValueNeeded behind it, where
@@ -176,7 +176,7 @@ def name_of(func: Callable[..., Any]) -> str:
 
 
 def read_by(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
-    """Of the arguments of a torch function of this name those whose values it reads into Python, or into a shape."""
+    """The arguments of a torch function of this name whose values it reads into Python, or into a shape."""
     if name == "__getitem__":
         entries = args[1] if isinstance(args[1], tuple) else (args[1],)
         return [entry for entry in entries if isinstance(entry, torch.Tensor) and entry.dtype in _MASKS]
@@ -190,7 +190,8 @@ _SELECTIONS: Final = ("__getitem__", "masked_select")
 
 
 def _selected(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-    """What masks select whose values are here, of a fake tensor: by numbers, as their shapes alone tell nothing."""
+    """The elements of a fake tensor that masks select whose values are here: by indices, as the shapes of masks alone tell
+    nothing."""
     if name == "masked_select":
         whole, mask = kwargs.get("input", args[0] if args else None), kwargs.get("mask", args[-1] if args else None)
         shape = torch.broadcast_shapes(whole.shape, mask.shape)  # type: ignore[no-untyped-call]
@@ -260,8 +261,8 @@ def _is_foreign(tensor: torch.Tensor) -> bool:
 
 
 class _Recipe(NamedTuple):
-    """What an operation gives on shapes. leaves: of its result: which leaf of the arguments it is, or None; whether it is a new
-    tensor; that on the meta device, or a value."""
+    """The result of an operation on shapes. leaves: of its result: which leaf of the arguments it is, or None; whether it is
+    a new tensor; that on the meta device, or a value."""
 
     leaves: tuple[tuple[int | None, bool, Any], ...]
     spec: Any

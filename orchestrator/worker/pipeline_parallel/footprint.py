@@ -1,7 +1,7 @@
 """How much memory the worker of a stage needs for its parameters, gradients, sums, the optimizer's state, and for what crosses
 its borders on a GPU. Pure.
 
-What it does not know: partial sums, and what `voting/footprint.py` does not.
+It does not know partial sums, and what `voting/footprint.py` does not.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ _WHILE_PREPARING: Final = 8  # bytes of each parameter of the whole model, with 
 
 
 def preparing_bytes(parameters: int) -> int:
-    """Of host memory, while a worker has the whole model of so many parameters, to cut it and to prove the cut."""
+    """The bytes of host memory that a worker needs while it has the whole model of so many parameters, to cut it and to prove
+    the cut."""
     return _WHILE_PREPARING * parameters
 
 
@@ -45,7 +46,7 @@ def stage_needs(parameters: int, plan: Plan, onward_bytes: int = 0, back_bytes: 
 
 
 def sentence(stages: Mapping[str, Any], parameters: int, plan: Plan) -> str:
-    """Where the model of so many parameters is cut, what each stage holds and about needs for it, and its part of the
+    """Says where the model of so many parameters is cut, what each stage holds and about needs for it, and its part of the
     computation."""
     begins = ["the first layers", *stages["borders"]]
     each = zip(begins, stages["parameters"], by_stage(stages, plan), stages["shares"], strict=True)

@@ -1,4 +1,4 @@
-"""What a member of a stage exchanges with the members of other stages in one generation: border messages of its program, and
+"""The exchange of a member of a stage with the members of other stages in one generation: border messages of its program, and
 the values of what several stages use."""
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class StageTensors(Protocol):
 
 @dataclass(frozen=True)
 class Wire:
-    """What members of stages have of each other in one generation."""
+    """The connection between members of stages in one generation."""
 
     transport: Transport  # between them
     generation: int  # its number
@@ -42,7 +42,7 @@ class Wire:
 
 
 class Links:
-    """What one member of a stage exchanges with the members of other stages."""
+    """The exchange of one member of a stage with the members of other stages."""
 
     def __init__(
         self,
@@ -69,14 +69,14 @@ class Links:
         self._refreshed = 0
 
     def from_before(self, task: Task, when: tuple[int, int]) -> Message | None:
-        """What the stage before has sent of this shard; None where there is no such stage."""
+        """The message of the stage before on this shard; None if there is no such stage."""
         return self.take_from_before((*when, messages.ACTIVATIONS, task.shard))
 
     def take_from_before(self, tag: messages.BorderTag) -> Message | None:
         return None if self.stage == 0 else self._border.receive(self.hosts[self.stage - 1][tag[3]], tag)
 
     def from_behind(self, task: Task, when: tuple[int, int]) -> Message | None:
-        """What the stage behind has sent of this shard; None where there is no such stage."""
+        """The message of the stage behind on this shard; None if there is no such stage."""
         tag = (*when, messages.GRADIENTS, task.shard)
         return None if self.is_last else self._border.receive(self.hosts[self.stage + 1][task.shard], tag)
 
@@ -91,8 +91,8 @@ class Links:
     def after_the_last(
         self, tag: messages.BorderTag, drawn: Generators | None, seeded: Generators | None
     ) -> Message | None:
-        """What the last stage tells all others of a shard: the generators as it has left them, None for nothing. Returns
-        what it has told; None there."""
+        """The last stage sends all others the generators as it has left them after a shard, None for nothing. Returns its
+        message; None at the last stage."""
         *before, last = [stage[tag[3]] for stage in self.hosts]
         if not self.is_last:
             return self._border.receive(last, tag)

@@ -33,7 +33,8 @@ from orchestrator.worker.pipeline_parallel.border_values import (
 
 # Phases, beside those of engine.exchange.collectives.
 ACTIVATIONS, GRADIENTS, DONE, NORMS, TIED, DIGESTED, DIGEST, SAVING, EVALUATED, DRAWN = range(64, 74)
-# Where a member waits for another stage, and whether it then goes on with what it did (`CancellableTransport.waits`).
+# The phases in which a member waits for another stage, and whether it then goes on with what it did
+# (`CancellableTransport.waits`).
 WAITS: Final = {ACTIVATIONS: True, GRADIENTS: True, TIED: True, DONE: False, NORMS: False}
 
 _LEFT: Final = 1  # the piece of a message that says where tensors were left
@@ -72,7 +73,7 @@ class Border:
         self._transport.flush(self._timeout_s)
 
     def receive(self, peer: int, tag: BorderTag) -> Message:
-        """What `activations` and `gradients` read."""
+        """Receive a message, which `activations` or `gradients` reads."""
         received = self._transport.receive(peer, Tag(self._generation, *tag), self._timeout_s)
         if received.note >= 0:
             return Message(received.payload, received.note)
@@ -80,7 +81,7 @@ class Border:
         return Message(received.payload, -received.note, left.payload)
 
     def _place(self, peer: int, tag: BorderTag) -> torch.Tensor | None:
-        """Where tensors of this message may be left for the peer."""
+        """The memory in which tensors of this message may be left for the peer; None if they have to travel."""
         _, _, phase, shard = tag
         if self._memory is None or phase not in (ACTIVATIONS, GRADIENTS) or self._transport.travels(peer):
             return None
@@ -116,7 +117,7 @@ def encode(message: Activations | Gradients, seeded: Seeded, place: torch.Tensor
 
 
 def _offsets(bodies: Sequence[torch.Tensor]) -> list[int]:
-    """Where each begins, in bytes, and the end of all."""
+    """The start of each, in bytes, and the end of all."""
     return list(itertools.accumulate((-(-body.nbytes // TOGETHER) * TOGETHER for body in bodies), initial=0))
 
 
@@ -131,7 +132,7 @@ def _left(bodies: Sequence[torch.Tensor], place: torch.Tensor) -> torch.Tensor |
 
 
 def activations(message: Message, seeded: Seeded) -> Activations | None:
-    """What `encode` made of them; None where nothing comes."""
+    """The activations that `encode` packed; None if nothing comes."""
     if message.note == 0:
         return None
     header, border_values, generators = _decoded(message, seeded)
@@ -194,7 +195,7 @@ def _described(border_value: BorderValue) -> list[Any]:
 
 
 def _changed(now: Generators, seeded: Seeded) -> tuple[dict[str, Any], list[torch.Tensor]]:
-    """What differs from the states of the seed: values for the header, and bytes."""
+    """The differences from the states of the seed: values for the header, and bytes."""
     changed: dict[str, Any] = {}
     states: list[torch.Tensor] = []
     for number, (state, before) in enumerate(zip(now.of_torch, seeded.of_torch, strict=True)):

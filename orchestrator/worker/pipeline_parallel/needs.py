@@ -1,9 +1,10 @@
-"""What a worker needs for a model in one stage, in two, and so on, found in this process without starting anything.
+"""The memory that a worker needs for a model in one stage, in two, and so on, found in this process without starting
+anything.
 
 Model and data are made as a worker makes them, and where the whole model does not do, one micro-batch is computed, to see where
 it can be cut (`planning.py`).
 
-What it does not know: activations and batches (`voting.footprint`).
+It does not know activations and batches (`voting.footprint`).
 """
 
 from __future__ import annotations

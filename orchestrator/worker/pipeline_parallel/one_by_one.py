@@ -26,9 +26,9 @@ from orchestrator.worker.pipeline_parallel.replay import Stage
 
 
 def fingerprint(workload: PipelineAdapter, replica: Replica, cuts: Cuts, staging: Staging) -> str:
-    """Of the loss, of the gradients and of the buffers as each stage leaves them, which is computed twice. Empty where the
-    micro-batch has no rows, weighs nothing or fails, as its step will. The model is in host memory, and is left as it was.
-    Raises PipelineRaised where the device failed of it; Inconsistent where it gives other bits the second time."""
+    """The fingerprint of the loss, the gradients and the buffers as each stage leaves them, after computing them twice. Empty
+    where the micro-batch has no rows, weighs nothing or fails, as its step will. The model is in host memory, and is left as
+    it was. Raises PipelineRaised where the device failed of it; Inconsistent where it gives other bits the second time."""
     first, again = (_digests(workload, replica, cuts, staging) for _ in range(2))
     differing = next((name for name, bits in first.items() if again.get(name) != bits), None)
     if differing is not None:
@@ -92,7 +92,7 @@ class _OneByOne:
         return found
 
     def _arrived(self, call: Call, seeded: Generators) -> list[Activations | None]:
-        """What comes to each stage."""
+        """The activations that come to each stage."""
         arrived: list[Activations | None] = [None]
         for index in range(self._cuts.stages - 1):
             with self._there(index) as stage:

@@ -1,5 +1,5 @@
-"""Where the model of a run would be cut, found on this machine before anything is started: model and data are made as a worker
-makes them, and one micro-batch and one validation batch are computed."""
+"""Finds where the model of a run would be cut, on this machine, before anything is started. Model and data are made as a
+worker makes them, and one micro-batch and one validation batch are computed."""
 
 from __future__ import annotations
 

@@ -4,10 +4,11 @@
     own      from the call of the border's module on, on the activations that have come over it
     end      the call at which the next stage begins ends the run; its arguments, and earlier outputs, go on
 
-The unsplit backward pass runs in descending order of creation, so it is the stages' backward passes one after the other, if
-what comes from behind begins as a root: gradients of a stage's activations, and of parameters that later stages use too.
+The unsplit backward pass runs in descending order of creation. So it is the stages' backward passes one after the other, if
+the gradients that come from behind begin as roots: those of a stage's activations, and of parameters that later stages use
+too.
 
-What it does not do: seed, send, decide what crosses (`cuts.py`), or keep a shard's buffers.
+It does not seed, send, decide what crosses (`cuts.py`), or keep a shard's buffers.
 """
 
 from __future__ import annotations
@@ -42,8 +43,8 @@ _REMEDY: Final = (
 
 
 class Record(NamedTuple):
-    """What a stage keeps of a forward pass for the backward pass. roots: tensors from which gradients flow; arrivals: of the
-    activations that came, where their gradients are put."""
+    """The part of a forward pass that a stage keeps for the backward pass. roots: tensors from which gradients flow;
+    arrivals: of the activations that came, where their gradients are put."""
 
     roots: Sequence[torch.Tensor]
     arrivals: Sequence[dict[str, torch.Tensor] | None]
@@ -146,7 +147,7 @@ class Stage:
         ]
 
     def close(self) -> None:
-        """Of several stages of a model, the last one first."""
+        """Take stubs and hooks off the model. Close several stages in reverse order."""
         if self._stubs is not None:
             self._stubs.close()
         for handle in self._handles:
@@ -194,7 +195,7 @@ class Stage:
         return Forward(Record([], walk.arrivals), None, value)
 
     def _alone(self, call: Callable[[], Any], came: Activations | None) -> Forward:
-        """What uses nothing of the model: the generators come to the last stage, which calls it."""
+        """A call that uses nothing of the model: the generators come to the last stage, which makes it."""
         if came is not None:
             came.generators.restore()
         if self._last:
@@ -343,7 +344,8 @@ class Stage:
 
 
 def places_of(model: torch.nn.Module, tensors: Mapping[str, torch.Tensor]) -> dict[str, Places]:
-    """Where modules hold these tensors: as parameters and buffers, and in lists of theirs, as recurrent layers do."""
+    """The places where modules hold these tensors: as parameters and buffers, and in lists of theirs, as recurrent layers
+    do."""
     names = {id(tensor): name for name, tensor in tensors.items()}
     places: dict[str, Places] = {name: [] for name in tensors}
     for module in model.modules():

@@ -1,5 +1,5 @@
-"""What a member holds of a model in stages: the stage's parameters and buffers, by their names in the whole model, and where
-they lie in its layout.
+"""A member's part of a model in stages: the stage's parameters and buffers, by their names in the whole model, and where they
+lie in its layout.
 
 The whole model's layout is part of a run's identity, whatever holds it. A stage keeps whole blocks of it, one behind the
 other, with the other stages' places in them empty. So the fingerprint of a stage's result, taken with the blocks' own

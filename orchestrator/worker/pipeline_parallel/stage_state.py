@@ -111,11 +111,11 @@ class StageState:
         return not name.startswith(_MODEL) or name.removeprefix(_MODEL) in self.owned
 
     def capture(self, values: dict[str, Any]) -> TrainingState:
-        """What all members of this stage have alike."""
+        """The state that all members of this stage have alike."""
         return snapshot.capture(self.replica.model, self._updater.optimizer, values, self._updater.state)
 
     def optimizer_values(self) -> Packed:
-        """What this stage's optimizer keeps, without the tensors themselves."""
+        """The values that this stage's optimizer keeps, without the tensors themselves."""
         return dict(self.capture({}).values["optimizer"])
 
     def begin_save(self, optimizers: Sequence[Packed], part: tuple[int, int] | None) -> None:

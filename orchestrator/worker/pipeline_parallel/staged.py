@@ -2,7 +2,7 @@
 once it knows its stage, and its executor in each generation.
 
 While it prepares, a worker has the whole model, in host memory: it cuts it, and proves that the cut model computes the same
-bits. With its first generation it hosts a stage, and keeps that stage's parameters, gradients and optimizer state only. Where
+bits. With its first generation it hosts a stage, and keeps that stage's parameters, gradients and optimizer state only. If
 the run computes on GPUs, that stage alone goes to one."""
 
 from __future__ import annotations
@@ -49,8 +49,8 @@ from orchestrator.worker.voting.step_report import Requests
 
 @dataclass(frozen=True)
 class WholeNames:
-    """Of the whole model. counters: for each value of all counters the buffer that it belongs to; rules: declared ones, by the
-    name of a buffer."""
+    """Names in the whole model. counters: for each value of all counters the buffer that it belongs to; rules: declared ones,
+    by the name of a buffer."""
 
     layout: Layout
     counters: tuple[str, ...]
@@ -92,7 +92,7 @@ def _tensors(model: torch.nn.Module) -> dict[str, torch.Tensor]:
 
 
 class Place(NamedTuple):
-    """Where a stage computes, and where its sums are made."""
+    """The device on which a stage computes, and the memory in which its sums are made."""
 
     staging: Staging  # to the device that computes
     regions: Regions  # the memory that members exchange through
@@ -100,7 +100,7 @@ class Place(NamedTuple):
 
 
 class HostedStage:
-    """What a worker keeps of a model once it knows its stage. `take_on` comes with each generation."""
+    """The part of a model that a worker keeps once it knows its stage. `take_on` comes with each generation."""
 
     def __init__(
         self,

@@ -6,8 +6,8 @@ is known.
 Not remembered are calls in which the border lies, which draw random numbers, or whose results are more than shapes; such a
 module runs, and the modules within it are remembered.
 
-What it does not do: see what a module leaves in attributes. What is found there behind the border is of an earlier micro-batch,
-and has no value (`Stage.value_of`).
+It does not see what a module leaves in attributes. A tensor that is found there behind the border is of an earlier
+micro-batch, and has no value (`Stage.value_of`).
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class Stubs:
                 module.forward = _Stub(self, name, module)
 
     def close(self) -> None:
-        """Of several, the last one first."""
+        """Put the modules' own `forward` back. Close several in reverse order."""
         for module, forward in self._wrapped:
             if forward is None:
                 del vars(module)["forward"]
@@ -149,12 +149,12 @@ class _Stub:
         return self._stubs.call(self._name, self, args, kwargs)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
-        """Of the module, which is being copied."""
+        """The `forward` of the copy of the module."""
         return getattr(self.forward, "__func__", self.forward).__get__(memo[id(self.module)])
 
 
 def _recorded(prefix: Prefix, given: list[Any], call: Callable[[], Any]) -> tuple[Any, _Recipe | None]:
-    """What the call returns, and how to make it again; None where it has to be called again."""
+    """The result of the call, and the recipe to make it again; None if it has to be called again."""
     before, generators = prefix.counts.copy(), Generators.now()
     result = call()
     if prefix.own or not same_generators(Generators.now(), generators):

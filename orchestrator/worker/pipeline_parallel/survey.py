@@ -1,4 +1,5 @@
-"""Where a model may be cut: one run of the user's code on real values, in which every operation and every module call is seen.
+"""Finds where a model may be cut, in one run of the user's code on real values that sees every operation and every module
+call.
 
     position     how many modules have been called for the first time; the call that raises it to p may be a border
     bound        a tensor that depends on a parameter or a buffer, and so has no value before a border (`fake_tensors.py`)
@@ -34,7 +35,7 @@ from orchestrator.worker.pipeline_parallel.border_values import Generators, same
 from orchestrator.worker.pipeline_parallel.fake_tensors import ABOUT, Key, name_of, read_by, writes
 from orchestrator.worker.pipeline_parallel.trail import Opened, Trail
 
-# What a result costs beside products, in floating-point operations: memory, and the call itself. With these the part of the
+# The costs of a result beside products, in floating-point operations: memory, and the call itself. With these the part of the
 # forward time before a border is off by 0.06 in the mean, over 14 models and sizes; with products and 8 an element by 0.09.
 _PER_ELEMENT: Final = 32
 _PER_CALL: Final = 200_000
@@ -64,7 +65,7 @@ class Crossing:
 
 @dataclass(frozen=True)
 class Survey:
-    """What a call does with a model. The call of position p is `calls[p - 1]`."""
+    """The operations and module calls of one call with a model. The call of position p is `calls[p - 1]`."""
 
     calls: tuple[str, ...]  # the modules in the order of their first calls
     barred: Mapping[int, str]  # by position, why no stage can begin there
@@ -85,8 +86,8 @@ class Survey:
 
 
 def survey(model: torch.nn.Module, call: Callable[[], Any]) -> Survey:
-    """Of what `call` does with the model. Leaves parameters as they are; buffers, gradients and generators are the caller's
-    care. Raises PipelineRaised for a scripted module, and what the call raises."""
+    """Survey what `call` does with the model. Leaves parameters as they are; buffers, gradients and generators are the
+    caller's care. Raises PipelineRaised for a scripted module, and what the call raises."""
     for name, module in model.named_modules():
         if isinstance(module, torch.jit.ScriptModule):
             raise PipelineRaised(
@@ -102,7 +103,7 @@ def survey(model: torch.nn.Module, call: Callable[[], Any]) -> Survey:
 
 @dataclass
 class _Bound:
-    """What is known of a bound tensor, which is held so that no other one gets its id."""
+    """A bound tensor, with what is known of it."""
 
     tensor: torch.Tensor  # held, so that no other one gets its id
     born: int  # the position of the operation that it is the result of

@@ -3,10 +3,9 @@
     ("vit.encoder:chunk#2", 1, 0)     the first tensor that the second `chunk` of the first call of "vit.encoder" has returned
 
 A stage runs the same code as all others, before its border on shapes, so operations that a module's own code calls have the
-same numbers everywhere. Where such a name is needed, every operation is looked at; elsewhere none is.
+same numbers everywhere. Operations are looked at only if such a name is needed.
 
-What it does not do: name what is computed within a module call that is over at a border, whose code is not run again there
-(`stubs.py`).
+Results within a module call that is over at a border get no name: its code is not run again there (`stubs.py`).
 """
 
 from __future__ import annotations
@@ -47,7 +46,7 @@ class Trail:
             pass
 
     def label(self, function: str) -> Callable[[int], Key]:
-        """Of a torch function that is called now: the names of the tensors that it returns."""
+        """Count a call of this torch function; gives the names of the tensors that the call returns, by their numbers."""
         inner = self.inner
         self._done[inner, function] += 1
         name = f"{inner[0]}:{function}#{self._done[inner, function]}"

@@ -7,9 +7,9 @@
     apply        the same gradient as unsplit, of the stage's own tensors
 
 A micro-batch that fails, or counts nothing, is told on in both directions, so every program comes to its end, and the vote
-tells whose error it is. What a stage uses and another one owns is sent to it before each step and each evaluation; so
-nothing has to be sent between a step's sum and its end, and an interrupted step has changed nothing. One that is interrupted
-after its sum keeps that: others may have applied theirs (`second_vote`)."""
+tells whose error it is. Before each step and each evaluation a stage is sent what it uses and another one owns. So nothing
+has to be sent between a step's sum and its end, and an interrupted step has changed nothing. One that is interrupted after
+its sum keeps that: others may have applied theirs (`second_vote`)."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ from orchestrator.worker.voting.step_report import EMPTY, Consensus, StepReport,
 
 @dataclass(frozen=True)
 class StageParts:
-    """What a member has built of its stage."""
+    """The objects that a member has built for its stage."""
 
     stage: Stage  # computes forward and backward passes
     stages: int  # how many the model is cut into
@@ -69,7 +69,7 @@ class StageParts:
 
 @dataclass
 class _Tally:
-    """What the hosted shards of one attempt report, and what they leave."""
+    """The reports of the hosted shards of one attempt, and what they leave."""
 
     left: BufferRemains  # what they leave in buffers that are joined
     weights: dict[int, float] = field(default_factory=dict)  # by shard
@@ -255,7 +255,7 @@ class StageTrainer:
         tally.magnitudes = magnitudes.max(0, initial=ABSENT).tolist()
 
     def _check(self, tally: _Tally, options: list[dict[str, object]]) -> None:
-        """What the user's code changed while the shards were computed is attributed to the last of them."""
+        """Changes that the user's code made while the shards were computed are attributed to the last of them."""
         try:
             self._parts.replica.check_step()
             optimizers.check_unchanged(self._updater.optimizer, options)

@@ -28,7 +28,7 @@ class WholeModel:
             stage.close()
 
     def forward(self, call: Callable[[], Any], way: Way = "training") -> Any:
-        """What `call` returns, computed stage by stage. Each stage begins it with the generators as they are now."""
+        """The result of `call`, computed stage by stage. Each stage begins it with the generators as they are now."""
         came: Activations | None = None
         value, seeded = None, Generators.now()
         self._records = []
@@ -42,7 +42,7 @@ class WholeModel:
         return value
 
     def backward(self, loss: torch.Tensor) -> None:
-        """Of the loss that the last `forward` returned. Parameters had no gradients."""
+        """The backward pass of the loss that the last `forward` returned. Parameters had no gradients."""
         self._records[-1] = self._records[-1]._replace(roots=[loss])
         came: Gradients | None = None
         found: dict[str, torch.Tensor] = {}

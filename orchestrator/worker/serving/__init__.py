@@ -4,8 +4,8 @@
     model.predict(inputs)          # numpy array, or what the pipeline's predict() takes -> numpy array
     model.get_raw_model()          # the torch.nn.Module, in evaluation mode
 
-Here stands what has to be done before torch is imported, which is all that makes arithmetic what the run's was; the model is in
-`served`. What it does not do: import MLflow, which calls this and not the other way round.
+Here stands what has to be done before torch is imported, which is all that makes arithmetic what the run's was; the model is
+in `served`. It does not import MLflow, which calls this and not the other way round.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """A trained model that answers: what `orchestrator.worker.serving` loads.
 
-The module is built by the pipeline as the run built it, under its seed, and then given the weights. Where `model()` cannot do
-without what `datasets()` finds, the data have to lie in the working directory. It computes on the CPU, with one thread, so that
-the number of cores changes no bit.
+The module is built by the pipeline as the run built it, under its seed, and then given the weights. If `model()` cannot do
+without what `datasets()` finds, the data have to lie in the working directory. It computes on the CPU, with one thread, so
+that the number of cores changes no bit.
 
 Rows are answered by tiles (`numerics.batch_invariance`), where the run has found that they may be: the bits of an answer are a
 function of its row.
@@ -44,7 +44,7 @@ class Answers:
 
     @classmethod
     def of(cls, told: Mapping[str, Any]) -> Answers:
-        """Of what stands in the folder of a model; older ones tell nothing."""
+        """Read from what stands in the folder of a model; older ones tell nothing."""
         return cls(told.get("rows"), told.get("why", "it was logged by a version that did not try it"))
 
 
@@ -58,7 +58,7 @@ class Served:
         self._one_at_a_time = threading.Lock()  # a server asks from several threads, and threads are set for one
 
     def predict(self, model_input: Any, params: Mapping[str, Any] | None = None) -> Any:  # noqa: ARG002
-        """What the pipeline's `predict` gives, tensors as numpy arrays. Raises UsageError for parts of several lengths."""
+        """The result of the pipeline's `predict`, tensors as numpy arrays. Raises UsageError for parts of several lengths."""
         inputs = _tensors(model_input)
         with self._one_at_a_time, _computing():
             return _plain(self._answered(inputs))

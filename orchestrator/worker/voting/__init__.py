@@ -1,1 +1,1 @@
-"""What members tell each other: collectives and step reports."""
+"""The step reports on which members vote, and the memory that a worker needs."""

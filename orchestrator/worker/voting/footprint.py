@@ -1,7 +1,7 @@
 """How much memory a worker needs for a model: what its regions hold, and what the parameters need beside them. Pure, but for
 `require` and `require_for_a_step`.
 
-What it does not know: activations, batches, temporaries, copies for checkpoints; the regions of a compression, which are small
+It does not know activations, batches, temporaries, copies for checkpoints; the regions of a compression, which are small
 beside what it holds; nor what the optimizer of a pipeline remembers before it has taken a step.
 """
 
@@ -52,9 +52,9 @@ def worker_needs(
     state: float | None = None,
     feedback: bool = False,
 ) -> Needed:
-    """What the worker that needs most has for parameters, gradients, sums and the state of the optimizer. parameters: elements,
-    frozen ones too; state: elements that the optimizer remembers of each trained one; feedback: whether shards keep what a
-    compression drops."""
+    """The memory that the worker that needs most has for parameters, gradients, sums and the state of the optimizer.
+    parameters: elements, frozen ones too; state: elements that the optimizer remembers of each trained one; feedback: whether
+    shards keep what a compression drops."""
     trained = sum(slot.elements for slot in layout.slots)
     summing = _summing_bytes(layout, schedule, plan, trained, feedback=feedback)
     beside: float = (plan.update.clip is not None) + (state or 0)
@@ -87,7 +87,8 @@ def _summing_bytes(layout: Layout, schedule: Schedule, plan: Plan, trained: int,
 
 
 def first_schedule(plan: Plan) -> Schedule:
-    """Of the first generation. Where members may be on several nodes, as if each were on its own: nobody needs more then."""
+    """The schedule of the first generation. If members may be on several nodes, it is made as if each were on its own: nobody
+    needs more then."""
     topology, workers = plan.exchange.topology, plan.cluster.members.start
     nodes = range(workers) if plan.exchange.between_nodes else ()
     return build_schedule(topology.name, workers, nodes=nodes, **topology.options)
@@ -117,7 +118,7 @@ def require(needed: int, told: str) -> None:
 
 
 def sentence(parameters: int, needed: Needed, plan: Plan) -> str:
-    """What a worker of the first generation needs that has the whole model, in words."""
+    """Says what a worker of the first generation needs that has the whole model."""
     without = ", without what the optimizer of the pipeline remembers" if remembered(plan) is None else ""
     return f"each worker holds {parameters:,} parameters and needs about {needed} for them{without}"
 

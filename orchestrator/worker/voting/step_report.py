@@ -1,4 +1,4 @@
-"""What the members of a generation report before any gradient moves: one int64 vector, combined by maximum (rule A4).
+"""The report of each member of a generation before any gradient moves: one int64 vector, combined by maximum (rule A4).
 
 A maximum is associative and commutative, so the agreed vector is the same for every schedule and every number of
 workers. Everything that has to be agreed on is encoded for that:
@@ -52,7 +52,7 @@ class Shape:
 
 @dataclass(frozen=True)
 class Requests:
-    """What a member requests beside the step itself; combined, what all of them will do."""
+    """The requests of a member beside the step itself; combined, what all of them will do."""
 
     evaluate: bool = False
     halt: Halt = Halt.NONE
@@ -161,7 +161,7 @@ class Consensus:
 
 
 def head(failing_shard: int | None, asked: Requests, shape: Shape) -> list[int]:
-    """What every vote begins with, in lockstep and at a sync barrier."""
+    """The beginning of every vote, in lockstep and at a sync barrier."""
     failing = EMPTY if failing_shard is None else shape.shards - failing_shard
     return [failing, asked.evaluate, asked.halt, asked.save, asked.busy]
 
@@ -186,7 +186,7 @@ def from_slots(slots: Sequence[int]) -> dict[int, float]:
 
 
 def bits_of(value: float) -> int:
-    """Of a float64, as an integer; -0.0 is told as 0.0."""
+    """The bits of a float64, as an integer; -0.0 is told as 0.0."""
     return int(_INTEGER.unpack(_FLOAT.pack(value + 0.0))[0])
 
 
