@@ -40,9 +40,7 @@ HELD = (
         "orchestrator/experiments",
         "orchestrator/optim",
     ),
-    *("orchestrator/provenance", "orchestrator/records"),
-    *("orchestrator/worker/admission", "orchestrator/worker/between_steps"),
-    *("orchestrator/worker/member", "orchestrator/worker/step"),
+    *("orchestrator/provenance", "orchestrator/records", "orchestrator/worker"),
     *("benchmarks", "campaign", "pipelines"),
 )
 MOST_WORDS = 40
