@@ -1,6 +1,6 @@
 """The table of writers: who is told of a run beside MLflow, each by its own package (`tracking.also`).
 
-A writer is a class: `name(run: Told)` begins, in a thread of its own (`feed.py`), and its instances have
+A writer is a class: `name(run: LoggedRun)` begins, in a thread of its own (`feed.py`), and its instances have
 
     metrics(step, values)    of a step, an evaluation, a recovery; in the order of the driver, after a resume some again
     flush()                  where a class has it: there is nothing more to tell for a moment; who is killed then loses nothing
