@@ -244,6 +244,7 @@ def test_plain_loops_do_what_runs_do() -> None:
 # --- Its parts on processors ------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_sums_are_compared_on_layouts_of_all_kinds() -> None:
     assert bits.rounds(Operations(), "cpu", 20, math.inf) == (20, [])
     assert bits.rounds(Operations(), "cpu", 20, 0.0) == (1, [])
@@ -275,6 +276,7 @@ def test_a_bit_that_differs_is_found() -> None:
     assert differed[0].startswith("layout 0: total of tensor ")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", thinned(["deterministic", "eager", "save", "memory", "empty"], 5))
 def test_every_plain_loop_runs(kind: str) -> None:
     before = torch.are_deterministic_algorithms_enabled()

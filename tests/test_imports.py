@@ -63,6 +63,7 @@ def test_an_effect_is_found(source: str, found: list[str]) -> None:
     assert list(effects(Source(source))) == found
 
 
+@pytest.mark.slow
 def test_modules_have_no_effect_when_they_are_imported() -> None:
     found = {f"{file.relative_to(PACKAGE)}: {effect}" for file, read in package().items() for effect in effects(read)}
     assert found == set(ALLOWED)

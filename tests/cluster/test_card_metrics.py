@@ -46,7 +46,7 @@ def test_the_card_of_a_worker_is_told_by_its_uuid() -> None:
 def test_a_tool_that_does_not_answer_is_told_once_and_asked_no_more(error: Exception) -> None:
     events = told({"GPU-a": MEASURED}, error, {"GPU-a": MEASURED})
     assert [each["event"] for each in events] == ["card_measured", "device"]
-    assert events[-1]["why"] == f"what its GPU does is not told: {error}"
+    assert events[-1]["why"] == f"metrics of its GPU are not told: {error}"
 
 
 def test_of_a_card_that_the_tool_does_not_know_nothing_is_told() -> None:

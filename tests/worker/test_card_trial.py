@@ -30,7 +30,7 @@ class Torn(HostDriver):
 
 def test_memory_that_reads_otherwise_is_not_shared() -> None:
     driver = Torn()
-    with pytest.raises(RuntimeError, match="not what is read"):
+    with pytest.raises(RuntimeError, match="other bytes are read"):
         card_trial.share(driver)
     assert driver.mapped == {}
     with pytest.raises(RuntimeError, match="NOT_SUPPORTED"):

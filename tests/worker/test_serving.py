@@ -180,7 +180,7 @@ def test_what_has_to_stay_together_is_asked_at_once_and_loading_says_why(tmp_pat
     (folder / ARCHITECTURE).write_text(
         json.dumps({**told, "answers": {"rows": None, "why": "a row depends on others"}})
     )
-    with pytest.warns(UserWarning, match="answered together: of this model, a row depends on others"):
+    with pytest.warns(UserWarning, match="answered together: a row depends on others"):
         loaded = _load_pyfunc(str(folder))
     rows = torch.ones(9, 2)
     assert (loaded.predict(rows) == trained.eval()(rows).detach().numpy()).all()

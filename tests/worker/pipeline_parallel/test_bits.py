@@ -31,12 +31,14 @@ def deterministic() -> Any:
     torch.use_deterministic_algorithms(before)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", thinned(CASES, 5))
 def test_stages_leave_the_bits_of_the_unsplit_model(name: str) -> None:
     case = CASES[name]
     assert split(case, cuts_of(case, case.borders)).differing(unsplit(case)) == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", thinned(CASES, 5))
 def test_what_crosses_has_the_size_that_was_foretold(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     case, sizes, forward = CASES[name], [], replay.Stage.forward
