@@ -26,10 +26,10 @@ def run(arguments: Arguments) -> Answer:
 
 
 def optimizers() -> str:
-    """Those on offer, each with its options and their defaults."""
+    """The options of each optimizer on offer, with their defaults."""
     from orchestrator.optim.optimizers import OPTIMIZERS  # torch takes a second to import
 
-    lines = ["optimizer.name is one of these, with the keys below optimizer that it takes and their defaults:"]
+    lines = ["The keys below optimizer that each of them takes, with their defaults:"]
     for name in OPTIMIZERS:
         lines.append(f"  {name}: " + ", ".join(map(_option, OPTIMIZERS.options(name).values())))
     return "\n".join([*lines, "  or your own as package.module:name"])

@@ -8,9 +8,10 @@ model); each further one is an option, whose annotation says what it must be and
 
     def tree(workers: int, *, arity: Annotated[int, Field(ge=1, description="Children of a node.")] = 2) -> Schedule:
 
-So adding one is a function and a line: settings, documentation, messages and laws read the options from here. Behind the key
-can also stand `package.module:name`, a callable of the same form in the user's project. An entry of several functions is a
-class whose instances have them as methods.
+So adding one is a function and a line: settings, documentation, messages and laws read the options from here. The first
+sentence of its docstring says to users what it does (`help=topology`, `docs/settings.md`). Behind the key can also stand
+`package.module:name`, a callable of the same form in the user's project. An entry of several functions is a class whose
+instances have them as methods.
 
 It does not know what entries are for.
 """
@@ -20,6 +21,7 @@ from __future__ import annotations
 import difflib
 import functools
 import inspect
+import re
 import typing
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -88,6 +90,10 @@ class Table(dict[str, Entry]):
         return {
             option.name: option for option in _parameters(self[name])[self.given :] if option.name not in self.hidden
         }
+
+    def sentences(self) -> dict[str, str]:
+        """A line for each of the table's own entries that says what it does: the first sentence of its docstring."""
+        return {name: _first_sentence(inspect.getdoc(entry) or "") for name, entry in self.items()}
 
     def known_options(self) -> dict[str, dict[str, Option]]:
         """Every option of the table's own entries: option -> entry -> how it takes it."""
@@ -175,6 +181,10 @@ class Table(dict[str, Entry]):
         if 0 < len(others) <= _FEW:
             return f"{name} has no {key}; {' and '.join(others)} {'have' if others[1:] else 'has'}"
         return f"{name} has no {key}; it has {', '.join(options) or 'no options'}"
+
+
+def _first_sentence(text: str) -> str:
+    return re.split(r"(?<=\.)\s", " ".join(text.split()), maxsplit=1)[0]
 
 
 _FEW = 3  # entries that are named because they have an option

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def gradient() -> None:
-    """The gradient as it is."""
+    """A shard contributes its gradient as it is."""
 
 
 CONTRIBUTIONS: Table[Callable[..., Transform | None]] = Table("contribution", {"gradient": gradient}, given=0)

@@ -48,17 +48,17 @@ class Moment:
 
 
 def constant(at: Moment) -> float:  # noqa: ARG001
-    """The learning rate as it is, once it has warmed up."""
+    """The learning rate stays as it is, once it has warmed up."""
     return 1.0
 
 
 def linear(at: Moment, *, final: FinalFactor = 0.0, end: EndStep = None) -> float:
-    """From 1 to `final` at the step `end`, or the last one, on a straight line, and `final` after it."""
+    """The factor falls from 1 to `final` on a straight line, until the step `end` or the last one, and stays there."""
     return 1 + (final - 1) * at.part(end)
 
 
 def cosine(at: Moment, *, final: FinalFactor = 0.0, end: EndStep = None) -> float:
-    """From 1 to `final` at the step `end`, or the last one, along half a cosine, and `final` after it.
+    """The factor falls from 1 to `final` along half a cosine, until the step `end` or the last one, and stays there.
 
     Source: Loshchilov and Hutter, "SGDR" (2017), equation 5.
     """
@@ -66,7 +66,7 @@ def cosine(at: Moment, *, final: FinalFactor = 0.0, end: EndStep = None) -> floa
 
 
 def exponential(at: Moment, *, gamma: Gamma = 0.1) -> float:
-    """`gamma` to the power of the steps."""
+    """The factor is `gamma` to the power of the steps: each step multiplies the rate by `gamma`."""
     return gamma**at.since
 
 
@@ -76,12 +76,12 @@ def steps(
     gamma: Gamma = 0.1,
     every: Annotated[Span, Field(description="How far it is from one reduction to the next.")],
 ) -> float:
-    """A reduction by `gamma` after every so many steps or epochs."""
+    """The factor is multiplied by `gamma` after each span of `every` steps or epochs."""
     return gamma ** (at.since // every.in_steps(at.epoch))
 
 
 def inverse_sqrt(at: Moment) -> float:
-    """Down with the square root of the step.
+    """The factor falls as one over the square root of the step.
 
     Source: Vaswani et al., "Attention Is All You Need" (2017), section 5.3.
     """
@@ -96,7 +96,10 @@ def plateau(
     metric: Annotated[str, Field(min_length=1, description="The metric to watch.")] = "validation/loss",  # noqa: ARG001
     mode: Annotated[Literal["min", "max"], Field(description="Whether less or more is better.")] = "min",  # noqa: ARG001
 ) -> float:
-    """A reduction by `gamma` whenever a metric has ceased to improve; `optim.patience` counts them, at every member alike."""
+    """The factor is multiplied by `gamma` each time that a metric has not improved for `patience` evaluations.
+
+    `optim.patience` counts these times, at every member alike.
+    """
     return gamma**at.reductions
 
 

@@ -14,6 +14,7 @@ from orchestrator.cli.command_table import COMMANDS, Command, commands, of, the_
 from orchestrator.cli.help import run as helped
 from orchestrator.config.settings import choices, described, names
 from orchestrator.errors import UsageError
+from orchestrator.optim.optimizers import OPTIMIZERS
 from tests.refusals import refused
 
 FOLDER = Path(command_table.__file__).parent
@@ -136,6 +137,8 @@ def test_help_tells_of_keys_sections_and_what_was_meant() -> None:
         "  part of what determines the result"
     )
     assert "topology.arity" in described("topology")
+    assert "\n    topk: Each shard sends the largest elements of each tensor only." in described("compression.name")
+    assert "\n    sgd: Gradient descent, with momentum if momentum is given." in described("local.optimizer")
     assert "run.seed" in described("")
     with refused("settings.no-such-key-shown", "run.seed"):
         described("run.sed")
@@ -149,6 +152,7 @@ def test_every_key_completes_to_itself_and_choices_are_the_tables(tmp_path: Path
     assert completion.words("topology=r", tmp_path) == ["topology=ring"]
     assert completion.words("tun", tmp_path) == ["tune", "tuning."]
     assert choices("reduction") == ["exact", "fast"]
+    assert choices("local.optimizer") == choices("optimizer.name") == list(OPTIMIZERS)
     assert choices("strict") == ["true", "false"]
     (tmp_path / "conf").mkdir()
     (tmp_path / "conf" / "mine.yaml").touch()

@@ -48,8 +48,10 @@ from orchestrator.config.settings import (
     to_dict,
     to_yaml,
 )
-from orchestrator.config.settings.schema import KEYS
+from orchestrator.config.settings.schema import KEYS, TABLES
 from orchestrator.errors import ConfigurationError
+from orchestrator.optim.optimizer_names import OPTIMIZER_NAMES
+from orchestrator.optim.optimizers import OPTIMIZERS
 from orchestrator.optim.schedules import SCHEDULES
 from tests.comm.topologies.cases import choices
 from tests.refusals import refused
@@ -1011,6 +1013,15 @@ def test_every_key_and_section_of_the_page_can_be_linked_to() -> None:
     first = re.findall(r"\]\(#([^)]+)\)", page)
     assert len(first) == 10
     assert set(first) <= set(anchors)
+
+
+def test_every_name_that_a_key_can_be_set_to_says_what_it_does() -> None:
+    page = document()
+    assert list(OPTIMIZER_NAMES) == list(OPTIMIZERS)
+    for named in (*(table.sentences() for table in TABLES.values()), OPTIMIZER_NAMES):
+        for name, does in named.items():
+            assert re.fullmatch(r"[A-Z0-9`][^|]{15,118}\.", does), name
+            assert f"| `{name}` | {does} |\n" in page
 
 
 @pytest.mark.slow

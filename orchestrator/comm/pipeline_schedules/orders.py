@@ -39,7 +39,7 @@ Decide = Callable[[PipelinePosition], Order]
 
 
 def one_forward_one_backward(place: PipelinePosition) -> Order:
-    """A member holds as many shards as there are stages from its own on, and no more.
+    """A worker holds as many shards as there are stages from its own on, and no more.
 
     Source: Narayanan et al., "PipeDream", SOSP 2019, section 3.2; without weight versions, as in Fan et al., "DAPPLE", PPoPP
     2021.
@@ -48,7 +48,7 @@ def one_forward_one_backward(place: PipelinePosition) -> Order:
 
 
 def gpipe(place: PipelinePosition) -> Order:
-    """All forwards, then all backwards. Its bubble is that of one forward, one backward; it holds every shard in between.
+    """All forwards, then all backwards: idle as long as 1f1b, and a worker holds all its shards in between.
 
     Source: Huang et al., "GPipe", NeurIPS 2019, section 2.3.
     """

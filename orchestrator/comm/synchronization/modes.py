@@ -21,9 +21,9 @@ RestEvery = Annotated[
 
 
 def bsp() -> Mode:
-    """Bulk-synchronous: all replicas go from one equal state to the next together. The result does not depend on timing.
+    """Bulk-synchronous, in lockstep: all replicas go from one equal state to the next together.
 
-    Source: Valiant, "A bridging model for parallel computation" (1990).
+    The result does not depend on timing. Source: Valiant, "A bridging model for parallel computation" (1990).
     """
     return Mode("lockstep", bounded(0), staleness=0)
 
@@ -50,9 +50,10 @@ def asp(
     ] = None,
     rest_every: RestEvery = REST_EVERY,
 ) -> Mode:
-    """Approximate-synchronous: replicas run free and send what is significant, an element whose unsent change is at least
-    `threshold / sqrt(clock + 1)` of its value; the rest is kept and added to the next update's. At each sync barrier everything
-    is sent.
+    """Approximate-synchronous: replicas run free and send only significant changes; the rest waits and adds up.
+
+    An element is sent if its unsent change is at least `threshold / sqrt(clock + 1)` of its value. At each sync barrier
+    everything is sent.
 
     With `staleness`, the mirror clock of the source, nobody gets more updates than that ahead of the slowest.
     Source: Hsieh et al., "Gaia: geo-distributed machine learning approaching LAN speeds" (NSDI 2017).
@@ -62,8 +63,7 @@ def asp(
 
 
 def bap(*, rest_every: RestEvery = REST_EVERY) -> Mode:
-    """Barrierless: replicas run free and never wait for another's computation; every update is sent whole, as soon as it can
-    be.
+    """Barrierless: replicas run free and never wait for each other; each update is sent whole, as soon as it can be.
 
     Source: Han and Daudjee, "Giraph unchained: barrierless asynchronous parallel execution in Pregel-like graph processing
     systems" (VLDB 2015); for training, Recht et al., "Hogwild!" (NIPS 2011).
@@ -78,8 +78,9 @@ def gossip(
     ] = "ring",
     rest_every: RestEvery = REST_EVERY,
 ) -> Mode:
-    """Gossip: each shard has a model of its own, which it mixes with its neighbours' in a graph over the shards. The graph is
-    over shards and not over workers, or the number of workers would change the result.
+    """Each shard has a model of its own, which it mixes with those of its neighbours in a graph.
+
+    The graph is over shards and not over workers, or the number of workers would change the result.
 
     Source: Lian et al., "Can decentralized algorithms outperform centralized algorithms?" (NIPS 2017), D-PSGD.
     """

@@ -39,8 +39,9 @@ def hierarchical(
     nodes: Sequence[int] = (),
     between: Annotated[Between, Field(description="How the owners of a chunk are connected between nodes.")] = "ring",
 ) -> Schedule:
-    """As many chunks for each node as the largest one has workers. nodes: by rank, equal for those of one node; none: all are.
+    """Each node adds up within itself, and only sums travel between nodes: the fewest bytes between machines.
 
+    As many chunks for each node as the largest one has workers. nodes: by rank, equal for those of one node; none: all are.
     On its node worker i of k adds up the chunks i, i + k, and so on. With as many workers on each, worker w owns chunk w.
     """
     require_positive(workers=workers)

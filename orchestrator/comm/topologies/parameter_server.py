@@ -22,7 +22,10 @@ from orchestrator.comm.topologies.schedule import Move, Schedule, require_positi
 def parameter_server(
     workers: int, *, servers: Annotated[int, Field(ge=1, description="How many parameter servers hold slices.")] = 1
 ) -> Schedule:
-    """One chunk per server; server s has rank workers + s and owns chunk s."""
+    """Servers, processes of their own, each add up one slice for all workers: two rounds, whatever the number of workers.
+
+    One chunk per server; server s has rank workers + s and owns chunk s.
+    """
     require_positive(workers=workers, servers=servers)
     owners = range(workers, workers + servers)
     return Schedule("parameter_server", workers, servers, owners, _ParameterServer(workers, servers))

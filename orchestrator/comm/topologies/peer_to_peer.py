@@ -18,7 +18,10 @@ from orchestrator.comm.topologies.schedule import Move, Schedule, require_positi
 
 
 def peer_to_peer(workers: int) -> Schedule:
-    """One chunk per worker; worker w owns chunk w."""
+    """Every pair of workers talks: the bytes of a ring in two rounds, for W (W - 1) / 2 connections among W workers.
+
+    One chunk per worker; worker w owns chunk w.
+    """
     require_positive(workers=workers)
     return Schedule("peer_to_peer", workers, 0, range(workers), _PeerToPeer(workers))
 

@@ -17,7 +17,10 @@ from orchestrator.comm.topologies.schedule import Kind, Move, Schedule, require_
 
 
 def ring(workers: int) -> Schedule:
-    """One chunk per worker; worker w owns chunk w."""
+    """Each worker talks to its two neighbours only: the fewest bytes per worker, in 2 (W - 1) rounds for W workers.
+
+    One chunk per worker; worker w owns chunk w.
+    """
     require_positive(workers=workers)
     return Schedule("ring", workers, 0, range(workers), _Ring(workers))
 

@@ -28,7 +28,10 @@ CHUNKS = 4
 def tree(
     workers: int, *, arity: Annotated[int, Field(ge=1, description="Children of a node of the tree.")] = 2
 ) -> Schedule:
-    """CHUNKS chunks, all owned by the root, worker 0."""
+    """Sums go up a tree to worker 0 and results come down: rounds grow with the logarithm of the workers.
+
+    CHUNKS chunks, all owned by the root, worker 0.
+    """
     require_positive(workers=workers, arity=arity)
     return Schedule("tree", workers, 0, (0,) * CHUNKS, Tree(workers, arity))
 

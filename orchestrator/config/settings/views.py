@@ -10,7 +10,7 @@ import math
 import os
 import re
 import typing
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import yaml
@@ -20,6 +20,7 @@ from orchestrator.common.values import Every, Sites, Span, Steps, Workers, must,
 from orchestrator.config.settings.schema import KEYS, TABLES, Key, Settings
 from orchestrator.config.settings.sources import Loader
 from orchestrator.errors import UsageError
+from orchestrator.optim.optimizer_names import OPTIMIZER_NAMES
 from orchestrator.records.redaction import Redactor
 
 _INTRODUCTION = """\
@@ -64,6 +65,7 @@ evaluation: {every: 100}
 cluster: {workers: 4}
 ```
 """
+_OTHER_NAMES = {"optimizer.name": OPTIMIZER_NAMES, "local.optimizer.name": OPTIMIZER_NAMES}  # their table needs torch
 _HEADER = ("Key", "Value", "Default", "What it is", "Determines")
 _TYPES = {
     int: "whole number",
@@ -149,13 +151,27 @@ def determining(settings: Settings) -> dict[str, Any]:
 
 
 def document() -> str:
-    """The page of documentation, `docs/settings.md`: what is needed first, and each section under a heading of its own, where
-    `#data.shards` leads to the row of that key."""
-    by_section: dict[str, list[tuple[str, ...]]] = {}
+    """The page of documentation, `docs/settings.md`.
+
+    It begins with the keys that everybody needs. Each section has a heading, a table of its keys, to which `#data.shards`
+    leads, and for each key of names a table of what these do.
+    """
+    by_section: dict[str, list[Key]] = {}
     for key in KEYS:
-        by_section.setdefault(key.path[0], []).extend(_rows(key))
-    sections = (f"\n## {name}\n\n{_table(_HEADER, map(_linked_to, rows))}" for name, rows in by_section.items())
+        by_section.setdefault(key.path[0], []).append(key)
+    sections = (f"\n## {name}\n\n{_section(keys)}" for name, keys in by_section.items())
     return "".join([_INTRODUCTION, "\n## The first ten\n\n", _EXAMPLE, "\n", _first_ten(), *sections])
+
+
+def _section(keys: Sequence[Key]) -> str:
+    rows = [_linked_to(row) for key in keys for row in _rows(key)]
+    return "\n".join([_table(_HEADER, rows), *(_table_of_names(key) for key in keys if _named(key))])
+
+
+def _table_of_names(key: Key) -> str:
+    if key.name == "local.optimizer.name":
+        return "The names of `local.optimizer.name` are those of `optimizer.name`.\n"
+    return _table((f"`{key.name}`", "What it does"), ((f"`{name}`", does) for name, does in _named(key).items()))
 
 
 def _first_ten() -> str:
@@ -185,13 +201,12 @@ def names() -> list[str]:
 
 def choices(name: str) -> list[str]:
     """The words that a key, or a section with a name, can be set to; none if it takes other values."""
-    if name in TABLES:
-        return list(TABLES[name])
-    key = next((key for key in KEYS if key.name == name), None)
+    section = next((key for key in KEYS if key.name == f"{name}.name" and _named(key)), None)
+    key = section or next((key for key in KEYS if key.name == name), None)
     if key is None:
         return []
-    if _is_named(key):
-        return list(TABLES[key.holder or ""])
+    if named := _named(key):
+        return list(named)
     bare = without_none(unwrap(key.kind)[0])
     if bare is bool:
         return ["true", "false"]
@@ -212,7 +227,14 @@ def described(name: str) -> str:
         near = difflib.get_close_matches(name, known, 3)
         hint = f"did you mean {' or '.join(near)}?" if near else "help=settings lists all"
         raise UsageError(f"help={name}: no such key", hint, code="settings.no-such-key-shown")
-    return "\n\n".join(_row_as_text(*row) for row in found)
+    named = {key.name: _named(key) for key in KEYS}
+    return "\n\n".join(
+        "\n".join([_row_as_text(*row), *_names_as_text(named.get(row[0].strip("`"), {}))]) for row in found
+    )
+
+
+def _names_as_text(named: Mapping[str, str]) -> list[str]:
+    return [f"    {name}: {does.replace('`', '')}" for name, does in named.items()]
 
 
 def _row_as_text(name: str, value: str, default: str, sentence: str, determines: str) -> str:
@@ -277,16 +299,20 @@ def _rows(key: Key) -> Iterator[tuple[str, ...]]:
     if key.is_open:
         yield f"`{key.name}.*`", "mapping", _default(key), key.about.doc, determines
     else:
-        names = (
-            f"{', '.join(f'`{name}`' for name in TABLES[key.holder or ''])}, or `package.module:name`"
-            if _is_named(key)
-            else ""
-        )
-        yield f"`{key.name}`", names or _type(key.kind), _default(key), key.about.doc, determines
+        yield f"`{key.name}`", _type_of_names(key) or _type(key.kind), _default(key), key.about.doc, determines
 
 
-def _is_named(key: Key) -> bool:
-    return key.holder in TABLES and key.attribute == "name"
+def _type_of_names(key: Key) -> str:
+    listed = ", ".join(f"`{name}`" for name in _named(key))
+    bare = unwrap(key.kind)[0]
+    return listed and f"{listed}, or `package.module:name`{'' if without_none(bare) is bare else '; or null'}"
+
+
+def _named(key: Key) -> Mapping[str, str]:
+    """The names that a key can be set to, each with what it does; none if it is no key of names."""
+    if key.attribute != "name":
+        return {}
+    return TABLES[key.holder].sentences() if key.holder in TABLES else _OTHER_NAMES.get(key.name, {})
 
 
 def _sentences(entries: Mapping[str, Option]) -> str:

@@ -28,19 +28,20 @@ _DRAWS = 1000
 
 
 def shared(population: Population) -> None:
-    """No partition, nobody owns a sample: an epoch's order of all samples is dealt to the shards step by step
-    (`data/order.py`)."""
+    """No client owns samples: each step deals the next samples of the epoch's order to the shards.
+
+    `data/order.py` does that.
+    """
 
 
 def iid(population: Population, *, clients: Clients = None) -> Whole:
-    """At random, so that every client's part is a sample of the whole; sizes differ by at most one."""
+    """Samples are divided at random; sizes differ by at most one."""
     number = population.among(clients)
     return population.cut_evenly(population.stream().permutation(population.samples), number)
 
 
 def contiguous(population: Population, *, clients: Clients = None) -> Whole:
-    """In the order of the data set, cut into runs whose lengths differ by at most one: where files are sorted by their
-    origin."""
+    """The data set is cut in its order, into runs whose lengths differ by at most one: for files sorted by their origin."""
     import numpy
 
     return population.cut_evenly(numpy.arange(population.samples), population.among(clients))
@@ -68,7 +69,7 @@ def dirichlet(
     by: By = "label",
     least: Annotated[int, Field(ge=0, description="Samples that every client owns at least.")] = 1,
 ) -> Whole:
-    """The clients' shares of every label are drawn from a Dirichlet distribution: the smaller alpha, the fewer share a label.
+    """Each label is divided by shares from a Dirichlet distribution: the smaller `alpha`, the fewer clients have a label.
 
     The whole is drawn again until every client has `least` samples. Source: Hsu, Qi and Brown, "Measuring the Effects of
     Non-Identical Data Distribution for Federated Visual Classification" (2019), by label as in Li et al., "Federated Learning
@@ -98,8 +99,9 @@ def pathological(
     runs: Annotated[int, Field(ge=1, description="Runs of samples, sorted by label, that a client gets.")] = 2,
     by: By = "label",
 ) -> Whole:
-    """Samples sorted by label are cut into equal runs, and every client gets a few of them at random: a client knows few
-    labels.
+    """Samples sorted by label are cut into equal runs, and each client gets a few of them: it knows few labels.
+
+    Which runs it gets is random.
 
     Source: McMahan et al., "Communication-Efficient Learning of Deep Networks from Decentralized Data" (2017), section 3.
     """
@@ -120,8 +122,10 @@ def pathological(
 
 
 def natural(population: Population, *, by: By = "client") -> Whole:
-    """As the data came: samples with the same value of a label, such as their writer, are one client's. Clients are numbered in
-    the order of their sorted values."""
+    """Samples with the same value of a label, such as their writer, are one client's.
+
+    Clients are numbered in the order of their sorted values.
+    """
     owners = population.labels(by)
     clients = int(owners.max()) + 1
     if clients < population.shards:

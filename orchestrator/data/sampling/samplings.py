@@ -17,11 +17,11 @@ from orchestrator.data.sampling.population import Population, Real, Whole, tried
 
 
 def uniform(population: Population, part: Whole) -> None:
-    """Every sample once in a pass."""
+    """Each sample comes once in a pass."""
 
 
 def balanced(population: Population, part: Whole, *, by: By = "label") -> Real:
-    """Every label of the part equally often, however many samples have it."""
+    """Each label of a shard's samples comes equally often, however many samples have it; drawn with replacement."""
     import numpy
 
     labels = population.labels(by)[part]
@@ -30,7 +30,7 @@ def balanced(population: Population, part: Whole, *, by: By = "label") -> Real:
 
 
 def weighted(population: Population, part: Whole) -> Real:
-    """In proportion to what `weights` of the pipeline gives."""
+    """Samples are drawn with replacement, in proportion to `weights` of the pipeline."""
     weights: Real = population.weights()[part]
     return weights
 

@@ -6,10 +6,6 @@ that are used, int64, in any order, with repetitions where a sample counts more 
 `stream` is where randomness comes from. The option `shared_seed`, where it has one, also seeds `datasets()` of the pipeline, so
 that runs with seeds of their own have the same samples under the same numbers.
 
-    all         every sample once
-    bagging     as many samples as there are, drawn with replacement: about 63 % of them, some more than once
-    disjoint    one of `members` parts of the samples in a random order; sizes differ by at most one
-
 Source of bagging: Breiman, "Bagging Predictors" (1996).
 """
 
@@ -34,17 +30,21 @@ Members = Annotated[int, Field(ge=1, description="Among how many members the sam
 
 
 def every(samples: int, *, shared_seed: Annotated[int | None, _SEED] = None) -> None:
-    """None: all of them, in their order."""
+    """Every training sample once."""
 
 
 def bagging(samples: int, *, member: Member, shared_seed: Annotated[int, _SEED] = 0) -> Whole:
+    """As many samples as there are, drawn with replacement: about 63 % of them, some more than once."""
     import numpy
 
     return numpy.sort(stream(shared_seed, "bagging", member).randint(0, samples, samples, dtype=numpy.int64))
 
 
 def disjoint(samples: int, *, member: Member, members: Members, shared_seed: Annotated[int, _SEED] = 0) -> Whole:
-    """Raises ConfigurationError where there are too few members, or too few samples for them."""
+    """One of `members` parts of the samples in random order; sizes differ by at most one.
+
+    Raises ConfigurationError if there are too few members, or too few samples for them.
+    """
     import numpy
 
     if member >= members:

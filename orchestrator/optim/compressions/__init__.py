@@ -18,7 +18,7 @@ __all__ = ["COMPRESSIONS"]
 
 
 def none(model: Model) -> None:
-    """Gradients as they are: exact sums of all elements."""
+    """Gradients travel as they are: exact sums of all elements."""
 
 
 COMPRESSIONS: Table[Callable[..., Codec | None]] = Table(

@@ -26,6 +26,7 @@ def powersgd(
         Field(ge=2, description="One in so many steps is of exact sums, also of what shards keep; null: none."),
     ] = None,
 ) -> Codec:
+    """Each matrix of gradients travels as a product of two thin matrices."""
     from orchestrator.optim.compressions.low_rank import LowRank
 
     return LowRank(model, rank, error_feedback=error_feedback, warmup=warmup, saving=saving, reset=reset)

@@ -27,7 +27,7 @@ BITS: Final = (8, 16)
 
 
 class Quantize:
-    """Implements `codec.Codec`."""
+    """Gradients travel as integers of 8 or 16 bits. Implements `codec.Codec`."""
 
     def __init__(
         self,

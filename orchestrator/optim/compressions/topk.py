@@ -25,7 +25,7 @@ _FIRST: Final = 0.25  # the ratio with which a warm-up begins
 
 
 class TopK:
-    """Implements `codec.Codec`."""
+    """Each shard sends the largest elements of each tensor only. Implements `codec.Codec`."""
 
     def __init__(
         self,
