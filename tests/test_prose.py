@@ -41,7 +41,7 @@ HELD = (
         "orchestrator/optim",
     ),
     *("orchestrator/provenance", "orchestrator/records", "orchestrator/worker"),
-    *("benchmarks", "campaign", "pipelines"),
+    *("benchmarks", "campaign", "pipelines", "tests/virtual_cluster", "tests/worker"),
 )
 MOST_WORDS = 40
 OPENINGS = {"Who", "Whom", "Whose", "Whoever", "Whichever", "Whatever", "Of", "What", "Where", "That"}

@@ -1,11 +1,11 @@
 """A cluster inside one process: Ray's verbs, the network, the storage and the clock are doubles that keep Ray's promises and no
 others; `cluster.members`, `cluster.member_actor`, the engine, the checkpoints and the driver above them are the real ones.
 
-What Ray promises: calls of one group of an actor are carried out in their order, one after the other; an answer may come as
+Ray promises that calls of one group of an actor are carried out in their order, one after the other. An answer may come as
 late as it likes, and answers of one actor in another order than the one in which they were ready, but before the news of its
-death; that news may take seconds. What an actor had answered before its death may be lost with it.
+death. The news may take seconds. Answers that an actor gave before its death may be lost with it.
 
-What it does not do: pickle by reference, restart actors, find room. A member that finds none is one that never starts.
+It does not pickle by reference, restart actors, or find room. A member that finds none is one that never starts.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ _TIMED = (session, event_sink, catalog, writer, cancellation, timing, stamps, ho
 
 
 class Misfortune:
-    """What happens to a cluster, and when: nothing, here. Each verb says who does what; it may kill whom it likes."""
+    """The events that happen to a cluster, and when: none, here. Each verb says who does what; it may kill whom it likes."""
 
     def starts(self, member: Member) -> None:
         """Before it begins to prepare; its start may be put off, or fail."""
@@ -162,7 +162,7 @@ class Cluster:
             self._show(reference, delay + self._late(0.5))
 
     def meet(self, member: Member | None = None) -> None:
-        """Whoever has the turn is about to do something."""
+        """The member that has the turn, or the driver (None), is about to do something."""
         self.misfortune.meets(member)
         self.schedule.pause()
 
@@ -395,7 +395,7 @@ class Wire:
 
 
 class Kind:
-    """What `ray.remote` makes of a class."""
+    """The double of what `ray.remote` makes of a class."""
 
     def __init__(self, cluster: Cluster, node: str = HERE) -> None:
         self._cluster = cluster

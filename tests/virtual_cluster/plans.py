@@ -1,6 +1,6 @@
-"""What a seed makes of a run: how it is laid out in each of its lives, and what happens to it, drawn as it goes on.
+"""A run as a seed draws it: how it is laid out in each of its lives, and what happens to it, drawn as it goes on.
 
-Whatever happens stays below the bounds at which a run rightly ends (rule D3), but in wild runs.
+Except in wild runs, events stay below the bounds at which a run rightly ends (rule D3).
 """
 
 from __future__ import annotations
@@ -53,12 +53,12 @@ class Crash(BaseException):
 
 @dataclass(frozen=True)
 class Plan:
-    """What does not happen by the way.
+    """The part of a run that is drawn before it begins.
 
     layouts: one per life, of which there is another when the driver is killed, or the run is interrupted or rightly fails.
     haste, lateness_s: see `Schedule`, `Cluster`. budget: how much happens. apart: some members live on another node.
     everywhere: checkpoints are reached there, too. wild: more happens than a run has to bear. shard_state: shards keep state.
-    Where a model is cut into stages, each layout has a number of its own, and some have the whole model.
+    If a model is cut into stages, each layout has its own number of them, and some have the whole model.
     """
 
     seed: int
@@ -220,8 +220,8 @@ class Chance(Misfortune):
             self.cluster.schedule.wait_for(lambda: False)
 
     def sends(self, member: Member, tag: Tag) -> None:
-        """Of a model in stages members often die while a second vote ends, when some have heard what is agreed and others have
-        not: mere chance seldom comes upon that."""
+        """Members of a model in stages often die while a second vote ends, when some have heard what is agreed and others
+        have not: mere chance seldom comes upon that."""
         if tag.phase == messages.DONE and self._left > 0 and self._dice.random() < _AT_THE_VOTE:
             self._die(member)
 

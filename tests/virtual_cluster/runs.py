@@ -8,8 +8,8 @@
     python -m tests.virtual_cluster.runs --asynchronous 0-99    of runs whose replicas run free, and their replays
 
 A run has several lives: a driver that is killed or interrupted, or a run that rightly failed, is resumed on another layout.
-What has to come out is what comes out when nothing happens: `check` compares the trace byte for byte, digest and metrics. Where
-replicas run free, what comes out is compared with what comes out when it is repeated, to which everything happens as well.
+Its result has to be that of a run to which nothing happens: `check` compares the trace byte for byte, digest and metrics. If
+replicas run free, the result is compared with that of a replay, to which everything happens as well.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ _TORN = b'{"step": 3, "lo'
 
 @dataclass
 class Told:
-    """What a run has told in all its lives. outcomes: None for a life whose driver was killed."""
+    """The records that a run has told in all its lives. outcomes: None for a life whose driver was killed."""
 
     plan: Plan
     story: list[str]
@@ -119,7 +119,7 @@ class Uneven(Session):
 
 
 class _Looked(ActorSlots):
-    """Whose nodes are looked at, though nobody has a folder of its own."""
+    """Slots whose nodes are looked at, though no member has a folder of its own."""
 
     def has_copy(self, member: int) -> bool:  # noqa: ARG002
         return False
@@ -175,7 +175,7 @@ class Run:
         return outcome
 
     def _drive(self, settings: Settings) -> RunOutcome:
-        """What `driver.job` does."""
+        """Drive one life, as `driver.job` does."""
         cluster = self._cluster
         plan = cluster.plan
         run_start = self._resumed(plan) if self._files.journal.exists() else RunStart(requirements(plan))
@@ -272,7 +272,7 @@ class Run:
                 path.write_bytes(path.read_bytes() + _TORN)
 
     def _check_life(self, outcome: RunOutcome) -> None:
-        """What a life says of itself is so."""
+        """The outcome of a life agrees with the trace and the checkpoints."""
         steps = len(list(read(self._files.trace)))
         assert outcome.steps == steps, "the outcome tells of other steps than the trace"
         if self._chance.spoils_checkpoints:

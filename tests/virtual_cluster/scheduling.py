@@ -1,5 +1,5 @@
-"""Threads that take turns, and a clock that only they move: which of them goes on is drawn from a seed, so a whole run of many
-threads is a function of that seed, and a time-out of a minute costs nothing.
+"""Threads that take turns, and a clock that only they move. The thread that goes on is drawn from a seed, so a whole run of
+many threads is a function of that seed, and a time-out of a minute costs nothing.
 
     schedule = Schedule(Random(7))
     schedule.spawn(act, Process("worker 3"))
@@ -9,7 +9,7 @@ A task gives way only where it says so (`pause`, `wait_for`, `sleep`), so what l
 A process is what its tasks have in common: when it is killed, each of them unwinds by `Killed` where it gave way; when it is
 stopped, none of them goes on until it is killed or continued.
 
-What it does not do: preempt. Two threads that share memory without a word to the schedule in between are not shuffled.
+It does not preempt. Two threads that share memory without a word to the schedule in between are not shuffled.
 """
 
 from __future__ import annotations
@@ -172,7 +172,7 @@ class Schedule:
 
 
 class Condition:
-    """What the schedule's tasks use as `threading.Condition`: they take turns anyway, so nothing needs a lock."""
+    """The schedule's tasks use this as `threading.Condition`: they take turns anyway, so nothing needs a lock."""
 
     def __init__(self, schedule: Schedule) -> None:
         self._schedule = schedule

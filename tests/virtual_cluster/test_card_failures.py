@@ -76,8 +76,8 @@ class StandsStill(Chance):
 
 
 class Drawn(Chance):
-    """At random moments cards fail under their workers, as they prepare or compute, or are waited for without end. Of what the
-    pipeline might be blamed for there is at most one."""
+    """At random moments cards fail under their workers, as they prepare or compute, or are waited for without end. At most
+    one failure is such that the pipeline might be blamed for it."""
 
     def __init__(self, drawn: Plan, seed: int) -> None:
         super().__init__(drawn)

@@ -99,7 +99,7 @@ def test_so_it_does_where_the_model_is_cut_into_stages(seed: int) -> None:
     ],
 )
 def test_so_it_does_where_speeds_change_all_the_time_and_shards_move(kind: dict[str, bool], seeds: range) -> None:
-    """Of whole models without a state only those of several hosts are dealt anew: within a host shards are claimed."""
+    """With whole models without a state, shards are dealt anew only between hosts: within a host they are claimed."""
     told = [runs.live(seed, uneven=True, **kind) for seed in seeds]
     assert sum(each.redealt for each in told)
 

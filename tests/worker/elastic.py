@@ -5,10 +5,10 @@
 A moment is the n-th thing that a member does, counted over its whole life: a beat of its heartbeat or a verb of its
 transport. So a loop over n meets every place in the engine, the middle of a recovery and of a state transfer included.
 
-The regrouping here is the simplest that follows the rules (the true one is `controller.controller`): workers by age, the state
-of one that is farthest ahead for all who are not as far, servers replaced at once, the last complete checkpoint (or a fresh
-start) when no worker is left. The driver is the worst there can be: it hears nothing from a member that dies, so whatever
-the run has told is what its last members can tell.
+The regrouping here is the simplest that follows the rules (the true one is `controller.controller`). Workers are ordered by
+age, those that are behind take the state of one that is farthest ahead, and servers are replaced at once. When no worker is
+left, the run goes on from the last complete checkpoint, or afresh. The driver is the worst there can be: it hears nothing
+from a member that dies, so whatever the run has told is what its last members can tell.
 """
 
 from __future__ import annotations
@@ -87,10 +87,10 @@ class Fault:
 
 @dataclass(frozen=True)
 class Told:
-    """What a run has told in the end. generations: how many there were; of each member, by its number: how many things it
-    did, how many it had done when it entered each generation, and how each ended; rests: their records, where replicas run free
-    in between; went_back: how often all went back to a checkpoint; applied: how many sums were applied by members that had
-    missed the end of the second vote."""
+    """The records that a run has told in the end. generations: how many there were; of each member, by its number: how many
+    things it did, how many it had done when it entered each generation, and how each ended; rests: their records, where
+    replicas run free in between; went_back: how often all went back to a checkpoint; applied: how many sums were applied by
+    members that had missed the end of the second vote."""
 
     trace: list[Line]
     digest: str | None
@@ -390,7 +390,8 @@ class Elastic:
         return replace(state, tensors={n: t for n, t in state.tensors.items() if wanted is None or wanted(n)})
 
     def _updates(self, nodes: Sequence[int]) -> tuple[MemoryHandle | None, ...]:
-        """Where workers divide the update: somewhere else now and then, as when the worker is gone whose memory it was."""
+        """The memory in which workers divide the update: another one now and then, as when the worker is gone whose memory it
+        was."""
         if not self.plan.update.sharded:
             return ()
         if self.generations % 3 == 2:

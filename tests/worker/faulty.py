@@ -429,7 +429,7 @@ class ClampedThroughData(Numbered):
 
 
 class Flattened(Numbered):
-    """What flatten_parameters() of recurrent layers does on a GPU, and the warning of cuDNN advises."""
+    """Moves a parameter as flatten_parameters() of recurrent layers does on a GPU, and as the warning of cuDNN advises."""
 
     def loss(self, model: nn.Module, batch: Batch) -> Any:
         weight = model.get_parameter("weight")
@@ -734,7 +734,7 @@ class SchedulesByItself(Numbered):
 
 
 class SetsRatesInStep(Numbered):
-    """What the run's schedule would replace."""
+    """Sets a rate that the run's schedule would replace."""
 
     def optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -957,7 +957,7 @@ class RaisesInMetrics(Numbered):
 
 
 class RaisesInLaterMetrics(Numbered):
-    """Where nobody has looked before the first step."""
+    """Fails on a batch that nobody has looked at before the first step."""
 
     def metrics(self, model: nn.Module, batch: Batch) -> dict[str, Tensor]:
         if (batch[0][:, 0] == VICTIM + 2).any():

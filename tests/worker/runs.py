@@ -140,8 +140,8 @@ class Shared:
 
 @dataclass(frozen=True)
 class Run:
-    """What a run left behind. metrics: of each evaluation, in order; parameters: and buffers at the end; rests: the
-    records of those, where replicas run free in between."""
+    """The results that a run left behind. metrics: of each evaluation, in order; parameters: and buffers at the end; rests:
+    the records of those, where replicas run free in between."""
 
     trace: list[Line]
     digest: str
@@ -293,7 +293,7 @@ def train(
 
 
 def windows_of(pipeline: type[Pipeline], layout: Layout, **settings: Any) -> dict[int, list[dict[str, Any]]]:
-    """Where the time of each member went, by rank."""
+    """The time accounts of each member, by rank, one for each window."""
     members = _Members(settings_for(pipeline, layout, **settings), layout=layout)
     for end in members.run():
         if isinstance(end, BaseException):
@@ -327,7 +327,7 @@ def in_stages(schedule: Schedule, plan: Plan, stage_of: tuple[int, ...], nodes: 
 
 
 def generation_of(schedule: Schedule, shards: tuple[tuple[int, ...], ...], **begin: Any) -> Generation:
-    """Of these shards by rank, all on one node; begin: what else is known of it (`events.Begin`)."""
+    """A generation with these shards by rank, all on one node; begin: what else is known of it (`events.Begin`)."""
     usual = {"generation": 0, "nodes": (0,) * schedule.members, "run_manifest": {}}
     members = tuple(range(schedule.members))
     return Generation(Begin(members=members, shards=shards, **{**usual, **begin}), schedule)

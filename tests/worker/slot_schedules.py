@@ -7,8 +7,8 @@ wait for all votes, write their slots and send their part, wait for all parts, c
 and its writer may be killed. After a kill each survivor leaves at a moment of its own and reports what it sees then, as `Ended`
 does; the farthest goes on, and all shards are dealt anew among the survivors and perhaps one who joins.
 
-What a protocol may do otherwise, to show that this finds it: write the slots before the vote; have one slot only; stamp a slot
-before it is whole. No worker keeps anything in memory of its own, so nothing hides what the slots have lost.
+To show that this finds faults, a protocol may write the slots before the vote, have one slot only, or stamp a slot before it
+is whole. No worker keeps anything in memory of its own, so nothing hides what the slots have lost.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ DEEPEST = 3  # writes within writes
 
 
 class Broken(AssertionError):
-    """What a living run needs is nowhere, or is not whole."""
+    """State that a living run needs is nowhere, or is not whole."""
 
 
 class Killed(Exception):
@@ -36,7 +36,7 @@ class Killed(Exception):
 
 
 def kept(shard: int, steps: int) -> dict[str, torch.Tensor]:
-    """What a shard keeps after so many steps."""
+    """The state that a shard keeps after so many steps."""
     return {"a": torch.full((3,), float(shard)), "b": torch.full((2, 2), float(steps))}
 
 
@@ -124,7 +124,7 @@ class World:
                 self.slots.write(shard, worker.steps, self.found(shard, worker.steps))
 
     def found(self, shard: int, steps: int) -> SlotRow:
-        """What the slots have, if it is what it should be."""
+        """The state in the slots, checked. Raises Broken."""
         row = self.slots.read(shard, steps) if steps else kept(shard, 0)
         if row is None:
             raise Broken(f"what shard {shard} keeps after {steps} steps is lost")
@@ -149,7 +149,7 @@ class World:
         return True
 
     def able(self, worker: Worker) -> bool:
-        """Where a generation ends, one that waits can still leave."""
+        """At the end of a generation, a worker that waits can still leave."""
         if not worker.alive or worker.left or worker.busy or (worker.steps == STEPS and not self.ending):
             return False
         return self.ending or worker.stage not in ("voted", "sent") or self.all_are_past(worker)

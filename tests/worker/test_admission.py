@@ -1,4 +1,4 @@
-"""What admission asks of a micro-batch before the first step."""
+"""The checks of admission on a micro-batch before the first step."""
 
 from __future__ import annotations
 

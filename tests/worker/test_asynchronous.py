@@ -172,7 +172,7 @@ def test_an_optimizer_that_changes_frozen_parameters_is_refused() -> None:
 
 
 def test_replicas_that_never_wait_read_each_other() -> None:
-    """Of three runs one at least has updates that had read some of another worker's."""
+    """At least one of three runs has updates that had read some of another worker's."""
     runs = (train(p.Mlp, Layout(2), sync={"name": "bap"}, steps=12) for _ in range(3))
     assert any(
         update.reads for run in runs for sprint in sprints_of(run) for stream in sprint.streams for update in stream

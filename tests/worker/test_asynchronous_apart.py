@@ -1,6 +1,6 @@
 """Replicas that run free with a model beside host memory, as on a GPU: nothing is computed across, and no bit differs.
 
-What one worker does does not depend on timing, so its run beside host memory is compared with one within it. Of several
+A run of one worker does not depend on timing, so a run beside host memory is compared with one within it. With several
 workers, live or lost, the record decides: it is repeated within host memory.
 """
 
@@ -48,7 +48,7 @@ def assert_alike(monkeypatch: pytest.MonkeyPatch, pipeline: Any, layout: Layout,
     assert_same(train(pipeline, layout, replay=one.rests, **settings), one)
 
 
-# What a mode computes of its own, a threshold and a mean of neighbours, is in these two.
+# These two modes compute something of their own, a threshold and a mean of neighbours.
 PAIR = [2, 3, *(pytest.param(number, marks=pytest.mark.long) for number in (0, 1))]
 
 

@@ -1,5 +1,5 @@
-"""Whatever happens to members while replicas run free, and at whatever moment: what the run tells in the end is what comes out
-when its rests are repeated on another layout, though members are lost there too.
+"""Members fail at any moment while replicas run free. The run tells in the end what comes out when its rests are repeated on
+another layout, though members are lost there too.
 
 Two live runs of one configuration differ, so nothing is compared with an undisturbed one.
 """

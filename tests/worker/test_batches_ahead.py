@@ -41,7 +41,7 @@ SETTINGS: dict[str, Any] = {"steps": 5, "shards": 4, "optimizer": {"name": "adam
 
 @dataclass
 class Seen:
-    """What a test has seen."""
+    """The events that a test has seen."""
 
     ordered: Ordered  # the streams of all threads
     retracer: Retracer = field(default_factory=Retracer)

@@ -88,7 +88,7 @@ class Scene:
         return self.worker.run(generation, 0, lambda: Hub(1).transport(0, self._regions))
 
     def checkpoint(self, step: int) -> TrainingState:
-        """What was saved after so many steps."""
+        """The state that was saved after so many steps."""
         assert self.writer.wait(PATIENCE_S)
         written = [event for event in self.told if event["step"] == step]
         return load(self.storage, Catalog(self.storage, 9).commit(step, written).manifest)

@@ -58,7 +58,7 @@ class Called(Pipeline):
 
 
 class Told:
-    """What comes of the calls, in order."""
+    """The entries that come of the calls, in order."""
 
     def __init__(self) -> None:
         self.entries: list[dict[str, Any]] = []

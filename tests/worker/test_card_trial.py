@@ -1,4 +1,4 @@
-"""What is tried on cards, with a double of torch.cuda and of the driver's calls: no card has run it."""
+"""The trial of cards, with a double of torch.cuda and of the driver's calls: no card has run it."""
 
 from __future__ import annotations
 

@@ -215,7 +215,7 @@ def test_any_moment_may_be_the_last_of_a_host(method: int, first: int) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(60))
 def test_chaos_where_it_outlives_its_host(seed: int) -> None:
-    """Whatever happens, all that is lost is what the last living worker takes along."""
+    """Faults at random moments lose no more than what the last living worker takes along."""
     draw = random.Random(1000 + seed)
     method = seed % len(KEEPING)
     topology = draw.choice(["ring", "tree", "parameter_server", "peer_to_peer", "hierarchical"])

@@ -1,4 +1,4 @@
-"""What the driver makes before anything is started: it refuses what a worker would, and nothing of it stays."""
+"""The driver builds everything before anything is started: it refuses what a worker would, and nothing of it stays."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_what_every_worker_would_refuse_is_refused(pipeline: type[p.Small], word
 
 
 def test_numbers_of_numpy_in_an_optimizers_groups_are_those_of_python() -> None:
-    """Of the same values, however deep they lie; also where a rate would be refused as no number."""
+    """They become numbers of the same values, however deep they lie; also a rate that would be refused as no number."""
     plan = resolve(settings_for(p.NumbersOfNumpy, optimizer=None))
     pipeline = p.NumbersOfNumpy()
     optimizer = construction.make_optimizer(pipeline, pipeline.model(), plan)

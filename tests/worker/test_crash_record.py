@@ -1,4 +1,4 @@
-"""What a dead member was doing last, read from memory that outlived it."""
+"""The last activity of a dead member, read from memory that outlived it."""
 
 from __future__ import annotations
 

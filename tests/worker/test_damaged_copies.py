@@ -50,7 +50,7 @@ class Flipping(NamedTuple):
 
 
 class Beside(DeviceRegions):
-    """Of whoever reads its peers' memory so."""
+    """Regions of a member that reads its peers' memory with one bit flipped."""
 
     dtype = MEANS
 
@@ -106,7 +106,7 @@ def test_looking_at_what_arrives_changes_no_bit(monkeypatch: pytest.MonkeyPatch)
 
 
 class Out(staging.Copying):
-    """Of whoever's gradients arrive otherwise in host memory."""
+    """Staging of a member whose gradients arrive in host memory with a bit flipped."""
 
     def host_transfer(self, *arguments: Any) -> staging.HostTransfer:
         made = super().host_transfer(*arguments)
@@ -122,7 +122,7 @@ class Out(staging.Copying):
 
 
 class Back(staging.Copying):
-    """Of whoever's sum arrives otherwise on the card."""
+    """Staging of a member whose sum arrives on the card with a bit flipped."""
 
     def host_transfer(self, *arguments: Any) -> staging.HostTransfer:
         made = super().host_transfer(*arguments)

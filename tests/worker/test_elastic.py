@@ -1,4 +1,4 @@
-"""Whatever happens to members, and at whatever moment, the run tells what the undisturbed run tells, to the last bit.
+"""A run whose members fail, at any moment, tells what the undisturbed run tells, to the last bit.
 
 The run has everything that could be lost half-way: batch normalisation and dropout, an evaluation after each step, a plateau
 that lowers the rate, early stopping, clipping, Adam's moments, a warm-up, checkpoints.

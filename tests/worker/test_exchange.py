@@ -1,4 +1,4 @@
-"""What an exchange computes, over every topology, with members as threads: sums of integers beside means, and payloads of
+"""The results of an exchange, over every topology, with members as threads: sums of integers beside means, and payloads of
 any length.
 
 Not here: means, which every run of the engine's other tests computes.
@@ -33,7 +33,7 @@ T = TypeVar("T")
 
 
 def exchanged(schedule: Schedule, act: Callable[[Exchange, Member, int], T], world: World | None = None) -> list[T]:
-    """What `act` returns for each member, called in a thread of its own with the member's exchange and rank."""
+    """The result of `act` for each member, called in a thread of its own with the member's exchange and rank."""
     used = world or WORLDS["memory"]()
     try:
         members = used.members(schedule.members)
@@ -193,7 +193,7 @@ def mean_in_pieces(schedule: Schedule, blocks: int, world: World | None) -> list
 def test_pieces_and_whole_chunks_give_the_same_bits(
     name: str, workers: int, blocks: int, piece: int, travelling: set[tuple[int, int]]
 ) -> None:
-    """Whatever pairs of members send in pieces, and however many pieces a chunk has."""
+    """All pairs of members may send in pieces, and a chunk may have any number of them."""
     for schedule in variants(name, workers, (1, 3)):
         whole = mean_in_pieces(schedule, blocks, PartlyTravelling(lambda _low, _high: False))
         with pytest.MonkeyPatch.context() as patch:

@@ -139,7 +139,7 @@ def test_a_cache_of_one_block_changes_no_bit(
 
 
 def _block(folder: Path) -> int:
-    """Of bytes that two files have at most."""
+    """The bytes of the two largest files."""
     (folder / "sizes").mkdir()
     written(folder / "sizes")
     return sum(sorted(path.stat().st_size for path in (folder / "sizes").glob("*.jsonl"))[-2:])

@@ -1,4 +1,4 @@
-"""What a sample takes is counted once, on one micro-batch, and nothing of that is kept."""
+"""The operations that a sample takes are counted once, on one micro-batch, and nothing of that is kept."""
 
 from __future__ import annotations
 

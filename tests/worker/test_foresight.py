@@ -1,4 +1,4 @@
-"""What is fetched ahead: what is read next, within the share of the cache, and begun anew where a run turns back."""
+"""Files are fetched ahead in the order of reading, within the share of the cache, and anew if a run turns back."""
 
 from __future__ import annotations
 

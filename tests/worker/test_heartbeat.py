@@ -1,4 +1,4 @@
-"""Where a member is, and what is wanted of it."""
+"""The place at which a member is, and the halt that is wanted of it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""What servers hold while replicas run free is exact: to the bit what the record of the run gives at the same clock."""
+"""Slices that servers hold while replicas run free are exact: to the bit what the record of the run gives at the same
+clock."""
 
 from __future__ import annotations
 
@@ -83,7 +84,7 @@ def test_after_a_rest_it_is_what_the_rest_made() -> None:
 
 @dataclass
 class Seen:
-    """What was looked at. between: (rest before it, answers by name); at: after a rest, so too."""
+    """The answers of servers. between: (rest before it, answers by name); at: after a rest, so too."""
 
     between: list[tuple[int, dict[str, dict[str, Any]]]] = field(default_factory=list)
     at: list[tuple[int, dict[str, dict[str, Any]]]] = field(default_factory=list)
@@ -120,7 +121,7 @@ def seen(monkeypatch: pytest.MonkeyPatch) -> Seen:
 
 
 class Recomputed:
-    """What a replay on one worker gives: the parameters of any clock."""
+    """The parameters of any clock, as a replay on one worker gives them."""
 
     def __init__(self, run: Run, pipeline: type[Pipeline], **settings: Any) -> None:
         self.grids: list[FixedPoint] = []

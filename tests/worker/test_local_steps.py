@@ -108,7 +108,7 @@ def _compressed_longer() -> Run:
 @pytest.mark.parametrize("outlives", [False, True], ids=["far", "here"])
 @pytest.mark.parametrize("at", [30, 60, 75])
 def test_and_members_of_them_may_die(at: int, outlives: bool) -> None:
-    """What rounds have dropped lies with the host, or where it outlives it."""
+    """The state of what rounds have dropped lies with the host, or in memory that outlives it."""
     case = {**COMPRESSED[0], "steps": 6}
     settings = elastic_settings(LabelledBatchnorm, Layout(3, "tree"), checkpoint_every=2, **case)
     run = Elastic(settings, Layout(3, "tree"), [Fault(1, at, "die"), Fault(0, at + 60, "join")], outlives=outlives)

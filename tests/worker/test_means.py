@@ -1,4 +1,4 @@
-"""What evaluation makes of the values of its batches."""
+"""Evaluation combines the values of its batches."""
 
 from __future__ import annotations
 

@@ -39,7 +39,7 @@ floats = st.sampled_from(ODD)
 
 
 def _joined(rule: str, values: dict[int, Tensor], workers: list[list[int]]) -> Tensor:
-    """What workers make of it that host these shards, in this order."""
+    """The buffer that workers agree on which host these shards, in this order."""
     buffer = torch.zeros_like(next(iter(values.values())))
     each = [BufferRemains({rule: {"buffer": buffer}}) for _ in workers]
     for left, shards in zip(each, workers, strict=True):
@@ -119,7 +119,7 @@ class Leaving(p.Small):
 
 
 def test_a_shard_without_weight_counts_for_nothing() -> None:
-    """Of four rows, of which row 2 weighs nothing; the first shard is that of the order of samples."""
+    """Row 2 of four weighs nothing; the first shard is that of the order of samples."""
     numbers: list[float] = []
     for layout in (ONE, Layout(2), Layout(4, "parameter_server")):
         run = train(Leaving, layout, steps=1, shards=6, batch_size=6, args={"rows": 4, "held_out": None})

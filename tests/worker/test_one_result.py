@@ -227,7 +227,7 @@ def test_frozen_statistics_keep_their_bits() -> None:
 
 @pytest.mark.slow
 def test_statistics_that_some_shards_leave_alone_are_still_a_mean_over_all() -> None:
-    """Of V shards one changes the statistics: the others count with the value they started from."""
+    """One of V shards changes the statistics: the others count with the value they started from."""
     run = train(p.RareStatistics, steps=1, shards=4, batch_size=4, args={"rows": 4})
     assert run.parameters["norm.running_mean"].tolist() == pytest.approx([0.1 * 8 / 4], rel=1e-6)
     for layout in rotating(2, 0):

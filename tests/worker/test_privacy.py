@@ -185,7 +185,7 @@ def _prepared(pipeline: type[Pipeline], **settings: Any) -> Worker:
 
 
 def _sums(worker: Worker, keys: Keys) -> torch.Tensor:
-    """What the shards of step 0 add up to, as real numbers."""
+    """The sum of the shards of step 0, as real numbers."""
     trainer: Any = worker._execution._trainer  # type: ignore[attr-defined]
     trainer.unlock(keys)
     trainer.take_on([range(4)])

@@ -1,4 +1,4 @@
-"""What sets the learning rate: a pipeline's own factor is as good as a schedule, and epochs are so many steps."""
+"""The learning rate: a pipeline's own factor is as good as a schedule, and epochs are so many steps."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a run computes is what an ordinary loop computes: the exact sum is a better sum, not another one.
+"""A run computes what an ordinary loop computes: the exact sum is a better sum, not another one.
 
 The loops here use nothing of the engine but the order of samples and the streams, which are part of a run's identity.
 """

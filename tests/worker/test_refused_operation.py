@@ -1,4 +1,4 @@
-"""Where the backward pass of an operation is refused, the message names its line in the user's loss."""
+"""If the backward pass of an operation is refused, the message names its line in the user's loss."""
 
 from __future__ import annotations
 

@@ -235,7 +235,7 @@ class OfKeywords(nn.Module):
 
 
 def tried(model: nn.Module, batch: Any, pipeline: Pipeline | None = None) -> batch_invariance.InvarianceTrial:
-    """What a run tells of a model, whose first samples are this batch."""
+    """The trial of a model, as a run tells it whose first samples are this batch."""
     workload: Any = SimpleNamespace(pipeline=pipeline or Plain(), model=model, samples=lambda _: batch)
     return answering._tried(workload, 1, "native")
 
@@ -301,7 +301,7 @@ def test_of_a_batch_that_is_one_tensor_of_tokens_all_or_all_but_the_last_are_giv
 def at_the_start(
     model: nn.Module, batch: Any, pipeline: Pipeline | None = None, *, stages: int = 1, privacy: Any = None
 ) -> dict[str, Any] | None:
-    """What a worker tells before the first step; a batch of so many rows as it asks for."""
+    """The worker's answer before the first step; it takes as many rows of the batch as it asks for."""
     members, streams = SimpleNamespace(stages=stages), None
     plan: Any = SimpleNamespace(
         cluster=SimpleNamespace(members=members), run=SimpleNamespace(seed=1), data=SimpleNamespace(privacy=privacy)

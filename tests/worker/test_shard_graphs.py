@@ -34,7 +34,7 @@ def retracer(monkeypatch: pytest.MonkeyPatch) -> Retracer:
     here = staging.Resident(torch.device("cpu"))
     opened = device.Device(here, None, Operations(), made)
     monkeypatch.setattr(device, "opened", lambda *_: opened._replace(regions=device_double.regions()))
-    # What a processor draws is part of a recording of `Retracer`; the random numbers of Python are not.
+    # Random numbers that torch draws on the processor are part of a recording of `Retracer`; those of Python are not.
     monkeypatch.setattr(shard_graphs, "_host_generators", random.getstate)
     monkeypatch.setattr(shard_graphs, "_LIBRARIES", (*shard_graphs._LIBRARIES, retracing.__file__))
     return made

@@ -1,4 +1,5 @@
-"""What shards keep outlives the workers that wrote it: nothing that a living run needs is lost, whoever is killed, and when."""
+"""The state of shards outlives the workers that wrote it: nothing that a living run needs is lost, whoever is killed, and
+when."""
 
 from __future__ import annotations
 

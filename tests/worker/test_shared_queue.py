@@ -213,7 +213,7 @@ def _together(live: Callable[[int], Any], workers: int) -> list[Any]:
 
 
 def test_nobody_claims_before_all_of_the_host_are_there(memory: int) -> None:
-    """Who has no board computes what is dealt to it, and so does everybody beside it."""
+    """A worker without the queue computes what is dealt to it, and so does every other worker of its host."""
     dealt = ((0, 1, 2), (3, 4, 5))
     first, second = (QueueConsumer(SharedQueue(memory, SHARDS), 5, rank, (0, 1)) for rank in range(2))
     assert [[*each.turns(8, dealt)] for each in (first, second)] == [[0, 1, 2], [3, 4, 5]]

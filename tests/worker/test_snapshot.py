@@ -88,7 +88,7 @@ def train(model: Zoo, optimizer: torch.optim.Optimizer, first: int, steps: int) 
 
 
 def digest(model: nn.Module, optimizer: torch.optim.Optimizer) -> str:
-    """Of every bit of both; of what state_dict leaves out too."""
+    """The digest of every bit of both, also of what state_dict leaves out."""
     hashed = hashlib.sha256(model_digest(model).encode())
     for name, buffer in model.named_buffers():
         digests.update(hashed, name, buffer)
@@ -100,7 +100,7 @@ def digest(model: nn.Module, optimizer: torch.optim.Optimizer) -> str:
 
 
 def through_files(storage: Storage, state: TrainingState, step: int) -> TrainingState:
-    """What a checkpoint by two writers gives back."""
+    """The state that a checkpoint by two writers gives back."""
     told: list[dict[str, Any]] = []
     for part in range(2):
         writer = PartWriter(storage, told.append)

@@ -44,7 +44,7 @@ class Plain(Stream):
 
 
 class Walk:
-    """What has a state: as torchdata's nodes and Hugging Face's data sets."""
+    """A stream with a state, as torchdata's nodes and Hugging Face's data sets have one."""
 
     opened: list[int] = []  # noqa: RUF012
 
@@ -199,7 +199,7 @@ def test_a_lost_host_leaves_its_streams_to_others(kind: str, at: int) -> None:
 
 @pytest.mark.parametrize("kind", thinned(["Plain", "WithState"], 2))
 def test_a_checkpoint_holds_where_each_stream_is(kind: str) -> None:
-    """What a lost machine kept is nowhere else, so all go on from the last checkpoint."""
+    """The state that a lost machine kept is nowhere else, so all go on from the last checkpoint."""
     told, run = _told(kind, Layout(3, "tree"), [Fault(1, 70, "die"), Fault(0, 20, "join")])
     assert run.went_back > 0
     _unmoved(told, kind)
@@ -313,7 +313,7 @@ def _logging(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
 
 
 def _repeated(monkeypatch: pytest.MonkeyPatch, file: Path, layout: Layout, **given: Any) -> Run:
-    """What is launched with streams=FILE."""
+    """Train as a launch with streams=FILE does."""
 
     def resolved(settings: Any) -> Any:
         plan = resolve(settings)

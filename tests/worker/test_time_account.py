@@ -1,4 +1,4 @@
-"""Where a member's time goes: every moment of a generation has one kind, and windows lie side by side."""
+"""The account of a member's time: every moment of a generation has one kind, and windows lie side by side."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where time goes on a card, which is behind the thread that launches its work. A double of a card answers late."""
+"""The account of time on a card, which is behind the thread that launches its work. A double of a card answers late."""
 
 from __future__ import annotations
 

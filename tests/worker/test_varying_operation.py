@@ -29,7 +29,7 @@ def varied(tensor: Tensor) -> Tensor:
 
 
 def backward(grad: Tensor, x: Tensor, padding: Any) -> Tensor:  # noqa: ARG001
-    """Of padding by one element at the left."""
+    """The backward pass of padding by one element at the left."""
     made = grad[..., 1:].clone()
     made[..., 1] += grad[..., 0]
     return varied(made)
@@ -89,7 +89,7 @@ class Extended(p.Small):
 
 
 class Outside(p.Small):
-    """What torch does not see, such as a kernel that is launched by itself."""
+    """Varies by an operation that torch does not see, such as a kernel that is launched by itself."""
 
     def loss(self, model: nn.Module, batch: Any) -> Any:
         strange = torch.from_numpy(numpy.array([1 + next(calls) * 2.0**-20], numpy.float32))

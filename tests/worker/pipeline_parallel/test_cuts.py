@@ -1,4 +1,4 @@
-"""Where a model cannot be cut is told by name, with the reason and a remedy."""
+"""A border at which a model cannot be cut is told by name, with the reason and a remedy."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ class ByItself(nn.Module):
 
 
 BATCH = torch.randn(3, 4, generator=torch.Generator().manual_seed(1))
-# What, at which borders: the code, and what is named.
+# By case: the model, the borders, the error's code, and what the message names.
 REFUSED = {
     "no module of that name": (CASES["gpt"], ("blocks.7",), "stages.border-not-called", "blocks.7"),
     "the wrong order": (CASES["gpt"], ("blocks.2", "blocks.1"), "stages.border-order", "blocks.2"),

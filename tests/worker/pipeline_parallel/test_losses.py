@@ -36,7 +36,7 @@ def _unsplit(kind: Any, settings: dict[str, Any]) -> Told:
 
 
 def _survives(layout: Layout, *faults: Fault, every: int | None = 2, **settings: Any) -> Told:
-    """Whatever has been told is what the unsplit run tells."""
+    """The run tells what the unsplit run tells, in every record."""
     kind = settings.pop("kind", pipelines.Mlp)
     settings = settings or SMALL
     told, unsplit = survive(kind, layout, faults, every, **settings), _unsplit(kind, settings)
@@ -44,7 +44,7 @@ def _survives(layout: Layout, *faults: Fault, every: int | None = 2, **settings:
     return told
 
 
-# What was agreed on comes along the ring 0, 1, 2, 3: member 0 tells it first, the others with every second message.
+# The agreement comes along the ring 0, 1, 2, 3: member 0 tells it first, the others with every second message.
 AGREED = {0: Sending(messages.DONE, 2), 1: Sending(messages.DONE, 5), 2: Sending(messages.DONE, 5)}  # of step 2
 
 
@@ -91,7 +91,7 @@ def test_a_digest_or_a_checkpoint_that_some_have_finished_is_taken_by_all_or_non
 @pytest.mark.slow
 @pytest.mark.parametrize("every", [2, pytest.param(None, marks=pytest.mark.long)])
 def test_the_last_host_of_a_stage_takes_all_back_to_the_checkpoint(every: int | None) -> None:
-    """Of stage 1; without a checkpoint to the beginning."""
+    """Both hosts of stage 1 die; without a checkpoint all go back to the beginning."""
     told = _survives(SQUARE, Fault(1, AGREED[1], "die"), Fault(3, Sending(VOTE, 4), "die"), every=every)
     assert told.went_back == 1
 

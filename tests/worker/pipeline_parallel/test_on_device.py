@@ -1,7 +1,7 @@
 """Stages that compute on a device: no bit differs from the unsplit model there, and nothing is computed across.
 
-No GPU is where these tests run. What stands for one, and what that cannot show, say `tests/worker/apart.py` and
-`tests/comm/transports/device_double.py`.
+These tests run without a GPU. The doubles that stand for one, and what they cannot show, are described in
+`tests/worker/apart.py` and `tests/comm/transports/device_double.py`.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ TINY: dict[str, Any] = {
     "clip": 0.5,
 }
 
-# What makes no tensor by the name of the device, which is that of host memory here.
+# Pipelines that make no tensor by the name of the device, which is that of host memory here.
 APART = (pipelines.CumulativeBatchnorm, pipelines.ChannelsLast, pipelines.LayerDrop, DrawsInEvaluation)
 
 
@@ -93,7 +93,7 @@ def test_no_bit_differs_wherever_sums_are_made(
 def test_tensors_are_left_where_peers_map_them(
     monkeypatch: pytest.MonkeyPatch, regions: Callable[[], Any], leaves: bool
 ) -> None:
-    """Where they do not, and where there is less room than a shard takes, they travel."""
+    """If peers do not map them, or there is less room than a shard takes, they travel."""
     unsplit = train(pipelines.Mlp, ONE, steps=2)
     _on_device(monkeypatch, regions)
     left = messages._left

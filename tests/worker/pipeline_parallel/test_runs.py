@@ -158,7 +158,7 @@ def test_before_the_first_checkpoint_a_loss_sends_all_back_to_values_that_are_ma
 @pytest.mark.long
 @pytest.mark.slow
 def test_values_of_another_model_are_made_anew_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where training begins with them; for all that go back, and for the one that comes and stands by."""
+    """If training begins with them: for all that go back, and for the one that comes and stands by."""
     before = train(pipelines.Batchnorm, steps=3, args=EVERYTHING["args"])
     file = tmp_path / INITIAL_FOLDER / f"{before.digest}.safetensors"
     file.parent.mkdir(parents=True)

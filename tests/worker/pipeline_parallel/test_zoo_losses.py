@@ -1,6 +1,6 @@
 """Architectures that people train, disturbed: members are lost in each place of the mesh, stopped runs go on in other stages.
 
-Whatever a disturbed run tells is what the unsplit, undisturbed one tells: each line of the trace, each evaluation, the digest.
+A disturbed run tells what the unsplit, undisturbed one tells: each line of the trace, each evaluation, the digest.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ SETTINGS: dict[str, Any] = {
     "evaluate_every": Every(steps=2),
     "tensors_every": STEPS,
 }
-# What was agreed on in step 2 comes along the ring 0, 1, 2, 3: the first and the last send once a vote, the others twice.
+# The agreement of step 2 comes along the ring 0, 1, 2, 3: the first and the last send once a vote, the others twice.
 AGREES = {0: 2, 1: 5, 2: 5, 3: 2}
 PARTS = [0.25, 0.5, 0.75]  # of what a member does in a run
 GOES_ON = [(SQUARE, ONE), (ONE, SQUARE), (SQUARE, THREE), (Layout(4, stages=4), RAGGED), (THREE, SQUARE)]

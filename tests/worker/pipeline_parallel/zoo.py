@@ -95,8 +95,8 @@ class Gpt2(_Tokens):
 
 
 class T5(_Tokens):
-    """What the encoder returns is used by all blocks of the decoder, as the biases of the first block are by the others;
-    an embedding is used by both, and by the output layer."""
+    """All blocks of the decoder use the encoder's result, as the other blocks use the biases of the first. Both halves and
+    the output layer use one embedding."""
 
     def model(self) -> nn.Module:
         from transformers import T5Config, T5ForConditionalGeneration
