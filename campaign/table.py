@@ -68,7 +68,7 @@ def _summary(results: Results, machine: str) -> str:
     ]
     lines = ["| what | found | wanted |", "|---|---|---|", *(f"| {' | '.join(row)} |" for row in rows)]
     seeds = _ranges(sorted({launch["seed"] for launch in results.launches}))
-    told = f"Seeds {seeds}; {machine}. {_load(results.launches)}"
+    told = f"Seeds {seeds}. Made on {machine}. {_load(results.launches)}"
     return "\n".join([told, "", *lines])
 
 
@@ -188,4 +188,4 @@ def _head(first: str, names: Sequence[str]) -> str:
 
 def _reasons() -> str:
     told = [f"- {count} cells: {why}." for why, count in sorted(cells.reasons().items(), key=lambda each: -each[1])]
-    return "\n".join(["What cannot be, and why:", "", *told])
+    return "\n".join(["Cells that cannot be, and why:", "", *told])
