@@ -38,6 +38,7 @@ HELD = (
         "orchestrator/data",
         "orchestrator/driver",
         "orchestrator/experiments",
+        "orchestrator/numerics",
         "orchestrator/optim",
     ),
     *("orchestrator/provenance", "orchestrator/records", "orchestrator/worker"),

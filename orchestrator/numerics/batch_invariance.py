@@ -1,12 +1,13 @@
 """Answers that do not depend on what else is asked: a model is called with tiles of a fixed number of rows.
 
-Which code a product of matrices takes, and so the bits of a row, depends on how many rows there are; and where vectors end, on
-where among them the row stands (a sigmoid of 8 rows of 37 values shows it). So all calls have `ROWS` rows, and the place of a
-row in its tile is a hash of the row: whatever is asked with it, it goes the same way through the same code. Rows of the same
-place are in several tiles, equal ones in one, and places that nobody has are filled up with another row.
+The number of rows decides which code computes a product of matrices, and so the bits of a row. Its place among them decides,
+too: elements behind the last full vector take other code (a sigmoid of 8 rows of 37 values shows it). So all calls have
+`ROWS` rows, and the place of a row in its tile is a hash of the row: whatever is asked with it, it goes the same way through
+the same code. Rows of the same place are in several tiles, equal ones in one, and places that nobody has are filled up with
+another row.
 
-Whether rows depend on each other by what the model computes is tried (`tried`). Where what stands beside a row changes its
-rounding, as in a mixture of experts, each row is a tile of its own.
+Whether rows depend on each other by what the model computes is tried (`tried`). If the rows beside a row change its rounding,
+as in a mixture of experts, each row is a tile of its own.
 
     inputs     a tensor or array of rows, a list of rows of several shapes, or mappings and tuples of them; what has no rows
                (a number, a text) goes to every tile
@@ -14,7 +15,7 @@ rounding, as in a mixture of experts, each row is a tile of its own.
 
 Rows of several shapes are tiled apart: nothing is padded, so nobody's answer depends on how long the others are.
 
-What it does not do: choose how it is computed (threads, arithmetic), or call the model from more than one thread.
+It does not choose how the model is computed (threads, arithmetic), and calls it from one thread only.
 """
 
 from __future__ import annotations
@@ -45,8 +46,8 @@ class NotByRows(Exception):
 
 @dataclass(frozen=True)
 class InvarianceTrial:
-    """What a trial found. rows: of a tile; None where the inputs have to stay together. why: a sentence, None with whole tiles;
-    detail: figures or an error, which are of samples."""
+    """The result of a trial. rows: of a tile; None where the inputs have to stay together. why: a sentence, None with whole
+    tiles; detail: figures or an error, which are of samples."""
 
     rows: int | None
     why: str | None = None
@@ -84,7 +85,7 @@ def _fixed_batches(group: Mapping[bytes, int], rows: int) -> list[dict[int, int]
 
 
 def _hashes(inputs: Any, number: int) -> list[bytes]:
-    """Of each row, whatever the order of the parts and whether rows come as a tensor or as a list."""
+    """A hash of each row. It depends neither on the order of the parts nor on whether rows come as a tensor or as a list."""
     found = [hashlib.blake2b(digest_size=16) for _ in range(number)]
     named = {_named(path): part for path, part in parts(inputs) if _has_rows(part)}
     for _, part in sorted(named.items()):
@@ -163,7 +164,8 @@ def _is_apart(call: Call, inputs: Any) -> bool:
 
 
 def parts(tree: Any, path: Path = (), *, lists: bool = False) -> Iterator[tuple[Path, Any]]:
-    """What is no mapping and no tuple; of answers, with `lists`, no list either but for those of single values."""
+    """(path, part) of each part that is no mapping and no tuple. With `lists`, for answers, a list is a part only if it holds
+    single values."""
     if isinstance(tree, Mapping):
         for key, each in tree.items():
             yield from parts(each, (*path, key), lists=lists)
@@ -264,7 +266,7 @@ class _Distance:
 
 
 def _distance(left: Any, right: Any) -> _Distance:
-    """Of the part in which they are furthest apart."""
+    """The distance of the parts that are furthest apart."""
     a, b = ([part for _, part in parts(each, lists=True)] for each in (left, right))
     if len(a) != len(b):
         return _Distance(math.inf)

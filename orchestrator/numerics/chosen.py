@@ -72,7 +72,7 @@ def rounded(values: torch.Tensor) -> torch.Tensor:
 
 @dataclass(frozen=True)
 class ChosenRow:
-    """What one shard has chosen of each vector; None where it has nothing."""
+    """The elements that one shard has chosen of each vector; None for a vector of which it has none."""
 
     shard: int
     weight: float

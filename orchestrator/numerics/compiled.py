@@ -1,9 +1,9 @@
 """The loops of `loops` as machine code, which numba makes once for each kind of processor.
 
-What is made is kept in `__pycache__` beside the source, and in the user's cache folder, where other checkouts of the same code
-find it, such as that of a rerun; under a name that changes with the loops, this module, numba, LLVM and the processor. A
-process that finds it loads it by LLVM alone: numba itself, which takes half a second to import and seconds to make them,
-is only needed to make it. Where no folder takes it, each process makes it for itself.
+The code is kept in `__pycache__` beside the source, and in the user's cache folder, where other checkouts of the same source
+find it, such as that of a rerun. Its name changes with the loops, this module, numba, LLVM and the processor. A process that
+finds it loads it by LLVM alone: numba itself, which takes half a second to import and seconds to compile, is only needed to
+make it. If no folder takes it, each process makes it for itself.
 
 This hangs on the insides of numba and LLVM. With other versions than `common.tested_versions` names, the loops are made by
 `numba.cfunc`, which takes longer at the start of each process and computes the same bits.
@@ -31,8 +31,8 @@ _INTEGERS: Final = ("int64", "int16", "int8")  # of the total: any sum, few leve
 
 
 def _entries() -> dict[str, tuple[str, list[Any]]]:
-    """name -> its arguments as numba and as C call them. What comes first in the name is the function in `loops`, and what may
-    come after it the type of the elements of total or result."""
+    """name -> its arguments as numba and as C call them. The first word of a name is the function in `loops`. A second one is
+    the type of the elements of total or result."""
     found: dict[str, tuple[str, list[Any]]] = {
         "fingerprint": ("CPointer(int32), int64, int64", [_AT, _LONG, _LONG]),
         "largest": ("CPointer(int32), int64", [_AT, _LONG]),
@@ -225,7 +225,7 @@ def load() -> Code:
 
 
 def _version() -> str:
-    """What the machine code depends on."""
+    """A digest of all that the machine code depends on."""
     from llvmlite import binding as llvm
 
     here = Path(__file__)
@@ -293,7 +293,8 @@ def _cfunc(name: str, *, cache: bool = False) -> Any:
 
 
 def _object(assembly: str, native: str, symbol: str) -> bytes:
-    """Of numba's code only the function itself, under a name of ours: what it is wrapped in for Python needs numba to run."""
+    """Object code of the function alone, under a name of ours. Its wrapper for Python is left out, which needs numba to
+    run."""
     from llvmlite import binding as llvm
 
     module: Any = llvm.parse_assembly(assembly)

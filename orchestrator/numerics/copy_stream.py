@@ -4,7 +4,7 @@
     arrive    the stream that computes waits for the event, the thread for nothing
 
 The copies' memory is allocated in the copy stream. So it is told which other stream uses it, and the allocator gives it to a
-later copy only when that use is over. What never arrives may be dropped at any time.
+later copy only when that use is over. A batch that never arrives may be dropped at any time.
 
 Source: PyTorch, "CUDA semantics", sections CUDA streams and Use pinned memory buffers. No card has run this yet.
 """

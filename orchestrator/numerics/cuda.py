@@ -1,7 +1,8 @@
-"""What is particular to CUDA: whether this process can compute there, what makes it deterministic, what to record of it.
+"""All that is particular to CUDA: whether this process can compute there, what makes it deterministic, what to record of it.
 
 Deterministic algorithms as such are switched on for every device (`determinism.prepare_thread`); an operation that has none
-raises then, and names itself. None of this has run on a GPU yet; the tests try it as far as a build without CUDA goes.
+raises then, and names itself. An earlier version ran on an H100 and an H200 (`docs/training.md`). The tests try this one as
+far as a build without CUDA goes.
 Source: https://docs.pytorch.org/docs/stable/notes/randomness.html
 """
 
@@ -95,8 +96,8 @@ def describe() -> dict[str, Any]:
 
 
 def answered(answer: Any) -> Any:
-    """What a call of `cuda.bindings` returned beside its code: the value, or all where there are several. Raises RuntimeError
-    where CUDA refuses."""
+    """The result of a call of `cuda.bindings` without its error code: the value, or a list of several or of none. Raises
+    RuntimeError where CUDA refuses."""
     code, *values = answer if isinstance(answer, tuple) else (answer,)
     if int(code) != 0:
         raise RuntimeError(f"CUDA refuses: {code}")
@@ -112,7 +113,7 @@ def card() -> dict[str, str]:
 
 
 def uuid() -> str:
-    """Of the GPU of this process, as `nvidia-smi -L` names it; empty where torch does not tell."""
+    """The UUID of the GPU of this process, as `nvidia-smi -L` names it; empty if torch does not tell."""
     import torch
 
     found: Any = torch.cuda.get_device_properties(torch.cuda.current_device())

@@ -1,4 +1,4 @@
-"""What a compute thread and its process set so that the same arithmetic gives the same bits (rule B3).
+"""Settings of a compute thread and of its process with which the same arithmetic gives the same bits (rule B3).
 
 `ENVIRONMENT` has to stand before the first call into MKL, so the driver sets it before torch is imported and the workers
 inherit it. Without MKL_CBWR the address of an operand changes the bits of a matrix product (48 of 100 shapes measured).
@@ -79,7 +79,7 @@ def cpu_model() -> str:
 
 
 def machine(device: str = "cpu") -> dict[str, str]:
-    """What may make two machines compute different bits, to name when they do. device: what computes."""
+    """The facts that may make two machines compute different bits, to name when they do. device: what computes."""
     import torch
 
     gpu = {f"GPU: {name}": str(value) for name, value in cuda.describe().items()} if device == "cuda" else {}
@@ -94,7 +94,8 @@ def machine(device: str = "cpu") -> dict[str, str]:
 
 @contextmanager
 def left_as_it_was() -> Iterator[None]:
-    """What the user's code sets inside the block for the whole process, or draws from its generators, is put back behind it."""
+    """Settings that the user's code changes inside the block for the whole process, and generators that it draws from, are
+    put back behind it."""
     import numpy
     import torch
 

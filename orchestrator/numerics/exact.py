@@ -6,10 +6,10 @@
 
 All float64 numbers from 2**52 lsb to 2**53 lsb are lsb apart, so adding M rounds, and taking it off again is exact. Sums of
 multiples of lsb are free of order, grouping, topology and number of workers. Two tempting shortcuts are wrong although every
-digest agrees with itself: a total that starts at M (ties then round by the parity of the total), and adding float32 to M with
-a float64 output (torch adds in float32 and casts afterwards).
+digest agrees with itself. With a total that starts at M, ties round by the parity of the total. When float32 is added to M
+with a float64 output, torch adds in float32 and casts afterwards.
 
-What costs here is memory traffic and, for small tensors, calls. So compiled loops (`loops`) do in one pass all that is to be
+The costs here are memory traffic and, for small tensors, calls. So compiled loops (`loops`) do in one pass all that is to be
 done with an element, and one call adds up a whole model. Shards wait until several can be added: a total that is touched
 after each of them pushes the model out of the processor's cache.
 
@@ -182,12 +182,13 @@ def keep(
 
 @dataclass(frozen=True)
 class Sums:
-    """What is added up, and what the owner of a chunk makes of its sum."""
+    """A kind of sum: the elements that are added up, and what the owner of a chunk makes of their sum."""
 
     dtype: torch.dtype  # of contributions and partial sums
     result: torch.dtype  # of what everyone gets
     finish: Callable[[torch.Tensor, float, torch.Tensor, int, torch.Tensor | None], int]  # `finish`, or one like it
-    # Of sums on a device: the third tensor = the elements of a `lossless_packing.PackedVector`, or the second one and them.
+    # For sums on a device: third tensor = the elements of a `lossless_packing.PackedVector`, plus the second tensor if there
+    # is one.
     unpack: Callable[[Any, torch.Tensor | None, torch.Tensor], None] | None = None
 
 
@@ -199,8 +200,8 @@ FEW_LEVELS: Final = {8: Sums(torch.int8, torch.int8, keep), 16: Sums(torch.int16
 
 def fingerprint_of(values: torch.Tensor, first_block: int) -> int:
     """Fingerprint of float32 values that fill whole blocks: sums of the bits per block, weighted by the block's position,
-    modulo 2**64 (rule A10). Fingerprints of disjoint chunks add up to the fingerprint of the whole. Of values on a device,
-    which is waited for, by operations of torch."""
+    modulo 2**64 (rule A10). Fingerprints of disjoint chunks add up to the fingerprint of the whole. For values on a device it
+    takes operations of torch, and waits for the device."""
     if values.device.type != "cpu":
         return int(fingerprint_by_operations(values.view(torch.int32), first_block))
     return LOOPS["fingerprint"](start_of(values, torch.float32), values.numel(), first_block)
@@ -236,7 +237,7 @@ def fingerprint_of_sums(values: torch.Tensor) -> int:
 
 
 def fingerprint_by_operations(bits: torch.Tensor, first_block: int) -> torch.Tensor:
-    """Of int32 or int64 bits that fill whole blocks: one int64, whose sums wrap."""
+    """Fingerprint of int32 or int64 bits that fill whole blocks, by operations of torch: one int64, whose sums wrap."""
     of_blocks = bits.view(-1, BLOCK).sum(1, dtype=torch.int64)
     places = torch.ones_like(of_blocks).cumsum(0) + first_block
     return (of_blocks * places).sum()
@@ -256,7 +257,7 @@ def in_order(tensor: torch.Tensor, slot: Slot) -> torch.Tensor:
 
 
 def _at(array: Array) -> int:
-    """Where the elements lie for compiled code, which takes them to lie one after the other."""
+    """The address of the elements for compiled code, which takes them to lie one after the other."""
     return int(array.__array_interface__["data"][0])
 
 

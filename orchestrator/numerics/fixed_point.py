@@ -8,7 +8,7 @@ Addition of integers is free of order even where it wraps around, while a sum in
 order of its terms, which nothing records. There are 18 bits between the largest parameter and 2**62, the limit that `overflows`
 tells of. Source: the design of asynchronous modes; the same idea as the grid of `exact.py`, Demmel and Nguyen (2013).
 
-What it does not do: decide when the grid is chosen anew.
+This module does not decide when the grid is chosen anew.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ class FixedPoint:
         return cls(tuple((start, end, 2.0**exponent) for start, end, exponent in pieces))
 
     def lsb_at(self, element: int) -> float:
-        """Of the piece in which this element lies."""
+        """The lsb of the piece in which this element lies."""
         return next(lsb for start, end, lsb in self.pieces if start <= element < end)
 
     def integers(self, values: torch.Tensor, into: torch.Tensor) -> None:

@@ -31,7 +31,7 @@ def counted(compute: Callable[[], object]) -> int:
 
 
 def peak_of(cards: Iterable[str]) -> float | None:
-    """Of these cards together, by their names; None where one of them is not known, or is a part of a card."""
+    """The peak of these cards together, by their names; None if one of them is not known, or is a part of a card."""
     peaks = [_peak(card) for card in cards]
     return sum(each or 0.0 for each in peaks) if peaks and all(peaks) else None
 

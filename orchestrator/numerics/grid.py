@@ -1,9 +1,9 @@
 """The grid of each tensor: which power of two its contributions are rounded to (rules A2 and A3). Pure integers, no torch.
 
-A sum is exact, and so free of order, if every contribution is a multiple of one power of two `lsb = 2**exponent`, small
-enough at the bottom to lose nothing that matters and large enough at the top for the total to fit 53 bits. The exponent is
-chosen per tensor from the largest magnitude over *all shards*; since a maximum is associative, every member of a generation
-decides alike, whatever the number of workers.
+A sum is exact, and so free of order, if every contribution is a multiple of one power of two `lsb = 2**exponent`. It has to
+be small enough to lose nothing that matters, and large enough for the total to fit 53 bits. The exponent is chosen per tensor
+from the largest magnitude over *all shards*; since a maximum is associative, every member of a generation decides alike,
+whatever the number of workers.
 
     needed = exponent_of(magnitude) + max(2, ceil(log2 shards)) - 53     the finest grid on which the total fits
     fits       needed <= exponent <= needed + SLACK

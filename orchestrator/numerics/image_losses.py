@@ -74,7 +74,7 @@ def _wide(x: Tensor) -> torch.dtype:
 
 
 def _check(x: Tensor, target: Tensor, weight: Tensor | None) -> None:
-    """What gathering would take for less. Raises RuntimeError, as torch's kernel does."""
+    """Refuse shapes that do not match: gathering would take a smaller target. Raises RuntimeError, as torch's kernel does."""
     if x.dim() != 4 or target.dim() != 3 or x.shape[0] != target.shape[0] or x.shape[2:] != target.shape[1:]:
         raise RuntimeError(f"input and target batch or spatial sizes don't match: {[*target.shape]}, {[*x.shape]}")
     if weight is not None and weight.shape != x.shape[1:2]:

@@ -8,7 +8,7 @@ Bits may depend neither on what a process has computed before nor on who compile
 - Nothing is chosen by a measurement. `torch.use_deterministic_algorithms` (`determinism.prepare_thread`) tells the compiler.
 - What is kept on a disk is kept by the versions of the compilers, since an upgrade leaves the files of the older one behind.
 
-It compiles in the worker itself and starts no processes. What a user has compiled is left as it is.
+It compiles in the worker itself and starts no processes. Functions that a user has compiled are left as they are.
 Sources: torch.compiler.config, https://docs.pytorch.org/docs/stable/torch.compiler.html
 """
 
@@ -55,19 +55,19 @@ def problem(device: str) -> str | None:
 
 
 def describe() -> dict[str, Any]:
-    """What may change the bits of compiled code, beside torch."""
+    """Versions and variables that may change the bits of compiled code, beside torch."""
     return {"triton": _version("triton"), "cxx": _cxx(), "variables": _variables()}
 
 
 def prepare() -> None:
-    """Before the compiler is imported: where this process keeps what it makes, and that it makes it itself. What a user has set
-    counts."""
+    """Before the compiler is imported: where this process keeps what it makes, and that it makes it itself. Variables that a
+    user has set are kept."""
     os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(folder()))
     os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
 
 
 def folder() -> Path:
-    """Of this user, node and versions."""
+    """The folder for this user, node and versions."""
     import torch
 
     made_by = repr((torch.__version__, torch.version.git_version, describe()))

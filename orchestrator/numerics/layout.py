@@ -1,4 +1,4 @@
-"""Where each tensor lies in one flat buffer, and where the buffer may be cut.
+"""The place of each tensor in one flat buffer, and the places at which the buffer may be cut.
 
 Every exchanged tensor starts at a multiple of 64 bytes of float32, because the address of an operand can change the bits of a
 product. The buffer is cut into chunks only between blocks of 4096 elements, the unit of the fingerprint, so that the owner of

@@ -4,8 +4,8 @@
     level   = round(x * weight / spacing)            half to even; |level| <= levels
     mean    = sum of all levels * spacing / total weight
 
-With levels = (2**(bits - 1) - 1) // shards every partial sum of any shards fits the integers, whatever the schedule. What
-rounding dropped, x - level * spacing / weight, is what a shard may keep and add to its next contribution (error feedback).
+With levels = (2**(bits - 1) - 1) // shards every partial sum of any shards fits the integers, whatever the schedule. A shard
+may keep what rounding dropped, x - level * spacing / weight, and add it to its next contribution (error feedback).
 
 It is the grid of `exact` with few levels; but since it has none to spare, `largest` has to be that of the step itself.
 Source: Seide et al., "1-bit stochastic gradient descent and its application to data-parallel distributed training of speech
@@ -30,7 +30,7 @@ def levels_of(bits: int, shards: int) -> int:
 
 
 def spacing_of(largest: float, levels: int) -> float:
-    """Of one tensor. largest: the largest |x * weight| of all shards."""
+    """The spacing of one tensor. largest: the largest |x * weight| of all shards."""
     return largest / levels
 
 
@@ -39,7 +39,7 @@ def add_levels(
 ) -> None:
     """total += levels of weight * values. Both 1-D, contiguous; values: float32, total: int8 or int16.
 
-    keeps: what rounding dropped takes the values' place. Where the spacing is zero all values are, and nothing changes.
+    keeps: what rounding dropped takes the values' place. If the spacing is zero, all values are, and nothing changes.
     """
     assert values.numel() == total.numel()
     if spacing == 0 or not values.numel():

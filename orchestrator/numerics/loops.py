@@ -75,14 +75,15 @@ def _fetch_line(_: Any, address: Any) -> Any:
 
 @_inlined
 def _fetch(address: int, size: int) -> None:
-    """What a loop comes to next. The processor sees by itself where a loop goes on, but not across a page, as a block is."""
+    """Prefetch the memory that a loop comes to next. The processor does so by itself, but not across the end of a page, and a
+    block of packing is one page."""
     for line in range(0, size, 64):
         _fetch_line(address + line)
 
 
 @_inlined
 def _floats(address: int, elements: int) -> Any:
-    """The float32 array of so many elements that lies there. Whoever owns it has to keep it alive."""
+    """The float32 array of so many elements that lies there. Its owner has to keep it alive."""
     return carray(_to_floats(address), elements)
 
 
@@ -463,10 +464,10 @@ def _claim(
             return int(assigned[last])
 
 
-# --- a narrow form of 64-bit elements, for the wire (`narrow`). Block by block: a head of 8 bytes (form, and an exponent or a
-# shift above it), then the elements. Forms 0 to 7 are integers of so many bytes: the lower four bytes of all elements (from
-# form 4 on), then the next byte of all, and so on, which a processor writes and reads many at a time. What an element is made
-# from is compared as bits, or so that no mode of the processor (flushing of denormal numbers) can make two of them equal.
+# --- a narrow form of 64-bit elements, for the wire (`lossless_packing`). Block by block: a head of 8 bytes (form, and an
+# exponent or a shift above it), then the elements. Forms 0 to 7 are integers of so many bytes: the lower four bytes of all
+# elements (from form 4 on), then the next byte of all, and so on, which a processor writes and reads many at a time. Elements
+# are compared as bits, or so that no mode of the processor (flushing of denormal numbers) can make two of them equal.
 
 
 @_inlined
@@ -483,7 +484,7 @@ def _trailing_zeros(value: int) -> Any:
 
 @_inlined
 def _length(value: int) -> Any:
-    """Of an integer that is not negative, in bits."""
+    """The length in bits of an integer that is not negative."""
     bits = numpy.int64(0)
     while value:
         value >>= 1
@@ -642,7 +643,7 @@ def _pack(values_at: int, elements: int, integers: bool, packed_at: int, scratch
 
 @_inlined
 def _next_block(packed_at: int, size: int, at: int, elements: int, integers: bool) -> Any:
-    """Where the block after the one that begins there does, or -1 where `_pack` cannot have written that one."""
+    """The offset of the block after the one that begins at `at`, or -1 if `_pack` cannot have written that one."""
     if at < 0 or at + 8 > size:
         return numpy.int64(-1)
     head = _longs(packed_at + at, 1)[0]
@@ -704,7 +705,8 @@ def _take_blocks(
 
 
 def _unpack(packed_at: int, size: int, values_at: int, elements: int, integers: bool, scratch_at: int) -> int:
-    """What `_pack` was given. scratch: 8 bytes. Returns the bytes read, or -1 where it cannot have written them."""
+    """values = what `_pack` was given. scratch: 8 bytes. Returns the number of bytes read, or -1 if `_pack` cannot have
+    written them."""
     return int(_take_blocks(packed_at, size, 0, values_at, elements, integers, scratch_at))
 
 

@@ -3,9 +3,9 @@
 A contribution to an exact sum is a multiple of a power of two, and so is every sum of such. Within a block of 512 neighbours
 they are integers of about five bytes, and the contribution of a single shard is a float32. `pack` writes each block in the
 shortest of the forms that give the same bits back, and as it is where none does: infinities, NaN, -0.0 beside sums, wide
-ranges. That is decided by computing the elements back and comparing, so nothing can be lost (`loops`, where the form is).
+ranges. To decide that, it computes the elements back and compares, so nothing can be lost (`loops`, where the form is).
 
-What it does not do: compress. Blocks that need eight bytes take eight, and one byte in 512 more.
+It does not compress: blocks that need eight bytes take eight, and one byte in 512 more.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ DTYPES: Final = (torch.float64, torch.int64)
 BLOCK: Final = 512  # elements, as in `loops`
 HEAD_BYTES: Final = 8  # of a block
 
-# Of all threads, for a loop holds the interpreter's lock; nothing in it outlives a call.
+# Shared by all threads, since a loop holds the interpreter's lock, and nothing in it outlives a call.
 _scratch: Final = torch.empty(layout.BLOCK + 1, dtype=torch.int64)
 
 
 @dataclass(frozen=True, slots=True)
 class PackedVector:
-    """Elements in packed form: the bytes (uint8), and what and how many they are. What takes them raises ValueError for bytes
-    that `pack` has not written."""
+    """Elements in packed form: the bytes (uint8), and what and how many they are. All that takes them raises ValueError for
+    bytes that `pack` has not written."""
 
     packed: torch.Tensor
     dtype: torch.dtype
@@ -88,7 +88,7 @@ def blocks_of(elements: int) -> int:
 
 
 def least_bytes(elements: int) -> int:
-    """Of so many elements in packed form."""
+    """The least size of so many elements in packed form."""
     return HEAD_BYTES * blocks_of(elements)
 
 

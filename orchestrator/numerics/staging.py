@@ -1,4 +1,4 @@
-"""Where the model computes, and host memory: the seam between the two.
+"""The seam between host memory and the device where the model computes.
 
     Direct     the model lives in host memory: gradients are summed and sums are applied where they lie, nothing is copied
     Copying    the model lives elsewhere (a GPU): a shard's gradients come out in one copy, the sum goes in in one copy
@@ -7,8 +7,8 @@
 With the first two, magnitudes, grid, exact sums, exchange and fingerprint work in host memory. Everything but the name of the
 device is the same for a GPU and for one of these onto the CPU, and so the tests run whole trainings through all of them.
 
-Batches go to a GPU beside what it computes (`copy_stream.py`). What it does not do: hide the copies of gradients behind
-computation, or use more than one GPU per worker.
+Batches go to a GPU beside what it computes (`copy_stream.py`). Copies of gradients are not hidden behind computation, and a
+worker uses one GPU.
 """
 
 from __future__ import annotations
@@ -74,13 +74,15 @@ class Staging(Protocol):
     copies_ahead: bool  # whether it serves to begin a batch before its turn
 
     def move(self, tensors: Sequence[torch.Tensor]) -> None:
-        """Have these tensors, which stay the objects that they are, lie on the device. What shares memory shares it there."""
+        """Have these tensors, which stay the objects that they are, lie on the device. Tensors that share memory share it
+        there."""
 
     def batch(self, batch: Any) -> Any:
         """The batch with its tensors on the device."""
 
     def begin(self, batch: Any) -> Arriving:
-        """Begin to bring the batch there, beside what the device computes. What is dropped on its way costs nothing more."""
+        """Begin to bring the batch there, beside what the device computes. A batch that is dropped on its way costs nothing
+        more."""
 
     def empty(self, elements: int, dtype: torch.dtype) -> torch.Tensor:
         """New memory on the device, 1-D."""
@@ -95,11 +97,11 @@ class Staging(Protocol):
         """Zeros (int64) where contributions are added up."""
 
     def from_peer(self, tensor: torch.Tensor) -> torch.Tensor:
-        """What came from another member, where contributions are added up."""
+        """A tensor that came from another member, where contributions are added up."""
 
     def reading(self, flat: torch.Tensor) -> Callable[[], torch.Tensor]:
-        """What gives the present values of a flat float32 tensor of the model where contributions are added up, until the
-        next call."""
+        """A function that gives the present values of a flat float32 tensor of the model, where contributions are added up.
+        They stand until its next call."""
 
     def host_transfer(self, layout: Layout, result: torch.Tensor) -> HostTransfer:
         """result: flat, float32, where contributions are added up; it is only read."""

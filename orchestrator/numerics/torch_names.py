@@ -32,7 +32,7 @@ NEEDED_OF_MODULES = {
 
 
 def problems() -> list[str]:
-    """What this torch lacks, a sentence each."""
+    """A sentence for each name that this torch lacks."""
     absent = {name.replace(":", "."): what for name, what in NEEDED.items() if not _is_there(*name.split(":"))}
     model = torch.nn.Module()
     absent |= {f"torch.nn.Module.{name}": what for name, what in NEEDED_OF_MODULES.items() if not hasattr(model, name)}

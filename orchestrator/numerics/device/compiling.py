@@ -169,7 +169,7 @@ class Compiled:
         self._launch("unpack", self._blocks(elements), (*map(start_of, there), elements, integers, at, to), UNPACK)
 
     def _blocks(self, elements: int) -> int:
-        """Of a kernel whose warps pack."""
+        """The number of blocks of a kernel whose warps pack."""
         return max(1, min(-(-blocks_of(elements) // _WARPS), self._most_blocks))
 
 
@@ -216,15 +216,15 @@ class _Adding:
 
 @cache
 def for_this_card() -> Compiled:
-    """Of the current device, where torch has started CUDA. Raises CompilationFailed."""
+    """The kernels for the current device, on which torch has started CUDA. Raises CompilationFailed."""
     properties = torch.cuda.get_device_properties()
     launch = launcher(f"sm_{properties.major}{properties.minor}")
     return Compiled(launch, _BLOCKS * properties.multi_processor_count)
 
 
 def launcher(architecture: str) -> Launcher:
-    """Of the code that an earlier process has kept, where there is some that this card takes: to compile takes half a second of
-    each worker's start. Raises CompilationFailed."""
+    """A launcher of the code that an earlier process has kept, or of newly compiled code if there is none that this card
+    takes. To compile would add half a second to each worker's start. Raises CompilationFailed."""
     made_by = f"{architecture} {torch.version.cuda}"  # whose build brings NVRTC
     name = f"sums-{hashlib.sha256(SOURCE.read_bytes() + made_by.encode()).hexdigest()[:32]}.cubin"
     kept = file_cache.read(file_cache.folders(__file__), name)

@@ -1,4 +1,4 @@
-"""What a device does for an exact sum, behind one interface, and the accumulator over it.
+"""The part of an exact sum that a device computes, behind one interface, and the accumulator over it.
 
     Operations    operations of torch in float64, for any device. They are the oracle of the kernels, and stand in for them.
     Compiled      `sums.cu`, compiled for the card at hand (`compiling.py`). It takes one pass where the operations take five.

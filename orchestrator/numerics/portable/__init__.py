@@ -8,5 +8,5 @@ Three things make it, under `run.arithmetic: portable`:
 - `page`: operators with their known hashes, forward and backward. A worker finds out which operators its pipeline uses
   (`used`) and computes their cases (`checking`); a run is refused where one comes out otherwise.
 
-`docs/portable.md` has the table of operators. What it does not do: GPUs, other architectures, other versions of torch.
+`docs/portable.md` has the table of operators. Not covered are GPUs, other architectures and other versions of torch.
 """

@@ -1,4 +1,4 @@
-"""What a case of the page draws its inputs from, and how it takes gradients."""
+"""Draws the inputs of a case of the page, and takes its gradients."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Draw:
         return torch.rand(tuple(shape), generator=self._generator) * 2 - 1
 
     def both(self, function: Callable[..., Any], *inputs: Tensor) -> list[Tensor]:
-        """What a differentiable function returns, and the gradients with respect to its inputs and, where it is a module, to
+        """The outputs of a differentiable function, and the gradients with respect to its inputs and, if it is a module, to
         its parameters."""
         leaves = [tensor.detach().requires_grad_(tensor.is_floating_point()) for tensor in inputs]
         outputs = [out for out in _flat(function(*leaves)) if out.requires_grad]
