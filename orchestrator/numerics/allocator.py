@@ -32,7 +32,7 @@ def variables() -> dict[str, str]:
 
 
 def keep_freed_memory() -> None:
-    """From now on, in this process."""
+    """Have glibc keep what this process frees, from now on."""
     with suppress(AttributeError, OSError):
         libc = ctypes.CDLL(None)
         libc.mallopt(_M_MMAP_THRESHOLD, _LARGE_BYTES)
@@ -48,7 +48,8 @@ def give_back() -> None:
 
 @contextmanager
 def without_collections() -> Iterator[None]:
-    """For imports: of the objects that they make none is garbage, and to look for it takes a tenth of their time."""
+    """Within the block no garbage is collected. Meant for imports: they make none, and to look for it takes a tenth of their
+    time."""
     enabled = gc.isenabled()
     gc.disable()
     try:

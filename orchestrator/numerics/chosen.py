@@ -64,7 +64,8 @@ class Chosen:
 
 
 def rounded(values: torch.Tensor) -> torch.Tensor:
-    """Each of these finite float32 values to the nearest bfloat16, as float32; in integers, so alike on every processor."""
+    """Each of these finite float32 values rounded to the nearest bfloat16, as float32. Computed in integers, so alike on
+    every processor."""
     bits = numpy.clip(values.numpy(), -_LARGEST, _LARGEST).view(numpy.uint32)
     up = numpy.uint32(0x7FFF) + ((bits >> numpy.uint32(16)) & numpy.uint32(1))
     return torch.from_numpy(((bits + up) & numpy.uint32(0xFFFF0000)).view(numpy.float32))

@@ -208,7 +208,7 @@ def inverts(divisor: float) -> bool:
 
 
 def load() -> Code:
-    """From the cache; made and kept there when it has none. With versions that were not tried, numba's own."""
+    """The code from the cache; made and kept there if it has none. With versions that were not tried, numba's own."""
     if not (tested_versions.NUMBA.is_here and tested_versions.LLVMLITE.is_here):
         return PublicCode()
     from llvmlite import binding as llvm
@@ -271,7 +271,7 @@ def _made() -> dict[str, bytes]:
 
 @contextlib.contextmanager
 def _compiling() -> Iterator[None]:
-    """Within this numba compiles, also where NUMBA_DISABLE_JIT is set, which is for loops that a user debugs."""
+    """Within the block numba compiles, even if NUMBA_DISABLE_JIT is set, which is for loops that a user debugs."""
     import numba
 
     config: Any = numba.config

@@ -47,7 +47,8 @@ Arithmetic = Literal["native", "portable"]
 
 @contextmanager
 def environment_of(arithmetic: Arithmetic) -> Iterator[None]:
-    """Within the block, processes that are started compute so. This one does where it has not loaded torch yet."""
+    """Within the block, processes that are started compute with this arithmetic. This process does so if it has not loaded
+    torch yet."""
     before = {name: os.environ.get(name) for name in PORTABLE}
     if arithmetic == "portable":
         os.environ.update(PORTABLE)
@@ -163,9 +164,9 @@ def prepare_thread(
 
 
 def _use_deterministic_algorithms() -> None:
-    """Also in torch's compiler, which reads it from the environment when it is imported later. With them torch
-    would fill all memory that it takes, too: that shows an operation which reads what nobody has written, and costs a step of
-    convolutions 6 to 14 % of its time."""
+    """Switch on deterministic algorithms, also in torch's compiler, which reads that from the environment when it is imported
+    later. By default torch would then fill all memory that it takes, too. The filling shows an operation that reads memory
+    which nobody has written, and costs a step of convolutions 6 to 14 % of its time."""
     import torch
 
     deterministic: Any = torch.utils.deterministic

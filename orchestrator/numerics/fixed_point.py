@@ -86,7 +86,7 @@ class FixedPoint:
 
     @classmethod
     def fitting(cls, layout: Layout, values: torch.Tensor, count: int) -> FixedPoint:
-        """For the first `count` tensors of `values`, float32 of the layout's size."""
+        """The grid for the first `count` tensors of `values`, float32 of the layout's size."""
         return cls.of(layout, [exponent_for(largest(slot, values)) for slot in layout.slots[:count]])
 
     def encode(self) -> torch.Tensor:

@@ -22,7 +22,7 @@ PEAKS: Final = {  # FLOP/s, by what the name of a card holds; the first that fit
 
 
 def counted(compute: Callable[[], object]) -> int:
-    """In what this computes eagerly."""
+    """The number of operations in what this computes eagerly."""
     from torch.utils.flop_counter import FlopCounterMode
 
     with FlopCounterMode(display=False) as counter:

@@ -16,7 +16,7 @@ _NORMS: _Call | None = getattr(torch, "_foreach_norm", None)
 
 
 def copy(targets: Sequence[torch.Tensor], sources: Sequence[torch.Tensor]) -> None:
-    """Each source into its target."""
+    """Copy each source into its target."""
     if _COPY is not None and targets:
         _COPY(targets, sources)
     else:

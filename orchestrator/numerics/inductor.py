@@ -60,7 +60,7 @@ def describe() -> dict[str, Any]:
 
 
 def prepare() -> None:
-    """Before the compiler is imported: where this process keeps what it makes, and that it makes it itself. Variables that a
+    """Have the compiler, which is imported later, keep its results in `folder`, and compile in this process. Variables that a
     user has set are kept."""
     os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(folder()))
     os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
@@ -95,7 +95,8 @@ def compile_model(model: Any) -> None:
 
 
 def start(device: str) -> None:
-    """Once in a worker, before its model is built. Raises ConfigurationError where this node cannot compile for `device`."""
+    """Prepare the compiler, once in a worker, before its model is built. Raises ConfigurationError where this node cannot
+    compile for `device`."""
     prepare()
     found = problem(device)
     if found is not None:
@@ -124,7 +125,7 @@ def _variables() -> dict[str, str]:
 
 
 def _compiler() -> str:
-    """As torch chooses it on Linux."""
+    """The C++ compiler that torch chooses on Linux."""
     return os.environ.get("CXX") or "g++"
 
 

@@ -58,8 +58,8 @@ def mean_of_levels(total: torch.Tensor, spacing: float, total_weight: float, res
 
 
 def magnitudes(tensors: Sequence[torch.Tensor | None], weight: float) -> NDArray[numpy.int64]:
-    """For each tensor (1-D, contiguous, float32) the bits of its largest |weight * element| as a float64, ABSENT where there is
-    none; those of infinity and NaN lie above those of every number."""
+    """For each tensor (1-D, contiguous, float32) the bits of its largest |weight * element| as a float64; ABSENT for no
+    tensor. The bits of infinity and NaN lie above those of every number."""
     largest = numpy.array(
         [ABSENT if t is None else LOOPS["largest"](start_of(t, torch.float32), t.numel()) for t in tensors], numpy.int32
     )

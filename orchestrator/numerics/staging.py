@@ -266,7 +266,7 @@ class Resident(Copying):
 
 
 def on(device: str) -> Staging:
-    """For `run.device`."""
+    """The staging for `run.device`."""
     return Direct() if device == "cpu" else Copying(torch.device(device))
 
 
@@ -376,12 +376,12 @@ class _Carrying:
 
 
 def _page_locked_zeros(elements: int, device: torch.device) -> torch.Tensor:
-    """In host memory, page-locked for a GPU: a copy into other memory is made twice."""
+    """Zeros in host memory, page-locked for a GPU: a copy into other memory is made twice."""
     return torch.zeros(elements, pin_memory=device.type == "cuda")
 
 
 def _tensors_of(batch: Any) -> Iterator[torch.Tensor]:
-    """Those that `Copying` moves one by one."""
+    """The tensors of a batch that `Copying` moves one by one."""
     if isinstance(batch, torch.Tensor):
         yield batch
     elif callable(getattr(batch, "to", None)):

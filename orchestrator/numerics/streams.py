@@ -52,7 +52,8 @@ def held() -> Iterator[None]:
 
 
 def torch_generators() -> tuple[torch.Generator, ...]:
-    """Those of torch that code draws from which names none: of the processor, and of each GPU once CUDA was started."""
+    """The generators of torch that code draws from if it names none: that of the processor, and of each GPU once CUDA was
+    started."""
     started = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
     return (torch.default_generator, *(torch.cuda.default_generators if started else ()))
 

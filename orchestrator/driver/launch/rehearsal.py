@@ -54,7 +54,8 @@ def rehearse(settings: Settings, project: Path, *, cards_elsewhere: bool = False
 
 
 def _cut(plan: Plan) -> dict[str, Any] | None:
-    """As `rehearse_cuts`, which is imported for a model in stages alone: each launch waits for what it imports."""
+    """The result of `rehearse_cuts`; None without stages. It is imported only for a model in stages, since a launch waits for
+    what it imports."""
     if plan.cluster.members.stages == 1:
         return None
     from orchestrator.worker.pipeline_parallel.rehearsal import rehearse_cuts

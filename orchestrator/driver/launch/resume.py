@@ -139,7 +139,7 @@ def _finished(past: Past) -> RunOutcome:
 
 
 def _check_filed(before: Settings, after: Settings) -> None:
-    """It is the same run in MLflow. Raises ConfigurationError."""
+    """Refuse another name or experiment: it is the same run in MLflow. Raises ConfigurationError."""
     others = [name for name in ("name", "experiment") if getattr(before.run, name) != getattr(after.run, name)]
     if others:
         raise ConfigurationError(
@@ -304,7 +304,7 @@ def _is_barrier(barrier: Any) -> bool:
 
 
 def _is_event(event: Any) -> bool:
-    """As far as it is asked here."""
+    """Whether this line of the journal is an event, as far as `resume` reads it."""
     match event["event"]:
         case "checkpoint_saved":
             return isinstance(event["step"], int) and all(

@@ -29,7 +29,7 @@ _SHAPING = ("optimizer.name", "contribution.", "compression.")  # settings that 
 
 
 def all_pinned(settings: Settings, project: Path, *, trusted: bool = False) -> Settings:
-    """With all that a run begins with, the weights of `initial`, too. Raises as `pinned`."""
+    """The settings with all that the run begins with pinned, the weights of `initial`, too. Raises as `pinned`."""
     return pinned(initial.pinned(settings, project, trusted=trusted), project, trusted=trusted)
 
 
@@ -132,7 +132,7 @@ def put(begin: Begin, storage: str) -> None:
 
 
 def _refuse_free(settings: Settings) -> None:
-    """Also of a mode of the user's own, which is refused elsewhere where it cannot be built."""
+    """Refuse a mode that is not in lockstep, the user's own too. A mode that cannot be built is refused elsewhere."""
     sync = settings.sync
     if SYNCHRONY.problems(sync.name, sync.options) or build_mode(sync.name, sync.options).execution == "lockstep":
         return

@@ -282,7 +282,7 @@ def _variant_problems(settings: Settings) -> list[str]:
 
 
 def _small_epoch(shards: int) -> tuple[Callable[[], Epochs], int]:
-    """On which an order of the user's own is tried, and how many steps it has."""
+    """A small epoch on which the user's own order is tried, and the number of its steps."""
     epochs = Epochs(1, 40 * shards + 3, Steps.constant(8 * shards), shards)
     return lambda: epochs, epochs.steps_per_epoch
 
@@ -353,7 +353,8 @@ def _unmasked_note(settings: Settings) -> str | None:
 
 
 def _numbers_of_workers(workers: Workers) -> list[int]:
-    """Those that the run may come to; where it may shrink to one also a few more, so that a slip shows in a small run."""
+    """The numbers that the run may come to. If it may shrink to one worker there are a few more, so that a slip shows in a
+    small run."""
     most = max(workers.most, _FEW_WORKERS) if workers.least == 1 else workers.most
     numbers = {*range(workers.least, min(most, workers.least + _SOME_WORKERS) + 1), workers.start, workers.most}
     return sorted(number for number in numbers if number <= _MANY_WORKERS) or [_MANY_WORKERS]

@@ -117,7 +117,7 @@ def _commit(catalog: Catalog, entries: Iterable[Entry]) -> int | None:
 
 
 def _parts(entries: Iterable[Entry]) -> Mapping[_Key, dict[int, Entry]]:
-    """By checkpoint, those that are written, by number."""
+    """The entries of the parts that are written, by checkpoint and number."""
     parts: defaultdict[_Key, dict[int, Entry]] = defaultdict(dict)
     for entry in entries:
         if entry.get("event") == "part_written":

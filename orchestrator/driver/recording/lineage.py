@@ -19,7 +19,7 @@ def chain(store: Store, begin: BeginSettings) -> list[str]:
 
 
 def sentence(chain: list[str]) -> str | None:
-    """For a person."""
+    """The chain in words, for a person; None if it is empty."""
     sources = [f"step {step} of run {run}" for run, _, step in (name.partition("@") for name in chain)]
     return ", which began with ".join(sources) or None
 

@@ -24,7 +24,7 @@ class Predecessor:
     inputs: Mapping[str, str]
 
     def drift(self, profile: Profile | None) -> Drift | None:
-        """To the data that have this profile; None where that cannot be told."""
+        """The drift from its data to those of this profile; None if that cannot be told."""
         return None if profile is None else drift.compare(self.profile, profile)
 
 

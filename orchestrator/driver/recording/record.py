@@ -157,7 +157,8 @@ class Record:
         return executions.sentence(self.run_manifest, resolve(self._settings))
 
     def was_read(self, audit: InputAudit) -> tuple[list[str], list[str]]:
-        """By the user's code, in a process of a worker. Returns the obstacles to a rerun and the notes that are new."""
+        """Record what the user's code has read in a process of a worker. Returns the obstacles to a rerun and the notes that
+        are new."""
         obstacles, notes = input_audit.obstacles(self._undeclared), input_audit.notes(self._undeclared)
         self._input_audit |= input_audit.elsewhere(audit, self._is_code)
         after = input_audit.obstacles(self._undeclared)

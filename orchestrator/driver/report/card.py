@@ -277,7 +277,7 @@ def _node(name: str, node: Mapping[str, Any]) -> list[Block]:
 
 
 def _libraries(bits: Mapping[str, Any], host: Mapping[str, Any]) -> list[str]:
-    """Those that torch was linked to, with the package that brought each."""
+    """The libraries that torch was linked to, with the package that brought each."""
     brought = host.get("libraries", {})
     return [
         f"{name} {digest[:12]} ({brought.get(name, 'of no package')})"
@@ -338,7 +338,7 @@ def _checklist(contents: CardContents) -> Grid:
 
 
 def _reads(found: Mapping[str, str]) -> list[Block]:
-    """Beside its code, its inputs and the installed packages, in what is watched (docs/rerun.md)."""
+    """A table of what was read beside code, inputs and installed packages, as far as reads are watched (docs/rerun.md)."""
     rows = list(found.items())[:_LISTED]
     more = len(found) - len(rows)
     return [Grid(("name", "what"), rows), *([Text(f"and {more} more, in reads.json")] if more else [])]

@@ -21,7 +21,7 @@ def few(metrics: Mapping[str, Value], most: int) -> dict[str, Value]:
 
 
 def line(metrics: Mapping[str, float], where: str = PLACES) -> str:
-    """On one line. where: all of them are."""
+    """The metrics on one line. where: the place where all of them are."""
     shown = few(metrics, IN_A_LINE)
     parts = [f"{name} {value:.4g}" for name, value in shown.items()]
     return ", ".join([*parts, *more(len(metrics) - len(shown), where)])

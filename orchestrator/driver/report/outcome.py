@@ -109,7 +109,8 @@ class RunOutcome:
         return ", ".join(f"{what} {duration(seconds)}" for what, seconds in self.spent.items())
 
     def ended(self, began: float, now: float) -> RunOutcome:
-        """It is all over; both on the clock of first_step_at. began: the time of the command."""
+        """The outcome with the seconds spent on start, training and record. began: when the command began; now: when all is
+        over; both on the clock of first_step_at."""
         if self.first_step_at is None or self.trained_at is None:
             return self
         moments = (began, self.first_step_at, self.trained_at, now)

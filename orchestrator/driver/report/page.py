@@ -165,7 +165,7 @@ _BEGINNINGS = re.compile(r"^( {0,3})(#|=+\s*$|-+\s*$)", re.MULTILINE)  # of a he
 
 
 def flat(value: Any) -> str:
-    """On one line, and unable to end the code that it is shown as."""
+    """The value on one line, and unable to end the code that it is shown as."""
     text = "null" if value is None else digits(value) if isinstance(value, float) else str(value)
     return " ".join(text.replace("`", "'").split())
 

@@ -55,7 +55,7 @@ def text(outcome: RunOutcome, title: str, layout: str, run_id: str, where_to_loo
 
 
 def _compute(outcome: RunOutcome) -> str:
-    """On GPUs; evaluations count as time."""
+    """The operations per second on GPUs, in words. Evaluations count as time."""
     if outcome.flops_per_s is None:
         return ""
     names = ", ".join(dict.fromkeys(outcome.cards.values()))

@@ -348,8 +348,8 @@ class Job:
 
     @contextmanager
     def _with_failover(self, record: Record, ray: RaySession) -> Iterator[None]:
-        """Within this another machine goes on with the run when this one is lost, where that can be; and this process ends when
-        another one has done so."""
+        """Within the block another machine goes on with the run when this one is lost, if there can be one. This process ends
+        when another one has taken over."""
         if self.supervision is None:
             yield
             return

@@ -35,7 +35,7 @@ class MemberDirectory:
         return self._numbers.setdefault(member if self._exchange.by_tcp else self._nodes[member], len(self._numbers))
 
     def remove(self, member: int) -> None:
-        """It is gone."""
+        """Forget a member that is gone."""
         self._addresses.pop(member, None)
         self._nodes.pop(member, None)
 
@@ -43,7 +43,7 @@ class MemberDirectory:
         return self._storage is not None and (self._everywhere or self._nodes[member] == self.here)
 
     def far(self, members: Sequence[int]) -> list[int]:
-        """Those of them that are not on the driver's machine."""
+        """The members that are not on the driver's machine."""
         return [member for member in members if self._nodes[member] != self.here]
 
     def generation(self, begin: Begin, checkpoint: int | None) -> Generation:
@@ -61,8 +61,8 @@ class MemberDirectory:
         )
 
     def _places(self, begin: Begin, what: str) -> tuple[MemoryHandle | None, ...]:
-        """By worker's rank, where it shares this with others: in the memory of the first worker on its node, if there is
-        another one."""
+        """By worker's rank, the memory in which it shares this with others: that of the first worker on its node. None for a
+        worker alone on its node."""
         places: list[MemoryHandle | None] = []
         for node in begin.nodes[: begin.workers]:
             beside = [rank for rank in range(begin.workers) if begin.nodes[rank] == node]

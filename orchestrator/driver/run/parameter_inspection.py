@@ -84,7 +84,7 @@ class ParameterInspection:
                 self._finish(token, asked)
 
     def _finish(self, token: str, asked: _Asked) -> None:
-        """Once all have answered. One that holds nothing yet makes whoever asks ask again."""
+        """Answer the request once all servers have answered. If one holds nothing yet, the asking process asks again."""
         if asked.servers:
             return
         del self._asked[token]

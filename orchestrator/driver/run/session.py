@@ -280,7 +280,7 @@ class Session:
             self._members.inject(member.id, wanted)
 
     def save_weights(self, path: str) -> int:
-        """Once the run has finished: bring the trained weights into a file here; returns a worker that gave some. Raises what
+        """Bring the trained weights into a file here, once the run has finished. Returns a worker that gave some. Raises what
         `trained_weights.save` raises."""
         holders: dict[int, list[int]] = {}  # by stage
         for member in self._state.members.values():
@@ -355,12 +355,12 @@ class Session:
             self._decide(events.Drained((member,), 0.0))
 
     def _node_name(self, member: int) -> str:
-        """Also of one that is gone: what it said last may come later."""
+        """The name of the member's node, also of a member that is gone: its last words may come later."""
         node: str = self._traits(self._nodes[member]).name
         return node
 
     def _was_read(self, input_audit: Mapping[str, Any]) -> bool:
-        """By the user's code, in a worker or its loaders. Returns whether the run ends over it."""
+        """Record what the user's code has read in a worker or its loaders. Returns whether the run ends over it."""
         error = self._event_sink.was_read(input_audit)
         if error is not None:
             self._decide(events.Failed(None, error))
@@ -401,7 +401,7 @@ class Session:
         self._event_sink.event(f"{role}_started", **{role: member}, rank=rank, **self._ready[member], **hosted)
 
     def _look_for_dead(self) -> None:
-        """After a report of a lost peer: find out at once who of the generation has died, without waiting for Ray."""
+        """Find out at once who of the generation has died, without waiting for Ray. Called after a report of a lost peer."""
         for member in [each.id for each in waiting(self._state)]:
             if self._members.is_gone(member):
                 self._died(member, "")

@@ -50,6 +50,6 @@ def stand(seen: ProcessStacks | None, home: Home | None, pid: int | None) -> Sta
 
 
 def _line(frame: Frame, is_users: bool, home: Home) -> str:
-    """With its source, which is here as it is there: a run has one code."""
+    """The line of a frame with its source. The driver's copy of it is read, since a run has one code."""
     source = linecache.getline(str(Path(home.project) / frame.file), frame.line).strip()[:_SOURCE]
     return f"{'' if is_users else 'no line of the project, but '}{frame}{f': {source}' if source else ''}"

@@ -72,7 +72,7 @@ class Supervision:
 def supervised(
     settings: Settings, typed: Sequence[str] | None, pending_signal: PendingSignal
 ) -> Iterator[Supervision | None]:
-    """Within this another process goes on with the run when this one dies, where that is wanted; None where not. typed: on the
+    """Within the block another process goes on with the run when this one dies. None if that is not wanted. typed: on the
     command line, beside what names the run; None: it was not launched there. Raises UsageError."""
     wanted = settings.run.supervised
     if typed is None and wanted:

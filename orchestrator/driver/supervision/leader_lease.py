@@ -21,7 +21,8 @@ EVERY_S = 5.0
 
 @contextmanager
 def hold_lease(store: Store, run_id: str, release: Callable[[], None]) -> Iterator[None]:
-    """Within this the driver does so. release: called before it ends, so that nobody here goes on with the run."""
+    """Within the block the driver tells the store that it lives, and ends if another process has the run. release: called
+    before it ends, so that nobody here goes on with the run."""
     mine = tuple(identity_of_process().values())
     over = threading.Event()
 

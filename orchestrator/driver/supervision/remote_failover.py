@@ -75,14 +75,14 @@ class DriverSilence:
         self.asked_at = None
 
     def is_not_answered(self) -> None:
-        """By the store: the driver may have told it nothing either."""
+        """The store does not answer: the driver may have told it nothing either."""
         self.asked_at = None
 
     def has_to_ask(self, now: float) -> bool:
         return now - self.heard_at >= UNHEARD_S
 
     def sees(self, now: float, driving: Driving) -> Verdict:
-        """At the store, having asked."""
+        """The verdict on what the store says of the driver."""
         if driving.process != self.process or not driving.is_running:
             return "leaves"
         if self.asked_at is None or driving.beat != self.beat:
@@ -142,7 +142,7 @@ def _is_wanted(task: RemoteFailoverTask, lines: Lines, heard: list[bytes]) -> bo
 
 
 def _read(lines: Lines, patience_s: float) -> list[bytes]:
-    """Those that come within this time; of what is over none, after it."""
+    """The lines that come within this time. If the input is over there are none, once the time has passed."""
     if lines.is_over:
         time.sleep(patience_s)
         return []

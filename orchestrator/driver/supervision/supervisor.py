@@ -33,7 +33,7 @@ class Lines:
         self.is_over = False
 
     def read(self) -> list[bytes]:
-        """Those that are there, once something is; at the end of the input there are no more."""
+        """Wait for input, and return the lines that are there; at its end there are no more."""
         data = os.read(self.descriptor, 1 << 16)
         self.is_over = not data
         *lines, self._unread = (self._unread + data).split(b"\n")
@@ -58,7 +58,7 @@ class DriverWords:
 
 
 def listen(driver: int, words: DriverWords, descriptor: int) -> None:
-    """Until the driver has ended, or has said that it needs nobody any more."""
+    """Listen until the driver has ended, or has said that it needs nobody any more."""
     try:
         process = os.pidfd_open(driver)
     except ProcessLookupError:
@@ -73,7 +73,7 @@ def listen(driver: int, words: DriverWords, descriptor: int) -> None:
 
 
 def wait_for_members(lock: str, patience_s: float) -> bool:
-    """Until nobody holds the lock; False when that took longer."""
+    """Wait until nobody holds the lock; False if that takes longer."""
     deadline = time.monotonic() + patience_s
     try:
         with open(lock, "rb") as file:

@@ -64,5 +64,5 @@ def run(
 
 
 def end_with_parent() -> None:
-    """In a new child, before its command: it is terminated when its parent is gone."""
+    """Have this process terminated when its parent is gone. Called in a new child, before its command."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)

@@ -61,8 +61,8 @@ class Lasting:
 
 
 def plain(text: str, kept: str = "") -> str:
-    """As it can be shown: what is no printable character, such as one that moves the cursor or turns the direction of writing,
-    is written as Python escapes it. kept: characters that stay."""
+    """The text as it can be shown. A character that is not printable, such as one that moves the cursor or turns the
+    direction of writing, is written as Python escapes it. kept: characters that stay."""
     if text.isprintable():
         return text
     return "".join(each if each.isprintable() or each in kept else _escaped(each) for each in text)

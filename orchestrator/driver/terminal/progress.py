@@ -47,7 +47,7 @@ def three_digits(value: float) -> str:
 
 
 def duration(seconds: float) -> str:
-    """In its two largest units: "10 s", "2 min 5 s", "3 h 20 min"."""
+    """A duration in its two largest units: "10 s", "2 min 5 s", "3 h 20 min"."""
     whole = round(seconds)
     if whole < 60:
         return f"{whole} s"
@@ -57,7 +57,7 @@ def duration(seconds: float) -> str:
 
 
 def _numbers(loss: float | None, epsilon: float | None) -> str:
-    """In words; a private run tells no loss."""
+    """Loss and epsilon in words; a private run tells no loss."""
     numbers = {"loss": loss, "epsilon": epsilon}
     return ", ".join(f"{name} {value:.4g}" for name, value in numbers.items() if value is not None)
 

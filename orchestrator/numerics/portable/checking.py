@@ -81,7 +81,7 @@ def relevant(operators: Set[str]) -> list[str]:
 
 
 def unknown(operators: Set[str]) -> list[str]:
-    """Those of the operators that no case has."""
+    """The operators among these that no case has."""
     return sorted(set(operators).difference(*(entry.operators for entry in known().values())))
 
 

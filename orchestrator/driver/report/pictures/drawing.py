@@ -65,7 +65,7 @@ def curves(losses: Series, metrics: dict[str, Series], title: str, path: Path) -
 
 
 def clocks(shards: list[Series], staleness: Series, title: str, path: Path) -> None:
-    """Each shard's clock above, how far ahead of the slowest each update was below. shards: one line each."""
+    """Draw each shard's clock above, and below how far each update was ahead of the slowest. shards: one line each."""
     figure = Figure(
         figsize=(9, 6.4), dpi=130, facecolor="white", layout=ConstrainedLayoutEngine(w_pad=0.15, h_pad=0.12)
     )

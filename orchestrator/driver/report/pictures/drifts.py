@@ -61,7 +61,7 @@ def _column(axes: Axes, column: str, profiles: tuple[Profile, Profile], names: l
 
 
 def _labels(axes: Axes, profiles: tuple[Profile, Profile], names: list[str]) -> list[str]:
-    """In the order of their names."""
+    """Draw the share of each label as a bar, in the order of their names."""
     counts: list[Mapping[str, Any]] = [profile["classes"] for profile in profiles]
     labels = sorted({*counts[0], *counts[1]}, key=lambda name: (len(name), name))
     for number, (count, name, colour) in enumerate(zip(counts, names, (_BEFORE, _AFTER), strict=True)):

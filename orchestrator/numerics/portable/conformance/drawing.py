@@ -28,7 +28,7 @@ class Draw:
             return (self._uniform(shape) + 1) * ((high - low) / 2) + low
 
     def positive(self, *shape: int) -> Tensor:
-        """From about 0.01 to 4."""
+        """Numbers from about 0.01 to 4."""
         return self.uniform(*shape, low=0.01, high=4.0)
 
     def integers(self, below: int, *shape: int) -> Tensor:
@@ -36,7 +36,7 @@ class Draw:
             return torch.randint(below, shape, generator=self._generator)
 
     def mask(self, *shape: int) -> Tensor:
-        """About half of it true."""
+        """A mask, about half of it true."""
         with _python_dispatch._disable_current_modes():
             return self._uniform(shape) > 0
 
@@ -55,7 +55,7 @@ class Draw:
         return [*outputs, *(gradient for gradient in gradients if gradient is not None)]
 
     def module(self, module: torch.nn.Module) -> torch.nn.Module:
-        """With parameters that are drawn here."""
+        """The module, with parameters that are drawn here."""
         with torch.no_grad(), _python_dispatch._disable_current_modes():
             for parameter in module.parameters():
                 parameter.copy_(self._uniform(parameter.shape) / 2)
