@@ -496,7 +496,9 @@ class EarlyStoppingSettings:
         ),
     )
     mode: Literal["min", "max"] = field(default="min", metadata=result("Whether less or more is better."))
-    min_change: float = field(default=0.0, metadata=result("The direction of an improvement.", NOT_NEGATIVE))
+    min_change: float = field(
+        default=0.0, metadata=result("The smallest change of the metric that counts as an improvement.", NOT_NEGATIVE)
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
