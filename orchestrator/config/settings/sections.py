@@ -497,7 +497,7 @@ class EarlyStoppingSettings:
     )
     mode: Literal["min", "max"] = field(default="min", metadata=result("Whether less or more is better."))
     min_change: float = field(
-        default=0.0, metadata=result("The smallest change of the metric that counts as an improvement.", NOT_NEGATIVE)
+        default=0.0, metadata=result("The metric has improved if it is better by more than this.", NOT_NEGATIVE)
     )
 
 
