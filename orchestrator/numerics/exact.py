@@ -83,8 +83,8 @@ class Accumulator:
             self._add_waiting()
 
     def complete(self, alone: tuple[float, torch.Tensor] | None = None) -> NDArray[numpy.int64]:
-        """Complete the total. alone: (divisor, result), where nobody else has anything to add; then, if all can be added up
-        at once, the result of `finish` is written instead and the total is not, which would be long out of the cache.
+        """Complete the total. alone: (divisor, result), if nobody else has anything to add. Then, if all can be added up at
+        once, the result of `finish` is written and the total is not, because it would have left the cache long before.
 
         For each shard added since `clear`, T integers: the bits of the largest |weight * element| of
         each tensor as a float64, ABSENT where there is none. The bits of infinity and NaN lie above those of every number;

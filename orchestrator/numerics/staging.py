@@ -290,7 +290,7 @@ def collected(size_bytes: int, pieces: Sequence[tuple[int, torch.Tensor]]) -> to
 
 
 def taken_apart(batch: Any) -> tuple[list[torch.Tensor], Any] | None:
-    """The tensors of a batch, and all else that is in it, which can be compared and hashed: two batches of which that is equal
+    """The tensors of a batch, and all else in it as something that can be compared and hashed. Two batches with the same rest
     differ in the values of tensors alone. Follows lists, tuples and plain dicts; None where something else is in it that may
     hold tensors or cannot be hashed."""
     tensors: list[torch.Tensor] = []

@@ -151,7 +151,7 @@ def _check_filed(before: Settings, after: Settings) -> None:
 
 @contextmanager
 def recorded_project(recorded: Recorded, project: Path, folder: Path, display: ProgressDisplay) -> Iterator[Path]:
-    """The project with the code and the data that the run began with (rule D6): the one that is here where it still has them,
+    """The project with the code and the data that the run began with (rule D6). It is the present one if that still has them,
     else a clean checkout, which is gone afterwards. Raises NotRerunnable when they cannot be had."""
     changed = _changed(recorded, project)
     if not changed:
@@ -234,7 +234,8 @@ def beginning_of(plan: Plan, files: RunFolder, say: Callable[[str], None]) -> Ru
     evaluated = {event["step"]: event["metrics"] for event in journal if event["event"] == "evaluated"}
     metrics = evaluated[max(told)] if (told := [step for step in evaluated if step < reached]) else {}
     generations = [event["number"] for event in journal if event["event"] == "generation_started"]
-    # Spares and whoever was lost while it prepared belong to no generation, and an id is never given again (rule F9).
+    # Ids are taken from all events, since an id is never given again (rule F9). Spares, and members lost while they prepared,
+    # belong to no generation.
     members = [event[role] for event in journal for role in ("worker", "server") if role in event]
     return RunStart(
         requirements(

@@ -1,7 +1,7 @@
 """The weights that a run begins with: found in MLflow before anything is started, pinned to a version and a digest, fetched.
 
-They lie in `.orchestrator/initial/`, named by their digest, so runs that begin with the same ones share a file, and they are
-fetched only where that file is not there or holds other weights. A digest stands for its weights wherever they come from: the
+They lie in `.orchestrator/initial/`, named by their digest, so runs that begin with the same ones share a file. They are
+fetched only if that file is not there or holds other weights. A digest stands for its weights wherever they come from: the
 store, a crate, or a run before.
 """
 

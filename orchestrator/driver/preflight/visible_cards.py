@@ -1,9 +1,10 @@
 """Whether a private Ray can give its workers the cards that CUDA_VISIBLE_DEVICES names: asked before anything is started.
 
-Ray counts the names in that variable, whether or not there are such cards, up to as many as the machine has; and it hands each
-worker one of them, as it is written. CUDA takes names up to the first that it does not know, and none at all where one comes
-twice. So a name that is wrong would show only in a worker, or as a card too few. A name of CUDA is the index of a card, the
-beginning of its UUID, or a MIG device. Source: NVIDIA, "CUDA Environment Variables"; ray/_private/accelerators/nvidia_gpu.py.
+Ray counts the names in that variable, up to the number of cards that the machine has, without looking for cards of these
+names. It hands each worker one of them, as it is written. CUDA takes names up to the first that it does not know, and none at
+all where one comes twice. So a name that is wrong would show only in a worker, or as a card too few. A name of CUDA is the
+index of a card, the beginning of its UUID, or a MIG device. Source: NVIDIA, "CUDA Environment Variables";
+ray/_private/accelerators/nvidia_gpu.py.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""The runs that a run goes back to: with whose state it began, with whose that one began, and so on."""
+"""The runs that a run goes back to. It began with the state of the first, that one with the state of the second, and so
+on."""
 
 from __future__ import annotations
 

@@ -58,8 +58,8 @@ def send_all(folder: Path, given: Store | None) -> list[Sent]:
 
 
 def _waiting(folder: Path) -> Iterator[tuple[str, str | None]]:
-    """The runs that have something to be sent, and nobody who does it, each with the name of its store; their folders are
-    leased meanwhile."""
+    """(id, name of its store) of each run that has something to be sent and that no other process sends. Its folder is leased
+    meanwhile."""
     for path in sorted(folder.glob(f"*/{outbox.FILE}")):
         files = RunFolder(folder, path.parent.name)
         try:

@@ -37,7 +37,7 @@ class InspectionRequests:
         self._seen: set[str] = set()
 
     def clear(self) -> None:
-        """Remove answers that nobody has taken away: whoever asked was killed."""
+        """Remove answers that nobody has taken away, since the process that asked was killed."""
         for answer in self._path.glob(f"*/{_ANSWER}"):
             shutil.rmtree(answer.parent, ignore_errors=True)
         with contextlib.suppress(OSError):
@@ -56,7 +56,7 @@ class InspectionRequests:
                 yield token, json.loads((self._path / token / _REQUEST).read_text(encoding="utf-8"))
 
     def answer(self, token: str, told: Mapping[str, Any], raw: bytes = b"") -> None:
-        """Nothing, where whoever asked has gone."""
+        """Answer a request. Nothing is done if the process that asked has gone."""
         unfinished = self._path / token / f"{_ANSWER}.unfinished"
         with contextlib.suppress(OSError):
             unfinished.write_bytes(json.dumps(told).encode() + b"\n" + raw)

@@ -55,7 +55,7 @@ class ParameterInspection:
         self._asked: dict[str, _Asked] = {}
 
     def tick(self, servers: Sequence[int]) -> None:
-        """See who asks. servers: of the present generation."""
+        """Take in new requests, and pass each on to the servers or refuse it. servers: of the present generation."""
         for token, request in self._requests.requests():
             refused = refusal(self._plan, servers)
             if refused is not None:

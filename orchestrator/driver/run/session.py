@@ -175,8 +175,8 @@ class Session:
         self._stands: dict[int, str] = {}  # of members that are about to be killed, where they stand
         self._draining: Mapping[str, float | None] = {}  # nodes that go away
         self._posted: str | None = None  # the last signal
-        self._stood_at: str | None = None  # of the last one of which it is known
-        self._asked: dict[int, str] = {}  # who was asked what its process is made of, and the node it lives on
+        self._stood_at: str | None = None  # of the last stuck member of which it is known
+        self._asked: dict[int, str] = {}  # member that was asked what its process is made of -> its node
         self._described: set[str] = set()  # nodes
         self._ray_gone: float | None = None  # since when, in monotonic seconds
         self._state = startup.state

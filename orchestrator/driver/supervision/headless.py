@@ -55,7 +55,7 @@ def cores() -> int:
 
 
 def become(words: Sequence[str]) -> NoReturn:
-    """The process that goes on, in place of this one, so that whoever waits for its end waits on."""
+    """Become the process that goes on, in place of this one, so that a caller that waits for its end waits on."""
     sys.stdout.flush()
     sys.stderr.flush()
     os.execv(sys.executable, [sys.executable, "-m", *words])

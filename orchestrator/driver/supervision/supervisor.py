@@ -1,4 +1,4 @@
-"""The process that waits for the end of a driver, and goes on with its run where that was not in order.
+"""The process that waits for the end of a driver, and goes on with its run if that end was not in order.
 
     python -I -S supervisor.py DRIVER PATIENCE_S
 

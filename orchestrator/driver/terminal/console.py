@@ -16,8 +16,9 @@ _CHUNK: Final = select.PIPE_BUF // 4  # characters, which a stream that takes an
 
 
 class Lasting:
-    """A stream to people whose failures are ignored: a closed terminal is no reason to end a run. Nor is one that takes
-    nothing: what it does not take within two seconds is left out, and so is what follows until it takes something again."""
+    """A stream to people. Its failures are ignored: a closed terminal is no reason to end a run. Neither is a terminal that
+    takes nothing: text that it does not take within two seconds is left out, and so is all that follows until it takes
+    something again."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream

@@ -60,8 +60,9 @@ def unportable() -> list[str]:
 
 
 def concerned(operators: Set[str]) -> list[str]:
-    """The cases that are not portable and have an operator of these in which the trouble is: one that no portable case has, or
-    where there is none of that kind, all that the case has."""
+    """The cases that are not portable and may concern a pipeline with these operators. Operators of a case that no portable
+    case has are suspects. A case is returned if a suspect of it is among these operators, or, if it has no suspects, if all
+    its operators are."""
     sound = frozenset[str]().union(*(entry.operators for entry in known().values() if entry.hash is not None))
     found = []
     for name in unportable():

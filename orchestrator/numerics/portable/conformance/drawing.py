@@ -63,8 +63,8 @@ class Draw:
 
 
 def _gradients(outputs: Sequence[Tensor], inputs: Sequence[Tensor], given: Sequence[Tensor]) -> Sequence[Tensor | None]:
-    """`torch.autograd.grad`, without its comparison of shapes, which imports sympy: half a second in each worker's start. A
-    torch in which what is below it has another name makes the comparison."""
+    """`torch.autograd.grad`, without its comparison of shapes, which imports sympy: half a second in each worker's start. If
+    the private function below it has another name in this torch, the comparison is made."""
     below = getattr(torch.autograd.graph, "_engine_run_backward", None)
     if below is None:
         return torch.autograd.grad(outputs, inputs, given, allow_unused=True)
