@@ -150,8 +150,8 @@ class RunFolder:
 
 def _require_own_files(folder: Path) -> None:
     """Raises UsageError if a file of a record is a link that leads out of it, or a device. Another user of a shared store may
-    have put it there: then this user would read or write one of the own files, or read without end. Folders and weights may
-    lie on another disk."""
+    have put it there, so that a file of this user's is read or written, or something without end. Folders and weights may lie
+    on another disk."""
     for entry in list(os.scandir(folder)):
         with contextlib.suppress(FileNotFoundError):  # it has just got its final name
             kind = entry.stat(follow_symlinks=False).st_mode
