@@ -1,4 +1,5 @@
-"""What `-m` leaves out, before it is imported or made: half of all tests, and a third of the time that collecting takes."""
+"""Leaves out the tests that `-m` does not select, before they are imported or made: half of all tests, and a third of the
+time that collecting takes."""
 
 from __future__ import annotations
 

@@ -67,7 +67,8 @@ def pytest_pycollect_makeitem(obj: object) -> list[pytest.Item] | None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """pytest prints how many were deselected. What starts processes, and what is long, ends too late only when it hangs."""
+    """pytest prints how many were deselected. Tests that start processes or are long have a longer limit, so that they meet
+    it only when they hang."""
     for item in items:
         if any(item.get_closest_marker(marker) for marker in ("ray", "slow", "long")):
             item.add_marker(pytest.mark.timeout(BUSY_S))
@@ -80,7 +81,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 @pytest.fixture(scope="session")
 def fork_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, client.Message]]:
-    """Where a fork server for workers listens, and what it was started with."""
+    """The place at which a fork server for workers listens, and the variables that it was started with."""
     with pytest.MonkeyPatch.context() as patched:
         patched.setenv("XDG_RUNTIME_DIR", str(tmp_path_factory.mktemp("run")))
         Path(os.environ["XDG_RUNTIME_DIR"], "orchestrator").mkdir(mode=0o700)

@@ -94,7 +94,7 @@ Braces stand for values. Each error says what can be done about it; [fault-toler
 
 @dataclass(frozen=True)
 class Site:
-    """Where a sentence is said."""
+    """A place in the program at which a sentence is said."""
 
     code: str
     sentence: str  # a placeholder for each value
@@ -142,7 +142,7 @@ def modules() -> list[_Module]:
 
 @functools.cache
 def kinds() -> dict[str, type[errors.OrchestratorError]]:
-    """Of errors, by their names; those of other modules as the ones that they refine."""
+    """The kinds of errors, by their names; those of other modules as the ones that they refine."""
     found = {
         name: kind
         for name, kind in vars(errors).items()
@@ -217,7 +217,7 @@ def _site(module: _Module, call: ast.Call, inside: str | None) -> Site | None:
 
 
 def _of_rule(call: ast.Call, module: _Module) -> str:
-    """Of a function that makes a rule: what it makes of its arguments."""
+    """The sentence of a rule, also if a function makes the rule of its arguments."""
     name = name_of(call)
     if name in _RULES:
         return _said(call.args[3], module, {}).replace("{{", "{").replace("}}", "}")
@@ -231,7 +231,7 @@ def _of_rule(call: ast.Call, module: _Module) -> str:
 
 
 def _arguments(function: ast.FunctionDef, call: ast.Call, module: _Module, known: Mapping[str, str]) -> dict[str, str]:
-    """What the parameters stand for where they are text; others are placeholders."""
+    """The texts that the parameters stand for; those that are no text are placeholders."""
     names = [each.arg for each in function.args.args]
     defaults = dict(zip(names[len(names) - len(function.args.defaults) :], function.args.defaults, strict=True))
     given: dict[str, ast.expr] = defaults | dict(zip(names, call.args, strict=False))

@@ -1,4 +1,5 @@
-"""Of what `make check` and `make test` run a part, and `make test-long` all: products of cases, laws with costly examples."""
+"""Tests of which `make check` and `make test` run a part, and `make test-long` all: products of cases, laws with costly
+examples."""
 
 from __future__ import annotations
 

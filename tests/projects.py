@@ -59,9 +59,9 @@ class Project:
             for name, value in os.environ.items()
             if not name.startswith(("RAY_", "GIT_", "MLFLOW_", "PYTEST_"))
         }
-        # What is tested is the code beside these tests, also where another checkout is the one that is installed.
+        # The code beside these tests is tested, also if another checkout is the one that is installed.
         ours = {"PYTHONPATH": str(REPOSITORY), MARK: self.mark, "TMPDIR": self.temporary}
-        # Of bytecode, what pytest has written is read; a project's files are those that its test looks for.
+        # Bytecode that pytest has written is read, and none is written: a project's files are those that its test looks for.
         return {**inherited, **ours, "PYTHONDONTWRITEBYTECODE": "1", **self.variables}
 
     def start(self, *arguments: str) -> subprocess.Popen[str]:
@@ -136,7 +136,7 @@ class Project:
         return self.path / ".orchestrator" / run_id
 
     def leftovers(self) -> list[str]:
-        """What a command must not leave: processes, folders of its Ray, runs that say RUNNING."""
+        """The things that a command must not leave: processes, folders of its Ray, runs that say RUNNING."""
         folders = [str(folder) for folder in Path(self.temporary).glob("orc-*")]
         running = [f"run {run_id}" for run_id, status in self.runs().items() if status == "RUNNING"]
         return [*self.processes(), *folders, *running]
@@ -153,7 +153,8 @@ def make_digits(path: Path) -> Project:
 
 
 def make_clone(path: Path, steps: int | None = None) -> Project:
-    """What a clone of this tree holds, with this environment as its `.venv`. steps: of the digits, instead of a reader's."""
+    """The files of a clone of this tree, with this environment as its `.venv`. steps: of the digits, instead of a
+    reader's."""
     listing = subprocess.run(
         ["git", "ls-files", "-co", "--exclude-standard"], cwd=REPOSITORY, capture_output=True, text=True, check=True
     )

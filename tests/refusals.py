@@ -1,4 +1,4 @@
-"""What a test expects of an error: its code, which stays when the sentence changes."""
+"""A test expects the code of an error, which stays when the sentence changes."""
 
 from __future__ import annotations
 

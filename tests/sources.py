@@ -1,4 +1,5 @@
-"""What Python files say, for tests that look at all of them: each file is read, parsed and walked once in a process."""
+"""The text and trees of Python files, for tests that look at all of them: each file is read, parsed and walked once in a
+process."""
 
 from __future__ import annotations
 
@@ -28,7 +29,7 @@ class Source:
 
     @functools.cached_property
     def nodes(self) -> dict[type[ast.AST], list[Any]]:
-        """Of its tree, by their kind; each kind in the order of `ast.walk`."""
+        """The nodes of its tree, by their kind; each kind in the order of `ast.walk`."""
         found: dict[type[ast.AST], list[Any]] = defaultdict(list)
         with never_collected():
             for node in ast.walk(self.tree):
@@ -47,7 +48,7 @@ def source(file: Path) -> Source:
 
 @functools.cache
 def package() -> dict[Path, Source]:
-    """Of all modules, in the order of their names; a test that needs the trees of few has only those parsed."""
+    """The sources of all modules, in the order of their names; a test that needs the trees of few has only those parsed."""
     return {file: Source(file.read_text(encoding="utf-8")) for file in FILES}
 
 

@@ -98,7 +98,8 @@ ONLY_ROOM = {
     "optuna": ("experiments",),
     "dp_accounting": ("optim",),
 }
-# What a launch does not wait for: it comes with what needs it, such as beside the start of Ray, or with a model in stages.
+# Modules for which a launch does not wait: they come with what needs them, such as beside the start of Ray, or with a model
+# in stages.
 LATER = [
     *("mlflow", "dvc", "matplotlib", "jinja2", "optuna", "pandas", "scipy", "sklearn", "numba", "llvmlite", "fsspec"),
     *("orchestrator.worker.worker", "orchestrator.worker.strategies", "orchestrator.worker.asynchronous"),
@@ -143,7 +144,7 @@ def imports(read: Source, file: Path) -> Iterator[tuple[int, str]]:
 
 
 def imported_by(call: ast.Call) -> Iterator[str]:
-    """What a call such as `importlib.import_module("name")` imports."""
+    """The module that a call such as `importlib.import_module("name")` imports."""
     if call.args and isinstance(call.args[0], ast.Constant) and ast.unparse(call.func) in CALLS:
         yield str(call.args[0].value)
 
@@ -288,7 +289,7 @@ def constructors(read: Source) -> Iterator[tuple[str, int]]:
 
 
 def test_no_constructor_has_many_parameters() -> None:
-    """What belongs together is handed over together: a part of the plan, or a small value."""
+    """Arguments that belong together are handed over together: a part of the plan, or a small value."""
     found = ((file, name, count) for file in FILES for name, count in constructors(source(file)))
     assert [(relative(file), name) for file, name, count in found if count > MOST_PARAMETERS] == []
 

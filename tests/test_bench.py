@@ -81,7 +81,7 @@ def test_what_stands_between_the_marks_is_replaced_and_a_page_without_them_refus
 
 
 def test_the_page_shows_every_row() -> None:
-    """Of the last run for the record."""
+    """The page is that of the last run for the record."""
     said = (REPOSITORY / "docs" / "benchmarks" / "index.md").read_text()
     shown = re.findall(r"^\| (.*?) \|", said.partition("<!-- bench:")[2], re.MULTILINE)
     assert [name for name in (row.name for group in GROUPS.values() for row in group.rows) if name not in shown] == []

@@ -1,4 +1,5 @@
-"""What `-m` leaves out is seen in the text of a file, in decorators and in products, and a named file is collected whole."""
+"""The tests that `-m` leaves out are seen in the text of a file, in decorators and in products; a named file is collected
+whole."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the pages of docs/ show is true: their settings load, their links lead somewhere; each begins with what it is for."""
+"""The pages of docs/ are true: their settings load, their links lead somewhere. Each begins with what it is for."""
 
 from __future__ import annotations
 

@@ -209,7 +209,7 @@ def test_what_is_not_there_is_refused_in_one_line(
 
 
 def all_settings() -> Iterator[dict[str, Any]]:
-    """Of the runs that are checked, and of those whose step is measured."""
+    """The settings of the runs that are checked, and of those whose step is measured."""
     for case in CASES:
         for _, layout in case.layouts:
             yield parts.settings(CARD, case.model, steps=9, precision=case.precision, **case.more, **layout)

@@ -1,4 +1,4 @@
-"""What benchmarks/hosts.py makes of options and marks; the rest of it needs root and minutes."""
+"""Options and marks as benchmarks/hosts.py reads them; the rest of it needs root and minutes."""
 
 from __future__ import annotations
 

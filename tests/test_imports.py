@@ -11,7 +11,7 @@ import pytest
 
 from tests.sources import PACKAGE, Source, package
 
-# Of a class or a table that the same module makes, or what can be of use at no other time.
+# Effects on a class or a table that the same module makes, and those that can be of use at no other time.
 ALLOWED = {
     "__init__.py: moved.install()": "old names of modules, which a promise keeps, are found by whoever imports them",
     "comm/transports/shared_memory.py: _libc.mmap.restype": "of this module's own handle of libc",
@@ -38,7 +38,7 @@ assert "torch._dynamo" not in sys.modules
 
 
 def effects(read: Source) -> Iterator[str]:
-    """What a module does at its top level besides binding names of its own."""
+    """The effects of a module at its top level besides binding names of its own."""
     for node in read.tree.body:
         if isinstance(node, ast.Expr) and isinstance(node.value, ast.Call):
             yield f"{ast.unparse(node.value.func)}()"

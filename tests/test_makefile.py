@@ -1,4 +1,5 @@
-"""What `make setup` prints: what failed, and nothing of what pip warns of on the way; and which environment makes the data."""
+"""The output of `make setup`: what failed, and nothing of what pip warns of on the way. Also the environment that makes the
+data."""
 
 from __future__ import annotations
 
@@ -43,7 +44,7 @@ def test_where_pip_fails_all_that_it_said_is_shown(tmp_path: Path) -> None:
 
 
 def make_data(folder: Path, active: str, *, has_all: bool) -> subprocess.CompletedProcess[str]:
-    """What `make data` would execute while the environment of this name is active."""
+    """The commands that `make data` would execute while the environment of this name is active."""
     shutil.copy(REPOSITORY / "Makefile", folder)
     for name in ("pyproject.toml", "constraints.txt"):
         (folder / name).touch()

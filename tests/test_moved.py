@@ -1,4 +1,4 @@
-"""What was made before modules moved is still read: a logged model, a checkpoint, a crate, and names that pages promised.
+"""Files from before modules moved are still read: a logged model, a checkpoint, a crate, and names that pages promised.
 
 `before/` was written by the version that had `orchestrator/serving` and `orchestrator/engine`: six steps of the project that
 `python -m orchestrator new spirals` makes, with two workers and two shards.

@@ -1,4 +1,4 @@
-"""What benchmarks/nodes.py makes of marks; the rest of it needs root and minutes."""
+"""Marks as benchmarks/nodes.py reads them; the rest of it needs root and minutes."""
 
 from __future__ import annotations
 

@@ -43,7 +43,8 @@ GATED = {
     "data/files/readers/litdata.py": "litData's own serializers and trees",
     "numerics/compiled.py": "loops that are kept as machine code",
 }
-# Of torch: done in a public way where it lacks the name (`AROUND`), or refused before a run starts (`torch_names.NEEDED`).
+# Private names of torch. If it lacks one, the work is done in a public way (`AROUND`), or refused before a run starts
+# (`torch_names.NEEDED`).
 OF_TORCH = {
     "checkpoint/writer.py": "whether a tensor was changed while it was copied",
     "numerics/determinism.py": "the public function imports torch's compiler, a second",
@@ -75,7 +76,7 @@ AROUND = {
     "._is_param": "a model is refused where it is cut, before the run",
     "torch._C.__file__": "a module's file is Python's to name",
 }
-# Of Python's own library, whose version is part of a run's environment.
+# Private names of Python's own library, whose version is part of a run's environment.
 OF_PYTHON = {
     "cli/surroundings.py": "options of warnings, read as Python reads them at its start",
     "cluster/forkserver/places.py": "options of this interpreter, for another one",
@@ -108,7 +109,7 @@ def _is_of_self(node: ast.Attribute) -> bool:
 
 
 def _imported(read: Source) -> Iterator[tuple[str, str]]:
-    """What names of the module stand for."""
+    """(name, what it stands for) for the names that a module imports."""
     for node in read.of(ast.Import):
         yield from ((each.asname or each.name, each.name) for each in node.names)
     for node in read.of(ast.ImportFrom):
@@ -117,8 +118,8 @@ def _imported(read: Source) -> Iterator[tuple[str, str]]:
 
 
 def private_names(read: Source, inherited: Set[str] = frozenset()) -> Iterator[str]:
-    """Of libraries, with their dots; of an object whose library is not known the attribute with a dot before it. inherited:
-    what `self` may have of classes in other modules."""
+    """The private names of libraries that a module uses, with their dots; for an object of an unknown library the attribute
+    with a dot before it. inherited: what `self` may have of classes in other modules."""
     imported, own = dict(_imported(read)), defined(read)
     yield from filter(_of_library, imported.values())
     attributes = list(read.of(ast.Attribute))
@@ -155,7 +156,7 @@ def _in_attribute(
 
 
 def _in_call(node: ast.Call, imported: dict[str, str], own: Set[str]) -> Iterator[str]:
-    """What is asked for as text, and arguments."""
+    """Private names that are asked for as text, and private arguments."""
     yield from (f"{each.arg}=" for each in node.keywords if each.arg and _is_private(each.arg) and each.arg not in own)
     if getattr(node.func, "attr", getattr(node.func, "id", "")) not in ASKING:
         return

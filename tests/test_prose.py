@@ -1,8 +1,7 @@
 """Docstrings and comments are plain: no sentence of more than 40 words, and none that opens with a relative clause.
 
-"Who has done so many steps goes on after so many others" has to be read twice, and "The step to jump to after so many steps"
-once.
-`python -m tests.test_prose [FOLDER]` prints the sentences that are turned or long, with their places.
+A reader has to read "Who has done so many steps goes on after so many others" twice, and "The step to jump to after so many
+steps" once. `python -m tests.test_prose [FOLDER]` prints the sentences that are turned or long, with their places.
 """
 
 from __future__ import annotations
@@ -42,8 +41,9 @@ HELD = (
         "orchestrator/optim",
     ),
     *("orchestrator/provenance", "orchestrator/records", "orchestrator/worker"),
-    *("benchmarks", "campaign", "pipelines", "tests/virtual_cluster", "tests/worker"),
+    *("benchmarks", "campaign", "pipelines", "tests"),
 )
+BEFORE = ROOT / "tests" / "before"  # written by an earlier version, and kept as it was
 MOST_WORDS = 40
 OPENINGS = {"Who", "Whom", "Whose", "Whoever", "Whichever", "Whatever", "Of", "What", "Where", "That"}
 
@@ -115,7 +115,9 @@ def _comments(text: str) -> Iterator[tuple[int, str]]:
 def files(place: str) -> list[Path]:
     """The modules of a folder, or the one module of that name."""
     folder = ROOT / place
-    return sorted(folder.rglob("*.py")) if folder.is_dir() else [folder.with_suffix(".py")]
+    if not folder.is_dir():
+        return [folder.with_suffix(".py")]
+    return sorted(file for file in folder.rglob("*.py") if not file.is_relative_to(BEFORE))
 
 
 @pytest.mark.parametrize("place", HELD)

@@ -1,4 +1,4 @@
-"""What a stranger sends: records made by hand, whole and true to their statement, and a watch over what is done with them.
+"""Records as a stranger sends them, made by hand, whole and true to their statement, and a watch over what is done with them.
 
 The watch sees what Python does in this process: files opened for writing, folders made, processes started, connections.
 """
@@ -63,7 +63,7 @@ class Seen:
     unpickled: list[str] = field(default_factory=list)
 
     def outside(self, *folders: Path) -> list[Path]:
-        """What was written in none of these folders."""
+        """The files that were written in none of these folders."""
         real = [folder.resolve() for folder in (*folders, Path(os.devnull))]
         return [place for place in self.written if not any(place.is_relative_to(folder) for folder in real)]
 
@@ -89,7 +89,8 @@ def _hook(event: str, arguments: tuple[Any, ...]) -> None:
 
 
 def _note(seen: Seen, place: Any) -> None:
-    """Of a name beside an open folder only the name is known, and of a descriptor nothing: both were opened before."""
+    """Notes a written path. A bare name beside an open folder, and a descriptor, are left out: the folder or file was opened
+    before."""
     if isinstance(place, str | bytes | os.PathLike):
         path = os.fsdecode(place)
         if "/" in path:

@@ -38,7 +38,8 @@ def stranger(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def kept(tmp_path: Path, stranger: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """Where the victim restores it; beside it there is nothing new afterwards, and nothing is written elsewhere."""
+    """The folder in which the victim restores a bundle; beside it there is nothing new afterwards, and nothing is written
+    elsewhere."""
     place = tmp_path / "victim" / "worktrees"
     place.mkdir(parents=True)
     scratch = tmp_path / "scratch"

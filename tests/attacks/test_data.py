@@ -42,7 +42,7 @@ class Evil:
 
 @pytest.fixture(autouse=True)
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """Where the victim types. Nothing is executed, imported or written there."""
+    """The folder in which the victim types. Nothing is executed, imported or written there."""
     place = strangers.victim(tmp_path / "victim")
     monkeypatch.chdir(place)
     monkeypatch.syspath_prepend(str(place))
@@ -53,7 +53,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 
 def data_set(folder: Path, reader: str, options: Mapping[str, Any], content: bytes = b"{}\n", **more: Any) -> Path:
-    """Of somebody else: one file, whose list says how it is read."""
+    """A data set of somebody else: one file, and a list that says how it is read."""
     folder.mkdir(parents=True)
     (folder / "a").write_bytes(content)
     md5 = hashlib.md5(content, usedforsecurity=False).hexdigest()
@@ -148,7 +148,7 @@ def test_a_reader_that_executes_nothing_is_never_unsafe(tmp_path: Path) -> None:
 
 DEFAULTS = {"default_factory_module": "stranger_module", "default_factory_name": "few", "dict_context": []}
 LEAF: dict[str, Any] = {"type": None, "context": None, "children_spec": []}
-# What each names.
+# Indexes of a stranger, each with the words in which the refusal names its fault.
 CONFIGS: dict[str, tuple[Any, str]] = {
     "pickle": ({"data_format": ["pickle"]}, "'pickle'"),
     "pickles of a kind": ({"data_format": ["int", "pickle:x"]}, "'pickle:x'"),

@@ -54,7 +54,7 @@ search: {name: 'stranger_module:few', trials: 1}
 
 @pytest.fixture(autouse=True)
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """Where the victim types; its scratch folder is its own."""
+    """The folder in which the victim types; its scratch folder is its own."""
     place = strangers.victim(tmp_path / "victim")
     scratch = tmp_path / "scratch"
     scratch.mkdir()
@@ -247,7 +247,7 @@ def naming_code(*sections: str) -> dict[str, Any]:
 @pytest.mark.slow
 @OF_MLFLOW
 def test_what_only_looks_at_a_record_imports_nothing_of_it(here: Path, tmp_path: Path) -> None:
-    """Whichever key names code, also of a run of one's own: `here` sees whether it was imported."""
+    """For each key that can name code, also in a run of one's own: `here` sees whether it was imported."""
     shared = Shared(here)
     found = [shared.launched("FINISHED", name="victim") for _ in range(2)]
     first, second = (past.run_id for past in found)

@@ -56,7 +56,7 @@ class Attacker:
     gid: int
 
     def does(self, attack: Callable[[], Any]) -> Any:
-        """What comes of it in a process of theirs, which has no right that this one has. As JSON."""
+        """The result of an attack in a process of theirs, which has no right that this one has. As JSON."""
         reading, writing = os.pipe()
         child = os.fork()
         if child == 0:
@@ -110,7 +110,7 @@ def of(project: Project) -> list[int]:
 
 
 def looked_into(pids: list[int]) -> list[str]:
-    """What of processes could be read or done to them."""
+    """The parts of processes that could be read, and the calls upon them that succeeded."""
     got = []
     libc = ctypes.CDLL(None, use_errno=True)
     for pid in pids:
@@ -162,7 +162,7 @@ def called(addresses: list[Any]) -> dict[str, int]:
 
 
 def abstract_sockets() -> list[str]:
-    """Of members, by their names."""
+    """The names of members' sockets in the abstract namespace."""
     lines = Path("/proc/net/unix").read_text().splitlines()
     return sorted({line.rpartition("@")[2] for line in lines if "@orchestrator-" in line})
 

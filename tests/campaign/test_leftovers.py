@@ -1,4 +1,4 @@
-"""What dead campaigns have left is gone after the next one has begun; what living ones have is not."""
+"""Leftovers of dead campaigns are gone after the next one has begun; what living ones have is not."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ from campaign.proxies import Fate, Proxy
 
 
 class Kept(ThreadingHTTPServer):
-    """What was put there, whole or not."""
+    """A server that keeps what was put there, whole or not."""
 
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), _Keeper)

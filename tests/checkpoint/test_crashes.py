@@ -1,7 +1,7 @@
 """Crash after any write: the old checkpoint or the new one, whole, never a third thing (law 5 of the design).
 
-Three checkpoints, the first two of them with the same blob in part (a frozen tensor), two kept or one, by two writers and then
-by three; the storage fails at every change in turn, in every way that a storage can.
+Three checkpoints, by two writers and then by three; two are kept or one. The first two have the same blob in part (a frozen
+tensor). The storage fails at every change in turn, in every way that a storage can.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def test_after_any_failure_a_whole_checkpoint_is_found(how: str, keep: int) -> N
 @pytest.mark.slow
 @pytest.mark.parametrize("how", ["raises", "dead", "dead_after"])
 def test_after_any_failure_the_next_run_goes_on_and_cleans_up(how: str) -> None:
-    """What the crash left is gone two checkpoints later, if it counts as abandoned by then, and nothing else is."""
+    """Leftovers of the crash are gone two checkpoints later, if they count as abandoned by then, and nothing else is."""
     for after in range(changes(keep=2)):
         storage = InMemory()
         run(Failing(storage, how, after), keep=2)

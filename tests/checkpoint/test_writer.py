@@ -147,7 +147,7 @@ class Card:
         return torch.full((size_bytes,), 7, dtype=torch.uint8)
 
     def copy(self, targets: Sequence[torch.Tensor], sources: Sequence[torch.Tensor]) -> Card:
-        """What is launched behind `hold_back` cannot change what these copies read."""
+        """Work that is launched behind `hold_back` cannot change what these copies read."""
         self._under_way = [(target, source.clone()) for target, source in zip(targets, sources, strict=True)]
         return self
 

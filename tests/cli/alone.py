@@ -1,4 +1,4 @@
-"""What comes out of a run that nobody disturbs and that needs nobody: a single worker, a thread of the tests, without Ray.
+"""The result of a run that nobody disturbs and that needs nobody: a single worker, a thread of the tests, without Ray.
 
 It costs a fifth of a launch, and the runs of true processes are compared with what no process, socket or driver took part in.
 """

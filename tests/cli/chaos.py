@@ -4,14 +4,14 @@
     python -m tests.cli.chaos 0-99         a hundred of them
     python -m tests.cli.chaos --show 7     what seed 7 does, without doing it
 
-`plan` is a pure function from a seed to a layout and a list of blows: when (in completed steps), what (SIGKILL, SIGSTOP, or
-SIGKILL of the driver, followed by `resume=` on another layout) and whom (workers, servers, spares, members that still prepare,
-all workers at once). An echo strikes again at the next news of the journal: the loss itself, the next generation (its
-state transfers are under way then), the arrival of the replacement. `disturb` carries a plan out on a true command line, and
-`check` compares the run with an undisturbed one, byte for byte.
+`plan` is a pure function from a seed to a layout and a list of blows. A blow has a time (in completed steps), a kind
+(SIGKILL, SIGSTOP, or SIGKILL of the driver, followed by `resume=` on another layout) and a victim (workers, servers, spares,
+members that still prepare, all workers at once). An echo strikes again at the next news of the journal: the loss itself, the
+next generation (its state transfers are under way then), the arrival of the replacement. `disturb` carries a plan out on a
+true command line, and `check` compares the run with an undisturbed one, byte for byte.
 
-What it does not do: strike so that one micro-batch loses three hosts in a row, or is stopped in twice, for that is poison and
-ends a run (rule D3); hence two blows of a kind at most without steps between them, one where they stop.
+No plan kills three hosts of one micro-batch in a row, or stops two, for that is poison and ends a run (rule D3). Hence at
+most two blows of a kind come without steps between them, and one if it stops its victim.
 """
 
 from __future__ import annotations

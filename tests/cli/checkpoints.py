@@ -1,4 +1,4 @@
-"""What becomes of the files of a checkpoint."""
+"""Damage to the files of a checkpoint."""
 
 from __future__ import annotations
 

@@ -53,7 +53,7 @@ def faulty(tmp_path_factory: pytest.TempPathFactory) -> Project:
 
 @pytest.fixture(autouse=True)
 def nothing_left(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Whatever a test did to a project, nothing of it may still be there."""
+    """Nothing of what a test did to a project may still be there."""
     yield
     for name in ("digits", "faulty"):
         if name in request.fixturenames:

@@ -14,7 +14,7 @@ from orchestrator import Pipeline, Stream
 
 
 class Random(Stream):
-    """What the machine has of chance."""
+    """Samples from the machine's source of randomness."""
 
     live = True
 

@@ -1,6 +1,6 @@
 """The instructions of a Dockerfile executed without Docker: in a root of its own, made of folders of this system.
 
-What stands for the image of FROM is this system's programs, which cannot be written to, and a new virtual environment as its
+The image of FROM is stood in for by this system's programs, which cannot be written to, and a new virtual environment as its
 Python. So it is not shown that the named image exists and has a shell, git and pip, nor that apt-get installs git; each ARG,
 COPY, WORKDIR, RUN and ENTRYPOINT is executed as Docker would.
 """
@@ -50,7 +50,7 @@ class Image:
                 getattr(self, f"_{word.lower()}")(rest)
 
     def run(self, *arguments: str) -> Done:
-        """What `docker run --network none` would do."""
+        """Does what `docker run --network none` would do."""
         loopback = ["unshare", "--net", "sh", "-c", 'ip link set lo up; exec "$@"', "sh"]
         return self.execute([*loopback, *self.entry, *arguments], self.variables)
 
@@ -110,7 +110,8 @@ class Image:
 
 
 def _bound(folder: Path, root: Path) -> str:
-    """What shows a folder of this system at its own place below the root, read-only; a link is a link there, too."""
+    """The command that shows a folder of this system at its own place below the root, read-only; a link is a link there,
+    too."""
     place = root / str(folder).lstrip("/")
     if folder.is_symlink():
         return f"ln -sfn {folder.readlink()} {place}"

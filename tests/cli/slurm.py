@@ -18,7 +18,7 @@ from tests.projects import PATIENCE_S, Project
 
 NODES = ("n1", "n2")
 CPUS = 8  # of each node, whatever the machine has
-# What is submitted starts at once, what has ended is remembered, and what is cancelled is not killed while it saves.
+# A submitted job starts at once, an ended one is remembered, and a cancelled one is not killed while it saves.
 CONFIGURATION = """
 ClusterName=tests
 SlurmctldHost={host}(127.0.0.1)
@@ -56,7 +56,7 @@ class Slurm:
         return {"SLURM_CONF": str(self.folder / "slurm.conf")}
 
     def call(self, *command: str, project: Project | None = None, given: str = "") -> str:
-        """What one of Slurm's commands prints, called in the project as its user would."""
+        """The output of one of Slurm's commands, called in the project as its user would."""
         place = None if project is None else project.path
         environment = {**(os.environ if project is None else project.environment()), **self.variables()}
         done = subprocess.run(
@@ -78,7 +78,7 @@ class Slurm:
         return file.read_text() if file.exists() else ""
 
     def end_of(self, job: str) -> dict[str, str]:
-        """What Slurm says of it then. Its log is whole."""
+        """Slurm's description of the job after its end. Its log is whole."""
         self.wait(lambda: self.show(job)["JobState"] not in ("PENDING", "RUNNING", "COMPLETING"), job)
         return self.show(job)
 

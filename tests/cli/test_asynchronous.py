@@ -100,7 +100,7 @@ def test_a_worker_is_killed_while_a_run_is_repeated(digits: Project) -> None:
 
 @pytest.mark.long
 def test_a_pause_of_50_ms_changes_the_order_of_updates_and_the_result(digits: Project) -> None:
-    """Of one worker, in its micro-batches of step 10; the other one goes on meanwhile."""
+    """One worker pauses in its micro-batches of step 10; the other one goes on meanwhile."""
     found = []
     for pause_at in (-1, 10):
         folder = digits.path / f"pause{pause_at}"

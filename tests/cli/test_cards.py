@@ -1,4 +1,5 @@
-"""What `doctor` says of GPUs, with doubles of `nvidia-smi` and of the process that tries them, which answers, hangs or ends."""
+"""The words of `doctor` about GPUs, with doubles of `nvidia-smi` and of the process that tries them, which answers, hangs or
+ends."""
 
 from __future__ import annotations
 
@@ -50,7 +51,7 @@ class Double:
         self.left = "closed"
 
     def dismiss(self) -> None:
-        """Whoever still receives gets the end of it."""
+        """A process that still receives gets the end of the file."""
         for pipe in self._pipes:
             pipe.close()
         self.messages.close()

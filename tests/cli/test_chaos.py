@@ -49,7 +49,7 @@ def test_plans_do_everything_to_everybody_and_resume_on_other_layouts() -> None:
 
 @pytest.fixture(scope="module")
 def short(digits: Project) -> dict[str, Done]:
-    """What comes out of the runs when nobody disturbs them."""
+    """The results of the runs when nobody disturbs them."""
     return {pipeline: chaos.undisturbed(digits, pipeline) for pipeline in chaos.PLANNED}
 
 

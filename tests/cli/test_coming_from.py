@@ -1,6 +1,6 @@
 """The page for who comes from another tool: each job there and here, executed word for word.
 
-What is not in the environment lies in a folder of its own, which `make others` fills and `make test-long` needs.
+Packages that are not in the environment lie in a folder of their own, which `make others` fills and `make test-long` needs.
 """
 
 from __future__ import annotations

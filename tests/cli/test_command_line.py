@@ -1,4 +1,4 @@
-"""What docs/command-line.md shows works word for word."""
+"""The examples of docs/command-line.md work word for word."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a user types is one command, and every command is on the page of usage."""
+"""Everything that a user types is one command, and every command is on the page of usage."""
 
 from __future__ import annotations
 

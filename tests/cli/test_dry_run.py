@@ -1,4 +1,4 @@
-"""What a plan says of workers, stages and batches is what a launch would do; it imports neither Ray nor MLflow for that."""
+"""A plan's workers, stages and batches are those that a launch would have; it imports neither Ray nor MLflow for that."""
 
 from __future__ import annotations
 

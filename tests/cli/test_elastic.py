@@ -26,7 +26,7 @@ def undisturbed(digits: Project) -> Alone:
 
 
 def same(project: Project, done: Done, undisturbed: Alone) -> None:
-    """What an undisturbed run comes to; nothing is left."""
+    """The run has come to the result of an undisturbed one; nothing is left."""
     assert_as_alone(project, done, undisturbed)
     assert project.runs()[done.report["run_id"]] == "FINISHED"
 

@@ -1,5 +1,5 @@
-"""A run of many steps whose workers are killed again and again: it comes to the digest of an undisturbed one, and the
-driver and the worker that lives on hold as many threads and descriptors, and as much memory, at its end as at its beginning."""
+"""A run of many steps whose workers are killed again and again comes to the digest of an undisturbed one. The driver and the
+worker that lives on hold as many threads and descriptors, and as much memory, at its end as at its beginning."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ trace: {digest_every: 1000}
 
 
 class Held:
-    """What a process holds."""
+    """The threads, descriptors and memory that a process holds."""
 
     def __init__(self, pid: int) -> None:
         proc = Path("/proc") / str(pid)

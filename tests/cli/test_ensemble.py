@@ -65,7 +65,7 @@ def test_an_ensemble_is_one_model_that_loads_as_one(digits: Project, monkeypatch
     assert model_digest(model) == whole["digest"]
     for member, trial in zip(model.members, report["trials"], strict=True):
         assert model_digest(member) == trial["digest"]
-    # What MLflow loads of the registered model is the same one.
+    # MLflow loads the same model by its registered name.
     code = (
         "import mlflow, numpy; mlflow.set_tracking_uri('sqlite:///.orchestrator/mlflow.db'); "
         "images = numpy.load('data/digits/test_images.npy') / 16; "

@@ -1,4 +1,4 @@
-"""What docs/samples.md says of federated rounds: its commands run in the order in which a reader types them."""
+"""The federated rounds of docs/samples.md: the page's commands run in the order in which a reader types them."""
 
 from __future__ import annotations
 

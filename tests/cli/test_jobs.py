@@ -26,7 +26,7 @@ from tests.cli.alone import alone
 from tests.projects import PATIENCE_S, REPOSITORY, Project, make_digits
 
 RUN = ("conf=digits", "run.steps=120", "checkpoint.every=10", "cluster.workers=2")
-# What only the head of a Ray that takes jobs needs (ray[default]); `make test-long` puts it here.
+# Packages that only the head of a Ray that takes jobs needs (ray[default]); `make test-long` puts them here.
 MARK_OF_HEAD = "TEST_HEAD"
 DASHBOARD = Path(sys.prefix) / "dashboard"
 

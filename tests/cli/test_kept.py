@@ -1,5 +1,6 @@
-"""Checkpoints that are kept, by true command lines: the best one served and begun with, on other workers, killed, resumed and
-rerun; a chain of three runs told by the last one's card; and what does not fit, refused before anything is started."""
+"""Checkpoints that are kept, by true command lines. The best one is served and begun with, on other workers, killed, resumed
+and rerun. The last card of a chain of three runs tells of all. Settings that do not fit are refused before anything is
+started."""
 
 from __future__ import annotations
 
@@ -39,7 +40,7 @@ class Kept:
     first: dict[str, Any]
 
     def steps(self, run_id: str) -> list[int]:
-        """Of the checkpoints that are there."""
+        """The steps of the checkpoints that are there."""
         names = (self.project.folder(run_id) / "checkpoints").glob("checkpoint-*.json")
         return sorted(int(name.stem.partition("-")[2]) for name in names)
 

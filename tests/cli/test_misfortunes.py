@@ -1,4 +1,5 @@
-"""What no plan foresees, as true command lines: it ends well, or with one clear message, in bounded time, and nothing stays."""
+"""Misfortunes that no plan foresees, as true command lines. Each ends well, or with one clear message, in bounded time, and
+nothing stays."""
 
 from __future__ import annotations
 

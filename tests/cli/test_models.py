@@ -334,7 +334,7 @@ def test_a_model_at_a_server_is_registered_begun_with_and_rerun_and_its_weights_
 
 
 def _done(project: Project, *arguments: str) -> dict[str, Any]:
-    """What a command that succeeds reports."""
+    """The report of a command, which has to succeed."""
     done = project.run(*arguments, "output=json")
     assert done.code == 0, done.err
     return done.report

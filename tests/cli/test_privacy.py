@@ -137,7 +137,7 @@ def test_a_run_whose_secret_was_given_by_its_path_goes_on_and_is_repeated(tmp_pa
 
 
 def await_checkpoint(project: Project, before: set[str]) -> None:
-    """Of a run that was not there before."""
+    """Waits for the checkpoint of a run that was not there before."""
     deadline = time.monotonic() + PATIENCE_S
     while not any('"checkpoint_saved"' in file.read_text() for file in _journals(project, before)):
         assert time.monotonic() < deadline, "no checkpoint was made"

@@ -1,4 +1,4 @@
-"""What a measurement tells apart: this process and what it has started, the members among these, and all others."""
+"""A measurement tells three apart: this process and what it has started, the members among these, and all others."""
 
 from __future__ import annotations
 

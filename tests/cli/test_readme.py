@@ -46,8 +46,8 @@ PAUSED = "        time.sleep(PAUSE_S)\n"  # so that a run is disturbed before it
 
 @dataclass(frozen=True)
 class Read:
-    """What each command came to, and the run that it made. stopped: how the second one ended, whose run was resumed; events: of
-    the journal up to there."""
+    """The outcome of each command, and the run that it made. stopped: how the second one ended, whose run was resumed;
+    events: of the journal up to there."""
 
     done: dict[str, Done]
     runs: dict[str, str]
@@ -204,7 +204,7 @@ def test_the_output_is_calm(read: Read) -> None:
 
 
 def test_a_run_is_repeated_though_its_code_and_data_are_gone(clone: Project, read: Read) -> None:
-    """On other workers, in another time zone, with another hash seed. What DVC's cache has is found to be damaged."""
+    """On other workers, in another time zone, with another hash seed. The copy in DVC's cache is found to be damaged."""
     run_id, repetition = read.runs[LAUNCH], read.runs[RERUN]
     told = read.done[RERUN].err
     assert "data/digits: from the remote" in told
@@ -262,7 +262,7 @@ def test_mlflow_has_one_complete_run_per_launch(clone: Project, read: Read) -> N
 
 
 def test_workers_see_no_gpu_but_their_own(clone: Project, read: Read) -> None:
-    """What a pipeline computes on another one is not recorded."""
+    """Nothing records what a pipeline computes on another GPU."""
     recorded = clone.folder(read.runs[DEMO]) / "environment.json"
     for node in json.loads(recorded.read_text())["nodes"].values():
         assert node["host"]["variables"]["CUDA_VISIBLE_DEVICES"] == ""

@@ -1,4 +1,4 @@
-"""What a pipeline reads beside its code and its inputs: named at launch, refused by strict, set again by a rerun."""
+"""Reads of a pipeline beside its code and its inputs: named at launch, refused by strict, set again by a rerun."""
 
 from __future__ import annotations
 

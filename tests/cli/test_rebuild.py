@@ -202,7 +202,7 @@ def test_the_dockerfile_of_a_run_builds_its_environment_and_repeats_it(somewhere
 
 
 def settings_of_pip() -> dict[str, str]:
-    """Where pip takes packages from on this machine, as arguments of a build."""
+    """The sources from which pip takes packages on this machine, as arguments of a build."""
     listed = subprocess.run(
         [sys.executable, "-m", "pip", "config", "list"], capture_output=True, text=True, check=True
     ).stdout

@@ -56,7 +56,7 @@ class Scene:
         return rebuild.rebuild(self.recorded(**packages_), self.folder, [self.wheels], self.said)
 
     def recorded(self, **packages_: str) -> Recorded:
-        """Of a run with these packages: name -> the file of wheels that was installed."""
+        """The environment of a run with these packages: name -> the wheel that was installed."""
         builds: dict[str, Any] = {}
         found: dict[str, str] = {}
         for name, wheel in packages_.items():
@@ -304,7 +304,7 @@ def test_this_package_as_it_was_comes_from_a_wheel_or_the_code_or_is_refused(sce
 
 @pytest.mark.slow
 def test_an_interruption_ends_pip_and_leaves_nothing(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What stands for pip interrupts who called it, and would go on for an hour."""
+    """The double of pip interrupts its caller, and would go on for an hour."""
     command = ["sh", "-c", 'kill -TERM "$PPID"; exec sleep 3600']
     monkeypatch.setattr(layers, "pip", lambda _environment, *_arguments: command)
     before = signal.getsignal(signal.SIGTERM)

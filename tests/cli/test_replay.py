@@ -1,4 +1,4 @@
-"""What `replay=` takes: the rests of an asynchronous run with as many shards, and nothing else."""
+"""`replay=` takes the rests of an asynchronous run with as many shards, and nothing else."""
 
 from __future__ import annotations
 

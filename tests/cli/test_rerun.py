@@ -189,8 +189,8 @@ def careless(study: Study) -> Done:
 
 @pytest.mark.long
 def test_a_run_is_repeated_though_code_data_and_snapshot_are_gone(study: Study) -> None:
-    """On other workers and another topology, under another folder, time zone, language and hash seed. What DVC's cache has was
-    tampered with: that is found, and the remote is asked."""
+    """On other workers and another topology, under another folder, time zone, language and hash seed. The copy in DVC's cache
+    was tampered with: that is found, and the remote is asked."""
     assert git(study.project, "for-each-ref", "refs/orchestrator") == ""
     with tampered(study.cached):
         done = study.rerun(*arguments_of("rerun=last"), run_id="last", variables=OTHER_PLACE)
@@ -255,7 +255,7 @@ def test_a_run_is_repeated_from_a_file_in_an_empty_folder(study: Study, tmp_path
 
 @pytest.mark.long
 def test_a_run_is_repeated_in_a_fresh_clone_that_has_the_store_and_the_remote(study: Study, tmp_path: Path) -> None:
-    """Where the tests' user is root and others can reach the interpreter, by another user."""
+    """Repeated by another user, if the tests' user is root and others can reach the interpreter."""
     git(study.project, "clone", "--quiet", ".", str(tmp_path / "clone"))
     clone = other(study.project, {"HOME": str(tmp_path), "USER": "nobody"}, path=tmp_path / "clone")
     for name in ("mlflow.db", "artifacts"):
@@ -444,7 +444,7 @@ def test_a_comparison_is_told_to_programs_too(study: Study, later: Done) -> None
 
 
 def arguments_of(*words: str) -> list[str]:
-    """Of the command of docs/rerun.md with these words, what follows its command, the first of them."""
+    """The arguments of the command line of docs/rerun.md that has these words; the first of them is its command."""
     (typed,) = (shlex.split(command) for command in COMMANDS if set(words) <= set(command.split()))
     command = words[0]
     assert typed[:4] == ["python", "-m", "orchestrator", command]

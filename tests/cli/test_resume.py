@@ -1,4 +1,4 @@
-"""What a resume makes of the files that the run has left."""
+"""A resume, given the files that the run has left."""
 
 from __future__ import annotations
 
@@ -62,7 +62,8 @@ def test_a_run_that_has_left_nothing_begins_as_a_new_one(tmp_path: Path) -> None
 
 
 def test_what_was_told_until_the_checkpoint_is_told_again(tmp_path: Path) -> None:
-    """Of the last step that stands, and of the last evaluation until there, also where later ones were done once more."""
+    """The metrics of the last step that stands, and of the last evaluation until there, also if later ones were done once
+    more."""
     metrics = [{"validation/loss": float(step), "validation/odd": "nan"} for step in range(4)]
     evaluated = [{"event": "evaluated", "step": step, "metrics": metrics[step]} for step in (0, 1, 2, 3, 1)]
     files = files_with(tmp_path, evaluated)
@@ -78,7 +79,7 @@ def test_what_was_told_until_the_checkpoint_is_told_again(tmp_path: Path) -> Non
 
 
 def test_files_from_the_store_that_are_older_than_the_newest_checkpoint_lead_to_the_one_before(tmp_path: Path) -> None:
-    """As a machine leaves them that was lost. Where the journal tells of the checkpoint, lines are missing."""
+    """As a machine leaves them that was lost. If the journal tells of the checkpoint, lines are missing."""
     files = files_with(tmp_path, [{"event": "checkpoint_saved", "step": 3}])
     storage = open_storage(storage_of(PLAN, files))
     catalog = Catalog(storage, 2)

@@ -1,5 +1,5 @@
-"""What `mlflow models serve` answers over HTTP: a row has the same bits in every batch, of several models, each trained by a
-true command line; and a model whose rows depend on each other is named when it is logged."""
+"""Answers of `mlflow models serve` over HTTP: a row has the same bits in every batch, of several models, each trained by a
+true command line. A model whose rows depend on each other is named when it is logged."""
 
 from __future__ import annotations
 
@@ -141,7 +141,7 @@ def table(rows: list[list[int]]) -> dict[str, Any]:
 
 
 def row_of(answer: Any, row: int) -> Any:
-    """Of what JSON made of an answer: a list of rows, or a mapping of such lists or of lists of them."""
+    """One row of an answer as JSON has it: a list of rows, or a mapping of such lists or of lists of them."""
     if isinstance(answer, dict):
         return {"scores": answer["scores"][row], "others": answer["others"][0][row]}
     return answer[row]

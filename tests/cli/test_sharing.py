@@ -70,7 +70,7 @@ def ours(command: str) -> list[str]:
 
 @pytest.mark.long
 def test_the_commands_of_the_page_about_a_file(sent: Sent, tmp_path: Path) -> None:
-    """Word for word. Where the tests' user is root, the repetition runs without any network but its own loopback."""
+    """Word for word. If the tests' user is root, the repetition runs without any network but its own loopback."""
     for each in ("openssl genpkey -algorithm ed25519 -out key.pem", "openssl pkey -in key.pem -pubout -out key.pub"):
         assert each in COMMANDS
         shell(sent.project, each)
@@ -170,7 +170,7 @@ def _collaborate(place: Path, uri: str) -> None:
     assert ann.processes() + bob.processes() == []
 
 
-# What is planted, by the place where it is; each is a value that stands nowhere else.
+# The planted secrets, by the place where they are; each is a value that stands nowhere else.
 IN_SETTINGS = {
     "token": "0123456789abcdefTOKEN",
     "password": "swordfish-in-settings",

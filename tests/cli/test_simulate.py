@@ -1,4 +1,4 @@
-"""What docs/simulation.md shows of `simulate` works word for word."""
+"""The examples of `simulate` in docs/simulation.md work word for word."""
 
 from __future__ import annotations
 

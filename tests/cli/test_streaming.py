@@ -1,4 +1,4 @@
-"""What docs/streaming.md shows: its commands run in the order of the page, and a kill on the way changes no bit."""
+"""The commands of docs/streaming.md run in the order of the page, and a kill on the way changes no bit."""
 
 from __future__ import annotations
 

@@ -116,7 +116,7 @@ class Streams:
         _end(self.servers.pop())
 
     def most_on_disk(self, over: threading.Event) -> int:
-        """Of what the cache holds until then."""
+        """The most bytes that the cache has held until `over` is set."""
         most = 0
         while not over.wait(0.02):
             with contextlib.suppress(FileNotFoundError):
@@ -167,7 +167,7 @@ def _launch(streams: Streams, *arguments: str) -> Done:
 
 @pytest.fixture(scope="module")
 def expected(streams: Streams) -> str:
-    """Of the same samples, map-style and in memory, in the same order."""
+    """The digest of a run on the same samples, map-style and in memory, in the same order."""
     done = _launch(streams, streams.local, "pipeline.args.in_memory=true", "cluster.workers=1")
     return str(done.report["digest"])
 

@@ -33,7 +33,7 @@ def last_report(out: str) -> dict[str, Any]:
 
 
 def run_to_the_end(watched: WatchedRun) -> tuple[str, str]:
-    """What was written to stdout and stderr, by all drivers."""
+    """The text that all drivers have written to stdout and to stderr."""
     return watched.process.communicate(timeout=PATIENCE_S)
 
 
@@ -66,7 +66,7 @@ def test_a_killed_driver_costs_no_step(digits: Project, layout: str) -> None:
 
 @pytest.mark.parametrize("times", [1, 2])
 def test_a_worker_that_dies_with_the_driver_costs_no_step_either(digits: Project, times: int) -> None:
-    """Who is left has the whole state. The second time the successor is killed like the first driver."""
+    """The workers that are left have the whole state. The second time the successor is killed like the first driver."""
     expected = undisturbed(digits, "cluster.workers=3")
     watched = WatchedRun(digits, *RUN, "cluster.workers=3")
     pid = watched.process.pid

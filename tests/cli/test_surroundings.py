@@ -1,4 +1,5 @@
-"""What a command finds in its process: arguments under a locale without umlauts, and warnings that are to be errors."""
+"""The surroundings of a command in its process: arguments under a locale without umlauts, and warnings that are to be
+errors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What docs/results.md says of where time goes, on a true run."""
+"""The statements of docs/results.md about where time goes, on a true run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What docs/simulation.md shows of `tune` and `auto` works word for word, and what is chosen changes no bit."""
+"""The examples of `tune` and `auto` in docs/simulation.md work word for word, and what is chosen changes no bit."""
 
 from __future__ import annotations
 

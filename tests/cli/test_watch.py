@@ -1,4 +1,4 @@
-"""What is seen of a run that another process drives."""
+"""The view of a run that another process drives."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What users do by mistake: one clear message, the documented exit code, no traceback, nothing left behind."""
+"""Mistakes of users: one clear message, the documented exit code, no traceback, nothing left behind."""
 
 from __future__ import annotations
 
@@ -126,7 +126,7 @@ JSON = ("conf=good run.sed=1 cluster.workers=many output=json", "rerun=nope outp
 
 @pytest.fixture(scope="module")
 def answers(faulty: Project, request: pytest.FixtureRequest) -> dict[str, Done]:
-    """What each command line came to that is asked for here, and those of JSON."""
+    """The outcome of each command line that is asked for here, and of those in `JSON`."""
     asked = [item.callspec.params.get("arguments") for item in request.session.items if hasattr(item, "callspec")]
     forked = [arguments for arguments in REFUSED if arguments in asked and arguments not in TRUE_COMMANDS] + [*JSON]
     before = faulty.runs()

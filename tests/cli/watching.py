@@ -51,7 +51,7 @@ class WatchedRun:
         return self.wait(lambda: found if len(found := self.journal(event)) >= count else None)
 
     def wait(self, look: Callable[[], T | None]) -> T:
-        """What `look` sees at last."""
+        """The first value that `look` gives that is not None."""
         deadline = time.monotonic() + PATIENCE_S
         while (seen := look()) is None:
             if self.process.poll() is not None:

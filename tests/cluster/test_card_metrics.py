@@ -1,4 +1,4 @@
-"""What a worker tells of its GPU, with a double of `nvidia-smi`."""
+"""The reports of a worker about its GPU, with a double of `nvidia-smi`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a member says when the checkpoint that it is to restore cannot be had."""
+"""The message of a member that is to restore a checkpoint and cannot have it."""
 
 from __future__ import annotations
 

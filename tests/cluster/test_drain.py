@@ -27,7 +27,7 @@ GIVEN = ("conf=digits", "run.steps=500", "evaluation.every=100", "checkpoint.eve
 
 @pytest.fixture(scope="module")
 def slow(tmp_path_factory: pytest.TempPathFactory) -> Project:
-    """Whose workers take their time, so that others can come before the end; the result is the same."""
+    """A project whose workers take their time, so that others can come before the end; the result is the same."""
     return with_pipeline(tmp_path_factory.mktemp("slow"), "slow", SLOW)
 
 
@@ -63,7 +63,8 @@ def nodes_of(run: WatchedRun) -> dict[int, str]:
 
 
 def assert_left(run: WatchedRun, gone: str) -> None:
-    """All that were there have left, and nobody who had begun was lost. (Who is started, and has no room, may be.)"""
+    """All that were there have left, and nobody who had begun was lost. (One that is just being started, and has no room, may
+    be.)"""
     there = [worker for worker, node in nodes_of(run).items() if node == gone]
     assert sorted(event["worker"] for event in run.journal("worker_left")) == sorted(there)
     assert not {event["worker"] for event in run.journal("worker_lost")} & nodes_of(run).keys()

@@ -42,7 +42,7 @@ def test_only_a_node_that_ray_holds_for_dead_is_lost() -> None:
 
 
 def study(place: Path, conf: str) -> Project:
-    """Whose data only DVC's remote has, beside its own folder."""
+    """A project whose data only DVC's remote has, beside its own folder."""
     project = Project(place / "project")
     text = (Path(__file__).parents[1] / "cli" / "study.py").read_text()
     write(project, {"study.py": text, "helper.py": "SCALE = 3.0\n", "conf/study.yaml": conf})
@@ -149,7 +149,7 @@ def require_taken_over(run: Elsewhere, lose: Callable[[], None]) -> None:
 @pytest.mark.ray
 @pytest.mark.root
 def test_when_the_machine_of_the_driver_is_lost_another_node_goes_on(tmp_path: Path) -> None:
-    """That node has neither project nor data: they come from the record and from DVC's remote."""
+    """The other node has neither project nor data: they come from the record and from DVC's remote."""
     with elsewhere(tmp_path, CONF, driver_on_head=False, store_on_head=True) as run:
         require_taken_over(run, run.hosts.lose_last)
 

@@ -29,7 +29,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Where the folders of Rays are made; nothing else of a Ray is started or ended."""
+    """The place at which the folders of Rays are made; nothing else of a Ray is started or ended."""
     numbers = itertools.count()
 
     def make() -> Path:
@@ -46,7 +46,7 @@ def folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def started(outcomes: list[Exception | None], monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """What the starts of Ray come to, one after the other; the folders of those that were made."""
+    """The folders of the Rays that are started. outcomes: of the starts, one after the other."""
     made: list[str] = []
 
     def enter(_address: str, **options: Any) -> None:

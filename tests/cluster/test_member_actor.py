@@ -1,4 +1,4 @@
-"""What a member answers when something goes wrong in it; no Ray is started."""
+"""The answers of a member in which something goes wrong; no Ray is started."""
 
 from __future__ import annotations
 

@@ -46,7 +46,7 @@ class SlowRay:
 
 
 class FullRay(SlowRay):
-    """What the member does fails."""
+    """The work of the member fails."""
 
     def get(self, reference: str, timeout: float | None = None) -> str:  # noqa: ARG002
         full = OSError("No space left on device")
@@ -149,7 +149,7 @@ def test_what_one_that_is_over_has_said_before_is_heard(monkeypatch: pytest.Monk
 
 
 def test_one_that_has_not_prepared_is_ended_by_its_process_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of what Ray asks a process without descriptors hears nothing."""
+    """A process without descriptors hears nothing of Ray's requests."""
     ended: list[int] = []
     held = members_on(SlowRay(0, answers=True), monkeypatch)
     monkeypatch.setattr(members, "this_node", lambda: "n")

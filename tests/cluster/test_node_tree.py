@@ -1,4 +1,4 @@
-"""What nodes compare, and what is carried to those that differ."""
+"""The trees that nodes compare, and the files that are carried to those that differ."""
 
 from __future__ import annotations
 

@@ -44,7 +44,7 @@ def test_a_run_over_nodes_gives_the_result_of_a_private_one(
 def test_the_weights_of_a_model_in_stages_come_in_parts_from_other_nodes(
     digits: Project, two_nodes: Joined, at_home: Alone, tmp_path: Path
 ) -> None:
-    """From a worker of each stage. Where the workers do not reach the checkpoints the run is refused."""
+    """From a worker of each stage. If the workers do not reach the checkpoints the run is refused."""
     project = replace(digits, variables=two_nodes.access)
     layout = (f"cluster.address={two_nodes.address}", "cluster.workers=4", "cluster.stages=2", "topology=tree")
     refused = project.run(*SHORT, *layout)

@@ -1,4 +1,4 @@
-"""What no node has is carried by a Ray that was tested to carry it, and refused with the remedy by others."""
+"""Files that no node has are carried by a Ray that was tested to carry them, and refused with the remedy by others."""
 
 from __future__ import annotations
 

@@ -165,7 +165,7 @@ def node(place: Path, ray: str, **variables: str) -> subprocess.Popen[str]:
 
 
 def told(process: subprocess.Popen[str]) -> dict[str, str]:
-    """What the node says of its Ray."""
+    """The node's report of its Ray."""
     assert process.stdout is not None
     readable, _, _ = select.select([process.stdout], [], [], PATIENCE_S)
     assert readable, "it says nothing"

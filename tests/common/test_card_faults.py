@@ -1,4 +1,4 @@
-"""What failures of a GPU are taken for: words that torch, CUDA, NVML and the kernel's log say, and such as say nothing."""
+"""Failures of a GPU are told by words: those of torch, CUDA, NVML and the kernel's log, and such as say nothing."""
 
 from __future__ import annotations
 

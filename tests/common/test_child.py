@@ -63,7 +63,7 @@ def descriptors() -> set[str]:
 
 
 def ends() -> tuple[Messages, Messages]:
-    """Of two sides in one process."""
+    """The messages of two sides in one process."""
     (one, other), (third, fourth) = os.pipe(), os.pipe()
     return (
         Messages(os.fdopen(one, "rb"), os.fdopen(fourth, "wb")),

@@ -31,7 +31,7 @@ def met() -> Iterator[list[str]]:
 
 
 def calls() -> Iterator[tuple[str, ast.Call]]:
-    """Of functions of `injection` in the program, by name."""
+    """The calls of functions of `injection` in the program, with the function's name."""
     for read in package().values():
         for node in read.of(ast.Call) if "injection." in read.text else ():
             if ast.unparse(node.func).startswith("injection."):

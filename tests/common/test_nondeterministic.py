@@ -1,4 +1,5 @@
-"""What torch refuses as not deterministic is known by name and in a graph, and what is said instead computes the same."""
+"""Operations that torch refuses as not deterministic are known by name and in a graph, and the replacement named computes the
+same."""
 
 from __future__ import annotations
 
@@ -54,7 +55,7 @@ def over_depth(x: Tensor) -> Tensor:
 
 IDS = torch.tensor([2, 0, 2, 1])
 LINE, IMAGE, VOLUME = (2, 3, 6), (2, 3, 6, 4), (2, 3, 6, 4, 4)
-# Of each operation: as it is refused, and as the table says it, of one input.
+# For each operation: the shape of its input, the form that is refused, and the form that the table names instead.
 PAIRS: dict[str, tuple[tuple[int, ...], Callable[[Tensor], Tensor], Callable[[Tensor], Tensor]]] = {
     "cross-entropy over images": (
         IMAGE,

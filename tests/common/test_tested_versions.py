@@ -1,4 +1,4 @@
-"""What hangs on the insides of a library is left out with versions that it was not tried with."""
+"""Code that depends on the insides of a library is left out with versions that it was not tried with."""
 
 from __future__ import annotations
 

@@ -102,7 +102,7 @@ def given_on_command_line(*overrides: str) -> Settings:
     return load([], [*SMALLEST, *overrides])
 
 
-# What is loaded
+# Settings that are loaded
 
 
 def test_the_example_is_what_it_says() -> None:
@@ -353,7 +353,7 @@ def test_text_of_an_option_stays_as_typed() -> None:
 
 
 def test_an_option_without_a_value_is_left_to_its_entry() -> None:
-    """What was recorded has every option that any entry of the table has."""
+    """Recorded settings have every option that any entry of the table has."""
     settings = given_on_command_line("topology={name: tree, arity: null, servers: null}", "schedule.gamma=")
     assert (settings.topology.options, settings.schedule.options) == ({}, {})
     assert to_dict(settings)["topology"] == {"name": "tree", "arity": None, "servers": None, "between": None}
@@ -387,7 +387,7 @@ def test_the_mode_of_synchronisation_determines_the_result_with_its_options() ->
     assert resolve(given_on_command_line("sync={name: ssp, staleness: 5}")).sync == Variant("ssp", {"staleness": 5})
 
 
-# What is refused, and in which words
+# Settings that are refused, and in which words
 
 WORKERS = (
     "9 workers for 8 shards; a worker hosts at least one shard: "

@@ -17,7 +17,7 @@ NOISY = "privacy.clipping_norm=1.0 privacy.noise_multiplier=1.0 privacy.delta=1e
 STAGES = "cluster.stages=2 cluster.workers=4"
 SITES = "data.sites={a:[0],b:[1]} cluster.address=h:1 data.partition=natural"
 TWO_SITES = f"{SITES} cluster.workers=2"
-# What is given, in words without blanks, and where the one sentence about it begins.
+# The settings given, in words without blanks, and the beginning of the one sentence about them.
 REFUSED = {
     "tracking.metrics_port=9100 cluster.address=h:1": "tracking.metrics_port: the Ray at h:1 shows metrics at its own port",
     "run.steps=null": "run.steps or run.epochs: one is required",

@@ -1,4 +1,4 @@
-"""What runs of the tests require of the controller."""
+"""The requirements of the tests' runs, for the controller."""
 
 from __future__ import annotations
 

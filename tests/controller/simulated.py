@@ -1,23 +1,22 @@
-"""A small world for the controller: members that follow the protocol, a driver between them and `decide`, and a clock
-that only moves when it is told to. Whoever drives it (a test) decides what happens next and in which order; every
-command is checked where it is given.
+"""A small world for the controller: members that follow the protocol, a driver between them and `decide`, and a clock that
+only moves when it is told to. The test that drives it decides what happens next and in which order; every command is checked
+where it is given.
 
 A generation works through barriers: a step needs a contribution of every member, an evaluation too. When all have
-contributed, each commits by itself, so that one may be a step behind when something happens. A member may leave when
-it meets one that is dead or leaving; in a deaf world none does (a host that vanished says nothing), and only the
-controller can end a broken generation. In a near world all members live on the driver's machine, where it is certain
-what a dead one was doing. With races every farewell is missed, so that members accuse the living. A poisonous
-micro-batch kills whoever computes it. Of a pair that is cut, nothing reaches the first member from the second.
+contributed, each commits by itself, so that one may be a step behind when something happens. A member may leave when it meets
+one that is dead or leaving; in a deaf world none does (a host that vanished says nothing), and only the controller can end a
+broken generation. In a near world all members live on the driver's machine, where it is certain what a dead one was doing.
+With races every farewell is missed, so that members accuse the living. A poisonous micro-batch kills whoever computes it. In
+a pair that is cut, nothing reaches the first member from the second.
 
-Where shards keep state, a worker stages that of its shards with its contribution and has it once it commits; it keeps what it
-has until then, whoever is to host it. Nobody contributes without the state of the shards that it hosts. A state is named by
-the advance and the shard that it was made in. Where replicas run free, an advance is a rest, which may complete any number of
-steps, and a lost shard goes on with another one's state: what the shards of a generation have is what `Begin.all_fallbacks`
-tells.
+If shards keep state, a worker stages that of its shards with its contribution and has it once it commits. Until then it keeps
+what it has, whoever is to host it. Nobody contributes without the state of the shards that it hosts. A state is named by the
+advance and the shard that it was made in. If replicas run free, an advance is a rest, which may complete any number of steps,
+and a lost shard goes on with another one's state: `Begin.all_fallbacks` tells what the shards of a generation have.
 
-Where the model is cut into stages, there is more to a step: each member gets the sum of its stage, or notices first that one
-is gone, and commits when all have theirs; without a second vote it commits as soon as it has its own. Nobody contributes
-without its stage's parameters as of its progress.
+If the model is cut into stages, there is more to a step. Each member gets the sum of its stage, or notices first that one is
+gone, and commits when all have theirs. Without a second vote it commits as soon as it has its own. Nobody contributes without
+its stage's parameters as of its progress.
 """
 
 from __future__ import annotations
@@ -163,7 +162,7 @@ class World:
 
     @property
     def story(self) -> str:
-        """What the controller was told last, and what it made of it."""
+        """The last events that the controller was told, and what it made of them."""
         return "\n".join(f"{now:7.2f} {event} -> {phase}: {reason}" for now, event, phase, reason in self._told[-60:])
 
     def deliver(self, process: Process) -> None:
@@ -213,7 +212,7 @@ class World:
         self.tell(Tick())
 
     def heartbeat(self, process: Process) -> Heartbeat:
-        """Where this living member is."""
+        """The heartbeat of this living member."""
         begin, step = process.begin, steps_of(process.progress)
         if process.state == "idle" or begin is None:
             return Heartbeat(process.id, "idle", None, None, process.beats)
@@ -345,7 +344,7 @@ class World:
 
     def _check_stages(self, begin: Begin) -> None:
         """A stage is fixed. With a second vote nobody goes back while every stage has a living host, unless all are on their
-        way back. Whoever gives has what it gives, and all get to where the farthest is."""
+        way back. A giver has what it gives, and all get to where the farthest is."""
         here = [self.processes[member] for member in begin.members]
         assert all(process.stage in (None, stage) for process, stage in zip(here, begin.stages, strict=True))
         known = [process for process in self.processes.values() if process.id not in self.known_dead]
@@ -520,7 +519,7 @@ class World:
     # ---- what members do
 
     def actions(self, process: Process) -> Iterator[str]:
-        """What this running member can do now."""
+        """The actions that this running member can take now."""
         if not process.acts:
             return
         if process.called_off:
@@ -679,8 +678,8 @@ class World:
             process.staged = {shard: (advances + 1, shard) for shard in begin.shards[rank]}
 
     def _told_to_have(self, begin: Begin, advances: int) -> Rows:
-        """What each shard goes on with, as a replay finds it: from the record alone, which tells heirs for the sprint of a
-        generation's first rest."""
+        """The state with which each shard goes on, as a replay finds it: from the record alone, which tells heirs for the
+        sprint of a generation's first rest."""
         rows = {shard: (advances, shard) for shard in range(self.requirements.shards)}
         for lost, heir in begin.all_fallbacks if advances == self.base else ():
             rows[lost] = rows[heir]

@@ -1,4 +1,4 @@
-"""What the controller does with GPUs that fail: the cards have names, and everything else is scripted."""
+"""Decisions of the controller about GPUs that fail: the cards have names, and everything else is scripted."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def test_without_another_card_the_run_ends() -> None:
 
 @pytest.mark.parametrize("shard", [1, None])
 def test_what_fails_again_at_another_worker_is_the_pipelines(shard: int | None) -> None:
-    """Where no shard is known, three workers of a step are enough."""
+    """If no shard is known, three workers of a step are enough."""
     play = on("GPU-a", "GPU-b", "GPU-c", "GPU-d")
     for member in (0, 1) if shard is not None else (0, 1, 2):
         assert play.of(End) == []

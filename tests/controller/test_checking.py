@@ -1,4 +1,4 @@
-"""Who checks whom, and who is wrong where two answers differ."""
+"""The choice of who checks whom, and of who is wrong when two answers differ."""
 
 from __future__ import annotations
 

@@ -73,7 +73,7 @@ class Play:
         self.commands += first
 
     def __call__(self, *events: Event) -> list[Command]:
-        """What these events lead to."""
+        """The commands that these events lead to."""
         done: list[Command] = []
         for event in events:
             self.state, commands, reason = controller.decide(self.state, event, self.now)
@@ -985,7 +985,7 @@ def test_lost_shards_go_on_with_what_the_lowest_living_one_keeps() -> None:
 
 
 def test_all_heirs_since_the_last_rest_are_told_until_there_is_another() -> None:
-    """Who was called off before a handover has not noted what others have."""
+    """A worker that was called off before a handover has not noted what others have."""
     play = begun(requirements(falls_back=True, start=3, most=3), KEEPING)
     play(Died(0, "gone"), resting(1, 5, (2,)), resting(2, 5, (3,)))
     play(Died(1, "gone"), resting(2, 5, (1, 3), generation=1))

@@ -1,4 +1,4 @@
-"""What the controller does with the verdict of a check."""
+"""Decisions of the controller after the verdict of a check."""
 
 from __future__ import annotations
 

@@ -171,7 +171,7 @@ class Run(RuleBasedStateMachine):
         return True
 
     def may_lose_at_work(self, process: Process) -> bool:
-        """Where it is certain what the dead did, any number may die within one step, but not three in one micro-batch. At each
+        """If it is certain what the dead did, any number may die within one step, but not three in one micro-batch. At each
         loss all state may be lost, which ends a run too when it happens again and again."""
         self.near_losses += 1
         heartbeat = self.world.heartbeat(process)

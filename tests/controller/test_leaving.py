@@ -140,5 +140,5 @@ def test_what_its_shards_keep_keeps_it_there() -> None:
 @given(seed=st.integers(0, 2**32), what=st.sampled_from(["", "shard_state", "inherits", "stages"]))
 @pytest.mark.slow
 def test_whoever_leaves_whenever_no_state_is_lost(seed: int, what: str) -> None:
-    """What is checked at each command: `simulated.World`."""
+    """`simulated.World` checks each command."""
     hunt(range(seed, seed + 1), drains=True, **({what: True} if what else {}))

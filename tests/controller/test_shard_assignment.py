@@ -47,7 +47,7 @@ def test_shards_are_dealt_by_size(sizes: list[int], data: st.DataObject) -> None
     assert sorted(shard for own in dealt for shard in own) == list(range(len(sizes)))
     assert all(own == tuple(sorted(own)) and own for own in dealt)
     loads = sorted(sum(sizes[shard] for shard in own) for own in dealt)
-    # Whoever has most got its last shard when nobody had less, so that the others have no shard less on average.
+    # The worker with most got its last shard when nobody had less, so that the others have no shard less on average.
     assert loads[-1] <= sum(sizes) / workers + (1 - 1 / workers) * max(sizes)
     assert loads[-1] - loads[0] <= max(sizes)
 

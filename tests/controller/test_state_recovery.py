@@ -1,4 +1,4 @@
-"""Who gets what when a generation of stages begins: nobody is left behind while its stage can follow."""
+"""State transfers when a generation of stages begins: nobody is left behind while its stage can follow."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who computes which shard where shards are claimed, in virtual time."""
+"""The computing worker of each shard if shards are claimed, in virtual time."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ LOCALS = st.one_of(
 
 
 def sampler(sizes: list[int], local: Span, slots: int = 3, rows: int = 8, *, weighted: bool = False) -> ClientSampler:
-    """Of clients with so many samples each, numbered through."""
+    """A sampler of clients with so many samples each, numbered through."""
     ends = numpy.cumsum(sizes)
     parts = [
         SampleSubset(numpy.arange(end - size, end), numpy.ones(size) if weighted and size else None)

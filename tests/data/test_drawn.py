@@ -109,7 +109,7 @@ KNOWN_WEIGHTS = [[0, 8, 6, 8], [8, 6, 8, 5]]
 
 
 def test_known_draws() -> None:
-    """What is drawn belongs to every recorded run."""
+    """The draws belong to every recorded run, so they may not change."""
     order = Drawn(9, Steps.constant(8), 2)
     assert [PassSampler(7, order, parts([0, 1] * 4 + [1], 2)).indices(1, shard) for shard in (0, 1)] == KNOWN_PASSES
     whole = SampleSubset(numpy.arange(9), numpy.arange(1.0, 10.0))

@@ -1,4 +1,4 @@
-"""What is seen of files, hosts and variables while a window is open, and what is not."""
+"""Reads of files, hosts and variables that are seen while a window is open, and those that are not."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ def saving(folder: Path) -> Saving:
 
 
 def parts(folder: Path, step: int, generation: int, count: int = 2) -> list[dict[str, Any]]:
-    """What the workers say of their parts."""
+    """The workers' messages about their parts."""
     said: list[dict[str, Any]] = []
     state = TrainingState({"steps": step}, {f"t{i}": torch.full((4,), float(step + i)) for i in range(3)})
     for part in range(count):

@@ -1,4 +1,4 @@
-"""What nobody reads any more ends no run; what a program reads is written whole, or said not to be."""
+"""Output that nobody reads any more ends no run; output that a program reads is written whole, or said not to be."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is found of the data beside the first steps is told once, and looked for with the first step and not before."""
+"""Findings about the data beside the first steps are told once, and looked for with the first step and not before."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What members leave for the next driver goes into the files of the run, whole or not at all, and once."""
+"""Reports that members leave for the next driver go into the files of the run, whole or not at all, and once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Of three thousand metrics some are shown and drawn, and it is said how many there are and where."""
+"""Some of three thousand metrics are shown and drawn, and it is said how many there are and where."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ from orchestrator.driver.folders import RunFolder, project_folder, write_json
 
 @pytest.fixture
 def synced(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
-    """What fsync was called for, in order."""
+    """The files for which fsync was called, in order."""
     found: list[Path] = []
     fsync = os.fsync
 

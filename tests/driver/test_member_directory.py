@@ -1,4 +1,4 @@
-"""What the members of a generation are told, from what the controller has decided."""
+"""The messages to the members of a generation, made of what the controller has decided."""
 
 from __future__ import annotations
 

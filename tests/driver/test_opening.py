@@ -1,4 +1,4 @@
-"""What a launch says of the name that its run shares with others."""
+"""The words of a launch about the name that its run shares with others."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who looks at a running model gets one answer, whatever becomes of the servers, and leaves nothing behind."""
+"""An inspection of a running model gets one answer, whatever becomes of the servers, and leaves nothing behind."""
 
 from __future__ import annotations
 

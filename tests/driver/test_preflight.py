@@ -1,4 +1,4 @@
-"""What is found before anything is started."""
+"""Faults that are found before anything is started."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a private run asks for before it starts, and when its keys change."""
+"""The conditions of a private run before it starts, and the times at which its keys change."""
 
 from __future__ import annotations
 

@@ -61,7 +61,7 @@ def test_nothing_is_said_about_a_rate_that_is_not_known() -> None:
 
 
 def everything(descriptor: int) -> str:
-    """What a pseudo-terminal shows until its other end is closed: it comes piece by piece."""
+    """The text of a pseudo-terminal until its other end is closed: it comes piece by piece."""
     pieces = []
     with contextlib.suppress(OSError):
         while piece := os.read(descriptor, 1 << 16):

@@ -1,4 +1,4 @@
-"""What a run's record makes of what its workers say: here the identity, when there is no snapshot of the code."""
+"""The record of a run, given what its workers say: here the identity, when there is no snapshot of the code."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ MODULE: dict[str, Any] = {
 
 
 def record_of(folder: Path, run_id: str, *given: str) -> tuple[Record, list[str]]:
-    """Of a run without git; and the statuses with which it has ended."""
+    """The record of a run without git, and the statuses with which it has ended."""
     settings = load([{"run": {"steps": 2}, "pipeline": {"target": "a:B"}}], given)
     files = RunFolder(folder, run_id)
     nothing = lambda *_: None  # noqa: E731
@@ -50,7 +50,7 @@ def record_of(folder: Path, run_id: str, *given: str) -> tuple[Record, list[str]
 
 
 def identity_of(folder: Path, code: str) -> str:
-    """Of a run without git whose pipeline's module has this hash."""
+    """The identity of a run without git whose pipeline's module has this hash."""
     record, _ = record_of(folder, code)
     assert record.describe("n", ENVIRONMENT, [{**MODULE, "sha256": code}]) == ([], [])
     record.compare_with_like("d")
@@ -118,8 +118,8 @@ def test_a_full_disk_ends_a_run_with_one_message_and_leaves_what_was_there(
 
 @pytest.mark.parametrize("trouble", [None, "no answer from the server"])
 def test_the_card_names_the_version_that_its_run_has_registered(tmp_path: Path, trouble: str | None) -> None:
-    """What an alias stands for is the model of another run once that registers one. A store that does not answer registers
-    later: then the card has the name by the run's own id."""
+    """An alias stands for the model of another run once that registers one. A store that does not answer registers later:
+    then the card has the name by the run's own id."""
     record, _ = record_of(tmp_path, "1", "tracking.register=m")
     save_file({"weight": numpy.zeros(3, numpy.float32)}, record.files.weights)
     record._model._folder = ModelFolder(record.files.model, 2, {})

@@ -126,7 +126,7 @@ def test_everything_that_is_missing_for_a_rerun_is_named(recorded: Recorded) -> 
 @pytest.mark.parametrize("rubbish", ["", "{", "[]", '{"other": 1}', "\udcff"])
 @pytest.mark.parametrize("name", ["data.json", "environment.json", "trace.jsonl"])
 def test_a_damaged_record_is_named_and_nothing_is_run(recorded: Recorded, name: str, rubbish: str) -> None:
-    """Of a record without its environment, a rerun would not find another one and call the runs exactly equal."""
+    """If a record had lost its environment, a rerun would find no difference in it and call the runs exactly equal."""
     for other, text in WHOLE.items():
         (recorded.files.path / other).write_text(text)
     recorded.require()

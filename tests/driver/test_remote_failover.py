@@ -1,4 +1,5 @@
-"""Who goes on with a run when the head of its Ray is gone: what is known of the driver, and what one machine alone does."""
+"""The choice of a machine that goes on with a run when the head of its Ray is gone: what is known of the driver, and what one
+machine alone does."""
 
 from __future__ import annotations
 
@@ -158,7 +159,7 @@ with leader_lease.hold_lease(store, run_id, lambda: print("released", flush=True
 
 @contextlib.contextmanager
 def _uri(kind: str, folder: Path) -> Iterator[str | None]:
-    """Of a store: None is the file that a project has where no server is named."""
+    """The address of a store. None is the file that a project has if no server is named."""
     if kind == "file":
         yield None
         return

@@ -306,7 +306,7 @@ def test_a_run_from_its_first_word_to_its_last(tmp_path: Path) -> None:
 
 
 def test_after_a_loss_the_survivor_goes_on_and_another_is_started(tmp_path: Path) -> None:
-    """What only the dead one had told is not lost, and what is computed again is compared with it.
+    """Lines that only the dead one had told are not lost, and what is computed again is compared with them.
 
     The terminal says who was lost and how the run went on; the rest is the journal's."""
     first, second = ({"trace": line} for line in LINES)
@@ -604,7 +604,7 @@ def test_a_caller_that_a_member_refused_is_told_in_one_line(tmp_path: Path) -> N
 
 
 def resting(generation: int, steps: int, loss: str) -> list[dict[str, Any]]:
-    """What a worker reports of a sprint and its rest."""
+    """The reports of a worker about a sprint and its rest."""
     lines = [
         {"trace": {"step": step, "loss": loss, "gradient": "00"}, "generation": generation} for step in range(steps)
     ]

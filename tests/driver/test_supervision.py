@@ -52,7 +52,7 @@ class Watching:
         self.tell(run="4e8d", command=[sys.executable, "-c", note], trace=str(self.trace))
 
     def lose_the_driver(self) -> str:
-        """What the supervisor says of it."""
+        """The supervisor's words about the loss."""
         self.driver.kill()
         self.driver.wait()
         return self.end()

@@ -1,4 +1,4 @@
-"""What becomes of members' reports of their time: a file, MLflow's metrics, a timeline."""
+"""Members' reports of their time become a file, MLflow's metrics and a timeline."""
 
 from __future__ import annotations
 

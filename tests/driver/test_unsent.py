@@ -1,4 +1,4 @@
-"""Whoever comes next sends what MLflow lacks of earlier runs, each run by one process, and says what came of it."""
+"""The next command sends what MLflow lacks of earlier runs, each run by one process, and says what came of it."""
 
 from __future__ import annotations
 

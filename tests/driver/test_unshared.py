@@ -1,4 +1,4 @@
-"""What others lack who are to repeat a run is said where they lack it, with the command that gives it to them."""
+"""If others lack something to repeat a run, it is said at that place, with the command that gives it to them."""
 
 from __future__ import annotations
 

@@ -5,9 +5,9 @@
         ...
     assert not ordered.wrong
 
-Each thread has a stream of its own that computes, as each worker's process has. What another stream wrote may be used behind
-an event that was waited for, and so may memory be written that another stream used. Memory that another stream than the
-thread's own has allocated has to be told of where it is used (`record_stream`), or the allocator gives it away too early.
+Each thread has a stream of its own that computes, as each worker's process has. Data that another stream wrote may be used
+behind an event that was waited for, and so may memory be written that another stream used. Memory that another stream than
+the thread's own has allocated has to be told of where it is used (`record_stream`), or the allocator gives it away too early.
 Memory of the device is what another stream has made, and what is computed from that: of host memory nothing is asked. A wait
 of the thread for the device orders nothing here, though it would on a card.
 """
@@ -42,7 +42,7 @@ class Stream:
 
 @dataclass
 class Memory:
-    """What is known of a storage, which is kept, so that no address comes again."""
+    """A storage and the streams that used it. The storage is kept, so that no address comes again."""
 
     storage: torch.UntypedStorage
     home: Stream  # it was allocated there

@@ -16,7 +16,8 @@ FIELDS = ("arena", "ordblks", "smblks", "hblks", "hblkhd", "usmblks", "fsmblks",
 
 
 class _Mallinfo2(ctypes.Structure):
-    """What glibc tells of its heap. arena: bytes taken from the kernel, but for the blocks mapped one by one (hblkhd)."""
+    """The figures of glibc about its heap. arena: bytes taken from the kernel, but for the blocks mapped one by one
+    (hblkhd)."""
 
     _fields_ = tuple((name, ctypes.c_size_t) for name in FIELDS)
 

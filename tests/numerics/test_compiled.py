@@ -1,4 +1,4 @@
-"""What the compiler may not do, and where it keeps its work."""
+"""The limits of the compiler, and the folders in which it keeps its work."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_loops_are_made_though_a_user_debugs_his_own(monkeypatch: pytest.MonkeyP
 
 @pytest.fixture
 def folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Path]:
-    """Where machine code is kept in a test; to be asked for after `construction`."""
+    """The folders in which machine code is kept in a test; to be asked for after `construction`."""
     found = [tmp_path / "first", tmp_path / "second"]
     monkeypatch.setattr(compiled, "_folders", lambda: iter(found))
     return found

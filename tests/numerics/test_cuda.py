@@ -1,4 +1,4 @@
-"""What is particular to CUDA, as far as it can be tried without a GPU: refusals, switches, what is recorded."""
+"""The particulars of CUDA, as far as they can be tried without a GPU: refusals, switches, what is recorded."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a compute thread sets, and what is recorded of it (rule B3)."""
+"""The settings of a compute thread, and what is recorded of them (rule B3)."""
 
 from __future__ import annotations
 

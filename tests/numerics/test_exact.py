@@ -51,7 +51,7 @@ def contributions(draw: st.DrawFn) -> list[Shard]:
 
 
 def magnitudes(tensors: Sequence[torch.Tensor | None], weight: float) -> list[int]:
-    """What an accumulator measures of one shard."""
+    """The magnitudes that an accumulator measures of one shard."""
     layout = Layout.of([(str(i), torch.empty(0) if t is None else t) for i, t in enumerate(tensors)])
     accumulator = Accumulator(layout, torch.zeros(layout.size, dtype=torch.float64), exact=True)
     accumulator.add(tensors, weight, Grid.unset(len(tensors), 1))
@@ -393,7 +393,7 @@ def test_the_quotient_is_rounded_once(blocks: int, divisor: float, scale: int, t
 @settings(max_examples=60)
 @given(st.integers(-60, 60), st.integers(0, 2**32 - 1))
 def test_a_fast_quotient_by_a_power_of_two_is_rounded_once_too(exponent: int, seed: int) -> None:
-    """Where it is subnormal as well."""
+    """Subnormal quotients, too."""
     values = numpy.random.default_rng(seed).normal(size=BLOCK).astype(numpy.float32) * numpy.float32(2.0**-80)
     result = torch.empty(BLOCK)
     finish(torch.from_numpy(values), 2.0**exponent, result, 0)
@@ -407,7 +407,7 @@ def test_a_fast_quotient_by_a_power_of_two_is_rounded_once_too(exponent: int, se
 def test_a_worker_that_is_alone_finishes_the_same_sum(
     exact: bool, divisor: float, at_once: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Where not all shards can wait, it is left to `finish`."""
+    """If not all shards can wait, the sum is left to `finish`."""
     sizes = [5000, 3, 0, 4096, 9000, 17]
     layout = Layout.of([(str(i), torch.empty(size)) for i, size in enumerate(sizes)])
     monkeypatch.setattr("orchestrator.numerics.layout._WAITING_BYTES", (8 if at_once else 2) * 4 * layout.size)

@@ -112,8 +112,9 @@ def histories(draw: st.DrawFn) -> list[int]:
 
 @given(histories(), shard_counts)
 def test_a_history_of_steps(history: list[int], shards: int) -> None:
-    """After each commit the grid still fits the step just done, which may be met again by who lags behind; it stays within
-    [needed + HEADROOM, needed + SLACK]; it never moves down by more than one at a commit; and what is absent leaves it."""
+    """After each commit the grid still fits the step just done, which a member that lags behind may meet again. It stays
+    within [needed + HEADROOM, needed + SLACK], and moves down by at most one at a commit. A tensor that is absent leaves
+    it."""
     grid = Grid.unset(1, shards)
     for magnitude in history:
         if grid.misfits([magnitude]):
@@ -166,7 +167,7 @@ def test_a_gradient_that_comes_and_goes_never_repeats_a_step() -> None:
 
 @given(st.lists(st.lists(magnitudes, min_size=3, max_size=3), min_size=1, max_size=8), shard_counts)
 def test_the_maximum_over_shards_may_be_taken_in_parts(per_shard: list[list[int]], shards: int) -> None:
-    """What each worker found for its shards, combined, is what one worker finds for all."""
+    """The maxima that workers found for their shards, combined, are what one worker finds for all."""
     whole = [max(column) for column in zip(*per_shard, strict=True)]
     half = len(per_shard) // 2
     parts = [

@@ -1,4 +1,4 @@
-"""Where tensors lie in the flat buffer: aligned, apart, cut between blocks, and the same after a journey as JSON."""
+"""The places of tensors in the flat buffer: aligned, apart, cut between blocks, and the same after a journey as JSON."""
 
 from __future__ import annotations
 

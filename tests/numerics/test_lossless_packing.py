@@ -51,7 +51,8 @@ def test_any_bits_come_back(dtype: torch.dtype, values: Any) -> None:
 
 @given(arrays(numpy.int64, st.integers(1, 600), elements=integers, fill=integers), st.integers(0, 62), exponents)
 def test_multiples_of_a_power_of_two_come_back(values: Any, shift: int, exponent: int) -> None:
-    """Of every width and at every place: near the ends of the range they are no numbers any more, and come back too."""
+    """Multiples of every width and at every place: near the ends of the range they are no numbers any more, and come back
+    too."""
     with numpy.errstate(over="ignore", under="ignore"):
         check_kept(torch.from_numpy(numpy.ldexp((values >> shift).astype(numpy.float64), exponent)))
     check_kept(torch.from_numpy(values << shift))

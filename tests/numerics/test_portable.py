@@ -26,7 +26,7 @@ from tests.refusals import refused
 
 UNPORTABLE = {"acos", "atan", "cholesky", "grid sample"}  # docs/portable.md says so
 
-# What is mended
+# Operations that are mended
 
 
 @given(st.floats(min_value=2.0**-149, max_value=2.0**127, width=32))

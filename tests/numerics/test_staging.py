@@ -30,7 +30,7 @@ class Rows:
 
 
 class Own:
-    """Of no kind that is followed, and without a method `to`."""
+    """A container of no kind that is followed, and without a method `to`."""
 
     def __init__(self, tensor: torch.Tensor) -> None:
         self.tensor = tensor

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-# Of the forms of its LAMB the one of the paper: the decay within the scaled change, and no larger rate in the first steps.
+# The form of its LAMB that is the paper's: the decay within the scaled change, and no larger rate in the first steps.
 PAPER: dict[str, Any] = {"weight_decouple": False, "adam_debias": True}
 CASES: list[tuple[str, dict[str, Any]]] = [
     ("lars", {"lr": 0.5}),

@@ -158,7 +158,7 @@ def next_to_each_other(values: list[torch.Tensor]) -> list[torch.Tensor]:
 
 @pytest.mark.parametrize("of", ["state", "gradients"])
 def test_what_lies_side_by_side_by_chance_is_not_taken_for_one(of: str) -> None:
-    """What came by a state transfer was allocated tensor by tensor."""
+    """Tensors that came by a state transfer were allocated one by one."""
     values, flat = [torch.randn(36), torch.randn(3)], torch.zeros(51)
     apart = [torch.nn.Parameter(value.clone()) for value in values]
     joined = [torch.nn.Parameter(place) for place in (flat[:36], flat[48:])]

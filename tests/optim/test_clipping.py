@@ -37,7 +37,7 @@ def test_it_is_torchs_clipping_at_the_border(values: list[float], aside: float) 
 
 
 def _by_torch(tensors: Sequence[torch.Tensor | None], limit: float) -> list[torch.Tensor | None]:
-    """What `clip_grad_norm_` makes of copies."""
+    """Copies of the gradients, clipped by `clip_grad_norm_`."""
     parameters = [torch.nn.Parameter(torch.zeros_like(tensor)) for tensor in tensors if tensor is not None]
     for parameter, tensor in zip(parameters, [tensor for tensor in tensors if tensor is not None], strict=True):
         parameter.grad = tensor.clone()

@@ -42,7 +42,7 @@ def _variants() -> Iterator[Any]:
 
 
 def test_none_changes_the_gradients_that_peers_still_read() -> None:
-    """Whatever is not refused leaves them alone."""
+    """All variants that are not refused leave them alone."""
     refused = 0
     for name, options in _variants():
         for decay in (0.0, 0.1):

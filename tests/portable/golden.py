@@ -34,7 +34,7 @@ RUNS: dict[str, Any] = {
 
 
 def environment() -> dict[str, str]:
-    """Of a process that computes portably."""
+    """The environment of a process that computes portably."""
     return {**os.environ, **determinism.ENVIRONMENT, **determinism.PORTABLE}
 
 

@@ -1,4 +1,4 @@
-"""What an audit draws, what it compares, and what it claims: never more than was repeated."""
+"""The draws, the comparisons and the claims of an audit: never more than was repeated."""
 
 from __future__ import annotations
 

@@ -248,7 +248,7 @@ def test_a_setting_that_determines_on_one_side_only() -> None:
 
 
 def test_profiles_that_cannot_be_compared_are_no_difference() -> None:
-    """Of a run that did not finish there is none; an older one looked at as many items as there was time for."""
+    """A run that did not finish has no profile; an older one looked at as many items as there was time for."""
     here = {"length": 100, "sampled": 64, "counted": 100, "classes": {"0": 50}, "fields": {"0": {"mean": 0.5}}}
     there = {**here, "sampled": 7, "fields": {"0": {"mean": 0.25}}}
     one = changed(put("profiles", "train", here))

@@ -1,4 +1,4 @@
-"""What was read, as a value: put together, judged, set again."""
+"""The inputs that were read, as a value: put together, judged, set again."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a record gives back is a valid setting or is asked for by its key; given again, it is what the run had: a law over all
+"""A record gives back a valid setting or asks for it by its key; given again, it is what the run had. The law holds for all
 settings, whatever part of a value has the shape of a credential."""
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What several members report of one run, merged into the lines of its files, and found where it differs."""
+"""Reports of several members about one run, merged into the lines of its files; differences between them are found."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def added(merger: Merger, lines: list[Line]) -> list[Line]:
 
 @st.composite
 def interleavings(draw: st.DrawFn) -> list[list[Line]]:
-    """What comes next, until each of 1 to 4 reporters has sent the whole trace; in order, or each piece at any time."""
+    """Pieces of the trace, until each of 1 to 4 reporters has sent all of it; in order, or each piece at any time."""
     sent = [0] * draw(st.integers(1, 4))
     batches: list[list[Line]] = []
     while waiting := [reporter for reporter, count in enumerate(sent) if count < len(TRACE)]:
@@ -37,7 +37,7 @@ def interleavings(draw: st.DrawFn) -> list[list[Line]]:
 
 @given(interleavings(), st.sets(st.integers(0, 9), min_size=2))
 def test_of_ranges_any_interleaving_gives_their_lines_once(batches: list[list[Line]], borders: set[int]) -> None:
-    """What an audit repeats has gaps; no line behind one waits for what is not computed."""
+    """The steps that an audit repeats have gaps; no line behind one waits for what is not computed."""
     ordered = sorted(borders)
     ranges = list(zip(ordered[::2], ordered[1::2], strict=False))
     computed = [entry for first, end in ranges for entry in TRACE[first:end]]
@@ -68,7 +68,7 @@ WHAT = [(step, what) for step in range(9) for what in TRACE[step] if what != "st
 def test_a_replica_that_parts_is_found(
     batches: list[list[Line]], others: list[list[Line]], place: tuple[int, str]
 ) -> None:
-    """Whoever is wrong and whenever it reports, the second report of the step tells."""
+    """The second report of the step tells, no matter which reporter is wrong and when."""
     step, what = place
     wrong = [[{**entry, what: "other"} if entry["step"] == step else entry for entry in lines] for lines in others]
     for first, second in ((batches, wrong), (wrong, batches)):
@@ -123,10 +123,10 @@ def sprints(draw: st.DrawFn, number: int, steps: int) -> AsyncPhase:
 
 @st.composite
 def lives(draw: st.DrawFn) -> tuple[list[list[AsyncPhase]], list[Sent]]:
-    """What each generation of a run came to, and what each member sent in its life.
+    """The rests that each generation of a run came to, and the reports that each member sent in its life.
 
-    A generation goes on from some rest of the one before, or of a checkpoint; whoever died may have been farther. Somebody may
-    report the rest from which it goes on once more. Who joins takes over the reports that are not acknowledged.
+    A generation goes on from some rest of the one before, or of a checkpoint; whoever died may have been farther. Somebody
+    may report the rest from which it goes on once more. A member that joins takes over the reports that are not acknowledged.
     """
     chain: list[AsyncPhase] = []
     made: list[list[AsyncPhase]] = []

@@ -1,4 +1,4 @@
-"""What was done before the first step, and when."""
+"""The phases before the first step, and their times."""
 
 from __future__ import annotations
 

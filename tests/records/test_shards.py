@@ -1,4 +1,4 @@
-"""Who computed how many shards, from what members report of their time, and in words."""
+"""The numbers of shards that members computed, from their reports of their time, and in words."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where time goes: windows added up, as shares, as columns of a picture and as a timeline."""
+"""Members' time: windows added up, as shares, as columns of a picture and as a timeline."""
 
 from __future__ import annotations
 

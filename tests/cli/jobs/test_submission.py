@@ -1,4 +1,4 @@
-"""What others are asked to run: the same command everywhere, in the form that each of them takes."""
+"""The command that others are asked to run: the same everywhere, in the form that each of them takes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who asks a server goes on alone where it does not answer."""
+"""A client goes on alone if the server does not answer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where servers listen: where nobody else may enter, one of a kind, and not after their end."""
+"""The places at which servers listen: where nobody else may enter, one of a kind, and not after their end."""
 
 from __future__ import annotations
 

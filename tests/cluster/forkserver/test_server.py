@@ -159,7 +159,7 @@ def test_what_is_forked_is_as_who_asks(light: Light, tmp_path: Path, monkeypatch
 
 @pytest.mark.parametrize("hears", [True, False])
 def test_what_nobody_waits_for_any_more_never_begins(light: Light, hears: bool) -> None:
-    """Who has asked may have begun by itself, for it has waited for too long, or have been killed."""
+    """The asking process may have begun by itself, for it has waited for too long, or have been killed."""
     with light.connected() as connection, light.place.parent.joinpath("any").open("w") as nothing:
         descriptors = [nothing.fileno()] * 3 + [folder := os.open(".", os.O_RDONLY)]
         client.send(connection, light.telling("begun"), descriptors)

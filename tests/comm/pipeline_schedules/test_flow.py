@@ -1,4 +1,4 @@
-"""What the orders of the table buy and cost: the bubble, and how many shards are in flight; where their messages lie."""
+"""The price of the orders of the table: the bubble, how many shards are in flight, and where their messages lie."""
 
 from __future__ import annotations
 

@@ -57,7 +57,8 @@ def peer_to_peer(workers: int) -> Rounds:
 
 
 def hierarchical(nodes: Sequence[Sequence[int]], between: str) -> Rounds:
-    """Of one group of chunks after the other: up to its root, the last node to be reached, and back."""
+    """The rounds of a hierarchy, one group of chunks after the other: up to its root, the last node to be reached, and
+    back."""
     largest, number = max(map(len, nodes)), len(nodes)
     rounds: list[list[Move]] = [[] for _ in range(4 * number)]
 
@@ -108,7 +109,7 @@ def test_each_member_does_what_the_table_of_all_moves_says(name: str, workers: i
         assert schedule.links() == whole.links()
         for rank in range(schedule.members):
             assert Counter(schedule.moves_of(rank)) == Counter(whole.moves_of(rank))
-            # What leaves a node is sent first and awaited last, which a list of rounds cannot say.
+            # A message between nodes is sent first and awaited last, which a list of rounds cannot say.
             for only in (None, [0], range(0, schedule.chunks, 2)) if name != "hierarchical" else ():
                 assert program(schedule, rank, only) == program(whole, rank, only)
 

@@ -85,7 +85,7 @@ def test_who_needs_a_payload_gets_it_once_and_nobody_else_but_on_the_way(case: C
 
 
 def _acting(programs: Sequence[Sequence[Action]], kind: type[Copy] | type[Send], payload: int) -> set[int]:
-    """Who copies, or sends, this payload."""
+    """The ranks that copy, or send, this payload."""
     mine = ((rank, action) for rank, actions in enumerate(programs) for action in actions)
     return {rank for rank, action in mine if isinstance(action, kind) and action.chunk == payload}
 

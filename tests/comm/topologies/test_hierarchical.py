@@ -1,4 +1,4 @@
-"""What travels between nodes: a hierarchy sends what a node has once, a ring of ranks by node crosses each wire once.
+"""The traffic between nodes: a hierarchy sends what a node has once, a ring of ranks by node crosses each wire once.
 
 Not here: the laws that it shares with all topologies; in them it is one of the table.
 """

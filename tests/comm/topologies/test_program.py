@@ -1,4 +1,4 @@
-"""What the members do is what the schedule says, in whatever order they get to run.
+"""The members do what the schedule says, in whatever order they get to run.
 
 The programs run over FIFO channels, one action of one member at a time, the member drawn anew each time. Values are
 those of `matrix`: how often each worker's contribution is contained.

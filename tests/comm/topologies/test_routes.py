@@ -19,7 +19,7 @@ schedules = st.builds(
 
 
 def delivered(schedule: Schedule, routes: Routes, origin: int, part: int) -> list[int]:
-    """Who gets the slice, in order; a member that gets it twice stands there twice."""
+    """The members that get the slice, in order; one that gets it twice stands there twice."""
     got, waiting = [], [origin]
     while waiting:
         member = waiting.pop(0)

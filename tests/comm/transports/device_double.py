@@ -69,7 +69,7 @@ def regions(packer: Packer | None = None) -> DeviceRegions:
 
 
 class Damaged(DeviceRegions):
-    """What a peer has written arrives otherwise."""
+    """Data that a peer has written arrives changed."""
 
     def trusts(self, memory: Sequence[Mapped]) -> bool:
         seen = memory[0].tensor(torch.int64, 0, 8)

@@ -1,10 +1,10 @@
 """Members as threads of one process: the transport of tests, benchmarks, and whole runs inside one process.
 
-It keeps the promises of the real one that a schedule could break: a payload in a region is passed by reference, so a
-member that overwrites it too early spoils what its peer reads; anything else is copied; a message that was sent
-outlives its sender; and the death of any member ends everybody's wait. `Hub.kill` scripts a death.
+It keeps the promises of the real one that a schedule could break. A payload in a region is passed by reference, so a member
+that overwrites it too early spoils what its peer reads. Any other payload is copied. A message that was sent outlives its
+sender. The death of any member ends everybody's wait. `Hub.kill` scripts a death.
 
-What it does not do: protect a region from a peer that writes there, or notice a thread that ended without `close`.
+It does not protect a region from a peer that writes there, and does not notice a thread that ended without `close`.
 """
 
 from __future__ import annotations

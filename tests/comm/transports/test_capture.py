@@ -1,4 +1,4 @@
-"""What somebody sees who has all packets between two hosts, with `transport.tls` and without."""
+"""The view of somebody who has all packets between two hosts, with `transport.tls` and without."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def add_up(file: Path, secret: bytes, credentials: Credentials | None) -> list[s
 
 
 def asked(member: subprocess.Popen[str], line: str) -> str:
-    """What it answers to this line."""
+    """The member's answer to this line."""
     tell(member, line)
     assert member.stdout is not None
     return member.stdout.readline()

@@ -1,4 +1,4 @@
-"""What `base.Transport` promises, over every transport there is."""
+"""The promises of `base.Transport`, over every transport there is."""
 
 from __future__ import annotations
 

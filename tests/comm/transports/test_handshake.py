@@ -42,7 +42,7 @@ def result_of(protocol: Generator[Step, bytes, Offer], message: bytes) -> Offer:
 
 
 def shake(dialer: Identity, acceptor: Identity, wire: Wire = untouched) -> tuple[Offer, Offer]:
-    """What (dialer, acceptor) were told."""
+    """The offers that (dialer, acceptor) were told."""
     calling = dial(dialer, 1, Offer(DEVICE, (10, 20)))
     hello = next(calling)
     answering = accept(acceptor, heard(wire("hello", hello.send)), Offer(HOST, (30,)))

@@ -1,4 +1,4 @@
-"""What a poll takes out of the queues, as laws."""
+"""Laws of what a poll takes out of the queues."""
 
 from __future__ import annotations
 

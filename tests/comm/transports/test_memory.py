@@ -1,4 +1,4 @@
-"""What only the transport between threads can do: script a death."""
+"""The transport between threads alone can script a death."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is true of sockets only: who may connect, which generation, what is left behind."""
+"""Properties of sockets only: who may connect, which generation, what is left behind."""
 
 from __future__ import annotations
 

@@ -147,7 +147,7 @@ def test_a_certificate_that_does_not_count_now_is_refused_with_the_reason(case: 
 
 
 def test_a_certificate_that_the_run_has_signed_is_not_the_runs() -> None:
-    """Who has the run's key could make one; the chain of trust lets it pass."""
+    """Somebody who has the run's key could make one; the chain of trust lets it pass."""
     signed = signed_by(CREDENTIALS)
     one, other = pair()
     acceptor = Tls(signed)

@@ -105,7 +105,7 @@ def _a_file_is_bytes(folder: Path) -> None:
 
 
 def _only_where_it_is_asked_for(folder: Path, reader: str, expected: Any) -> None:
-    """What can execute code is read where whoever indexes and the pipeline say so, and nowhere else."""
+    """Files that can execute code are read only if both the index and the pipeline say `unsafe`."""
     for ask in (lambda: index(str(folder), None, {}), lambda: Files(folder)):
         try:
             ask()

@@ -24,7 +24,7 @@ NEEDED: dict[str, dict[str, Any]] = {"dirichlet": {"least": 0}, "pathological": 
 
 
 def population(labels: list[int], shards: int, seed: int = 3) -> Population:
-    """Of samples with these labels, whatever their name; weights are the labels."""
+    """A population of samples with these labels, whatever their name; weights are the labels."""
 
     def of(_: str) -> Whole:
         return numpy.unique(numpy.array(labels), return_inverse=True)[1].astype(numpy.int64)

@@ -1,4 +1,5 @@
-"""Where members stand: everyone once, nobody on top of another, from 1 member to 64, whatever the topology."""
+"""The places of members in the picture: everyone once, nobody on top of another, from 1 member to 64, whatever the
+topology."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What of a trace and a journal is shown, and that many points become few without hiding an extreme."""
+"""The series that are shown of a trace and a journal; many points become few without hiding an extreme."""
 
 from __future__ import annotations
 

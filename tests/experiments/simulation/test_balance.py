@@ -1,4 +1,4 @@
-"""What claims and deals by speed bring, in virtual time: the figures of the design, and what holds for all speeds."""
+"""The gain of claims and of deals by speed, in virtual time: the figures of the design, and what holds for all speeds."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ NAMES = list(TOPOLOGIES)
 
 
 def as_measured(layout: Layout, conditions: Conditions, fixed_s: float = 0.0) -> Measured:
-    """What members would report under these conditions, of whose update so much is done while computing."""
+    """The reports of members under these conditions. fixed_s: seconds of the update that are spent while computing."""
     schedule = build_schedule(layout.topology, layout.workers)
     crowded = 0 < conditions.cores < layout.workers
     exchange = messages_of(schedule) * conditions.network.message_s / layout.workers + conditions.vote_s * (

@@ -116,5 +116,5 @@ def test_steps_of_different_length_are_played_one_after_the_other() -> None:
 
 @pytest.mark.parametrize("workers", [1, 2, 3, 8])
 def test_messages_are_those_of_the_programs(workers: int) -> None:
-    """Of a ring a vote is one chunk that goes all the way and back, and the sum is as many chunks as members."""
+    """In a ring a vote is one chunk that goes all the way and back, and the sum is as many chunks as members."""
     assert messages_of(build_schedule("ring", workers)) == 2 * 2 * (workers - 1) * (1 + workers)

@@ -1,7 +1,7 @@
 """One contract for all ways to sum on a device: the bits of `numerics.exact`, for the same contributions.
 
 The kernels' source runs here as a C++ compiler builds it for a processor, and is looked at as NVRTC compiles it for cards
-(`test_compiling.py`). What only a card can show stands in `benchmarks.gpu`.
+(`test_compiling.py`). Properties that only a card can show are tested in `benchmarks.gpu`.
 """
 
 from __future__ import annotations

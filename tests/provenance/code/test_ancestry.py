@@ -17,7 +17,7 @@ LINES = "".join(f"{number}\n" for number in range(20))
 
 @pytest.fixture
 def clone(tmp_path: Path) -> Path:
-    """Of a repository with one commit, whose first side has gone on."""
+    """A clone of a repository with one commit."""
     origin = create(tmp_path / "origin", {"near.py": LINES, "far.py": LINES, "same.py": "1\n", "mine.py": "1\n"})
     git(tmp_path, "clone", "--quiet", str(origin), str(tmp_path / "clone"))
     return tmp_path / "clone"

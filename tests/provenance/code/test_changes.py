@@ -1,4 +1,4 @@
-"""What differs between two snapshots, from two files alone."""
+"""The differences between two snapshots, from two files alone."""
 
 from __future__ import annotations
 

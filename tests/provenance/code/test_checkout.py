@@ -119,7 +119,7 @@ def stopping_after(calls: int, monkeypatch: pytest.MonkeyPatch, run: Callable[..
 def test_a_kill_at_any_moment_can_be_repaired_by_the_next_start(
     repository: Path, bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What a kill leaves is the folder beside the target, as far as it was."""
+    """A kill leaves the folder beside the target, as far as it was."""
     run, target = our_git.run, tmp_path / "code"
     remove = shutil.rmtree
     for calls in range(20):
@@ -153,7 +153,7 @@ def test_a_disposable_tree_goes_with_its_use(repository: Path, bundle: Path, tmp
 
 
 def test_what_a_tool_wrote_into_a_tree_is_undone(bundle: Path, tmp_path: Path) -> None:
-    """What git ignores may stay: no snapshot holds it."""
+    """Files that git ignores may stay: no snapshot holds them."""
     restored = checkout.restore(bundle, tmp_path / "again")
     before = on_disk(restored.root)
     write(restored.root, {"a.egg-info/SOURCES.txt": "x", "build/lib/a.py": "x", "a.py": "changed"})

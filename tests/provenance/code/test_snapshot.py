@@ -37,7 +37,7 @@ def repository(tmp_path: Path) -> Path:
 
 
 def back(taken: Snapshot, folder: Path) -> Content:
-    """What comes out of the bundle, in a folder of its own."""
+    """The files that come out of the bundle, in a folder of their own."""
     place = Path(tempfile.mkdtemp(dir=folder))
     snapshot.bundle(taken, place / "code.bundle")
     restored = restore(place / "code.bundle", place / "code")

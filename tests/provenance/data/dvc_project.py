@@ -58,7 +58,7 @@ def make(folder: Path, remote: Path) -> None:
 
 
 def work_tree(project: Path, target: Path) -> Path:
-    """What git would check out: everything but the data and DVC's cache."""
+    """The files that git would check out: everything but the data and DVC's cache."""
     shutil.copytree(
         project, target, symlinks=True, ignore=shutil.ignore_patterns(".git", "cache", "tmp", "imgs", "made")
     )

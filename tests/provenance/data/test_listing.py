@@ -1,4 +1,4 @@
-"""What a `.dvc` file stands for, as files that are read where they lie."""
+"""The data that a `.dvc` file stands for, as files that are read where they lie."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""What DVC's remote lacks is said with the command that pushes it, and a remote that does not answer holds nobody up."""
+"""Data that DVC's remote lacks are named with the command that pushes them, and a remote that does not answer holds nobody
+up."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ def project(tmp_path: Path) -> Path:
 
 
 def test_hashes_and_records_are_those_of_dvc(tracked: Path) -> None:
-    """Of a folder, a file, the output of a stage elsewhere, parts of a folder, and a folder above."""
+    """For a folder, a file, the output of a stage elsewhere, parts of a folder, and a folder above."""
     paths = ["data/imgs", "raw.csv", "made/numbers.txt", "data/imgs/deep", "data/imgs/b.txt", "data"]
     found = {item.path: item for item in capture(tracked, paths)}
     for path in paths[:5]:

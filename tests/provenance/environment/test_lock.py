@@ -1,4 +1,4 @@
-"""What an environment is rebuilt from follows from its record, and what cannot be rebuilt is refused by name."""
+"""The sources of a rebuilt environment follow from its record, and what cannot be rebuilt is refused by name."""
 
 from __future__ import annotations
 

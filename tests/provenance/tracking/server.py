@@ -70,7 +70,7 @@ class Server:
         return self.get("/health") is not None
 
     def get(self, path: str) -> bytes | None:
-        """What it answers; None where it does not."""
+        """The server's answer; None if there is none."""
         if self._before:
             command = [*self._before, "curl", "--silent", "--fail", "--max-time", "2", f"{self.uri}{path}"]
             asked = subprocess.run(command, check=False, capture_output=True)

@@ -47,7 +47,7 @@ def asked(client: Client, name: str) -> list[str]:
 
 
 def history(folder: Path, *, direct: bool, monkeypatch: pytest.MonkeyPatch) -> dict[str, list[Any]]:
-    """Of two runs in a store, told as launches tell it: all rows that they have left, without what is chance."""
+    """The history of two runs in a store, told as launches tell it: all rows that they have left, without what is chance."""
     folder.mkdir()
     with monkeypatch.context() as patched:
         if not direct:

@@ -1,4 +1,5 @@
-"""What MLflow has not got is in a file, from which another process sends it: whole, once, however often it is tried."""
+"""Data that MLflow has not got are in a file, from which another process sends them: whole, once, however often it is
+tried."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a tracker keeps when its store fails: everything, in order, until it can be sent."""
+"""A tracker keeps everything when its store fails, in order, until it can be sent."""
 
 from __future__ import annotations
 
