@@ -23,7 +23,7 @@ ROOT = Path(__file__).resolve().parents[1]
 FROM_ROOT = {"index.md": "README.md", "contributing.md": "CONTRIBUTING.md", "changelog.md": "CHANGELOG.md"}
 MERMAID = "assets/mermaid.js"
 MERMAID_SHA256 = "74d7c46dabca328c2294733910a8aa1ed0c37451776e8d5295da38a2b758fb9b"
-LINK = re.compile(r"(?<!!)\[([^\]]*)\]\(([\w./-]+)(#[\w.-]+)?\)")
+LINK = re.compile(r"(!?\[[^\]]*\])\(([\w./-]+)(#[\w.-]+)?\)")  # or a picture
 FILE = re.compile(r"^```(\w+) ([\w./-]+)$", re.MULTILINE)  # of a block of code that is a file: its name
 
 log = get_plugin_logger("docs/hooks.py")
@@ -49,7 +49,7 @@ def on_page_markdown(markdown: str, page: Page, files: Files, **_: Any) -> str:
     def led(link: re.Match[str]) -> str:
         text, path, anchor = link.group(1), posixpath.normpath(posixpath.join(here, link.group(2))), link.group(3) or ""
         if path in pages:
-            return f"[{text}]({posixpath.relpath(pages[path], posixpath.dirname(source) or '.')}{anchor})"
+            return f"{text}({posixpath.relpath(pages[path], posixpath.dirname(source) or '.')}{anchor})"
         if not (ROOT / path).exists():
             log.warning(f"{source} links to {path}, which does not exist")
         return f"`{path}`"
