@@ -57,7 +57,7 @@ class Project:
         inherited = {
             name: value
             for name, value in os.environ.items()
-            if not name.startswith(("RAY_", "GIT_", "MLFLOW_", "PYTEST_"))
+            if not name.startswith(("RAY_", "GIT_", "MLFLOW_", "PYTEST_", "MAKE", "MFLAGS"))
         }
         # The code beside these tests is tested, also if another checkout is the one that is installed.
         ours = {"PYTHONPATH": str(REPOSITORY), MARK: self.mark, "TMPDIR": self.temporary}
