@@ -6,7 +6,6 @@ import pytest
 
 from tests.comm.transports.worlds import WORLDS, World
 
-
 # Mixtures of what the other worlds have each by itself.
 MIXED = (
     *("tls, regions", "tcp, devices and host memory", "unix, a device and host memory"),
