@@ -16,6 +16,8 @@ from orchestrator.errors import ConfigurationError, PipelineRaised
 from orchestrator.pipeline import defines, find, naming
 from orchestrator.worker.member.heartbeat import CalledOff
 
+pytestmark = pytest.mark.slow
+
 Write = Callable[[str], str]
 
 WHOLE = """

@@ -51,6 +51,8 @@ OPENINGS = {"Who", "Whom", "Whose", "Whoever", "Whichever", "Whatever", "Of", "W
 _BETWEEN = re.compile(r"(?<=[.!?])[\"')`*]*\s+(?=[A-Z`\"'(*\[])|(?<=[.;])\s+(?=\w+(?:, \w+)*: )")
 _ITEM = re.compile(r"\s*([-*]|\d+\.|\||>>>) ?")
 _TABLE = re.compile(r"\S {3,}\S")
+# An opening, or two lines with a comment each: one holds no 40 words.
+_SUSPECT = re.compile(rf"#[^\n]*\b(?:{'|'.join(sorted(OPENINGS))})\b|#[^\n]*\n[^\n#]*#")
 _DIRECTIVE = re.compile(r"#:? *(noqa|type:|pragma|mypy:|ruff:|fmt:|!)")
 
 
@@ -104,7 +106,9 @@ def _docstrings(read: Source) -> Iterator[tuple[int, str]]:
 
 
 def _comments(text: str) -> Iterator[tuple[int, str]]:
-    """Each comment, lines of one that run on joined."""
+    """Each comment, lines of one that run on joined. Files without a comment that could be at fault are not read by tokens."""
+    if not _SUSPECT.search(text):
+        return
     tokens = tokenize.generate_tokens(io.StringIO(text).readline)
     found = [token for token in tokens if token.type == tokenize.COMMENT and not _DIRECTIVE.match(token.string)]
     for _, lines in groupby(enumerate(found), lambda each: (each[1].start[0] - each[0], each[1].start[1])):

@@ -40,6 +40,8 @@ from tests.products import thinned
 from tests.provenance.code.repositories import create, git
 from tests.refusals import refused
 
+pytestmark = pytest.mark.slow
+
 OF_MLFLOW = pytest.mark.filterwarnings(
     "ignore:The ..noload.. loader strategy is deprecated"
 )  # its own use of SQLAlchemy

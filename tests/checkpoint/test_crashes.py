@@ -15,6 +15,8 @@ from orchestrator.checkpoint.storage import LocalFolder, Storage
 from orchestrator.errors import CheckpointDamaged
 from tests.checkpoint.stores import Dead, Failing, InMemory, events, example, same
 
+pytestmark = pytest.mark.slow
+
 CHECKPOINTS = ((10, 2), (20, 2), (30, 3))  # step, parts
 
 

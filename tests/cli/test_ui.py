@@ -78,6 +78,7 @@ def test_a_port_that_is_taken_and_a_project_without_runs_are_said(tmp_path: Path
             ui(tmp_path, port)
 
 
+@pytest.mark.long
 def test_an_experiment_of_an_older_version_gets_its_kind_and_another_kind_stays(tmp_path: Path) -> None:
     store = Store(None, tmp_path)
     older = store.client.create_experiment("older")

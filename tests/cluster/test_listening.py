@@ -14,6 +14,8 @@ from orchestrator.cluster.sessions import listening, local
 from orchestrator.cluster.sessions.local import LocalRay
 from tests.refusals import refused
 
+pytestmark = pytest.mark.slow
+
 LISTENER = """
 import socket, sys
 server = socket.socket(socket.AF_INET6 if ":" in sys.argv[1] else socket.AF_INET)

@@ -12,6 +12,8 @@ import pytest
 from orchestrator.cluster.placement import node_tree
 from orchestrator.cluster.placement.node_tree import capture, differences, foreign, listing, outside, pack
 
+pytestmark = pytest.mark.slow
+
 INPUTS = ["data/numbers"]
 
 

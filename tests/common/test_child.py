@@ -18,6 +18,8 @@ from hypothesis import strategies as st
 
 from orchestrator.common.child import Messages, Started
 
+pytestmark = pytest.mark.slow
+
 ECHO = """
 from orchestrator.common.child import parent
 messages = parent()

@@ -13,6 +13,8 @@ from torch.nn import functional
 
 from orchestrator.common.nondeterministic import OPERATIONS, Operation, raised
 
+pytestmark = pytest.mark.slow
+
 # As torch names them where it raises, in its own tests of that.
 NAMES = {
     "cross-entropy over images": ["nll_loss2d_forward_out_cuda_template"],

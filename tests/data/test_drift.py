@@ -16,6 +16,8 @@ from orchestrator.data import drift
 from orchestrator.data.profile import profile
 from orchestrator.data.sketch import POINTS
 
+pytestmark = pytest.mark.slow
+
 
 def table(seed: int, shift: float = 0.0, rows: int = 400) -> TensorDataset:
     """Three columns, of which the second is shifted, and labels that follow the first."""

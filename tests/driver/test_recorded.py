@@ -17,6 +17,8 @@ from orchestrator.optim.privacy import secret
 from orchestrator.provenance.tracking import Past
 from tests.refusals import refused
 
+pytestmark = pytest.mark.slow
+
 PAST = Past("0123abcd", "a run", "default", "FINISHED", 0, 3, {}, "4a4d")
 RUN = {
     "run": {"steps": 3},

@@ -412,7 +412,7 @@ def test_what_the_dead_were_doing_is_told_though_nothing_of_theirs_was_heard(tmp
     assert why[0] == "its process (pid 101) ended in the compute phase of step 1, shard 5"
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_two_thousand_losses_leave_next_to_nothing_behind(tmp_path: Path) -> None:
     """Worker 0 lives; whoever is started beside it dies, and before every tenth death a step is done."""
     waits = {member: {**PULSE, "activity": "exchange", "shard": None} for member in range(2001)}

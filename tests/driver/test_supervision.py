@@ -18,6 +18,8 @@ from orchestrator.driver.supervision import supervised, supervisor, taken_over
 from orchestrator.driver.terminal.signals import PendingSignal
 from tests.refusals import refused
 
+pytestmark = pytest.mark.slow
+
 PATIENCE_S = 30
 CONF = {"run": {"steps": 1}, "pipeline": {"target": "a:B"}}
 

@@ -14,6 +14,8 @@ from orchestrator.numerics.copy_stream import CopyStream
 from orchestrator.numerics.staging import Copying
 from tests.numerics.ordered_streams import Ordered, Stream, order_streams
 
+pytestmark = pytest.mark.slow
+
 HERE = torch.device("cpu")
 
 

@@ -135,6 +135,7 @@ def test_no_bit_differs_and_each_micro_batch_but_the_first_is_on_its_way(seen: S
     assert len(set(seen.used)) == 5 * 4 - empty - first
 
 
+@pytest.mark.long
 def test_so_it_is_where_loaders_have_read_only_now_and_then(seen: Seen, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Loaders, "story", itertools.cycle([False, True, True, False, True]))
     plain = train(p.Mlp, **SETTINGS)

@@ -34,6 +34,8 @@ from tests.worker import pipelines as p
 from tests.worker.elastic import elastic_settings
 from tests.worker.runs import PATIENCE_S, Layout, generation_of
 
+pytestmark = pytest.mark.slow
+
 SAVED = 2  # after so many steps, and every so many
 
 

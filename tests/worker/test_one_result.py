@@ -23,6 +23,8 @@ from tests.products import thinned
 from tests.worker import pipelines as p
 from tests.worker.runs import LAYOUTS, LONELY, ONE, Layout, Run, rotating, train
 
+pytestmark = pytest.mark.slow
+
 
 @dataclass(frozen=True)
 class Case:

@@ -18,6 +18,8 @@ from orchestrator.numerics.streams import seeded
 from tests.worker import pipelines as p
 from tests.worker.runs import SGD, Layout, train
 
+pytestmark = pytest.mark.slow
+
 SEED, BATCH = 7, 10
 
 

@@ -26,6 +26,8 @@ from tests.portable.answering import MODELS, bits, inputs_of, picked
 from tests.products import thinned
 from tests.refusals import refused
 
+pytestmark = pytest.mark.slow
+
 
 class Plain(Pipeline):
     def __init__(self, width: int = 3) -> None:

@@ -24,6 +24,8 @@ from tests.worker.retracing import Retracer
 from tests.worker.runs import Layout, members_end, train
 from tests.worker.test_on_device import trained
 
+pytestmark = pytest.mark.slow
+
 Batch = tuple[torch.Tensor, ...]
 
 

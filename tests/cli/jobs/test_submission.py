@@ -20,6 +20,8 @@ from orchestrator.cli.jobs.templates.entry import Submission, check_id, own_addr
 from orchestrator.cluster import ray_jobs as jobs
 from tests.refusals import refused
 
+pytestmark = pytest.mark.slow
+
 CRD = json.loads(Path(__file__).with_name("rayjob_crd.json").read_text())
 JOB = Submission("digits-1", "digits", ("run.name=it's", "cluster.workers=4"), "/shared/my project", 5, 1.0, 0.0)
 

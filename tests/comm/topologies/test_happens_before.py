@@ -21,6 +21,8 @@ from orchestrator.comm.topologies.happens_before import Access, Layout, Race, ra
 from orchestrator.comm.topologies.schedule import Region
 from tests.comm.topologies.cases import NAMES, Case, cases, variants
 
+pytestmark = pytest.mark.slow
+
 
 def two_results(region: Region, chunk: int, step: int) -> Hashable:
     """Three regions, and two copies of the results, by the parity of the step."""

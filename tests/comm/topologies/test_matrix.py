@@ -16,6 +16,8 @@ from orchestrator.comm.topologies.schedule import require_positive
 from tests.comm.topologies.cases import NAMES, variants
 from tests.refusals import refused
 
+pytestmark = pytest.mark.slow
+
 
 def one_chunk(*rounds: tuple[Move, ...], workers: int = 2, servers: int = 0, owner: int = 0) -> Schedule:
     return listed("by hand", workers, servers, (owner,), rounds)

@@ -18,6 +18,8 @@ from tests.comm.transports.device_double import HostDriver, damaged, refused, re
 from tests.comm.transports.worlds import PATIENCE_S, SECRET, TAG, together
 from tests.numerics.device import host
 
+pytestmark = pytest.mark.slow
+
 
 def pair(
     first: SharableRegions,

@@ -139,7 +139,7 @@ def test_a_refusal_of_the_kernel_is_a_memory_error_and_leaves_no_descriptor() ->
     assert len(os.listdir("/proc/self/fd")) == fds  # noqa: PTH208
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_tensor_may_outlive_the_interpreter() -> None:
     code = """
 import torch

@@ -27,6 +27,8 @@ from orchestrator.comm.transports.sockets import Listener, connect
 from orchestrator.comm.transports.tls import Credentials, Tls, TlsSocket, make_credentials
 from tests.comm.transports.worlds import CREDENTIALS, PATIENCE_S, SECRET, TAG, together
 
+pytestmark = pytest.mark.slow
+
 NOW = datetime.now(UTC)
 EXPIRED = make_credentials(NOW - timedelta(days=9), NOW - timedelta(days=8))
 EARLY = make_credentials(NOW + timedelta(days=8), NOW + timedelta(days=9))

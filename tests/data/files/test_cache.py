@@ -23,6 +23,8 @@ from orchestrator.data.files.manifest import File
 from orchestrator.errors import StopsWaiting
 from tests.refusals import refused
 
+pytestmark = pytest.mark.slow
+
 
 def _content(name: str, size: int) -> bytes:
     return (name.encode() * size)[:size]

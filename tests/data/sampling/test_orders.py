@@ -18,6 +18,8 @@ from orchestrator.data.sampling.orders import ORDERS, permuted, place_of, proble
 from tests.products import fewer
 from tests.refusals import refused
 
+pytestmark = pytest.mark.slow
+
 SEEDS = st.integers(0, 2**63 - 1)
 BATCHES = st.one_of(
     st.integers(1, 40).map(Steps.constant),

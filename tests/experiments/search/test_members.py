@@ -16,6 +16,8 @@ from orchestrator.experiments.search.sweeps import load_sweep
 from tests.projects import REPOSITORY
 from tests.refusals import refused
 
+pytestmark = pytest.mark.slow
+
 RUNS: dict[str, Any] = {
     "run": {"steps": 6, "seed": 4},
     "pipeline": {"target": "pipelines.digits:Digits"},

@@ -19,6 +19,8 @@ from orchestrator.experiments.search.outlook import Course, Ended, Outlook, Tria
 from orchestrator.experiments.search.space import Choice, Point, Range, Space
 from tests.refusals import refused
 
+pytestmark = pytest.mark.slow
+
 SPACE: Space = {
     "optimizer.lr": Range(1e-4, 1e-1, log=True),
     "pipeline.args.hidden": Choice((32, 64, 128)),

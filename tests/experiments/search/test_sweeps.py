@@ -18,6 +18,8 @@ from orchestrator.experiments.search.sweeps import OWN, RUNGS, SECTIONS, load_sw
 from tests.projects import REPOSITORY
 from tests.refusals import refused
 
+pytestmark = pytest.mark.slow
+
 RUNS: dict[str, Any] = {
     "run": {"steps": 60, "name": "s"},
     "pipeline": {"target": "pipelines.digits:Digits"},

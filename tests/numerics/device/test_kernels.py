@@ -32,6 +32,8 @@ from orchestrator.numerics.layout import BLOCK, Layout
 from orchestrator.numerics.lossless_packing import PackedVector, most_bytes, pack
 from tests.numerics.device import host
 
+pytestmark = pytest.mark.slow
+
 IMPLEMENTATIONS: dict[str, Callable[[], Kernels]] = {
     "operations of torch": Operations,
     "kernels, 1 thread": lambda: host.kernels(1, 1),

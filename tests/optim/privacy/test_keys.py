@@ -17,6 +17,8 @@ from orchestrator.optim.privacy.keys import Keys
 from orchestrator.optim.privacy.secret import Secret, place, read, read_or_create
 from tests.refusals import refused
 
+pytestmark = pytest.mark.slow
+
 KEYS = Keys(bytes(range(32)))
 
 

@@ -12,6 +12,8 @@ from orchestrator.provenance.code.pushed import unpushed
 from orchestrator.provenance.code.worktree import examine
 from tests.provenance.code.repositories import commit, create, git, take, write
 
+pytestmark = pytest.mark.slow
+
 LINES = "".join(f"{number}\n" for number in range(20))
 
 

@@ -13,6 +13,8 @@ from orchestrator.provenance.code.worktree import examine
 from tests.provenance.code.repositories import create, take, write
 from tests.refusals import refused
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def repository(tmp_path: Path) -> Path:

@@ -16,6 +16,8 @@ from orchestrator.provenance.code import git as our_git
 from tests.provenance.code.repositories import create, git, on_disk, take, untouchable, write
 from tests.refusals import refused
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def repository(tmp_path: Path) -> Path:

@@ -17,6 +17,8 @@ from orchestrator.provenance.code.worktree import examine
 from orchestrator.provenance.environment import packages
 from tests.provenance.code.repositories import commit, create, git, write
 
+pytestmark = pytest.mark.slow
+
 LAID_OUT = {"lone": "lone.py", "whole": "whole/__init__.py", "whole.part": "whole/part.py", "by_hand": "by_hand.py"}
 
 

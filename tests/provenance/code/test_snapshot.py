@@ -18,6 +18,8 @@ from orchestrator.provenance.code.snapshot import Snapshot
 from orchestrator.provenance.code.worktree import Unrecorded, examine
 from tests.provenance.code.repositories import Content, commit, create, git, on_disk, take, tree_id, untouchable, write
 
+pytestmark = pytest.mark.slow
+
 RUN = "0123abc"
 
 

@@ -13,7 +13,8 @@ from orchestrator.provenance.data import dvc_files
 from orchestrator.provenance.data.remote_state import unpushed
 from tests.provenance.data.dvc_project import capture, listing
 
-pytestmark = pytest.mark.filterwarnings("ignore:_NoneStep.value will soon raise")  # DVC's own use of a library
+# DVC's own use of a library
+pytestmark = [pytest.mark.filterwarnings("ignore:_NoneStep.value will soon raise"), pytest.mark.slow]
 
 PATHS = ["data/imgs", "raw.csv"]
 

@@ -15,7 +15,8 @@ from tests.provenance.code.repositories import tree_id
 from tests.provenance.data.dvc_project import capture, git, listing, work_tree
 from tests.refusals import refused
 
-pytestmark = pytest.mark.filterwarnings("ignore:_NoneStep.value will soon raise")  # DVC's own use of a library
+# DVC's own use of a library
+pytestmark = [pytest.mark.filterwarnings("ignore:_NoneStep.value will soon raise"), pytest.mark.slow]
 
 PATHS = ["data/imgs", "raw.csv", "made/numbers.txt"]
 

@@ -17,7 +17,8 @@ from tests.provenance.code.repositories import create, git
 from tests.provenance.data.dvc_project import capture
 from tests.refusals import refused
 
-pytestmark = pytest.mark.filterwarnings("ignore:_NoneStep.value will soon raise")  # DVC's own use of a library
+# DVC's own use of a library
+pytestmark = [pytest.mark.filterwarnings("ignore:_NoneStep.value will soon raise"), pytest.mark.slow]
 REPOSITORY = Path(__file__).resolve().parents[3]
 
 

@@ -17,6 +17,8 @@ from hypothesis import strategies as st
 from orchestrator.numerics import cuda
 from orchestrator.provenance.environment import node, packages
 
+pytestmark = pytest.mark.slow
+
 REPOSITORY = Path(__file__).resolve().parents[3]
 
 

@@ -35,6 +35,8 @@ from orchestrator.worker.model.pipeline_adapter import PipelineAdapter
 from tests.refusals import refused
 from tests.worker import pipelines as p
 
+pytestmark = pytest.mark.slow
+
 TARGET = "tests.worker.pipelines:Mlp"
 ARGS = {"rows": 22, "held_out": 41}
 BLUEPRINT = Blueprint(TARGET, ARGS, (3, 4, 5), "mean", {}, "logits", -1)
