@@ -136,7 +136,9 @@ def lost(told: Told) -> list[dict[str, Any]]:
     return [event for event in told.journal if event["event"] == "worker_lost"]
 
 
-@pytest.mark.parametrize(("says", "code"), thinned([(ASSERTION, "gpu.assertion"), (ECC, "gpu.ecc")], 2))
+@pytest.mark.parametrize(
+    ("says", "code"), [(ASSERTION, "gpu.assertion"), pytest.param(ECC, "gpu.ecc", marks=pytest.mark.long)]
+)
 def test_what_a_card_failed_of_once_is_computed_elsewhere_to_the_same_bits(
     says: str, code: str, tmp_path: Path
 ) -> None:
@@ -151,7 +153,10 @@ def test_what_a_card_failed_of_once_is_computed_elsewhere_to_the_same_bits(
     assert recovered == 0
 
 
-@pytest.mark.parametrize(("cards", "least"), thinned([("abc", 2), ("ab", 1), ("aab", 1)], 3, 1))
+@pytest.mark.parametrize(
+    ("cards", "least"),
+    [("ab", 1), *(pytest.param(*each, marks=pytest.mark.long) for each in [("abc", 2), ("aab", 1)])],
+)
 def test_a_card_that_fails_before_the_first_step_costs_no_bit(cards: str, least: int, tmp_path: Path) -> None:
     """Another one takes its place; or the run begins with fewer workers."""
     settings = settings_for(pipelines.Mlp, Layout(2), **PLAIN)
