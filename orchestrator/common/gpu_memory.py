@@ -46,7 +46,7 @@ def taken(segments: Sequence[Any] | None = None) -> Taken:
 
     gpu: Any = torch.cuda
     free, total = gpu.mem_get_info()
-    segments = gpu.memory_snapshot() if segments is None else segments
+    segments = _segments() if segments is None else segments
     private = [each for each in segments if tuple(each.get("segment_pool_id", _DEFAULT_POOL)) != _DEFAULT_POOL]
     blocks = (block for segment in segments for block in segment["blocks"])
     unused = (int(block["size"]) for block in blocks if block["state"] == "inactive")

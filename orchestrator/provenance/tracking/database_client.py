@@ -29,7 +29,7 @@ from urllib.parse import unquote, urlsplit
 import yaml
 
 from orchestrator.common.tested_versions import MLFLOW, MLFLOW_TABLES
-from orchestrator.provenance.tracking import names
+from orchestrator.provenance.tracking import empty, names
 from orchestrator.provenance.tracking.client import Client, Dataset, Metric, ModelOfRun, Param, RunTag
 
 _PATIENCE_S = 20.0  # with other writers, as MLflow's own
@@ -136,17 +136,12 @@ class DatabaseClient(Client):
         _check([], [], [RunTag(*each) for each in labels.items()])
         _folder((artifact_location or "",))
         with self._writing() as connection:
-            now = _now_ms()
-            made = connection.execute(
-                "insert into experiments (name, artifact_location, lifecycle_stage, creation_time, last_update_time, "
-                "workspace) values (?, ?, 'active', ?, ?, 'default')",
-                (name, artifact_location, now, now),
-            )
+            number = empty.put_experiment(connection, name, str(artifact_location))
             connection.executemany(
                 "insert into experiment_tags (experiment_id, key, value) values (?, ?, ?)",
-                [(made.lastrowid, key, value) for key, value in labels.items()],
+                [(number, key, value) for key, value in labels.items()],
             )
-        return str(made.lastrowid)
+        return str(number)
 
     @_usual
     def rename_experiment(self, experiment_id: str, new_name: str) -> None:

@@ -35,13 +35,19 @@ def place(database: Path, artifacts: str) -> bool:
 
 def _begin(database: Path, artifacts: str) -> None:
     """The experiment that MLflow makes in each new store. Raises sqlite3.Error."""
-    now = int(time.time() * 1000)
     with closing(sqlite3.connect(database)) as connection, connection:
-        connection.execute(
-            "insert into experiments (experiment_id, name, artifact_location, lifecycle_stage, creation_time, "
-            "last_update_time, workspace) values (0, 'Default', ?, 'active', ?, ?, 'default')",
-            (f"{artifacts}/0", now, now),
-        )
+        put_experiment(connection, "Default", f"{artifacts}/0", 0)
+
+
+def put_experiment(connection: sqlite3.Connection, name: str, artifacts: str, number: int | None = None) -> int:
+    """Add an experiment, as MLflow does, by this number or the next one; returns its number. Raises sqlite3.Error."""
+    now = int(time.time() * 1000)
+    made = connection.execute(
+        "insert into experiments (experiment_id, name, artifact_location, lifecycle_stage, creation_time, "
+        "last_update_time, workspace) values (?, ?, ?, 'active', ?, ?, 'default')",
+        (number, name, artifacts, now, now),
+    )
+    return int(made.lastrowid or 0)
 
 
 def keep(database: Path) -> None:

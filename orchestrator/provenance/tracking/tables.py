@@ -9,13 +9,15 @@ from __future__ import annotations
 import math
 import sqlite3
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from orchestrator.common.tested_versions import MLFLOW_TABLES
+
+_Found = TypeVar("_Found")
 
 
 @dataclass(frozen=True)
@@ -35,14 +37,7 @@ class RunRow:
 
 def runs(database: Path, tag: str, value: str | None = None) -> list[RunRow] | None:
     """Those that have this tag, with this value if one is given, newest first; None where they are to be asked of MLflow."""
-    try:
-        with closing(sqlite3.connect(f"{database.absolute().as_uri()}?mode=ro", uri=True, timeout=30)) as connection:
-            if not MLFLOW_TABLES.are_in(connection):
-                return None
-            connection.execute("begin")  # all of them as of one moment
-            return _rows(connection, tag, value)
-    except sqlite3.Error:  # MLflow says what is wrong
-        return None
+    return _read(database, lambda connection: _rows(connection, tag, value))
 
 
 def running(database: Path, experiment_id: str, tag: str, value: str) -> dict[str, dict[str, str]] | None:
@@ -70,16 +65,26 @@ def finished(database: Path, experiment_id: str, started_ms: int, target: str, m
 
 def _asked(database: Path, query: str, arguments: tuple[object, ...]) -> dict[str, dict[str, str]] | None:
     """By run, in the order of the query, its tags; None as above."""
-    found: dict[str, dict[str, str]] = {}
+
+    def tags(connection: sqlite3.Connection) -> dict[str, dict[str, str]]:
+        found: dict[str, dict[str, str]] = {}
+        for run_id, key, value in connection.execute(query, arguments):
+            found.setdefault(run_id, {})[key] = value
+        return found
+
+    return _read(database, tags)
+
+
+def _read(database: Path, read: Callable[[sqlite3.Connection], _Found]) -> _Found | None:
+    """The findings of `read`, all as of one moment; None as above."""
     try:
         with closing(sqlite3.connect(f"{database.absolute().as_uri()}?mode=ro", uri=True, timeout=30)) as connection:
             if not MLFLOW_TABLES.are_in(connection):
                 return None
-            for run_id, key, value in connection.execute(query, arguments):
-                found.setdefault(run_id, {})[key] = value
+            connection.execute("begin")
+            return read(connection)
     except sqlite3.Error:  # MLflow says what is wrong
         return None
-    return found
 
 
 def _rows(connection: sqlite3.Connection, tag: str, value: str | None) -> list[RunRow]:

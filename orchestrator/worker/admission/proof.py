@@ -13,7 +13,7 @@ import functools
 import hashlib
 import struct
 import sys
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 import torch
 
@@ -27,7 +27,7 @@ from orchestrator.worker.admission import state_detection, varying_operation
 from orchestrator.worker.admission.varying_operation import Difference
 from orchestrator.worker.between_steps import evaluation
 from orchestrator.worker.model.pipeline_adapter import PipelineAdapter
-from orchestrator.worker.model.replica import Replica
+from orchestrator.worker.model.replica import Replica, parameters_of, whole_gradients
 
 Loss = Callable[[int, int], tuple[float, float] | None]
 
@@ -174,7 +174,7 @@ def fingerprint_sparing(
     """Like `fingerprint`, with another value: a digest of the digests of all tensors. Each gradient is freed as soon as it is
     whole, since a worker that is to host a stage does not have the memory for all. loss: as `PipelineAdapter.loss`, which is
     the default; kept: the parameters whose gradients `loss` needs."""
-    parameters = dict(zip((slot.name for slot in replica.layout.slots), replica.parameters, strict=False))
+    parameters = parameters_of(replica)
     compute = lambda: (loss or workload.loss)(0, shard)  # noqa: E731
     taken, tensors = _spared(replica, compute, {name: parameters[name] for name in parameters.keys() - set(kept)})
     if taken.twice:
@@ -193,7 +193,8 @@ def _spared(
     replica: Replica, compute: Callable[[], object], parameters: dict[str, torch.nn.Parameter]
 ) -> tuple[_Taken, list[torch.Tensor | None] | None]:
     """The digests of these parameters' gradients, which are freed, and `_contributed` of the rest."""
-    with _taking(parameters) as taken:
+    taken = _Taken()
+    with whole_gradients(parameters, taken.take):
         return taken, _contributed(replica, compute)
 
 
@@ -204,28 +205,11 @@ class _Taken:
         self.digests: dict[str, str] = {}
         self.twice = False
 
-    def take(self, name: str) -> Callable[[torch.Tensor], None]:
-        def hook(parameter: torch.Tensor) -> None:
-            self.twice = self.twice or name in self.digests
-            if parameter.grad is not None and parameter.grad.layout == torch.strided:
-                self.digests[name] = digest_of(parameter.grad)
-                parameter.grad = None
-
-        return hook
-
-
-@contextlib.contextmanager
-def _taking(parameters: dict[str, torch.nn.Parameter]) -> Iterator[_Taken]:
-    taken = _Taken()
-    handles = [
-        each.register_post_accumulate_grad_hook(taken.take(name))  # type: ignore[no-untyped-call]
-        for name, each in parameters.items()
-    ]
-    try:
-        yield taken
-    finally:
-        for handle in handles:
-            handle.remove()
+    def take(self, name: str, parameter: torch.Tensor) -> None:
+        self.twice = self.twice or name in self.digests
+        if parameter.grad is not None and parameter.grad.layout == torch.strided:
+            self.digests[name] = digest_of(parameter.grad)
+            parameter.grad = None
 
 
 def _contributed(replica: Replica, compute: Callable[[], object]) -> list[torch.Tensor | None] | None:

@@ -13,7 +13,7 @@ from __future__ import annotations
 import re
 import sys
 import traceback
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
@@ -25,8 +25,8 @@ from torch.utils._pytree import tree_leaves
 from orchestrator.common import nondeterministic
 from orchestrator.numerics import determinism
 from orchestrator.worker.model.pipeline_adapter import PipelineAdapter
-from orchestrator.worker.model.refused_operation import frames_of, innermost, nodes_of
-from orchestrator.worker.model.replica import Replica
+from orchestrator.worker.model.refused_operation import frames_of, innermost, nodes_of, noting_lines
+from orchestrator.worker.model.replica import Replica, parameters_of, whole_gradients
 
 _AGAIN: Final = 4  # times; atomic operations are not out of order each time
 _PIECE: Final = 2**22  # elements that are fingerprinted together
@@ -115,8 +115,9 @@ def _watched(workload: PipelineAdapter, replica: Replica, shard: int, *, watches
     replica.begin_shard()
     repetition, places = _Repetition(), _Places(workload.model)
     watching = _Watching(repetition.operations, places) if watches else nullcontext()
-    parameters = dict(zip((slot.name for slot in replica.layout.slots), replica.parameters, strict=False))
-    with workload.call(0, shard) as call, _arrivals(parameters, repetition.tensors), places.known(), watching:
+    parameters = parameters_of(replica)
+    arriving = whole_gradients(parameters, _taking(repetition.tensors))
+    with workload.call(0, shard) as call, arriving, places.known(), watching:
         judged = workload.judge(call.make(), call)
         if judged is not None:
             places.of_graph(judged[0])
@@ -125,26 +126,14 @@ def _watched(workload: PipelineAdapter, replica: Replica, shard: int, *, watches
     return repetition
 
 
-@contextmanager
-def _arrivals(parameters: Mapping[str, torch.nn.Parameter], into: dict[str, int]) -> Iterator[None]:
-    """Fill in the gradients in the order in which the backward pass has them."""
+def _taking(into: dict[str, int]) -> Callable[[str, torch.Tensor], None]:
+    """For `whole_gradients`: fingerprints, in the order in which the backward pass has the gradients."""
 
-    def taking(name: str) -> Callable[[torch.Tensor], None]:
-        def take(parameter: torch.Tensor) -> None:
-            if parameter.grad is not None:
-                into[f"the gradient of {name}"] = fingerprint(parameter.grad)
+    def take(name: str, parameter: torch.Tensor) -> None:
+        if parameter.grad is not None:
+            into[f"the gradient of {name}"] = fingerprint(parameter.grad)
 
-        return take
-
-    handles = [
-        parameter.register_post_accumulate_grad_hook(taking(name))  # type: ignore[no-untyped-call]
-        for name, parameter in parameters.items()
-    ]
-    try:
-        yield
-    finally:
-        for handle in handles:
-            handle.remove()
+    return take
 
 
 class _Places:
@@ -160,8 +149,6 @@ class _Places:
 
     @contextmanager
     def known(self) -> Iterator[None]:
-        before, check_nan = torch.is_anomaly_enabled(), torch.is_anomaly_check_nan_enabled()
-        torch.autograd.set_detect_anomaly(True, check_nan=False)  # so each node says its line
         for name, module in self._model.named_modules():
             called = f"layer {name} ({type(module).__name__})" if name else f"the model ({type(module).__name__})"
             self._handles += [
@@ -169,9 +156,9 @@ class _Places:
                 module.register_forward_hook(self._leaving(called), always_call=True),
             ]
         try:
-            yield
+            with noting_lines():
+                yield
         finally:
-            torch.autograd.set_detect_anomaly(before, check_nan)
             for handle in self._handles:
                 handle.remove()
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator
+from contextlib import contextmanager
 from traceback import FrameSummary
 from typing import Any
 
@@ -28,21 +29,29 @@ def name_line(error: RuntimeError, loss: Callable[[], Any]) -> None:
 
 
 def _frames(operation: nondeterministic.Operation, loss: Callable[[], Any]) -> list[str]:
-    before, check_nan = torch.is_anomaly_enabled(), torch.is_anomaly_check_nan_enabled()
-    torch.autograd.set_detect_anomaly(True, check_nan=False)
     try:
-        returned = loss()
+        with noting_lines():
+            returned = loss()
     except Exception:  # the first error is the one to tell
         return []
-    finally:
-        torch.autograd.set_detect_anomaly(before, check_nan)
     root = returned if isinstance(returned, torch.Tensor) else returned[0]
     node = next((node for node in nodes_of(root) if type(node).__name__.startswith(operation.nodes)), None)
     return [] if node is None else frames_of(node)
 
 
+@contextmanager
+def noting_lines() -> Iterator[None]:
+    """Within this, autograd notes for each node of a graph the lines in which it is made."""
+    before, check_nan = torch.is_anomaly_enabled(), torch.is_anomaly_check_nan_enabled()
+    torch.autograd.set_detect_anomaly(True, check_nan=False)
+    try:
+        yield
+    finally:
+        torch.autograd.set_detect_anomaly(before, check_nan)
+
+
 def frames_of(node: Any) -> list[str]:
-    """The lines of the user's in which a node of a graph was made that autograd was noting this for."""
+    """The lines of the user's in which a node of a graph was made, as `noting_lines` has them noted."""
     found = [_FRAME.match(each) for each in reversed(node.metadata.get("traceback_", []))]
     return innermost(FrameSummary(m[1], int(m[2]), m[3], line=m[4] or "") for m in found if m is not None)
 

@@ -14,8 +14,9 @@ Each shard starts from the step's buffers, so what a shard computes does not dep
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from functools import partial
 from typing import Any
 
 import torch
@@ -294,6 +295,27 @@ def _holdings(module: torch.nn.Module) -> dict[str, Mapping[str, Any]]:
     if isinstance(module, torch.jit.ScriptModule):
         return {"buffer": module._buffers}
     return {"buffer": module._buffers, "parameter": module._parameters, "module": module._modules}
+
+
+def parameters_of(replica: Replica) -> dict[str, torch.nn.Parameter]:
+    """The trained parameters by the names of their tensors."""
+    return dict(zip((slot.name for slot in replica.layout.slots), replica.parameters, strict=False))
+
+
+@contextmanager
+def whole_gradients(
+    parameters: Mapping[str, torch.nn.Parameter], take: Callable[[str, torch.Tensor], None]
+) -> Iterator[None]:
+    """Within this, `take` gets each parameter with its name as soon as a backward pass has its gradient."""
+    handles = [
+        each.register_post_accumulate_grad_hook(partial(take, name))  # type: ignore[no-untyped-call]
+        for name, each in parameters.items()
+    ]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
 
 
 def _in_memory(tensor: torch.Tensor) -> torch.Tensor:
