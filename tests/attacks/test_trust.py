@@ -88,7 +88,6 @@ def test_a_crate_asks_and_nothing_of_it_is_executed(here: Path, tmp_path: Path) 
     assert f"pipeline: {TARGET}" in said.message
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("section", thinned([*TABLES, "optimizer", "tracking"], 4))
 def test_variants_that_settings_name_are_told_and_not_imported(here: Path, tmp_path: Path, section: str) -> None:
     said = asked(crate_of(tmp_path, settings=naming_code(section)), here).message
@@ -156,7 +155,6 @@ class Shared:
         return past
 
 
-@pytest.mark.slow
 @OF_MLFLOW
 def test_what_others_launched_in_a_shared_store_asks_whatever_the_verb(here: Path) -> None:
     shared = Shared(here)
@@ -185,7 +183,6 @@ def test_what_others_launched_in_a_shared_store_asks_whatever_the_verb(here: Pat
 ELSEWHERE = "http://host.invalid/theirs"
 
 
-@pytest.mark.slow
 @OF_MLFLOW
 def test_places_that_the_run_of_another_names_are_named_and_not_opened(here: Path, tmp_path: Path) -> None:
     shared = Shared(here)
@@ -226,7 +223,6 @@ def test_places_that_the_run_of_another_names_are_named_and_not_opened(here: Pat
     assert not to.exists()
 
 
-@pytest.mark.slow
 @OF_MLFLOW
 def test_a_record_that_names_no_place_is_exported_whoever_made_it(here: Path, tmp_path: Path) -> None:
     past = Shared(here).launched("FINISHED")
@@ -246,7 +242,6 @@ def naming_code(*sections: str) -> dict[str, Any]:
     return settings
 
 
-@pytest.mark.slow
 @OF_MLFLOW
 def test_what_only_looks_at_a_record_imports_nothing_of_it(here: Path, tmp_path: Path) -> None:
     """For each key that can name code, also in a run of one's own: `here` sees whether it was imported."""
@@ -265,7 +260,6 @@ def test_what_only_looks_at_a_record_imports_nothing_of_it(here: Path, tmp_path:
         begin.pinned(load([SETTINGS], [f"begin={first}"]), here)
 
 
-@pytest.mark.slow
 @OF_MLFLOW
 def test_ones_own_is_known_also_where_no_variable_says_who_one_is(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """cron sets no USER; a run that was launched from the terminal is one's own there, too."""
@@ -322,7 +316,6 @@ def sent_with_code(
     return crate_of(tmp_path, bundle=bundle.read_bytes(), code=code, data={"inputs": inputs})
 
 
-@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of what DVC reads its configuration with
 def test_stages_of_dvc_are_told_and_its_configuration_leads_nowhere(here: Path, tmp_path: Path) -> None:
     name = sent_with_code(here, tmp_path)
@@ -335,7 +328,6 @@ def test_stages_of_dvc_are_told_and_its_configuration_leads_nowhere(here: Path, 
     assert all(started.startswith("['git',") for started in seen.started), seen.started
 
 
-@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 @pytest.mark.parametrize(
     ("link", "leads_to"),
@@ -349,7 +341,6 @@ def test_a_link_that_leads_out_of_the_code_is_refused_before_it_is_read(
         rerun.rerun(name, [], None, rerun.Wanted(preparing=True))
 
 
-@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 @pytest.mark.parametrize("place", ["/dev/zero", "../../../../mine.yaml", "huge.yaml"])
 def test_what_dvc_is_told_to_read_elsewhere_is_not_read_before_trust(here: Path, tmp_path: Path, place: str) -> None:
@@ -362,7 +353,6 @@ def test_what_dvc_is_told_to_read_elsewhere_is_not_read_before_trust(here: Path,
     assert "a-secret-of-mine" not in str(error.value)
 
 
-@pytest.mark.slow
 @OF_MLFLOW
 def test_code_that_was_exchanged_in_a_record_is_not_executed(here: Path, tmp_path: Path) -> None:
     """Also of one that is trusted: another snapshot than the one that was recorded."""

@@ -73,7 +73,6 @@ def test_after_any_failure_a_whole_checkpoint_is_found(how: str, keep: int) -> N
             assert same(load(storage, found), example(found.step)), (how, after)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("how", ["raises", "dead", "dead_after"])
 def test_after_any_failure_the_next_run_goes_on_and_cleans_up(how: str) -> None:
     """Leftovers of the crash are gone two checkpoints later, if they count as abandoned by then, and nothing else is."""

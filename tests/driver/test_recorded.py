@@ -48,7 +48,6 @@ def test_the_execution_may_change(recorded: Recorded) -> None:
     assert (settings.cluster.workers.most, settings.topology.options) == (3, {"servers": 2})
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("override", ["topology=tree", "topology.name=tree", "topology={name: tree, arity: 3}"])
 def test_another_topology_leaves_the_options_of_the_recorded_one_behind(recorded: Recorded, override: str) -> None:
     settings = recorded.settings(["cluster.workers=3", override])
@@ -80,7 +79,6 @@ PRIVATE: dict[str, Any] = {
 }
 
 
-@pytest.mark.slow
 def test_a_record_without_the_path_of_its_secret_asks_for_it_and_takes_it(recorded: Recorded, tmp_path: Path) -> None:
     """Earlier versions wrote '***' in its place, at which everything that read the record ended."""
     path = tmp_path / "keys" / "secret"
@@ -124,7 +122,6 @@ def test_everything_that_is_missing_for_a_rerun_is_named(recorded: Recorded) -> 
         recorded.require()
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("rubbish", ["", "{", "[]", '{"other": 1}', "\udcff"])
 @pytest.mark.parametrize("name", ["data.json", "environment.json", "trace.jsonl"])
 def test_a_damaged_record_is_named_and_nothing_is_run(recorded: Recorded, name: str, rubbish: str) -> None:

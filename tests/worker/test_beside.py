@@ -123,7 +123,6 @@ def assert_ended_like(scene: Scene, other: Scene) -> None:
     assert scene.digest() == other.digest()
 
 
-@pytest.mark.slow
 def test_the_update_waits_until_the_state_is_copied(monkeypatch: pytest.MonkeyPatch, undisturbed: Scene) -> None:
     """Meanwhile the step is computed, which changes statistics and counters."""
     scene = Scene(Visited)
@@ -154,7 +153,6 @@ def test_the_update_waits_until_the_state_is_copied(monkeypatch: pytest.MonkeyPa
     assert stalls[0] >= 0.1  # it has looked at least once in vain
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("privacy", [None, {"clipping_norm": 1.0}])
 def test_local_steps_wait_until_the_state_is_copied(
     monkeypatch: pytest.MonkeyPatch, privacy: dict[str, Any] | None

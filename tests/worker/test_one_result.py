@@ -113,7 +113,6 @@ def test_every_case_on_every_layout(case: Case) -> None:
         _assert_same(train(case.pipeline, layout, **case.settings), reference)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("case", thinned(CASES, len(CASES), 3), ids=str)
 def test_computing_beside_host_memory_changes_no_bit(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
     """As on a GPU; the device is the CPU all the same."""
@@ -122,7 +121,6 @@ def test_computing_beside_host_memory_changes_no_bit(case: Case, monkeypatch: py
     _assert_same(train(case.pipeline, Layout(2), **case.settings), direct)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("layout", thinned([*LAYOUTS, *LONELY], 12, 5), ids=str)
 def test_one_model_on_all_layouts(layout: Layout, wide: Run) -> None:
     _assert_same(train(p.Wide, layout, steps=2), wide)
@@ -155,7 +153,6 @@ def test_another_seed_is_another_run() -> None:
     assert all(one != other for one, other in zip(runs[0].trace, runs[1].trace, strict=True))
 
 
-@pytest.mark.slow
 def test_digests_of_single_tensors_come_when_they_are_due() -> None:
     run = train(p.Batchnorm, tensors_every=2)
     assert [line["step"] for line in run.trace if "tensors" in line] == [1, 3]
@@ -167,7 +164,6 @@ def test_digests_of_single_tensors_come_when_they_are_due() -> None:
     ]
 
 
-@pytest.mark.slow
 def test_how_often_is_evaluated_changes_nothing() -> None:
     seldom, often = (train(p.Batchnorm, evaluate_every=every) for every in (None, Every(steps=1)))
     assert len(seldom.metrics) == 1
@@ -176,7 +172,6 @@ def test_how_often_is_evaluated_changes_nothing() -> None:
     assert often.metrics[-1] == seldom.metrics[-1]
 
 
-@pytest.mark.slow
 def test_evaluation_leaves_frozen_layers_frozen() -> None:
     """Modes are part of what evaluation may not change."""
     quiet, disturbed = (train(p.FrozenBatchnorm, evaluate_every=every) for every in (None, Every(steps=1)))
@@ -214,7 +209,6 @@ def test_losses_over_zero_weights_are_left_out_of_the_mean() -> None:
     assert math.isfinite(run.metrics[0]["validation/loss"])
 
 
-@pytest.mark.slow
 def test_frozen_statistics_keep_their_bits() -> None:
     run = train(p.FrozenBatchnorm, Layout(2))
     with seeded(7, "model"):
@@ -227,7 +221,6 @@ def test_frozen_statistics_keep_their_bits() -> None:
 # --- rule A8: statistics
 
 
-@pytest.mark.slow
 def test_statistics_that_some_shards_leave_alone_are_still_a_mean_over_all() -> None:
     """One of V shards changes the statistics: the others count with the value they started from."""
     run = train(p.RareStatistics, steps=1, shards=4, batch_size=4, args={"rows": 4})
@@ -237,7 +230,6 @@ def test_statistics_that_some_shards_leave_alone_are_still_a_mean_over_all() -> 
         assert other.parameters["norm.running_mean"].tolist() == pytest.approx([0.1 * 8 / 5], rel=1e-6)
 
 
-@pytest.mark.slow
 def test_statistics_of_a_shard_without_weight_do_not_count() -> None:
     for layout in (ONE, Layout(4, "tree")):
         run = train(p.WeightlessStatistics, layout, steps=2, shards=4, batch_size=4, args={"rows": 4})
@@ -261,7 +253,6 @@ def test_evaluation_gives_every_module_its_mode_back() -> None:
 JUMPS: dict[str, Any] = {"shards": 8, "batch_size": 8, "epochs": 3, "args": {"rows": 32, "held_out": None}, "clip": 1.0}
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     "layout",
     thinned([Layout(3, "tree"), Layout(2), Layout(5, "parameter_server"), Layout(8), Layout(7, "peer_to_peer")], 5),
@@ -272,7 +263,6 @@ def test_a_gradient_that_jumps_gives_the_same_run(layout: Layout) -> None:
     _assert_same(train(p.Jump, layout, **JUMPS), train(p.Jump, **JUMPS))
 
 
-@pytest.mark.slow
 def test_a_kept_gradient_is_not_computed_again() -> None:
     """12 steps of 8 shards; the first is repeated by all, each jump up or down only by workers with several shards. Before them
     each worker computes three micro-batches to prove itself."""
@@ -299,7 +289,6 @@ def test_adam_does_not_move_a_parameter_that_no_shard_uses() -> None:
 FAST: dict[str, Any] = {"reduction": "fast", "shards": 6, "batch_size": 12, "steps": 3}
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     "layout",
     thinned([ONE, Layout(3), Layout(3, "tree"), Layout(3, "peer_to_peer"), Layout(3, "parameter_server")], 5, 3),
@@ -309,14 +298,12 @@ def test_fast_is_repeatable_for_one_layout(layout: Layout) -> None:
     _assert_same(train(p.Wide, layout, **FAST), train(p.Wide, layout, **FAST))
 
 
-@pytest.mark.slow
 def test_fast_differs_between_layouts() -> None:
     """Were it not so, exact sums would be for nothing, and the tests above would prove nothing."""
     digests = {train(p.Wide, Layout(workers), **FAST).digest for workers in (1, 2, 3)}
     assert len(digests) > 1
 
 
-@pytest.mark.slow
 def test_fast_stays_close_to_exact() -> None:
     exact = train(p.Wide, **{**FAST, "reduction": "exact"})
     for layout in (ONE, Layout(3), Layout(4, "tree")):

@@ -48,7 +48,6 @@ class Loop:
         return self.model.named_parameters()
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("optimizer", [SGD, {"name": "adamw", "lr": 0.01}], ids=lambda o: str(o["name"]))
 @pytest.mark.parametrize(
     "pipeline", [p.Mlp, p.Lstm, p.Attention, p.Batchnorm, p.CumulativeBatchnorm, p.Augmented, p.Annealed]

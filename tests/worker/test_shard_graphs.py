@@ -83,7 +83,6 @@ CASES: list[tuple[type[Pipeline], dict[str, Any]]] = [
 ]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("number", thinned(range(len(CASES)), 4, 3), ids=lambda number: CASES[number][0].__name__)
 def test_a_recording_gives_the_bits_of_eager_passes(
     retracer: Retracer, monkeypatch: pytest.MonkeyPatch, number: int
@@ -97,7 +96,6 @@ def test_a_recording_gives_the_bits_of_eager_passes(
     assert (recorded.trace, recorded.digest) == (eager.trace, eager.digest)
 
 
-@pytest.mark.slow
 def test_so_are_updates_of_replicas_that_run_free(retracer: Retracer, monkeypatch: pytest.MonkeyPatch) -> None:
     settings: dict[str, Any] = {"steps": 6, "shards": 2, "sync": {"name": "ssp", "staleness": 1, "rest_every": 3}}
     recorded = train(p.Batchnorm, **settings)

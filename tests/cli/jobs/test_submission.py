@@ -161,7 +161,6 @@ def test_what_cannot_be_submitted_is_said(tmp_path: Path, monkeypatch: pytest.Mo
         submit.where("x", None)
 
 
-@pytest.mark.slow
 def test_a_head_whose_agent_does_not_come_is_told_with_the_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
     class Agentless:
         def __init__(self, url: str) -> None:

@@ -51,7 +51,6 @@ def test_no_access_of_a_peer_races_with_a_write(name: str, layout: Layout) -> No
         assert races(plan, layout) == []
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("workers", [16, 33, pytest.param(64, marks=pytest.mark.long)])
 def test_no_race_with_many_workers(name: str, workers: int) -> None:
@@ -64,7 +63,6 @@ def test_no_race_when_some_chunks_are_empty(case: Case) -> None:
     assert races(case.schedule, separate, case.only) == []
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("workers", range(2, 9))
 def test_reducing_in_place_races_on_every_topology(name: str, workers: int) -> None:

@@ -484,7 +484,6 @@ def test_one_look_brings_all_that_has_come(make: Make) -> None:
     assert [received.note for _, _, received in receiver.poll([TAG.phase], 0.0)] == list(range(50))
 
 
-@pytest.mark.slow
 def test_a_peer_whose_host_answers_no_call_is_lost_long_before_the_deadline(make: Make) -> None:
     """A call that the kernel of its host drops, as one on a wire that is cut: here its queue of callers is full."""
     members = make("tcp", 1)

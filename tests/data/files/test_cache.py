@@ -239,7 +239,6 @@ def _fetch_and_hang(folder: Path, begun: Any) -> None:
     Cache(folder, 90).hold(_file("a", 60), Slow())
 
 
-@pytest.mark.slow
 def test_room_that_a_killed_process_took_is_free_again(tmp_path: Path) -> None:
     context = multiprocessing.get_context("spawn")
     begun = context.Event()

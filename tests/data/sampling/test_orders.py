@@ -48,7 +48,6 @@ def test_blocks_visit_each_sample_once_in_an_epoch(over: Epochs, files: int, sam
     assert sorted(itertools.chain(*found)) == list(range(over.samples))
 
 
-@pytest.mark.slow
 @fewer(3)
 @given(epochs(), st.integers(1, 6), st.randoms(use_true_random=False))
 def test_any_micro_batch_is_found_without_those_before(over: Epochs, files: int, random: Any) -> None:
@@ -74,7 +73,6 @@ def test_runs_of_shards_are_what_they_have_in_an_epoch(over: Epochs, epoch: int)
         assert [last - first for _, first, last in rows] == [last - first for _, first, last in whole]
 
 
-@pytest.mark.slow
 @fewer(3)
 @given(st.lists(st.integers(1, 30), min_size=16, max_size=40), st.integers(1, 4), SEEDS)
 def test_a_shard_reads_a_share_of_the_files_and_a_block_at_a_time(lengths: list[int], size: int, seed: int) -> None:
@@ -131,7 +129,6 @@ def test_whole_epochs_stay_as_they_are(name: str, lengths: tuple[int, ...] | Non
     assert digest.hexdigest() == DIGESTS[name, lengths]
 
 
-@pytest.mark.slow
 def test_epochs_differ_and_neighbours_are_parted() -> None:
     over = Epochs(3, 4000, Steps.constant(40), 4, [100] * 40)
     order = ORDERS["blocks"](over, files=8)
@@ -160,7 +157,6 @@ def test_memory_does_not_grow_with_the_samples() -> None:
         assert peak < most
 
 
-@pytest.mark.slow
 @fewer(3)
 @given(st.integers(1, 400), BATCHES, st.integers(1, 9), st.integers(1, 6), st.integers(1, 40), SEEDS)
 def test_samples_taken_for_files_are_ordered_as_files_of_that_length(

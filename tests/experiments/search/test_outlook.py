@@ -79,7 +79,6 @@ def test_slots_and_order_change_nothing(name: str, slots: int, order: int, batch
     assert complete(course, slots, order) == complete(course, 1, 0)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", ["tpe", "nsga2"])
 @examples(max_examples=3, deadline=None)
 @given(slots=st.integers(2, 9), order=st.integers(0, 99))
@@ -88,7 +87,6 @@ def test_slots_and_order_change_nothing_of_optunas(name: str, slots: int, order:
     assert complete(course, slots, order) == complete(course, 1, 0)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", sorted(SEARCHES))
 def test_a_sweep_that_goes_on_from_any_moment_has_the_same_trials(name: str) -> None:
     course = Course(space_of(name), search(name, 12, 4), 7, [Rung(5, 3)], 20)

@@ -58,7 +58,6 @@ def test_each_point_becomes_the_settings_of_its_run(described: Any) -> None:
         assert all(found[key] == value for key, value in flat(sweep.settings).items() if key not in point)
 
 
-@pytest.mark.slow
 @given(
     lr=st.floats(1e-12, 1e12, allow_subnormal=False),
     text=st.sampled_from(["1e-3", "true", "null", "a: b", "${x}", "ring", "012"]),
@@ -144,7 +143,6 @@ WRONG = {
 }  # fmt: skip
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("wrong", WRONG)
 def test_what_is_wrong_is_told(described: Any, wrong: str) -> None:
     content, overrides, message = WRONG[wrong]

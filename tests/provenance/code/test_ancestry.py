@@ -63,7 +63,6 @@ def test_both_sides_are_shown_against_their_ancestor(clone: Path, tmp_path: Path
     assert git(clone, "status", "--porcelain") != ""
 
 
-@pytest.mark.slow
 def test_a_commit_that_is_not_here_is_named_with_the_remedy(clone: Path, tmp_path: Path) -> None:
     write(tmp_path / "origin", {"mine.py": "later\n"})
     later = commit(tmp_path / "origin")
@@ -87,7 +86,6 @@ def test_histories_without_a_common_commit_are_said(clone: Path, tmp_path: Path)
     assert ancestry(clone, (None, one[0]), (one[1], one[1])) == "the code of run a was made from no commit"
 
 
-@pytest.mark.slow
 def test_a_commit_that_was_not_pushed_is_said_with_the_command(clone: Path, tmp_path: Path) -> None:
     assert unpushed(examine(clone)) is None
     write(clone, {"mine.py": "not committed, and yet in the record\n"})

@@ -75,7 +75,6 @@ def test_what_has_changed_since(repository: Path, old: Path) -> None:
     assert changes.since(old, examine(repository)) == ["a.py", "gone.py", "new.py"]
 
 
-@pytest.mark.slow
 def test_it_is_bounded(repository: Path, old: Path, tmp_path: Path) -> None:
     files = {f"many/{number:03}.py": f"{number}\n" for number in range(changes.FILES_SHOWN)}
     write(repository, {"a.py": "diff --git a/x b/x\n" * 2000, "b.txt": "large\n" * 200_000, **files})

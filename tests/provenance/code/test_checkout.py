@@ -117,7 +117,6 @@ def stopping_after(calls: int, monkeypatch: pytest.MonkeyPatch, run: Callable[..
     monkeypatch.setattr(our_git, "run", counted)
 
 
-@pytest.mark.slow
 def test_a_kill_at_any_moment_can_be_repaired_by_the_next_start(
     repository: Path, bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -164,7 +163,6 @@ def test_what_a_tool_wrote_into_a_tree_is_undone(bundle: Path, tmp_path: Path) -
     assert on_disk(restored.root) == before
 
 
-@pytest.mark.slow
 def test_what_a_killed_process_left_is_swept(bundle: Path, tmp_path: Path) -> None:
     trees = tmp_path / "trees"
     script = (

@@ -219,7 +219,6 @@ def test_another_repository_is_recorded(project: Path, library: Path) -> None:
     assert found.obstacles == ()
 
 
-@pytest.mark.slow
 def test_what_another_repository_lacks_is_named(project: Path, library: Path) -> None:
     write(library, {"lib/x.gen.py": "g\n"})
     assert "where it is not committed" in judged(project, library / "lib/x.gen.py").obstacles[0]
@@ -259,7 +258,6 @@ def test_one_sentence_for_many_modules(project: Path) -> None:
     assert obstacle.startswith("made0.py, made1.py, made2.py and 2 more: is imported")
 
 
-@pytest.mark.slow
 def test_a_real_process(project: Path) -> None:
     script = (
         "import sys, json, made, new, pipes.good, torch\n"

@@ -25,7 +25,6 @@ def remote_of(project: Path) -> Path:
     return Path(found.remotes[str(found.default)])
 
 
-@pytest.mark.slow
 def test_what_was_pushed_is_not_mentioned(tracked: Path) -> None:
     inputs, before = capture(tracked, PATHS), listing(tracked)
     assert unpushed(tracked, inputs) == []

@@ -50,7 +50,6 @@ def test_an_old_version_comes_from_the_cache(tracked: Path, tmp_path: Path) -> N
     assert listing(tracked) == untouched
 
 
-@pytest.mark.slow
 def test_what_the_cache_lacks_comes_from_the_remote(tracked: Path, tmp_path: Path) -> None:
     """Also when the work tree's own settings name no remote: those of the folder count (rule F5)."""
     inputs, before = capture(tracked, PATHS), bytes_of(tracked, PATHS)
@@ -214,7 +213,6 @@ def repository_of(tracked: Path, target: Path) -> Path:
     return target
 
 
-@pytest.mark.slow
 def test_whoever_records_the_restored_data_finds_them_where_they_are_kept(tracked: Path) -> None:
     """Below the folder itself, as a rerun does it; the identity of the code stays."""
     inputs = capture(tracked, PATHS)
@@ -251,7 +249,6 @@ def test_a_tree_without_dvc_is_left_alone_and_so_is_the_folder_above(tracked: Pa
     assert listing(tracked) == untouched
 
 
-@pytest.mark.slow
 def test_imported_data_come_from_where_they_were_imported(tracked: Path, tmp_path: Path) -> None:
     """`dvc push` leaves imports out, so no remote of the project has them."""
     from dvc.repo import Repo

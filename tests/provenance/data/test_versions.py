@@ -78,7 +78,6 @@ def test_credentials_stay_where_they_are(tracked: Path) -> None:
     assert "secret" not in json.dumps(item.as_dict())
 
 
-@pytest.mark.slow
 def test_what_is_not_there_is_said_with_the_command_that_brings_it(tracked: Path) -> None:
     """From the cache, else from the remote; where there is neither, by making it anew or asking who has it."""
     made = "make it with: dvc repro sub/dvc.yaml:count"
@@ -174,7 +173,6 @@ def test_settings_of_dvc_that_are_broken_are_an_error(tracked: Path) -> None:
         capture(tracked, ["raw.csv"])
 
 
-@pytest.mark.slow
 def test_data_in_a_repository_inside_are_in_the_code(tmp_path: Path) -> None:
     """A submodule, an embedded repository, and one in that: a snapshot holds their files."""
     outer = create(tmp_path / "outer", {"code.py": "1\n"})
@@ -243,7 +241,6 @@ def test_a_missing_path_is_an_error(project: Path) -> None:
         hashing.scan_input(project, "nothing")
 
 
-@pytest.mark.slow
 def test_the_digits_are_made_byte_for_byte(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from pipelines import prepare_digits
 

@@ -27,7 +27,6 @@ def found() -> node.Environment:
     return node.capture()
 
 
-@pytest.mark.slow
 def test_packages_are_those_that_are_installed(found: node.Environment) -> None:
     known = {re.sub(r"[-_.]+", "-", d.metadata["Name"]).lower(): d.version for d in importlib.metadata.distributions()}
     assert found.packages == dict(sorted(known.items()))
@@ -35,7 +34,6 @@ def test_packages_are_those_that_are_installed(found: node.Environment) -> None:
     assert len(found.builds["torch"]["sha256"]) == 64
 
 
-@pytest.mark.slow
 def test_a_process_without_torch_tells_the_same_of_packages_and_of_conda(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -178,7 +176,6 @@ def test_variables_that_change_bits_are_kept_and_secrets_never(monkeypatch: pyte
     assert node._host()["variables"] == described
 
 
-@pytest.mark.slow
 def test_the_graphics_card_counts_only_where_it_computes(
     found: node.Environment, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -203,7 +200,6 @@ def test_containers_are_known(monkeypatch: pytest.MonkeyPatch) -> None:
     assert node._container() == {"kind": "apptainer", "image": "/a.sif"}
 
 
-@pytest.mark.slow
 def test_bits_do_not_depend_on_who_and_where(tmp_path: Path, found: node.Environment) -> None:
     """Another folder, time zone, locale, user name and home, in a process of its own."""
     script = "import json; from orchestrator.provenance.environment import node as e; print(json.dumps(e.capture().as_dict()))"
