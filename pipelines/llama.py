@@ -3,8 +3,8 @@
 Architecture: Touvron et al., "LLaMA: Open and Efficient Foundation Language Models" (2023), section 2.2, with grouped heads
 (Ainslie et al., "GQA", 2023): RMSNorm before each part of a block, rotary positions, and SwiGLU. Nothing is tied.
 
-    folder    has train.npy and validation.npy: tokens, whole numbers below `vocabulary`
-    groups    of heads, which share keys and values
+The folder of the data has train.npy and validation.npy: tokens, whole numbers below `vocabulary`. Each of the `groups` of heads
+shares keys and values.
 
 Legend: B = rows, T = tokens of a window, C = width, H = heads, D = C / H, V = vocabulary.
 """

@@ -28,23 +28,22 @@ SIGKILLS: Final = {"every": "1s", "kinds": ["kill"]}
 
 @dataclass(frozen=True)
 class Scale:
-    """On what, and how much. gpt, llama: arguments of the models; llama_cluster: what each of its four workers gets; wired:
-    arguments of the model that several hosts train; nap_s: of a sample that is read, where a worker is to be killed; share: of
-    the card, for each worker; layouts: that sums are tried with."""
+    """The device of a benchmark, and its sizes."""
 
     device: str = "cuda"
-    share: float = 0.1
-    gpt: Mapping[str, Any] = field(default_factory=dict)
-    llama: Mapping[str, Any] = field(default_factory=dict)
+    share: float = 0.1  # of the card, for each worker
+    gpt: Mapping[str, Any] = field(default_factory=dict)  # arguments of the model
+    llama: Mapping[str, Any] = field(default_factory=dict)  # likewise
+    # the settings of its four workers
     llama_cluster: Mapping[str, Any] = field(default_factory=lambda: {"gpus_per_worker": 0.25, "gpu_gb": _A_STAGE_GB})
-    wired: Mapping[str, Any] = field(default_factory=lambda: dict(_WIRED))
-    rows: int = 64
-    steps: int = 24
-    small_steps: int = 300
-    kill_steps: int = 80
-    nap_s: float = 0.0015
-    layouts: int = 200
-    backend: str = "inductor"
+    wired: Mapping[str, Any] = field(default_factory=lambda: dict(_WIRED))  # arguments of the model on several hosts
+    rows: int = 64  # of a step
+    steps: int = 24  # of a run that is timed
+    small_steps: int = 300  # of one of a small model
+    kill_steps: int = 80  # of one whose worker is killed
+    nap_s: float = 0.0015  # that reading a sample takes in such a run
+    layouts: int = 200  # that sums are tried with
+    backend: str = "inductor"  # of torch.compile
     shared: Shared = field(default_factory=Shared)
 
 

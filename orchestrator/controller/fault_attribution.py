@@ -1,20 +1,18 @@
 """Attribution of faults: which member is stuck, which pairs have lost contact, which micro-batch costs workers (rules C5 and
 D3). Pure.
 
-A member that waits for others is never to blame; the stuck one is, and so is one that has been called off and goes on
-waiting: it waits for its GPU or a device. A card tells late, so of a member that stood still there all its micro-batches of
-the step are inferred. The last activity of a worker that died on the driver's
-machine is certain. For any other only the last heartbeat is known, which may be older than its death. So a micro-batch is
-named in one of two ways. It is *seen* if it is certain that the worker was computing it, or if that heartbeat says so for the
-step in which the generation stood, or for a later one. It is *inferred* if the heartbeat tells nothing of that step: then
-every shard it hosted there is as likely. Losses while a worker waited, updated, evaluated, saved or took over a state count
-against no micro-batch.
+A member that waits for others is never to blame; the stuck one is. A member that has been called off and goes on waiting is
+stuck too: it waits for its GPU or a device. A card tells late. So if a member stood still there, all its micro-batches of the
+step are inferred.
 
-A generation has one host for each shard, so several workers killed at once count once for each; with stages it has one for
-each shard of each stage, and a micro-batch is at fault within a stage. Repeated kills from
-outside within one step can look like a faulty micro-batch only through what is inferred. Therefore the limits of rule
-D3, three losses or two time-outs, hold for what was seen, and one more is needed as soon as any was inferred. The
-micro-batches of a committed step are not at fault.
+The last activity of a worker that died on the driver's machine is certain. For any other only the last heartbeat is known,
+which may be older than its death. So a micro-batch is named in one of two ways:
+
+    seen       it is certain that the worker was computing it, or the heartbeat says so for the step in which the generation
+               stood, or for a later one
+    inferred   the heartbeat tells nothing of that step: every shard that the worker hosted there is as likely
+
+Losses while a worker waited, updated, evaluated, saved or took over a state count against no micro-batch.
 """
 
 from __future__ import annotations

@@ -196,9 +196,8 @@ class ControllerState:
     # which shards went on with others' state, each with the advances that all replicas had made then
     fallbacks: tuple[tuple[int, FallbackPair], ...] = ()
     distrusted: frozenset[int] = frozenset()  # nodes that start nobody any more, since one there has computed wrongly
-    damaging: frozenset[frozenset[int]] = (
-        frozenset()
-    )  # pairs of members between which something has arrived damaged once
+    # pairs of members between which something has arrived damaged once
+    damaging: frozenset[frozenset[int]] = frozenset()
     card_failures: tuple[CardFailed, ...] = ()  # of GPUs, in order
     without_card: int = 0  # workers that the first generation does without, since no card is left for them
     interrupted: tuple[float, str] | None = None  # when, and the signal; None where nobody asked the run to stop

@@ -37,14 +37,14 @@ ORDER = ("updates", "clocks", "heirs", "steps", "evaluate")
 
 @dataclass(frozen=True)
 class Staleness:
-    """The staleness in one async phase. steps: of the trace at its end; clocks: per shard, at its end; updates: (shard, by
-    how many updates it was ahead of the slowest one as its worker knew it) of each, in canonical order; largest: of these
-    numbers."""
+    """The staleness in one async phase."""
 
     rest: int
-    steps: int
-    clocks: Clocks
-    largest: int
+    steps: int  # of the trace at its end
+    clocks: Clocks  # per shard, at its end
+    largest: int  # staleness of an update
+    # for each update, in canonical order: its shard, and by how many updates that was ahead of the slowest one as its worker
+    # knew it
     updates: tuple[tuple[int, int], ...]
 
 

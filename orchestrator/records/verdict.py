@@ -31,14 +31,12 @@ NAMED = 5  # tensors in a sentence
 
 
 class RunResult(TypedDict, total=False):
-    """The result of a run. trace: its lines, in order of the steps; rests: the records of its sync barriers, where it is
-    asynchronous; digest: SHA-256 of the final parameters, None of a run that did not finish; best: likewise of its model,
-    where that is not the last one."""
+    """The result of a run."""
 
-    trace: Sequence[Line]
-    rests: Sequence[Barrier]
-    digest: str | None
-    best: str | None
+    trace: Sequence[Line]  # in order of the steps
+    rests: Sequence[Barrier]  # the records of the sync barriers of an asynchronous run
+    digest: str | None  # SHA-256 of the final parameters; None if the run did not finish
+    best: str | None  # likewise of the run's model, if that is not the last one
 
 
 class Divergence(TypedDict):

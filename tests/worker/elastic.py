@@ -87,22 +87,19 @@ class Fault:
 
 @dataclass(frozen=True)
 class Told:
-    """The records that a run has told in the end. generations: how many there were; of each member, by its number: how many
-    things it did, how many it had done when it entered each generation, and how each ended; rests: their records, where
-    replicas run free in between; went_back: how often all went back to a checkpoint; applied: how many sums were applied by
-    members that had missed the end of the second vote."""
+    """The records that a run has told in the end. Lists of members are by their numbers."""
 
     trace: list[Line]
     digest: str | None
     metrics: dict[int, str]
-    generations: int
-    actions: list[int]
-    entered: list[list[int]]
-    ends: list[list[str]]
+    generations: int  # how many there were
+    actions: list[int]  # how many things each member did
+    entered: list[list[int]]  # how many each member had done when it entered each generation
+    ends: list[list[str]]  # how each generation ended for each member
     stopped: bool
-    rests: list[dict[str, Any]] = field(default_factory=list)
-    went_back: int = 0
-    applied: int = 0
+    rests: list[dict[str, Any]] = field(default_factory=list)  # their records, if replicas run free in between
+    went_back: int = 0  # how often all went back to a checkpoint
+    applied: int = 0  # sums that were applied by members that had missed the end of the second vote
 
 
 class Dead(BaseException):

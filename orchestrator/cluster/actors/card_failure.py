@@ -9,11 +9,8 @@ from orchestrator.common import card_faults
 from orchestrator.common.card_faults import CardFault
 from orchestrator.errors import CardFailed, OrchestratorError
 
-PREPARING: Final[dict[str, Any]] = {
-    "step": None,
-    "shard": None,
-    "prepares": True,
-}  # before the member took part in anything
+# Before the member took part in anything.
+PREPARING: Final[dict[str, Any]] = {"step": None, "shard": None, "prepares": True}
 
 
 def answered(error: Exception, at: dict[str, Any], card: str) -> dict[str, Any] | None:

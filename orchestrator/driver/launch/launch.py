@@ -33,14 +33,12 @@ from orchestrator.records import barriers, lines, trace
 
 @dataclass(frozen=True)
 class Repeated:
-    """The records of another run that a run repeats. replay: the file of the sync barriers of an asynchronous one; segments:
-    the file that says which steps an audit repeats, as `rerun=RUN_ID audit=N` writes it; streams: the file of what live
-    streams gave; sat_out: the trace that tells which shards sat out, since their site was away."""
+    """The records of another run that a run repeats: files, or None where it has no such thing."""
 
-    replay: str | None = None
-    segments: str | None = None
-    streams: str | None = None
-    sat_out: str | None = None
+    replay: str | None = None  # the sync barriers of an asynchronous run
+    segments: str | None = None  # the steps that an audit repeats, as `rerun=RUN_ID audit=N` writes them
+    streams: str | None = None  # the samples that live streams gave
+    sat_out: str | None = None  # the trace that tells which shards sat out, since their site was away
 
     def planned(self, plan: Plan) -> Plan:
         """Raises UsageError."""

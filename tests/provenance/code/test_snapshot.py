@@ -75,7 +75,6 @@ def put(root: Path, tree: Content) -> None:
             place.chmod(0o755 if kind == "executable" else 0o644)
 
 
-@pytest.mark.slow
 @settings(max_examples=10, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(committed=TREES, staged=TREES, now=TREES, born=st.booleans())
 def test_any_work_tree_comes_back(
@@ -133,7 +132,6 @@ def test_a_clean_tree_is_its_commit(repository: Path) -> None:
     assert taken.work.tree == git(repository, "rev-parse", "HEAD^{tree}")
 
 
-@pytest.mark.slow
 def test_the_ref_keeps_it_and_without_it_the_bundle_does(repository: Path, tmp_path: Path) -> None:
     write(repository, {"new.py": "new\n"})
     taken, expected = take(repository, RUN), on_disk(repository)
@@ -166,7 +164,6 @@ def test_a_run_id_is_no_path(repository: Path) -> None:
         take(repository, "../heads/main")
 
 
-@pytest.mark.slow
 def test_hundreds_of_files_are_one_pack(repository: Path) -> None:
     write(repository, {f"many/{number}.py": f"{number}\n" for number in range(150)})
     before = len(list((repository / ".git" / "objects").rglob("*")))
@@ -221,7 +218,6 @@ FILTERS = {
 }
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("attribute", FILTERS)
 def test_the_bytes_on_disk_come_back(repository: Path, tmp_path: Path, attribute: str) -> None:
     git(repository, "config", "filter.swap.clean", "tr ab ba")
@@ -298,7 +294,6 @@ def outer(repository: Path, tmp_path: Path) -> Path:
     return repository
 
 
-@pytest.mark.slow
 def test_a_submodule_is_plain_files_with_its_state(outer: Path, tmp_path: Path) -> None:
     inner = git(outer / "lib", "rev-parse", "HEAD")
     assert take(outer, RUN).work.changed == ()
@@ -327,7 +322,6 @@ def test_a_submodule_that_is_not_checked_out(outer: Path, tmp_path: Path) -> Non
     )
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("born", [True, False])
 def test_an_embedded_repository_is_plain_files(repository: Path, tmp_path: Path, born: bool) -> None:
     write(repository, {"vendor/v.py": "v\n", "vendor/x.tmp": "ignored outside only\n", "vendor/in/w.py": "w\n"})
@@ -449,12 +443,11 @@ def test_a_project_below_the_top(repository: Path, tmp_path: Path) -> None:
 
 
 def test_a_project_that_its_repository_ignores(repository: Path) -> None:
-    write(repository, {".gitignore": "/work/\n", "work/a.py": "a\n"})
-    (obstacle,) = examine(repository / "work").obstacles
-    assert obstacle.endswith("records nothing of work (ignored, or empty); git init in the project")
+    write(repository, {".gitignore": "/drafts/\n", "drafts/a.py": "a\n"})
+    (obstacle,) = examine(repository / "drafts").obstacles
+    assert obstacle.endswith("records nothing of drafts (ignored, or empty); git init in the project")
 
 
-@pytest.mark.slow
 def test_linked_shallow_and_partial_clones(repository: Path, tmp_path: Path) -> None:
     commit(repository, "second")
     git(repository, "config", "uploadpack.allowFilter", "true")
