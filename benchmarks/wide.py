@@ -54,7 +54,11 @@ def model(hidden: int) -> nn.Module:
 
 def optimizer(model: nn.Module, marks: Path) -> torch.optim.Optimizer:
     """AdamW, whose every step is marked when it is done."""
-    adamw = torch.optim.AdamW(model.parameters(), lr=1e-4)
+    return marked(torch.optim.AdamW(model.parameters(), lr=1e-4), marks)
+
+
+def marked(adamw: torch.optim.Optimizer, marks: Path) -> torch.optim.Optimizer:
+    """The same optimizer, which keeps count of its steps as AdamW does; every one is marked when it is done."""
 
     def mark(done: torch.optim.Optimizer, _arguments: Any, _keywords: Any) -> None:
         step = int(next(iter(done.state.values()))["step"])
