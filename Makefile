@@ -93,7 +93,7 @@ pure: setup
 
 # One pytest for the pure tests and the others: each of its processes reads all tests first, which takes ten seconds.
 test: setup
-	$(MAKE) --no-print-directory --jobs 2 lint claims docs
+	$(MAKE) --no-print-directory --jobs 2 lint claims
 
 claims: setup data
 	$(BY_FILE) -m "not long"
@@ -151,7 +151,7 @@ FAULTS ?= 300
 campaign: setup
 	python -m campaign --seed $(SEED) --faults $(FAULTS)
 
-test-long: test dashboard s3 streams others peers kernels
+test-long: test docs dashboard s3 streams others peers kernels
 	python -m pytest -n 2 $(MANY) -m "$(PURE)"
 	$(BY_FILE) $(MANY) -m long
 

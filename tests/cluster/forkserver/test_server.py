@@ -280,6 +280,7 @@ assert "cuda.bindings" not in sys.modules
 """
 
 
+@pytest.mark.long
 def test_nothing_that_a_server_imports_asks_for_a_gpu() -> None:
     """With CUDA started, or its library open, no process that is forked could compute on a GPU."""
     subprocess.run([sys.executable, "-c", ASKING], cwd=REPOSITORY, check=True)

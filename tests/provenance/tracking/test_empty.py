@@ -32,6 +32,7 @@ def lines(database: Path) -> Iterator[str]:
         yield from connection.iterdump()
 
 
+@pytest.mark.long
 def test_a_store_from_kept_tables_is_the_one_that_mlflow_makes_and_a_damaged_file_is_not_taken(
     kept: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -33,7 +33,7 @@ assert CategoricalRating.__mro__[1:] != (object,)
 """
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_store_is_used_without_what_others_can_import_afterwards() -> None:
     done = subprocess.run([sys.executable, "-c", CLIENT], capture_output=True, text=True)
     assert (done.returncode, done.stdout) == (0, "None models:/m/1 {'loss': 1.0}\nmlflow\n"), done.stderr

@@ -67,7 +67,7 @@ def test_a_token_sees_none_behind_it() -> None:
     assert one.shape == (1, 12, 128)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_stages_give_the_bits_of_the_unsplit_model(tmp_path: Path) -> None:
     for part, rows in (("train", 40), ("validation", 4)):
         numpy.save(tmp_path / f"{part}.npy", numpy.arange(rows * 16 + 1, dtype=numpy.uint16) ** 2 % 128)
