@@ -34,9 +34,10 @@ PROJECT := .[examples,dev]
 DASHBOARD := aiohttp-cors colorful distlib google-api-core googleapis-common-protos grpcio opencensus opencensus-context \
 	opentelemetry-exporter-prometheus prometheus_client proto-plus py-spy python-discovery smart_open virtualenv wrapt
 
-OTHERS := clearml cwevals furl googleapis-common-protos grpcio httpcore httpx lightning lightning-utilities Markdown \
+OTHERS := accelerate clearml cwevals datasets dill furl googleapis-common-protos grpcio httpcore httpx lightning \
+	lightning-utilities Markdown multiprocess \
 	opentelemetry-exporter-http-transport opentelemetry-exporter-otlp-common opentelemetry-exporter-otlp-proto-common \
-	opentelemetry-exporter-otlp-proto-http orderedmultidict pathlib2 PyJWT pytorch-lightning sniffio tensorboard \
+	opentelemetry-exporter-otlp-proto-http orderedmultidict pathlib2 peft PyJWT pytorch-lightning sniffio tensorboard \
 	tensorboard-data-server torchmetrics wandb xxhash
 
 S3 := aiobotocore aioitertools boto3 botocore dvc-s3 jmespath moto py-partiql-parser responses s3fs s3transfer xmltodict
@@ -118,7 +119,7 @@ s3: setup
 	@test -d $(VENV)/s3 || $(call SHOWN_IF_IT_FAILS,$(VENV)/s3.log,\
 		python -m pip install --constraint constraints.txt --no-deps --target $(VENV)/s3 $(S3))
 
-# The trackers and trainers of others, which tests of docs/coming-from.md and of tracking.also execute.
+# The trackers and trainers of others, which tests of docs/coming-from.md, of tracking.also and of adapters execute.
 others: setup
 	@test -d $(VENV)/others || $(call SHOWN_IF_IT_FAILS,$(VENV)/others.log,\
 		python -m pip install --constraint constraints.txt --no-deps --target $(VENV)/others $(OTHERS))

@@ -73,6 +73,7 @@ SUBJECTS = (
         "git",
     ),
     *("dvc", "mlflow", "environment", "tracking", "sweep", "ensemble", "serving", "tuning", "simulation", "idle"),
+    "transformers",
 )
 CODE = re.compile(rf"({'|'.join(SUBJECTS)})(\.[a-z0-9]+(-[a-z0-9]+)*){{1,2}}")
 _RULES = ("Rule", "Idle", "requires", "is_required_by")

@@ -18,7 +18,7 @@ from tests.sources import FILES, PACKAGE, ROOT, Source, source
 
 FLOORS = [
     *("__main__", "api", "cli", "experiments", "driver", "cluster", "worker", "provenance", "checkpoint", "controller"),
-    *("config", "data", "comm", "optim", "numerics", "pipeline", "records", "common", "errors", "moved"),
+    *("config", "data", "comm", "optim", "numerics", "adapters", "pipeline", "records", "common", "errors", "moved"),
 ]
 # Rooms of a floor, in the same order: packages, and modules that stand beside them.
 ROOMS = {
@@ -71,6 +71,7 @@ ROOMS = {
         *("state_recovery", "shard_assignment", "sites", "work_stealing", "events", "checking"),
     ],
     "config": ["resolve", "plan", "settings"],
+    "adapters": ["transformers"],
     "comm": ["collectives", "transports", "synchronization", "pipeline_schedules", "topologies"],
     "common": [
         "registry",

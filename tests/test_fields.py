@@ -21,7 +21,7 @@ from tests.sources import PACKAGE, Source, source
 
 # Rooms of the house that are held; a room is a folder or a module beside them.
 ROOMS = {
-    *("api", "comm", "common", "config", "controller", "data", "errors", "numerics", "optim", "pipeline"),
+    *("adapters", "api", "comm", "common", "config", "controller", "data", "errors", "numerics", "optim", "pipeline"),
     *("driver", "cli", "experiments"),
     *("worker", "cluster", "provenance", "checkpoint", "records"),
 }

@@ -23,7 +23,13 @@ from tests.sources import ROOT, Source, source
 
 # Folders and modules that are held; a module without its suffix.
 HELD = (
-    *("orchestrator/api", "orchestrator/errors", "orchestrator/pipeline", "orchestrator/moved"),
+    *(
+        "orchestrator/adapters",
+        "orchestrator/api",
+        "orchestrator/errors",
+        "orchestrator/pipeline",
+        "orchestrator/moved",
+    ),
     *(
         "orchestrator/checkpoint",
         "orchestrator/cli",

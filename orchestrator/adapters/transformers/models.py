@@ -1,0 +1,142 @@
+"""A model from what the configuration says of it: a folder with weights, or a class and its configuration."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from orchestrator.adapters.transformers.library import folder, own, package
+from orchestrator.errors import ConfigurationError
+
+_KEYS = ("class", "config", "folder", "options")
+_FORM = (
+    "model: FOLDER, or model: {class: AutoModelForCausalLM, folder: FOLDER}, or "
+    "model: {class: GPT2LMHeadModel, config: {n_layer: 2}}"
+)
+
+
+class Wanted:
+    """The model that `pipeline.args.model` describes. It is looked up when it is made of, and built by `make`.
+
+    Raises ConfigurationError.
+    """
+
+    def __init__(self, given: Any) -> None:
+        entry: Any = {"folder": given} if isinstance(given, str) else given
+        if not isinstance(entry, Mapping) or not set(entry) <= set(_KEYS) or ("folder" in entry) == ("config" in entry):
+            raise ConfigurationError(
+                [f"pipeline.args.model: {given!r} is neither a folder nor a class with a configuration"],
+                f"write {_FORM}",
+                code="transformers.model-form",
+            )
+        self._options = dict(entry.get("options", {}))  # of from_pretrained, or values of the configuration
+        self.folder = folder("model", entry["folder"], "models") if "folder" in entry else None
+        self._config = _values(entry["config"]) if "config" in entry else {}
+        self.kind = self._class(entry.get("class"))  # of transformers, or the user's
+
+    def make(self) -> Any:
+        """A new model in float32: its weights read from the folder, or drawn."""
+        if self.folder is not None:
+            return self.kind.from_pretrained(self.folder, local_files_only=True, dtype=torch.float32, **self._options)
+        config = self.configuration()
+        return self.kind.from_config(config) if _is_auto(self.kind) else self.kind(config)
+
+    def configuration(self) -> Any:
+        """The configuration object of the model."""
+        transformers = package("transformers")
+        if self.folder is not None:
+            return transformers.AutoConfig.from_pretrained(self.folder, local_files_only=True)
+        values = {**self._config, **self._options}
+        if not _is_auto(self.kind):
+            return self.kind.config_class(**values)
+        kind = values.pop("model_type", None)
+        if kind is None:
+            raise ConfigurationError(
+                ["pipeline.args.model.config: an Auto class needs model_type in it"],
+                "add it, such as model_type: gpt2, or name a class such as GPT2LMHeadModel",
+                code="transformers.model-type",
+            )
+        return transformers.AutoConfig.for_model(kind, **values)
+
+    def concrete(self) -> Any:
+        """The class that is built, also behind an Auto class."""
+        if not _is_auto(self.kind):
+            return self.kind
+        with torch.device("meta"):  # without memory
+            return type(self.kind.from_config(self.configuration()))
+
+    def _class(self, name: Any) -> Any:
+        if name is None and self.folder is not None:
+            name = _architecture(self.folder)
+        if not isinstance(name, str):
+            raise ConfigurationError(
+                [f"pipeline.args.model.class: expected the name of a class of transformers, got {name!r}"],
+                f"write {_FORM}",
+                code="transformers.model-class",
+            )
+        if ":" in name:
+            return own("model.class", name)
+        found = getattr(package("transformers"), name, None)
+        if found is None:
+            raise ConfigurationError(
+                [f"pipeline.args.model.class: transformers has no class {name!r}"],
+                "name one of transformers, or one of yours as module:Class",
+                code="transformers.no-such-class",
+            )
+        return found
+
+
+def _values(given: Any) -> dict[str, Any]:
+    """The values of a configuration: the mapping itself, or that of a JSON file or of the config.json of a folder."""
+    if isinstance(given, Mapping):
+        return dict(given)
+    file = Path(str(given))
+    file = file / "config.json" if file.is_dir() else file
+    try:
+        found = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ConfigurationError(
+            [f"pipeline.args.model.config: {given!r} cannot be read: {error}"],
+            "give a mapping, a JSON file, or a folder with config.json",
+            code="transformers.config-unreadable",
+        ) from None
+    return {key: value for key, value in found.items() if key not in ("architectures", "transformers_version")}
+
+
+def _architecture(place: Path) -> str | None:
+    names = _values(place) and json.loads((place / "config.json").read_text(encoding="utf-8")).get("architectures")
+    return names[0] if names else None
+
+
+def _is_auto(kind: Any) -> bool:
+    return hasattr(kind, "from_config")
+
+
+def with_adapter(model: Any, given: Any) -> Any:
+    """The model with an adapter of peft, whose parameters alone are trained. given: a mapping, or a folder or file with
+    adapter_config.json."""
+    peft = package("peft")
+    if isinstance(given, Mapping):
+        values = dict(given)
+    else:
+        file = Path(str(given))
+        values = _values(file / "adapter_config.json" if file.is_dir() else file)
+    try:
+        config = peft.get_peft_config(values)
+    except (KeyError, TypeError, ValueError) as error:
+        raise ConfigurationError(
+            [f"pipeline.args.peft: peft refuses it: {type(error).__name__}: {error}"],
+            "write it as peft's LoraConfig has it, such as {peft_type: LORA, r: 8, target_modules: [c_attn]}",
+            code="transformers.peft",
+        ) from None
+    return peft.get_peft_model(model, config)
+
+
+def unwrapped(model: Any) -> Any:
+    """The model of transformers itself, within an adapter of peft."""
+    inner = getattr(model, "get_base_model", None)
+    return model if inner is None else inner()

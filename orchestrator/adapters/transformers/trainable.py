@@ -1,0 +1,151 @@
+"""The pipelines of Hugging Face models. Their arguments are plain values, so that a configuration can hold them."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from orchestrator.adapters.transformers import collating, data, measuring, models
+from orchestrator.adapters.transformers import training as trainers
+from orchestrator.adapters.transformers.arguments import OF_THE_LOSS, Training
+from orchestrator.adapters.transformers.library import own, package
+from orchestrator.errors import ConfigurationError
+from orchestrator.pipeline import Pipeline
+
+_IGNORED = -100  # the label of what counts nothing
+_LABELS = "labels"
+
+
+class Model(Pipeline):
+    """A model of transformers with its data and collator, and the loss that it computes itself. Optimizer and schedule are
+    those of the configuration."""
+
+    def __init__(
+        self,
+        model: Any,  # a folder with weights, or {class, folder | config, options}
+        data: Any,  # a folder of `datasets`, a file, module:function, or {train, validation} of folders and files
+        tokenizer: str | None = None,  # a folder
+        collator: Any = None,  # a name, {name, ARGUMENT...} or module:function; None: as Trainer chooses
+        metrics: str | None = None,  # module:function, as Trainer's compute_metrics
+        peft: Any = None,  # the configuration of an adapter: a mapping, a folder or a file
+        training: Mapping[str, Any] | None = None,  # the arguments of `Training`
+    ) -> None:
+        self._given = Training.of(training)
+        self._require(training or {})
+        self._wanted, self._data, self._peft = models.Wanted(model), data, peft
+        self.tokenizer = collating.tokenizer_of(tokenizer)
+        self._collator = collating.collator_of(collator, self.tokenizer)
+        self._compute_metrics: Callable[[Any], Mapping[str, float]] | None = None
+        if metrics is not None:
+            self._compute_metrics = own("metrics", metrics)
+        kind = self._wanted.concrete()
+        find_labels = package("transformers.utils").find_labels
+        self._label_names = tuple(self._given.label_names or find_labels(kind) or (_LABELS,))
+        self._taken = collating.taken_by(kind, self._label_names) if self._given.remove_unused_columns else None
+
+    def _require(self, training: Mapping[str, Any]) -> None:
+        """Raises ConfigurationError for what the configuration says."""
+        if strange := [name for name in training if name not in OF_THE_LOSS]:
+            raise ConfigurationError(
+                [
+                    f"pipeline.args.training: Model has the optimizer of the configuration, and is told {', '.join(strange)}"
+                ],
+                "take the target orchestrator.adapters.transformers:Trainable, or the sections optimizer and schedule",
+                code="transformers.model-optimizer",
+            )
+
+    def model(self) -> torch.nn.Module:
+        made = self._wanted.make()
+        made.config.use_cache = False
+        if self._peft is not None:
+            made = models.with_adapter(made, self._peft)
+        if self._given.gradient_checkpointing:
+            made.activation_checkpointing_enable({"use_reentrant": False})
+            if self._peft is not None:
+                made.enable_input_require_grads()
+        found: torch.nn.Module = made
+        return found
+
+    def datasets(self) -> tuple[Any, Any]:
+        train, validation = data.load(self._data)
+        self._samples = len(train)
+        return train, validation
+
+    def collate(self, items: Sequence[Any]) -> Any:
+        return collating.batch_of(items, self._collator, self._taken)
+
+    def loss(self, model: torch.nn.Module, batch: Any) -> Any:
+        """With the number of labels that count as its weight, where the loss is a mean over these."""
+        inputs, inner = dict(batch), models.unwrapped(model)
+        counted = self._counted(inner, inputs)
+        passed = counted / 1 if counted is not None and _takes_more(inner) else None
+        smoothed = inputs.pop(_LABELS) if self._given.label_smoothing_factor and _LABELS in inputs else None
+        if passed is not None:
+            inputs["num_items_in_batch"] = passed
+        outputs = model(**inputs)
+        if smoothed is not None:
+            smoother = package("transformers.trainer_pt_utils").LabelSmoother(
+                epsilon=self._given.label_smoothing_factor
+            )
+            loss = smoother(outputs, smoothed, shift_labels=_shifts(inner), num_items_in_batch=passed)
+        else:
+            loss = outputs["loss"] if isinstance(outputs, dict) else outputs[0]
+        return loss if counted is None or batch[_LABELS].is_floating_point() else (loss, counted)
+
+    def _counted(self, model: Any, batch: Mapping[str, Any]) -> Any:
+        """How many labels count, as Trainer finds it; None where there are none of the usual name."""
+        given = batch.get("shift_labels", batch.get(_LABELS))
+        if given is None or not hasattr(given, "ne"):
+            return None
+        shifts = "shift_labels" not in batch and _shifts(model)
+        return (given[..., 1:] if shifts else given).ne(_IGNORED).sum()
+
+    def metrics(self, model: torch.nn.Module, batch: Any) -> Mapping[str, torch.Tensor]:
+        if self._compute_metrics is None:
+            return {}
+        outputs = model(**batch)
+        values = outputs.items() if isinstance(outputs, dict) else enumerate(outputs)
+        found = tuple(value for key, value in values if key not in ("loss", 0) and hasattr(value, "detach"))
+        labels = tuple(batch[name] for name in self._label_names if name in batch)
+        return measuring.measured(
+            self._compute_metrics, found[0] if len(found) == 1 else found, labels[0] if len(labels) == 1 else labels
+        )
+
+
+class Trainable(Model):
+    """The same with the optimizer and the schedule of transformers' Trainer, by the names of its TrainingArguments: no decay
+    for biases and norms, and learning rates from its own functions."""
+
+    def _require(self, training: Mapping[str, Any]) -> None:  # noqa: ARG002
+        trainers.require_optimizer(self._given.optim)
+        trainers.require_schedule(self._given.lr_scheduler_type)
+        self._given.require_length()
+
+    def optimizer(self, model: torch.nn.Module) -> torch.optim.Optimizer:
+        return trainers.optimizer(model, self._given)
+
+    def rate(self, step: int) -> float:
+        return float(self._factors(step))
+
+    @functools.cached_property
+    def _factors(self) -> Callable[[int], float]:
+        return trainers.factors(self._given, self._given.steps(self._samples))
+
+
+def _takes_more(model: Any) -> bool:
+    """Whether it is told how many labels count, as Trainer finds that out."""
+    if hasattr(model, "accepts_loss_kwargs"):
+        return bool(model.accepts_loss_kwargs)
+    parameters = inspect.signature(model.forward).parameters.values()
+    return any(each.kind == inspect.Parameter.VAR_KEYWORD for each in parameters)
+
+
+def _shifts(model: Any) -> bool:
+    """Whether its loss compares each position with the next label."""
+    loss = package("transformers.loss.loss_utils")
+    found = loss.LOSS_MAPPING.get(getattr(model, "loss_type", None))
+    return found is loss.ForCausalLMLoss and not getattr(model.config, "is_encoder_decoder", False)

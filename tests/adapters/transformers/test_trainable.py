@@ -1,0 +1,199 @@
+"""A model of Hugging Face is trained by its names alone: on any layout, with an adapter, with recomputed activations."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from orchestrator.adapters.transformers import Model, Trainable
+from orchestrator.adapters.transformers.data import load
+from orchestrator.numerics.streams import seeded
+from tests.adapters.transformers import tiny
+from tests.refusals import refused
+from tests.worker.runs import ONE, Layout, train
+
+# Each imports transformers, which takes ten seconds.
+pytestmark = [
+    pytest.mark.long,
+    pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing:FutureWarning"),  # peft asks by the old name
+]
+MODULE = tiny.__name__
+SHORT: dict[str, Any] = {"training": {"max_steps": 4}}
+CAUSAL: dict[str, Any] = {"model": tiny.CAUSAL, "data": f"{MODULE}:texts", **SHORT}
+TAGGER: dict[str, Any] = {
+    "model": tiny.TAGGER, "data": f"{MODULE}:sentences", "collator": f"{MODULE}:padded", **SHORT,
+}  # fmt: skip
+LORA = {"peft_type": "LORA", "r": 2, "target_modules": ["c_attn"], "fan_in_fan_out": True, "lora_dropout": 0.1}
+
+
+def trained(args: dict[str, Any], layout: Layout = ONE, **others: Any) -> Any:
+    return train(Trainable, layout, args=args, optimizer=None, shards=4, batch_size=8, **others)
+
+
+def with_training(args: dict[str, Any], **training: Any) -> dict[str, Any]:
+    return {**args, "training": {**args["training"], **training}}
+
+
+@pytest.mark.parametrize("args", [CAUSAL, TAGGER], ids=["causal", "tagger"])
+def test_each_layout_gives_the_same_bits(args: dict[str, Any]) -> None:
+    one, four = trained(args), trained(args, Layout(4, "tree"))
+    assert one.digest == four.digest
+    assert one.losses == four.losses
+
+
+def test_the_mean_is_over_tokens() -> None:
+    """Each shard counts by its labels, so that the first loss is that of the whole batch in one shard."""
+    whole = train(Trainable, args=TAGGER, optimizer=None, shards=1, batch_size=8, steps=1)
+    assert trained(TAGGER, steps=1).losses == pytest.approx(whole.losses, rel=1e-6)
+
+
+def test_recomputed_activations_change_no_bit() -> None:
+    args = {**CAUSAL, "model": {**tiny.CAUSAL, "config": {**tiny.CAUSAL["config"], "resid_pdrop": 0.1}}}
+    assert trained(args).digest == trained(with_training(args, gradient_checkpointing=True)).digest
+
+
+def test_only_the_parameters_of_an_adapter_are_trained() -> None:
+    args = {**CAUSAL, "peft": LORA}
+    model = Trainable(**args).model()
+    own = {name for name, each in model.named_parameters() if each.requires_grad}
+    assert own
+    assert all("lora_" in name for name in own)
+    with seeded(7, "model"):
+        before = Trainable(**args).model().state_dict()
+    after = trained(args, Layout(2))
+    changed = {name for name, each in after.parameters.items() if not torch.equal(each, before[name])}
+    assert changed == own
+    assert after.digest == trained(with_training(args, gradient_checkpointing=True)).digest
+
+
+def test_smoothed_labels_are_another_loss() -> None:
+    assert trained(with_training(TAGGER, label_smoothing_factor=0.1), steps=1).losses != trained(TAGGER, steps=1).losses
+
+
+def test_biases_and_norms_do_not_decay() -> None:
+    pipeline = Trainable(**with_training(TAGGER, weight_decay=0.1))
+    model = pipeline.model()
+    decaying, others = pipeline.optimizer(model).param_groups
+    names = {id(each): name for name, each in model.named_parameters()}
+    assert (decaying["weight_decay"], others["weight_decay"]) == (0.1, 0.0)
+    assert all(
+        name.endswith("weight") and "LayerNorm" not in name for name in (names[id(p)] for p in decaying["params"])
+    )
+    assert all("bias" in name or "LayerNorm" in name for name in (names[id(p)] for p in others["params"]))
+
+
+def test_the_length_may_be_epochs() -> None:
+    given = {"num_train_epochs": 3, "batch_size": 16, "warmup_steps": 0.5}
+    pipeline = Trainable(**{**CAUSAL, "training": given})
+    pipeline.datasets()
+    assert [pipeline.rate(step) for step in range(9)] == pytest.approx([0, 0.2, 0.4, 0.6, 0.8, 1, 0.75, 0.5, 0.25])
+
+
+def test_metrics_are_those_of_compute_metrics_where_they_are_means() -> None:
+    rows = {"input_ids": [[1, 2], [3, 4]], "labels": [0, 1]}
+    classifier = {
+        "class": "BertForSequenceClassification",
+        "config": {**tiny.TAGGER["config"], "num_labels": 2},
+    }
+    batch = {key: torch.tensor(value) for key, value in rows.items()}
+    pipeline = Model(classifier, f"{MODULE}:texts", metrics=f"{MODULE}:accuracy")
+    with torch.no_grad():
+        found = pipeline.metrics(pipeline.model().eval(), batch)
+    assert found["accuracy"].item() in (0.0, 0.5, 1.0)
+    pipeline = Model(classifier, f"{MODULE}:texts", metrics=f"{MODULE}:largest")
+    with refused("transformers.metric-no-mean", "largest"), torch.no_grad():
+        pipeline.metrics(pipeline.model().eval(), batch)
+
+
+def test_data_lie_in_folders_and_files(tmp_path: Path) -> None:
+    import datasets
+
+    rows = [{"text": "a", "label": 0}, {"text": "b", "label": 1}]
+    table = datasets.Dataset.from_list(rows)
+    table.save_to_disk(str(tmp_path / "one"))
+    datasets.DatasetDict({"train": table, "test": table}).save_to_disk(str(tmp_path / "two"))
+    (tmp_path / "rows.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    (tmp_path / "rows.csv").write_text("text,label\na,0\nb,1\n")
+    table.to_parquet(str(tmp_path / "rows.parquet"))
+    for name in ("one", "rows.jsonl", "rows.csv", "rows.parquet"):
+        train, validation = load(str(tmp_path / name))
+        assert ([train[0], train[1]], len(train), validation) == (rows, 2, None)
+    assert load({"from": str(tmp_path / "two"), "validation": "test"})[1][1] == rows[1]
+    assert load(str(tmp_path / "two"))[1] is None
+    both = load({"train": str(tmp_path / "rows.csv"), "validation": str(tmp_path / "one")})
+    assert [each[0] for each in both] == [rows[0]] * 2
+    with refused("transformers.no-such-split", "test"):
+        load({"from": str(tmp_path / "two"), "train": "trian"})
+    with refused("transformers.data", "imdb"):
+        load("imdb")
+    with refused("transformers.data-form", "splits"):
+        load({"from": "imdb", "splits": 2})
+
+
+def test_a_folder_has_model_and_tokenizer(tmp_path: Path) -> None:
+    from tokenizers import Tokenizer, models
+    from transformers import PreTrainedTokenizerFast
+
+    made = Model(tiny.TAGGER, f"{MODULE}:sentences").model()
+    made.save_pretrained(tmp_path)  # type: ignore[operator]
+    words = Tokenizer(models.WordLevel({"[UNK]": 0, "[PAD]": 1, "a": 2}, unk_token="[UNK]"))
+    PreTrainedTokenizerFast(tokenizer_object=words, pad_token="[PAD]").save_pretrained(tmp_path)
+    collators = ["DataCollatorForTokenClassification", {"name": "DataCollatorForTokenClassification", "padding": True}]
+    for collator in collators:
+        pipeline = Model(str(tmp_path), f"{MODULE}:sentences", tokenizer=str(tmp_path), collator=collator)
+        assert all(
+            torch.equal(ours, theirs)
+            for ours, theirs in zip(pipeline.model().parameters(), made.parameters(), strict=True)
+        )
+        rows, _ = pipeline.datasets()
+        batch = pipeline.collate(rows[:3])
+        assert batch["labels"].tolist()[0] == [*rows[0]["labels"], -100, -100]
+        assert "number" not in batch
+    with refused("transformers.collator-arguments", "paddding"):
+        Model(str(tmp_path), "x", tokenizer=str(tmp_path), collator={"name": collators[0], "paddding": 1})
+
+
+@pytest.mark.parametrize(
+    ("code", "named", "given"),
+    [
+        ("transformers.not-a-folder", "bert-base-cased", {"model": "bert-base-cased"}),
+        ("transformers.not-a-folder", "bert-base-cased", {"tokenizer": "bert-base-cased"}),
+        ("transformers.model-form", "size", {"model": {"size": 3}}),
+        ("transformers.model-class", "class", {"model": {"config": {}}}),
+        ("transformers.no-such-class", "Berd", {"model": {"class": "Berd", "config": {}}}),
+        ("transformers.model-type", "model_type", {"model": {"class": "AutoModelForCausalLM", "config": {}}}),
+        ("transformers.config-unreadable", "nowhere", {"model": {"class": "GPT2LMHeadModel", "config": "nowhere"}}),
+        ("transformers.collator-form", "3", {"collator": 3}),
+        ("transformers.no-such-collator", "Padding", {"collator": "Padding"}),
+        ("transformers.collator-tokenizer", "tokenizer", {"collator": "DataCollatorWithPadding"}),
+        ("transformers.training-key", "learning_rate", {"training": {"learnin_rate": 1}}),
+        ("transformers.training-number", "learning_rate", {"training": {"learning_rate": "5e-5"}}),
+        ("transformers.length", "max_steps", {"training": {}}),
+        ("transformers.optim", "lomo", {"training": {"max_steps": 1, "optim": "lomo"}}),
+        ("transformers.lr-scheduler-type", "greedy", {"training": {"max_steps": 1, "lr_scheduler_type": "greedy"}}),
+    ],
+)
+def test_what_does_not_fit_is_refused_by_its_name(code: str, named: str, given: dict[str, Any]) -> None:
+    with refused(code, named):
+        Trainable(**{**TAGGER, **given})
+
+
+def test_an_auto_class_is_the_one_behind_it() -> None:
+    given = {"class": "AutoModelForTokenClassification", "config": {**tiny.TAGGER["config"], "model_type": "bert"}}
+    pipeline = Model(given, f"{MODULE}:sentences")
+    assert type(pipeline.model()).__name__ == "BertForTokenClassification"
+    assert "number" not in pipeline.collate(tiny.sentences()[0][:1])
+
+
+def test_an_adapter_that_peft_does_not_know_is_refused() -> None:
+    with refused("transformers.peft"):
+        Trainable(**{**CAUSAL, "peft": {"peft_type": "LOHRA"}}).model()
+
+
+def test_a_model_has_the_optimizer_of_the_configuration() -> None:
+    with refused("transformers.model-optimizer", "max_steps"):
+        Model(**TAGGER)
