@@ -84,13 +84,14 @@ def test_without_their_server_workers_live_on_and_new_ones_begin_as_ray_starts_t
 def test_libraries_keep_no_generator_that_all_who_are_forked_would_share() -> None:
     """Those that every process has begin anew; what a library made of its own while it was imported would not."""
     code = """
-import gc, random
+import gc, os, random
 from orchestrator.cluster.forkserver import server
 found = server.Server(None, None, -1)
 found.load()
+found.load_ray(os.environ)
 gc.unfreeze()
 kept = {id(each): each for each in gc.get_objects() if type(each) is random.Random}
 print(found._made, [type(each).__module__ for each in kept.values() if each is not random._inst])
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stdout) == (0, "{} []\n"), done.stderr
+    assert (done.returncode, done.stdout) == (0, "{'RAY_CLIENT_MODE': '0'} []\n"), done.stderr

@@ -33,8 +33,7 @@ _DESCRIPTORS = 4
 _PATIENCE_S = 10.0  # with one that has connected and says nothing
 # Variables set while modules are imported, where they are not set: the libraries of numpy and of Arrow start threads otherwise.
 _SINGLE = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
-# Modules that are imported, and functions of them that are called, `module:function`: neither ray, which reads its variables as
-# it is imported, nor anything of a project.
+# Modules that are imported, and functions of them that are called, `module:function`; nothing of a project.
 LOADED = (
     "torch",
     "orchestrator.numerics.exact:load",
@@ -50,6 +49,14 @@ LOADED = (
 )
 # Libraries that Ray imports in each worker, 0.3 s of a processor, as far as they are installed.
 OF_RAY = ("filelock", "google.protobuf.internal.builder", "jsonschema", "psutil", "requests", "wcwidth", "yaml")
+# Ray itself, and modules of a worker that import it: 0.4 s of a processor and 20 MB. Ray reads its variables while it is
+# imported, in Python and in C. So it is imported when the first worker asks, with the variables of that worker.
+WITH_RAY = (
+    "ray._private.workers.default_worker",
+    "orchestrator.cluster.actors.member_actor",
+    "orchestrator.cluster.actors.checkpoint_client",
+)
+_READ_BY_RAY = "RAY_"
 
 
 @dataclass(frozen=True)
@@ -70,14 +77,17 @@ class Child:
 
 
 class Server:
-    """place, owner: see above; own, read, given, made: variables that it began with, that imports have read, that were set for
-    them alone, and that they have set themselves."""
+    """place, owner: see above; with_ray: modules that are imported when a worker asks for the first time; own, read, given,
+    made: variables that it began with, that imports have read, that were set for them alone, and that they have set
+    themselves."""
 
-    def __init__(self, place: Path, listener: socket.socket, owner: int) -> None:
+    def __init__(self, place: Path, listener: socket.socket, owner: int, with_ray: Sequence[str] = WITH_RAY) -> None:
         self._place = place
         self._listener: socket.socket | None = listener  # None: nobody finds it any more
         self._owner = owner
         self._base = list(sys.path)
+        self._with_ray = with_ray
+        self._first: dict[str, str] | None = None  # the variables of the worker that has asked first
         self._own = dict(os.environ)
         self._read: dict[str, str | None] = {}
         self._given: dict[str, str] = {}
@@ -89,14 +99,35 @@ class Server:
     def load(self, modules: Sequence[str] = (*LOADED, *OF_RAY)) -> None:
         """Raises RuntimeError where nothing can be forked from what was imported."""
         self._given = {name: value for name, value in _SINGLE.items() if name not in os.environ}
-        os.environ.update(self._given)
-        with likeness.variables_read() as self._read:
+        self._import(modules)
+
+    def load_ray(self, environ: Mapping[str, str]) -> None:
+        """environ: the variables of the worker that asks. Raises RuntimeError where nothing can be forked from then on."""
+        self._first = dict(environ)
+        before = dict(os.environ)
+        os.environ.clear()
+        os.environ.update({**self._made, **environ})
+        try:
+            self._import(self._with_ray)
+        except Exception as error:  # an installation that is damaged: workers say so themselves
+            raise RuntimeError(f"Ray cannot be imported: {error}") from error
+        finally:
+            os.environ.clear()
+            os.environ.update(before)
+
+    def _import(self, modules: Sequence[str]) -> None:
+        """Under the present variables. Raises RuntimeError where nothing can be forked from what was imported."""
+        gc.unfreeze()
+        own = dict(os.environ)
+        os.environ.update(given := {name: self._given[name] for name in self._given if name not in own})
+        with likeness.variables_read() as read:
             for name, _, function in (each.partition(":") for each in modules):
                 if (module := _imported(name)) is not None and function:
                     getattr(module, function)()
-        for name in self._given:
+        for name in given:
             del os.environ[name]
-        self._made = {name: value for name, value in os.environ.items() if self._own.get(name) != value}
+        self._read = {**read, **self._read}
+        self._made |= {name: value for name, value in os.environ.items() if own.get(name) != value}
         self._files = likeness.imported_files()
         if len([*Path("/proc/self/task").iterdir()]) > 1 or threading.active_count() > 1:
             raise RuntimeError("an imported library has started a thread, so that nothing can be forked from here")
@@ -202,6 +233,19 @@ class Server:
             return f"another interpreter: {message['interpreter']}", False
         if descriptors and (name := likeness.shadowed(descriptors[-1])) is not None:
             return f"{name} in the working directory hides a library", False
+        return (None, False) if "program" in message else self._refusal_of_worker(message["environ"])
+
+    def _refusal_of_worker(self, environ: Mapping[str, str]) -> tuple[str | None, bool]:
+        """As `_refusal`, of a worker of Ray: the first one has Ray imported."""
+        if self._first is None:
+            try:
+                self.load_ray(environ)
+            except RuntimeError as error:
+                return str(error), True
+        first = self._first or {}
+        names = {name for name in {*first, *environ} if name.startswith(_READ_BY_RAY)}
+        if others := sorted(name for name in names if first.get(name) != environ.get(name)):
+            return f"other values of {', '.join(others[:4])}", False
         return None, False
 
     def _fork(
@@ -302,7 +346,9 @@ def run(request: Request) -> None:
     sys.argv[:] = request.argv
     child = request.child
     if child is None:
-        sys.path[:] = [os.path.dirname(request.argv[0]), *request.path]  # noqa: PTH120
+        # Ray has put its own libraries first, as it does when the program imports it.
+        first = [path for path in sys.path if path not in request.path]
+        sys.path[:] = [*first, os.path.dirname(request.argv[0]), *request.path]  # noqa: PTH120
         runpy.run_path(request.argv[0], run_name="__main__")
         return
     sys.path[:] = request.path

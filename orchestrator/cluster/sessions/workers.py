@@ -1,6 +1,6 @@
-"""The workers of a private Ray are forked from a process that has imported torch and this package already.
+"""The workers of a private Ray are forked from a process that has imported torch, Ray and this package already.
 
-Each worker imports them otherwise: 1.2 s of a processor for each, and again for each that replaces a lost one and for each
+Each worker imports them otherwise: 1.6 s of a processor for each, and again for each that replaces a lost one and for each
 trial of a sweep. The raylet starts `cluster/forkserver/client.py` in place of a worker's program, which asks for a process or
 becomes the worker itself. Begun as soon as it is known that there will be a private Ray, so that it imports beside the driver.
 

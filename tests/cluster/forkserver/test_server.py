@@ -30,7 +30,7 @@ TELLING = """
 import json, os, random, sys
 found = {name: os.environ.get(name) for name in ("OF_WHO_ASKS", "OF_THE_IMPORT")}
 found |= {"argv": sys.argv[1:], "folder": os.getcwd(), "umask": os.umask(0), "group": os.getpgid(0) == os.getpid()}
-found |= {"random": random.random(), "descriptors": sorted(map(int, os.listdir("/proc/self/fd")))[:-1]}
+found |= {"random": random.random(), "path": sys.path, "descriptors": sorted(map(int, os.listdir("/proc/self/fd")))[:-1]}
 with open(sys.argv[1], "w") as file:
     json.dump(found, file)
 """
@@ -146,6 +146,8 @@ def test_what_is_forked_is_as_who_asks(light: Light, tmp_path: Path, monkeypatch
     finally:
         os.umask(before)
     assert first.pop("random") != second.pop("random")
+    assert first.pop("path")[0] == str(tmp_path)
+    second.pop("path")
     assert first == {
         "OF_WHO_ASKS": "here",
         "OF_THE_IMPORT": "there",
@@ -192,6 +194,35 @@ def test_what_would_be_another_process_is_refused_with_the_reason(
     monkeypatch.chdir(tmp_path / "hiding")
     assert light.ask(asked) == {"refused": "imported.py in the working directory hides a library"}
     assert not (tmp_path / "never").exists()
+
+
+def test_ray_is_imported_once_with_the_variables_of_who_asks_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Others are forked from it only if they have the same ones, and the same that it has read."""
+    (tmp_path / "of_ray.py").write_text(
+        "import os, sys\nsys.path.insert(0, '/of/ray')\nos.environ['OF_THE_IMPORT'] = os.environ['RAY_TOKEN']\n"
+        "os.environ.get('SEEN')\n"
+    )
+    monkeypatch.setenv("RAY_TOKEN", "of the raylet")
+    with started(tmp_path, "of_ray") as light:
+        assert light.told("first")["OF_THE_IMPORT"] == "of the raylet"
+        monkeypatch.setenv("UNREAD", "1")
+        assert light.told("second")["path"][:2] == ["/of/ray", str(tmp_path)]
+        asked = light.telling("never")
+        assert light.ask({**asked, "environ": {**os.environ, "RAY_TOKEN": "2"}}) == {
+            "refused": "other values of RAY_TOKEN"
+        }
+        assert light.ask({**asked, "environ": {**os.environ, "RAY_b": "2"}}) == {"refused": "other values of RAY_b"}
+        assert light.ask({**asked, "environ": {**os.environ, "SEEN": "2"}}) == {"refused": "other values of SEEN"}
+        assert light.is_heard()
+
+
+def test_where_ray_cannot_be_imported_workers_begin_by_themselves(tmp_path: Path) -> None:
+    (tmp_path / "of_ray.py").write_text("raise ImportError('damaged')\n")
+    with started(tmp_path, "of_ray") as light:
+        assert light.ask(light.telling("never")) == {"refused": "Ray cannot be imported: damaged"}
+        assert light.process.wait(PATIENCE_S) == 0
 
 
 def test_after_a_file_has_changed_it_refuses_and_ends(light: Light) -> None:
@@ -270,7 +301,7 @@ def seen(frame, event, _):
         asked.add(f"{frame.f_code.co_name}, from {frame.f_back.f_code.co_filename}")
 from orchestrator.cluster.forkserver import server
 sys.setprofile(seen)
-for name, _, function in (each.partition(":") for each in (*server.LOADED, *server.OF_RAY)):
+for name, _, function in (each.partition(":") for each in (*server.LOADED, *server.OF_RAY, *server.WITH_RAY)):
     module = importlib.import_module(name)
     if function:
         getattr(module, function)()
