@@ -370,12 +370,16 @@ _ALL = (
     ),
     Command(
         "new",
-        "new NAME",
+        "new NAME [from=ORIGIN,... [devices=N]]",
         {
             "new": (
                 "new NAME: make a project to start from in the folder NAME, with data by a DVC stage, a pipeline, "
                 "conf/NAME.yaml and a test; it trains at once"
-            )
+            ),
+            "from=ORIGIN,...": (
+                "with new: only write conf/NAME.yaml, of what there is: a JSON file of transformers' TrainingArguments, the "
+                "folder of a model, the folder of a saved data set; devices=N: on how many these arguments were used"
+            ),
         },
         brief="make a project to start from, in the folder NAME",
     ),

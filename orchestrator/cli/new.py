@@ -1,4 +1,5 @@
-"""`new NAME`: a project to start from, in a new folder: data made by a DVC stage, a pipeline, a configuration, a test.
+"""`new NAME`: a project to start from, in a new folder: data made by a DVC stage, a pipeline, a configuration, a test; with
+`from=ORIGIN,...` the configuration alone, of what there is (`origins.py`).
 
 Work of git and DVC is left to their own programs. Within a repository the project becomes a folder of it, and committing it
 is left to the user; otherwise it is a repository of its own, with a first commit.
@@ -11,21 +12,83 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any, NamedTuple
+
+import yaml
 
 from orchestrator.cli.answer import Answer
 from orchestrator.cli.arguments import Arguments
+from orchestrator.cli.origins import Found, read, with_defaults
 from orchestrator.cli.template import FILES
+from orchestrator.config.settings.sections import KeyPath
 from orchestrator.errors import RunFailed, UsageError
 
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]*")
+# The sections of a file in their usual order, and what a run needs beside what is found.
+_USUAL: Mapping[KeyPath, Any] = {
+    ("run", "name"): "",
+    ("pipeline", "target"): "",
+    ("data", "shards"): 4,
+    ("cluster", "workers"): 1,
+}
+_NEEDED = (("pipeline", "args", "model"), ("pipeline", "args", "data"))
 _HOW = "python -m orchestrator new NAME, with letters, digits, - and _"
 
 
 def run(arguments: Arguments) -> Answer:
-    name = _name([*([arguments.value] if arguments.value else []), *arguments.rest])
-    return Answer(stdout=make(Path.cwd() / name, name))
+    words = arguments.without("from", "devices")
+    name = _name([*([arguments.value] if arguments.value else []), *words])
+    origins = arguments.get("from")
+    if origins is None:
+        return Answer(stdout=make(Path.cwd() / name, name))
+    found = Found({("run", "name"): name})
+    for entry in origins.split(","):
+        found.add(read(entry, arguments.number("devices", 1) or 1))
+    return Answer(stdout=write(Path.cwd() / "conf" / f"{name}.yaml", with_defaults(found)))
+
+
+def write(file: Path, found: Found) -> str:
+    """A configuration of what was found. Returns what to do next. Raises UsageError where there is such a file."""
+    values = {**_USUAL, **found.values}
+    missing = [".".join(path) for path in _NEEDED if path not in values]
+    try:
+        file.parent.mkdir(exist_ok=True)
+        with file.open("x", encoding="utf-8") as opened:
+            opened.write(as_yaml(values, found.said, found.notes))
+    except OSError as error:
+        raise UsageError(
+            f"new: {file} cannot be made: {error.strerror}", "choose another name", code="project.not-written"
+        ) from None
+    lacking = f"  it lacks {' and '.join(missing)}: add them, or name their folders in from=, too\n" if missing else ""
+    return f"{file} has what was found; look at it, and try it:\n{lacking}  python -m orchestrator conf={file.stem} plan=true"
+
+
+def as_yaml(values: Mapping[KeyPath, Any], said: Mapping[KeyPath, str], notes: Sequence[str]) -> str:
+    """Nested, each value on a line, with what is said of it behind it."""
+    tree: dict[str, Any] = {}
+    for path, value in values.items():
+        section = tree
+        for part in path[:-1]:
+            section = section.setdefault(part, {})
+        section[path[-1]] = _Leaf(value, said.get(path, ""))
+    return "".join(f"# {note}\n" for note in notes) + "".join(_lines(tree, ""))
+
+
+class _Leaf(NamedTuple):
+    value: Any
+    said: str
+
+
+def _lines(tree: Mapping[str, Any], indent: str) -> Iterator[str]:
+    for key, below in tree.items():
+        if isinstance(below, _Leaf):
+            text = yaml.safe_dump(below.value, default_flow_style=True, width=1000).removesuffix("...\n").strip()
+            yield f"{indent}{key}: {text}" + (f"  # {below.said}" if below.said else "") + "\n"
+        else:
+            yield f"{indent}{key}:\n"
+            yield from _lines(below, f"{indent}  ")
 
 
 def _name(words: Sequence[str]) -> str:

@@ -10,6 +10,8 @@ import pytest
 import yaml
 
 from orchestrator.cli import new
+from orchestrator.cli.arguments import Arguments
+from orchestrator.cli.command_table import the_command
 from orchestrator.cli.template import FILES
 from orchestrator.config.settings import load
 from tests.projects import Project
@@ -146,3 +148,44 @@ def test_its_configuration_is_a_valid_one() -> None:
 
     found = load([yaml.safe_load(FILES["conf/NAME.yaml"])], [])
     assert found.data.inputs == ("data/points.csv",)
+
+
+def test_a_configuration_is_written_of_what_there_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for place, name in (("bert", "config.json"), ("bert", "tokenizer_config.json"), ("rows", "state.json")):
+        (tmp_path / place).mkdir(exist_ok=True)
+        (tmp_path / place / name).write_text("{}")
+    given = {"output_dir": "out", "per_device_train_batch_size": 4, "gradient_accumulation_steps": 2, "bf16": True}
+    (tmp_path / "args.json").write_text(json.dumps(given))
+    written = command("new", "tagger", "from=args.json,bert,rows", "devices=3")
+    assert "conf=tagger plan=true" in written
+    text = (tmp_path / "conf" / "tagger.yaml").read_text()
+    assert "batch_size: 24  # 4 rows on each of 3 devices, 2 times before an update: here all rows of a step" in text
+    found = load(["tagger"], [])
+    assert (found.run.epochs, found.data.batch_size.at(0), found.data.inputs) == (3, 24, ("bert", "rows"))
+    assert {found.pipeline.args[name] for name in ("model", "tokenizer")} == {"bert"}
+    assert found.pipeline.args["training"]["num_train_epochs"] == 3
+    with refused("project.not-written", "tagger.yaml"):
+        command("new", "tagger", "from=args.json")
+    assert "it lacks pipeline.args.data" in command("new", "other", "from=bert")
+    assert load(["other"], []).gradient.clip == 1.0
+
+
+def test_what_is_no_origin_is_refused_and_so_is_what_means_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "args.json").write_text('{"output_dir": "out", "fp16": true, "deepspeed": "ds.json"}')
+    with refused("transformers.argument", "fp16") as caught:
+        command("new", "tagger", "from=args.json")
+    assert "deepspeed" in str(caught.value)
+    with refused("project.origin", "bert"):
+        command("new", "tagger", "from=bert")
+    assert not (tmp_path / "conf").exists()
+
+
+def command(*words: str) -> str:
+    """The answer of a command in this process."""
+    found, typed = the_command(list(words))
+    rest = tuple(word for word in words if word != typed)
+    return found.run(Arguments(typed.partition("=")[2], rest, 0.0)).stdout or ""

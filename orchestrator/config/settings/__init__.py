@@ -16,6 +16,7 @@ interpolations. Types are pydantic's (`orchestrator/common/values.py`): OmegaCon
     rules/        the rules between fields, by what they are about
     schema.py     the whole, its keys, and how one is found
     sources.py    a file or the command line as a list of paths and values
+    training_arguments.py  a file of transformers' TrainingArguments as settings
     loading.py    sources merged, interpolated, converted; every problem found
     views.py      settings as YAML, as flat keys, as an identity, as a page of documentation
 """

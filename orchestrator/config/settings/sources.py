@@ -19,9 +19,9 @@ from typing import Any, NamedTuple
 import yaml
 
 from orchestrator.common.values import Given, is_text, show
-from orchestrator.config.settings import schema
+from orchestrator.config.settings import schema, training_arguments
 from orchestrator.config.settings.sections import KeyPath
-from orchestrator.errors import coded
+from orchestrator.errors import code_of, coded
 
 COMMAND_LINE = "command line"
 _NULLS = ("", "~", "null", "Null", "NULL")
@@ -127,7 +127,7 @@ def from_name(entry: str, folder: Path, key: str = "conf", *, recorded: bool = F
     """The file that `conf=entry` means: a path if it looks like one, else a name in `folder`, also in a folder there. recorded:
     it is that of a record, wherever it lies."""
     named = folder / f"{entry}.yaml"
-    is_path = entry.endswith((".yaml", ".yml")) or ("/" in entry and (entry[0] in "./" or not named.is_file()))
+    is_path = entry.endswith((".yaml", ".yml", ".json")) or ("/" in entry and (entry[0] in "./" or not named.is_file()))
     file = Path(entry) if is_path else named
     try:
         found = from_text(_read(file), str(file))
@@ -191,7 +191,19 @@ def from_text(text: str, name: str) -> Source:
             )
     except _MalformedError as malformed:
         return Source(problems=[malformed.args[0]], readable=False)
+    if training_arguments.is_one([key.value for key, _ in root.value]):
+        return _of_trainer(loader.construct_object(root, deep=True), name)
     return _collect(_leaves(loader, root, (), lambda node: f"{name}:{node.start_mark.line + 1}"))
+
+
+def _of_trainer(given: Mapping[str, Any], name: str) -> Source:
+    """The settings that arguments of transformers' Trainer stand for."""
+    found = training_arguments.translated(given)
+    return Source(
+        [Leaf(path, Given(value, None, name)) for path, value in found.values.items()],
+        [coded(code_of(problem), f"{name}: {problem}") for problem in found.problems],
+        readable=not found.problems,
+    )
 
 
 def from_mapping(content: Mapping[str, Any]) -> Source:

@@ -6,6 +6,7 @@ changes a bit of a gradient only far below its largest element, and after some s
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import torch
 
 from orchestrator.adapters.transformers import Trainable
 from orchestrator.common.values import Steps
+from orchestrator.config.settings.training_arguments import translated
 from orchestrator.data.order import Epochs
 from orchestrator.data.sampling.orders import shuffled
 from orchestrator.numerics.streams import seeded
@@ -75,3 +77,10 @@ def test_the_losses_are_trainers(args: dict[str, Any], clip: float | None, tmp_p
     assert sum(ours == their for ours, their in zip(run.losses, theirs, strict=True)) >= STEPS - 3
     assert run.losses == pytest.approx(theirs, rel=1e-6)
     assert theirs[-1] < theirs[0]
+
+
+def test_every_argument_of_this_version_is_known_and_its_default_fits() -> None:
+    from transformers import TrainingArguments
+
+    written = json.loads(TrainingArguments("out", use_cpu=True).to_json_string())
+    assert translated(written).problems == []
