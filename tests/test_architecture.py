@@ -89,6 +89,7 @@ ROOMS = {
         "distributions",
         "nondeterministic",
         "gpu_memory",
+        "control_groups",
     ],
 }
 ONLY_ROOM = {

@@ -37,6 +37,7 @@ GATED = {
     "cluster/placement/project_transfer.py": "no public way takes what git ignores",
     "cluster/placement/reservation.py": "what is free on each node",
     "cluster/sessions/environment.py": "Ray's handler of signals, and its note of the command line",
+    "cluster/sessions/isolation.py": "processes of a private Ray that signals to the launch do not reach",
     "cluster/sessions/joined.py": "draining, the token and the raylet of a Ray that is joined",
     "cluster/sessions/local.py": "a private Ray of fewer processes, at the loopback alone",
     "cluster/sessions/workers.py": "forked workers",

@@ -20,6 +20,7 @@ from dataclasses import replace
 from typing import Any
 
 from orchestrator.common import card_faults
+from orchestrator.common.control_groups import killer_in_words
 from orchestrator.controller import fault_attribution
 from orchestrator.controller.decision import Decision
 from orchestrator.controller.events import (
@@ -73,7 +74,6 @@ GRACE_S = 10.0  # how long a withdrawal waits for the failure that caused it
 SAVE_S = 20.0  # how long an interrupted run waits for its checkpoint
 LISTEN_S = 2.0  # a longer pause between ticks is the driver's own, and is not counted as silence of a member
 START_DEATHS = 2  # deaths before the first generation that are replaced
-_KILLER = "unless somebody killed it, look for the kernel's out-of-memory killer (dmesg)"
 
 
 def initial(requirements: Requirements, now: float) -> tuple[ControllerState, tuple[Command, ...]]:
@@ -264,7 +264,7 @@ def _died(decision: Decision, event: Died) -> None:
     if member is None:
         return
     if decision.state.phase == "preparing":
-        _lost_at_start(decision, member, f"died: {event.why}", event.details)
+        _lost_at_start(decision, member, f"died: {event.why}", event.details, oom_kills=event.oom_kills)
     else:
         decision.remove(member)
         certain = event.last is not None
@@ -275,16 +275,22 @@ def _died(decision: Decision, event: Died) -> None:
 
 
 def _lost_at_start(
-    decision: Decision, member: Member, why: str, details: str, error: OrchestratorError | None = None
+    decision: Decision,
+    member: Member,
+    why: str,
+    details: str,
+    error: OrchestratorError | None = None,
+    *,
+    oom_kills: int | None = None,
 ) -> None:
-    """error: what the run ends with where too many are lost; None: that they are."""
+    """error: what the run ends with where too many are lost; None: that they are. oom_kills: as of `Died`."""
     deaths = decision.state.deaths + 1
     decision.remove(member)
     decision.set(deaths=deaths)
     if deaths > START_DEATHS:
         error = error or WorkerLost(
             f"{member.name} {why}; it is loss {deaths} before the first step",
-            _KILLER,
+            killer_in_words(oom_kills),
             details,
             code="worker.lost-at-start",
         )

@@ -99,12 +99,14 @@ class Heartbeat:
 @dataclass(frozen=True)
 class Died:
     """A member's process has ended. why: for the message; details: all that is known, for the run's folder; last: what
-    it was doing, if that is certain."""
+    it was doing, if that is certain; oom_kills: how many processes the kernel's out-of-memory killer has ended here since the
+    launch began, None where that is not known."""
 
     member: int
     why: str
     details: str = ""
     last: Heartbeat | None = None
+    oom_kills: int | None = None
 
 
 @dataclass(frozen=True)

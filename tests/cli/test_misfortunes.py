@@ -23,6 +23,7 @@ from tests.projects import PATIENCE_S, Done, Project
 
 pytestmark = pytest.mark.ray
 
+_TAKEN_FOR_DEAD_S = 75.0
 DIGITS = ("conf=digits", "run.steps=150", "evaluation.every=150", "output=json")
 
 
@@ -120,6 +121,35 @@ def test_a_run_whose_ray_dies_says_so_at_once_and_can_be_resumed(
     assert done.report["digest"] == undisturbed.digest
 
 
+@pytest.mark.long
+def test_a_raylet_that_is_silent_for_long_is_borne_and_a_stop_of_all_processes_keeps_every_step(
+    digits: Project, undisturbed: Alone
+) -> None:
+    """Ray itself takes its node for dead after 64 s. A batch system then signals all processes of the launch, not its first
+    alone; `timeout` and a terminal signal the process group."""
+    run = WatchedRun(digits, "conf=digits", "run.steps=100000", *DIGITS[2:], "cluster.workers=2", "checkpoint.every=20")
+    run.wait_for("checkpoint_saved")
+    (raylet,) = _processes(digits, "raylet")
+    run.kill(raylet, signal.SIGSTOP)
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        run.process.wait(_TAKEN_FOR_DEAD_S)
+    run.kill(raylet, signal.SIGCONT)
+    run.wait_for_steps(max(150, run.steps + 5))
+    for pid in _processes(digits):
+        with contextlib.suppress(ProcessLookupError):
+            run.kill(pid, signal.SIGTERM)
+    ended = run.end()
+    assert ended.code == 130, ended.err
+    assert "interrupted by SIGTERM; the newest checkpoint holds" in ended.err
+    assert "out-of-memory" not in ended.err
+    assert not run.journal("worker_lost")
+    assert run.journal("checkpoint_saved")[-1]["step"] == run.steps
+    assert (
+        list(read(run.folder / "trace.jsonl"))[:149] == undisturbed.trace[:149]
+    )  # the last one tells of parameters, too
+    assert digits.leftovers() == []
+
+
 @pytest.mark.root
 @pytest.mark.long
 def test_training_goes_on_when_the_disk_of_the_checkpoints_is_full(
@@ -205,13 +235,16 @@ def _preparing(project: Project, process: subprocess.Popen[str], count: int) -> 
     return found[:count]
 
 
-def _processes(project: Project, name: str) -> list[int]:
-    """Processes of the project's Ray whose program has this name."""
+def _processes(project: Project, name: str | None = None) -> list[int]:
+    """Processes that a command of the project started; with a name, those whose program has it."""
     found = []
     for folder in Path("/proc").glob("[0-9]*"):
         try:
             program = (folder / "cmdline").read_bytes().split(b"\0")[0]
-            if Path(program.decode()).name == name and project.mark.encode() in (folder / "environ").read_bytes():
+            if (
+                name in (None, Path(program.decode()).name)
+                and project.mark.encode() in (folder / "environ").read_bytes()
+            ):
                 found.append(int(folder.name))
         except OSError:
             continue

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from orchestrator.cluster.sessions.environment import enter, of_workers, patient, prepare_environment
+from orchestrator.cluster.sessions.environment import enter, of_workers, patient, prepare_environment, unsuspecting
 from orchestrator.common.tested_versions import Tried
 from orchestrator.numerics.allocator import GROWING, LARGE_PAGES
 from orchestrator.numerics.determinism import ENVIRONMENT
@@ -21,7 +21,8 @@ PATIENCE = {
     "RAY_agent_register_timeout_ms": "91000",
     "RAY_worker_register_timeout_seconds": "91",
 }
-OTHERS = ("RAY_USAGE_STATS_ENABLED", "RAY_DEDUP_LOGS_SKIP_REGEX", NICENESS, *PATIENCE)
+CHECKS = "RAY_health_check_failure_threshold"
+OTHERS = ("RAY_USAGE_STATS_ENABLED", "RAY_DEDUP_LOGS_SKIP_REGEX", NICENESS, CHECKS, *PATIENCE)
 
 
 @pytest.fixture(autouse=True)
@@ -74,6 +75,35 @@ def test_a_ray_that_is_started_has_our_patience_unless_the_user_says_otherwise(m
     with patient(90.5):
         assert os.environ[name] == "7"
     assert os.environ[name] == "7"
+
+
+def test_the_only_node_of_a_private_ray_is_not_taken_for_dead_unless_the_user_says_otherwise(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with unsuspecting():
+        assert int(os.environ[CHECKS]) * 3 > 24 * 3600  # a check every 3 s
+    assert CHECKS not in os.environ
+    monkeypatch.setenv(CHECKS, "5")
+    with unsuspecting():
+        assert os.environ[CHECKS] == "5"
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        "WARNING: 58 PYTHON worker processes have been started on node: 7 with address: 127.0.0.1, which is 29x the maximum",
+        "A worker died or was killed while executing a task",
+        "The node with node id: 7 has been marked dead\nbecause the detector has missed too many heartbeats from it",
+    ],
+)
+def test_what_raylets_say_stays_in_their_logs(said: str) -> None:
+    """Such errors reach every driver, past log_to_driver."""
+    from ray._private.ray_logging import LogDeduplicator
+
+    prepare_environment(None)
+    kept = LogDeduplicator(5, None, os.environ["RAY_DEDUP_LOGS_SKIP_REGEX"])
+    batch: Any = {"lines": [said], "pid": "raylet", "is_err": False}
+    assert [each["lines"] for each in kept.deduplicate(batch)] == [[]]
 
 
 def test_workers_get_every_variable_that_changes_bits() -> None:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import sys
 
 import pytest
 import torch
 
 from orchestrator.cluster.actors import card_failure
-from orchestrator.cluster.actors.member_actor import Answer, MemberActor, with_imports
+from orchestrator.cluster.actors.member_actor import Answer, MemberActor, disregard_sigterm, with_imports
 from orchestrator.errors import CardFailed, NonFinite, PipelineRaised
 
 FAULTS = {
@@ -67,3 +69,13 @@ def test_while_a_member_prepares_each_import_is_progress(monkeypatch: pytest.Mon
     assert with_imports(heartbeat)["beats"] == before + 1
     training = {"activity": "compute", "beats": 3}
     assert with_imports(training) == training
+
+
+def test_a_member_takes_no_notice_of_sigterm_and_its_children_do() -> None:
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        disregard_sigterm()
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert signal.getsignal(signal.SIGTERM) is not signal.SIG_IGN  # which what it starts would inherit
+    finally:
+        signal.signal(signal.SIGTERM, before)

@@ -201,6 +201,18 @@ def test_two_deaths_before_the_first_step_are_made_good_and_a_third_is_not() -> 
     assert play.error().details == "details"
 
 
+@pytest.mark.parametrize(
+    ("kills", "said"),
+    [(None, "unless somebody killed it"), (0, "has ended no process here"), (3, "has ended 3 processes")],
+)
+def test_the_out_of_memory_killer_is_accused_of_early_deaths_only_as_far_as_it_was_seen(
+    kills: int | None, said: str
+) -> None:
+    play = Play(requirements())
+    play(*(Died(member, "gone", oom_kills=kills) for member in (0, 2, 1)))
+    assert said in play.error().remedy
+
+
 def test_a_failure_while_preparing_ends_the_run_and_so_does_a_cluster_without_room() -> None:
     play = Play(requirements())
     play(Failed(1, NonFinite("the loss is nan")))

@@ -98,6 +98,17 @@ EXAMPLES = [
         ("server 1 left after step 7, since its node goes away",),
     ),
     Example(
+        "ray_gone",
+        {"why": "the raylet has ended", "details": "its last lines", "stopping": None},
+        {"why": "the raylet has ended", "details": "its last lines"},
+    ),
+    Example(
+        "ray_gone",
+        {"why": "the raylet has ended", "details": "", "stopping": "SIGTERM"},
+        {"why": "the raylet has ended"},
+        ("note: the raylet has ended, while the run is stopped (SIGTERM)",),
+    ),
+    Example(
         "node_drained",
         {"node": "n", "members": ["worker 1"], "seconds": 12.34, "is_ours": True},
         {"node": "n", "members": ["worker 1"], "step": 7, "seconds": 12.3},

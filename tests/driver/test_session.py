@@ -456,6 +456,15 @@ def test_a_run_whose_ray_is_gone_ends(tmp_path: Path) -> None:
     outcome = play(tmp_path, [*BEGIN, DESCRIBED], trouble="the raylet has ended").outcome
     assert isinstance(outcome.error, ClusterUnavailable)
     assert "the raylet has ended" in str(outcome.error)
+    assert "out-of-memory" not in str(outcome.error)
+
+
+def test_a_run_that_is_being_stopped_when_its_ray_goes_ends_as_stopped(tmp_path: Path) -> None:
+    played = play(tmp_path, [*BEGIN, DESCRIBED], signal="SIGTERM", trouble="the raylet has ended, with exit status 0")
+    assert isinstance(played.outcome.error, Interrupted)
+    assert "interrupted by SIGTERM" in str(played.outcome.error)
+    told = "note: the raylet has ended, with exit status 0, while the run is stopped (SIGTERM)"
+    assert [line for line in played.shown if "raylet" in line] == [told]
 
 
 def test_replicas_that_disagree_in_their_last_words_are_an_error(tmp_path: Path) -> None:

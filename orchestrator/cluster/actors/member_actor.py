@@ -8,6 +8,7 @@ traceback of its own; only the death of the process is an exception, and means j
 from __future__ import annotations
 
 import os
+import signal
 import sys
 import threading
 import traceback
@@ -54,6 +55,13 @@ _NO_MEMORY = "can't allocate memory"  # in what torch says then, which raises a 
 _URGENT = "generation_running"  # what tells that a recovery is over does not wait for more to say
 
 
+def disregard_sigterm() -> None:
+    """A batch system signals all processes of a job that is to end. Ray's handler would leave this member computing, and deaf
+    to the driver, which has it stop and save. Processes that this one starts get the usual handler."""
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, lambda _number, _frame: None)
+
+
 def _hide_gpus() -> None:
     """Hide the GPUs that are not set aside for this member, which Ray does for some only: what a pipeline computes on a
     GPU that is not recorded cannot be repeated. To be called before torch is imported."""
@@ -97,6 +105,7 @@ class MemberActor:
         tries_answers: bool = False,  # whether it is the worker that tries how the model may be asked, before the first step
     ) -> None:
         phases.began("process of Ray", role)
+        disregard_sigterm()
         _hide_gpus()
         from orchestrator.worker.member.crash_record import CrashRecord
         from orchestrator.worker.member.heartbeat import Heartbeat

@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import socket
 import struct
 import sys
@@ -31,6 +32,7 @@ _CREDENTIALS = struct.Struct("3i")
 _MOST_BYTES = 2**24
 _ANSWER_S = 60.0  # a server may still import, on a busy machine
 _GO = b"g"
+_UNHEARD_BY_RAY = (signal.SIGTERM, signal.SIGHUP)  # see `cluster.sessions.isolation`
 _SETUP, _CONTEXT, _LANGUAGE = "setup_worker.py", "--serialized-runtime-env-context", "--language="
 
 Message = dict[str, Any]
@@ -144,6 +146,7 @@ def forked(place: str, command: Sequence[str]) -> bool:
 
 
 def main(arguments: Sequence[str]) -> None:
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, _UNHEARD_BY_RAY)  # a worker and what it starts hear them
     place, command = arguments[0], without_setup(arguments[1:])
     if not forked(place, command):
         os.execv(command[0], command)

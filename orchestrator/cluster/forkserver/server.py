@@ -366,7 +366,8 @@ def _end_with(parent: socket.socket) -> None:
 
 def main() -> None:
     place, listener, owner = sys.argv[1], *map(int, sys.argv[2:4])
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # it ends with its owner
+        signal.signal(number, signal.SIG_IGN)
     server = Server(Path(place), socket.socket(fileno=listener), owner)
     server.load()
     request = server.serve()

@@ -23,9 +23,11 @@ _PATIENCE = {
     "RAY_agent_register_timeout_ms": 1000,
     "RAY_worker_register_timeout_seconds": 1,
 }
+# The head takes a node for dead that has not answered so often, every 3 s, and its raylet and all members then end.
+_UNSUSPECTING = {"RAY_health_check_failure_threshold": "100000"}
 # Else `ray.init` waits until idle workers are up, which actors with options of their own do not take.
 _UNHURRIED = {"RAY_prestart_worker_first_driver": "0"}
-_SAID_BY_US = "worker died or was killed|Raylet is terminated|state-dump|marked dead|raylet crashes|lagging heartbeats"
+_EVERYTHING = "."
 
 
 def prepare_environment(address: str | None) -> None:
@@ -33,8 +35,9 @@ def prepare_environment(address: str | None) -> None:
     below the driver's priority. A Ray that is joined has its own rules of access, so the user's RAY_AUTH_* stand. To be
     called before ray is imported."""
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
-    # These lines reach the terminal past log_to_driver; the controller tells of a lost worker itself.
-    os.environ["RAY_DEDUP_LOGS_SKIP_REGEX"] = _SAID_BY_US
+    # Errors of raylets and of the head reach the terminal past log_to_driver: lost workers, of which the controller tells
+    # itself, or many processes for few processors. They stay in the logs of Ray.
+    os.environ["RAY_DEDUP_LOGS_SKIP_REGEX"] = _EVERYTHING
     if address is None:
         # Ray's default of 15 lets whatever else computes on the machine go first, and the exchange waits for the slowest.
         os.environ.setdefault("RAY_worker_niceness", "0")
@@ -58,6 +61,12 @@ def patient(seconds: float) -> Iterator[None]:
     set are kept."""
     with _set({name: str(math.ceil(seconds) * unit) for name, unit in _PATIENCE.items()} | _UNHURRIED):
         yield
+
+
+def unsuspecting() -> contextlib.AbstractContextManager[None]:
+    """The head of a private Ray that is started within this block never takes its only node for dead. On a machine that is far
+    too busy a raylet may not answer for minutes, and whether it lives its launch sees by itself."""
+    return _set(_UNSUSPECTING)
 
 
 def outliving() -> contextlib.AbstractContextManager[None]:

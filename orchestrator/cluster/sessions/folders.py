@@ -37,6 +37,11 @@ def of_ray(folder: Path) -> Path:
     return folder / _OF_RAY
 
 
+def logs(folder: Path) -> Path | None:
+    """The folder of the logs of Ray; None where it has not begun to write any."""
+    return next(of_ray(folder).glob("session_[0-9]*/logs"), None)
+
+
 def remove_abandoned() -> None:
     """Folders of processes that are gone, and the helpers of their Ray, which would linger for a minute or two."""
     for parent in {tempfile.gettempdir(), "/tmp"}:

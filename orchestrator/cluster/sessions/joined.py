@@ -19,6 +19,7 @@ from collections.abc import Mapping
 from types import TracebackType
 from typing import Any, Self
 
+from orchestrator.cluster.sessions.diagnosis import Diagnosis
 from orchestrator.cluster.sessions.environment import enter, prepare_environment
 from orchestrator.common.processes import has_ended, open_pidfd
 from orchestrator.common.tested_versions import RAY
@@ -80,6 +81,10 @@ class JoinedRay:
         if self._raylet is not None and has_ended(self._raylet):
             return f"the raylet of this node of the Ray at {self._address} has ended"
         return None
+
+    def diagnosis(self) -> Diagnosis:
+        """Nothing: its processes are elsewhere, or not ours."""
+        return Diagnosis()
 
     def draining(self) -> Mapping[str, float | None]:
         """As of the last call of the head."""

@@ -20,8 +20,18 @@ from typing import Any, NamedTuple, Self
 
 from orchestrator.cluster.forkserver.places import OfLaunch
 from orchestrator.cluster.sessions import agent, folders, listening, metrics, workers
-from orchestrator.cluster.sessions.environment import enter, outliving, patient, prepare_environment, replaced
+from orchestrator.cluster.sessions.diagnosis import Diagnosis, diagnose, how
+from orchestrator.cluster.sessions.environment import (
+    enter,
+    outliving,
+    patient,
+    prepare_environment,
+    replaced,
+    unsuspecting,
+)
+from orchestrator.cluster.sessions.isolation import isolated
 from orchestrator.common import tested_versions
+from orchestrator.common.control_groups import oom_kills
 from orchestrator.errors import ClusterUnavailable, OrchestratorError
 
 _new_folder, _remove_abandoned = folders.new, folders.remove_abandoned
@@ -77,6 +87,8 @@ class LocalRay:
         self._folder: Path | None = None
         self._server: OfLaunch | None = None
         self._actors = actors
+        self._kills_before = oom_kills()
+        self._known_end: Diagnosis | None = None
 
     def __enter__(self) -> Self:
         _remove_abandoned()
@@ -105,11 +117,13 @@ class LocalRay:
             stack.enter_context(_smaller_agents(self._runtime_envs, metrics=shown))
             stack.enter_context(_awaited_raylet(self._start_timeout_s, self._check))
             stack.enter_context(patient(self._start_timeout_s))
+            stack.enter_context(unsuspecting())
             stack.enter_context(_loopback_kept())
             if self._outlived:
                 stack.enter_context(outliving())
                 self.lock.touch()
             self._server = stack.enter_context(workers.forked(self._actors.cpus))
+            stack.enter_context(isolated(deaf=self._server is not None))
             known = listening.beyond_loopback()
             enter(
                 "local",
@@ -136,13 +150,32 @@ class LocalRay:
     def trouble(self) -> str | None:
         """Which of its two processes has ended by itself: the members do not outlive them for long, and no other can be
         started. An untested Ray is not asked; the members it takes along are lost then."""
+        ended = self._ended()
+        return None if ended is None else f"{ended[0]} has ended" + ("" if ended[1] is None else f", {how(ended[1])}")
+
+    def diagnosis(self) -> Diagnosis:
+        """The facts that are known of its end, and of that of members."""
+        if self._known_end is not None:
+            return self._known_end
+        ended, now = self._ended(), oom_kills()
+        kills = None if now is None or self._kills_before is None else now - self._kills_before
+        if ended is None or self._folder is None:
+            return Diagnosis(oom_kills=kills)
+        load, cores = os.getloadavg()[0], len(os.sched_getaffinity(0))
+        self._known_end = diagnose(ended[1], kills, load, cores, folders.logs(self._folder))
+        return self._known_end
+
+    def _ended(self) -> tuple[str, int | None] | None:
+        """Name and exit status of the first of its processes that has ended; None while both live."""
         if not tested_versions.RAY.is_here:
             return None
         from ray._private import worker
 
         node = worker._global_node
-        dead: set[str] = set() if node is None else {kind for kind, _ in node.dead_processes()}
-        return next((f"{name} has ended" for kind, name in _VITAL.items() if kind in dead), None)
+        dead: dict[str, Any] = {} if node is None else dict(node.dead_processes())
+        return next(
+            ((name, getattr(dead[kind], "returncode", None)) for kind, name in _VITAL.items() if kind in dead), None
+        )
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None

@@ -13,6 +13,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
+from orchestrator.common.control_groups import memory_groups
+
 # For each version of control groups: limit, usage, and the name in memory.stat of the page cache that the kernel gives up
 # first.
 _FILES = (
@@ -25,7 +27,7 @@ def available_bytes(root: Path = Path("/")) -> int:
     """`root` holds proc/ and sys/, for tests."""
     lines = (root / "proc/meminfo").read_text().splitlines()
     machine = next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:"))
-    return min([machine, *(_left(group) for group in _control_groups(root)), *_addresses(root / "proc/self")])
+    return min([machine, *(_left(group) for group in memory_groups(root)), *_addresses(root / "proc/self")])
 
 
 def _addresses(process: Path) -> Iterator[int]:
@@ -36,18 +38,6 @@ def _addresses(process: Path) -> Iterator[int]:
     if limit != "unlimited":
         in_use = next(line for line in (process / "status").read_text().splitlines() if line.startswith("VmSize:"))
         yield max(0, int(limit) - int(in_use.split()[1]) * 1024)
-
-
-def _control_groups(root: Path) -> Iterator[Path]:
-    """The folders of this process's memory groups, innermost first. Inside a container some may not be visible."""
-    mounts = root / "sys/fs/cgroup"
-    for line in (root / "proc/self/cgroup").read_text().splitlines():
-        _, controllers, path = line.split(":", 2)
-        if controllers not in ("", "memory"):
-            continue
-        mount = mounts / "memory" if controllers else mounts
-        own = mount / path.lstrip("/")
-        yield from (folder for folder in (own, *own.parents) if folder.is_relative_to(mount))
 
 
 def _left(group: Path) -> int:

@@ -92,6 +92,13 @@ def _lost(role: str) -> EventType:
     return EventType(only(role, "step", "why"), sentences)
 
 
+def _ray_gone(facts: Facts) -> Sequence[str]:
+    """A run that is not being stopped ends over it, and says so then."""
+    return (
+        () if facts["stopping"] is None else (f"note: {facts['why']}, while the run is stopped ({facts['stopping']})",)
+    )
+
+
 def _drained(facts: Facts) -> Sequence[str]:
     members, seconds = facts["members"], facts["seconds"]
     when = "" if seconds is None else f" in {seconds:.0f} s"
@@ -219,6 +226,7 @@ EVENTS: Mapping[str, EventType] = {
     # the run as a whole
     "signal": EventType(only("name")),
     "decided": EventType(only("from", "to", "reason")),
+    "ray_gone": EventType(only("why", "details?"), _ray_gone),
     "driver_lost": EventType(only("pid", "steps_lost")),
     "generation_started": EventType(
         _generation_fields,

@@ -233,7 +233,7 @@ class Job:
             fault_injection = None if plan.chaos is None else FaultInjection(plan.chaos, step_s)
             session = Session(startup, directory, saving, event_sink, inspection, keys, fault_injection)
             try:
-                session.run(self.pending_signal, ray.trouble, ray.draining)
+                session.run(self.pending_signal, ray.trouble, ray.draining, ray.diagnosis)
             finally:
                 trained_at = time.monotonic()
                 by_worker = time_log.close()

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Protocol, Self
 
 from orchestrator.cluster.actors.members import ActorPlacement, MemberMessage, Members
+from orchestrator.cluster.sessions.diagnosis import Diagnosis
 from orchestrator.common import injection
 from orchestrator.controller import controller, events, fault_attribution
 from orchestrator.controller.membership import ControllerState, Requirements, waiting
@@ -43,7 +44,6 @@ from orchestrator.records.trace import Line
 _TICK_S = 0.25
 _OF_SAMPLES = ("reference", "partition")
 _WITHOUT_RAY_S = 20.0  # Ray ends a process that misses its head for a minute
-_RAY_GONE = "unless somebody killed it, look at its logs and for the kernel's out-of-memory killer (dmesg)"
 _TWO_WAYS = (
     "if the step was computed again, after a resume or a restart, something in the pipeline is left to chance (a clock, "
     "os.urandom, an operation that is not deterministic); otherwise this is a fault of orchestrator"
@@ -179,6 +179,7 @@ class Session:
         self._asked: dict[int, str] = {}  # member that was asked what its process is made of -> its node
         self._described: set[str] = set()  # nodes
         self._ray_gone: float | None = None  # since when, in monotonic seconds
+        self._diagnosis: Callable[[], Diagnosis] = Diagnosis
         self._state = startup.state
         event_sink.goes_on(run_start.written, run_start.loss, run_start.metrics, self._state.checkpoint)
         event_sink.catches_up(run_start.untold)
@@ -190,13 +191,15 @@ class Session:
         pending_signal: PendingSignal,
         trouble: Callable[[], str | None] = lambda: None,
         draining: Callable[[], Mapping[str, float | None]] = dict,
+        diagnosis: Callable[[], Diagnosis] = Diagnosis,
     ) -> None:
         """Run until the controller ends the run. Never raises for what a member or the user did: see the outcome's
         error.
 
         trouble: what is wrong with the Ray that the members run on, if anything is; draining: which of its nodes go away, and
-        when.
+        when; diagnosis: what is known of its end, and of that of members.
         """
+        self._diagnosis = diagnosis
         injection.at("drive")
         while self._state.phase != "ended":
             try:
@@ -240,15 +243,17 @@ class Session:
 
     def _save_without_ray(self, wrong: str) -> None:
         """The Ray is gone, and with it the run ends. Members may live for a while, and talk to each other and to this process
-        without it: they save what they hold, as after a signal."""
-        error = ClusterUnavailable(wrong, _RAY_GONE, code="ray.gone")
+        without it: they save what they hold, as after a signal. A run that was being stopped ends as stopped."""
         if self._ray_gone is None:
             self._ray_gone = time.monotonic()
-            self._end(error)
-            self._decide(events.Interrupt(wrong))
+            known = self._diagnosis()
+            self._event_sink.event("ray_gone", why=wrong, details=known.details, stopping=self._posted)
+            if self._posted is None:
+                self._end(ClusterUnavailable(wrong, known.remedy, known.details, code="ray.gone"))
+                self._decide(events.Interrupt(wrong))
         self._look_for_dead()  # Ray tells of nobody's death any more
         if time.monotonic() - self._ray_gone > _WITHOUT_RAY_S:
-            self._decide(events.Failed(None, error))
+            self._decide(events.Interrupt(self._posted or wrong, urgent=True))
 
     def _drain(self, draining: Mapping[str, float | None]) -> None:
         """Have the members leave the nodes that go away."""
@@ -417,7 +422,7 @@ class Session:
         why += "" if last is None else f" {fault_attribution.where(last)}"
         self._forget(member)
         self._event_sink.lost(self._roles[member], member, why, self._where(member))
-        self._decide(events.Died(member, why, details, last))
+        self._decide(events.Died(member, why, details, last, self._diagnosis().oom_kills))
 
     def _decide(self, event: events.Event) -> None:
         before = self._state.phase
