@@ -8,10 +8,10 @@ from pathlib import Path
 
 from orchestrator.cli.answer import Answer
 from orchestrator.cli.arguments import Arguments
-from orchestrator.cli.runs import runs
 from orchestrator.driver.folders import NAME, project_folder
 from orchestrator.driver.terminal import mlflow_ui
 from orchestrator.errors import RunFailed, UsageError
+from orchestrator.experiments.listing import runs
 from orchestrator.provenance.tracking import Store, experiment_page, is_server
 
 

@@ -14,10 +14,8 @@ from typing import Any
 import pytest
 
 from orchestrator import staleness
-from orchestrator.cli.compare import compare
 from orchestrator.cli.export import Wanted, export
 from orchestrator.cli.jobs.once import once
-from orchestrator.cli.runs import runs
 from orchestrator.cli.watch import watch
 from orchestrator.config.settings import load
 from orchestrator.config.settings.schema import TABLES, path_of
@@ -27,6 +25,8 @@ from orchestrator.driver.launch.launch import launch
 from orchestrator.driver.launch.resume import resume
 from orchestrator.driver.preflight import begin
 from orchestrator.driver.preflight.others import Untrusted, is_own
+from orchestrator.experiments.compare import compare
+from orchestrator.experiments.listing import runs
 from orchestrator.experiments.rerun import run as rerun
 from orchestrator.experiments.rerun.sweep import rerun_sweep
 from orchestrator.experiments.sweep.sweep import resume_sweep

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from orchestrator.cli.runs import USUAL, columns, selected, table
+from orchestrator.experiments.listing import USUAL, columns, frame, selected, table
 from orchestrator.provenance.tracking import Past
 from tests.refusals import refused
 
@@ -60,3 +60,19 @@ def test_columns_may_be_chosen() -> None:
     with refused("record.no-such-name"):
         table(RUNS, ["stats"])
     assert table([]) == "no such runs; launch one with conf=NAME"
+
+
+@pytest.mark.slow  # pandas
+def test_a_frame_has_numbers_whole_ids_and_every_result() -> None:
+    found = frame(RUNS)
+    assert list(found.columns) == [*(name for name in USUAL if name != "results"), "validation/loss"]
+    assert found.run.tolist() == [past.run_id for past in RUNS]
+    chosen = frame(RUNS, ["optimizer.lr", "topology.name", "steps"])
+    assert chosen.to_dict("list") == {
+        "optimizer.lr": [0.01, 0.1, 0.001],
+        "topology.name": ["ring"] * 3,
+        "steps": [4, 4, 4],
+    }
+    assert frame([]).empty
+    with refused("record.no-such-name"):
+        frame(RUNS, ["speed"])

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.cli.runs import runs, table
 from orchestrator.driver.folders import RunFolder
+from orchestrator.experiments.listing import runs, table
 from orchestrator.provenance.tracking import Store, identity_of_process, tables
 from orchestrator.provenance.tracking.store import BOOT, HOST, PID
 

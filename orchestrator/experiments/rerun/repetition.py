@@ -1,0 +1,81 @@
+"""A repetition of whatever a name means: a run, a crate, a sweep or an ensemble; and what may be asked of each."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from orchestrator.errors import UsageError, few
+from orchestrator.experiments.rerun.audit import Asked, Audited
+from orchestrator.experiments.rerun.run import Rerun, Wanted, rerun
+from orchestrator.experiments.rerun.sweep import SweepRerun, rerun_sweep
+from orchestrator.experiments.sweep.record import find_sweep
+from orchestrator.provenance.crates import crate
+
+_ENVIRONMENTS = ("check", "ignore", "rebuild")
+
+
+def require_known(environment: str, count: int | None) -> None:
+    """Raises UsageError for what the command line refuses as it reads it."""
+    if environment not in _ENVIRONMENTS:
+        raise UsageError(
+            f"environment={environment}: it is {few(_ENVIRONMENTS, len(_ENVIRONMENTS))}", code="rerun.environment"
+        )
+    if count is not None and count < 1:
+        raise UsageError(f"audit={count}: expected a whole number, at least 1", code="rerun.audit-number")
+
+
+def asked(count: int | None, seed: str | None) -> Asked | None:
+    """The audit that is asked for. Raises UsageError."""
+    if count is None and seed is not None:
+        raise UsageError(
+            "audit.seed= draws the segments of an audit, which is not asked for", "add audit=N", code="rerun.audit-seed"
+        )
+    return None if count is None else Asked(count, seed)
+
+
+def repeat(name: str, overrides: Sequence[str], uri: str | None, wanted: Wanted) -> Rerun | Audited | SweepRerun:
+    """The whole story. overrides: of the settings.
+
+    Raises UsageError, ConfigurationError and NotRerunnable before anything is started.
+    """
+    _require_one_kind(wanted)
+    past = None if crate.is_crate(name) or wanted.key is not None else find_sweep(name, uri)
+    if past is None:
+        return rerun(name, overrides, uri, wanted)
+    _require_whole(wanted)
+    return rerun_sweep(past, overrides, uri, check_environment=wanted.check_environment, trusted=wanted.trusted)
+
+
+def _require_one_kind(wanted: Wanted) -> None:
+    """Raises UsageError for requests that do not go together."""
+    if wanted.auditing is not None and (wanted.explaining or wanted.preparing):
+        what = "explain" if wanted.explaining else "stages"
+        raise UsageError(
+            f"{what}=true goes with the repetition of a whole run, and audit= repeats parts",
+            f"leave {what} out",
+            code="rerun.audit-repeats-parts",
+        )
+    if wanted.wheels is not None and not wanted.rebuilding:
+        raise UsageError(
+            "wheels= names a folder of wheels for environment=rebuild, which is not asked for",
+            "add it",
+            code="rerun.wheels-unused",
+        )
+
+
+def _require_whole(wanted: Wanted) -> None:
+    """Raises UsageError for what a sweep cannot be asked."""
+    if wanted.auditing is not None:
+        raise UsageError("audit: a sweep has many runs", "name one of its trials", code="rerun.audit-of-sweep")
+    if wanted.explaining:
+        raise UsageError(
+            "explain=true: a sweep has many runs",
+            "name the one of its trials that has diverged",
+            code="rerun.explain-of-sweep",
+        )
+    if wanted.rebuilding:
+        raise UsageError(
+            "environment=rebuild: a sweep has many runs", "name one of its trials", code="rerun.rebuild-of-sweep"
+        )
+    if wanted.preparing:
+        raise UsageError("stages=true: a sweep has many runs", "name one of its trials", code="rerun.stages-of-sweep")
