@@ -46,6 +46,10 @@ S3 := aiobotocore aioitertools boto3 botocore dvc-s3 jmespath moto py-partiql-pa
 STREAMS := boto3 botocore braceexpand brotli catalogue cramjam jmespath lightning-utilities litdata mosaicml-streaming obstore \
 	python-snappy s3transfer tifffile torchvision webdataset xxhash zstd
 
+NOTEBOOKS := asttokens comm debugpy executing fastjsonschema ipykernel ipython ipython_pygments_lexers ipywidgets jedi \
+	jupyter_client jupyter_core jupyterlab_widgets matplotlib-inline nbclient nbformat nest-asyncio2 parso pexpect \
+	ptyprocess pure_eval pyzmq stack-data tornado traitlets widgetsnbextension
+
 KERNELS := cuda-bindings cuda-pathfinder nvidia-cuda-nvrtc
 
 COMMA := ,
@@ -53,7 +57,7 @@ COMMA := ,
 # each index that lacks a package, hundreds of times where one of several is a folder.
 SHOWN_IF_IT_FAILS = { $(2) >$(1) 2>&1 || { status=$$?; cat $(1) >&2; echo "it failed: $(2)" >&2; exit $$status; } ; }
 
-.PHONY: bench campaign gpu dashboard docs kernels others peers s3 streams setup demo demo-kill data test test-long check lint pure claims clean
+.PHONY: bench campaign gpu dashboard docs kernels notebooks others peers s3 streams setup demo demo-kill data test test-long check lint pure claims clean
 
 setup: $(STAMP)
 
@@ -124,6 +128,11 @@ others: setup
 	@test -d $(VENV)/others || $(call SHOWN_IF_IT_FAILS,$(VENV)/others.log,\
 		python -m pip install --constraint constraints.txt --no-deps --target $(VENV)/others $(OTHERS))
 
+# A true Jupyter, in which tests execute docs/python.md.
+notebooks: setup
+	@test -d $(VENV)/notebooks || $(call SHOWN_IF_IT_FAILS,$(VENV)/notebooks.log,\
+		python -m pip install --constraint constraints.txt --no-deps --target $(VENV)/notebooks $(NOTEBOOKS))
+
 # What compiles kernels for cards; torch's build for CUDA brings it.
 kernels: setup
 	@test -d $(VENV)/kernels || $(call SHOWN_IF_IT_FAILS,$(VENV)/kernels.log,\
@@ -152,7 +161,7 @@ FAULTS ?= 300
 campaign: setup
 	python -m campaign --seed $(SEED) --faults $(FAULTS)
 
-test-long: test docs dashboard s3 streams others peers kernels
+test-long: test docs dashboard s3 streams others peers kernels notebooks
 	python -m pytest -n 2 $(MANY) -m "$(PURE)"
 	$(BY_FILE) $(MANY) -m long
 

@@ -4,7 +4,25 @@ The names of `__all__` are public: CHANGELOG.md says what may change of them bet
 """
 
 from orchestrator import moved
-from orchestrator.api import Run, Staleness, launch, load_ensemble, look, staleness
+from orchestrator.api import (
+    Card,
+    Comparison,
+    Figures,
+    Rerun,
+    Run,
+    Staleness,
+    Sweep,
+    compare,
+    launch,
+    load_ensemble,
+    look,
+    rerun,
+    resume,
+    run,
+    runs,
+    staleness,
+    sweep,
+)
 from orchestrator.data.files.dataset import Files
 from orchestrator.data.files.packed import Packed
 from orchestrator.data.files.stream import Stream
@@ -12,17 +30,28 @@ from orchestrator.errors import OrchestratorError
 from orchestrator.pipeline import Pipeline
 
 __all__ = [
+    "Card",
+    "Comparison",
+    "Figures",
     "Files",
     "OrchestratorError",
     "Packed",
     "Pipeline",
+    "Rerun",
     "Run",
     "Staleness",
     "Stream",
+    "Sweep",
+    "compare",
     "launch",
     "load_ensemble",
     "look",
+    "rerun",
+    "resume",
+    "run",
+    "runs",
     "staleness",
+    "sweep",
 ]
 moved.install()
 __version__ = "0.1.0"

@@ -72,6 +72,7 @@ class OrchestratorError(Exception):
     exit_code: ClassVar[int] = 1
     recurs = False
     more: Mapping[str, object] = {}  # what the JSON object of a refused command says besides
+    run_id: str | None = None  # of the run or sweep that it ended, for who has launched it from Python
 
     def __init__(self, message: str, remedy: str = "", details: str = "", *, code: str = "") -> None:
         super().__init__(message)

@@ -37,6 +37,7 @@ SUBJECTS = (
         "streams",
         "site",
         "pipeline",
+        "cells",
         "model",
         "loss",
         "evaluation",

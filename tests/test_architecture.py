@@ -17,7 +17,7 @@ import pytest
 from tests.sources import FILES, PACKAGE, ROOT, Source, source
 
 FLOORS = [
-    *("__main__", "api", "cli", "experiments", "driver", "cluster", "worker", "provenance", "checkpoint", "controller"),
+    *("__main__", "cli", "api", "experiments", "driver", "cluster", "worker", "provenance", "checkpoint", "controller"),
     *("config", "data", "comm", "optim", "numerics", "adapters", "pipeline", "records", "common", "errors", "moved"),
 ]
 # Rooms of a floor, in the same order: packages, and modules that stand beside them.
@@ -41,7 +41,10 @@ ROOMS = {
         *("template", "verify", "watch"),
         *("answer", "arguments", "surroundings"),
     ],
-    "experiments": ["rerun", "sweep", "look", "tuning", "pictures", "simulation", "search"],
+    "experiments": [
+        *("compare", "rerun", "resume", "sweep", "look", "listing", "history", "trained", "tuning", "pictures"),
+        *("simulation", "search"),
+    ],
     "driver": ["launch", "run", "recording", "preflight", "report", "folders", "supervision", "terminal"],
     "cluster": ["placement", "slurm", "sessions", "actors", "forkserver", "ray_jobs", "ray_calls"],
     "worker": [

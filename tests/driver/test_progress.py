@@ -37,6 +37,18 @@ def test_plain_lines_are_few(monkeypatch: pytest.MonkeyPatch) -> None:
     ]
 
 
+def test_in_a_notebook_it_is_below_the_cell(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("orchestrator.driver.terminal.notebook.is_here", lambda: True)
+    monkeypatch.setattr("orchestrator.driver.terminal.notebook.has_widgets", lambda: False)
+    display = progress.for_stream()
+    display.start(2)
+    display.step(2, 0.5)
+    out, err = capsys.readouterr()
+    assert (out, err) == ("step 2/2, loss 0.5\n", "")
+
+
 def test_of_segments_it_tells_how_much_of_them_is_done() -> None:
     stream = io.StringIO()
     display = progress.SegmentProgress(progress.for_stream(stream), [(100, 150), (400, 450)])

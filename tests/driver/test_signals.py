@@ -28,6 +28,18 @@ def test_a_signal_is_posted_once(number: signal.Signals, then: signal.Handlers) 
     assert signal.getsignal(number) == before
 
 
+def test_in_a_notebook_a_second_one_ends_the_cell(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "ps1", "In [1]: ", raising=False)
+    before = signal.getsignal(signal.SIGINT)
+    with signals.posted() as pending_signal:
+        pending_signal.last_words = "of a command, which ends with its process"
+        os.kill(os.getpid(), signal.SIGINT)
+        assert pending_signal.signal == "SIGINT"
+        with pytest.raises(KeyboardInterrupt):
+            os.kill(os.getpid(), signal.SIGINT)
+    assert signal.getsignal(signal.SIGINT) == before
+
+
 def test_watching_again_takes_a_signal_back() -> None:
     with signals.posted() as pending_signal:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)

@@ -38,6 +38,7 @@ from orchestrator.driver.report.description import Layout
 from orchestrator.driver.report.layout import layout
 from orchestrator.driver.report.outcome import RunOutcome
 from orchestrator.driver.report.page import as_html, cleaned, markdown
+from orchestrator.driver.terminal import console
 from orchestrator.errors import NotRerunnable, OutOfDeviceMemory, RunFailed, Status
 from orchestrator.provenance.code import imported, worktree
 from orchestrator.provenance.data.versions import Input
@@ -407,7 +408,7 @@ class Record:
             status=outcome.status,
             recurs=outcome.recurs,
             started=datetime.fromtimestamp(self.tracker.started_ms / 1000, UTC).strftime("%Y-%m-%d %H:%M:%S UTC"),
-            command=shlex.join(["python", "-m", "orchestrator", *self._redactor.arguments(sys.argv[1:])]),
+            command=shlex.join(["python", "-m", "orchestrator", *self._typed()]),
             outcome=rows,
             code=self._code,
             data=read_json(self.files.data),
@@ -430,6 +431,12 @@ class Record:
             before=self._drift,
             uri=self.store.name,
         )
+
+    def _typed(self) -> list[str]:
+        """The arguments of the command, or of one that does the same as a launch from Python."""
+        if console.was_typed():
+            return self._redactor.arguments(sys.argv[1:])
+        return [f"conf={self.files.path.parent.name}/{self.tracker.run_id}/settings.yaml"]
 
     def _events(self) -> list[dict[str, Any]]:
         try:

@@ -8,7 +8,10 @@ import os
 import re
 import select
 import sys
-from typing import Any, Final, TextIO
+from pathlib import Path
+from typing import Any, Final, TextIO, cast
+
+from orchestrator.driver.terminal import notebook
 
 _PATIENCE_S: Final = 2.0  # with whoever reads slowly; less than a lease, in which the driver has to be heard of
 _COLOUR: Final = re.compile(r"(\x1b\[[0-9;]*m)|[^\x1b]+|\x1b")
@@ -61,6 +64,13 @@ class Lasting:
         return getattr(self._stream, name)
 
 
+def people(stream: TextIO | None = None) -> TextIO:
+    """The stream to people: stderr, in a notebook stdout, since it colours the other one as an error. stream: another one."""
+    if stream is None and notebook.is_here():
+        return sys.stdout
+    return cast(TextIO, Lasting(stream or sys.stderr))
+
+
 def plain(text: str, kept: str = "") -> str:
     """The text as it can be shown. A character that is not printable, such as one that moves the cursor or turns the
     direction of writing, is written as Python escapes it. kept: characters that stay."""
@@ -86,6 +96,12 @@ def _escaped(character: str) -> str:
 def tell(text: str) -> None:
     """A message to people, on stderr."""
     print(shown(text), file=sys.stderr, flush=True)
+
+
+def was_typed() -> bool:
+    """Whether this process is a command of ours. A program or a notebook may have launched a run, too."""
+    script = Path(sys.argv[0])
+    return script.name == "orchestrator" or script.parts[-2:] == ("orchestrator", "__main__.py")
 
 
 def prepare() -> None:

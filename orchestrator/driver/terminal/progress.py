@@ -1,15 +1,16 @@
-"""The progress display on stderr: a bar on a terminal, a plain line now and then otherwise."""
+"""The progress display on stderr: a bar on a terminal, a plain line now and then otherwise. In a notebook it is below the cell:
+a bar where there are ipywidgets."""
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Iterable, Sequence
-from typing import Never, Protocol, TextIO, cast
+from typing import Never, Protocol, TextIO
 
 from tqdm import tqdm
 
-from orchestrator.driver.terminal.console import Lasting, spoken
+from orchestrator.driver.terminal import notebook
+from orchestrator.driver.terminal.console import people, spoken
 
 PLAIN_EVERY_S = 10.0
 
@@ -23,7 +24,9 @@ class ProgressDisplay(Protocol):
 
 def for_stream(stream: TextIO | None = None) -> ProgressDisplay:
     """The display for `stream` (stderr): a bar on a terminal, plain lines elsewhere."""
-    stream = cast(TextIO, Lasting(stream or sys.stderr))
+    if stream is None and notebook.has_widgets():
+        return Bar(people(), in_notebook=True)
+    stream = people(stream)
     return Bar(stream) if stream.isatty() else Plain(stream)
 
 
@@ -90,12 +93,16 @@ class Plain:
 
 
 class Bar:
-    def __init__(self, stream: TextIO) -> None:
+    def __init__(self, stream: TextIO, *, in_notebook: bool = False) -> None:
         self._stream = stream
+        self._in_notebook = in_notebook
         self._bar: tqdm[Never] | None = None
 
     def start(self, steps: int) -> None:
-        self._bar = tqdm(total=steps, file=self._stream, unit="step", dynamic_ncols=True, leave=False, mininterval=0.2)
+        kind: type[tqdm[Never]] = tqdm
+        if self._in_notebook:
+            from tqdm.auto import tqdm as kind  # type: ignore[assignment]  # a bar of widgets, which it imports
+        self._bar = kind(total=steps, file=self._stream, unit="step", dynamic_ncols=True, leave=False, mininterval=0.2)
 
     def step(self, done: int, loss: float | None, epsilon: float | None = None) -> None:
         if self._bar is not None:
@@ -104,7 +111,7 @@ class Bar:
 
     def say(self, text: str) -> None:
         text = spoken(text)
-        if self._bar is None:
+        if self._bar is None or self._in_notebook:
             print(text, file=self._stream, flush=True)
         else:
             self._bar.write(text, file=self._stream)

@@ -1,6 +1,6 @@
 """SIGINT, SIGTERM and SIGHUP (a terminal that was closed) only post an event (rule D8); a second one of the same kind
-ends the process at once, with some last words. Before a run exists that could receive the event, they interrupt what a command
-prepares."""
+ends the process at once, with some last words; in a notebook it ends the cell. Before a run exists that could receive the
+event, they interrupt what a command prepares."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from contextlib import contextmanager, nullcontext
 from types import FrameType
 
 from orchestrator.common import locks
+from orchestrator.driver.terminal import notebook
 
 WATCHED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
@@ -40,7 +41,9 @@ class PendingSignal:
     def _post(self, number: int, frame: FrameType | None) -> None:  # noqa: ARG002
         self.signal = signal.Signals(number).name
         self.on_signal()
-        if not self._listens(number):
+        if number == signal.SIGINT and notebook.is_interactive():
+            signal.signal(number, signal.default_int_handler)  # a second one ends the cell, and not the notebook
+        elif not self._listens(number):
             _leave(number)
 
     def _listens(self, number: int) -> bool:

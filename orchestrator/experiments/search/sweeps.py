@@ -27,6 +27,7 @@ from pydantic import Field
 from orchestrator.common.registry import is_reference
 from orchestrator.common.values import A_LINE, Given, show
 from orchestrator.config.settings import Settings, from_sources, sources
+from orchestrator.config.settings.loading import Conf
 from orchestrator.config.settings.schema import KEYS, shorthand
 from orchestrator.config.settings.sections import SEED
 from orchestrator.config.settings.sources import Leaf, Source
@@ -64,17 +65,20 @@ RUNGS = "halving.rungs"  # whole numbers of steps, rising
 SECTIONS = ("conf", "space", "search", "objective", "halving", "ensemble", "parallel")
 _MOST = 100_000  # points of a grid
 
+_MAPPING = "the mapping"
+
 
 def load_sweep(
-    entry: str,
+    entry: Conf,
     overrides: Sequence[str],
     *,
     kind: Literal["sweep", "ensemble"] | None = None,
     folder: Path = Path("conf"),
 ) -> Sweep:
-    """The sweep of a file, a name in `folder` or a path, and of `key=value` overrides, which come last. kind: what is wanted;
-    None for what the file describes. Raises ConfigurationError with every problem."""
-    file, typed = sources.from_name(entry, folder, kind or "sweep"), sources.from_command_line(overrides)
+    """The sweep of a file, a name in `folder` or a path, or of a mapping that stands for one, and of `key=value` overrides,
+    which come last. kind: what is wanted; None for what the file describes. Raises ConfigurationError with every problem."""
+    typed = sources.from_command_line(overrides)
+    file = sources.from_name(entry, folder, kind or "sweep") if isinstance(entry, str) else sources.from_mapping(entry)
     if not file.readable:
         raise ConfigurationError(file.problems)
     own: dict[tuple[str, ...], Given] = {}
@@ -92,7 +96,9 @@ def load_sweep(
         return _ensemble(own, [*base, *rest], problems)
     if any(path[0] == "ensemble" for path in own):
         raise ConfigurationError(
-            [f"ensemble: {entry} describes an ensemble, which sweep= does not train"],
+            [
+                f"ensemble: {entry if isinstance(entry, str) else _MAPPING} describes an ensemble, which sweep= does not train"
+            ],
             _OTHER_VERB,
             code="sweep.of-ensemble",
         )

@@ -19,6 +19,7 @@ from orchestrator.cluster.sessions.local import Actors, LocalRay
 from orchestrator.common.registry import is_reference
 from orchestrator.config.resolve import resolve
 from orchestrator.config.settings import kept, redactor
+from orchestrator.config.settings.loading import Conf
 from orchestrator.driver.folders import project_folder
 from orchestrator.driver.launch.resume import recorded_project
 from orchestrator.driver.preflight import begin, checks, initial, visible_cards
@@ -60,7 +61,7 @@ _LEAST_OVERRIDES = ("tracking.uri", "output")
 
 
 def sweep(
-    entry: str, overrides: Sequence[str], kind: Literal["sweep", "ensemble"] = "sweep", *, trusted: bool = False
+    entry: Conf, overrides: Sequence[str], kind: Literal["sweep", "ensemble"] = "sweep", *, trusted: bool = False
 ) -> SweepReport:
     """The whole story. trusted: as `launch` takes it. Raises ConfigurationError before anything is started; an error of the
     sweep itself is in the report."""

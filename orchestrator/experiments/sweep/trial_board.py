@@ -4,14 +4,13 @@ elsewhere. Trials report from threads of their own."""
 from __future__ import annotations
 
 import shutil
-import sys
 import threading
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TextIO, cast
+from typing import Any, TextIO
 
-from orchestrator.driver.terminal.console import Lasting
+from orchestrator.driver.terminal.console import people
 from orchestrator.experiments.search.outlook import TrialRung
 
 _DRAWN_EVERY_S = 0.2
@@ -90,7 +89,7 @@ class TrialBoard:
     """Shows what trials report. stream: stderr if none is given."""
 
     def __init__(self, seen: Seen, stream: TextIO | None = None) -> None:
-        self._stream = cast(TextIO, Lasting(stream or sys.stderr))
+        self._stream = people(stream)
         self._live = self._stream.isatty()
         self._seen = seen
         self._lock = threading.Lock()

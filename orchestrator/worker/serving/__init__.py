@@ -25,13 +25,17 @@ if TYPE_CHECKING:
 
 def _load_pyfunc(path: str) -> Served:
     """Called by MLflow."""
-    folder = Path(path)
+    return load(Path(path))
+
+
+def load(folder: Path) -> Served:
+    """The model of a folder. Raises as `served.load`."""
     architecture = json.loads((folder / ARCHITECTURE).read_text(encoding="utf-8"))
     if (
         architecture.get("arithmetic") == "portable" and "torch" not in sys.modules
     ):  # else they came too late, which `served` says
         os.environ.update(determinism.PORTABLE)
     determinism.prepare_environment()
-    from orchestrator.worker.serving.served import load
+    from orchestrator.worker.serving import served
 
-    return load(folder)
+    return served.load(folder)

@@ -1,0 +1,192 @@
+"""The functions that start workers: a launch, going on, a repetition, a sweep. Progress is shown, and Ctrl-C stops in order."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, NoReturn
+
+from orchestrator.api.results import Rerun, Run, Sweep
+
+if TYPE_CHECKING:
+    from orchestrator.driver.report.outcome import RunOutcome
+    from orchestrator.errors import OrchestratorError
+    from orchestrator.experiments.sweep.report import SweepReport
+
+_TRUST = "trust=true"
+
+
+def launch(
+    conf: str | Path | Mapping[str, Any], *overrides: str, on_event: Callable[[Mapping[str, Any]], object] | None = None
+) -> Run:
+    """Launch a run from Python and wait for its end; the same as `python -m orchestrator conf=... key=value ...`.
+
+    conf: a name in conf/, a path, or a mapping with the keys of such a file. A class or function in the mapping stands for its
+    name; one of a notebook's cells is written to a module of the project, with what it needs. on_event: called in this thread
+    with each event of the journal as it happens, and with {"event": "step", "step": 41, "loss": 0.5} for each step. An
+    exception of it ends only the calls. The override "trust=true" lets it begin with what somebody else has made. The project
+    is the working directory. Raises OrchestratorError when the run is refused or fails; its `run_id` names a run that began.
+    """
+    from orchestrator.api.definitions import named
+    from orchestrator.config.settings import load, origins
+
+    trusted, overrides = _TRUST in overrides, tuple(each for each in overrides if each != _TRUST)
+    _import_anew()
+    with named(conf) as given:
+        _prepare_numerics()
+        settings = load([given], overrides)
+        _prepare_ray(settings.cluster.address)
+        from orchestrator.driver.launch import launch as story  # imports ray, which reads the environment
+        from orchestrator.experiments import tuning
+
+        settings, where, measured = tuning.decided(settings, origins([given], overrides), trusted=trusted)
+        run_id, outcome = story.launch(settings, where, on_event=on_event, tuning=measured, trusted=trusted)
+    typed = (f"conf={given}", *overrides, *([_TRUST] if trusted else [])) if isinstance(given, str) else ()
+    return _ended(run_id, outcome, typed, settings.tracking.uri)
+
+
+def resume(run_id: str | Run = "last", *overrides: str, trust: bool = False, uri: str | None = None) -> Run | Sweep:
+    """Go on with a run, a sweep or an ensemble from where it stands, and wait for its end; the same as `resume=RUN_ID`.
+
+    run_id: or the beginning of it, or "last"; overrides: how it is executed may change, "cluster.workers=2"; trust: also one
+    of somebody else, whose code is executed. uri: of the MLflow store, None for the project's. Raises OrchestratorError.
+    """
+    _prepare_numerics()
+    _prepare_ray(_address(overrides))
+    from orchestrator.experiments.resume import resume as story
+    from orchestrator.experiments.sweep.report import SweepReport
+
+    done = story(_name(run_id), overrides, uri, trusted=trust)
+    if isinstance(done.ended, SweepReport):
+        return _ended_sweep(done.ended, uri)
+    return _ended(done.id, done.ended, (f"resume={done.id}", *overrides), uri)
+
+
+def rerun(
+    run_id: str | Path | Run = "last",
+    *overrides: str,
+    audit: int | None = None,
+    seed: str | None = None,
+    environment: Literal["check", "ignore", "rebuild"] = "check",
+    wheels: str | Path | None = None,
+    explain: bool = False,
+    stages: bool = False,
+    key: str | Path | None = None,
+    trust: bool = False,
+    uri: str | None = None,
+) -> Rerun:
+    """Repeat a run, a sweep or a crate exactly, in a clean checkout of its code with its data, and compare; the same as
+    `rerun=RUN_ID`. A verdict other than "exact" is no exception.
+
+    run_id: or the beginning of it, "last", or the path of a crate; overrides: how it is executed may change. audit, seed: only
+    so many segments between kept checkpoints, drawn by the seed; environment, wheels: whether the packages have to be those of
+    the record, and are installed anew; explain: where it has diverged, run that step once more; stages: execute the DVC stages
+    of its data first; key: the public key that has to have signed a crate; trust: also what somebody else has made. uri: of the
+    MLflow store, None for the project's. Raises OrchestratorError where it comes to no verdict.
+    """
+    _prepare_numerics()
+    from orchestrator.driver.folders import project_folder
+    from orchestrator.experiments.rerun import repetition
+    from orchestrator.experiments.rerun.run import Wanted
+
+    repetition.require_known(environment, audit)
+    wanted = Wanted(
+        check_environment=environment != "ignore",
+        explaining=explain,
+        trusted=trust,
+        key=None if key is None else Path(key),
+        rebuilding=environment == "rebuild",
+        wheels=None if wheels is None else Path(wheels),
+        preparing=stages,
+        auditing=repetition.asked(audit, seed),
+    )
+    done = repetition.repeat(_name(run_id), overrides, uri, wanted)
+    report = done.as_dict()
+    new = report["sweep_id"] if "sweep_id" in report else report["run_id"]
+    if done.error is not None:
+        _fail(done.error, new)
+    return Rerun(report["verdict"], done.text, new, done.rerun_of, report, project_folder(Path.cwd()), uri)
+
+
+def sweep(
+    conf: str | Path | Mapping[str, Any],
+    *overrides: str,
+    kind: Literal["sweep", "ensemble"] = "sweep",
+    trust: bool = False,
+) -> Sweep:
+    """Search for settings, each trial a run, or train the members of an ensemble, and wait for the end; the same as
+    `sweep=NAME` and `ensemble=NAME`.
+
+    conf, overrides: as `launch` takes them, with the sections of a sweep, "parallel=2", "search.trials=8"; trust: whether its
+    runs may begin with what somebody else has made. Raises OrchestratorError.
+    """
+    from orchestrator.api.definitions import named
+
+    _import_anew()
+    with named(conf) as given:
+        _prepare_numerics()
+        _prepare_ray(_address(overrides))
+        from orchestrator.experiments.sweep.sweep import sweep as story
+
+        report = story(given, overrides, kind, trusted=trust)
+    return _ended_sweep(report, _given("tracking.uri", overrides))
+
+
+def _import_anew() -> None:
+    """A module of the project that was edited since this process has imported it."""
+    from orchestrator.driver.terminal.progress import for_stream
+    from orchestrator.errors import few
+    from orchestrator.provenance.code import marks
+
+    if edited := marks.forget_edited(Path.cwd()):
+        for_stream().say(
+            f"note: {few(edited, 3)}: edited since this process has imported it; the project's modules are imported anew"
+        )
+
+
+def _prepare_numerics() -> None:
+    """Before torch is imported."""
+    from orchestrator.numerics import determinism
+
+    determinism.prepare_environment()
+
+
+def _prepare_ray(address: str | None) -> None:
+    """Before Ray is imported."""
+    from orchestrator.cluster.sessions.environment import prepare_environment
+
+    prepare_environment(address)
+
+
+def _address(overrides: tuple[str, ...]) -> str | None:
+    return _given("cluster.address", overrides)
+
+
+def _given(key: str, overrides: tuple[str, ...]) -> str | None:
+    values = [each.partition("=")[2] for each in overrides if each.partition("=")[0] == key]
+    return values[-1] or None if values else None
+
+
+def _name(run_id: str | Path | Run) -> str:
+    return run_id.run_id if isinstance(run_id, Run) else str(run_id)
+
+
+def _ended(run_id: str, outcome: RunOutcome, typed: tuple[str, ...], uri: str | None) -> Run:
+    if outcome.error is not None:
+        _fail(outcome.error, run_id, resumable=outcome.checkpoint is not None and not outcome.recurs)
+    folder = Path.cwd() / ".orchestrator" / run_id
+    return Run(run_id, folder, outcome.steps, outcome.digest, outcome.loss, dict(outcome.metrics), typed, uri)
+
+
+def _ended_sweep(report: SweepReport, uri: str | None) -> Sweep:
+    if report.error is not None:
+        _fail(report.error, report.sweep_id, resumable=True)
+    assert report.sweep_id is not None
+    return Sweep(report.sweep_id, Path.cwd() / ".orchestrator" / report.sweep_id, report.as_dict(), uri)
+
+
+def _fail(error: OrchestratorError, run_id: str | None, *, resumable: bool = False) -> NoReturn:
+    error.run_id = run_id
+    if resumable:
+        error.add_note(f"go on: orchestrator.resume({run_id!r})")
+    raise error

@@ -1,0 +1,170 @@
+"""docs/python.md, followed word for word: as a script up to what launches a second run, and whole as a notebook.
+
+One run serves all tests of `make test`: the asserts about it are of the script itself, which has imported what they need.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.projects import PATIENCE_S, REPOSITORY, Done, Project
+
+PAGE = (REPOSITORY / "docs" / "python.md").read_text()
+BLOCK = re.compile(r"^```python\n(.*?)^```", re.DOTALL | re.MULTILINE)
+FIRST, AGAIN = (BLOCK.findall(part) for part in PAGE.split("\n## Again\n"))
+STEPS = 3000  # of a run that is stopped
+PACKAGES = Path(sys.prefix) / "notebooks"  # made by `make notebooks`
+
+ASSERTS = """
+from pathlib import Path
+import re
+
+assert history.index.tolist() == list(range(60)) and history.loss.iloc[-1] == run.loss
+assert history["validation/accuracy"].dropna().tolist()[-1] == run.metrics["validation/accuracy"]
+assert run.settings["pipeline.target"] == "signs_cells:Signs" and run.settings["run.tags"] == ["try=first"]
+assert run.command == f"python -m orchestrator conf=.orchestrator/{run.run_id}/settings.yaml"
+assert f"command: `{run.command}`" in run.card and "<iframe" in run.card._repr_html_()
+assert run.figures["loss"].is_file() and run.figures._repr_html_().count("data:image/png") == 2
+assert run.verdict is None
+assert same == run and orchestrator.run(run.run_id[:12]).digest == run.digest
+assert found.to_dict("list") == {"run": [run.run_id], "optimizer.lr": [0.02], "tag.try": ["first"]}
+assert orchestrator.runs().steps.tolist() == [60] and orchestrator.runs("steps>60").empty
+assert refused.code == "optimizer.option-is-text" and refused.run_id is None
+
+assert not model.training
+trained = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+answer = run.predict([[1.0, 2.0, -0.5, 0.25]])
+assert answer.shape == (1, 2) and answer.argmax() == 1
+
+
+def code_of(function, *arguments, **options):
+    try:
+        function(*arguments, **options)
+    except orchestrator.OrchestratorError as error:
+        return error.code
+
+
+assert code_of(orchestrator.run, "none-such") == "mlflow.no-such-run"
+assert code_of(orchestrator.runs, columns=["speed"]) == "record.no-such-name"
+assert code_of(orchestrator.resume, run) == "resume.of-finished"
+assert code_of(orchestrator.rerun, run, audit=0) == "rerun.audit-number"
+assert code_of(orchestrator.rerun, run, seed="a") == "rerun.audit-seed"
+assert code_of(orchestrator.rerun, run, environment="other") == "rerun.environment"
+assert code_of(orchestrator.rerun, run, wheels="w") == "rerun.wheels-unused"
+assert code_of(orchestrator.sweep, conf) == "sweep.space-required", code_of(orchestrator.sweep, conf)
+
+# The module is changed, as by a cell that was executed again: the run's model is made by what the run was recorded with.
+module = Path("signs_cells.py")
+text = module.read_text()
+module.write_text(text.replace("WIDTH = 16", "WIDTH = 8"))
+again = orchestrator.run("last")
+assert all((tensor == trained[name]).all() for name, tensor in again.model().state_dict().items())
+assert (again.predict([[1.0, 2.0, -0.5, 0.25]]) == answer).all()
+module.write_text("# my own\\n")
+assert code_of(orchestrator.launch, conf) == "cells.file-taken"
+module.write_text(text)
+older = Signs
+
+
+class Signs(older):
+    pass
+
+
+assert code_of(orchestrator.launch, conf) == "cells.older"
+assert module.read_text() == text
+print(run.run_id)
+"""
+
+
+def bash(project: Project, command: str, stdin: str = "") -> Done:
+    done = subprocess.run(
+        command,
+        shell=True,
+        cwd=project.path,
+        env=project.environment(),
+        input=stdin,
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+        check=False,
+    )
+    return Done(done.returncode, done.stdout, done.stderr)
+
+
+def tree_of(project: Project, run_id: str) -> dict[str, str]:
+    """The files of the snapshot of a run's code."""
+    tree = json.loads((project.folder(run_id) / "code.json").read_text())["tree"]
+    listed = bash(project, f"git ls-tree --name-only {tree}").out.split()
+    return {name: bash(project, f"git show {tree}:{name}").out for name in listed}
+
+
+@pytest.mark.ray
+def test_the_page_as_a_script_up_to_a_second_run(tmp_path: Path) -> None:
+    project = Project(tmp_path)
+    (tmp_path / "signs.py").write_text("\n".join([*FIRST, ASSERTS]))
+    project.commit()
+    done = bash(project, f"{sys.executable} signs.py")
+    assert done.code == 0, done.err
+    files = tree_of(project, done.out.split()[-1])
+    assert files.keys() == {"signs.py", "signs_cells.py"}
+    assert "class Signs" in files["signs_cells.py"]
+    assert not {"launch(", "conf", "history"} & {*re.findall(r"\w+\(?", files["signs_cells.py"])}
+    assert "signs_cells.py" not in done.err
+    assert project.leftovers() == []
+
+
+# After the cell of this number of the part of the page that launches again.
+CHECKS = {
+    0: "assert repeated.verdict == 'exact' == run.verdict and repeated.run.digest == run.digest",
+    1: "assert 'optimizer.lr' in set(difference.differences.name) and 'optimizer.lr' in str(difference)",
+    2: "assert swept.settings == {'optimizer.lr': 0.05} and len(swept.trials) == 2 and swept.best.steps == 60",
+    3: f"assert 0 < orchestrator.run(stopped_id).steps < {STEPS}",
+}
+ALONE = """
+from pathlib import Path
+assert not "".join(each.read_text() for each in Path("/proc/self/task").glob("*/children"))  # no process is left
+"""
+LAST = """
+gone_on = orchestrator.resume(stopped_id)
+assert gone_on.steps == 3000 and gone_on.run_id == stopped_id
+WIDTH = 8
+assert orchestrator.launch(conf, "run.steps=2").model()[0].out_features == 8
+assert orchestrator.run(run.run_id).model()[0].out_features == 16  # of the record, not of the notebook
+print(run.run_id, run.digest)
+"""
+
+
+@pytest.mark.long
+@pytest.mark.ray
+def test_the_page_is_a_notebook_and_its_runs_need_none(tmp_path: Path) -> None:
+    """The last cell of the page is stopped as by the button, and its run is gone on with."""
+    project = Project(tmp_path)
+    (tmp_path / "README.md").write_text("A project without code.\n")
+    project.commit()
+    places = dict.fromkeys(("IPYTHONDIR", "JUPYTER_RUNTIME_DIR", "JUPYTER_DATA_DIR"), project.temporary)
+    project.variables |= {**places, "PYTHONPATH": f"{REPOSITORY}:{PACKAGES}"}
+    stopped = AGAIN[-1].replace("100000", str(STEPS)) + "    stopped_id = stopped.run_id\n"
+    again = [cell for number, text in enumerate([*AGAIN[:-1], stopped]) for cell in (text, CHECKS[number], ALONE)]
+    seen = bash(
+        project, f"{sys.executable} -m tests.cli.notebook run.steps={STEPS}", json.dumps([*FIRST, *again, LAST])
+    )
+    assert seen.code == 0, seen.err
+    outputs = json.loads(seen.out.splitlines()[-1])
+    assert sum("<iframe" in each.get("text/html", "") for each in outputs) == 1
+    assert any("progress" in kind or "widget" in kind for kind in outputs[1]), outputs[1].keys()
+    run_id, digest = outputs[-1]["text"].split()[-2:]
+    assert "WIDTH = 16" in tree_of(project, run_id)["notebook_cells.py"]
+    assert project.leftovers() == []
+    (tmp_path / "notebook_cells.py").unlink()
+    del project.variables["PYTHONPATH"]
+    done = project.run(f"rerun={run_id}", "cluster.workers=1", "output=json")
+    assert done.report["verdict"] == "exact", done.err
+    assert done.report["run_id"] != run_id
+    assert digest in done.err
+    assert project.leftovers() == []
