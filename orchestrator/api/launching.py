@@ -59,7 +59,7 @@ def resume(run_id: str | Run = "last", *overrides: str, trust: bool = False, uri
     done = story(_name(run_id), overrides, uri, trusted=trust)
     if isinstance(done.ended, SweepReport):
         return _ended_sweep(done.ended, uri)
-    return _ended(done.id, done.ended, (f"resume={done.id}", *overrides), uri)
+    return _ended(done.id, done.ended, (), uri)
 
 
 def rerun(

@@ -183,6 +183,6 @@ def test_bash_completes_what_stands_behind_the_last_sign() -> None:
     [("environment=rebuild", "rerun.rebuild-of-sweep"), ("explain=true", "rerun.explain-of-sweep")],
 )
 def test_what_is_of_one_run_is_refused_of_a_sweep(given: str, code: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("orchestrator.cli.rerun.find_sweep", lambda _name, _uri: object())
+    monkeypatch.setattr("orchestrator.experiments.rerun.repetition.find_sweep", lambda _name, _uri: object())
     with refused(code):
         COMMANDS["rerun"].run(Arguments("last", (given,), 0.0))

@@ -162,7 +162,6 @@ def test_the_page_is_a_notebook_and_its_runs_need_none(tmp_path: Path) -> None:
     assert "WIDTH = 16" in tree_of(project, run_id)["notebook_cells.py"]
     assert project.leftovers() == []
     (tmp_path / "notebook_cells.py").unlink()
-    del project.variables["PYTHONPATH"]
     done = project.run(f"rerun={run_id}", "cluster.workers=1", "output=json")
     assert done.report["verdict"] == "exact", done.err
     assert done.report["run_id"] != run_id
