@@ -70,6 +70,7 @@ ROOMS = {
             "fault_injection",
             "decision",
             "membership",
+            "member_table",
             "load_balancing",
         ),
         *("state_recovery", "shard_assignment", "sites", "work_stealing", "events", "checking"),

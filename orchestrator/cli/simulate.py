@@ -114,7 +114,7 @@ def simulate(
     )
     rows = report.answer(question)
     if not all(row.played for row in rows):
-        notes.append("of schedules with too many moves one member's were played, as if all did alike")
+        notes.append("of schedules with too many moves one member's were played, or one host's, as all do alike")
     if not all(row.driven for row in rows):
         notes.append(
             "*: with so many workers a loss is taken to cost its detection, its regrouping and half a step, without the "

@@ -82,6 +82,8 @@ def initial(requirements: Requirements, now: float) -> tuple[ControllerState, tu
     state = ControllerState(
         requirements=requirements,
         started=now,
+        start_moved=now,
+        joiners_moved=now,
         since=now,
         listened=now,
         next_member=requirements.member,
@@ -141,7 +143,8 @@ def _ready(decision: Decision, event: Ready) -> None:
         _begin_first(decision)
     elif decision.state.phase == "paused":
         decision.set(since=now)
-        form(decision)
+        if decision.state.members.count("worker", ready=True) >= quorum(decision.state):
+            form(decision)
     elif _is_missing(decision.state, member):
         decision.update(member.id, joins=True)
         ask(decision, "regroup", f"{member.name} is ready to join after {now - member.asked:.1f} s")
@@ -152,14 +155,14 @@ def _ready(decision: Decision, event: Ready) -> None:
 
 def _is_missing(state: ControllerState, member: Member) -> bool:
     if member.role == "worker":
-        return room(state) > sum(other.joins and other.role == "worker" for other in state.members.values())
+        return room(state) > state.members.count("worker", joins=True)
     return True  # servers are never started in excess
 
 
 def _begin_first(decision: Decision) -> None:
-    ready = [member for member in living(decision.state, "worker") if member.ready is not None]
-    if len(ready) < quorum(decision.state):
+    if decision.state.members.count("worker", ready=True) < quorum(decision.state):
         return
+    ready = [member for member in living(decision.state, "worker") if member.ready is not None]
     for other in ready[1:]:
         error = disagreement(ready[0].name, ready[0].run_manifest, other.name, other.run_manifest)
         if error is not None:
@@ -174,7 +177,7 @@ def _failed(decision: Decision, event: Failed) -> None:
     member = None if event.member is None else decision.state.members.get(event.member)
     if member is None and event.member is not None:
         return
-    takes_part = member is None or decision.state.phase == "preparing" or member in present(decision.state)
+    takes_part = member is None or decision.state.phase == "preparing" or member.rank is not None
     if member is None or takes_part:
         decision.end(event.error, f"{'the run' if member is None else member.name} failed: {event.error.kind}")
         return
@@ -183,13 +186,13 @@ def _failed(decision: Decision, event: Failed) -> None:
 
 
 def _card_failed(decision: Decision, event: CardFailed) -> None:
-    member, state = decision.state.members.get(event.member), decision.state
+    member = decision.state.members.get(event.member)
     if member is None:
         return
     elsewhere = card_faults.BY_CODE[event.code].elsewhere
     if elsewhere and member.ready is None:
         _card_failed_at_start(decision, member, event)
-    elif not elsewhere or member not in present(state):
+    elif not elsewhere or member.rank is None:
         _failed(decision, Failed(event.member, event.error))
     elif found := card_failures.lost(decision, event):
         _lost(decision, found)
@@ -306,31 +309,26 @@ def _lost(decision: Decision, losses: list[tuple[LostMember, str]]) -> None:
     for lost_member, why in losses:
         decision.say(f"{lost_member.member.name} {why}")
         decision.set(trouble=f"{lost_member.member.name} {why}")
-        if not _took_part(decision.state, lost_member.member):
+        if lost_member.member.rank is None:
             if lost_member.member.ready is None:
                 start_failed(decision, lost_member.member.id, f"{lost_member.member.name} was lost before it was ready")
         elif decision.state.phase in ("running", "regrouping"):
             _note_loss(decision, lost_member)
-    if decision.state.phase == "saving" and not any(member.role == "worker" for member in present(decision.state)):
+    if decision.state.phase == "saving" and not decision.state.members.count("worker", takes_part=True):
         end_interrupted(decision, "all workers are lost")
     elif decision.state.phase in ("running", "regrouping"):
         conclude(decision)
     start_missing(decision)
 
 
-def _took_part(state: ControllerState, member: Member) -> bool:
-    return state.generation is not None and member.id in state.generation.begin.members
-
-
 def _note_loss(decision: Decision, lost_member: LostMember) -> None:
     """Call off the generation, which has lost a member, unless that member and another one of its stage had done all steps."""
     member, generation = lost_member.member, decision.generation()
-    others_finished = any(
+    if member.has_finished and any(
         other.has_finished and other.stage == member.stage
         for other in present(decision.state)
         if other.role == "worker"
-    )
-    if member.has_finished and others_finished:
+    ):
         decision.say("it had finished, and so has another one")
         return
     lost = generation.lost_members if member.report is not None else (*generation.lost_members, lost_member)
@@ -348,8 +346,9 @@ def _open_loss(decision: Decision) -> None:
 
 def _call_off(decision: Decision) -> None:
     generation = decision.generation()
-    members = tuple(member.id for member in waiting(decision.state))
-    if members and not generation.called_off:
+    if generation.called_off:
+        return
+    if members := tuple(member.id for member in waiting(decision.state)):
         decision.set_generation(called_off=True)
         decision.do(CallOff(generation.number, members))
         decision.say(f"generation {generation.number} is called off for {len(members)} members")
@@ -399,7 +398,8 @@ def _reporter(decision: Decision, event: Reported) -> Member | None:
     generation = decision.state.generation
     if generation is None or event.generation != generation.number:
         return None
-    return next((member for member in waiting(decision.state) if member.id == event.member), None)
+    member = decision.state.members.get(event.member)
+    return member if member is not None and member.rank is not None and member.report is None else None
 
 
 # ---- progress
@@ -490,8 +490,11 @@ def _forgive_own_pause(decision: Decision) -> None:
 def _watch_start(decision: Decision) -> None:
     state = decision.state
     limit = state.requirements.timeouts.start_s
+    if state.phase != "preparing" or decision.now - state.start_moved <= limit:
+        return
     last = max((progressed(member) for member in state.members.values()), default=state.started)
-    if state.phase != "preparing" or decision.now - last <= limit:
+    decision.set(start_moved=last)
+    if decision.now - last <= limit:
         return
     late = [f"{member.name} ({_how_far(member)})" for member in state.members.values() if member.ready is None]
     plan = compose(state)
@@ -509,11 +512,15 @@ def _how_far(member: Member) -> str:
 
 
 def _watch_joiners(decision: Decision) -> None:
-    if decision.state.phase == "preparing":
+    if decision.state.phase == "preparing" or not decision.state.members.count(ready=False):
         return
     limit = decision.state.requirements.timeouts.start_s
-    for member in list(decision.state.members.values()):
-        if member.ready is None and decision.now - progressed(member) > limit:
+    if decision.now - decision.state.joiners_moved <= limit:
+        return
+    preparing = [member for member in decision.state.members.values() if member.ready is None]
+    decision.set(joiners_moved=min(map(progressed, preparing)))
+    for member in preparing:
+        if decision.now - progressed(member) > limit:
             decision.kill(member, f"its start has not progressed for {limit:g} s: {_how_far(member)}")
             if member.heartbeat is None:  # no room, which may last: a node or a site is away
                 decision.set(retry=decision.now)
@@ -522,7 +529,7 @@ def _watch_joiners(decision: Decision) -> None:
 
 
 def _watch_members(decision: Decision) -> None:
-    if decision.state.phase not in ("running", "regrouping"):
+    if decision.state.phase not in ("running", "regrouping") or not _may_be_stuck(decision):
         return
     found = fault_attribution.stuck(decision.state, decision.now)
     if not found and fault_attribution.all_wait(decision.state, decision.now):
@@ -545,6 +552,17 @@ def _watch_members(decision: Decision) -> None:
     found += card_failures.stood_still(decision, found)
     if found:
         _lost(decision, found)
+
+
+def _may_be_stuck(decision: Decision) -> bool:
+    """Whether anybody has been quiet for so long that members are to be looked at one by one. At most ticks nobody has."""
+    timeouts = decision.state.requirements.timeouts
+    limit = min(timeouts.step_s, timeouts.unreachable_s)
+    if decision.now - decision.state.all_heard <= limit:
+        return False
+    quiet = [min(member.heard, member.moved) for member in waiting(decision.state)]
+    decision.set(all_heard=min(quiet, default=decision.now))
+    return decision.now - decision.state.all_heard > limit
 
 
 def _watch_withdrawal(decision: Decision) -> None:

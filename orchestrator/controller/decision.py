@@ -37,7 +37,7 @@ class Decision:
 
     def update(self, member: int, **changes: Any) -> None:
         changed = _changed(self.state.members[member], changes)
-        self.set(members={**self.state.members, member: changed})
+        self.set(members=self.state.members.with_one(member, changed))
 
     def generation(self) -> GenerationStatus:
         assert self.state.generation is not None
@@ -48,12 +48,11 @@ class Decision:
 
     def start(self, role: Role) -> None:
         member = Member(id=self.state.next_member, role=role, asked=self.now, heard=self.now, moved=self.now)
-        self.set(members={**self.state.members, member.id: member}, next_member=member.id + 1)
+        self.set(members=self.state.members.with_one(member.id, member), next_member=member.id + 1)
         self.do(Start(member.id, role))
 
     def remove(self, member: Member) -> None:
-        members = {key: value for key, value in self.state.members.items() if key != member.id}
-        self.set(members=members)
+        self.set(members=self.state.members.without(member.id))
 
     def kill(self, member: Member, why: str) -> None:
         self.remove(member)

@@ -17,6 +17,7 @@ Losses while a worker waited, updated, evaluated, saved or took over a state cou
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
 
 from orchestrator.controller.events import Heartbeat
@@ -127,9 +128,9 @@ def judge_link_failures(state: ControllerState) -> tuple[list[int], frozenset[Pa
     repeated = {pair for pair in new if pair in state.link_failures}
     out: list[int] = []
     while repeated:
-        ids = [member for pair in repeated for member in pair]
-        spare = [member for member in ids if not _is_last(state, member, out)] or ids
-        worst = max(spare, key=lambda member: (ids.count(member), member))
+        number = Counter(member for pair in repeated for member in pair)
+        spare = [member for member in number if not _is_last(state, member, out)] or number
+        worst = max(spare, key=lambda member: (number[member], member))
         out.append(worst)
         repeated = {pair for pair in repeated if worst not in pair}
     known = state.link_failures | new
@@ -139,8 +140,10 @@ def judge_link_failures(state: ControllerState) -> tuple[list[int], frozenset[Pa
 def _is_last(state: ControllerState, member: int, out: Collection[int]) -> bool:
     """Whether nobody else of its stage has its parameters. out: who is about to go."""
     stage = state.members[member].stage
-    others = [each for each in state.members.values() if each.id != member and each.id not in out]
-    return stage is not None and not any(each.stage == stage and each.progress is not None for each in others)
+    if stage is None:
+        return False
+    others = (each for each in state.members.values() if each.id != member and each.id not in out)
+    return not any(each.stage == stage and each.progress is not None for each in others)
 
 
 def _has_another_cause(state: ControllerState) -> bool:
@@ -185,7 +188,8 @@ def computing(lost_member: LostMember) -> tuple[int, int] | None:
 
 def _suspects(generation: GenerationStatus, lost_member: LostMember, step: int) -> tuple[list[tuple[int, int]], bool]:
     """The micro-batches that may have cost this member, and whether it was seen computing one."""
-    rank, heartbeat = generation.rank(lost_member.member.id), lost_member.member.heartbeat
+    rank, heartbeat = lost_member.member.rank, lost_member.member.heartbeat
+    assert rank is not None, "who is lost took part"
     if lost_member.member.role == "server":
         return [], True
     if lost_member.certain:

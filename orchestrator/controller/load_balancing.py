@@ -17,6 +17,7 @@ import heapq
 import statistics
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Final
 
 _ROUNDING: Final = 1e-9  # of an end, so that it holds what it was computed from
@@ -54,11 +55,12 @@ def expected_seconds(paces: Sequence[Pace]) -> list[float] | None:
     if not known:
         return [1 / pace.speed for pace in paces] if len({pace.speed for pace in paces}) > 1 else None
 
-    def alike(pace: Pace) -> float:
-        like = [other for other in known if other.node == pace.node] or known
-        return statistics.median(other.seconds * other.speed for other in like) / pace.speed
-
-    return [pace.seconds if pace.lately else alike(pace) for pace in paces]
+    of_node: dict[int, list[float]] = {}
+    for pace in known:
+        of_node.setdefault(pace.node, []).append(pace.seconds * pace.speed)
+    usual = {node: statistics.median(each) for node, each in of_node.items()}
+    everywhere = statistics.median(one for each in of_node.values() for one in each)
+    return [pace.seconds if pace.lately else usual.get(pace.node, everywhere) / pace.speed for pace in paces]
 
 
 def assign_by_speed(shards: int, hosts: Sequence[Host]) -> tuple[tuple[int, ...], ...]:
@@ -93,8 +95,8 @@ def share_out(jobs: int, rates: Sequence[float], held: Sequence[int], least: Seq
     most = [max(each, int(end * rate)) for each, rate in zip(least, rates, strict=True)]
     counts = [max(few, min(has, many)) for few, has, many in zip(least, held, most, strict=True)]
     over = sum(counts) - jobs
-    for _ in range(over):  # who ends last gives one up
-        counts[max((i for i in range(len(rates)) if counts[i] > least[i]), key=lambda i: counts[i] / rates[i])] -= 1
+    if over > 0:
+        _take(counts, over, rates, least)
     if over < 0:
         _give(counts, -over, rates, most)
     return counts
@@ -120,14 +122,25 @@ def _give(counts: list[int], jobs: int, rates: Sequence[float], most: Sequence[i
             heapq.heappop(queue)
 
 
+def _take(counts: list[int], jobs: int, rates: Sequence[float], least: Sequence[int]) -> None:
+    """So many less, each from who ends last and has more than its least."""
+    queue = [(-count / rates[i], i) for i, count in enumerate(counts) if count > least[i]]
+    heapq.heapify(queue)
+    for _ in range(jobs):
+        _, i = queue[0]
+        counts[i] -= 1
+        if counts[i] > least[i]:
+            heapq.heapreplace(queue, (-counts[i] / rates[i], i))
+        else:
+            heapq.heappop(queue)
+
+
 def _keep(shards: int, counts: Sequence[int], held: Sequence[Collection[int]]) -> tuple[tuple[int, ...], ...]:
     """Each keeps of its own what it may, the lowest; what is left goes, in ascending order, to who lacks some."""
     kept = [sorted(own)[:count] for own, count in zip(held, counts, strict=True)]
-    left = sorted(set(range(shards)).difference(*kept))
+    left = iter(sorted(set(range(shards)).difference(*kept)))
     for own, count in zip(kept, counts, strict=True):
-        lacking = count - len(own)
-        own += left[:lacking]
-        del left[:lacking]
+        own += islice(left, count - len(own))
     return tuple(tuple(sorted(own)) for own in kept)
 
 

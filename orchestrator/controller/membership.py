@@ -15,6 +15,7 @@ from typing import Any, Literal
 from orchestrator.config.plan import Members, Timeouts
 from orchestrator.controller.events import Begin, CardFailed, Ended, FallbackPair, Heartbeat, Move, Role
 from orchestrator.controller.load_balancing import Host, Pace, assign_by_speed, expected_seconds
+from orchestrator.controller.member_table import MemberTable, Status
 from orchestrator.controller.shard_assignment import assign_shards, assign_stages
 from orchestrator.controller.sites import assign_at_sites, away, hosts, shards_of
 from orchestrator.controller.state_recovery import Standing, StateRecovery, plan_recovery
@@ -78,6 +79,7 @@ class Member:
     card: str = ""  # likewise
     leaves: float | None = None  # its node goes away, and until then others are waited for; None where it stays
     lately: tuple[float, ...] = ()  # its last reports of the seconds a micro-batch takes; they outlive a generation
+    rank: int | None = None  # in the present generation; None where it has no part in it
     stage: int | None = None  # hosted from its first generation on; None before, and where workers have the whole model
     progress: Progress | None = None  # as of its last report; None for the initial state
     report: Ended | None = None  # how it ended the present generation; None while it is at work
@@ -96,6 +98,19 @@ class Member:
     def has_finished(self) -> bool:
         """Whether it has done all steps, as of its report."""
         return self.report is not None and self.report.kind == "finished"
+
+    @property
+    def status(self) -> Status:
+        """As what it is counted."""
+        return Status(
+            role=self.role,
+            ready=self.ready is not None,
+            joins=self.joins,
+            leaves=self.leaves is not None,
+            takes_part=self.rank is not None,
+            reported=self.report is not None,
+            finished=self.has_finished,
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -129,9 +144,6 @@ class GenerationStatus:
     @property
     def number(self) -> int:
         return self.begin.generation
-
-    def rank(self, member: int) -> int:
-        return self.begin.members.index(member)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -170,7 +182,7 @@ class ControllerState:
     phase: Phase = "preparing"  # the present one
     since: float = 0.0  # when the present phase began
     listened: float = 0.0  # the last tick
-    members: Mapping[int, Member] = field(default_factory=dict)  # the living, by id
+    members: MemberTable[Member] = field(default_factory=MemberTable[Member])  # the living, by id
     next_member: int = 0  # the next id to give; lower ones are living or gone
     run_manifest: Mapping[str, Any] | None = None  # what the first generation agreed on; None before
     generation: GenerationStatus | None = None  # the present or last one; None before the first
@@ -202,6 +214,10 @@ class ControllerState:
     without_card: int = 0  # workers that the first generation does without, since no card is left for them
     interrupted: tuple[float, str] | None = None  # when, and the signal; None where nobody asked the run to stop
     balance: Balance = Balance()  # whether shards should be assigned anew
+    # no member of the present generation was heard of, or moved, before this; so nobody can be stuck until long after it
+    all_heard: float = 0.0
+    start_moved: float = 0.0  # some member's start has made progress then, or later
+    joiners_moved: float = 0.0  # every member that is not ready has made progress then, or later
 
     def name(self, member: int) -> str:
         known = self.members.get(member)
@@ -210,7 +226,7 @@ class ControllerState:
 
 def living(state: ControllerState, role: Role) -> list[Member]:
     """The oldest first."""
-    return sorted((member for member in state.members.values() if member.role == role), key=lambda member: member.id)
+    return [member for member in state.members.values() if member.role == role]
 
 
 def remaining(state: ControllerState, role: Role) -> list[Member]:
@@ -242,8 +258,7 @@ def progressed(member: Member) -> float:
 
 def room(state: ControllerState) -> int:
     """How many workers more the present generation could take."""
-    stays = [member for member in present(state) if member.role == "worker" and member.leaves is None]
-    return state.requirements.members.most - len(stays)
+    return state.requirements.members.most - state.members.count("worker", takes_part=True, leaves=False)
 
 
 def top(members: Iterable[Member]) -> Progress | None:
@@ -262,9 +277,11 @@ def quorum(state: ControllerState) -> int:
 
 def compose(state: ControllerState) -> Begin | str:
     """The next generation of those who are ready; or why there can be none yet."""
+    number = state.members.count("worker", ready=True)
+    if number < quorum(state):
+        return f"{number} workers are ready, {quorum(state)} are needed"
     ready = [member for member in living(state, "worker") if member.ready is not None]
-    before = () if state.generation is None else state.generation.begin.members
-    holders_first = sorted(ready, key=lambda member: (member.progress is None, member.id not in before, member.id))
+    holders_first = sorted(ready, key=lambda member: (member.progress is None, member.rank is None, member.id))
     workers = by_node(_seated(state, _candidates(state, holders_first)))
     all_servers = state.generation is None or state.requirements.whole
     servers = staying(state, "server")
@@ -345,7 +362,7 @@ def may_leave(state: ControllerState) -> bool:
     begin = None if state.generation is None else state.generation.begin
     if begin is None or len(workers) < quorum(state):
         return False
-    here = [member for member in workers if member.id in begin.members]
+    here = [member for member in workers if member.rank is not None]
     gone = [state.members[id_] for id_ in begin.members[: begin.workers] if id_ in state.members]
     if _leaving(gone) and _keeps_shard_state(state, workers):
         return False
@@ -393,8 +410,9 @@ def _compose_stages(state: ControllerState, workers: Sequence[Member]) -> Begin 
     back = _goes_back(state, workers, stages)
     restorers: list[int] = []
     if back is not None or to_restore(state, workers):
+        mates = stage_mates(len(workers), stages)
         for stage in range(requirements.members.stages):
-            ranks = [rank for rank, other in enumerate(stages) if other == stage]
+            ranks = mates[stage]
             able = [rank for rank in ranks if workers[rank].can_restore or state.checkpoint is None]
             if not able:
                 return f"no worker of stage {stage} reaches the checkpoint of step {state.checkpoint}"
@@ -404,7 +422,7 @@ def _compose_stages(state: ControllerState, workers: Sequence[Member]) -> Begin 
         members=tuple(member.id for member in workers),
         nodes=tuple(member.node for member in workers),
         shards=assign_all_shards(state, workers, stages),
-        state_transfers=tuple((restorers[stage], rank) for rank, stage in enumerate(stages) if rank not in restorers)
+        state_transfers=tuple((restorers[stage], rank) for rank, stage in enumerate(stages) if restorers[stage] != rank)
         if restorers
         else planned.transfers,
         restore=restorers[0] if restorers else None,
@@ -520,7 +538,8 @@ def fallback_pairs(state: ControllerState, workers: Sequence[Member]) -> tuple[F
     holders = _holders(workers)
     if not state.requirements.falls_back or not holders:
         return ()
-    return tuple((shard, min(holders)) for shard in lost_shards(state, workers))
+    heir = min(holders)
+    return tuple((shard, heir) for shard in lost_shards(state, workers))
 
 
 def _holders(workers: Sequence[Member]) -> dict[int, list[int]] | None:
@@ -547,13 +566,13 @@ def moves(
         return ()
     for lost, fallback in fallback_pairs(state, workers) if restore is None else ():
         (holders or {})[lost] = (holders or {})[fallback]
-    moved: dict[tuple[int, int], tuple[int, ...]] = {}
+    moved: dict[tuple[int, int], list[int]] = {}
     for recipient, hosted in enumerate(shards):
         for shard in hosted:
             ranks = [restore] if restore is not None else (holders or {})[shard]
             if recipient not in ranks:
-                moved[ranks[0], recipient] = (*moved.get((ranks[0], recipient), ()), shard)
-    return tuple((donor, recipient, moving) for (donor, recipient), moving in sorted(moved.items()))
+                moved.setdefault((ranks[0], recipient), []).append(shard)
+    return tuple((donor, recipient, tuple(moving)) for (donor, recipient), moving in sorted(moved.items()))
 
 
 def _state_transfers(workers: Sequence[Member], servers: int, restore: int | None) -> tuple[tuple[int, int], ...]:
@@ -566,7 +585,7 @@ def _state_transfers(workers: Sequence[Member], servers: int, restore: int | Non
         return ()
     else:
         donors = [rank for rank, member in enumerate(workers) if member.progress == highest]
-    recipients = [rank for rank in range(len(workers) + servers) if rank not in donors]
+    recipients = sorted({*range(len(workers) + servers)}.difference(donors))
     return tuple((donors[i % len(donors)], recipient) for i, recipient in enumerate(recipients))
 
 
@@ -587,7 +606,8 @@ def skew(state: ControllerState) -> str:
         for member in present(state)
         if member.role == "worker" and not (member.id in recipients and member.progress == generation.before[member.id])
     ]
-    if all(behind(member.progress, top(moved)) <= 1 for member in moved):
+    highest = top(moved)
+    if all(behind(member.progress, highest) <= 1 for member in moved):
         return ""
     return ", ".join(f"{member.name} at step {steps_of(member.progress)}" for member in moved)
 

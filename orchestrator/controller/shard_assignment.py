@@ -50,12 +50,13 @@ def assign_stages(fixed: Sequence[int | None], stages: int, leaves: Sequence[boo
     stays = Counter(
         stage for stage, goes in zip_longest(fixed, leaves, fillvalue=False) if stage is not None and not goes
     )
+    fewest = [(stays[stage], here[stage], stage) for stage in range(stages)]
+    heapq.heapify(fewest)
     assigned: list[int] = []
     for stage, goes in zip_longest(fixed, leaves, fillvalue=False):
         if stage is None:
-            stage = min(range(stages), key=lambda each: (stays[each], here[each], each))
-            here[stage] += 1
-            stays[stage] += not goes
+            staying, hosting, stage = fewest[0]
+            heapq.heapreplace(fewest, (staying + (not goes), hosting + 1, stage))
         assigned.append(stage)
     return tuple(assigned)
 

@@ -10,6 +10,7 @@ stay where they are when another site loses a worker.
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Collection, Mapping, Sequence
 
 Sites = Mapping[str, Sequence[int]]  # the shards of each
@@ -27,12 +28,13 @@ def shards_of(sites: Sites, those: Collection[str]) -> tuple[int, ...]:
 
 def hosts(shards: int, sites: Sites, offered: Sequence[Collection[str]]) -> list[list[int]]:
     """The workers, by their place in `offered`, that may host each shard: any, if it is of no site."""
+    at: dict[str, list[int]] = {site: [] for site in sites}
+    for place, offers in enumerate(offered):
+        for site in {*offers} & at.keys():
+            at[site].append(place)
     site_of = {shard: site for site, own in sites.items() for shard in own}
-    everybody = range(len(offered))
-    return [
-        [each for each in everybody if shard not in site_of or site_of[shard] in offered[each]]
-        for shard in range(shards)
-    ]
+    everybody = list(range(len(offered)))
+    return [at[site_of[shard]] if shard in site_of else everybody for shard in range(shards)]
 
 
 def assign_at_sites(may: Sequence[Sequence[int]], held: Sequence[Collection[int]]) -> tuple[tuple[int, ...], ...]:
@@ -45,33 +47,58 @@ def assign_at_sites(may: Sequence[Sequence[int]], held: Sequence[Collection[int]
         owner[shard] = worker
         load[worker] += 1
 
+    able_for = {id(able): frozenset(able) for able in may}  # shards of one site share their workers
     for worker, own in enumerate(held):
         for shard in sorted(own):
-            if shard not in owner and shard < len(may) and worker in may[shard]:
+            if shard not in owner and shard < len(may) and worker in able_for[id(may[shard])]:
                 give(shard, worker)
+    queues: dict[int, list[tuple[int, int]]] = {}  # of those who are able, with a load that may be greater by now
     for shard, able in enumerate(may):
         if shard not in owner and able:
-            give(shard, min(able, key=lambda worker: (load[worker], worker)))
+            if id(able) not in queues:
+                heapq.heapify(queues.setdefault(id(able), [(load[worker], worker) for worker in able]))
+            give(shard, _least(queues[id(able)], load))
     while path := _relief(may, owner, load):
         for shard, to in path:
             load[owner[shard]] -= 1
             give(shard, to)
-    return tuple(tuple(shard for shard in range(len(may)) if owner.get(shard) == worker) for worker in range(len(held)))
+    return tuple(map(tuple, _owned(owner, len(held))))
+
+
+def _least(queue: list[tuple[int, int]], load: Sequence[int]) -> int:
+    """The worker with the least load, the first of several. queue: a heap of loads, none greater than it is now."""
+    while queue[0][0] != load[worker := queue[0][1]]:
+        heapq.heapreplace(queue, (load[worker], worker))
+    return worker
+
+
+def _owned(owner: Mapping[int, int], workers: int) -> list[list[int]]:
+    """By worker its shards, in ascending order."""
+    found: list[list[int]] = [[] for _ in range(workers)]
+    for shard in sorted(owner):
+        found[owner[shard]].append(shard)
+    return found
 
 
 def _relief(may: Sequence[Sequence[int]], owner: Mapping[int, int], load: Sequence[int]) -> list[tuple[int, int]]:
     """Shards, each with whom it moves to, by which one who has much comes to have one less, and one who has two or more less
     than that one more; empty where there is no such pair."""
+    owned = _owned(owner, len(load))
+    few = min(load, default=0)
     for most in sorted(range(len(load)), key=lambda worker: (-load[worker], worker)):
+        if load[most] < few + 2:
+            break
         came: dict[int, tuple[int, int]] = {}  # to this worker: by which shard, and from whom
         reached = [most]
+        seen: set[int] = set()  # workers of a site that were reached through another shard of it
         for worker in reached:  # grows
-            for shard in sorted((each for each, by in owner.items() if by == worker), reverse=True):
-                for to in may[shard]:
+            for shard in reversed(owned[worker]):
+                for to in may[shard] if id(may[shard]) not in seen else ():
                     if to != most and to not in came:
                         came[to] = shard, worker
                         reached.append(to)
-        least = min(reached, key=lambda worker: (load[worker], reached.index(worker)))
+                seen.add(id(may[shard]))
+        least = min(reached, key=load.__getitem__)  # the first of several
         if load[least] + 2 <= load[most]:
             return _path(came, most, least)
     return []
@@ -98,9 +125,13 @@ def workers_at(sites: Sites, workers: int, shards: int) -> dict[str, int]:
     if free and workers > len(counts):
         counts[""] = free
     found = dict.fromkeys(counts, 1)
+    if workers > sum(counts.values()):
+        raise ValueError(f"{workers} workers for {sum(counts.values())} shards")
+    last = {site: -place for place, site in enumerate(sorted(counts))}  # of equal ones the last gets a worker first
+    queue = [(-float(count), last[site], site) for site, count in counts.items()]
+    heapq.heapify(queue)
     for _ in range(workers - len(counts)):
-        open_ = [site for site in counts if found[site] < counts[site]]
-        if not open_:
-            raise ValueError(f"{workers} workers for {sum(counts.values())} shards")
-        found[max(open_, key=lambda site: (counts[site] / found[site], site))] += 1
+        _, _, site = queue[0]
+        found[site] += 1
+        heapq.heapreplace(queue, (-counts[site] / found[site], last[site], site))
     return found

@@ -45,14 +45,18 @@ def plan_recovery(standings: Sequence[Standing], stages: int) -> StateRecovery:
         return StateRecovery()
     farthest = [rank for rank, each in enumerate(standings) if each.progress == top]
     applies = [rank for rank, each in enumerate(standings) if _can_follow(each, top)]
-    keepers = [rank for rank, each in enumerate(standings) if _has_parameters(each, top) or rank in applies]
-    behind_top = [rank for rank in keepers if rank not in farthest]  # by a step that they apply, or by an evaluation
+    keeps = [_has_parameters(each, top) or _can_follow(each, top) for each in standings]
+    # by a step that they apply, or by an evaluation
+    behind_top = [rank for rank, each in enumerate(standings) if keeps[rank] and each.progress != top]
+    hosting: list[list[int]] = [[] for _ in range(stages)]
+    for rank, each in enumerate(standings):
+        hosting[each.stage].append(rank)
     transfers: list[Transfer] = []
     lost: list[int] = []
-    for stage in range(stages):
-        recipients = [rank for rank, each in enumerate(standings) if each.stage == stage and rank not in keepers]
-        donors = [rank for rank in keepers if standings[rank].stage == stage]
-        donors = [rank for rank in donors if rank in farthest] or donors
+    for stage, ranks in enumerate(hosting):
+        recipients = [rank for rank in ranks if not keeps[rank]]
+        donors = [rank for rank in ranks if keeps[rank]]
+        donors = [rank for rank in donors if standings[rank].progress == top] or donors
         if donors:
             transfers += [(donors[i % len(donors)], rank) for i, rank in enumerate(recipients)]
         else:

@@ -14,6 +14,7 @@ CLEAR, takes two at any time.
 from __future__ import annotations
 
 import statistics
+from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
@@ -51,8 +52,11 @@ def balance(decision: Decision, member: Member) -> None:
     state = decision.state
     reported = state.balance.reported | {member.id}
     _set(decision, reported=reported)
+    number = state.members.count("worker", takes_part=True)
+    if state.phase != "running" or number < 2 or len(reported) < number:
+        return
     workers = [each for each in present(state) if each.role == "worker"]
-    if state.phase != "running" or len(workers) < 2 or not {each.id for each in workers} <= reported:
+    if not reported.issuperset(each.id for each in workers):
         return
     _set(decision, reported=frozenset())
     workers = [decision.state.members[each.id] for each in workers]
@@ -120,22 +124,30 @@ def _look_for_slow(decision: Decision, workers: Sequence[Member]) -> None:
     """One that was slow for a while and no longer is begins anew."""
     known, now = decision.state.balance, decision.now
     slow: dict[int, tuple[float, int]] = {}
+    each_takes = {worker.id: statistics.median(worker.lately) for worker in workers}
+    of_stage: dict[int | None, list[float]] = {}
     for worker in workers:
-        own = statistics.median(worker.lately)
-        others = [
-            statistics.median(other.lately)
-            for other in workers
-            if other.id != worker.id and other.stage == worker.stage
-        ]
-        if not others or own <= FAR * statistics.median(others):
+        of_stage.setdefault(worker.stage, []).append(each_takes[worker.id])
+    for all_take in of_stage.values():
+        all_take.sort()
+    for worker in workers:
+        own, all_take = each_takes[worker.id], of_stage[worker.stage]
+        if len(all_take) < 2 or own <= FAR * (others_s := _median_without(all_take, own)):
             continue
         since, rounds = known.slow.get(worker.id, (now, 0))
         slow[worker.id] = since, rounds + 1
         if rounds + 1 >= SLOW_ROUNDS and now - since >= SLOW_S and worker.id not in decision.state.balance.announced:
             _set(decision, announced=decision.state.balance.announced | {worker.id})
-            decision.do(Slow(worker.id, own, statistics.median(others), now - since))
+            decision.do(Slow(worker.id, own, others_s, now - since))
             decision.say(f"{worker.name} is far slower than the others")
     _set(decision, slow=slow)
+
+
+def _median_without(ordered: Sequence[float], one: float) -> float:
+    """The median of the others. ordered: two or more, ascending, and `one` among them."""
+    place, others = bisect_left(ordered, one), len(ordered) - 1
+    middle = [ordered[at + (at >= place)] for at in ((others - 1) // 2, others // 2)]
+    return (middle[0] + middle[1]) / 2
 
 
 def _ms(seconds: float) -> str:

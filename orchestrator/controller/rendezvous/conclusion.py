@@ -10,7 +10,7 @@ from __future__ import annotations
 from orchestrator.controller import fault_attribution
 from orchestrator.controller.decision import Decision
 from orchestrator.controller.events import Recovered
-from orchestrator.controller.membership import ControllerState, GenerationStatus, Member, present, skew, top, waiting
+from orchestrator.controller.membership import ControllerState, GenerationStatus, Member, present, skew, top
 from orchestrator.controller.rendezvous.formation import end_interrupted, form, worth_saving
 from orchestrator.controller.rendezvous.scaling import start_failed
 from orchestrator.errors import Inconsistent, RunFailed, WorkerLost
@@ -21,11 +21,14 @@ WITHOUT_PROGRESS = (10, 25)  # generations without a committed step: such that l
 
 def conclude(decision: Decision) -> None:
     """After a report or a loss: the generation may be over, and with it the run."""
-    here = present(decision.state)
-    workers = [member for member in here if member.role == "worker"]
-    if workers and all(member.has_finished for member in workers) and _is_whole(decision, workers):
+    members = decision.state.members
+    number = members.count("worker", takes_part=True)
+    workers = []
+    if number and members.count("worker", takes_part=True, finished=True) == number:
+        workers = [member for member in present(decision.state) if member.role == "worker"]
+    if workers and _is_whole(decision, workers):
         _finish(decision, workers)
-    elif not waiting(decision.state) and not awaits_cause(decision.state):
+    elif not members.count(takes_part=True, reported=False) and not awaits_cause(decision.state):
         decision.enter("regrouping")
         _regroup(decision)
 

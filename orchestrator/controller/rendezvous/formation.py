@@ -123,15 +123,19 @@ def begin(decision: Decision, plan: Begin) -> None:
             begin=plan, steps=steps, before={id_: state.members[id_].progress for id_ in plan.members}
         ),
     )
-    for rank, member in enumerate(plan.members):
+    taking_part = set(plan.members)
+    for member in state.members.values():
+        if member.rank is not None and member.id not in taking_part:
+            decision.update(member.id, rank=None)
+    fresh: dict[str, Any] = {"report": None, "joins": False, "holds_sum": False, "heartbeat": None}
+    for rank, id_ in enumerate(plan.members):
         stage = plan.stages[rank] if plan.stages else None
-        decision.update(
-            member, report=None, joins=False, stage=stage, holds_sum=False, heartbeat=None, heard=now, moved=now
-        )
+        decision.update(id_, rank=rank, stage=stage, heard=now, moved=now, **fresh)
+    decision.set(all_heard=now)
     decision.enter("running")
     decision.do(plan)
     for worker in living(decision.state, "worker"):
-        if worker.ready is not None and worker.id not in plan.members:
+        if worker.ready is not None and worker.rank is None:
             become_spare(decision, worker)
     decision.say(_summary(plan, steps))
     if decision.state.interrupted is not None:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from orchestrator.controller.decision import Decision
 from orchestrator.controller.events import Drained, Retire
-from orchestrator.controller.membership import may_leave, present, staying
+from orchestrator.controller.membership import may_leave, staying
 from orchestrator.controller.rendezvous.formation import ask
 from orchestrator.controller.rendezvous.scaling import start_missing
 
@@ -36,16 +36,15 @@ def drained(decision: Decision, event: Drained) -> None:
 
 def watch(decision: Decision) -> None:
     """At each tick."""
-    leaving = [member for member in decision.state.members.values() if member.leaves is not None]
-    if not leaving or decision.state.phase not in ("running", "regrouping"):
+    if not decision.state.members.count(leaves=True) or decision.state.phase not in ("running", "regrouping"):
         return
-    here = {member.id for member in present(decision.state)}
+    leaving = [member for member in decision.state.members.values() if member.leaves is not None]
     for member in leaving:
-        if member.id not in here:
+        if member.rank is None:
             decision.remove(member)
             decision.do(Retire(member.id))
             decision.say(f"{member.name} ends: its node goes away")
-    names = ", ".join(member.name for member in leaving if member.id in here)
+    names = ", ".join(member.name for member in leaving if member.rank is not None)
     if names and decision.state.phase == "running" and _is_time(decision):
         ask(decision, "regroup", f"{names} leave after their step: their node goes away")
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from orchestrator.controller.decision import Decision
 from orchestrator.controller.events import Role
-from orchestrator.controller.membership import remaining
 
 RETRY_S = 10.0  # how long after a lack of room a start is tried again
 FAILURES = 3  # failed starts in a row, after which they are tried seldom
@@ -35,10 +34,9 @@ def start_missing(decision: Decision) -> None:
     fails = state.failures >= FAILURES
     if fails and (state.phase == "paused" or state.later is None or decision.now < state.later):
         return
-    missing: list[Role] = ["worker"] * (
-        state.requirements.members.most + state.requirements.members.spares - len(remaining(state, "worker"))
-    )
-    missing += ["server"] * (state.requirements.members.servers - len(remaining(state, "server")))
+    asked = state.requirements.members
+    missing: list[Role] = ["worker"] * (asked.most + asked.spares - state.members.count("worker", leaves=False))
+    missing += ["server"] * (asked.servers - state.members.count("server", leaves=False))
     if missing and state.retry is not None:
         if decision.now < state.retry:
             return

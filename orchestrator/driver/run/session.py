@@ -171,6 +171,7 @@ class Session:
         self._generation = -1
         self._clocks: tuple[int, ...] = ()  # of the last sync barrier
         self._running = False  # whether the present generation has completed a step
+        self._looked_for_dead = False  # since members were heard last
         self._over: set[int] = set()  # dead, or killed here
         self._stands: dict[int, str] = {}  # of members that are about to be killed, where they stand
         self._draining: Mapping[str, float | None] = {}  # nodes that go away
@@ -229,6 +230,7 @@ class Session:
             self._posted = pending_signal.signal
             self._event_sink.event("signal", name=self._posted)
             self._decide(events.Interrupt(self._posted))
+        self._looked_for_dead = False
         for heard in self._members.hear(_TICK_S):
             self._hear(heard)
         wrong = trouble()
@@ -314,7 +316,8 @@ class Session:
             ended = answer["ended"]
             self._event_sink.finished(ended.digest)
             self._decide(events.Reported(member, answer["generation"], ended))
-            if ended.kind == "peer":
+            if ended.kind == "peer" and not self._looked_for_dead:  # once for all who tell it together
+                self._looked_for_dead = True
                 self._look_for_dead()
 
     def _prepared(self, member: int, answer: dict[str, Any]) -> None:

@@ -2,7 +2,8 @@
 nothing else (`discrete_events.py`).
 
 All messages are played where there are not too many. If there are (a ring of 100,000 has 2 * 10**10) and all members do
-alike, as in a ring and from peer to peer, only one member's are played, its peers in step. The result is the same.
+alike, as in a ring and from peer to peer, only one member's are played, its peers in step. So are those of one host where all
+hosts have as many members and do alike. The result is the same.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import count
+from itertools import count, repeat
 
 from orchestrator.comm.topologies import Move, Schedule
 from orchestrator.errors import UsageError
@@ -40,6 +41,8 @@ def exchange(schedule: Schedule, up: float, down: float, network: Network) -> Ex
     moves = schedule.workers * sum(1 for _ in schedule.moves_of(0))
     if moves > SOME_MOVES and network.hosts == 1 and all_alike(schedule):
         return alike(schedule, up, down, network)
+    if moves > SOME_MOVES and network.hosts > 1 and hosts_alike(schedule, network.hosts):
+        return host_alike(schedule, up, down, network)
     if moves > MOST_MOVES:
         raise UsageError(
             f"topology {schedule.topology} with {schedule.workers:,} workers makes {moves:,} moves, and its members differ",
@@ -81,6 +84,62 @@ def alike(schedule: Schedule, up: float, down: float, network: Network) -> Excha
             links[0, move.target] += sizes[move.kind]
     busy_s = schedule.members * simulation.busy_s
     return Exchanged(simulation.ready[0], sum(links.values()), max(links.values(), default=0.0), busy_s, played=False)
+
+
+def hosts_alike(schedule: Schedule, hosts: int) -> bool:
+    """Whether every host has as many members, and the next host's do what its own do, with the next members; looked at of
+    some."""
+    each, rest = divmod(schedule.workers, hosts)
+    if schedule.servers or rest:
+        return False
+    some = {0, 1, hosts // 3, hosts // 2, hosts - 1}
+    return all(len({_turned_shape(schedule, host * each + place) for host in some}) == 1 for place in range(each))
+
+
+def _turned_shape(schedule: Schedule, rank: int) -> int:
+    """As `_shape`, and how far away each peer is."""
+    workers = schedule.workers
+    return hash(
+        tuple(
+            (number, move.kind, (move.source - rank) % workers, (move.target - rank) % workers)
+            for number, move in schedule.moves_of(rank)
+        )
+    )
+
+
+def host_alike(schedule: Schedule, up: float, down: float, network: Network) -> Exchanged:
+    """The messages of the first host's members, to each other and to the host itself: what a member takes from a member of
+    another host leaves when its own to as distant a one leaves."""
+    each = schedule.workers // network.hosts
+    sizes = chunk_sizes(schedule, up, down)
+
+    def folded(move: Move) -> Move:
+        """Another host's members count after the first one's; alike messages come in their order."""
+        beyond = each * (move.source // each != move.target // each)
+        return Move(
+            move.source % each, move.target % each + beyond, (move.target - move.source) % schedule.workers, "add"
+        )
+
+    def of(rank: int) -> Iterator[Task]:
+        for task in messages(schedule, rank, sizes, network):
+            if task.sends is not None:
+                yield task._replace(sends=folded(task.sends))
+            elif task.takes is not None:
+                yield task._replace(takes=folded(task.takes))
+
+    programs = [*map(of, range(each)), *repeat(iter(()), each)]
+    simulation = Simulation(programs, Conditions(network), [0] * each + [1] * each)
+    simulation.run()
+    links, sent, wire = defaultdict[Link, float](float), defaultdict[int, float](float), 0.0
+    for rank in range(each):
+        for _, move in schedule.moves_of(rank):
+            if move.source == rank:
+                size = sizes[move.kind]
+                links[rank, move.target] += size
+                sent[rank] += size
+                wire += size * (move.target >= each)
+    seconds, busy_s = max(simulation.ready[:each]), network.hosts * simulation.busy_s
+    return Exchanged(seconds, max(sent.values()), max(links.values()), busy_s, played=False, wire=wire)
 
 
 def play(

@@ -38,7 +38,7 @@ from orchestrator.controller.membership import Requirements
 from orchestrator.experiments.simulation.conditions import Conditions
 from orchestrator.records.progress import Progress
 
-MOST_WORKERS = 256  # the controller looks at every member for every event, so a generation costs the square of them
+MOST_WORKERS = 1000  # more take long: each loss and each join is a report of every member
 _MANIFEST = {"steps": 0, "shard_state": False}
 _ROUNDING = 1e-6  # of a step: one that ends at the moment of a loss is done
 _NOTHING = (0.0, 0, 0.0, 0.0)

@@ -28,6 +28,7 @@ from orchestrator.experiments.simulation.losses import MOST_WORKERS, Scenario, S
 _SUM_BYTES, _RESULT_BYTES = 8, 4  # of an element: exact sums are float64, results float32
 _UPDATE_BYTES = 8  # of an asynchronous update, int64
 _LOSSES = 40  # in the mean, of a scenario that is looked at
+_MANY_WORKERS, _FEW_LOSSES = 256, 10  # with more workers than these, which take long
 _PATIENCE_S = 1e9  # nothing times out in virtual time
 _TRACED_STEPS = 3
 _TRACED_MEMBERS = 64
@@ -172,17 +173,16 @@ def _outcome(question: Question, step_s: float) -> tuple[SimulatedOutcome | None
         )
         requirements = Requirements(shards=question.shards, members=members, timeouts=timeouts)
         alone = step_s * workers  # of one worker with all shards
-        length = max(question.steps, math.ceil(_LOSSES * conditions.failure_s / workers / step_s))
+        losses, least = (_LOSSES, question.steps) if workers <= _MANY_WORKERS else (_FEW_LOSSES, 1)
+        length = max(least, math.ceil(losses * conditions.failure_s / workers / step_s))
         scenario = Scenario(
             requirements, conditions, length, lambda living: max(step_s, alone / living), question.checkpoint
         )
         return simulate(scenario), True
     each = conditions.detect_s + conditions.regroup_s + step_s / 2
     whole = _LOSSES * conditions.failure_s / workers
-    losses = whole * workers / conditions.failure_s
-    return SimulatedOutcome(
-        whole + losses * each, question.steps, 0, round(losses), round(losses), losses * each
-    ), False
+    taken_s = _LOSSES * each
+    return SimulatedOutcome(whole + taken_s, question.steps, 0, _LOSSES, _LOSSES, taken_s), False
 
 
 def _row(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -9,7 +11,7 @@ from hypothesis import strategies as st
 from orchestrator.comm.topologies import TOPOLOGIES, build_schedule
 from orchestrator.experiments.simulation import exchange as module
 from orchestrator.experiments.simulation.conditions import Network
-from orchestrator.experiments.simulation.exchange import alike, all_alike, exchange, play
+from orchestrator.experiments.simulation.exchange import alike, all_alike, exchange, host_alike, hosts_alike, play
 from tests.refusals import refused
 
 NETWORKS = st.builds(
@@ -30,6 +32,32 @@ def test_one_member_stands_for_all_where_all_do_alike(
     one, all_ = alike(schedule, size, size / 2, network), play(schedule, size, size / 2, network)[0]
     assert (one.seconds, one.sent, one.busy_s) == pytest.approx((all_.seconds, all_.sent, all_.busy_s))
     assert one.link == pytest.approx(all_.link)
+
+
+@given(
+    st.sampled_from(["ring", "peer_to_peer", "hierarchical"]),
+    st.integers(2, 5),
+    st.integers(1, 4),
+    NETWORKS,
+    st.tuples(st.floats(0, 1e-2), st.floats(1e6, 1e10)),
+    st.floats(1, 1e8),
+)
+def test_one_host_of_many_alike_stands_for_all(
+    topology: str, hosts: int, each: int, network: Network, wire: tuple[float, float], size: float
+) -> None:
+    network = replace(network, hosts=hosts, wire_latency_s=wire[0], wire_bandwidth=wire[1])
+    schedule = build_schedule(topology, hosts * each, nodes=network.nodes(hosts * each))
+    assert hosts_alike(schedule, hosts)
+    one, all_ = host_alike(schedule, size, size / 2, network), play(schedule, size, size / 2, network)[0]
+    assert (one.seconds, one.sent, one.busy_s) == pytest.approx((all_.seconds, all_.sent, all_.busy_s))
+    assert (one.link, one.wire) == pytest.approx((all_.link, all_.wire))
+
+
+def test_hosts_of_unlike_members_are_not_alike() -> None:
+    assert not hosts_alike(build_schedule("tree", 9), 3)
+    assert not hosts_alike(build_schedule("parameter_server", 9), 3)
+    assert not hosts_alike(build_schedule("ring", 9), 2)
+    assert not hosts_alike(build_schedule("hierarchical", 8, nodes=Network(hosts=4).nodes(8), between="tree"), 4)
 
 
 def test_members_of_a_tree_and_servers_differ() -> None:
