@@ -39,6 +39,7 @@ from orchestrator.comm.topologies.schedule import (
     program,
     turns,
 )
+from orchestrator.comm.topologies.voting import vote_schedule
 from orchestrator.comm.transports.base import Received, Regions, Tag, Transport, intact
 from orchestrator.numerics import exact
 from orchestrator.numerics.layout import BLOCK, Layout
@@ -142,11 +143,13 @@ class Exchange:
         schedule: Schedule,  # who sends what to whom
         rank: int,  # this member's
         generation: int,  # its number
-        transport: Transport,  # to the peers of the schedule
+        transport: Transport,  # to the peers of the schedule, and of that of votes
         memory: Memory,  # what `total` adds up
         timeout_s: float,  # of each wait for a peer
+        votes: Schedule | None = None,  # by which a maximum goes round; None: as among members that share memory
     ) -> None:
         self._schedule = schedule
+        self._votes = votes
         self._rank = rank
         self.rank = rank
         self.workers = schedule.workers  # so many, who have the first ranks
@@ -160,10 +163,6 @@ class Exchange:
         self.damaged: int | None = None  # the peer from whom a part of a sum has arrived otherwise, since `verify`
         self._ways: dict[int, Way] = {}
         self._way(memory.layout)
-        # A vote is short, so it travels whole, as one chunk. A server sees only the chunks that it owns and has to know the
-        # vote too, so with servers it travels as every chunk: a maximum may be taken any number of times.
-        voting = range(schedule.chunks) if schedule.servers else [0]
-        self._vote_program = program(schedule, rank, only=voting)
 
     def maximum(self, step: int, attempt: int, phase: int, vector: torch.Tensor) -> torch.Tensor:
         """The elementwise maximum of all members' int64 vectors, which have the same length; every member gets it."""
@@ -280,6 +279,10 @@ class Exchange:
                     tag = call.tag(action.chunk)
                     held[action.chunk] = self._transport.receive(action.peer, tag, self._timeout_s).payload
         return held
+
+    @cached_property
+    def _vote_program(self) -> tuple[Action, ...]:
+        return program(self._votes or vote_schedule(self.members), self._rank)
 
     @cached_property
     def _gather_program(self) -> tuple[Action, ...]:

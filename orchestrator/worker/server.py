@@ -123,7 +123,7 @@ class Server:
                 loop.run_state = loop.run_state.resumed(state.values)
             self._loop = loop
             transport.activity, transport.waits = "exchange", VOTES
-            exchange = Exchange(generation.schedule, rank, generation.number, transport, memory, deadline_s)
+            exchange = generation.exchange(rank, transport, memory, deadline_s)
             try:
                 listener = _Listener(self._services)
                 halted = loop.run(executor(transport, exchange), exchange, listener, saving=bool(generation.writers))

@@ -97,8 +97,7 @@ class GenerationContext:
         return self.generation.begin.shards[self.rank]
 
     def exchange(self, memory: Memory) -> Exchange:
-        number = self.generation.number
-        return Exchange(self.generation.schedule, self.rank, number, self.transport, memory, self.deadline_s)
+        return self.generation.exchange(self.rank, self.transport, memory, self.deadline_s)
 
 
 def sentence(run_manifest: Mapping[str, Any], plan: Plan) -> str | None:

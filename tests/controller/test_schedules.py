@@ -69,3 +69,12 @@ def test_members_of_stages_are_all_connected() -> None:
     assert generation.hosts == ((0, 0, 4, 4), (1, 3, 3, 6), (2, 2, 5, 5))
     assert generation.peers_of(3) == {0, 1, 2, 4, 5, 6}
     assert generation.as_event()["stages"] == stages
+
+
+def test_members_are_connected_with_those_of_the_sum_and_of_the_vote() -> None:
+    exchange = Exchange(exact=True, topology=Variant("ring", {}), by_tcp=False, between_nodes=False)
+    given = begin(22, 0)
+    generation = Generation(given, schedule_of(given, exchange))
+    assert generation.peers_of(0) == {1, 21} | {1, 2, 3, 4}
+    assert generation.peers_of(21) == {20, 0} | {5}
+    assert sum(len(generation.peers_of(rank)) for rank in range(22)) <= 22 * 2 + 21 * 2

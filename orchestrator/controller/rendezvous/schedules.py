@@ -1,7 +1,8 @@
 """By which schedules the workers of a generation add up. Pure functions; no bit depends on them under exact sums.
 
-All workers vote together, by the schedule of the generation. A gradient is added up among those who host its parameters: by the
-same one where every worker has the whole model, and by the schedule of a stage's group where it is cut into stages.
+A gradient is added up among those who host its parameters: by the schedule of the generation where every worker has the whole
+model, and by that of a stage's group where it is cut into stages. All members vote together, by a tree of their own
+(`comm.topologies.voting`).
 """
 
 from __future__ import annotations

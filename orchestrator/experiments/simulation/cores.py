@@ -9,8 +9,8 @@ wait. Each worker's process has something to do after a step (its reports, threa
 processes takes a share of a core all the time. If there are more workers than cores, each finds the caches of its core used
 by another in every step, which costs processor time too.
 
-A vote goes the whole way of one chunk, through a ring one member after the other. With small models that costs more than the
-sum, so it is played too; and eight workers on two cores make each message wait for a core.
+A vote goes up its tree and down again. With small models its messages cost as much as the sum's, so it is played too; and
+eight workers on two cores make each message wait for a core.
 
 Source: what a change of process costs beyond the change itself: Li, Ding and Shen, "Quantifying the cost of context switch"
 (2007).
@@ -24,12 +24,13 @@ from functools import cached_property, partial
 from itertools import chain, repeat
 
 from orchestrator.comm.topologies import Schedule
+from orchestrator.comm.topologies.voting import vote_schedule
 from orchestrator.experiments.simulation.conditions import Conditions
 from orchestrator.experiments.simulation.discrete_events import Simulation, Task, messages
 from orchestrator.experiments.simulation.exchange import chunk_sizes
 
 MOST_MEMBERS = 64  # more take long to play
-_VOTE_BYTES = 1024.0
+_VOTE = {"add": 0.0, "copy": 0.0}  # bytes: so few that only latency counts
 _STEPS = 8  # alike, of which the first finds no work of an earlier one and does not count
 _PIECES = 4  # in a step, of what the driver and Ray do
 
@@ -115,13 +116,13 @@ class _Steps:
     def others(self) -> list[list[Task]]:
         """The vote, the sum and the rest of each member's step."""
         schedule, conditions = self.schedule, self.conditions
-        voting = range(schedule.chunks) if schedule.servers else [0]
-        vote, sizes = dict.fromkeys(("add", "copy"), _VOTE_BYTES), chunk_sizes(schedule, *self.sizes)
+        votes = vote_schedule(schedule.members)
+        sizes = chunk_sizes(schedule, *self.sizes)
 
         def of(rank: int) -> Iterator[Task]:
             if schedule.members > 1:
                 yield Task(conditions.vote_s)
-                yield from messages(schedule, rank, vote, conditions.network, voting)
+                yield from messages(votes, rank, _VOTE, conditions.network)
                 yield from messages(schedule, rank, sizes, conditions.network)
             if rank < schedule.workers:
                 yield Task(conditions.update_s * conditions.slowed(schedule.workers), ends=True)

@@ -2,8 +2,9 @@
 
 A task needs a core: its member's own or, where cores are shared, the next free one, which whoever could begin first gets. A
 message leaves when it was handed over; it goes out and comes in at the bandwidth of its ends, one message after the other,
-and is there a latency later. Between two hosts the ends are the hosts'. The member that takes it has done all that comes
-before in its program, even if another message has come earlier, as true members do (`comm.collectives.Exchange`).
+and is there a latency later. A message of no size goes between the packets of others. Between two hosts the ends are the
+hosts'. The member that takes it has done all that comes before in its program, even if another message has come earlier, as
+true members do (`comm.collectives.Exchange`).
 
 Source: the linear cost of a message, Hockney, "The communication challenge for MPP" (1994); list scheduling, Graham, "Bounds on
 multiprocessing timing anomalies" (1969).
@@ -13,7 +14,7 @@ from __future__ import annotations
 
 import heapq
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import count
 from typing import Any, NamedTuple
 
@@ -41,16 +42,9 @@ class Flight(NamedTuple):
     came: float
 
 
-def messages(
-    schedule: Schedule,
-    rank: int,
-    sizes: Mapping[str, float],
-    network: Network,
-    only: Collection[int] | None = None,
-) -> Iterator[Task]:
+def messages(schedule: Schedule, rank: int, sizes: Mapping[str, float], network: Network) -> Iterator[Task]:
     """The messages that a member hands over and takes, in the order of its program (`comm.topologies.schedule.program`). A
-    sum is finished in one pass with its last addition. sizes: bytes of a chunk by the kind of its move; only: the chunks that
-    travel."""
+    sum is finished in one pass with its last addition. sizes: bytes of a chunk by the kind of its move."""
     takes: list[Task] = []  # of a round, in which it sends first
     now = 0
     for number, move in schedule.moves_of(rank):
@@ -58,8 +52,6 @@ def messages(
             yield from takes
             takes.clear()
             now = number
-        if only is not None and move.chunk not in only:
-            continue
         size = sizes[move.kind]
         if move.source == rank:
             yield Task(network.message_s, move, None, size)
@@ -161,8 +153,10 @@ class Simulation:
         move = task.sends
         assert move is not None
         out, _, _, bandwidth = self._way(move)
-        left = max(time, self._out[out])
-        self._out[out] = left + task.size / bandwidth
+        left = time
+        if task.size:
+            left = max(time, self._out[out])
+            self._out[out] = left + task.size / bandwidth
         self.links[move.source, move.target] += task.size
         self._later(left, Simulation._come, task)
 
@@ -171,7 +165,9 @@ class Simulation:
         move = task.sends
         assert move is not None
         _, into, latency_s, bandwidth = self._way(move)
-        came = self._into[into] = max(left + latency_s, self._into[into]) + task.size / bandwidth
+        came = left + latency_s
+        if task.size:
+            came = self._into[into] = max(came, self._into[into]) + task.size / bandwidth
         if self._seen:
             self.flights.append(Flight(move, left, came))
         self._came.setdefault(move, []).append(came)

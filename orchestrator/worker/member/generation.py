@@ -11,8 +11,10 @@ from dataclasses import dataclass, field
 from typing import Any, Final, Protocol
 
 from orchestrator.checkpoint.state import TrainingState
+from orchestrator.comm.collectives import Exchange, Memory
 from orchestrator.comm.pipeline_schedules import Hosts
 from orchestrator.comm.topologies.schedule import Schedule
+from orchestrator.comm.topologies.voting import vote_schedule
 from orchestrator.comm.transports.base import Transport
 from orchestrator.common.child import Start, Started
 from orchestrator.controller.checking import Verdict
@@ -37,7 +39,7 @@ class Generation:
     """One membership with its assignment of shards, as its members get it. Workers have the first ranks."""
 
     begin: Begin  # what the controller decided: who takes part, who hosts what, and who gives what to whom
-    schedule: Schedule  # routes of the sum and of the vote; in stages that of the vote alone, in which all take part
+    schedule: Schedule  # who adds up with whom; in stages the groups do, and this is the way of what all gather
     # what `begin.restore` and `begin.restorers` load before anything else; INITIAL: they go back to the state in which the
     # run began; None: nobody loads
     checkpoint: str | None = None
@@ -99,9 +101,18 @@ class Generation:
     def recipients_of(self, rank: int) -> list[int]:
         return [recipient for donor, recipient in self.begin.state_transfers if donor == rank]
 
+    @property
+    def votes(self) -> Schedule:
+        """By which all members vote."""
+        return vote_schedule(self.schedule.members, self.begin.nodes)
+
+    def exchange(self, rank: int, transport: Transport, memory: Memory, deadline_s: float) -> Exchange:
+        """Among all members."""
+        return Exchange(self.schedule, rank, self.number, transport, memory, deadline_s, self.votes)
+
     def peers_of(self, rank: int) -> frozenset[int]:
-        """The ranks that `rank` has to be connected with. With a model in stages these are all the others, since digests and
-        shared parameters go straight to the members that need them."""
+        """The ranks that `rank` has to be connected with: those with which it adds up, votes or changes state. With a model in
+        stages these are all the others, since digests and shared parameters go straight to the members that need them."""
         if self.begin.stages:
             return frozenset(range(self.workers)) - {rank}
         moving = {
@@ -110,7 +121,8 @@ class Generation:
             for peer in (donor, recipient)
             if rank in (donor, recipient)
         }
-        return self.schedule.peers_of(rank).union(self.donors_of(rank), self.recipients_of(rank), moving - {rank})
+        exchanging = self.schedule.peers_of(rank) | self.votes.peers_of(rank)
+        return exchanging.union(self.donors_of(rank), self.recipients_of(rank), moving - {rank})
 
 
 Wanted = Callable[[str], bool]  # whether a tensor of this name is

@@ -171,7 +171,7 @@ class HostedStage:
         )
         among = Among(transport, group.ranks)
         own = Exchange(group.schedule, group.place(rank), generation.number, among, self._memory, deadline_s)
-        exchange = Exchange(generation.schedule, rank, generation.number, transport, self._memory, deadline_s)
+        exchange = generation.exchange(rank, transport, self._memory, deadline_s)
         self.trainer.take_on(links, own, self._whole)
         self.boundary.take_on(links, exchange, self._plan.data.shards)
         return exchange

@@ -9,6 +9,7 @@ import pytest
 from torch import nn
 
 from orchestrator.comm.collectives import STATE_TRANSFER, VOTE
+from orchestrator.comm.topologies import voting
 from orchestrator.config.settings import Every
 from orchestrator.errors import Inconsistent
 from orchestrator.worker.pipeline_parallel import messages
@@ -44,7 +45,13 @@ def _survives(layout: Layout, *faults: Fault, every: int | None = 2, **settings:
     return told
 
 
-# The agreement comes along the ring 0, 1, 2, 3: member 0 tells it first, the others with every second message.
+@pytest.fixture(autouse=True)
+def _one_after_the_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Votes go along a chain, so that members hear one after the other what was agreed on."""
+    monkeypatch.setattr(voting, "ARITY", 1)
+
+
+# The agreement comes along the chain 0, 1, 2, 3: member 0 tells it first, the others with every second message.
 AGREED = {0: Sending(messages.DONE, 2), 1: Sending(messages.DONE, 5), 2: Sending(messages.DONE, 5)}  # of step 2
 
 

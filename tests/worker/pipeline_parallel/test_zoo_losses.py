@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from orchestrator.comm.collectives import VOTE
+from orchestrator.comm.topologies import voting
 from orchestrator.config.settings import Every
 from orchestrator.worker.pipeline_parallel import messages
 from tests.products import thinned
@@ -30,11 +31,17 @@ SETTINGS: dict[str, Any] = {
     "evaluate_every": Every(steps=2),
     "tensors_every": STEPS,
 }
-# The agreement of step 2 comes along the ring 0, 1, 2, 3: the first and the last send once a vote, the others twice.
+# The agreement of step 2 comes along the chain 0, 1, 2, 3: the first and the last send once a vote, the others twice.
 AGREES = {0: 2, 1: 5, 2: 5, 3: 2}
 PARTS = [0.25, 0.5, 0.75]  # of what a member does in a run
 GOES_ON = [(SQUARE, ONE), (ONE, SQUARE), (SQUARE, THREE), (Layout(4, stages=4), RAGGED), (THREE, SQUARE)]
 KINDS = thinned(ZOO, len(ZOO))
+
+
+@pytest.fixture(autouse=True)
+def _one_after_the_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Votes go along a chain, so that members hear one after the other what was agreed on."""
+    monkeypatch.setattr(voting, "ARITY", 1)
 
 
 @functools.cache
