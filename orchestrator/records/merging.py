@@ -77,9 +77,11 @@ class Merger:
     def add(self, entry: Entry, generation: int = 0) -> bool:
         """Take a copy; returns whether it is a new entry, or replaces another one. Raises Disagreement."""
         place = entry[self._number]
-        if self.is_void(place, generation):
+        if self._redone and self.is_void(place, generation):
             return False
         known = self._known.get(place)
+        if known is not None and place < self.written and known.entry == entry and generation in known.generations:
+            return False  # nearly all copies are such, one of each worker and step, so they have to cost little
         if known is not None:
             what = difference(known.entry, entry)
             if what is None and (generation in known.generations or known.entry.keys() == entry.keys()):

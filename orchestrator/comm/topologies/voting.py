@@ -1,7 +1,7 @@
 """By which way a vote goes round, whatever the topology of the sum: up a tree to member 0 and down again, servers among them.
 
 A vote is one short vector and its maximum is exact in any order, so neither bits nor bandwidth speak for the topology of the
-sum: through a ring of n members a vote takes 2 n - 2 turns one after the other, and up and down a tree 2 log n. Each member
+sum. Through a ring of n members a vote takes 2 n - 2 turns one after the other, and up and down a tree 2 log n. Each member
 sends its vote once and hands the outcome to its children, so all trees have as many messages as a ring.
 
 Members that share memory vote among themselves first. Only one of each node tells another node, which saves wires.
