@@ -12,7 +12,7 @@ from orchestrator.config.plan import Declared, Plan
 from orchestrator.config.resolve import resolve
 from orchestrator.config.settings import Settings
 from orchestrator.data import input_auditing
-from orchestrator.driver.preflight import checks
+from orchestrator.driver.preflight import checks, crowding
 from orchestrator.driver.preflight.checks import Provenance
 from orchestrator.records import input_audit, phases
 from orchestrator.records.input_audit import InputAudit
@@ -46,6 +46,7 @@ def rehearse(settings: Settings, project: Path, *, cards_elsewhere: bool = False
         from orchestrator.driver.launch import memory_plan  # each launch would wait for what it imports
 
         memory_plan.refuse_what_exceeds(plan, memory_plan.planned(plan, built, cut))
+    provenance = replace(provenance, notes=[*provenance.notes, *crowding.notes(plan, built.parameters)])
     seen = replace(building.audit, variables=whole.audit.variables)
     read = input_audit.undeclared(input_audit.elsewhere(seen, provenance.is_code), settings.environment.variables)
     if settings.strict and (refusal := input_audit.refusal(read)) is not None:
