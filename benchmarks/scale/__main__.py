@@ -15,11 +15,12 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import pages
-from benchmarks.scale import true_workers, virtual_members
+from benchmarks.scale import topologies, true_workers, virtual_members
 
 PARTS: dict[str, Any] = {
     "true-workers": true_workers,
     "virtual-members": virtual_members,
+    "topologies": topologies,
 }
 
 

@@ -8,9 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orchestrator.comm.topologies import TOPOLOGIES, build_schedule
+from orchestrator.comm.topologies import TOPOLOGIES, Finish, Send, build_schedule, program
 from orchestrator.experiments.simulation import exchange as module
 from orchestrator.experiments.simulation.conditions import Network
+from orchestrator.experiments.simulation.discrete_events import messages
 from orchestrator.experiments.simulation.exchange import alike, all_alike, exchange, host_alike, hosts_alike, play
 from tests.refusals import refused
 
@@ -51,6 +52,26 @@ def test_one_host_of_many_alike_stands_for_all(
     one, all_ = host_alike(schedule, size, size / 2, network), play(schedule, size, size / 2, network)[0]
     assert (one.seconds, one.sent, one.busy_s) == pytest.approx((all_.seconds, all_.sent, all_.busy_s))
     assert (one.link, one.wire) == pytest.approx((all_.link, all_.wire))
+
+
+@pytest.mark.parametrize("topology", TOPOLOGIES)
+def test_a_thousand_members_send_and_take_what_their_programs_say(topology: str) -> None:
+    """The engine, and so the virtual cluster, carries out `program`."""
+    network = Network(hosts=125)
+    schedule = build_schedule(topology, 1000, nodes=network.nodes(1000))
+    for rank in (0, 1, 7, 8, 499, 999, schedule.members - 1):
+        done = [
+            (isinstance(action, Send), action.peer, action.chunk)
+            for action in program(schedule, rank)
+            if not isinstance(action, Finish)
+        ]
+        simulated = [
+            (True, task.sends.target, task.sends.chunk)
+            if task.sends is not None
+            else (False, task.takes.source, task.takes.chunk)  # type: ignore[union-attr]
+            for task in messages(schedule, rank, {"add": 1.0, "copy": 1.0}, network)
+        ]
+        assert simulated == done
 
 
 def test_hosts_of_unlike_members_are_not_alike() -> None:
