@@ -3,6 +3,7 @@ where, and who writes checkpoints."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
@@ -63,12 +64,18 @@ class MemberDirectory:
     def _places(self, begin: Begin, what: str) -> tuple[MemoryHandle | None, ...]:
         """By worker's rank, the memory in which it shares this with others: that of the first worker on its node. None for a
         worker alone on its node."""
-        places: list[MemoryHandle | None] = []
-        for node in begin.nodes[: begin.workers]:
-            beside = [rank for rank in range(begin.workers) if begin.nodes[rank] == node]
-            memory = self._addresses[begin.members[beside[0]]].get(what)
-            places.append(None if memory is None or len(beside) == 1 else MemoryHandle(beside[0], *memory))
-        return tuple(places)
+        nodes = begin.nodes[: begin.workers]
+        beside = Counter(nodes)
+        first: dict[int, int] = {}
+        for rank, node in enumerate(nodes):
+            first.setdefault(node, rank)
+
+        def place(node: int) -> MemoryHandle | None:
+            memory = self._addresses[begin.members[first[node]]].get(what)
+            return None if memory is None or beside[node] == 1 else MemoryHandle(first[node], *memory)
+
+        places = {node: place(node) for node in first}
+        return tuple(places[node] for node in nodes)
 
     def peers(self, generation: Generation, rank: int) -> dict[int, Any]:
         """The addresses of all ranks that `rank` is connected with: its links of the schedule and its state transfers."""
