@@ -149,6 +149,10 @@ class Pipeline:
         with the same. Batch and spectral normalisation and small integer counters need no rule."""
         return {}
 
+    def save(self, model: torch.nn.Module, to: Path) -> None:
+        """Write the trained model in the form of its own framework, for `export=RUN_ID to=PLACE model=true`."""
+        raise NotImplementedError
+
     def rate(self, step: int) -> float:  # noqa: ARG002
         """The factor on the learning rates at a step, counted from 0: a schedule of one's own, instead of the configuration's
         `schedule`. It depends on the step alone."""

@@ -203,18 +203,28 @@ _ALL = (
     ),
     Command(
         "export",
-        "export=RUN_ID to=PATH [data|checkpoints|trust=true] [steps=A-B] [wheels=FOLDER] [key=PATH]",
+        "export=RUN_ID to=PATH [data|checkpoints|model|trust=true] [steps=A-B] [wheels=FOLDER] [key=PATH]",
         {
             "export=RUN_ID": (
                 "write the record into the folder or zip `to`: code, settings, environment, trace, journal, verdicts, "
                 "the weights that the run began with, and with data=true the data; wheels=FOLDER: the wheels of its "
                 "packages that are in there, too; checkpoints=true: those that it has kept, with which it can be audited; "
                 "signed with the ed25519 key of key=PATH; steps=A-B: instead only those lines of its trace, with their "
-                "Merkle path; trust=true: also of a run of somebody else, after saying which places that would open"
+                "Merkle path; model=true: instead the trained model, in the form of its own framework, such as a folder for "
+                "from_pretrained; trust=true: also of a run of somebody else, after saying which places that would open"
             )
         },
         takes=(
-            *(_JSON, "to=PATH", "data=true", "checkpoints=true", "steps=A-B", "wheels=FOLDER", "key=PATH"),
+            *(
+                _JSON,
+                "to=PATH",
+                "data=true",
+                "checkpoints=true",
+                "model=true",
+                "steps=A-B",
+                "wheels=FOLDER",
+                "key=PATH",
+            ),
             *("license=URL", "trust=true", _URI),
         ),
         refused=lambda arguments: {"run_id": None, "to": arguments.get("to")},

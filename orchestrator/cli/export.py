@@ -1,5 +1,6 @@
 """`export=RUN_ID to=FOLDER|ZIP [data|checkpoints=true] [wheels=FOLDER] [key=PATH] [license=URL]`: a record as one crate; with
-`steps=A-B to=FILE` instead some lines of its trace, with their Merkle path.
+`steps=A-B to=FILE` instead some lines of its trace, with their Merkle path; with `model=true` the trained model alone, in the
+form of its own framework.
 
 Everything comes from the record, the data and the weights that the run began with from where a rerun takes them, hashed; the
 project is only read. The same record makes the same bytes, so two exports can be compared.
@@ -97,6 +98,14 @@ def run(arguments: Arguments) -> Answer:
                 code="export.steps-alone",
             )
         return reported(_excerpt(arguments.value, steps, to, arguments.uri), arguments)
+    if arguments.flag("model"):
+        if others := arguments.without("to", "model", "output", "tracking.uri"):
+            raise UsageError(
+                f"model=true writes the trained model alone, without {' '.join(others)}",
+                "leave that out",
+                code="export.model-alone",
+            )
+        return reported(_trained(arguments.value, to, arguments.uri), arguments)
     wanted = Wanted(
         *(
             to,
@@ -150,6 +159,46 @@ def _excerpt(name: str, steps: str, to: Path, uri: str | None) -> Excerpt:
         raise UsageError(f"steps={steps}: {has}", code="export.steps-absent") from None
     _put(to, json.dumps(made, indent=1, ensure_ascii=False) + "\n")
     return Excerpt(original.past.run_id, str(to), begin, last, made["root"])
+
+
+@dataclass(frozen=True)
+class Written:
+    """A trained model that was written in the form of its own framework."""
+
+    run_id: str
+    to: str
+
+    def as_dict(self) -> dict[str, Any]:
+        return {**asdict(self), "status": "finished"}
+
+    def as_text(self) -> str:
+        return f"the model of run {self.run_id} is in {self.to}"
+
+
+def _trained(name: str, to: Path, uri: str | None) -> Written:
+    """By the pipeline of this project, which has to make the same model still. Raises UsageError, PipelineRaised,
+    ConfigurationError and NotRerunnable."""
+    from orchestrator.worker.serving import served
+
+    _require_free(to)
+    folder = project_folder(Path.cwd())
+    original = Recorded.find(Store.with_run(uri, folder, name), folder, name)
+    run_id, place = original.past.run_id, original.files.model
+    if not place.is_dir():
+        raise UsageError(
+            f"run {run_id} has no model in {place}",
+            "wait for its end, or go on with it by resume=; of a run of another folder export the model there",
+            code="export.no-model",
+        )
+    model = served.load(place)
+    if not model.has_form:
+        raise UsageError(
+            f"the pipeline of run {run_id} has no save(), so its model has no form but that of {place}",
+            "write save(self, model, to) in the pipeline, or load it by mlflow.pyfunc.load_model",
+            code="export.no-form",
+        )
+    model.save(to)
+    return Written(run_id, str(to))
 
 
 def _put(to: Path, text: str) -> None:

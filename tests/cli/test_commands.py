@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.cli import command_table, completion
+from orchestrator.cli import command_table, completion, export
 from orchestrator.cli.arguments import Arguments
 from orchestrator.cli.command_table import COMMANDS, Command, commands, of, the_command, usage
 from orchestrator.cli.help import run as helped
@@ -186,3 +186,8 @@ def test_what_is_of_one_run_is_refused_of_a_sweep(given: str, code: str, monkeyp
     monkeypatch.setattr("orchestrator.experiments.rerun.repetition.find_sweep", lambda _name, _uri: object())
     with refused(code):
         COMMANDS["rerun"].run(Arguments("last", (given,), 0.0))
+
+
+def test_a_model_is_exported_alone() -> None:
+    with refused("export.model-alone", "data=true"):
+        export.run(Arguments("last", ("to=x", "model=true", "data=true"), 0.0))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -103,6 +104,13 @@ class Model(Pipeline):
             return None
         shifts = "shift_labels" not in batch and _shifts(model)
         return (given[..., 1:] if shifts else given).ne(_IGNORED).sum()
+
+    def save(self, model: torch.nn.Module, to: Path) -> None:
+        """A folder for `from_pretrained`; of a model with an adapter the adapter alone."""
+        written: Any = model
+        written.save_pretrained(to)
+        if self.tokenizer is not None:
+            self.tokenizer.save_pretrained(to)
 
     def metrics(self, model: torch.nn.Module, batch: Any) -> Mapping[str, torch.Tensor]:
         if self._compute_metrics is None:

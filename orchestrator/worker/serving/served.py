@@ -29,7 +29,7 @@ from orchestrator.numerics.determinism import left_as_it_was
 from orchestrator.numerics.digests import distinct_state
 from orchestrator.numerics.portable import operator_overrides
 from orchestrator.numerics.streams import seeded
-from orchestrator.pipeline import Pipeline, find, naming
+from orchestrator.pipeline import Pipeline, defines, find, naming
 from orchestrator.worker.model import construction
 from orchestrator.worker.serving.names import ARCHITECTURE, WEIGHTS
 
@@ -80,6 +80,16 @@ class Served:
 
     def get_raw_model(self) -> torch.nn.Module:
         return self._model
+
+    @property
+    def has_form(self) -> bool:
+        """Whether the pipeline writes the model in a form of its own."""
+        return defines(type(self._pipeline), "save")
+
+    def save(self, to: Path) -> None:
+        """In that form. Raises PipelineRaised."""
+        with naming("save()"):
+            self._pipeline.save(self._model, to)
 
 
 def load(folder: Path) -> Served:
