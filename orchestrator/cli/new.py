@@ -52,7 +52,8 @@ def run(arguments: Arguments) -> Answer:
 def write(file: Path, found: Found) -> str:
     """A configuration of what was found. Returns what to do next. Raises UsageError where there is such a file."""
     values = {**_USUAL, **found.values}
-    missing = [".".join(path) for path in _NEEDED if path not in values]
+    is_trainer = ("pipeline", "args", "training") in {path[:3] for path in values}
+    missing = [".".join(path) for path in _NEEDED if is_trainer and path not in values]
     try:
         file.parent.mkdir(exist_ok=True)
         with file.open("x", encoding="utf-8") as opened:

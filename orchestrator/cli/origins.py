@@ -5,16 +5,21 @@ An origin is one line of `ORIGINS`: how it is recognised, and the function that 
 
 from __future__ import annotations
 
+import inspect
 import json
+import re
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from orchestrator.common import import_string
 from orchestrator.config.settings import training_arguments
 from orchestrator.config.settings.sections import KeyPath
 from orchestrator.config.settings.sources import from_name
 from orchestrator.errors import ConfigurationError, UsageError
+from orchestrator.pipeline import Pipeline, defines
 
 _TRAINABLE = "orchestrator.adapters.transformers:Trainable"
 _MODEL, _DATA = ("pipeline", "args", "model"), ("pipeline", "args", "data")
@@ -47,7 +52,7 @@ def read(entry: str, devices: int) -> Found:
         if is_one(entry):
             return function(entry, devices)
     raise UsageError(
-        f"new: from={entry}: it is neither a file of TrainingArguments nor a folder of a model or of a saved data set",
+        f"new: from={entry}: it is no class (module:Class), file of TrainingArguments, or folder of a model or data set",
         "name one of these; several are separated by commas",
         code="project.origin",
     )
@@ -95,8 +100,84 @@ def _data(entry: str, _: int) -> Found:
     return Found({_DATA: entry, ("data", "inputs"): [entry]})
 
 
+def _class(entry: str, devices: int) -> Found:
+    """A class of the user: a pipeline, or a module of Lightning with the data module beside it."""
+    kind = import_string.find("from", entry, "class")
+    values: dict[KeyPath, Any] = {("pipeline", "target"): entry}
+    said: dict[KeyPath, str] = {}
+    _arguments_of(kind, ("pipeline", "args"), values, said)
+    if issubclass(kind, Pipeline):
+        if not defines(kind, "optimizer"):
+            values |= {("optimizer", "name"): "adamw", ("optimizer", "lr"): 0.001}
+            said["optimizer", "name"] = "the class has no optimizer(): name the one that you want"
+    else:
+        _beside(kind, values, said, devices)
+    values["run", "epochs"] = 1
+    said["run", "epochs"] = (
+        "a class does not say how long it is trained: max_epochs of the Trainer; run.steps counts updates"
+    )
+    return Found(values, said, ["The arguments are the defaults of the class.", *_NOTES])
+
+
+def _arguments_of(kind: type, key: KeyPath, values: dict[KeyPath, Any], said: dict[KeyPath, str]) -> None:
+    """Those of its constructor, by their defaults; null and a word of it where there is none."""
+    for parameter in inspect.signature(kind).parameters.values():
+        if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
+            continue
+        path, default = (*key, parameter.name), parameter.default
+        if default is parameter.empty:
+            values[path], said[path] = None, "required"
+        elif _is_plain(default):
+            values[path] = list(default) if isinstance(default, tuple) else default
+
+
+def _is_plain(value: Any) -> bool:
+    if isinstance(value, list | tuple):
+        return all(map(_is_plain, value))
+    return value is None or isinstance(value, bool | int | float | str)
+
+
+def _beside(kind: type, values: dict[KeyPath, Any], said: dict[KeyPath, str], devices: int) -> None:
+    """The data module in the file of a module, and its batch."""
+    module = sys.modules[kind.__module__]
+    modules = [each for each in vars(module).values() if _is_of(each, "LightningDataModule", module.__name__)]
+    if modules:  # the first one
+        values["pipeline", "data"] = f"{module.__name__}:{modules[0].__name__}"
+        _arguments_of(modules[0], ("pipeline", "data_args"), values, said)
+        if len(modules) > 1:
+            said["pipeline", "data"] = f"also there: {', '.join(each.__name__ for each in modules[1:])}"
+    key = next((each for each in ("data_args", "args") if ("pipeline", each, "batch_size") in values), None)
+    each = None if key is None else values["pipeline", key, "batch_size"]
+    path = ("data", "batch_size")
+    if isinstance(each, int):
+        values[path] = each * devices
+        said[path] = f"{each} rows on each of {devices} devices: here all rows of a step, times accumulate_grad_batches"
+    else:
+        values[path], said[path] = (
+            64,
+            "all rows of a step: those of the loader, times devices and accumulate_grad_batches",
+        )
+    values["gradient", "clip"], said["gradient", "clip"] = None, "gradient_clip_val of the Trainer"
+    values["run", "precision"], said["run", "precision"] = "float32", "bfloat16 for bf16-mixed of the Trainer"
+
+
+def _is_of(found: Any, base: str, module: str) -> bool:
+    """Whether it is a class of this module that inherits from a base of this name."""
+    return (
+        inspect.isclass(found)
+        and found.__module__ == module
+        and any(kind.__name__ == base for kind in found.__mro__[1:])
+    )
+
+
+def _names_a_class(entry: str) -> bool:
+    """Which classes are taken is for a launch to say."""
+    return re.fullmatch(r"[\w.]+:\w+", entry) is not None
+
+
 ORIGINS: tuple[tuple[Callable[[str], bool], Callable[[str, int], Found]], ...] = (
     (_is_arguments, _arguments),
+    (_names_a_class, _class),
     (lambda entry: (Path(entry) / "config.json").is_file(), _model),
     (lambda entry: any((Path(entry) / name).is_file() for name in ("state.json", "dataset_dict.json")), _data),
 )

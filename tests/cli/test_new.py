@@ -14,6 +14,7 @@ from orchestrator.cli.arguments import Arguments
 from orchestrator.cli.command_table import the_command
 from orchestrator.cli.template import FILES
 from orchestrator.config.settings import load
+from orchestrator.pipeline import Pipeline
 from tests.projects import Project
 from tests.refusals import refused
 
@@ -169,6 +170,49 @@ def test_a_configuration_is_written_of_what_there_is(tmp_path: Path, monkeypatch
         command("new", "tagger", "from=args.json")
     assert "it lacks pipeline.args.data" in command("new", "other", "from=bert")
     assert load(["other"], []).gradient.clip == 1.0
+
+
+class LightningModule:
+    """Stands for the base of the framework, which is known by its name."""
+
+
+class LightningDataModule:
+    """Likewise."""
+
+
+class Tagger(LightningModule):
+    def __init__(
+        self, depth: int, width: int = 32, rates: tuple[float, ...] = (0.1, 0.2), act: object = print
+    ) -> None: ...
+
+
+class Sentences(LightningDataModule):
+    def __init__(self, folder: str = "data", batch_size: int = 16) -> None: ...
+
+
+class Own(Pipeline):
+    def __init__(self, width: int = 8) -> None: ...
+
+
+def test_a_class_is_written_with_its_defaults_and_the_data_beside_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    command("new", "tagger", f"from={__name__}:Tagger", "devices=2")
+    text = (tmp_path / "conf" / "tagger.yaml").read_text()
+    found = yaml.safe_load(text)
+    assert found["pipeline"] == {
+        "target": f"{__name__}:Tagger",
+        "args": {"depth": None, "width": 32, "rates": [0.1, 0.2]},
+        "data": f"{__name__}:Sentences",
+        "data_args": {"folder": "data", "batch_size": 16},
+    }
+    assert found["data"]["batch_size"] == 32
+    assert "depth: null  # required" in text
+    assert "16 rows on each of 2 devices" in text
+    command("new", "own", f"from={__name__}:Own")
+    assert load(["own"], []).optimizer.name == "adamw"
+    assert load(["own"], []).pipeline.args == {"width": 8}
 
 
 def test_what_is_no_origin_is_refused_and_so_is_what_means_nothing(
