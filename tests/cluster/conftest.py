@@ -44,6 +44,17 @@ class Joined:
                 if Path(name).name == program and token in (folder / "environ").read_bytes():
                     os.kill(int(folder.name), signal.SIGKILL)
 
+    def kill_relay(self) -> int | None:
+        """One process of this Ray that hands on reports of members; returns its id, None where there is none."""
+        for folder in Path("/proc").glob("[0-9]*"):
+            with contextlib.suppress(OSError):
+                if (folder / "cmdline").read_bytes().startswith(b"ray::RelayActor"):
+                    raylet = (folder / "stat").read_text().rpartition(")")[2].split()[1]
+                    if self.access["RAY_AUTH_TOKEN"].encode() in Path("/proc", raylet, "environ").read_bytes():
+                        os.kill(int(folder.name), signal.SIGKILL)
+                        return int(folder.name)
+        return None
+
     def kill_last_node(self) -> None:
         self._tell("remove")
 

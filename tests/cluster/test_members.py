@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import os
+import pickle
+from collections.abc import Iterator
+from concurrent.futures import Future
+from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -10,12 +14,32 @@ from typing import Any
 import pytest
 from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError
 
-from orchestrator.cluster.actors import members
-from orchestrator.cluster.actors.members import ActorPlacement, Members
+from orchestrator.cluster.actors import members, report_relays
+from orchestrator.cluster.actors.members import ActorPlacement, MemberMessage, Members
+from orchestrator.cluster.actors.report_relay import RelayActor, Report
+from orchestrator.cluster.actors.reporter import beat_s
 from orchestrator.config.resolve import resolve
 from orchestrator.config.settings import load
 from orchestrator.worker.member.crash_record import CrashRecord
+from tests.cluster.callers import NODE, Member, close_all
 from tests.refusals import refused
+
+
+@dataclass
+class Reference:
+    """A call that a double of Ray was asked for, and its answer, which is there when that is known or an error."""
+
+    verb: str
+    arguments: tuple[Any, ...] = ()
+    told: Any = None
+
+    def future(self) -> Future[Any]:
+        future: Future[Any] = Future()
+        if isinstance(self.told, Exception):
+            future.set_exception(self.told)
+        elif self.told is not None:
+            future.set_result(self.told)
+        return future
 
 
 class SlowRay:
@@ -25,30 +49,37 @@ class SlowRay:
         self._looks = after
         self._answers = answers
 
-    def remote(self, **_: Any) -> Any:
-        actor = SimpleNamespace(
-            **{verb: SimpleNamespace(remote=lambda *_, verb=verb: verb) for verb in ("prepare", "take", "save_weights")}
-        )
-        return lambda _: SimpleNamespace(options=lambda **_: SimpleNamespace(remote=lambda *_, **__: actor))
+    def told(self, verb: str) -> Any:  # noqa: ARG002
+        """The answer to a call that is heard of; None while there is none."""
+        return None
 
-    def get_runtime_context(self) -> Any:
-        return SimpleNamespace(get_node_id=lambda: None)
+    def remote(self, **_: Any) -> Any:
+        def call(verb: str) -> Any:
+            return lambda *arguments: Reference(verb, arguments, self.told(verb))
+
+        verbs = ("locate", "stay", "prepare", "run", "take", "save_weights")
+        actor = SimpleNamespace(**{verb: SimpleNamespace(remote=call(verb)) for verb in verbs})
+        kind = SimpleNamespace(options=lambda **_: SimpleNamespace(remote=lambda *_, **__: actor))
+        return lambda _: kind
 
     def wait(self, references: list[Any], timeout: float, num_returns: int = 1) -> tuple[list[Any], list[Any]]:  # noqa: ARG002
         self._looks -= 1
         return (references, []) if self._looks <= 0 else ([], references)
 
-    def get(self, reference: str, timeout: float | None = None) -> str:
-        if reference == "take" and not self._answers:
+    def get(self, reference: Reference, timeout: float | None = None) -> Any:
+        if reference.verb == "take" and not self._answers:
             raise GetTimeoutError("not in time")
-        assert reference == "take" or timeout is None
-        return reference
+        assert reference.verb == "take" or timeout is None
+        return reference.verb
+
+    def kill(self, _actor: Any, *, no_restart: bool) -> None:
+        assert no_restart
 
 
 class FullRay(SlowRay):
     """The work of the member fails."""
 
-    def get(self, reference: str, timeout: float | None = None) -> str:  # noqa: ARG002
+    def get(self, reference: Reference, timeout: float | None = None) -> Any:  # noqa: ARG002
         full = OSError("No space left on device")
         raise RayTaskError("save_weights", "", full)  # type: ignore[no-untyped-call]
 
@@ -58,33 +89,49 @@ class DeadlyRay(SlowRay):
 
     def __init__(self) -> None:
         super().__init__(0, answers=True)
-        self._asked = 0
         self.record = CrashRecord()
 
-    def remote(self, **_: Any) -> Any:
-        def ask(verb: str) -> tuple[str, int]:
-            self._asked += 1
-            return verb, self._asked
+    def told(self, verb: str) -> Any:
+        if verb != "prepare":
+            return RayActorError(error_msg="it died")
+        return {"node": NODE, "pid": os.getpid(), "crash_record": self.record.fd, "report": report(0)}
 
-        verbs = {verb: SimpleNamespace(remote=lambda *_, verb=verb: ask(verb)) for verb in ("prepare", "take", "run")}
-        actor = SimpleNamespace(**verbs)
-        return lambda _: SimpleNamespace(options=lambda **_: SimpleNamespace(remote=lambda *_, **__: actor))
 
-    def get(self, reference: Any, timeout: float | None = None) -> Any:  # noqa: ARG002
-        if reference[0] != "prepare":
-            raise RayActorError
-        return {"node": None, "pid": os.getpid(), "crash_record": self.record.fd}
+FAR = "fa" * 28  # another node, by its id
 
-    def kill(self, _actor: Any, *, no_restart: bool) -> None:
-        assert no_restart
+
+def report(first: int, *entries: Any) -> dict[str, Any]:
+    return {"first": first, "entries": list(entries), "heartbeat": {"beats": first}}
 
 
 def members_on(ray: Any, monkeypatch: pytest.MonkeyPatch, *settings: str) -> Members:
     monkeypatch.setattr(members, "ray", ray)
-    monkeypatch.setattr(members, "this_node", lambda: None)
+    monkeypatch.setattr(members, "this_node", lambda: NODE)
     found = Members(resolve(load([{"run": {"steps": 1}, "pipeline": {"target": "a:B"}}], settings)), b"secret")
+    _held.append(found)
     found.start(0, "worker", ActorPlacement(None, {}))
+    found._members[0].node = NODE
     return found
+
+
+_held: list[Members] = []
+
+
+@pytest.fixture(autouse=True)
+def _nothing_stays(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:  # noqa: ARG001
+    """Before Ray is the true one again."""
+    yield
+    close_all()
+    while _held:
+        _held.pop()._relays.close(lambda: None)
+
+
+def told(held: Members) -> list[tuple[str, Any]]:
+    return [told_by(heard) for heard in held.hear(0.0)]
+
+
+def told_by(heard: MemberMessage) -> tuple[str, Any]:
+    return heard.kind, heard.entries or heard.why or heard.answer
 
 
 def test_large_weights_may_take_their_time(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -109,13 +156,15 @@ def test_two_thousand_losses_leave_no_descriptor_and_no_member_behind(monkeypatc
     with members_on(ray, monkeypatch) as held:
         before = len(list(Path("/proc/self/fd").iterdir()))
         for member in range(2000):
-            (prepared,) = [heard for heard in held.hear(0.0) if heard.kind == "prepared"]
-            assert prepared.member == member
+            first, prepared, died = held.hear(0.0)
+            assert (first.kind, prepared.kind, died.kind) == ("entries", "prepared", "died")
+            assert first.member == prepared.member == died.member == member
             assert held.last_activity(member) == {"activity": "compute", "step": 7, "shard": 3, "beats": 1}
             held.forget(member)
+            assert list(held.hear(0.0)) == []
             held.start(member + 1, "worker", ActorPlacement(None, {}))
         assert len(list(Path("/proc/self/fd").iterdir())) == before
-        assert [heard.member for heard in held.hear(0.0)] == [2000, 2000]
+        assert len(held._members) == 1
 
 
 def test_one_worker_of_a_run_tries_how_the_model_may_be_asked(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -137,45 +186,185 @@ def test_one_worker_of_a_run_tries_how_the_model_may_be_asked(monkeypatch: pytes
 
 
 def test_what_one_that_is_over_has_said_before_is_heard(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its process was seen to have ended, and news of it that Ray has already are worth as much as any."""
+    """Its process was seen to have ended, and news of it that are there already are worth as much as any."""
+    ends: list[Future[Any]] = []
+
+    def future(_: Reference) -> Future[Any]:
+        ends.append(Future())
+        return ends[-1]
+
+    monkeypatch.setattr(Reference, "future", future)
     held = members_on(SlowRay(0, answers=True), monkeypatch)
-    monkeypatch.setattr(SlowRay, "get", lambda *_, **__: {"entries": [{"printed": "last words"}], "heartbeat": {}})
+    caller = Member(0)
+    caller.says(0, {"printed": "last words"})
     held.forget(0)
-    assert [word for heard in held.hear(0.0) for word in heard.entries] == [{"printed": "last words"}]
-    assert list(held.hear(0.0)) == []
+    for end in ends:
+        end.set_exception(RayActorError(error_msg="it died"))
+    assert told(held) == [("entries", [{"printed": "last words"}]), ("died", "it died")]
+    assert told(held) == []
     with refused("worker.weights-lost"):
         held.save_weights(0, "a path")
     assert held.profile(0) is None
 
 
+def test_entries_go_before_the_answer_and_both_before_the_news_of_a_death(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each entry is heard once: an answer holds those that were not acknowledged."""
+    asked: dict[str, Future[Any]] = {}
+    monkeypatch.setattr(Reference, "future", lambda each: asked.setdefault(each.verb, Future()))
+    held = members_on(SlowRay(0, answers=True), monkeypatch)
+    held.run(0, SimpleNamespace(), 1, {})  # type: ignore[arg-type]
+    caller = Member(0)
+    asked["stay"].set_exception(RayActorError(error_msg="it died"))
+    asked["run"].set_result({"ended": "so", "report": report(1, "b", "c")})
+    caller.says(0, "a", "b")
+    assert told(held) == [("entries", ["a", "b"]), ("entries", ["c"]), ("ran", {"ended": "so"}), ("died", "it died")]
+
+
+def test_a_member_is_told_what_is_in_the_files_and_not_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    held = members_on(SlowRay(0, answers=True), monkeypatch)
+    caller = Member(0)
+    caller.says(0, "a", "b")
+    messages = held.hear(0.0)
+    assert told_by(next(messages)) == ("entries", ["a", "b"])
+    caller.connection.setblocking(False)
+    with pytest.raises(BlockingIOError):
+        caller.hears()
+    assert list(messages) == []
+    assert caller.hears() == 2
+
+
+def test_what_is_not_looked_at_is_heard_the_next_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A driver that cannot write stops between two messages."""
+    held = members_on(SlowRay(0, answers=True), monkeypatch)
+    caller = Member(0)
+    caller.says(0, "a")
+    caller.says(1, "b")
+    messages = held.hear(0.0)
+    assert told_by(next(messages)) == ("entries", ["a"])
+    messages.close()  # type: ignore[attr-defined]
+    assert told(held) == [("entries", ["b"])]
+
+
 def test_one_that_has_not_prepared_is_ended_by_its_process_too(monkeypatch: pytest.MonkeyPatch) -> None:
     """A process without descriptors hears nothing of Ray's requests."""
     ended: list[int] = []
-    held = members_on(SlowRay(0, answers=True), monkeypatch)
-    monkeypatch.setattr(members, "this_node", lambda: "n")
-    entry = {"pid": 7, "node": "n"}
-    monkeypatch.setattr(SlowRay, "get", lambda *_, **__: {"entries": [entry], "heartbeat": {}})
-    monkeypatch.setattr(SlowRay, "kill", lambda *_, **__: None, raising=False)
+    ray = SlowRay(0, answers=True)
+    monkeypatch.setattr(ray, "told", lambda verb: {"pid": 7, "node": NODE} if verb == "locate" else None)
+    held = members_on(ray, monkeypatch)
     monkeypatch.setattr(os, "kill", lambda pid, _: ended.append(pid))
-    next(held.hear(0.0))
+    assert list(held.hear(0.0)) == []
     held.kill(0)
     assert ended == [7]
 
 
-def test_an_actor_answers_before_it_can_be_taken_for_silent(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_actor_reports_before_it_can_be_taken_for_silent() -> None:
     """An accused member that is not heard of for `cluster.unreachable_s` is taken for dead."""
-    held_for: list[float] = []
+    given = [{"run": {"steps": 1}, "pipeline": {"target": "a:B"}}]
+    plans = [resolve(load(given, [f"cluster.unreachable_s={unreachable_s}"])) for unreachable_s in (2, 5, 60)]
+    assert [beat_s(plan.cluster.timeouts) for plan in plans] == [0.8, 2.0, 2.0]
 
-    class Idle(SlowRay):
-        def remote(self, **_: Any) -> Any:
-            def held(_seen: int, wait_s: float, _gather_s: float) -> str:
-                held_for.append(wait_s)
-                return "take"
 
-            take = SimpleNamespace(remote=held)
-            actor = SimpleNamespace(take=take, prepare=SimpleNamespace(remote=lambda: "prepare"))
-            return lambda _: SimpleNamespace(options=lambda **_: SimpleNamespace(remote=lambda *_, **__: actor))
+# ---- members of other nodes
 
-    for unreachable_s in (2, 5, 60):
-        members_on(Idle(0, answers=True), monkeypatch, f"cluster.unreachable_s={unreachable_s}")
-    assert held_for == [0.8, 2.0, 2.0]
+
+class FarRay(SlowRay):
+    """The member is on another node, whose relay answers what it is told to."""
+
+    def __init__(self) -> None:
+        super().__init__(0, answers=True)
+        self.relays: list[str] = []  # the nodes on which one was started
+        self.calls: list[tuple[tuple[Any, ...], Future[Any]]] = []  # of `exchange`
+        self.stays: Future[Any] = Future()
+
+    def told(self, verb: str) -> Any:
+        return {"pid": 7, "node": FAR} if verb == "locate" else None
+
+    def remote(self, **options: Any) -> Any:
+        def exchange(*arguments: Any) -> Any:
+            future: Future[Any] = Future()
+            self.calls.append((arguments, future))
+            return SimpleNamespace(future=lambda: future)
+
+        def place(scheduling_strategy: Any, runtime_env: Any) -> Any:  # noqa: ARG001
+            self.relays.append(scheduling_strategy.node_id)
+            actor = SimpleNamespace(exchange=SimpleNamespace(remote=exchange))
+            return SimpleNamespace(remote=lambda *_: actor)
+
+        usual: Any = super().remote(**options)
+        return lambda kind: SimpleNamespace(options=place) if kind is RelayActor else usual(kind)
+
+
+def far(monkeypatch: pytest.MonkeyPatch) -> tuple[FarRay, Members]:
+    ray = FarRay()
+    monkeypatch.setattr(report_relays, "ray", ray)
+    monkeypatch.setattr(report_relays, "_RETRY_S", 0.0)
+    stays = Reference.future
+    monkeypatch.setattr(Reference, "future", lambda each: ray.stays if each.verb == "stay" else stays(each))
+    held = members_on(ray, monkeypatch)
+    assert list(held.hear(0.0)) == []  # it has told where it is
+    assert list(held.hear(0.0)) == []
+    return ray, held
+
+
+def sent(first: int, *entries: Any) -> Report:
+    return Report(0, first, False, pickle.dumps((list(entries), {"beats": 0})))
+
+
+def test_all_members_of_another_node_are_heard_by_one_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    ray, held = far(monkeypatch)
+    assert ray.relays == [FAR]
+    ((_, call),) = ray.calls
+    assert told(held) == []
+    assert len(ray.calls) == 1
+    call.set_result(([sent(0, "a"), sent(1, "b")], []))
+    assert told(held) == [("entries", ["a"]), ("entries", ["b"])]
+    assert told(held) == []
+    assert [arguments[:2] for arguments, _ in ray.calls] == [
+        ({}, []),
+        ({0: 1}, []),
+    ]  # the second word would come too soon
+
+
+def test_another_relay_takes_the_place_of_a_lost_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Members send it again what was not acknowledged, and each entry is heard once."""
+    ray, held = far(monkeypatch)
+    ray.calls[0][1].set_result(([sent(0, "a")], []))
+    assert told(held) == [("entries", ["a"])]
+    assert told(held) == []
+    ray.calls[1][1].set_exception(RayActorError(error_msg="killed"))
+    assert told(held) == []
+    assert told(held) == []
+    assert ray.relays == [FAR, FAR]
+    ray.calls[2][1].set_result(([sent(0, "a", "b")], []))
+    assert told(held) == [("entries", ["b"])]
+
+
+def test_the_last_reports_of_another_node_go_before_the_news_of_a_death(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(members, "_LAST_WORDS_S", 60.0)
+    ray, held = far(monkeypatch)
+    ray.stays.set_exception(RayActorError(error_msg="it died"))
+    assert told(held) == []
+    ray.calls[0][1].set_result(([sent(0, "last words")], [0]))
+    assert told(held) == [("entries", ["last words"]), ("died", "it died")]
+    held.forget(0)
+    assert len(held._members) == 1  # its answer to `prepare` is not there yet
+
+
+@pytest.mark.parametrize("is_relay_lost", [True, False])
+def test_a_death_is_told_where_no_last_report_comes(monkeypatch: pytest.MonkeyPatch, *, is_relay_lost: bool) -> None:
+    monkeypatch.setattr(members, "_LAST_WORDS_S", 60.0 if is_relay_lost else 0.0)
+    ray, held = far(monkeypatch)
+    if is_relay_lost:
+        ray.calls[0][1].set_exception(RayActorError(error_msg="its node is gone"))
+    ray.stays.set_exception(RayActorError(error_msg="it died"))
+    assert told(held) == [("died", "it died")]
+    held.kill(0)
+
+
+def test_the_relays_of_other_nodes_end_with_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    ended: list[Any] = []
+    ray, held = far(monkeypatch)
+    monkeypatch.setattr(ray, "kill", lambda actor, no_restart: ended.append((actor, no_restart)))
+    with held:
+        pass
+    assert len(ended) == 2  # the member and the relay

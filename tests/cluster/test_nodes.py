@@ -176,6 +176,22 @@ def test_what_a_far_worker_keeps_is_had_again_from_the_checkpoint(
 
 
 @pytest.mark.long
+def test_a_run_whose_relay_of_reports_is_killed_loses_nobody_and_no_line(digits: Project, two_nodes: Joined) -> None:
+    project = replace(digits, variables=two_nodes.access)
+    given = ("conf=digits", "run.steps=120", "output=json")
+    run = WatchedRun(project, *given, f"cluster.address={two_nodes.address}", "cluster.workers=3")
+    killed = {run.wait(two_nodes.kill_relay)}
+    for steps in (20, 60):
+        run.wait_for_steps(steps)
+        killed.add(run.wait(two_nodes.kill_relay))
+    done = run.end()
+    assert_as_alone(project, done, alone(digits, "digits", "run.steps=120"))
+    assert len(killed) == 3
+    assert (done.report["generations"], run.journal("worker_lost")) == (1, [])
+    assert project.processes() == []
+
+
+@pytest.mark.long
 def test_a_run_that_loses_a_node_goes_on_without_it(digits: Project, two_nodes: Joined) -> None:
     """The last test here: the node does not come back."""
     project = replace(digits, variables=two_nodes.access)

@@ -1,9 +1,11 @@
 """A cluster inside one process: Ray's verbs, the network, the storage and the clock are doubles that keep Ray's promises and no
-others; `cluster.members`, `cluster.member_actor`, the engine, the checkpoints and the driver above them are the real ones.
+others. The rest is real: `members`, `member_actor` and `reporter` of `cluster.actors`, the engine, the checkpoints and the
+driver above them.
 
 Ray promises that calls of one group of an actor are carried out in their order, one after the other. An answer may come as
 late as it likes, and answers of one actor in another order than the one in which they were ready, but before the news of its
-death. The news may take seconds. Answers that an actor gave before its death may be lost with it.
+death. The news may take seconds. Answers that an actor gave before its death may be lost with it. Reports of this node are
+there as they are sent; those of another one may be late, or lost with its relay, which is another one then.
 
 It does not pickle by reference, restart actors, or find room. A member that finds none is one that never starts.
 """
@@ -25,7 +27,8 @@ from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError
 
 from orchestrator.checkpoint import catalog, writer
 from orchestrator.checkpoint.storage import Buffer
-from orchestrator.cluster.actors import checkpoint_client, event_queue, member_actor, members
+from orchestrator.cluster.actors import checkpoint_client, event_queue, member_actor, members, reporter
+from orchestrator.cluster.actors.report_relay import REPORT, Report
 from orchestrator.comm.transports import shared_memory, sockets
 from orchestrator.comm.transports.base import PeerLost, Received, Tag
 from orchestrator.config.plan import Plan, Variant
@@ -46,7 +49,7 @@ from tests.virtual_cluster.scheduling import Condition, Process, Schedule
 
 HERE, THERE = "here", "there"  # nodes; the driver lives on the first
 _FIRST_PID = 10_000_000  # above any pid of Linux
-_TIMED = (session, event_sink, catalog, writer, cancellation, timing, stamps, hooks, memory)
+_TIMED = (members, reporter, session, event_sink, catalog, writer, cancellation, timing, stamps, hooks, memory)
 
 
 class Misfortune:
@@ -86,6 +89,7 @@ class Member(Process):
     hubs: list[tuple[Hub, int]] = field(default_factory=list)
     calls: dict[str, list[tuple[float, Callable[[], None]]]] = field(default_factory=dict)
     pending: list[Reference] = field(default_factory=list)
+    relays: Any = None  # of its driver
 
     @property
     def is_well(self) -> bool:
@@ -107,6 +111,26 @@ class Reference:
     seen: bool = False
     value: Any = None
     error: Exception | None = None
+    waiting: list[Callable[[Reference], None]] = field(default_factory=list)
+
+    def future(self) -> Reference:
+        return self
+
+    def add_done_callback(self, act: Callable[[Reference], None]) -> None:
+        if self.seen:
+            act(self)
+        else:
+            self.waiting.append(act)
+
+    def result(self) -> Any:
+        if self.error is not None:
+            raise self.error
+        return self.value
+
+    def show(self) -> None:
+        self.seen = True
+        for act in self.waiting:
+            act(self)
 
 
 class Cluster:
@@ -124,6 +148,7 @@ class Cluster:
         self.files = InMemory()
         self.story: list[str] = []
         self.next_member = -1
+        self.relays: Relays | None = None  # of the driver of the present life
         self.lives_on = False  # the driver of the present life has begun a generation
         self.contribution: Variant | None = None
         self.replay: Sequence[Mapping[str, Any]] = ()
@@ -155,6 +180,8 @@ class Cluster:
         member.alive = False
         for hub, rank in member.hubs:
             hub.kill(rank)
+        if not heard and member.node != HERE:
+            member.relays.lose(member)
         lost = [reference for reference in member.pending if not reference.seen and not (heard and reference.done)]
         delay = self._late(max(0.5, self.lateness_s)) + self.lateness_s
         for reference in lost:
@@ -183,6 +210,7 @@ class Cluster:
             role=role,
             node=node,
             weight=self.dice.choice([1.0, 1.0, 1.0, 0.2, 0.03]),
+            relays=self.relays,
         )
         member.calls = {"compute": [], "control": []}
         self.everybody.append(member)
@@ -218,6 +246,8 @@ class Cluster:
                 member.ready = True
             self._show(reference, self._late(self.lateness_s))
 
+        if verb == "stay":
+            return reference
         if verb == "take":
             act = self._in_a_thread_of_its_own(member, act)
         group = (
@@ -241,13 +271,10 @@ class Cluster:
             act()
 
     def _show(self, reference: Reference, delay_s: float) -> None:
-        def show() -> None:
-            reference.seen = True
-
         if delay_s > 0:
-            self.schedule.at(self.schedule.now + delay_s, show)
+            self.schedule.at(self.schedule.now + delay_s, reference.show)
         else:
-            show()
+            reference.show()
 
     def _late(self, most_s: float) -> float:
         """Mostly at once."""
@@ -418,6 +445,76 @@ class Handle:
         return SimpleNamespace(remote=lambda *arguments: self.cluster.call(self.member, verb, arguments))
 
 
+class Relays:
+    """In place of `report_relays.ReportRelays`."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self._cluster = cluster
+        self._woken = False
+        self._sent: list[tuple[float, Report]] = []  # with the moment at which it can be seen
+        self._reporters: dict[int, tuple[Member, reporter.Reporter]] = {}
+        self.eager: int | None = None
+        self.hurries = False
+
+    def begin(self, reports: reporter.Reporter, member: Member) -> None:
+        """In place of `reporter.begin`."""
+        self._reporters[member.number] = member, reports
+        send = lambda: lambda packed: self._send(member, packed)  # noqa: E731
+        self._cluster.schedule.spawn(lambda: reports.serve(send), member, f"{member.name} reports")
+
+    def _send(self, member: Member, packed: bytes) -> None:
+        cluster = self._cluster
+        cluster.meet(member)
+        _, first, urgent = REPORT.unpack_from(packed)
+        late_s = 0.0
+        if member.node != HERE:
+            late_s = cluster._late(cluster.lateness_s)
+            if cluster.dice.random() < 0.01:
+                self.lose(member)
+                raise ConnectionResetError("the relay is gone")
+        before = [moment for moment, report in self._sent if report.member == member.number]
+        seen = max([cluster.schedule.now + late_s, *before])
+        if seen > cluster.schedule.now:
+            cluster.schedule.at(seen, lambda: None)  # time stops then
+        self._sent.append((seen, Report(member.number, first, urgent, packed[REPORT.size :])))
+
+    def lose(self, member: Member) -> None:
+        """Nothing that is on its way from it will arrive."""
+        self._sent = [each for each in self._sent if each[1].member != member.number]
+
+    def reach(self, *_: object) -> None: ...
+
+    def wake(self) -> None:
+        self._woken = True
+
+    def wait(self, timeout_s: float) -> None:
+        if timeout_s > 0:
+            self._cluster.meet()
+            self._cluster.schedule.wait_for(lambda: self._woken or bool(self._seen()), timeout_s)
+        self._woken = False
+
+    def take(self) -> list[Report]:
+        seen = self._seen()
+        self._sent = [each for each in self._sent if each not in seen]
+        return [report for _, report in seen]
+
+    def _seen(self) -> list[tuple[float, Report]]:
+        return [each for each in self._sent if each[0] <= self._cluster.schedule.now]
+
+    def acknowledge(self, number: int, kept: int) -> None:
+        member, reports = self._reporters[number]
+        if member.alive:
+            reports.kept(kept)
+
+    def may_say_more(self, _: int) -> bool:
+        return False
+
+    def drop(self, number: int) -> None:
+        self._reporters.pop(number, None)
+
+    def close(self, _: object) -> None: ...
+
+
 class Found:
     """In place of `crash_record.CrashRecordReader`."""
 
@@ -506,6 +603,7 @@ class Members(members.Members):
     """The real ones, who learn from the cluster what the kernel would tell."""
 
     def __init__(self, cluster: Cluster) -> None:
+        cluster.relays = Relays(cluster)
         super().__init__(cluster.plan, b"secret")
         self._cluster = cluster
 
@@ -550,12 +648,14 @@ def simulated(cluster: Cluster) -> Iterator[None]:
         (memory, "threading", conditions),
         (writer, "_Background", lambda name, **_: Background(cluster, name)),
         (members, "ray", ray),
+        (members, "ReportRelays", lambda *_: cluster.relays),
         (members, "CrashRecordReader", lambda pid, _: Found(cluster, pid)),
         (member_actor, "ray", ray_inside),
         (member_actor, "os", system),
         (member_actor, "sys", SimpleNamespace(path=[], modules={})),
         (member_actor, "Lease", lambda _: SimpleNamespace(renew=lambda: None)),
         (member_actor, "capture_prints", lambda _: None),
+        (member_actor, "begin", lambda reports, *_: cluster.here().relays.begin(reports, cluster.here())),
         (member_actor.MemberActor, "_describe", lambda *_: {"environment": {}, "modules": []}),
         (allocator, "give_back", lambda: None),  # takes as long as a run: all processes are this one
         (crash_record, "CrashRecord", lambda: SimpleNamespace(fd=0, note=None)),

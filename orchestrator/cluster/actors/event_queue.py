@@ -1,21 +1,30 @@
-"""The events of an actor, kept until the driver has received them: a numbered list that is read by long polling."""
+"""The events of an actor, kept until the driver has received them: a numbered list that the actor's reporter reads."""
 
 from __future__ import annotations
 
 import sys
 import threading
-from typing import Any, TextIO
+from typing import Any, NamedTuple, TextIO
 
 Entry = dict[str, Any]
 
 
+class Batch(NamedTuple):
+    """Entries that follow each other."""
+
+    first: int  # number of the first of them; where there are none, of the next one
+    entries: list[Entry]
+    urgent: bool = False  # whether they are wanted at once
+
+
 class EventQueue:
-    """A queue of numbered entries, written by the compute thread and read by the actor's control thread."""
+    """A queue of numbered entries, written by the compute thread and read by the reporter's thread."""
 
     def __init__(self) -> None:
         self._entries: list[Entry] = []
         self._first = 0  # number of the oldest entry that is kept
         self._urgent = False
+        self._gathers = False  # the reader waits for more, and is woken by what is urgent alone
         self._changed = threading.Condition()
 
     def put(self, entry: Entry, *, urgent: bool = False) -> None:
@@ -23,23 +32,38 @@ class EventQueue:
         with self._changed:
             self._entries.append(entry)
             self._urgent = self._urgent or urgent
-            self._changed.notify_all()
+            if urgent or not self._gathers:
+                self._changed.notify_all()
 
     def unacknowledged(self) -> list[Entry]:
         """The entries that the driver may not have received yet."""
-        with self._changed:
-            return list(self._entries)
+        return self.rest().entries
 
-    def take(self, after: int, wait_s: float, gather_s: float) -> list[Entry]:
-        """Forget the entries before number `after`, which the driver has; wait up to `wait_s` for others, then
-        `gather_s` more, so that a fast run sends many at once; return them."""
+    def rest(self, after: int = 0) -> Batch:
+        """The entries from number `after` on that are kept."""
         with self._changed:
-            del self._entries[: max(0, after - self._first)]
-            self._first = max(self._first, after)
-            if self._changed.wait_for(lambda: bool(self._entries), wait_s):
+            return self._rest(after)
+
+    def acknowledge(self, number: int) -> None:
+        """Forget the entries before this number, which the driver has."""
+        with self._changed:
+            del self._entries[: max(0, number - self._first)]
+            self._first = max(self._first, number)
+
+    def take(self, after: int, wait_s: float, gather_s: float) -> Batch:
+        """Wait up to `wait_s` for entries from number `after` on, then `gather_s` more, so that a fast run sends many at
+        once."""
+        with self._changed:
+            if self._changed.wait_for(lambda: self._urgent or self._first + len(self._entries) > after, wait_s):
+                self._gathers = True
                 self._changed.wait_for(lambda: self._urgent, gather_s)
-            self._urgent = False
-            return list(self._entries)
+                self._gathers = False
+            urgent, self._urgent = self._urgent, False
+            return self._rest(after)._replace(urgent=urgent)
+
+    def _rest(self, after: int) -> Batch:
+        first = max(after, self._first)
+        return Batch(first, self._entries[first - self._first :])
 
 
 class Printed:

@@ -1,8 +1,9 @@
 """The Ray actor in which a worker or a server lives, and a handle by which the driver speaks to it.
 
-A plain class, wrapped by `ray.remote` only when a member is started. `prepare` and `run` block the compute thread; `take`
-answers beside them. Failures are answers (`{"failed": ...}`), not exceptions, so that no error needs pickle and Ray adds no
-traceback of its own; only the death of the process is an exception, and means just that.
+A plain class, wrapped by `ray.remote` only when a member is started. `prepare` and `run` block the compute thread; other
+calls are answered beside them. Entries of the event queue go to the driver without a call (`reporter.py`), and those it may
+lack with each answer. Failures are answers (`{"failed": ...}`), not exceptions, so that no error needs pickle and Ray
+adds no traceback of its own; only the death of the process is an exception, and means just that.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from orchestrator.cluster.actors.driver_loss import PREFIX, DriverHandle, Driver
 from orchestrator.cluster.actors.event_queue import Entry, EventQueue, capture_prints
 from orchestrator.cluster.actors.fault_injection import inject
 from orchestrator.cluster.actors.lease import Lease
+from orchestrator.cluster.actors.reporter import Reporter, beat_s, begin
 from orchestrator.common import card_faults
 from orchestrator.controller.fault_injection import Kind
 from orchestrator.records import phases
@@ -52,7 +54,8 @@ _OF_MEMORY = (
     "docs/model-parallel.md)"
 )
 _NO_MEMORY = "can't allocate memory"  # in what torch says then, which raises a plain RuntimeError
-_URGENT = "generation_running"  # what tells that a recovery is over does not wait for more to say
+# The end of a recovery, and the parts without which there is no checkpoint, do not wait for more to say.
+_URGENT = ("generation_running", "part_written", "part_failed")
 
 
 def disregard_sigterm() -> None:
@@ -94,6 +97,7 @@ class MemberActor:
     def __init__(
         self,
         role: Role,  # worker or server
+        member: int,  # its id
         plan: Plan,  # of the run
         # by which members know each other, and with which they encrypt, where they do
         secrets: tuple[bytes, Credentials | None],
@@ -115,7 +119,6 @@ class MemberActor:
         self._lease = Lease(plan.cluster.timeouts.lease_s)
         self._event_queue = EventQueue()
         node = ray.get_runtime_context().get_node_id()
-        self._event_queue.put({"pid": os.getpid(), "node": node})  # at once: it may die while it prepares
         capture_prints(self._event_queue)
         if project is not None:
             os.chdir(project)
@@ -134,13 +137,16 @@ class MemberActor:
         self._member: Any = None
         self._card = ""  # the UUID of its GPU, if it computes on one that tells it
         self._in_generation = threading.Lock()
+        self._reporter = Reporter(self._event_queue, self._beat, self._lease.renew, beat_s(plan.cluster.timeouts))
+        begin(self._reporter, secrets[0], member, node)
         if driver_handle is not None:
             DriverLossDetector(driver_handle, self._driver_lost)
 
     def prepare(self) -> Answer:
         """`{"run_manifest", "addresses", "pid", "node", "niceness", "crash_record", "stacks", "reads", "sites", "card"}`:
-        ready to join a generation."""
-        return self._answer(lambda: self._on_card(self._prepare, lambda: card_failure.PREPARING))
+        ready to join a generation. With "report", as `take` returns it, like each answer that ends something."""
+        answer = self._answer(lambda: self._on_card(self._prepare, lambda: card_failure.PREPARING))
+        return {**answer, "report": self._report()}
 
     def run(
         self,
@@ -153,17 +159,25 @@ class MemberActor:
         driver's process and its descriptor of the memory in which what shards keep outlives this process; None on another node
         than the driver's."""
         self._slots = slots
+        self._reporter.eager = rank == 0
         answer = self._answer(lambda: self._run(generation, rank, peers))
-        return {**answer, "generation": generation.number}
+        return {**answer, "generation": generation.number, "report": self._report()}
 
     @ray.method(concurrency_group="control")
-    def take(self, after: int, wait_s: float, gather_s: float) -> dict[str, Any]:
-        """Long poll for entries of the event queue (see there), together with the member's heartbeat."""
-        self._lease.renew()
-        return {
-            "entries": self._event_queue.take(after, wait_s, gather_s),
-            "heartbeat": with_imports(self._heartbeat.snapshot()),
-        }
+    def locate(self) -> Answer:
+        """`{"pid", "node"}`, at once: it may die while it prepares."""
+        return {"pid": os.getpid(), "node": ray.get_runtime_context().get_node_id()}
+
+    @ray.method(concurrency_group="control")
+    def stay(self) -> None:
+        """Never returns: the end of this call is the end of the process, of which Ray tells the driver."""
+        threading.Event().wait()
+
+    @ray.method(concurrency_group="control")
+    def take(self, after: int) -> Answer:
+        """`{"first", "entries", "heartbeat"}`: the entries from number `after` on, before which the driver has all."""
+        self._reporter.kept(after)
+        return self._report()
 
     @ray.method(concurrency_group="control")
     def ask(self, what: Literal["regroup", "stop", "save"]) -> None:
@@ -218,6 +232,14 @@ class MemberActor:
         if not piece:
             self._weights = None
         return piece
+
+    def _beat(self) -> Answer:
+        return with_imports(self._heartbeat.snapshot())
+
+    def _report(self) -> Answer:
+        """All that the driver may not have received yet."""
+        rest = self._event_queue.rest()
+        return {"first": rest.first, "entries": rest.entries, "heartbeat": self._beat()}
 
     def _prepare(self) -> Answer:
         from orchestrator.numerics import allocator
@@ -359,7 +381,7 @@ class MemberActor:
             client.put(f"{PREFIX}{os.getpid()}.jsonl", written(self._event_queue.unacknowledged()))
 
     def _emit(self, entry: Entry) -> None:
-        self._event_queue.put(entry, urgent=entry.get("event") == _URGENT)
+        self._event_queue.put(entry, urgent=entry.get("event") in _URGENT)
 
     def _answer(self, action: Callable[[], Answer]) -> Answer:
         try:

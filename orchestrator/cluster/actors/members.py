@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import os
+import pickle
 import signal
 import time
+from collections import deque
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from types import TracebackType
 from typing import Any, Literal, Self
 
@@ -18,6 +21,9 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from orchestrator.cluster.actors.driver_loss import DriverHandle
 from orchestrator.cluster.actors.fault_injection import inject
 from orchestrator.cluster.actors.member_actor import Answer, MemberActor, Role
+from orchestrator.cluster.actors.report_relay import Report
+from orchestrator.cluster.actors.report_relays import ReportRelays
+from orchestrator.cluster.actors.reporter import beat_s
 from orchestrator.cluster.ray_calls import unless_gone
 from orchestrator.comm.transports.tls import Credentials
 from orchestrator.common import processes
@@ -29,9 +35,8 @@ from orchestrator.worker.member import lasting_memory, stack_dump
 from orchestrator.worker.member.crash_record import CrashRecordReader
 from orchestrator.worker.member.generation import Generation
 
-_POLL_S = 2.0  # how long an idle actor holds a poll, at most
-_HEARTBEAT_SHARE = 0.25  # of the time after which a member counts as stuck
-_POLL_SHARE = 0.4  # of the time after which an accused member that is not heard of is taken for dead
+_ACKNOWLEDGE_SHARE = 0.75  # of the time between two heartbeats: each word costs the driver as much as a report
+_LAST_WORDS_S = 0.25  # for the last reports of a member that has died on another node
 _DRAIN_S = 5.0  # how long a member may take for its last words; one that is stopped never answers
 _PROFILE_S = 30.0
 _ANSWERS_S = 120.0
@@ -53,6 +58,9 @@ class ActorPlacement:
 Kind = Literal["prepared", "ran", "entries", "described", "looked", "died"]
 
 
+_Asked = Kind | Literal["located"]
+
+
 @dataclass(frozen=True)
 class MemberMessage:
     """Something that came from a member."""
@@ -71,6 +79,8 @@ class _Member:
     seen: int = 0  # entries of its event queue
     pid: int | None = None  # of its process; None until it has told
     node: str | None = None  # Ray's id of its node; None until it has told
+    lost: bool = False  # its death was heard of
+    acknowledged: float = 0.0  # when it was told last what is kept of it, in monotonic seconds
     crash_record: CrashRecordReader | None = None  # of its process; None until it is prepared
     # where its stacks are dumped; None until it is prepared, or where they are not
     stacks: stack_dump.DumpTarget | None = None
@@ -102,12 +112,13 @@ class Members:
         self._plan = plan
         self._secrets = secret, credentials
         self._driver_handle = driver_handle
-        # How long an actor that has nothing to say may hold a poll, and so how old its heartbeat may be.
-        timeouts = plan.cluster.timeouts
-        self._poll_s = min(_POLL_S, timeouts.step_s * _HEARTBEAT_SHARE, timeouts.unreachable_s * _POLL_SHARE)
+        self._here = this_node()
+        self._relays = ReportRelays(secret, self._here)
+        self._acknowledge_s = _ACKNOWLEDGE_SHARE * beat_s(plan.cluster.timeouts)
         self._members: dict[int, _Member] = {}
-        self._waiting: dict[Any, tuple[int, Kind]] = {}
-        self._eager: int | None = None
+        self._reports: deque[Report] = deque()
+        self._answered: deque[tuple[int, _Asked, Any]] = deque()  # filled by threads of Ray
+        self._dying: dict[int, tuple[float, str]] = {}  # who has died: until when last reports are waited for; why
         self._tries_answers = (
             True  # the next worker: one is enough, and if it is lost, the end of the run tells what it finds
         )
@@ -123,6 +134,7 @@ class Members:
         for member in self._members.values():
             unless_gone(lambda actor=member.actor: ray.kill(actor, no_restart=True), self._trouble)  # type: ignore[misc]
             member.close()
+        self._relays.close(self._trouble)
         os.close(self._lasting_memory)
 
     def start(self, member: int, role: Role, place: ActorPlacement) -> None:
@@ -130,19 +142,20 @@ class Members:
         tries = role == "worker" and self._tries_answers
         self._tries_answers = self._tries_answers and not tries
         actor = self._kind.options(**place.options).remote(
-            role, self._plan, self._secrets, place.project, self._driver_handle, tries_answers=tries
+            role, member, self._plan, self._secrets, place.project, self._driver_handle, tries_answers=tries
         )
         self._members[member] = _Member(actor, runtime_env=place.options.get("runtime_env", {}))
+        self._ask(member, "located", actor.locate.remote())
         self._ask(member, "prepared", actor.prepare.remote())
-        self._poll(member)
+        self._ask(member, "died", actor.stay.remote())
 
     def run(self, member: int, generation: Generation, rank: int, peers: dict[int, Any]) -> None:
         """Have the member take part in a generation; "ran" is heard when it has ended for this member. The entries of
         rank 0 are wanted at once; the others' may wait."""
         if rank == 0:
-            self._eager = member
+            self._relays.eager, self._relays.hurries = member, True
         known = self._members[member]
-        slots = (os.getpid(), self._lasting_memory) if known.node == this_node() else None
+        slots = (os.getpid(), self._lasting_memory) if known.node == self._here else None
         self._ask(member, "ran", known.actor.run.remote(generation, rank, peers, slots))
 
     def pid(self, member: int) -> int | None:
@@ -152,7 +165,7 @@ class Members:
     def is_gone(self, member: int) -> bool:
         """Whether its process has ended; on this node that is seen at once, while Ray reports it later."""
         known = self._members[member]
-        if known.pid is None or known.node != this_node():
+        if known.pid is None or known.node != self._here:
             return False
         return not processes.lives(known.pid)
 
@@ -168,8 +181,8 @@ class Members:
         for member in members:
             if member in self._members and self._members[member].stacks is not None:
                 by_node.setdefault(self._members[member].node, []).append(member)
-        there = {node: self._ask_for_stacks(node, known) for node, known in by_node.items() if node != this_node()}
-        here = by_node.get(this_node(), [])
+        there = {node: self._ask_for_stacks(node, known) for node, known in by_node.items() if node != self._here}
+        here = by_node.get(self._here, [])
         found = dict(zip(here, stack_dump.take(self._places(here)), strict=True))
         deadline = time.monotonic() + _STACKS_S
         for node, reference in there.items():
@@ -199,7 +212,7 @@ class Members:
         known = self._members[member]
         known.over = True
         known.close()
-        self._drop_if_over(member, known)
+        self._drop_if_over(member)
 
     def ask(self, member: int, what: str) -> None:
         """Have the member ask for "regroup", "stop" or "save" at its next vote."""
@@ -243,7 +256,7 @@ class Members:
     def kill(self, member: int) -> None:
         """End its process for certain, also one that is stopped; on this node at once, on another within seconds."""
         known = self._members[member]
-        if known.pid is not None and known.node == this_node():
+        if known.pid is not None and known.node == self._here:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.kill(known.pid, signal.SIGKILL)
         unless_gone(lambda: ray.kill(known.actor, no_restart=True), self._trouble)
@@ -251,7 +264,7 @@ class Members:
     def inject(self, member: int, wanted: Fault) -> None:
         """Do to its process what its user rehearses."""
         known = self._members[member]
-        if known.pid is not None and known.node == this_node():
+        if known.pid is not None and known.node == self._here:
             inject(known.pid, wanted.kind, wanted.pause_s)
         else:
             known.actor.suffer.remote(wanted.kind, wanted.pause_s)
@@ -263,7 +276,7 @@ class Members:
         if known is None:
             raise _lost_weights(member)
         try:
-            if known.node == this_node():
+            if known.node == self._here:
                 self._await(known, known.actor.save_weights.remote(path))
             else:
                 self._fetch(known, path)
@@ -276,51 +289,73 @@ class Members:
 
     def hear(self, timeout_s: float) -> Iterator[MemberMessage]:
         """The messages that came within `timeout_s`; an empty list if nothing came."""
-        if not self._waiting:
-            return
-        ready, _ = ray.wait(list(self._waiting), num_returns=1, timeout=timeout_s)
-        if ready:
-            ready, _ = ray.wait(list(self._waiting), num_returns=len(self._waiting), timeout=0)
-        # A member's messages go before its answer, and both before the news of its death.
-        for reference in sorted(ready, key=lambda each: self._waiting[each][1] != "entries"):
-            member, kind = self._waiting.pop(reference)
-            known = self._members[member]
-            known.pending -= 1
-            try:
-                answer = ray.get(reference)
-            except RayError as error:
-                yield MemberMessage(member, "died", why=str(error))
-            else:
-                yield self._heard(member, kind, answer)
-                if kind == "entries" and not known.over:
-                    self._poll(member)  # which lets the member forget them: only now they are in the run's files
-            self._drop_if_over(member, known)
+        now = time.monotonic()
+        self._relays.wait(min([timeout_s, *(max(0.0, until - now) for until, _ in self._dying.values())]))
+        # A member's entries go before its answer, and both before the news of its death.
+        answered = len(self._answered)
+        self._reports.extend(self._relays.take())
+        while self._reports:
+            yield from self._heard(self._reports.popleft())
+        for _ in range(answered):
+            yield from self._heard_answer(*self._answered.popleft())
+        for member, (until, why) in list(self._dying.items()):
+            if time.monotonic() >= until or not self._relays.may_say_more(member):
+                del self._dying[member]
+                yield MemberMessage(member, "died", why=why)
+                self._drop_if_over(member)
 
     def drain(self, member: int) -> list[dict[str, Any]]:
         """The entries that are still in the member's queue after its last answer."""
         known = self._members[member]
         try:
-            answer: dict[str, Any] = ray.get(known.actor.take.remote(known.seen, 0.0, 0.0), timeout=_DRAIN_S)
+            report: Answer = ray.get(known.actor.take.remote(known.seen), timeout=_DRAIN_S)
         except RayError:
             return []
-        known.seen += len(answer["entries"])
-        return list(answer["entries"])
+        return _new(known, report["first"], report["entries"])
 
-    def _heard(self, member: int, kind: Kind, answer: Answer) -> MemberMessage:
+    def _heard(self, report: Report) -> Iterator[MemberMessage]:
+        known = self._members.get(report.member)
+        if known is None:
+            return
+        entries, heartbeat = pickle.loads(report.body)  # of a process of this user that knows the secret of the run
+        self._relays.hurries = self._relays.hurries and not report.urgent
+        new = _new(known, report.first, entries)
+        yield MemberMessage(report.member, "entries", entries=new, heartbeat=heartbeat)
+        now = time.monotonic()
+        if now >= known.acknowledged + self._acknowledge_s:
+            known.acknowledged = now
+            self._relays.acknowledge(report.member, known.seen)  # only now they are in the run's files
+
+    def _heard_answer(self, member: int, kind: _Asked, future: Any) -> Iterator[MemberMessage]:
         known = self._members[member]
-        if kind == "entries":
-            known.seen += len(answer["entries"])
-            for entry in answer["entries"]:
-                if "pid" in entry and not known.over:
-                    known.pid, known.node = entry["pid"], entry["node"]
-            return MemberMessage(member, kind, entries=answer["entries"], heartbeat=answer["heartbeat"])
-        if "node" in answer and not known.over:
-            known.node = answer["node"]
-            known.stacks = stack_dump.DumpTarget(**answer["stacks"]) if answer.get("stacks") else None
-            if known.node == this_node():
-                with contextlib.suppress(OSError):
-                    known.crash_record = CrashRecordReader(answer["pid"], answer["crash_record"])
-        return MemberMessage(member, kind, answer)
+        known.pending -= 1
+        try:
+            answer = future.result()
+        except RayError as error:
+            if not known.lost:
+                known.lost = True
+                self._dying[member] = (time.monotonic() + _LAST_WORDS_S, str(error))
+        else:
+            if (report := answer.pop("report", None)) is not None:
+                entries = _new(known, report["first"], report["entries"])
+                yield MemberMessage(member, "entries", entries=entries, heartbeat=report["heartbeat"])
+            self._learn(member, known, answer)
+            if kind != "located":
+                yield MemberMessage(member, kind, answer)
+        self._drop_if_over(member)
+
+    def _learn(self, member: int, known: _Member, answer: Answer) -> None:
+        """Note what an answer tells of the place of its process."""
+        if "node" not in answer or known.over:
+            return
+        known.pid, known.node = answer["pid"], answer["node"]
+        self._relays.reach(member, answer["node"], known.runtime_env)
+        if "crash_record" not in answer:
+            return
+        known.stacks = stack_dump.DumpTarget(**answer["stacks"]) if answer.get("stacks") else None
+        if known.node == self._here:
+            with contextlib.suppress(OSError):
+                known.crash_record = CrashRecordReader(answer["pid"], answer["crash_record"])
 
     def _fetch(self, known: _Member, path: str) -> None:
         """In pieces through Ray, so that big weights need no more memory here than a piece."""
@@ -331,21 +366,30 @@ class Members:
     def _await(self, known: _Member, reference: Any) -> Any:
         """The answer of a member, which may take as long as the member answers others beside it. Raises RayError."""
         while not ray.wait([reference], timeout=_SILENT_S)[0]:
-            ray.get(known.actor.take.remote(known.seen, 0.0, 0.0), timeout=_SILENT_S)
+            ray.get(known.actor.take.remote(known.seen), timeout=_SILENT_S)
         return ray.get(reference)
 
-    def _poll(self, member: int) -> None:
-        known = self._members[member]
-        gather_s = 0.05 if member == self._eager else 0.5
-        self._ask(member, "entries", known.actor.take.remote(known.seen, self._poll_s, min(gather_s, self._poll_s)))
-
-    def _ask(self, member: int, kind: Kind, reference: Any) -> None:
-        self._waiting[reference] = (member, kind)
+    def _ask(self, member: int, kind: _Asked, reference: Any) -> None:
         self._members[member].pending += 1
+        reference.future().add_done_callback(partial(self._answers, member, kind))
 
-    def _drop_if_over(self, member: int, known: _Member) -> None:
-        if known.over and not known.pending:
-            self._members.pop(member, None)
+    def _answers(self, member: int, kind: _Asked, future: Any) -> None:
+        """In a thread of Ray."""
+        self._answered.append((member, kind, future))
+        self._relays.wake()
+
+    def _drop_if_over(self, member: int) -> None:
+        known = self._members.get(member)
+        if known is not None and known.over and not known.pending and member not in self._dying:
+            del self._members[member]
+            self._relays.drop(member)
+
+
+def _new(known: _Member, first: int, entries: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Those of these entries that the member has not said before. first: the number of the first."""
+    new = entries[max(0, known.seen - first) :]
+    known.seen += len(new)
+    return new
 
 
 def this_node() -> str:

@@ -143,6 +143,8 @@ class EventSink:
         )
 
     def tick(self) -> None:
+        if self._time_log is not None:
+            self._time_log.tick()
         self._tracker.tick()
         for note in self._tracker.notes():
             self._progress.say(f"note: {note}")

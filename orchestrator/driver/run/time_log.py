@@ -30,6 +30,7 @@ class TimeLog:
         self._tracker = tracker
         self._say = say
         self._file = LineFile(files.times)
+        self._unwritten: list[Mapping[str, Any]] = []
         self._spans: LineFile | None = None
         self._recent: dict[str, Mapping[str, Any]] = {}  # windows that MLflow was not told of, by member
         self._full = False
@@ -37,7 +38,7 @@ class TimeLog:
     def add(self, member: str, window: Mapping[str, Any], rank: int | None = None) -> None:
         """member: such as "worker 0"; rank: of a worker that belongs to the generation."""
         facts = {key: value for key, value in window.items() if key not in ("event", "spans", "timeline_full")}
-        self._file.append([{"member": member, **({} if rank is None else {"rank": rank}), **facts}])
+        self._unwritten.append({"member": member, **({} if rank is None else {"rank": rank}), **facts})
         if "spans" in window:
             self._keep([{"member": member, "started": window["started"], "spans": window["spans"]}])
         if window.get("timeline_full") and not self._full:
@@ -50,6 +51,12 @@ class TimeLog:
         if member in self._recent:  # a round of windows is complete
             self._tell(window["first"])
         self._recent[member] = facts
+
+    def tick(self) -> None:
+        """Write the windows of all members that have come, together."""
+        if self._unwritten:
+            self._file.append(self._unwritten)
+            self._unwritten = []
 
     def begun(self, told: Sequence[Mapping[str, Any]]) -> None:
         """told: phases of the start (`records.phases`), of the driver or of a member."""
@@ -73,6 +80,7 @@ class TimeLog:
         for file in filter(None, (self._file, self._spans)):
             if file.is_removed:
                 file.restore()
+        self.tick()
         self._file.close()
         whole = times.by_member(lines.read(self._files.times))
         shown = [member for member in whole if member.startswith("worker ")]

@@ -1,0 +1,253 @@
+"""Reports of members on their way to the driver: by Unix sockets to a relay on their own host, which hands on those of all.
+
+    member                                               relay, one for each host
+    HELLO   magic, member, proof of the secret       ->
+    REPORT  bytes, number of the first entry, urgent ->
+            entries and heartbeat
+                                                     <-  KEPT  number of the next entry: the driver has those before it
+
+A report costs the driver some microseconds here, where a call of Ray costs it a millisecond. On the driver's own node the relay
+is an object of the driver. On every other node it is an actor that does not need torch, with one call outstanding for
+all members of that node (`report_relays.py`).
+
+A relay has no thread: its owner waits in it. Until then the kernel keeps what comes, and a member waits that sends much. A
+process that ends leaves what it sent, so all of it can be read once its death is known. A relay keeps nothing for long: a
+member sends again what the driver has not acknowledged when its relay is another one.
+
+The name of the socket is in the abstract namespace and follows from the secret and the node, so nothing is left behind, and a
+relay that takes the place of another is found without a word. Only processes of the same user are heard.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hmac
+import os
+import select
+import selectors
+import socket
+import struct
+import threading
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final, NamedTuple
+
+from orchestrator.common.processes import peer_credentials
+
+HELLO: Final = struct.Struct("=4sq32s")  # magic, member, proof
+REPORT: Final = struct.Struct("=Iq?")  # bytes of the body, number of the first entry, whether it is urgent
+KEPT: Final = struct.Struct("=q")  # number of the next entry
+_MAGIC: Final = b"orc1"
+_READ_BYTES: Final = 2**18
+
+
+class Report(NamedTuple):
+    """A report as it travels."""
+
+    member: int
+    first: int  # number of the first of its entries
+    urgent: bool
+    body: bytes  # entries and heartbeat, pickled by the member
+
+
+def address(secret: bytes, node: str) -> str:
+    """The address of the relay of a node. Nobody can tell it who does not know the secret of the run."""
+    return "\0orchestrator-" + hmac.digest(secret, b"relay" + node.encode(), "sha256").hex()[:32]
+
+
+def hello(secret: bytes, member: int) -> bytes:
+    return HELLO.pack(_MAGIC, member, _proof(secret, member))
+
+
+def _proof(secret: bytes, member: int) -> bytes:
+    return hmac.digest(secret, b"reports of %d" % member, "sha256")
+
+
+def is_own_user(connection: socket.socket) -> bool:
+    return peer_credentials(connection)[1] == os.geteuid()
+
+
+@dataclass(eq=False)
+class _Caller:
+    connection: socket.socket
+    member: int | None = None  # None until it has said so, and proven that it may
+    unread: bytearray = field(default_factory=bytearray)
+
+
+class ReportRelay:
+    """The relay of one host. One thread uses it; `wake` may come from any other."""
+
+    def __init__(self, secret: bytes, node: str) -> None:
+        """Raises OSError where another one has the address."""
+        self._secret = secret
+        self._reports: list[Report] = []
+        self._ended: list[int] = []
+        self._callers: dict[int, _Caller] = {}  # by member
+        self._has_called = False  # a member, of which nothing was read yet
+        self._closing = threading.Lock()  # `_wake` is open
+        self._selector = selectors.DefaultSelector()
+        self._listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self._woken = select.poll()
+        self._woken.register(self._wake, select.POLLIN)
+        try:
+            self._listening.bind(address(secret, node))
+            self._listening.listen(socket.SOMAXCONN)
+            self._listening.setblocking(False)
+            self._selector.register(self._listening, selectors.EVENT_READ)
+            self._selector.register(self._wake, selectors.EVENT_READ)
+        except BaseException:
+            self.close()
+            raise
+
+    def wake(self) -> None:
+        """Have `wait` return, now or the next time."""
+        with self._closing:
+            if self._wake >= 0:
+                os.eventfd_write(self._wake, 1)
+
+    def wait(self, timeout_s: float, gather_s: float) -> None:
+        """Until somebody wakes it; up to `timeout_s` for a report, and `gather_s` more for others, which are not looked at."""
+        if not self._read(timeout_s) and self._reports and gather_s > 0:
+            self._woken.poll(1000 * gather_s)
+
+    def wait_watchful(self, timeout_s: float, gather_s: float) -> None:
+        """As `wait`, and until something urgent comes or a member ends, for which each report is looked at as it comes."""
+        deadline, gathers = time.monotonic() + timeout_s, False
+        while not self._read(max(0.0, deadline - time.monotonic())) and time.monotonic() < deadline:
+            if self._reports and not gathers:
+                gathers, deadline = True, min(deadline, time.monotonic() + gather_s)
+
+    def take(self) -> tuple[list[Report], list[int]]:
+        """All that has been sent until now, in the order of each member, and the members whose connections have ended."""
+        self._read(0.0)
+        if self._has_called:
+            self._read(0.0)
+        taken, self._reports, self._ended = (self._reports, self._ended), [], []
+        return taken
+
+    def acknowledge(self, member: int, number: int) -> None:
+        """The driver has the member's entries before this number."""
+        caller = self._callers.get(member)
+        if caller is not None:
+            try:
+                whole = caller.connection.send(KEPT.pack(number), socket.MSG_NOSIGNAL) == KEPT.size
+            except BlockingIOError:  # it is stopped; the next one says as much
+                return
+            except OSError:  # it has ended, which reading tells
+                return
+            if not whole:
+                self._end(caller)
+
+    def drop(self, member: int) -> None:
+        """It is gone, also where a process that it has forked holds its connection."""
+        caller = self._callers.get(member)
+        if caller is not None:
+            self._end(caller)
+
+    def close(self) -> None:
+        """Safe to call twice."""
+        for key in list((self._selector.get_map() or {}).values()):
+            if isinstance(key.data, _Caller):
+                key.data.connection.close()
+        self._callers.clear()
+        self._listening.close()
+        self._selector.close()
+        with self._closing:
+            if self._wake >= 0:
+                os.close(self._wake)
+            self._wake = -1
+
+    def _read(self, timeout_s: float) -> bool:
+        """Read what is there. Returns whether nobody should wait for more."""
+        before, hurries, self._has_called = len(self._reports), False, False
+        for key, _ in self._selector.select(timeout_s):
+            if key.fileobj is self._listening:
+                self._accept()
+            elif key.fileobj == self._wake:
+                hurries = True
+                with contextlib.suppress(BlockingIOError):
+                    os.eventfd_read(self._wake)
+            elif not self._hear(key.data):
+                hurries = hurries or key.data.member is not None
+                self._end(key.data)
+        return hurries or any(report.urgent for report in self._reports[before:])
+
+    def _accept(self) -> None:
+        with contextlib.suppress(BlockingIOError, ConnectionAbortedError):
+            while True:
+                connection, _ = self._listening.accept()
+                if not is_own_user(connection):
+                    connection.close()
+                    continue
+                connection.setblocking(False)
+                self._selector.register(connection, selectors.EVENT_READ, _Caller(connection))
+                self._has_called = True
+
+    def _hear(self, caller: _Caller) -> bool:
+        """Read all that it has sent. Returns whether it may send more."""
+        try:
+            while read := caller.connection.recv(_READ_BYTES):
+                caller.unread += read
+                if len(read) < _READ_BYTES:
+                    return self._parse(caller)
+        except BlockingIOError:
+            return self._parse(caller)
+        except OSError:
+            pass
+        self._parse(caller)
+        return False
+
+    def _parse(self, caller: _Caller) -> bool:
+        """Returns whether it is a member, as far as it has said."""
+        unread, at = caller.unread, 0
+        if caller.member is None:
+            if len(unread) < HELLO.size:
+                return True
+            magic, member, proof = HELLO.unpack_from(unread)
+            if magic != _MAGIC or not hmac.compare_digest(proof, _proof(self._secret, member)):
+                return False
+            self.drop(member)  # its connection before, whose end may not have been read
+            caller.member, self._callers[member] = member, caller
+            at = HELLO.size
+        while len(unread) - at >= REPORT.size:
+            size, first, urgent = REPORT.unpack_from(unread, at)
+            begin = at + REPORT.size
+            if len(unread) - begin < size:
+                break
+            at = begin + size
+            self._reports.append(Report(caller.member, first, urgent, bytes(unread[begin:at])))
+        del unread[:at]
+        return True
+
+    def _end(self, caller: _Caller) -> None:
+        self._selector.unregister(caller.connection)
+        caller.connection.close()
+        if caller.member is not None and self._callers.get(caller.member) is caller:
+            del self._callers[caller.member]
+            self._ended.append(caller.member)
+
+
+class RelayActor:
+    """The relay of another node than the driver's, as an actor of Ray."""
+
+    def __init__(self, secret: bytes, node: str) -> None:
+        self._relay = ReportRelay(secret, node)
+
+    def exchange(
+        self, kept: Mapping[int, int], dropped: list[int], wait_s: float, gather_s: float
+    ) -> tuple[list[Report], list[int]]:
+        """Tell members what the driver has of them, and wait for reports. kept: by member, the number of the next entry;
+        dropped: members that are gone."""
+        for member, number in kept.items():
+            self._relay.acknowledge(member, number)
+        for member in dropped:
+            self._relay.drop(member)
+        self._relay.wait_watchful(wait_s, gather_s)
+        return self._relay.take()
+
+
+def actor_kind(ray: Any) -> Any:
+    """The class of `RelayActor` for Ray, of which no copy is made when one is lost: the driver starts another one."""
+    return ray.remote(num_cpus=0, max_restarts=0)(RelayActor)

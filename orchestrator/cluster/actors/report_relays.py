@@ -1,0 +1,134 @@
+"""The driver's side of the relays: its own one, and an actor on each other node that has members."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import ray
+from ray.exceptions import RayError
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from orchestrator.cluster.actors.report_relay import Report, ReportRelay, actor_kind
+from orchestrator.cluster.ray_calls import unless_gone
+
+_GATHER_S = 0.1  # for reports that come together, so that many members do not wake the driver more often
+_GATHER_THERE_S = 0.25  # on another node, where each answer is a call of Ray
+_HELD_S = 2.0  # an actor holds a call that nothing answers, at most
+_RETRY_S = 1.0  # until the next relay where one was lost
+
+
+@dataclass(eq=False)
+class _Other:
+    """The relay of another node."""
+
+    node: str  # its id
+    runtime_env: Mapping[str, Any]  # of the members there
+    members: set[int] = field(default_factory=set)  # that may report still
+    actor: Any = None  # Ray's handle; None while there is none
+    asked: bool = False  # a call is outstanding
+    retry: float = 0.0  # when to start the next one, in monotonic seconds
+    kept: dict[int, int] = field(default_factory=dict)  # by member, the number of the next entry; not told it yet
+    dropped: list[int] = field(default_factory=list)  # members that are gone; not told of it yet
+    ended: set[int] = field(default_factory=set)  # members whose connections have ended
+
+
+class ReportRelays:
+    """All relays of a run. The driver's thread uses them; `wake` may come from any other."""
+
+    def __init__(self, secret: bytes, here: str) -> None:
+        """here: this node, by its id."""
+        self._secret = secret
+        self._here = here
+        self._own = ReportRelay(secret, here)
+        self._others: dict[str, _Other] = {}
+        self._by_member: dict[int, _Other] = {}
+        self._answered: deque[tuple[_Other, Any]] = deque()
+        self.eager: int | None = None  # the member whose entries are wanted at once
+        self.hurries = False  # something urgent is waited for, so nobody waits for more
+
+    def reach(self, member: int, node: str, runtime_env: Mapping[str, Any]) -> None:
+        """The member is on this node. runtime_env: of Ray, with which its actor was started."""
+        if node != self._here:
+            other = self._others.setdefault(node, _Other(node, runtime_env))
+            other.members.add(member)
+            self._by_member[member] = other
+
+    def wake(self) -> None:
+        """Have `wait` return, now or the next time."""
+        self._own.wake()
+
+    def wait(self, timeout_s: float) -> None:
+        """Until somebody wakes it, or reports have come; up to `timeout_s`."""
+        for other in self._others.values():
+            self._ask(other)
+        self._own.wait(timeout_s, 0.0 if self.hurries else _GATHER_S)
+
+    def take(self) -> list[Report]:
+        """All that has come until now, in the order of each member."""
+        reports, ended = self._own.take()
+        for _ in range(len(self._answered)):
+            other, future = self._answered.popleft()
+            other.asked = False
+            try:
+                there, ended = future.result()
+            except RayError:  # its process has ended, or could not begin
+                other.actor, other.retry = None, time.monotonic() + _RETRY_S
+                other.ended.clear()
+                continue
+            other.ended.difference_update(report.member for report in there)
+            other.ended.update(ended)
+            reports += there
+        return reports
+
+    def acknowledge(self, member: int, number: int) -> None:
+        """The driver has the member's entries before this number."""
+        other = self._by_member.get(member)
+        if other is None:
+            self._own.acknowledge(member, number)
+        else:
+            other.kept[member] = number
+
+    def may_say_more(self, member: int) -> bool:
+        """Whether reports of a member that has died may be on their way still. Here none are once `take` has been called."""
+        other = self._by_member.get(member)
+        return other is not None and other.actor is not None and member not in other.ended
+
+    def drop(self, member: int) -> None:
+        """Nothing is expected of it any more."""
+        other = self._by_member.pop(member, None)
+        if other is None:
+            self._own.drop(member)
+            return
+        other.members.discard(member)
+        other.ended.discard(member)
+        other.kept.pop(member, None)
+        other.dropped.append(member)
+
+    def close(self, trouble: Callable[[], str | None]) -> None:
+        """End the actors. trouble: with the Ray; None while there is none."""
+        for other in self._others.values():
+            if other.actor is not None:
+                unless_gone(lambda actor=other.actor: ray.kill(actor, no_restart=True), trouble)  # type: ignore[misc]
+        self._own.close()
+
+    def _ask(self, other: _Other) -> None:
+        if other.asked or not other.members or time.monotonic() < other.retry:
+            return
+        if other.actor is None:
+            where = NodeAffinitySchedulingStrategy(other.node, soft=False)
+            kind = actor_kind(ray).options(scheduling_strategy=where, runtime_env=dict(other.runtime_env))
+            other.actor = kind.remote(self._secret, other.node)
+        gather_s = _GATHER_S if self.eager in other.members else _GATHER_THERE_S
+        reference = other.actor.exchange.remote(other.kept, other.dropped, _HELD_S, gather_s)
+        other.kept, other.dropped, other.asked = {}, [], True
+        reference.future().add_done_callback(partial(self._hear, other))
+
+    def _hear(self, other: _Other, future: Any) -> None:
+        """In a thread of Ray."""
+        self._answered.append((other, future))
+        self._own.wake()

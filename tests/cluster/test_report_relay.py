@@ -1,0 +1,244 @@
+"""Reports of members by sockets: what a relay hears, keeps and tells, with members that are scripts and with true reporters."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from orchestrator.cluster.actors import reporter
+from orchestrator.cluster.actors.event_queue import EventQueue
+from orchestrator.cluster.actors.report_relay import RelayActor, Report, ReportRelay
+from orchestrator.cluster.actors.reporter import Reporter
+from tests.cluster.callers import NODE, SECRET, Member, close_all, packed
+
+_LONG_S = 60.0  # reached only when a test hangs
+
+
+@pytest.fixture(autouse=True)
+def _nothing_stays() -> Iterator[None]:
+    yield
+    close_all()
+
+
+@pytest.fixture
+def relay() -> Iterator[ReportRelay]:
+    made = ReportRelay(SECRET, NODE)
+    yield made
+    made.close()
+
+
+def told(reports: list[Report]) -> list[tuple[Any, ...]]:
+    return [(each.member, each.first, *pickle.loads(each.body)[0]) for each in reports]
+
+
+def test_what_all_members_send_is_read_in_the_order_of_each(relay: ReportRelay) -> None:
+    one, other = Member(1), Member(2)
+    one.says(0, "a", "b")
+    other.says(0)
+    one.says(2, "c")
+    reports, ended = relay.take()
+    assert [each for each in told(reports) if each[0] == 1] == [(1, 0, "a", "b"), (1, 2, "c")]
+    assert [each for each in told(reports) if each[0] == 2] == [(2, 0)]
+    assert ended == []
+    relay.acknowledge(1, 3)
+    relay.acknowledge(7, 3)  # nobody
+    assert one.hears() == 3
+
+
+def test_a_report_that_comes_in_pieces_is_one(relay: ReportRelay) -> None:
+    member, whole = Member(1), packed(0, "x" * 5_000)
+    for piece in (whole[:3], whole[3:20], whole[20:]):
+        assert relay.take() == ([], [])
+        member.connection.sendall(piece)
+    assert told(relay.take()[0]) == [(1, 0, "x" * 5_000)]
+
+
+def test_a_process_that_has_ended_leaves_all_that_it_sent(relay: ReportRelay) -> None:
+    member = Member(1)
+    member.says(0, "last words")
+    member.connection.close()
+    assert told(relay.take()[0]) == [(1, 0, "last words")]
+    assert relay.take() == ([], [1])
+    relay.acknowledge(1, 1)  # too late
+
+
+def test_who_does_not_know_the_secret_is_not_heard(relay: ReportRelay) -> None:
+    stranger = Member(1, b"guessed")
+    stranger.says(0, "a lie")
+    assert relay.take() == ([], [])
+    assert stranger.connection.recv(1) == b""
+
+
+def test_a_member_that_calls_again_takes_the_place_of_its_first_call(relay: ReportRelay) -> None:
+    first, again = Member(1), Member(1)
+    assert relay.take() == ([], [1])
+    again.says(0, "a")
+    assert told(relay.take()[0]) == [(1, 0, "a")]
+    relay.acknowledge(1, 1)
+    assert again.hears() == 1
+    assert first.connection.recv(1) == b""
+
+
+def test_a_member_is_dropped_also_where_a_child_holds_its_connection(relay: ReportRelay) -> None:
+    member = Member(1)
+    child = member.connection.dup()
+    relay.take()
+    relay.drop(1)
+    assert child.recv(1) == b""
+    child.close()
+    relay.drop(1)
+
+
+def test_a_member_that_is_stopped_does_not_hold_up_its_relay(relay: ReportRelay) -> None:
+    """It reads nothing: words to it are left out once its socket is full, and none is torn."""
+    member = Member(1)
+    relay.take()
+    for number in range(20_000):
+        relay.acknowledge(1, number)
+    heard = [member.hears() for _ in range(100)]
+    assert heard == list(range(100))
+
+
+def test_whoever_waits_is_woken_from_another_thread(relay: ReportRelay) -> None:
+    threading.Timer(0.01, relay.wake).start()
+    began = time.monotonic()
+    relay.wait(_LONG_S, _LONG_S)
+    relay.wake()
+    relay.wait_watchful(_LONG_S, _LONG_S)
+    assert time.monotonic() - began < _LONG_S
+
+
+@pytest.mark.parametrize("cuts_short", [lambda m: m.says(1, urgent=True), lambda m: m.connection.close()])
+def test_who_is_watchful_gathers_until_something_urgent_comes_or_a_member_ends(
+    relay: ReportRelay, cuts_short: Callable[[Member], None]
+) -> None:
+    member = Member(1)
+    member.says(0, "a")
+    threading.Timer(0.01, lambda: cuts_short(member)).start()
+    began = time.monotonic()
+    relay.wait_watchful(_LONG_S, _LONG_S)
+    assert time.monotonic() - began < _LONG_S
+
+
+def test_a_relay_leaves_its_address_to_the_next_one_and_no_descriptor() -> None:
+    before = len(list(Path("/proc/self/fd").iterdir()))
+    for _ in range(3):
+        relay = ReportRelay(SECRET, NODE)
+        with pytest.raises(OSError, match="in use"):
+            ReportRelay(SECRET, NODE)
+        member = Member(1)
+        relay.take()
+        relay.close()
+        relay.close()
+        relay.wake()
+        member.connection.close()
+    assert len(list(Path("/proc/self/fd").iterdir())) == before
+
+
+# ---- true reporters
+
+
+class Reported:
+    """A member's queue and reporter; its lease is renewed so many times."""
+
+    def __init__(self, beat_s: float = _LONG_S) -> None:
+        self.queue = EventQueue()
+        self.renewed = 0
+        self.over = False  # its thread ends with the next report
+        self.reporter = Reporter(self.queue, self._beat, self._renew, beat_s)
+
+    def _beat(self) -> dict[str, Any]:
+        if self.over:
+            raise SystemExit
+        return {"beats": 7}
+
+    def _renew(self) -> None:
+        self.renewed += 1
+
+
+def read(relay: ReportRelay, wanted: int) -> list[Report]:
+    found: list[Report] = []
+    deadline = time.monotonic() + _LONG_S
+    while len(found) < wanted and time.monotonic() < deadline:
+        relay.wait(1.0, 0.0)
+        found += relay.take()[0]
+    return found
+
+
+def until(is_so: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + _LONG_S
+    while not is_so():
+        assert time.monotonic() < deadline
+        os.sched_yield()
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")  # its thread ends by one
+def test_what_the_driver_has_not_acknowledged_is_sent_again_to_another_relay(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reporter, "_RETRY_S", 0.01)
+    monkeypatch.setattr(reporter, "_GATHER_S", 0.0)
+    member = Reported(beat_s=0.05)
+    relay = ReportRelay(SECRET, NODE)
+    reporter.begin(member.reporter, SECRET, 1, NODE)
+    beat = read(relay, 1)[0]
+    assert (beat.first, pickle.loads(beat.body)) == (0, ([], {"beats": 7}))
+    member.queue.put({"a": 1})
+    member.queue.put({"b": 2}, urgent=True)
+    while not any(each.first == 0 and pickle.loads(each.body)[0] for each in read(relay, 1)):
+        pass
+    relay.acknowledge(1, 1)
+    until(lambda: member.renewed > 0)
+    assert member.queue.unacknowledged() == [{"b": 2}]
+    relay.close()
+    relay = ReportRelay(SECRET, NODE)
+    again = read(relay, 1)[0]
+    assert (again.first, pickle.loads(again.body)[0]) == (1, [{"b": 2}])
+    member.over = True
+    until(lambda: all(thread.name != "reports" for thread in threading.enumerate()))
+    relay.close()
+
+
+def test_the_actor_of_another_node_hands_reports_on_and_acknowledgements_back() -> None:
+    actor = RelayActor(SECRET, NODE)
+    member = Member(1)
+    member.says(0, "a")
+    reports, ended = actor.exchange({}, [], _LONG_S, 0.0)
+    while not reports:
+        reports, ended = actor.exchange({}, [], _LONG_S, 0.0)
+    assert (told(reports), ended) == ([(1, 0, "a")], [])
+    assert actor.exchange({1: 1}, [], 0.0, 0.0) == ([], [])
+    assert member.hears() == 1
+    assert actor.exchange({}, [1], 0.0, 0.0) == ([], [1])
+    actor._relay.close()
+
+
+# ---- the queue between them
+
+
+def test_entries_stay_until_they_are_acknowledged() -> None:
+    queue = EventQueue()
+    for number in range(3):
+        queue.put({"n": number})
+    assert queue.take(0, 0.0, 0.0)[:2] == (0, [{"n": 0}, {"n": 1}, {"n": 2}])
+    assert queue.take(2, 0.0, 0.0)[:2] == (2, [{"n": 2}])
+    queue.acknowledge(2)
+    queue.acknowledge(1)  # late
+    assert queue.unacknowledged() == [{"n": 2}]
+    assert queue.take(0, 0.0, 0.0) == (2, [{"n": 2}], False)
+    assert queue.take(3, 0.0, 0.0) == (3, [], False)
+
+
+def test_what_is_urgent_does_not_wait_for_more() -> None:
+    queue = EventQueue()
+    queue.put({"n": 0})
+    threading.Timer(0.01, lambda: queue.put({"n": 1}, urgent=True)).start()
+    began = time.monotonic()
+    assert queue.take(0, _LONG_S, _LONG_S) == (0, [{"n": 0}, {"n": 1}], True)
+    assert time.monotonic() - began < _LONG_S
+    assert queue.take(2, 0.0, 0.0).urgent is False
