@@ -27,6 +27,7 @@ from orchestrator.numerics.determinism import prepare_environment
 
 prepare_environment()
 
+from orchestrator.adapters.table import find  # noqa: E402
 from orchestrator.comm.topologies import build_schedule  # noqa: E402
 from orchestrator.config.resolve import resolve  # noqa: E402
 from orchestrator.config.settings import Settings, load  # noqa: E402
@@ -36,7 +37,6 @@ from orchestrator.data.order import Epochs  # noqa: E402
 from orchestrator.data.sampling.orders import shuffled  # noqa: E402
 from orchestrator.numerics.streams import seeded  # noqa: E402
 from orchestrator.optim import optimizers  # noqa: E402
-from orchestrator.pipeline import find  # noqa: E402
 from orchestrator.worker.worker import Generation, ProcessServices, Worker  # noqa: E402
 from tests.comm.transports.memory import Hub, LocalRegions  # noqa: E402
 
@@ -70,7 +70,7 @@ class PlainLoop:
     """The loop that one would write by hand."""
 
     def __init__(self, settings: Settings) -> None:
-        self._pipeline = find(settings.pipeline.target, settings.pipeline.args)(**settings.pipeline.args)
+        self._pipeline = find(settings.pipeline.source)(**settings.pipeline.args)
         with seeded(settings.run.seed, "model"):
             self._model = self._pipeline.model().train()
         train: Any  # whose length is known, as map-style datasets have it

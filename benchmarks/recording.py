@@ -30,11 +30,11 @@ from typing import Any
 import torch
 
 from benchmarks.loop import PIPELINES, run_engine, settings_of
+from orchestrator.adapters.table import find
 from orchestrator.config.settings import Settings, load
 from orchestrator.driver.preflight import checks
 from orchestrator.numerics import exact
 from orchestrator.numerics.layout import Layout
-from orchestrator.pipeline import find
 from orchestrator.provenance.code import imported, snapshot, worktree
 from orchestrator.provenance.data import hashing, versions
 from orchestrator.provenance.environment import node
@@ -132,7 +132,7 @@ def in_a_step(name: str, steps: int) -> tuple[float, dict[str, float]]:
 
 def _fingerprint(settings: Settings) -> float:
     """Seconds of a pass of its own through the summed gradient; in a step it is part of another, which is less."""
-    model = find(settings.pipeline.target, settings.pipeline.args)(**settings.pipeline.args).model()
+    model = find(settings.pipeline.source)(**settings.pipeline.args).model()
     gradient = torch.zeros(Layout.of(model.named_parameters()).size)
     return statistics.median(_seconds(lambda: exact.fingerprint_of(gradient, 0)) for _ in range(REPEATS))
 

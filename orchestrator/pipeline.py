@@ -64,6 +64,10 @@ _ADVICE = {
 
 _LABELS = ("label", "labels")  # of a batch that is a mapping, as data sets and collators of Hugging Face name them
 
+# In a name that `metrics` of an adapter returns, before how the numbers of the batches are put together: sum, min or max. A
+# name without it is that of a mean.
+REDUCED = "\x1f"
+
 
 class Pipeline:
     """The base of every pipeline. `model`, `datasets` and `loss` have to be written; the rest has defaults."""

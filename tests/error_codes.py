@@ -38,6 +38,7 @@ SUBJECTS = (
         "site",
         "pipeline",
         "cells",
+        "lightning",
         "model",
         "loss",
         "evaluation",

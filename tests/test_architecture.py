@@ -76,7 +76,7 @@ ROOMS = {
         *("state_recovery", "shard_assignment", "sites", "work_stealing", "events", "checking"),
     ],
     "config": ["resolve", "plan", "settings"],
-    "adapters": ["transformers"],
+    "adapters": ["table", "lightning", "transformers", "adapted", "source"],
     "comm": ["collectives", "transports", "synchronization", "pipeline_schedules", "topologies"],
     "common": [
         "registry",
@@ -104,6 +104,7 @@ ONLY_ROOM = {
     "jinja2": ("driver",),
     "optuna": ("experiments",),
     "dp_accounting": ("optim",),
+    **dict.fromkeys(("lightning", "pytorch_lightning", "transformers"), ("adapters",)),
 }
 # Modules for which a launch does not wait: they come with what needs them, such as beside the start of Ray, or with a model
 # in stages.

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Literal
 
+from orchestrator.adapters.source import Source
 from orchestrator.comm.synchronization import Mode, build_mode
 from orchestrator.common.registry import Variant
 from orchestrator.common.values import Every
@@ -46,14 +47,6 @@ __all__ = [
     "Update",
     "Variant",
 ]
-
-
-@dataclass(frozen=True)
-class Source:
-    """The source of the user's pipeline, and the arguments to build it with."""
-
-    target: str
-    args: Mapping[str, Any]
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,6 @@ from orchestrator.config.plan import (
     Privacy,
     Run,
     Scaling,
-    Source,
     Timeouts,
     Update,
     Variant,
@@ -59,7 +58,7 @@ def resolve(settings: Settings) -> Plan:
     run, data = settings.run, settings.data
     return Plan(
         run=Run(
-            pipeline=Source(settings.pipeline.target, dict(settings.pipeline.args)),
+            pipeline=settings.pipeline.source,
             compute=_compute(settings.run),
             seed=run.seed,
             steps=run.steps,

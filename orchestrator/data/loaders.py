@@ -25,6 +25,8 @@ from typing import Any, NamedTuple
 
 import torch
 
+from orchestrator.adapters import table
+from orchestrator.adapters.source import Source
 from orchestrator.common.child import Messages, Start, Started, parent
 from orchestrator.data import input_auditing, mixture
 from orchestrator.data.fetching import fetch
@@ -33,7 +35,7 @@ from orchestrator.data.files.waiting import Taken
 from orchestrator.data.plan import Declared
 from orchestrator.errors import Inconsistent, OrchestratorError, PipelineRaised, RunFailed, from_dict
 from orchestrator.numerics import determinism, digests, streams
-from orchestrator.pipeline import Pipeline, find, naming
+from orchestrator.pipeline import Pipeline, naming
 from orchestrator.records.input_audit import InputAudit
 from orchestrator.records.input_audit import from_dict as from_reads
 
@@ -53,8 +55,7 @@ class Key(NamedTuple):
 class Recipe:
     """The arguments with which a loader builds the datasets."""
 
-    target: str  # the class of the pipeline
-    args: dict[str, Any]  # with which it is built
+    source: Source  # of the pipeline
     seed: int  # of the run
     threads: int  # of torch
     arithmetic: determinism.Arithmetic = "native"  # of this processor, or with the same bits on all
@@ -243,7 +244,8 @@ def fingerprint(batch: Any) -> bytes:
 
 def _serve(worker: Messages) -> None:
     """A loader's life."""
-    recipe = Recipe(**_read(worker))
+    told = _read(worker)
+    recipe = Recipe(Source.of(told.pop("source")), **told)
     determinism.prepare_thread(recipe.threads, arithmetic=recipe.arithmetic)
     if recipe.cache is not None:
         cache.use(*recipe.cache)
@@ -262,7 +264,7 @@ def _source(recipe: Recipe) -> tuple[Pipeline, Any] | OrchestratorError:
     """The pipeline with its training data, or why there are none."""
     try:
         with naming("the pipeline's __init__"), streams.seeded(recipe.seed, "pipeline"):
-            pipeline = find(recipe.target, recipe.args)(**recipe.args)
+            pipeline = table.find(recipe.source)(**recipe.source.args)
         data_seed = recipe.seed if recipe.data_seed is None else recipe.data_seed
         with naming("datasets()"), streams.seeded(data_seed, "datasets"):
             train, _ = pipeline.datasets()

@@ -9,16 +9,17 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-from collections.abc import Mapping
 from typing import Any
 
+from orchestrator.adapters import table
+from orchestrator.adapters.source import Source
 from orchestrator.common.child import Started, end_with, parent
 from orchestrator.data import mixture
 from orchestrator.data.files import cache
 from orchestrator.data.profile import profile
 from orchestrator.errors import OrchestratorError
 from orchestrator.numerics import determinism, streams
-from orchestrator.pipeline import find, naming
+from orchestrator.pipeline import naming
 
 _NICENESS = 10  # training goes first
 
@@ -26,12 +27,10 @@ _NICENESS = 10  # training goes first
 class Profiling:
     """A profile under way. files: the cache of files from elsewhere, as `data.files.cache.use` takes it."""
 
-    def __init__(
-        self, target: str, args: Mapping[str, Any], seed: int, files: tuple[int, str | None, float] | None = None
-    ) -> None:
+    def __init__(self, source: Source, seed: int, files: tuple[int, str | None, float] | None = None) -> None:
         self._child = Started(__name__, silent=True, apart=True)
         self._is_read = False
-        recipe = {"target": target, "args": dict(args), "seed": seed, "cache": files}
+        recipe = {"source": source.as_dict(), "seed": seed, "cache": files}
         with contextlib.suppress(OSError):
             self._child.messages.send(json.dumps(recipe).encode())
 
@@ -65,7 +64,8 @@ def _serve() -> None:
         cache.use(*recipe["cache"])
     with contextlib.suppress(OrchestratorError):
         with naming("the pipeline's __init__"), streams.seeded(recipe["seed"], "pipeline"):
-            pipeline = find(recipe["target"], recipe["args"])(**recipe["args"])
+            source = Source.of(recipe["source"])
+            pipeline = table.find(source)(**source.args)
         with naming("datasets()"), streams.seeded(recipe["seed"], "datasets"):
             train, _ = pipeline.datasets()
             train = mixture.whole(train)

@@ -18,6 +18,7 @@ from typing import Any, Final
 
 import torch
 
+from orchestrator.adapters import table
 from orchestrator.checkpoint.stream_log import StreamLog
 from orchestrator.checkpoint.weights import Weights
 from orchestrator.comm.transports.base import Regions
@@ -31,7 +32,7 @@ from orchestrator.data.loaders import Loaders, Recipe
 from orchestrator.errors import ConfigurationError, RunFailed, coded
 from orchestrator.numerics import allocator, cuda, determinism, exact, inductor, staging
 from orchestrator.numerics.digests import model_digest
-from orchestrator.pipeline import defines, find, naming
+from orchestrator.pipeline import defines, naming
 from orchestrator.records import phases
 from orchestrator.records.input_audit import InputAudit
 from orchestrator.records.progress import Progress
@@ -113,14 +114,14 @@ class Worker:
         in_stages = plan.cluster.members.stages > 1
         # A model in stages may be larger than a GPU: whole it is in host memory only.
         whole_on = staging.Direct() if in_stages else self._staging
-        source = plan.run.pipeline
         with phases.of("pipeline", "worker"):
-            kind = find(source.target, source.args)
+            kind = table.find(plan.run.pipeline)
         if defines(kind, "on_evaluation"):
             self._callbacks = Callbacks(plan, self._services.emit, self._services.start)
         self._services.heartbeat.beat("prepare")
         with phases.of("data and model", "worker"):
             self._workload = PipelineAdapter(kind, plan.run, plan.data, whole_on, self._services.sites)
+        self._workload.begin(plan)
         construction.refuse_moving(self._workload.model, self._workload.buffer_rules, plan)
         construction.refuse_compiled(self._workload.model, plan)
         if self._services.tries_answers and (found := answering.unfit(plan, self._workload)) is not None:
@@ -412,9 +413,9 @@ class Worker:
         run, data = self._plan.run, self._plan.data
         if data.loaders == 0:
             return None
-        compute, source = run.compute, run.pipeline
+        compute = run.compute
         recipe = Recipe(
-            *(source.target, dict(source.args), run.seed, compute.threads, compute.arithmetic, data.seed),
+            *(run.pipeline, run.seed, compute.threads, compute.arithmetic, data.seed),
             cache=data.cache,
             inputs=self._plan.declared.inputs,
             variables=self._plan.declared.variables,

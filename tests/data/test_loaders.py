@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from orchestrator.adapters.source import Source
 from orchestrator.cluster.forkserver.children import child
 from orchestrator.common.values import Steps
 from orchestrator.data.loaders import Key, Loaders, Recipe, upcoming
@@ -24,7 +25,7 @@ from tests.worker import faulty
 from tests.worker import pipelines as p
 from tests.worker.runs import ONE, Layout, train
 
-RECIPE = Recipe("tests.worker.pipelines:Augmented", {}, seed=3, threads=1)
+RECIPE = Recipe(Source("tests.worker.pipelines:Augmented", {}), seed=3, threads=1)
 KEYS = [Key(step, shard, tuple(range(shard, shard + 3))) for step in range(2) for shard in range(2)]
 
 
@@ -83,7 +84,7 @@ def test_what_loaders_read_up_to_their_proof_is_known(tmp_path: Path, monkeypatc
     (tmp_path / "reading.py").write_text(READING)
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setenv("SCALE", "3")
-    recipe = Recipe("reading:Reading", {"file": str(tmp_path / "scale.txt")}, seed=3, threads=1)
+    recipe = Recipe(Source("reading:Reading", {"file": str(tmp_path / "scale.txt")}), seed=3, threads=1)
     with contextlib.closing(Loaders(recipe, 1)) as loaders:
         loaders.verify(KEYS[0], torch.zeros(3))
         assert list(loaders.input_audit.files) == [str(tmp_path / "scale.txt")]

@@ -79,7 +79,7 @@ def test_where_no_declared_input_changed_nothing_is_started(known: dict[str, str
 
 @pytest.mark.long
 def test_it_is_the_profile_that_is_computed_here() -> None:
-    first = Profiling("noise:Noise", {}, 7).result()
+    first = Profiling(Source("noise:Noise", {}), 7).result()
     assert first is not None
     assert (first["length"], first["sampled"], first["classes"]) == (300, 300, {"0": 100, "1": 100, "2": 100})
     assert compare(first, before({}).profile) is not None
@@ -87,7 +87,7 @@ def test_it_is_the_profile_that_is_computed_here() -> None:
 
 @pytest.mark.long
 def test_what_cannot_be_read_is_no_profile() -> None:
-    assert Profiling("noise:Missing", {}, 7).result() is None
+    assert Profiling(Source("noise:Missing", {}), 7).result() is None
 
 
 def wait_for(path: Path) -> int:
@@ -109,7 +109,7 @@ def test_a_run_that_ends_does_not_wait_for_it(project: Path) -> None:
 
 def test_it_ends_with_whoever_asked(project: Path) -> None:
     """As when a driver is killed: the other end of its input is closed."""
-    profiling = Profiling("noise:Noise", {"waits": True}, 7)
+    profiling = Profiling(Source("noise:Noise", {"waits": True}), 7)
     wait_for(project / "pid")
     profiling._child.messages.end()
     assert profiling._child.wait() == 1

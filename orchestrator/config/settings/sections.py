@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Literal
 
+from orchestrator.adapters.source import Source
 from orchestrator.common.registry import Variant, is_reference
 from orchestrator.common.values import (
     A_LINE,
@@ -224,6 +225,17 @@ class PipelineSettings:
     args: dict[str, Any] = field(
         default_factory=dict, metadata=result("The arguments with which the pipeline is built.")
     )
+    data: str | None = field(
+        default=None,
+        metadata=result("The data module of a target of another framework; a pipeline has its `datasets()`.", TARGET),
+    )
+    data_args: dict[str, Any] = field(
+        default_factory=dict, metadata=result("The arguments with which `pipeline.data` is built.")
+    )
+
+    @property
+    def source(self) -> Source:
+        return Source(self.target, dict(self.args), self.data, dict(self.data_args))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,6 +8,7 @@ once. Its result depends on its arguments alone, so that any worker finds the sa
     blocks      files in a permuted order, dealt to the shards in runs; blocks of neighbouring files, and the samples of each
                 permuted. Nothing is held that grows with the samples, only with the files that the training set names, and
                 each shard reads files of its own
+    sequential  that of the training set, the same in each epoch
 """
 
 from __future__ import annotations
@@ -85,6 +86,15 @@ class _Shuffled:
             self._permutations[epoch] = self._epochs.permutation(epoch)
         found: list[int] = self._permutations[epoch][first:last].tolist()
         return found
+
+
+class _Sequential:
+    def __init__(self, epochs: Epochs) -> None:
+        self._epochs = epochs
+
+    def indices(self, step: int, shard: int) -> list[int]:
+        _, first, last = self._epochs.rows(step, shard)
+        return list(range(first, last))
 
 
 class _Block(NamedTuple):
@@ -245,7 +255,14 @@ def blocks(
     return _Blocks(epochs, files, samples)
 
 
-ORDERS: Table[Callable[..., Order]] = Table("data.order", {"shuffled": shuffled, "blocks": blocks})
+def sequential(epochs: Epochs) -> Order:
+    """The order of the training set, the same in each epoch: nothing is held per sample."""
+    return _Sequential(epochs)
+
+
+ORDERS: Table[Callable[..., Order]] = Table(
+    "data.order", {"shuffled": shuffled, "blocks": blocks, "sequential": sequential}
+)
 
 
 def permuted(positions: Whole, size: int, keys: Any) -> Whole:

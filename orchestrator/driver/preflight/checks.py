@@ -9,6 +9,7 @@ from functools import cached_property
 from pathlib import Path
 
 from orchestrator import pipeline
+from orchestrator.adapters import table
 from orchestrator.checkpoint.storage import try_out
 from orchestrator.cluster.sessions import metrics
 from orchestrator.comm.pipeline_schedules import PIPELINING, Hosts
@@ -190,7 +191,7 @@ def _store_note(settings: Settings, work: worktree.WorkTree) -> str | None:
 
 def _pipeline_problems(settings: Settings) -> list[str]:
     try:
-        target = pipeline.find(settings.pipeline.target, settings.pipeline.args)
+        target = table.find(settings.pipeline.source)
     except ConfigurationError as error:
         return error.with_remedy()
     if settings.data.sampling.name == "weighted" and not pipeline.defines(target, "weights"):
@@ -304,7 +305,7 @@ def _stage_problems(settings: Settings) -> list[str]:
     if settings.cluster.stages == 1:
         return []
     problems: list[str] = []
-    target = pipeline.find(settings.pipeline.target, settings.pipeline.args)
+    target = table.find(settings.pipeline.source)
     if pipeline.defines(target, "optimizer"):
         problems.append(
             coded(

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from orchestrator.adapters.source import Source
 from orchestrator.config.settings import Settings
 from orchestrator.driver.folders import RunFolder
 from orchestrator.driver.recording import model_folder
@@ -63,8 +64,7 @@ class TrainedModel:
         """Put the folder together as MLflow is to have it; what of that could not be done, or None."""
         source, model = self._settings.pipeline, outcome.model
         architecture = {
-            "target": source.target,
-            "args": self._arguments,
+            **Source(source.target, self._arguments, source.data, self._data_arguments).as_dict(),
             "seed": self._settings.run.seed,
             "digest": model.digest,
             "parameters": parameters,
@@ -119,8 +119,14 @@ class TrainedModel:
     @property
     def _arguments(self) -> dict[str, Any]:
         """The arguments of the pipeline, without credentials."""
-        given = self._settings.pipeline.args
-        return {key: self._redactor.setting(f"pipeline.args.{key}", value) for key, value in given.items()}
+        return self._without_credentials("pipeline.args", self._settings.pipeline.args)
+
+    @property
+    def _data_arguments(self) -> dict[str, Any]:
+        return self._without_credentials("pipeline.data_args", self._settings.pipeline.data_args)
+
+    def _without_credentials(self, section: str, given: Mapping[str, Any]) -> dict[str, Any]:
+        return {key: self._redactor.setting(f"{section}.{key}", value) for key, value in given.items()}
 
     def _words(self, layers: str | None) -> str | None:
         return None if layers is None else self._redactor.text(layers)

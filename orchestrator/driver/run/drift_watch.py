@@ -74,8 +74,7 @@ class DriftWatch:
         with self._lock:
             if self._is_closed:
                 return
-            source = self._run.pipeline
-            self._profiling = Profiling(source.target, source.args, self._run.seed, self._files)
+            self._profiling = Profiling(self._run.pipeline, self._run.seed, self._files)
         found = before.drift(self._profiling.result())
         with self._lock:
             if found is not None and not self._is_closed:

@@ -84,8 +84,20 @@ def _models(record: SweepRecord, folder: Path, ensemble: Ensemble) -> tuple[list
 
 def _blueprint(ensemble: Ensemble, settings: Settings) -> Blueprint:
     seeds = [int(point["run.seed"]) for point in ensemble.points()]
-    target, args = settings.pipeline.target, dict(settings.pipeline.args)
-    return Blueprint(target, args, seeds, ensemble.combine, dict(ensemble.options), ensemble.output, ensemble.classes)
+    source = settings.pipeline.source
+    return Blueprint(
+        *(
+            source.target,
+            source.args,
+            seeds,
+            ensemble.combine,
+            dict(ensemble.options),
+            ensemble.output,
+            ensemble.classes,
+        ),
+        data=source.data,
+        data_args=source.data_args,
+    )
 
 
 def _computing(ensemble: Ensemble, settings: Settings, record: SweepRecord, folder: Path) -> Computing:

@@ -28,11 +28,13 @@ from typing import Any, NamedTuple
 
 import torch
 
+from orchestrator.adapters import table
+from orchestrator.adapters.source import Source
 from orchestrator.common.child import Child, Messages, Start, Started, parent
 from orchestrator.config.plan import Plan
 from orchestrator.errors import OrchestratorError, PipelineRaised
 from orchestrator.numerics import determinism, streams
-from orchestrator.pipeline import Pipeline, find, naming
+from orchestrator.pipeline import Pipeline, naming
 from orchestrator.worker.model import construction
 
 _LOOK_S = 0.2
@@ -45,8 +47,7 @@ Emit = Callable[[dict[str, Any]], None]
 class Recipe:
     """The settings from which the process builds the pipeline and its model."""
 
-    target: str
-    args: dict[str, Any]
+    source: Source
     seed: int
     threads: int
     arithmetic: determinism.Arithmetic
@@ -66,9 +67,7 @@ class Callbacks:
 
     def __init__(self, plan: Plan, emit: Emit, start: Start = Started) -> None:
         run, compute = plan.run, plan.run.compute
-        self._recipe = Recipe(
-            run.pipeline.target, dict(run.pipeline.args), run.seed, compute.threads, compute.arithmetic
-        )
+        self._recipe = Recipe(run.pipeline, run.seed, compute.threads, compute.arithmetic)
         self._emit = emit
         self._start = start
         self._child: Child | None = None
@@ -189,8 +188,8 @@ class _Caller:
 
     def __init__(self, recipe: Recipe) -> None:
         self._seed = recipe.seed
-        kind = find(recipe.target, recipe.args)
-        self._pipeline: Pipeline = construction.make_pipeline(kind, recipe.args, recipe.seed)
+        kind = table.find(recipe.source)
+        self._pipeline: Pipeline = construction.make_pipeline(kind, recipe.source.args, recipe.seed)
         self._model: torch.nn.Module | None = None
 
     def __call__(self, call: _Call) -> dict[str, float]:
@@ -256,7 +255,8 @@ def _serve(worker: Messages) -> None:
     first = worker.receive()
     if first is None:
         return
-    recipe = Recipe(**pickle.loads(first))
+    told = pickle.loads(first)
+    recipe = Recipe(Source.of(told.pop("source")), **told)
     determinism.prepare_thread(recipe.threads, arithmetic=recipe.arithmetic)
     calls: queue.SimpleQueue[_Call] = queue.SimpleQueue()
 

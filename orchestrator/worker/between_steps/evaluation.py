@@ -12,14 +12,14 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 import torch
 
 from orchestrator.comm.collectives import EVALUATION, EVALUATION_VOTE, Exchange
 from orchestrator.errors import OrchestratorError, PipelineRaised
-from orchestrator.pipeline import naming
+from orchestrator.pipeline import REDUCED, naming
 from orchestrator.worker.member.generation import Withdrawn
 from orchestrator.worker.model.pipeline_adapter import PipelineAdapter
 from orchestrator.worker.model.replica import Replica
@@ -32,9 +32,11 @@ _FIXED = 3  # loss, its weight, rows; the metrics follow
 
 
 class Results:
-    """The results of one member: the names of the metrics, a row of values per batch, or the error that stopped it."""
+    """The results of one member: the names of the metrics, a row of values per batch, or the error that stopped it.
+    summarized: makes the metrics of what was put together over all batches; those of a server stay as they are."""
 
-    def __init__(self) -> None:
+    def __init__(self, summarized: Callable[[dict[str, float]], dict[str, float]] = lambda means: means) -> None:
+        self.summarized = summarized
         self.names: list[str] | None = None
         self.rows: dict[int, list[float]] = {}
         self.fault: tuple[int, OrchestratorError] | None = None
@@ -55,7 +57,7 @@ def compute(
 ) -> Results:
     """Evaluate the batches that these shards own, each from the same buffers; modes and buffers are left as they were, also
     when `beat`, which is called before each batch, raises."""
-    results = Results()
+    results = Results(workload.summarized)
     with in_eval_mode(workload.model), restoring(replica):
         for batch in workload.evaluation_batches.of(shards, total_shards):
             beat()
@@ -110,7 +112,7 @@ def combine(
     agreed = exchange.maximum(step, 0, EVALUATION, vector).tolist()
     values = from_slots(agreed[: batches * width])
     rows = [[values[batch * width + i] for i in range(width)] for batch in range(batches)]
-    means = means_of(_from_words(agreed[batches * width :]), rows)
+    means = results.summarized(means_of(_from_words(agreed[batches * width :]), rows))
     for name in monitored:
         if name not in means:
             raise PipelineRaised(
@@ -122,11 +124,12 @@ def combine(
 
 
 def means_of(names: Sequence[str], rows: Sequence[Sequence[float]]) -> dict[str, float]:
-    """The means over all batches; NaN if no batch has weight. rows: of each batch what `PipelineAdapter.evaluate` gives with
-    these names."""
+    """The means over all batches, or what else a name says; NaN if no batch has weight. rows: of each batch what
+    `PipelineAdapter.evaluate` gives with these names."""
     means = {_LOSS: _mean([(row[0], row[1]) for row in rows])}
     for i, name in enumerate(names):
-        means[f"validation/{name}"] = _mean([(row[_FIXED + i], row[2]) for row in rows])
+        plain, _, how = name.partition(REDUCED)
+        means[f"validation/{plain}"] = _REDUCTIONS[how]([(row[_FIXED + i], row[2]) for row in rows])
     return means
 
 
@@ -179,3 +182,16 @@ def _mean(values: list[tuple[float, float]]) -> float:
     if not all(math.isfinite(value) for value, _ in values):
         return sum(value for value, _ in values if not math.isfinite(value))  # of both signs, or with NaN: NaN
     return math.fsum(value * weight for value, weight in values) / total if total else math.nan
+
+
+def _sum(values: list[tuple[float, float]]) -> float:
+    finite = all(math.isfinite(value) for value, _ in values)
+    return math.fsum(value for value, _ in values) if finite else sum(value for value, _ in values)
+
+
+_REDUCTIONS: Mapping[str, Callable[[list[tuple[float, float]]], float]] = {
+    "": _mean,
+    "sum": _sum,
+    "min": lambda values: min((value for value, _ in values), default=math.nan),
+    "max": lambda values: max((value for value, _ in values), default=math.nan),
+}

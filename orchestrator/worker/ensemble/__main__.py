@@ -6,12 +6,12 @@ import signal
 import sys
 from pathlib import Path
 
+from orchestrator.adapters import table
 from orchestrator.common.values import Steps
-from orchestrator.config.plan import Compute, Data, Run, Source
+from orchestrator.config.plan import Compute, Data, Run
 from orchestrator.errors import Inconsistent, OrchestratorError
 from orchestrator.numerics import determinism
 from orchestrator.numerics.digests import model_digest
-from orchestrator.pipeline import find
 from orchestrator.worker.ensemble import saved
 from orchestrator.worker.ensemble.judging import Judge
 from orchestrator.worker.ensemble.model import EnsembleModel
@@ -23,11 +23,10 @@ def combine(request: Request) -> Combined:
     """Raises ConfigurationError, PipelineRaised, Inconsistent, UsageError."""
     blueprint, computing = request.blueprint, request.computing
     determinism.prepare_thread(computing.threads, arithmetic=computing.arithmetic)
-    source = Source(blueprint.target, blueprint.args)
     compute = Compute("cpu", computing.threads, computing.precision, False, computing.arithmetic)
-    run = Run(source, compute, computing.seed, computing.steps, None)
+    run = Run(blueprint.source, compute, computing.seed, computing.steps, None)
     data = Data(1, Steps.constant(computing.rows), 0, seed=computing.data_seed)
-    workload = PipelineAdapter(find(source.target, source.args), run, data)
+    workload = PipelineAdapter(table.find(blueprint.source), run, data)
     judge = Judge(workload, computing.rows, computing.steps - 1, computing.seed)
     model = blueprint.build(workload.pipeline)
     _fill(model, request)

@@ -98,7 +98,8 @@ class Judge:
         results = evaluation.Results()
         for number in range(len(batches)):
             results.add(number, *self.workload.evaluate_batch(self.step, number, batches[number], model))
-        return evaluation.means_of(results.names or [], [results.rows[number] for number in range(len(batches))])
+        rows = [results.rows[number] for number in range(len(batches))]
+        return self.workload.summarized(evaluation.means_of(results.names or [], rows))
 
 
 class _Watched(nn.Module):

@@ -10,16 +10,18 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from orchestrator.adapters import table
+from orchestrator.adapters.source import Source
 from orchestrator.common.registry import is_reference
 from orchestrator.errors import UsageError
 from orchestrator.numerics.digests import distinct_state, model_digest
-from orchestrator.pipeline import Pipeline, find, naming
+from orchestrator.pipeline import Pipeline, naming
 from orchestrator.worker.ensemble.combinations import COMBINATIONS
 from orchestrator.worker.ensemble.model import EnsembleModel, Form
 from orchestrator.worker.model import construction
@@ -38,12 +40,18 @@ class Blueprint:
     options: Mapping[str, Any]  # of the combination
     output: Any  # the form's: "logits" or "values"
     classes: int  # the dimension in which the classes of logits lie
+    data: str | None = None  # what gives an adapter its data; None where the pipeline does
+    data_args: Mapping[str, Any] = field(default_factory=dict)  # of the constructor of `data`
+
+    @property
+    def source(self) -> Source:
+        return Source(self.target, self.args, self.data, self.data_args)
 
     def build(self, pipeline: Pipeline | None = None, weights: Sequence[float] | None = None) -> EnsembleModel:
         """With members as they are before training, in evaluation mode. Raises ConfigurationError, PipelineRaised."""
         number = len(self.seeds)
         if pipeline is None:
-            pipeline = construction.make_pipeline(find(self.target, self.args), self.args, self.seeds[0])
+            pipeline = construction.make_pipeline(table.find(self.source), self.args, self.seeds[0])
         members = [construction.make_model(pipeline, seed) for seed in self.seeds]
         with naming(f"building {self.combine}"):
             combination = COMBINATIONS[self.combine](number, **COMBINATIONS.resolve(self.combine, self.options))

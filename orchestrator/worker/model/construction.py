@@ -12,7 +12,7 @@ import inspect
 import warnings
 import weakref
 from collections.abc import Mapping
-from contextlib import redirect_stdout
+from contextlib import nullcontext, redirect_stdout
 from dataclasses import dataclass
 from os import devnull
 from typing import Any
@@ -20,6 +20,8 @@ from typing import Any
 import torch
 from torch.nn.modules import batchnorm
 
+from orchestrator.adapters import table
+from orchestrator.adapters.adapted import Adapted, Course
 from orchestrator.config.plan import Plan, Run, Variant
 from orchestrator.errors import ConfigurationError, PipelineRaised
 from orchestrator.numerics import inductor
@@ -31,9 +33,10 @@ from orchestrator.optim.compressions import COMPRESSIONS
 from orchestrator.optim.compressions.codec import Codec, Means, Model
 from orchestrator.optim.contributions import CONTRIBUTIONS
 from orchestrator.optim.transforms import Chain
-from orchestrator.pipeline import Pipeline, defines, find, naming
+from orchestrator.pipeline import Pipeline, defines, naming
 from orchestrator.worker.model import begun, initial, moving_buffers
 
+_SOME_STEPS = 64  # of a course that is not known yet
 _FEW_ROWS = 16  # with fewer the mean of a batch is a poor guess at the mean of the data
 # The methods that torch calls on a module, with their arguments; a method of the user's may have the name and mean something
 # else.
@@ -78,7 +81,8 @@ def make_optimizer(pipeline: Pipeline, model: torch.nn.Module, plan: Plan) -> to
                 ["optimizer: required, because the pipeline has no optimizer()"], code="optimizer.required"
             )
         return optimizers.build(variant.name, variant.options, model)
-    with naming("optimizer()"), seeded(plan.run.seed, "optimizer"), optimizers.without_schedulers():
+    schedulers = nullcontext() if isinstance(pipeline, Adapted) else optimizers.without_schedulers()
+    with naming("optimizer()"), seeded(plan.run.seed, "optimizer"), schedulers:
         optimizer = pipeline.optimizer(model)
     with naming("reading the param_groups of the optimizer"):
         optimizers.with_plain_numbers(optimizer)
@@ -137,8 +141,11 @@ def rehearse(plan: Plan) -> Rehearsal:
 
 
 def _rehearse(plan: Plan) -> tuple[weakref.ref[torch.nn.Module], Rehearsal]:
-    kind = find(plan.run.pipeline.target, plan.run.pipeline.args)
+    kind = table.find(plan.run.pipeline)
     pipeline = make_pipeline(kind, plan.run.pipeline.args, plan.run.seed)
+    adapted = pipeline if isinstance(pipeline, Adapted) else None
+    if adapted is not None:
+        adapted.begin(course_of(plan, None))
     model = make_model(pipeline, plan.run.seed)
     refuse_unsupported(model)
     refuse_compiled(model, plan)
@@ -154,7 +161,23 @@ def _rehearse(plan: Plan) -> tuple[weakref.ref[torch.nn.Module], Rehearsal]:
         make_optimizer(pipeline, model, plan)
     layout = layout_of(model, moving_buffers.Moving.of(model, rules)).as_dict()
     parameters = sum(each.numel() for each in model.parameters())
-    return weakref.ref(model), Rehearsal(_notes(model, plan), parameters, layout)
+    notes = [*_notes(model, plan), *([] if adapted is None else adapted.notes())]
+    return weakref.ref(model), Rehearsal(notes, parameters, layout)
+
+
+def course_of(plan: Plan, order: Any) -> Course:
+    """The course of a run. order: of its samples; None before these are known, where it is some course."""
+    run, data = plan.run, plan.data
+    epoch = _SOME_STEPS if order is None else order.steps_per_epoch
+    steps = run.length((lambda epochs: epochs * epoch) if order is None else order.steps_of)
+    return Course(
+        min(steps, _SOME_STEPS) if order is None else steps,
+        epoch,
+        data.batch_size.at(0),
+        plan.update.schedule.name,
+        data.order.name,
+        "uniform" if data.sampling is None else data.sampling.name,
+    )
 
 
 def layout_of(model: torch.nn.Module, moving: moving_buffers.Moving) -> Layout:

@@ -14,10 +14,11 @@ from typing import Any, NamedTuple
 
 import torch
 
+from orchestrator.adapters.adapted import Adapted
 from orchestrator.checkpoint.stream_log import Logged, StreamLog
 from orchestrator.comm.transports.available_memory import available_bytes
 from orchestrator.common.values import Span, megabytes
-from orchestrator.config.plan import Data, Run, Variant
+from orchestrator.config.plan import Data, Plan, Run, Variant
 from orchestrator.data import mixture
 from orchestrator.data.clients import ClientSampler
 from orchestrator.data.division import Division, divide
@@ -132,6 +133,12 @@ class PipelineAdapter:
         self._has_least = data.partition is not None and "least" in PARTITIONS.options(data.partition.name)
         self.held_out = 0 if self._validation is None else _length(self._validation, "validation")
         self.evaluation_batches = EvaluationBatches(self.held_out, max(1, data.batch_size.at(0) // data.shards))
+
+    def begin(self, plan: Plan) -> None:
+        """Tell a pipeline that an adapter has made what the run is. Raises PipelineRaised."""
+        if isinstance(self.pipeline, Adapted):
+            with naming("what depends on the length of the run"):
+                self.pipeline.begin(construction.course_of(plan, self.order))
 
     def _number_samples(self, seed: int, data: Data) -> None:
         samples = _length(self._train, "training")
@@ -463,6 +470,13 @@ class PipelineAdapter:
         """For the second call of what `evaluation` has given, behind its block, for which the generators are set there."""
         with naming(f"evaluation ({_evaluated(step, batch)})"), streams.held(), torch.no_grad():
             yield
+
+    def summarized(self, metrics: dict[str, float]) -> dict[str, float]:
+        """The metrics over the whole validation set, of what was put together over its batches."""
+        if not isinstance(self.pipeline, Adapted):
+            return metrics
+        with naming("the metrics over all validation batches"):
+            return self.pipeline.summarized(metrics)
 
     def evaluated(self, call: Call, loss: Any, metrics: Any) -> tuple[list[str], list[float]]:
         """As `evaluate`, from what the two calls have returned."""

@@ -87,7 +87,7 @@ class Stages:
         return dict(sorted(whole.items()))
 
     def evaluate(self, shards: Sequence[int], step: int, beat: evaluation.Beat) -> evaluation.Results:
-        links, results = self._links, evaluation.Results()
+        links, results = self._links, evaluation.Results(self._workload.summarized)
         links.refresh(self._held)
         with evaluation.in_eval_mode(self._workload.model), evaluation.restoring(self._held.replica):
             for batch in self._workload.evaluation_batches.of(shards, self._total_shards):

@@ -13,12 +13,12 @@ from dataclasses import replace
 from os import devnull
 from typing import Any
 
+from orchestrator.adapters import table
 from orchestrator.common.child import Started, end_with, parent
 from orchestrator.config.plan import Plan
 from orchestrator.errors import ConfigurationError, OrchestratorError, PipelineRaised
 from orchestrator.numerics import determinism
 from orchestrator.numerics.determinism import left_as_it_was
-from orchestrator.pipeline import find
 from orchestrator.worker.model.pipeline_adapter import PipelineAdapter
 from orchestrator.worker.model.replica import Replica
 from orchestrator.worker.pipeline_parallel.planning import plan_stages, summary
@@ -29,9 +29,8 @@ def prepared(plan: Plan) -> Iterator[tuple[PipelineAdapter, Replica]]:
     """In silence: a worker says all this too. Leaves the process as it was."""
     with left_as_it_was(), warnings.catch_warnings(), open(devnull, "w") as nowhere, redirect_stdout(nowhere):
         warnings.simplefilter("ignore")
-        source = plan.run.pipeline
         run = replace(plan.run, initial=None)  # whose values take no other memory, and move no border
-        workload = PipelineAdapter(find(source.target, source.args), run, plan.data)
+        workload = PipelineAdapter(table.find(plan.run.pipeline), run, plan.data)
         yield workload, Replica(workload.model, None, watches_all=False, rules=workload.buffer_rules)
 
 

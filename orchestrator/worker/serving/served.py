@@ -23,13 +23,15 @@ import numpy
 import torch
 from safetensors.torch import load_file
 
+from orchestrator.adapters import table
+from orchestrator.adapters.source import Source
 from orchestrator.errors import PipelineRaised, UsageError
 from orchestrator.numerics import batch_invariance, determinism
 from orchestrator.numerics.determinism import left_as_it_was
 from orchestrator.numerics.digests import distinct_state
 from orchestrator.numerics.portable import operator_overrides
 from orchestrator.numerics.streams import seeded
-from orchestrator.pipeline import Pipeline, defines, find, naming
+from orchestrator.pipeline import Pipeline, defines, naming
 from orchestrator.worker.model import construction
 from orchestrator.worker.serving.names import ARCHITECTURE, WEIGHTS
 
@@ -101,7 +103,7 @@ def load(folder: Path) -> Served:
     if answers.rows is None:
         warnings.warn(f"rows that are asked together are answered together: {answers.why}", stacklevel=3)
     with left_as_it_was():
-        pipeline = construction.make_pipeline(find(architecture["target"], args), args, seed)
+        pipeline = construction.make_pipeline(table.find(Source.of(architecture)), args, seed)
         try:
             return Served(pipeline, _built(pipeline, seed, state), answers)
         except PipelineRaised as without_data:

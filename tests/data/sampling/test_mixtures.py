@@ -61,7 +61,7 @@ def rows(pattern: Pattern, shard: int, first: int, last: int) -> list[tuple[int,
 
 
 @given(
-    st.sampled_from(["shuffled", "blocks"]),
+    st.sampled_from(["shuffled", "blocks", "sequential"]),
     st.lists(st.integers(1, 12), min_size=1, max_size=6),
     st.integers(1, 5),
     SEEDS,

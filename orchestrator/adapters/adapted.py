@@ -1,0 +1,37 @@
+"""A pipeline that an adapter has made. It is told of the run, which a framework's code may ask for, and says what of that code
+has no place in one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from orchestrator.pipeline import Pipeline
+
+
+@dataclass(frozen=True)
+class Course:
+    """The course of a run, as far as the code of a framework may ask for it."""
+
+    steps: int  # of the run; some, where only the form of what is built from them counts
+    epoch: int  # the steps of one
+    batch_size: int  # rows of the first step, over all shards
+    schedule: str  # the name of the learning-rate schedule in the settings
+    order: str = "shuffled"  # in which an epoch visits the samples
+    sampling: str = "uniform"  # with which weights samples are drawn
+
+
+class Adapted(Pipeline):
+    """The base of what adapters make."""
+
+    def begin(self, course: Course) -> None:
+        """Called before `optimizer`, and in a worker after `datasets`. Raises PipelineRaised for what does not go with the
+        settings."""
+
+    def notes(self) -> list[str]:
+        """For a person who launches it, a sentence each. Nothing has been built or read yet."""
+        return []
+
+    def summarized(self, metrics: Mapping[str, float]) -> dict[str, float]:
+        """The metrics over the whole validation set, of what was put together over its batches."""
+        return dict(metrics)

@@ -1,0 +1,200 @@
+"""What of a module or a data module has no place in a run, a sentence each, found before anything is built. All are told at
+once, each with what to do."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+
+from orchestrator.adapters.lightning.numbers import REDUCTIONS
+from orchestrator.adapters.lightning.reading import Reading, logged, uses_of_self
+from orchestrator.adapters.lightning.trainer import OFFERED
+from orchestrator.errors import coded
+
+_BATCHES = "any worker may compute any batch, more than once: do it in training_step, from the batch alone"
+_AFTER = "do it in on_validation_epoch_end, which has a copy of the model, or after the run"
+_EPOCHS = (
+    "an epoch is no boundary of a run: let what depends on self.current_epoch be computed in training_step, and numbers be "
+    "logged in validation_step"
+)
+_GRADIENTS = "gradients are summed over workers before anybody has them"
+# Hooks of the training loop that have no equivalent, and what to do instead.
+HOOKS = {
+    "on_fit_start": "do it in __init__ or in setup",
+    "on_fit_end": _AFTER,
+    "on_train_start": "do it in __init__ or in setup",
+    "on_train_end": _AFTER,
+    "on_train_epoch_start": _EPOCHS,
+    "on_train_epoch_end": _EPOCHS,
+    "on_train_batch_start": _BATCHES,
+    "on_train_batch_end": _BATCHES,
+    "on_validation_start": "do it in validation_step",
+    "on_validation_end": "name it on_validation_epoch_end",
+    "on_validation_epoch_start": "do it in validation_step",
+    "on_validation_batch_start": "do it in validation_step",
+    "on_validation_batch_end": "do it in validation_step",
+    "on_validation_model_eval": "override eval() of the layer",
+    "on_validation_model_train": "override train() of the layer",
+    "on_validation_model_zero_grad": "leave it out",
+    "on_before_zero_grad": f"{_GRADIENTS}: leave it out",
+    "on_before_backward": "change the loss in training_step",
+    "on_after_backward": f"{_GRADIENTS}: set gradient.clip, or change the loss in training_step",
+    "on_before_optimizer_step": f"{_GRADIENTS}: set gradient.clip, or write an optimizer whose step() does it",
+    "backward": "change the loss in training_step",
+    "optimizer_step": "write an optimizer whose step() does it; a warm-up is a scheduler, or schedule with warmup",
+    "optimizer_zero_grad": "leave it out",
+    "lr_scheduler_step": "return a scheduler that is stepped without arguments",
+    "configure_gradient_clipping": "set gradient.clip, the largest norm of a gradient",
+    "configure_callbacks": "checkpoints and early_stopping are settings; a callback of your own is on_validation_epoch_end",
+    "configure_sharded_model": "name it configure_model",
+    "transfer_batch_to_device": "give a batch of a class of your own a method to(device)",
+    "on_save_checkpoint": "keep what belongs to the model in buffers",
+    "on_load_checkpoint": "keep what belongs to the model in buffers",
+}
+# Methods and attributes that a step may not use.
+_USES = {
+    "manual_backward": "one optimizer steps by itself, or two take turns in one (docs/porting.md)",
+    "optimizers": "one optimizer steps by itself, or two take turns in one (docs/porting.md)",
+    "toggle_optimizer": "two optimizers take turns in one (docs/porting.md)",
+    "lr_schedulers": "the schedule is tabulated before the run: return the scheduler from configure_optimizers",
+    "logger": "numbers are logged by self.log in validation_step; pictures are drawn in on_validation_epoch_end",
+    "loggers": "numbers are logged by self.log in validation_step; pictures are drawn in on_validation_epoch_end",
+    "all_gather": "a step has the samples of one shard alone: compute the loss from these",
+    "clip_gradients": "set gradient.clip, the largest norm of a gradient",
+}
+_DATA_HOOKS = {
+    "transfer_batch_to_device": HOOKS["transfer_batch_to_device"],
+    "on_exception": "leave it out: files of a run that ended are removed by whoever started it",
+    "state_dict": "which samples come next follows from the step alone: leave it out",
+    "load_state_dict": "which samples come next follows from the step alone: leave it out",
+}
+
+
+def of_module(module: Reading, name: str, *, has_data: bool) -> Iterator[str]:
+    """The sentences about a module, which is called `name`. has_data: whether pipeline.data gives the data."""
+    if not module.overrides("training_step"):
+        yield coded(
+            "lightning.no-training-step",
+            f"pipeline.target: {name} has no training_step; write one that returns the loss",
+        )
+    elif "dataloader_iter" in module.parameters("training_step"):
+        yield coded(
+            "lightning.loader-iterator",
+            f"pipeline.target: training_step of {name} takes dataloader_iter; let it take a batch",
+        )
+    if not has_data and not module.overrides("train_dataloader"):
+        yield coded(
+            "lightning.no-data", f"pipeline.data: name the data module, since {name} has no train_dataloader of its own"
+        )
+    for hook, instead in HOOKS.items():
+        if module.overrides(hook):
+            yield coded("lightning.hook", f"pipeline.target: {name} overrides {hook}, which is not called; {instead}")
+    yield from _manual(module, name)
+    yield from _uses(module, name)
+    yield from _reductions(module, name)
+    yield from _at_the_end(module, name)
+
+
+def of_data(data: Reading, name: str) -> Iterator[str]:
+    """The sentences about a data module."""
+    if not data.overrides("train_dataloader"):
+        yield coded(
+            "lightning.no-train-loader",
+            f"pipeline.data: {name} has no train_dataloader; name a LightningDataModule, or a class with that method",
+        )
+    for hook, instead in _DATA_HOOKS.items():
+        if data.overrides(hook):
+            yield coded(
+                "lightning.data-hook", f"pipeline.data: {name} overrides {hook}, which is not called; {instead}"
+            )
+
+
+def _manual(module: Reading, name: str) -> Iterator[str]:
+    for function in module.through("__init__"):
+        for node in ast.walk(function):
+            if (
+                isinstance(node, ast.Assign)
+                and any(ast.unparse(target) == "self.automatic_optimization" for target in node.targets)
+                and not (isinstance(node.value, ast.Constant) and node.value.value)
+            ):
+                yield coded(
+                    "lightning.manual",
+                    f"pipeline.target: {name} sets automatic_optimization to False; return the loss from training_step "
+                    "instead; two optimizers take turns in one (docs/porting.md)",
+                )
+    for function in module.through("configure_optimizers"):
+        for each in ast.walk(function):
+            if isinstance(each, ast.Return) and _several(each.value):
+                yield coded(
+                    "lightning.optimizers",
+                    f"pipeline.target: configure_optimizers of {name} returns several optimizers; return one whose parameter "
+                    "groups are trained in turn (docs/porting.md)",
+                )
+                return
+
+
+def _several(returned: ast.expr | None) -> bool:
+    """Whether it says so itself: [a, b] or [a, b], [scheduler]."""
+    if not isinstance(returned, (ast.List, ast.Tuple)):
+        return False
+    parts = returned.elts
+    if len(parts) == 2 and all(isinstance(part, (ast.List, ast.Tuple)) for part in parts):
+        return _several(parts[0])
+    return len(parts) > 1
+
+
+def _uses(module: Reading, name: str) -> Iterator[str]:
+    told = set()
+    for function in module.through("training_step", "validation_step", "on_validation_epoch_end"):
+        for node in uses_of_self(function):
+            if node.attr in _USES and not module.overrides(node.attr) and node.attr not in told:
+                told.add(node.attr)
+                yield coded(
+                    "lightning.use",
+                    f"pipeline.target: {function.name} of {name} uses self.{node.attr}; {_USES[node.attr]}",
+                )
+        for node in ast.walk(function):
+            if (
+                isinstance(node, ast.Attribute)
+                and ast.unparse(node.value) == "self.trainer"
+                and node.attr not in (*OFFERED, *told)
+            ):
+                told.add(node.attr)
+                yield coded(
+                    "lightning.trainer-use",
+                    f"pipeline.target: {function.name} of {name} uses self.trainer.{node.attr}, and a run has no Trainer; "
+                    f"there are {', '.join(OFFERED[:6])}",
+                )
+
+
+def _reductions(module: Reading, name: str) -> Iterator[str]:
+    for metric, call in logged(module.through("validation_step")):
+        given = next((each.value for each in call.keywords if each.arg == "reduce_fx"), None)
+        if given is None or (isinstance(given, ast.Name) and given.id not in REDUCTIONS):
+            continue  # a name of the user's is looked at when it is called
+        how = str(given.value) if isinstance(given, ast.Constant) else ast.unparse(given).rpartition(".")[2]
+        if how not in REDUCTIONS:
+            yield coded(
+                "lightning.reduction",
+                f"pipeline.target: {name} logs {metric!r} with reduce_fx={ast.unparse(given)}; there are "
+                f"{', '.join(sorted(set(REDUCTIONS.values())))}",
+            )
+
+
+def _at_the_end(module: Reading, name: str) -> Iterator[str]:
+    """In on_validation_epoch_end no metric has seen a batch."""
+    told = set()
+    for function in module.through("on_validation_epoch_end"):
+        for node in ast.walk(function):
+            if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)):
+                continue
+            if node.func.attr == "compute" and ast.unparse(node.func.value).startswith("self."):
+                told.add(ast.unparse(node.func.value))
+        for _, call in logged([function]):
+            told |= {ast.unparse(part) for part in call.args[1:2] if isinstance(part, ast.Attribute)}
+    for what in sorted(told):
+        yield coded(
+            "lightning.metric-at-the-end",
+            f"pipeline.target: on_validation_epoch_end of {name} takes {what} over all batches; log it in validation_step, "
+            f"as self.log(NAME, {what}), and its value over all batches is recorded",
+        )

@@ -1,0 +1,237 @@
+"""A LightningModule as a pipeline: the module is the model, training_step its loss, validation_step its metrics.
+
+The parts that a module may lack (an optimizer, schedulers, a hook after each evaluation) are classes of their own, so that a
+pipeline defines what its module does.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
+
+import torch
+
+from orchestrator.adapters.adapted import Adapted, Course
+from orchestrator.adapters.lightning import schedules
+from orchestrator.adapters.lightning.loaders import Loaders
+from orchestrator.adapters.lightning.numbers import Numbers, is_metric, together
+from orchestrator.adapters.lightning.trainer import Trainer
+from orchestrator.errors import PipelineRaised
+
+_VALIDATION = "validation/"
+_TRANSFER = ("on_before_batch_transfer", "on_after_batch_transfer")
+
+
+class ModulePipeline(Adapted):
+    """The base. Class attributes are those of one module, which `adapt` gives."""
+
+    module_class: ClassVar[type]
+    data_class: ClassVar[type | None]
+    data_args: ClassVar[Mapping[str, Any]]
+    own: ClassVar[frozenset[str]]  # the methods that the module overrides
+    own_of_data: ClassVar[frozenset[str]]  # likewise of the data module
+    told: ClassVar[tuple[str, ...]]  # what a launch tells of the module
+
+    def __init__(self, **args: Any) -> None:
+        self._args = args
+        self._trainer = Trainer()
+        self._loaders: Loaders | None = None
+        self._metrics: dict[str, Any] = {}  # of torchmetrics, by the name under which each is logged
+        self._evaluated: tuple[Any, dict[str, float]] | None = None  # the batch whose loss came last, its metrics
+
+    def model(self) -> torch.nn.Module:
+        module: Any = self.module_class(**self._args)
+        if not module.automatic_optimization:
+            raise PipelineRaised(
+                f"{self.module_class.__name__} sets automatic_optimization to False",
+                "return the loss from training_step; two optimizers take turns in one (docs/porting.md)",
+                code="lightning.manual-built",
+            )
+        self._attach(module)
+        if "setup" in self.own:
+            module.setup("fit")
+        if "configure_model" in self.own:
+            module.configure_model()
+        return module  # type: ignore[no-any-return]
+
+    def datasets(self) -> tuple[Any, Any]:
+        if self.data_class is None:
+            holder: Any = self.module_class(**self._args)
+            self._attach(holder)
+        else:
+            holder = self.data_class(**self.data_args)
+            holder.trainer = self._trainer
+            self._trainer.datamodule = holder
+        self._loaders = Loaders(holder)
+        held_out = self._loaders.validation
+        return self._loaders.train.dataset, None if held_out is None else held_out.dataset
+
+    def collate(self, items: Sequence[Any]) -> Any:
+        assert self._loaders is not None
+        return self._loaders.collate(list(items))
+
+    def weights(self, train: Any) -> Any:  # noqa: ARG002
+        assert self._loaders is not None
+        return self._loaders.weights
+
+    def begin(self, course: Course) -> None:
+        self._trainer.begin(course)
+        found = [] if self._loaders is None else list(self._loaders.misfits(course))
+        if found:
+            raise PipelineRaised("; ".join(found), "see docs/coming-from.md#lightning", code="lightning.loader-misfit")
+
+    def notes(self) -> list[str]:
+        return list(self.told)
+
+    def loss(self, model: Any, batch: Any) -> Any:
+        return self._loss(model, batch, 0)
+
+    def metrics(self, model: Any, batch: Any) -> dict[str, torch.Tensor]:
+        if "validation_step" not in self.own:
+            return {}
+        if self._evaluated is None or self._evaluated[0] is not batch:
+            self._validated(model, batch)
+        assert self._evaluated is not None
+        found, self._evaluated = self._evaluated[1], None
+        return {name: torch.tensor(value, dtype=torch.float64) for name, value in found.items()}
+
+    def summarized(self, metrics: Mapping[str, float]) -> dict[str, float]:
+        return together(metrics, self._metrics, _VALIDATION)
+
+    def predict(self, model: Any, inputs: Any) -> Any:
+        if "forward" not in self.own and "predict_step" in self.own:
+            return model.predict_step(inputs, 0)
+        return super().predict(model, inputs)
+
+    def _loss(self, model: Any, batch: Any, step: int) -> Any:
+        self._trainer.global_step = step
+        if not model.training and "validation_step" in self.own:
+            loss = _loss_in(self._validated(model, batch))
+            if loss is not None:
+                return loss
+        return self._trained(model, batch)
+
+    def _trained(self, model: Any, batch: Any) -> Any:
+        self._trainer.stage, self._trainer.numbers = "training", None
+        given = self._transferred(model, batch)
+        returned = model.training_step(*_arguments(model.training_step, given, self._trainer.batch_index))
+        _reset(model)
+        loss = _loss_in(returned)
+        if loss is None:
+            raise PipelineRaised(
+                f"training_step returned a {type(returned).__name__}",
+                'return the loss, or {"loss": loss}; a batch that is left out has a loss of weight 0: (loss, 0)',
+                code="lightning.loss",
+            )
+        return loss
+
+    def _validated(self, model: Any, batch: Any) -> Any:
+        """What validation_step returns; what it logs is kept for `metrics`."""
+        numbers = Numbers()
+        self._trainer.stage, self._trainer.numbers = "validating", numbers
+        _reset(model)
+        try:
+            given = self._transferred(model, batch)
+            returned = model.validation_step(*_arguments(model.validation_step, given, 0))
+            numbers.check()
+        finally:
+            self._trainer.stage, self._trainer.numbers = "training", None
+            self._metrics.update(numbers.metrics)
+            _reset(model)
+        self._evaluated = batch, numbers.found
+        return returned
+
+    def _transferred(self, model: Any, batch: Any) -> Any:
+        """The batch after the hooks around its way to the device, where it is already."""
+        for hook in _TRANSFER:
+            if hook in self.own_of_data:
+                batch = getattr(self._trainer.datamodule, hook)(batch, 0)
+            elif hook in self.own:
+                batch = getattr(model, hook)(batch, 0)
+        return batch
+
+    def _attach(self, module: Any) -> None:
+        module.trainer = self._trainer
+        module.log = self._trainer.log
+
+
+class ToldSteps(ModulePipeline):
+    """A module whose steps ask where in the run they are."""
+
+    def loss(self, model: Any, batch: Any, step: int = 0) -> Any:
+        return self._loss(model, batch, step)
+
+
+class Optimizes(ModulePipeline):
+    """A module with configure_optimizers."""
+
+    def __init__(self, **args: Any) -> None:
+        super().__init__(**args)
+        self._factors: list[float] | None = None
+        self._course: Course | None = None
+
+    def begin(self, course: Course) -> None:
+        self._course = course
+        super().begin(course)
+
+    def optimizer(self, model: Any) -> torch.optim.Optimizer:
+        optimizer, schedulers = schedules.optimizer_of(model.configure_optimizers())
+        if not isinstance(optimizer, torch.optim.Optimizer):
+            return optimizer  # type: ignore[no-any-return]
+        assert self._course is not None
+        self._factors = schedules.factors(optimizer, schedulers, self._course)
+        if self._factors is not None and not isinstance(self, Schedules):
+            raise PipelineRaised(
+                "configure_optimizers returned a scheduler that its source does not show",
+                "name the scheduler's class or the key lr_scheduler in configure_optimizers itself",
+                code="lightning.scheduler-hidden",
+            )
+        return optimizer  # type: ignore[no-any-return]
+
+
+class Schedules(Optimizes):
+    """A module with schedulers that depend on the step alone."""
+
+    def rate(self, step: int) -> float:
+        if not self._factors:
+            return 1.0
+        return self._factors[min(step, len(self._factors) - 1)]
+
+
+class Looks(ModulePipeline):
+    """A module with on_validation_epoch_end, which is called with a copy of the model, beside the training."""
+
+    def on_evaluation(self, step: int, metrics: Mapping[str, float], model: Any) -> Mapping[str, float]:
+        numbers = Numbers()
+        trainer = self._trainer
+        trainer.global_step, trainer.stage, trainer.numbers = step + 1, "validating", numbers
+        trainer.callback_metrics = {
+            name.removeprefix(_VALIDATION): torch.tensor(value) for name, value in metrics.items()
+        }
+        model.on_validation_epoch_end()
+        numbers.check()
+        return numbers.found
+
+
+def _loss_in(returned: Any) -> Any:
+    if isinstance(returned, Mapping):
+        return returned.get("loss")
+    return returned if isinstance(returned, (torch.Tensor, tuple)) else None
+
+
+def _arguments(step: Any, batch: Any, index: int) -> list[Any]:
+    """The batch, and its number where the step takes one."""
+    parameters = [
+        each
+        for each in inspect.signature(step).parameters.values()
+        if each.kind in (each.POSITIONAL_ONLY, each.POSITIONAL_OR_KEYWORD)
+    ]
+    return [batch, index][: max(1, len(parameters))]
+
+
+def _reset(model: torch.nn.Module) -> None:
+    """Metrics of torchmetrics keep nothing from batch to batch."""
+    for module in model.modules():
+        if is_metric(module):
+            module.reset()  # type: ignore[operator]

@@ -1,0 +1,84 @@
+"""The source of a user's class, read for what its methods do. Nothing is called."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import textwrap
+from collections.abc import Iterator
+
+FRAMEWORKS = ("lightning", "pytorch_lightning", "lightning_fabric", "torch", "torchmetrics", "builtins")
+
+
+class Reading:
+    """The methods of a class that are not its framework's. A method whose source cannot be read says nothing."""
+
+    def __init__(self, kind: type) -> None:
+        self._kind = kind
+
+    def overrides(self, name: str) -> bool:
+        """Whether the user has written a method or an attribute of this name."""
+        return self._owner(name) is not None
+
+    def through(self, *names: str) -> list[ast.FunctionDef]:
+        """These methods, and those that they call on `self`, each once."""
+        found: dict[str, ast.FunctionDef] = {}
+        waiting = list(names)
+        while waiting:
+            name = waiting.pop(0)
+            function = None if name in found else self._function(name)
+            if function is not None:
+                found[name] = function
+                waiting += [each.attr for each in uses_of_self(function)]
+        return list(found.values())
+
+    def parameters(self, name: str) -> list[str]:
+        return list(inspect.signature(getattr(self._kind, name)).parameters)[1:]
+
+    def _owner(self, name: str) -> type | None:
+        owner = next((kind for kind in self._kind.__mro__ if name in vars(kind)), None)
+        return None if owner is None or owner.__module__.partition(".")[0] in FRAMEWORKS else owner
+
+    def _function(self, name: str) -> ast.FunctionDef | None:
+        owner = self._owner(name)
+        try:
+            tree = None if owner is None else ast.parse(textwrap.dedent(inspect.getsource(vars(owner)[name])))
+        except (OSError, TypeError, SyntaxError):
+            return None
+        return next((node for node in tree.body if isinstance(node, ast.FunctionDef)), None) if tree else None
+
+
+def uses_of_self(function: ast.AST) -> Iterator[ast.Attribute]:
+    """Each `self.name` in it."""
+    for node in ast.walk(function):
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "self":
+            yield node
+
+
+def names_in(functions: list[ast.FunctionDef]) -> set[str]:
+    """Every name, attribute and text in them."""
+    found = set()
+    for function in functions:
+        for node in ast.walk(function):
+            if isinstance(node, ast.Attribute):
+                found.add(node.attr)
+            elif isinstance(node, ast.Name):
+                found.add(node.id)
+            elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+                found.add(node.value)
+    return found
+
+
+def logged(functions: list[ast.FunctionDef]) -> Iterator[tuple[str, ast.Call]]:
+    """(name, call) of everything given to `self.log` and `self.log_dict`; a name that is computed as it is written."""
+    for function in functions:
+        for node in ast.walk(function):
+            if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)):
+                continue
+            if node.func.attr not in ("log", "log_dict") or ast.unparse(node.func.value) != "self" or not node.args:
+                continue
+            first = node.args[0]
+            keys = first.keys if isinstance(first, ast.Dict) else [first]
+            for key in keys:
+                if key is not None:
+                    yield (str(key.value) if isinstance(key, ast.Constant) else ast.unparse(key)), node

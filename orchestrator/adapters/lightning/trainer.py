@@ -1,0 +1,94 @@
+"""The `self.trainer` of a module: what of Lightning's Trainer its code may ask for, and nothing that acts."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from orchestrator.adapters.adapted import Course
+from orchestrator.errors import PipelineRaised
+
+OFFERED = (
+    *("current_epoch", "global_step", "num_training_batches", "estimated_stepping_batches", "max_epochs", "max_steps"),
+    *("training", "validating", "sanity_checking", "datamodule", "callback_metrics", "is_global_zero", "global_rank"),
+    *("local_rank", "world_size", "num_devices", "num_nodes", "barebones", "accumulate_grad_batches"),
+)
+
+
+class Trainer:
+    """What a module sees of the run. Values change with the step; those of workers do not exist, since any worker computes any
+    batch."""
+
+    def __init__(self) -> None:
+        self.datamodule: Any = None
+        self.stage = "training"  # or "validating"
+        self.callback_metrics: dict[str, Any] = {}
+        self.global_step = 0
+        self.sanity_checking = self.barebones = False
+        self.is_global_zero = True
+        self.global_rank = self.local_rank = 0
+        self.world_size = self.num_devices = self.num_nodes = self.accumulate_grad_batches = 1
+        self.numbers: Any = None  # takes what is logged; None where nothing of it is recorded
+        self._course: Course | None = None
+
+    def log(
+        self, name: str, value: Any, *_: Any, reduce_fx: Any = "mean", batch_size: int | None = None, **__: Any
+    ) -> None:
+        """The `self.log` of the module. Where it is shown, and how it is sent, is said by the settings."""
+        if self.numbers is not None:
+            self.numbers.add(name, value, reduce_fx, batch_size)
+
+    def begin(self, course: Course) -> None:
+        self._course = course
+
+    @property
+    def training(self) -> bool:
+        return self.stage == "training"
+
+    @property
+    def validating(self) -> bool:
+        return self.stage == "validating"
+
+    @property
+    def num_training_batches(self) -> int:
+        """The steps of an epoch: a batch is that of all workers together."""
+        return self._known.epoch
+
+    @property
+    def estimated_stepping_batches(self) -> int:
+        return self._known.steps
+
+    @property
+    def max_steps(self) -> int:
+        return self._known.steps
+
+    @property
+    def max_epochs(self) -> int:
+        return -(-self._known.steps // self._known.epoch)
+
+    @property
+    def current_epoch(self) -> int:
+        return 0 if self._course is None else self.global_step // self._course.epoch
+
+    @property
+    def batch_index(self) -> int:
+        """Of the step within its epoch."""
+        return 0 if self._course is None else self.global_step % self._course.epoch
+
+    @property
+    def _known(self) -> Course:
+        if self._course is None:
+            raise PipelineRaised(
+                "the module asks self.trainer for the length of the run before that is known",
+                "ask for it in configure_optimizers or later, or hand it in with pipeline.args",
+                code="lightning.trainer-early",
+            )
+        return self._course
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        raise PipelineRaised(
+            f"the module asks for self.trainer.{name}, and there is no Trainer in a run",
+            f"there are {', '.join(OFFERED)}",
+            code="lightning.trainer",
+        )

@@ -1,0 +1,333 @@
+"""The adapter of Lightning: what of a module runs, and what is refused by name. `standin.py` stands for Lightning."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.optim import lr_scheduler
+from torch.utils.data import DataLoader, Sampler, SequentialSampler, TensorDataset, WeightedRandomSampler
+
+from orchestrator.adapters.adapted import Course
+from orchestrator.adapters.lightning import schedules
+from orchestrator.adapters.lightning.loaders import Loaders
+from orchestrator.adapters.lightning.numbers import states_of
+from orchestrator.adapters.source import Source
+from orchestrator.adapters.table import find
+from orchestrator.pipeline import defines
+from orchestrator.worker.between_steps.evaluation import means_of
+from tests.adapters import standin
+from tests.adapters.standin import Data, Hits, Lit
+from tests.refusals import refused
+
+COURSE = Course(steps=8, epoch=4, batch_size=10, schedule="constant")
+DATA = "tests.adapters.standin:Data"
+
+
+@pytest.fixture(autouse=True)
+def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def made(target: str = "tests.adapters.standin:Lit", **args: Any) -> Any:
+    """A pipeline whose data are read."""
+    kind: Any = find(Source(target, args, DATA))
+    pipeline = kind(**args)
+    pipeline.datasets()
+    return pipeline
+
+
+def problems(name: str, data: str | None = DATA) -> list[str]:
+    with refused(f"lightning.{CODES[name]}") as caught:
+        find(Source(f"{__name__}:{name}", {}, data))
+    return list(getattr(caught.value, "problems", ()))
+
+
+def test_the_loss_is_that_of_training_step() -> None:
+    pipeline = made(width=5)
+    train, held_out = pipeline.datasets()
+    model = pipeline.model()
+    batch = pipeline.collate([train[index] for index in range(10)])
+    assert torch.equal(pipeline.loss(model, batch), nn.functional.cross_entropy(model(batch[0]), batch[1]))
+    assert model.layer.out_features == 5
+    assert (len(train), len(held_out)) == (40, 23)
+    assert model.trainer.datamodule.said == ["prepared", "fit"]
+
+
+def test_what_validation_step_logs_is_put_together_over_all_samples() -> None:
+    pipeline = made()
+    _, held_out = pipeline.datasets()
+    model = pipeline.model().eval()
+    rows, names = [], []
+    for start in range(0, 23, 7):
+        batch = pipeline.collate([held_out[index] for index in range(start, min(start + 7, 23))])
+        loss, found = pipeline.loss(model, batch), pipeline.metrics(model, batch)
+        names = sorted(found)
+        rows.append([float(loss.detach()), len(batch[0]), len(batch[0]), *(float(found[name]) for name in names)])
+    inputs, labels = held_out.tensors
+    outputs = model(inputs).detach()
+    right = float((outputs.argmax(1) == labels).sum())
+    metrics = pipeline.summarized(means_of(names, rows))
+    assert metrics["validation/hits"] == float(torch.round(torch.tensor(100 * right / 23)))
+    assert metrics["validation/seen"] == 23
+    assert metrics["validation/widest"] == float(inputs.abs().max())
+    mean = float(nn.functional.cross_entropy(outputs, labels))
+    assert metrics["validation/loss_there"] == pytest.approx(mean, abs=1e-6)
+    assert metrics["validation/loss"] == pytest.approx(mean, abs=1e-6)
+    parts = [
+        (float(inputs[start : start + 7, 0].mean()), len(inputs[start : start + 7]) // 2) for start in range(0, 23, 7)
+    ]
+    halved = sum(value * weight for value, weight in parts) / sum(weight for _, weight in parts)
+    assert metrics["validation/halved"] == pytest.approx(halved, abs=1e-6)
+    assert set(metrics) == {f"validation/{name}" for name in ("loss", "hits", "seen", "widest", "loss_there", "halved")}
+
+
+def test_no_metric_keeps_anything_from_batch_to_batch() -> None:
+    pipeline = made()
+    train, _ = pipeline.datasets()
+    model = pipeline.model().eval()
+    batch = pipeline.collate([train[index] for index in range(10)])
+    first = pipeline.metrics(model, batch)
+    assert first == pipeline.metrics(model, batch)
+    assert float(model.hits.rows) == 0
+
+
+def test_a_metric_that_keeps_samples_is_refused() -> None:
+    metric: Any = Hits()
+    metric._reductions = {"rows": lambda values: values}
+    with refused("lightning.metric-state", "'hits'"):
+        list(states_of("hits", metric))
+
+
+def test_schedulers_are_tabulated() -> None:
+    pipeline = made()
+    model = pipeline.model()
+    pipeline.begin(COURSE)
+    optimizer = pipeline.optimizer(model)
+    base = optimizer.param_groups[0]["lr"]
+    assert [base * pipeline.rate(step) for step in range(8)] == [0.1, 0.1, 0.1, 0.1, 0.05, 0.05, 0.05, 0.05]
+    assert "initial_lr" not in optimizer.param_groups[0]
+    assert defines(type(pipeline), "rate")
+
+
+def sgd(lr: float = 0.3, groups: int = 1) -> torch.optim.SGD:
+    each = [{"params": [nn.Parameter(torch.zeros(2))], "lr": lr / (number + 1)} for number in range(groups)]
+    return torch.optim.SGD(each, lr=lr, momentum=0.9)
+
+
+def test_a_rate_is_the_schedulers_own_to_the_last_bit() -> None:
+    course = Course(steps=200, epoch=10, batch_size=1, schedule="constant")
+    for make in (
+        lambda optimizer: {"scheduler": lr_scheduler.CosineAnnealingLR(optimizer, 200), "interval": "step"},
+        lambda optimizer: {"scheduler": lr_scheduler.ExponentialLR(optimizer, 0.97)},
+        lambda optimizer: {
+            "scheduler": lr_scheduler.OneCycleLR(optimizer, 0.3, 200, cycle_momentum=False),
+            "interval": "step",
+        },
+        lambda optimizer: {"scheduler": lr_scheduler.StepLR(optimizer, 3), "frequency": 2},
+        lambda optimizer: {
+            "scheduler": lr_scheduler.LambdaLR(optimizer, lambda step: min(1, step / 30)),
+            "interval": "step",
+        },
+    ):
+        optimizer = sgd()
+        _, found = schedules.optimizer_of({"optimizer": optimizer, "lr_scheduler": make(optimizer)})
+        factors = schedules.factors(optimizer, found, course)
+        assert factors is not None
+        base = optimizer.param_groups[0]["lr"]
+        expected = list(stepped(make, course))
+        assert [base * factor for factor in factors] == expected
+
+
+def stepped(make: Any, course: Course) -> Iterator[float]:
+    """The rates as Lightning's loop would step the scheduler."""
+    optimizer = sgd()
+    found = make(optimizer)
+    for step in range(course.steps):
+        yield optimizer.param_groups[0]["lr"]
+        optimizer.step()
+        if found.get("interval") == "step" or (
+            (step + 1) % course.epoch == 0 and ((step + 1) // course.epoch) % found.get("frequency", 1) == 0
+        ):
+            found["scheduler"].step()
+
+
+def test_groups_keep_their_own_rates() -> None:
+    optimizer = sgd(groups=2)
+    _, found = schedules.optimizer_of(([optimizer], [lr_scheduler.ExponentialLR(optimizer, 0.5)]))
+    factors = schedules.factors(optimizer, found, COURSE)
+    assert factors == [1, 1, 1, 1, 0.5, 0.5, 0.5, 0.5]
+    assert [group["lr"] for group in optimizer.param_groups] == [0.3, 0.15]
+
+
+class OneByOne:
+    """A scheduler of somebody's own."""
+
+    def step(self) -> None: ...
+
+
+@pytest.mark.parametrize(
+    ("code", "make"),
+    [
+        ("plateau", lambda optimizer: lr_scheduler.ReduceLROnPlateau(optimizer, patience=4)),
+        ("scheduler-options", lambda optimizer: lr_scheduler.OneCycleLR(optimizer, 0.3, 20)),
+        ("scheduler", lambda _optimizer: OneByOne()),
+        (
+            "scheduler-groups",
+            lambda optimizer: lr_scheduler.LambdaLR(optimizer, [lambda _: 1.0, lambda step: 1 / (step + 1)]),
+        ),
+    ],
+)
+def test_a_scheduler_that_is_more_than_factors_is_refused(code: str, make: Any) -> None:
+    optimizer = sgd(groups=2)
+    scheduler = make(optimizer)
+    _, found = schedules.optimizer_of(
+        {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
+    )
+    with refused(f"lightning.{code}", type(scheduler).__name__):
+        schedules.factors(optimizer, found, COURSE)
+
+
+def test_a_plateau_of_the_settings_stands_for_that_of_torch() -> None:
+    optimizer = sgd()
+    _, found = schedules.optimizer_of(
+        {"optimizer": optimizer, "lr_scheduler": lr_scheduler.ReduceLROnPlateau(optimizer)}
+    )
+    course = Course(steps=8, epoch=4, batch_size=10, schedule="plateau")
+    assert schedules.factors(optimizer, found, course) is None
+
+
+def test_two_optimizers_are_refused() -> None:
+    with refused("lightning.optimizers-returned"):
+        schedules.optimizer_of([sgd(), sgd()])
+
+
+class Hooked(Lit):
+    def on_train_start(self) -> None: ...
+
+    def configure_gradient_clipping(self, *_: Any) -> None: ...
+
+
+class Manual(Lit):
+    def __init__(self) -> None:
+        super().__init__()
+        self.automatic_optimization = False
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:  # noqa: ARG002
+        self.optimizers().step()  # type: ignore[operator]
+
+    def configure_optimizers(self) -> Any:
+        return [sgd(), sgd()], []
+
+
+class Asking(Lit):
+    def training_step(self, batch: Any, batch_idx: int) -> Any:  # noqa: ARG002
+        if self.trainer.current_epoch and self.trainer.limit_val_batches:
+            self.logger.experiment.add_image(batch)  # type: ignore[operator, union-attr]
+        return self._loss(batch)
+
+
+class Median(Lit):
+    def validation_step(self, batch: Any, batch_idx: int) -> None:  # noqa: ARG002
+        self.log("middle", self._loss(batch), reduce_fx=torch.median)
+
+
+class AtTheEnd(Lit):
+    def on_validation_epoch_end(self) -> None:
+        self.log("hits", self.hits.compute())
+
+
+class NeedsWidth(Lit):
+    def __init__(self, width: int) -> None:
+        super().__init__(width)
+
+
+class Nothing(standin.LightningModule):
+    """Nothing but the base."""
+
+
+CODES = {
+    "Hooked": "hook",
+    "Manual": "manual",
+    "Asking": "use",
+    "Median": "reduction",
+    "AtTheEnd": "metric-at-the-end",
+    "NeedsWidth": "args",
+    "Nothing": "no-training-step",
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "named"),
+    [
+        ("Hooked", ["on_train_start", "configure_gradient_clipping"]),
+        ("Manual", ["automatic_optimization", "several optimizers", "self.optimizers"]),
+        ("Asking", ["self.logger", "self.trainer.limit_val_batches"]),
+        ("Median", ["'middle'"]),
+        ("AtTheEnd", ["self.hits"]),
+        ("NeedsWidth", ["width"]),
+        ("Nothing", ["training_step"]),
+    ],
+)
+def test_what_does_not_fit_is_told_at_once(name: str, named: list[str]) -> None:
+    found = problems(name)
+    assert len(found) == len(named)
+    assert all(any(each in problem for problem in found) for each in named)
+
+
+def test_a_module_without_data_is_refused() -> None:
+    with refused("lightning.no-data"):
+        find(Source("tests.adapters.standin:Lit", {}))
+
+
+def test_data_that_are_no_data_module_are_refused() -> None:
+    with refused("lightning.no-train-loader"):
+        find(Source("tests.adapters.standin:Lit", {}, f"{__name__}:OneByOne"))
+
+
+def test_a_launch_tells_what_is_not_recorded() -> None:
+    (note,) = made().notes()
+    assert "(train_loss)" in note
+
+
+class Backwards(Sampler[int]):
+    def __init__(self, rows: Any) -> None:
+        self.rows = rows
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(len(self.rows))[::-1])
+
+
+class Loading(Data):
+    """A data module with another training loader."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__()
+        self.options = options
+
+    def train_dataloader(self) -> Any:
+        return DataLoader(self.train, **self.options)
+
+
+ROWS = TensorDataset(torch.zeros(40, 1))
+
+
+@pytest.mark.parametrize(
+    ("options", "course", "named"),
+    [
+        ({"shuffle": True}, COURSE, None),
+        ({}, COURSE, "data.order=sequential"),
+        ({"sampler": SequentialSampler(ROWS)}, Course(8, 4, 10, "constant", order="sequential"), None),
+        ({"sampler": WeightedRandomSampler([1.0] * 40, 40)}, COURSE, "data.sampling=weighted"),
+        ({"sampler": WeightedRandomSampler([1.0] * 40, 40)}, Course(8, 4, 10, "constant", sampling="weighted"), None),
+        ({"sampler": Backwards(ROWS)}, COURSE, "Backwards"),
+        ({"batch_sampler": [[1, 2], [3, 4]]}, COURSE, "batch_sampler"),
+    ],
+)
+def test_a_sampler_is_one_of_ours_or_refused(options: dict[str, Any], course: Course, named: str | None) -> None:
+    found = list(Loaders(Loading(**options)).misfits(course))
+    assert [named in each for each in found] == [True] if named else found == []
