@@ -1,4 +1,4 @@
-"""What the settings name as the pipeline of a run. It needs neither torch nor the user's code."""
+"""The pipeline of a run as the settings name it. It needs neither torch nor the user's code."""
 
 from __future__ import annotations
 

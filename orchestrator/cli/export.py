@@ -1,6 +1,6 @@
 """`export=RUN_ID to=FOLDER|ZIP [data|checkpoints=true] [wheels=FOLDER] [key=PATH] [license=URL]`: a record as one crate; with
 `steps=A-B to=FILE` instead some lines of its trace, with their Merkle path; with `model=true` the trained model alone, in the
-form of its own framework.
+form of its own framework; with `to=FILE.ckpt` as a checkpoint of Lightning.
 
 Everything comes from the record, the data and the weights that the run began with from where a rerun takes them, hashed; the
 project is only read. The same record makes the same bytes, so two exports can be compared.
@@ -18,6 +18,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from safetensors.torch import load_file
+
+from orchestrator.adapters.lightning import checkpoints
 from orchestrator.checkpoint import catalog
 from orchestrator.checkpoint.manifest import steps_among
 from orchestrator.checkpoint.storage import open_storage
@@ -106,6 +109,8 @@ def run(arguments: Arguments) -> Answer:
                 code="export.model-alone",
             )
         return reported(_trained(arguments.value, to, arguments.uri), arguments)
+    if to.suffix == checkpoints.ENDING:
+        return reported(_checkpoint(arguments.value, to, arguments.uri), arguments)
     wanted = Wanted(
         *(
             to,
@@ -199,6 +204,46 @@ def _trained(name: str, to: Path, uri: str | None) -> Written:
         )
     model.save(to)
     return Written(run_id, str(to))
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A trained model that was written as a checkpoint of Lightning."""
+
+    run_id: str  # of the run
+    to: str  # the file
+    digest: str | None  # of the model
+
+    def as_dict(self) -> dict[str, Any]:
+        return {**asdict(self), "status": "finished"}
+
+    def as_text(self) -> str:
+        return f"the model of run {self.run_id} is in {self.to}\n  load_from_checkpoint of its module reads it"
+
+
+def _checkpoint(name: str, to: Path, uri: str | None) -> Checkpoint:
+    """Raises UsageError, ConfigurationError and NotRerunnable."""
+    _require_free(to)
+    folder = project_folder(Path.cwd())
+    original = Recorded.find(Store.with_run(uri, folder, name), folder, name)
+    run_id, file = original.past.run_id, original.files.weights
+    packages_there = original.environments[0].get("packages", {}) if original.environments else {}
+    version = next((packages_there[each] for each in checkpoints.PACKAGES if each in packages_there), None)
+    if version is None:
+        raise UsageError(
+            f"to={to}: Lightning was not among the packages of run {run_id}",
+            f"its weights are {file}, or leave the ending {checkpoints.ENDING} out for a crate",
+            code="export.not-of-lightning",
+        )
+    if not file.exists():
+        raise UsageError(
+            f"run {run_id} has no trained model here",
+            f"restore {file} from the artifacts of that run",
+            code="export.no-weights",
+        )
+    source = original.held.pipeline
+    checkpoints.write(to, load_file(file), source.args, original.past.steps or 0, version)
+    return Checkpoint(run_id, str(to), original.past.best or original.past.digest)
 
 
 def _put(to: Path, text: str) -> None:

@@ -45,6 +45,9 @@ Metric.__module__ = "torchmetrics.metric"
 class Hits(Metric):
     """The share of right answers, in hundredths."""
 
+    right: torch.Tensor
+    rows: torch.Tensor
+
     def __init__(self) -> None:
         super().__init__(right=dim_zero_sum, rows=dim_zero_sum)
         self.reset()

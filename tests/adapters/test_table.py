@@ -54,7 +54,7 @@ def test_a_class_is_taken_by_the_name_of_its_base() -> None:
     source = Source(f"{__name__}:Mine", {"width": 3}, f"{__name__}:Module", {"rows": 5})
     kind: Any = table.find(source)
     pipeline = kind(**source.args)
-    assert isinstance(pipeline, Pipeline)
+    assert issubclass(kind, Pipeline)
     assert (pipeline.module.width, pipeline.source.data_args) == (3, {"rows": 5})
 
 

@@ -48,11 +48,13 @@ def _check(said: list[tuple[str, Done]]) -> None:
     same = f"{HERE} conf=spirals pipeline.args.width=48"
     wide = [done for command, done in said if command.startswith(same) and "show=" not in command]
     digests = {found for done in wide for found in re.findall(r"digest +(\w{64})", done.err)}
-    assert len(wide) == 7
+    assert len(wide) == 6
     assert len(digests) == 1
     reruns = [done for command, done in said if "rerun=last" in command]
-    assert len(reruns) == 2
+    assert len(reruns) == 3
     assert all("exact" in rerun.err + rerun.out for rerun in reruns)
+    lit = next(done for command, done in said if command.endswith("conf=lit cluster.workers=2"))
+    assert float(re.findall(r"validation/accuracy ([\d.]+)", lit.err)[-1]) > 0.9
     listed = next(done for command, done in said if "tag.wider" in command)
     assert listed.out.splitlines()[1].split()[2] == "true"
     words = next(done for command, done in said if f"{HERE} conf=words" in command)

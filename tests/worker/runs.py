@@ -192,6 +192,7 @@ def settings_for(
     claims: bool | None = None,
     sharded: bool = False,
     check_every: int | None = None,
+    data_module: str | None = None,
 ) -> Settings:
     options, mode = dict(optimizer or {}), dict(sync or {"name": "bsp"})
     parts, draws = {"name": "shared", **(partition or {})}, {"name": "uniform", **(sampling or {})}
@@ -205,7 +206,9 @@ def settings_for(
             recompute=recompute,
             compile=compiled,
         ),
-        pipeline=PipelineSettings(target=f"{pipeline.__module__}:{pipeline.__name__}", args=args or {}),
+        pipeline=PipelineSettings(
+            target=f"{pipeline.__module__}:{pipeline.__name__}", args=args or {}, data=data_module
+        ),
         data=DataSettings(
             shards=shards,
             batch_size=Steps.parse(batch_size),

@@ -35,12 +35,13 @@ def adapt(found: type, source: Source) -> type[ModulePipeline]:
     """The pipeline of a module. Raises ConfigurationError with everything that does not fit."""
     module, name = Reading(found), found.__name__
     data_class = None if source.data is None else import_string.find("pipeline.data", source.data, "class")
-    data = None if data_class is None else Reading(data_class)
     problems = [
         *_arguments("pipeline.args", found, source.args),
-        *misfits.of_module(module, name, has_data=data is not None),
+        *misfits.of_module(module, name, has_data=data_class is not None),
     ]
-    if data is not None:
+    data = None
+    if data_class is not None:
+        data = Reading(data_class)
         problems += [
             *_arguments("pipeline.data_args", data_class, source.data_args),
             *misfits.of_data(data, data_class.__name__),
@@ -70,7 +71,7 @@ def _arguments(key: str, kind: type, args: object) -> Iterator[str]:
 
 
 def _parts(module: Reading) -> Iterator[type[ModulePipeline]]:
-    """What such a module does."""
+    """The parts that such a module has."""
     if module.overrides("on_validation_epoch_end"):
         yield Looks
     if _PLACE & names_in(module.through("training_step", "validation_step", "forward")):
@@ -93,7 +94,7 @@ def _has_schedulers(module: Reading) -> bool:
 
 
 def _told(module: Reading, name: str) -> Iterator[str]:
-    """What is done otherwise than a Trainer does."""
+    """The ways in which a run differs from a Trainer."""
     training = dict.fromkeys(each for each, _ in logged(module.through("training_step")))
     if training:
         yield (

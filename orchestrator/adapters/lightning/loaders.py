@@ -39,12 +39,12 @@ class Loaders:
 
     @property
     def weights(self) -> Any:
-        """Of the training samples; None where they count alike."""
+        """Those of the training samples; None where they count alike."""
         sampler = self.train.sampler
         return sampler.weights if isinstance(sampler, WeightedRandomSampler) else None
 
     def misfits(self, course: Course) -> Iterator[str]:
-        """What of the training loader the settings do not say too, a sentence each."""
+        """The traits of the training loader that the settings do not have too, a sentence each."""
         sampler, batches = self.train.sampler, type(self.train.batch_sampler).__name__
         if batches not in ("BatchSampler", "NoneType"):
             yield f"the training loader has a batch_sampler, {batches}: give it batch_size, and data.batch_size to the run"
@@ -66,7 +66,7 @@ class Loaders:
             )
 
     def notes(self, course: Course) -> Iterator[str]:
-        """What of the training loader the run does otherwise, a sentence each."""
+        """The traits of the training loader that the run does not have, a sentence each."""
         own = self.train.batch_size
         if own is not None and own != course.batch_size:
             yield f"the training loader has batch_size={own}, and the run data.batch_size={course.batch_size}, which counts"

@@ -1,5 +1,5 @@
-"""What of a module or a data module has no place in a run, a sentence each, found before anything is built. All are told at
-once, each with what to do."""
+"""The parts of a module or a data module that have no place in a run, a sentence each, found before anything is built. All
+are told at once, each with what to do."""
 
 from __future__ import annotations
 
@@ -146,12 +146,12 @@ def _several(returned: ast.expr | None) -> bool:
 def _uses(module: Reading, name: str) -> Iterator[str]:
     told = set()
     for function in module.through("training_step", "validation_step", "on_validation_epoch_end"):
-        for node in uses_of_self(function):
-            if node.attr in _USES and not module.overrides(node.attr) and node.attr not in told:
-                told.add(node.attr)
+        for used in uses_of_self(function):
+            if used.attr in _USES and not module.overrides(used.attr) and used.attr not in told:
+                told.add(used.attr)
                 yield coded(
                     "lightning.use",
-                    f"pipeline.target: {function.name} of {name} uses self.{node.attr}; {_USES[node.attr]}",
+                    f"pipeline.target: {function.name} of {name} uses self.{used.attr}; {_USES[used.attr]}",
                 )
         for node in ast.walk(function):
             if (

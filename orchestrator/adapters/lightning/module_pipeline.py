@@ -127,7 +127,7 @@ class ModulePipeline(Adapted):
         return loss
 
     def _validated(self, model: Any, batch: Any) -> Any:
-        """What validation_step returns; what it logs is kept for `metrics`."""
+        """The result of validation_step; what it logs is kept for `metrics`."""
         numbers = Numbers()
         self._trainer.stage, self._trainer.numbers = "validating", numbers
         _reset(model)
@@ -187,7 +187,7 @@ class Optimizes(ModulePipeline):
                 "name the scheduler's class or the key lr_scheduler in configure_optimizers itself",
                 code="lightning.scheduler-hidden",
             )
-        return optimizer  # type: ignore[no-any-return]
+        return optimizer
 
 
 class Schedules(Optimizes):

@@ -28,7 +28,7 @@ _PER_BATCH = "log what can be put together over batches, such as the functional 
 
 
 class Numbers:
-    """What one validation batch has logged, by name."""
+    """The numbers that one validation batch has logged, by name."""
 
     def __init__(self) -> None:
         self.found: dict[str, float] = {}

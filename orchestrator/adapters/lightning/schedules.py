@@ -1,8 +1,8 @@
 """The schedulers that configure_optimizers returns, tabulated once over the run: the factor on the learning rates at each step.
 
-They are stepped as Lightning does, on an optimizer that has not taken a step. Where all groups have one rate, the optimizer
-gets a power of two in its place, so that the factors times it are the scheduler's own rates to the last bit. Otherwise a rate
-may differ in its last bit.
+They are stepped as Lightning does, on an optimizer that has not taken a step. If all groups have one rate, the optimizer gets
+a power of two in its place, so that the factors times it are the scheduler's own rates to the last bit. Otherwise a rate may
+differ in its last bit.
 """
 
 from __future__ import annotations

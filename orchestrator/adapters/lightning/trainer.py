@@ -15,7 +15,7 @@ OFFERED = (
 
 
 class Trainer:
-    """What a module sees of the run. Values change with the step; those of workers do not exist, since any worker computes any
+    """The run as a module sees it. Values change with the step; those of workers do not exist, since any worker computes any
     batch."""
 
     def __init__(self) -> None:
@@ -33,7 +33,7 @@ class Trainer:
     def log(
         self, name: str, value: Any, *_: Any, reduce_fx: Any = "mean", batch_size: int | None = None, **__: Any
     ) -> None:
-        """The `self.log` of the module. Where it is shown, and how it is sent, is said by the settings."""
+        """The `self.log` of the module. The settings say where it is shown and how it is sent."""
         if self.numbers is not None:
             self.numbers.add(name, value, reduce_fx, batch_size)
 
@@ -71,7 +71,7 @@ class Trainer:
 
     @property
     def batch_index(self) -> int:
-        """Of the step within its epoch."""
+        """The number of the step within its epoch."""
         return 0 if self._course is None else self.global_step % self._course.epoch
 
     @property

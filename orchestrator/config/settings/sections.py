@@ -70,8 +70,8 @@ ADDRESS = matching(r"([^\s/:\[\]]+|\[[0-9a-fA-F:.]+\]):\d{1,5}", "host:port")
 NOISE = Must("from 0 to 1000", lambda multiplier: bool(0 <= multiplier <= MOST_NOISE))
 CHANCE = Must("greater than 0 and less than 1", lambda delta: bool(0 < delta < 1))
 MODEL = matching(
-    r"models:/[^/@:]+(@[^/@:]+|/\d+)|models:/m-[0-9a-f]+|runs:/[0-9a-z]+(/[^@:]+)?",
-    "models:/NAME@ALIAS, models:/NAME/VERSION or runs:/RUN_ID",
+    r"models:/[^/@:]+(@[^/@:]+|/\d+)|models:/m-[0-9a-f]+|runs:/[0-9a-z]+(/[^@:]+)?|[^@:]+\.ckpt",
+    "models:/NAME@ALIAS, models:/NAME/VERSION, runs:/RUN_ID or a file of Lightning, FILE.ckpt",
 )
 LABELS = Must(
     "a list of NAME or NAME=VALUE, names of letters, digits and . - _ each once, on one line each", are_labels
@@ -526,7 +526,7 @@ class InitialSettings:
     name: str | None = field(
         default=None,
         metadata=result(
-            "The model in MLflow whose weights training begins with; an alias is recorded as its version.",
+            "The model in MLflow, or the `.ckpt` of Lightning, whose weights training begins with.",
             MODEL,
         ),
     )

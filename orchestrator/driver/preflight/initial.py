@@ -13,6 +13,9 @@ import shutil
 import tempfile
 from pathlib import Path
 
+from safetensors.torch import save_file
+
+from orchestrator.adapters.lightning import checkpoints
 from orchestrator.config.settings import InitialSettings, Settings
 from orchestrator.driver.folders import project_folder
 from orchestrator.driver.preflight import others
@@ -55,9 +58,12 @@ def brought(wanted: InitialSettings, store: Store, folder: Path, *, trusted: boo
     if held_in(folder, wanted.digest):
         return wanted
     try:
-        with store.usable():
-            name = models.pin(store, wanted.name)
-            found = _found(store, name, folder, trusted=trusted)
+        if wanted.name.endswith(checkpoints.ENDING):
+            name, found = wanted.name, _of_checkpoint(Path(wanted.name), folder)
+        else:
+            with store.usable():
+                name = models.pin(store, wanted.name)
+                found = _found(store, name, folder, trusted=trusted)
     except ConfigurationError as error:
         if wanted.digest is None:
             raise
@@ -113,6 +119,19 @@ def _found(store: Store, name: str, folder: Path, *, trusted: bool) -> str:
         found = initial.digest_of(initial.read(weights, name))
         weights.replace(place_of(folder, found))
     return found
+
+
+def _of_checkpoint(file: Path, folder: Path) -> str:
+    """The digest of the weights of a checkpoint of Lightning, which are in the folder then."""
+    given = checkpoints.weights_of(file)
+    digest = initial.digest_of(given)
+    if not held_in(folder, digest):
+        (folder / _FOLDER).mkdir(exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=folder / _FOLDER, prefix=".new-") as new:
+            weights = Path(new) / models.WEIGHTS
+            save_file(given, weights)
+            weights.replace(place_of(folder, digest))
+    return digest
 
 
 def _digest_of(file: Path) -> str | None:
