@@ -24,9 +24,10 @@ class Course:
 class Adapted(Pipeline):
     """The base of what adapters make."""
 
-    def begin(self, course: Course) -> None:
-        """Called before `optimizer`, and in a worker after `datasets`. Raises PipelineRaised for what does not go with the
-        settings."""
+    def begin(self, course: Course) -> list[str]:  # noqa: ARG002
+        """Called before `optimizer`, and in a worker after `datasets`. Returns what a person is to know of the data, a sentence
+        each. Raises PipelineRaised for what does not go with the settings."""
+        return []
 
     def notes(self) -> list[str]:
         """For a person who launches it, a sentence each. Nothing has been built or read yet."""

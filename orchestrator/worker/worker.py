@@ -121,7 +121,10 @@ class Worker:
         self._services.heartbeat.beat("prepare")
         with phases.of("data and model", "worker"):
             self._workload = PipelineAdapter(kind, plan.run, plan.data, whole_on, self._services.sites)
-        self._workload.begin(plan)
+        notes = self._workload.begin(plan)
+        if self._services.tries_answers:  # one worker tells for all
+            for note in notes:
+                self._services.emit({"event": "device", "why": note})
         construction.refuse_moving(self._workload.model, self._workload.buffer_rules, plan)
         construction.refuse_compiled(self._workload.model, plan)
         if self._services.tries_answers and (found := answering.unfit(plan, self._workload)) is not None:

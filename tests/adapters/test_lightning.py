@@ -313,6 +313,14 @@ class Loading(Data):
         return DataLoader(self.train, **self.options)
 
 
+def test_what_the_run_does_otherwise_than_the_loader_is_told() -> None:
+    loaders = Loaders(Loading(batch_size=7, shuffle=True, drop_last=True))
+    batch, last = loaders.notes(Course(8, 4, 12, "constant"))
+    assert "batch_size=7" in batch
+    assert "last batch" in last
+    assert list(Loaders(Loading(batch_size=10, shuffle=True)).notes(COURSE)) == []
+
+
 ROWS = TensorDataset(torch.zeros(40, 1))
 
 

@@ -75,11 +75,14 @@ class ModulePipeline(Adapted):
         assert self._loaders is not None
         return self._loaders.weights
 
-    def begin(self, course: Course) -> None:
+    def begin(self, course: Course) -> list[str]:
         self._trainer.begin(course)
-        found = [] if self._loaders is None else list(self._loaders.misfits(course))
+        if self._loaders is None:
+            return []
+        found = list(self._loaders.misfits(course))
         if found:
             raise PipelineRaised("; ".join(found), "see docs/coming-from.md#lightning", code="lightning.loader-misfit")
+        return list(self._loaders.notes(course))
 
     def notes(self) -> list[str]:
         return list(self.told)
@@ -171,9 +174,9 @@ class Optimizes(ModulePipeline):
         self._factors: list[float] | None = None
         self._course: Course | None = None
 
-    def begin(self, course: Course) -> None:
+    def begin(self, course: Course) -> list[str]:
         self._course = course
-        super().begin(course)
+        return super().begin(course)
 
     def optimizer(self, model: Any) -> torch.optim.Optimizer:
         optimizer, schedulers = schedules.optimizer_of(model.configure_optimizers())

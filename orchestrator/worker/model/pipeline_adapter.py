@@ -134,11 +134,13 @@ class PipelineAdapter:
         self.held_out = 0 if self._validation is None else _length(self._validation, "validation")
         self.evaluation_batches = EvaluationBatches(self.held_out, max(1, data.batch_size.at(0) // data.shards))
 
-    def begin(self, plan: Plan) -> None:
-        """Tell a pipeline that an adapter has made what the run is. Raises PipelineRaised."""
-        if isinstance(self.pipeline, Adapted):
-            with naming("what depends on the length of the run"):
-                self.pipeline.begin(construction.course_of(plan, self.order))
+    def begin(self, plan: Plan) -> list[str]:
+        """Tell a pipeline that an adapter has made what the run is; returns what a person is to know of its data, a sentence
+        each. Raises PipelineRaised."""
+        if not isinstance(self.pipeline, Adapted):
+            return []
+        with naming("what depends on the length of the run"):
+            return self.pipeline.begin(construction.course_of(plan, self.order))
 
     def _number_samples(self, seed: int, data: Data) -> None:
         samples = _length(self._train, "training")
