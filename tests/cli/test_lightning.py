@@ -55,7 +55,7 @@ def images(tmp_path: Path) -> Project:
 
 
 def test_a_worker_is_killed_the_rerun_is_exact_and_lightning_reads_the_model(images: Project) -> None:
-    run = WatchedRun(images, "conf=images", "cluster.workers=4")
+    run = WatchedRun(images, "conf=images", "cluster.workers=4", "output=json")
     run.wait_for_steps(8)
     os.kill(max(run.living().values()), signal.SIGKILL)
     run.wait_for("worker_lost")
