@@ -211,8 +211,8 @@ _ALL = (
                 "packages that are in there, too; checkpoints=true: those that it has kept, with which it can be audited; "
                 "signed with the ed25519 key of key=PATH; steps=A-B: instead only those lines of its trace, with their "
                 "Merkle path; model=true: instead the trained model, in the form of its own framework, such as a folder for "
-                "from_pretrained; to=FILE.ckpt: instead the trained model, for Lightning; trust=true: also of a run of somebody "
-                "else, after saying which places that would open"
+                "from_pretrained; to=FILE.ckpt: instead the trained model, for Lightning; trust=true: also of a run of "
+                "somebody else, after saying which places that would open"
             )
         },
         takes=(

@@ -1,6 +1,6 @@
 """`export=RUN_ID to=FOLDER|ZIP [data|checkpoints=true] [wheels=FOLDER] [key=PATH] [license=URL]`: a record as one crate; with
-`steps=A-B to=FILE` instead some lines of its trace, with their Merkle path; with `model=true` the trained model alone, in the
-form of its own framework; with `to=FILE.ckpt` as a checkpoint of Lightning.
+`steps=A-B to=FILE` instead some lines of its trace, with their Merkle path. With `model=true` it writes the
+trained model alone, in the form of its own framework; with `to=FILE.ckpt`, as a checkpoint of Lightning.
 
 Everything comes from the record, the data and the weights that the run began with from where a rerun takes them, hashed; the
 project is only read. The same record makes the same bytes, so two exports can be compared.
