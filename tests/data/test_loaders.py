@@ -117,7 +117,7 @@ def test_loaders_that_die_are_replaced_and_no_bit_changes() -> None:
 @pytest.mark.ray
 @pytest.mark.usefixtures("way")
 def test_a_micro_batch_that_ends_every_loader_is_named() -> None:
-    loaders = Loaders(Recipe("tests.worker.faulty:EndsItsReader", {}, seed=3, threads=1), 1, start=child)
+    loaders = Loaders(Recipe(Source("tests.worker.faulty:EndsItsReader", {}), seed=3, threads=1), 1, start=child)
     loaders.batch(KEYS[0], iter(()))
     with refused("data.loader-deaths"):
         loaders.batch(KEYS[1], iter(()))
@@ -127,7 +127,8 @@ def test_a_micro_batch_that_ends_every_loader_is_named() -> None:
 @pytest.mark.ray
 def test_a_loader_ends_when_its_worker_is_killed() -> None:
     script = (
-        "import signal; from orchestrator.data.loaders import Key, Loaders, Recipe;"
+        "import signal; from orchestrator.adapters.source import Source;"
+        "from orchestrator.data.loaders import Key, Loaders, Recipe;"
         f"started = Loaders({RECIPE!r}, 1); started.batch({KEYS[0]!r}, iter(()));"
         "print(started._loaders[0]._process.pid, flush=True); signal.pause()"
     )
