@@ -281,7 +281,11 @@ def compose(state: ControllerState) -> Begin | str:
     if number < quorum(state):
         return f"{number} workers are ready, {quorum(state)} are needed"
     ready = [member for member in living(state, "worker") if member.ready is not None]
-    holders_first = sorted(ready, key=lambda member: (member.progress is None, member.rank is None, member.id))
+    highest = top(ready)
+    holders_first = sorted(
+        ready,
+        key=lambda member: (member.progress != highest, member.progress is None, member.rank is None, member.id),
+    )
     workers = by_node(_seated(state, _candidates(state, holders_first)))
     all_servers = state.generation is None or state.requirements.whole
     servers = staying(state, "server")
@@ -324,7 +328,8 @@ def compose(state: ControllerState) -> Begin | str:
 
 def _candidates(state: ControllerState, ready: Sequence[Member]) -> Sequence[Member]:
     """As many as there may be; without those whose nodes go away, as soon as the others can go on without them. Until then one
-    that has the state stays, and others get a place before the rest of those that leave. ready: holders of the state first."""
+    that has the state stays, and others get a place before the rest of those that leave. ready: holders of the newest state
+    first."""
     most, stages = state.requirements.members.most, state.requirements.members.stages
     stay = [member for member in ready if member.leaves is None]
     if len(stay) == len(ready) or _can_go_on(state, ready, stay):

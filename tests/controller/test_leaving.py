@@ -137,6 +137,12 @@ def test_what_its_shards_keep_keeps_it_there() -> None:
     assert (play.of(Ask), play.of(Retire)) == ([], [])
 
 
+@pytest.mark.parametrize("seed", [97, 326])
+def test_the_one_that_stays_for_its_state_has_the_newest(seed: int) -> None:
+    """Its fellows were called off before the step, or before its evaluation, which it alone has."""
+    hunt(range(seed, seed + 1), drains=True)
+
+
 @given(seed=st.integers(0, 2**32), what=st.sampled_from(["", "shard_state", "inherits", "stages"]))
 @pytest.mark.slow
 def test_whoever_leaves_whenever_no_state_is_lost(seed: int, what: str) -> None:

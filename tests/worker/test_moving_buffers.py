@@ -245,7 +245,7 @@ def test_rules_that_cannot_be_are_refused_before_anything_is_started(
 
 
 def _rehearsed(kind: type[Pipeline], monkeypatch: pytest.MonkeyPatch, **settings: Any) -> ConfigurationError:
-    monkeypatch.setattr(construction, "find", lambda *_: kind)
+    monkeypatch.setattr(construction.table, "find", lambda *_: kind)
     with pytest.raises(ConfigurationError) as caught:
         construction.rehearse(resolve(settings_for(p.Small, **settings)))
     return caught.value
