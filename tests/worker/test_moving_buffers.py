@@ -14,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
+from orchestrator.adapters import table
 from orchestrator.config.resolve import resolve
 from orchestrator.errors import ConfigurationError
 from orchestrator.numerics.streams import seeded
@@ -245,7 +246,7 @@ def test_rules_that_cannot_be_are_refused_before_anything_is_started(
 
 
 def _rehearsed(kind: type[Pipeline], monkeypatch: pytest.MonkeyPatch, **settings: Any) -> ConfigurationError:
-    monkeypatch.setattr(construction.table, "find", lambda *_: kind)
+    monkeypatch.setattr(table, "find", lambda *_: kind)
     with pytest.raises(ConfigurationError) as caught:
         construction.rehearse(resolve(settings_for(p.Small, **settings)))
     return caught.value
