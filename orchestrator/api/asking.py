@@ -80,7 +80,5 @@ def staleness(run_id: str, *, uri: str | None = None) -> list[Staleness]:
     """
     from orchestrator.driver.folders import project_folder
     from orchestrator.driver.recording.recorded import Recorded
-    from orchestrator.provenance.tracking import Store
 
-    folder = project_folder(Path.cwd())
-    return barriers.staleness(Recorded.find(Store.with_run(uri, folder, run_id), folder, run_id).barriers() or [])
+    return barriers.staleness(Recorded.named(uri, project_folder(Path.cwd()), run_id).barriers() or [])

@@ -63,27 +63,22 @@ def resume(run_id: str | Run = "last", *overrides: str, trust: bool = False, uri
 
 
 def rerun(
-    run_id: str | Path | Run = "last",
-    *overrides: str,
-    audit: int | None = None,
-    seed: str | None = None,
+    run_id: str | Path | Run = "last",  # or the beginning of it, or the path of a crate
+    *overrides: str,  # how it is executed may change
+    audit: int | None = None,  # repeat only so many segments between kept checkpoints
+    seed: str | None = None,  # by which these segments are drawn
+    # whether the packages have to be those of the record; "rebuild" installs them anew
     environment: Literal["check", "ignore", "rebuild"] = "check",
-    wheels: str | Path | None = None,
-    explain: bool = False,
-    stages: bool = False,
-    key: str | Path | None = None,
-    trust: bool = False,
-    uri: str | None = None,
+    wheels: str | Path | None = None,  # a folder of wheels from which they are installed
+    explain: bool = False,  # where it has diverged, run that step once more
+    stages: bool = False,  # execute the DVC stages of its data first
+    key: str | Path | None = None,  # the public key that has to have signed a crate
+    trust: bool = False,  # repeat also what somebody else has made
+    uri: str | None = None,  # of the MLflow store; None for the project's
 ) -> Rerun:
     """Repeat a run, a sweep or a crate exactly, in a clean checkout of its code with its data, and compare; the same as
-    `rerun=RUN_ID`. A verdict other than "exact" is no exception.
-
-    run_id: or the beginning of it, "last", or the path of a crate; overrides: how it is executed may change. audit, seed: only
-    so many segments between kept checkpoints, drawn by the seed; environment, wheels: whether the packages have to be those of
-    the record, and are installed anew; explain: where it has diverged, run that step once more; stages: execute the DVC stages
-    of its data first; key: the public key that has to have signed a crate; trust: also what somebody else has made. uri: of the
-    MLflow store, None for the project's. Raises OrchestratorError where it comes to no verdict.
-    """
+    `rerun=RUN_ID`. A verdict other than "exact" is no exception. Raises OrchestratorError where it comes to
+    no verdict."""
     _prepare_numerics()
     from orchestrator.driver.folders import project_folder
     from orchestrator.experiments.rerun import repetition

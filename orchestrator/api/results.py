@@ -134,10 +134,8 @@ class Run:
     def _found(self) -> Recorded:
         """As it is now."""
         from orchestrator.driver.recording.recorded import Recorded
-        from orchestrator.provenance.tracking import Store
 
-        folder = self.folder.parent
-        return Recorded.find(Store.with_run(self.uri, folder, self.run_id), folder, self.run_id)
+        return Recorded.named(self.uri, self.folder.parent, self.run_id)
 
 
 @dataclass(frozen=True)
@@ -226,9 +224,8 @@ class Comparison:
 def found(run_id: str, folder: Path, uri: str | None) -> Run:
     """A recorded run of the project whose `.orchestrator` is `folder`. Raises OrchestratorError where there is none."""
     from orchestrator.driver.recording.recorded import Recorded
-    from orchestrator.provenance.tracking import Store
 
-    recorded = Recorded.find(Store.with_run(uri, folder, run_id), folder, run_id)
+    recorded = Recorded.named(uri, folder, run_id)
     past = recorded.past
     metrics = {name: value for name, value in past.metrics.items() if name.startswith("validation/")}
     loss = past.metrics.get("train/loss")

@@ -155,7 +155,7 @@ def _excerpt(name: str, steps: str, to: Path, uri: str | None) -> Excerpt:
     begin, last = int(found[1]), int(found[2])
     _require_free(to)
     folder = project_folder(Path.cwd())
-    original = Recorded.find(Store.with_run(uri, folder, name), folder, name)
+    original = Recorded.named(uri, folder, name)
     trace, first = lines.raw(original.files.trace) if original.files.trace.exists() else [], original.held.begin.step
     try:
         made = excerpt.make(original.past.run_id, trace, first, begin, last + 1)
@@ -187,7 +187,7 @@ def _trained(name: str, to: Path, uri: str | None) -> Written:
 
     _require_free(to)
     folder = project_folder(Path.cwd())
-    original = Recorded.find(Store.with_run(uri, folder, name), folder, name)
+    original = Recorded.named(uri, folder, name)
     run_id, place = original.past.run_id, original.files.model
     if not place.is_dir():
         raise UsageError(
@@ -225,7 +225,7 @@ def _checkpoint(name: str, to: Path, uri: str | None) -> Checkpoint:
     """Raises UsageError, ConfigurationError and NotRerunnable."""
     _require_free(to)
     folder = project_folder(Path.cwd())
-    original = Recorded.find(Store.with_run(uri, folder, name), folder, name)
+    original = Recorded.named(uri, folder, name)
     run_id, file = original.past.run_id, original.files.weights
     packages_there = original.environments[0].get("packages", {}) if original.environments else {}
     version = next((packages_there[each] for each in checkpoints.PACKAGES if each in packages_there), None)

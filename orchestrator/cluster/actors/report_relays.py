@@ -70,7 +70,7 @@ class ReportRelays:
 
     def take(self) -> list[Report]:
         """All that has come until now, in the order of each member."""
-        reports, ended = self._own.take()
+        reports, _ = self._own.take()
         for _ in range(len(self._answered)):
             other, future = self._answered.popleft()
             other.asked = False

@@ -47,6 +47,12 @@ class Recorded:
         return cls.of(store, folder, past)
 
     @classmethod
+    def named(cls, uri: str | None, folder: Path, name: str) -> Recorded:
+        """As `find`, in the store that has it. uri: of that store, None for the project's. Raises also UsageError where nothing
+        was recorded yet."""
+        return cls.find(Store.with_run(uri, folder, name), folder, name)
+
+    @classmethod
     def of(cls, store: Store, folder: Path, past: Past) -> Recorded:
         found = cls(past, RunFolder(folder, past.run_id))
         if not all(file.exists() for file in found._needed.values()):
