@@ -18,13 +18,20 @@ from functools import partial
 from typing import Any, Final
 from unittest.mock import patch
 
-from campaign import lives
+import torch
+
+from campaign import disagreements, lives, reports
 from orchestrator.checkpoint import catalog
+from orchestrator.cluster.actors import members
+from orchestrator.cluster.actors.report_relay import Report
+from orchestrator.comm import collectives
+from orchestrator.comm.collectives import Exchange
+from orchestrator.comm.topologies.schedule import Add, Copy, Finish, Send
 from orchestrator.controller import fault_attribution, membership, state_recovery
 from orchestrator.driver.run.checkpointing import Saving
 from orchestrator.optim.privacy.keys import Keys
 from orchestrator.optim.privacy.masks import Masks
-from orchestrator.records import lines
+from orchestrator.records import lines, merging
 from orchestrator.worker import hooks
 from orchestrator.worker.asynchronous.free_replica import FreeReplica
 from orchestrator.worker.between_steps.run_state import RunState
@@ -35,17 +42,18 @@ from orchestrator.worker.model.shard_states import ShardStates
 from tests.controller.simulated import World
 from tests.virtual_cluster import plans as virtual_plans
 from tests.virtual_cluster import runs
+from tests.virtual_cluster.cluster import Relays
 from tests.worker import pipelines
 from tests.worker.runs import Layout, train
 
 Hunt = Callable[[int], Any]  # the hunt by one seed; raises where something is found
-_MOST_S: Final = 240.0
+_MOST_S: Final = 240.0  # of a processor, so that a busy machine finds no less
 
 
 @dataclass(frozen=True)
 class Mutant:
-    """plant: puts it in place until the stack is closed; hunt: with the mutant; before: without it, by the same seed; missed:
-    why it is not found, where that is known."""
+    """plant: puts it in place until the stack is closed; hunt: with the mutant; before: without it, by the same seed, so that
+    a hunt that fails anyhow finds nothing; missed: why it is not found, where that is known."""
 
     name: str
     plant: Callable[[ExitStack], None]
@@ -57,7 +65,7 @@ class Mutant:
 
 def hunt(mutant: Mutant) -> dict[str, Any]:
     """A line that says whether it was found, by which seed, and how it showed."""
-    begun = time.monotonic()
+    begun = time.process_time()
     for seed in range(mutant.seeds):
         mutant.before(seed)
         with ExitStack() as stack:
@@ -66,14 +74,14 @@ def hunt(mutant: Mutant) -> dict[str, Any]:
                 mutant.hunt(seed)
             except Exception as error:
                 return _line(mutant, begun, seed, f"{type(error).__name__}: {_told(error)}")
-        if time.monotonic() - begun > _MOST_S:
+        if time.process_time() - begun > _MOST_S:
             break
     return _line(mutant, begun, None, "")
 
 
 def _line(mutant: Mutant, begun: float, seed: int | None, how: str) -> dict[str, Any]:
     told = {"what": "mutant", "name": mutant.name, "found": seed is not None, "seed": seed, "how": how[:300]}
-    return {**told, "seconds": round(time.monotonic() - begun, 1)}
+    return {**told, "seconds": round(time.process_time() - begun, 1)}
 
 
 def _told(error: BaseException) -> str:
@@ -108,6 +116,20 @@ def _virtual(name: str, plant: Callable[[ExitStack], None], **kind: bool) -> Mut
         runs.undisturbed(drawn.identity, runs._determining(drawn.layouts[0]), drawn.shard_state)
 
     return Mutant(name, plant, partial(runs.live, **kind), undisturbed)
+
+
+def _of_votes(name: str, maximum: Callable[..., Any]) -> Mutant:
+    """Hunted among members of whom some are neither the root nor a leaf of the tree of votes."""
+
+    def alone(_: int) -> None:
+        disagreements.every_alone()
+
+    return Mutant(name, _in_place_of(Exchange, "maximum", maximum), disagreements.none_differs, alone, seeds=20)
+
+
+def _of_reports(name: str, plant: Callable[[ExitStack], None], seeds: int = 40, missed: str = "") -> Mutant:
+    """Hunted where each entry of each member is looked for at the driver."""
+    return Mutant(name, plant, reports.each_comes_once, reports.each_comes_once, seeds=seeds, missed=missed)
 
 
 def _in_replays(seed: int) -> None:
@@ -205,6 +227,66 @@ def _same_mask(whole: Any, masks: Masks, step: int, attempt: int, total: Any) ->
     whole(masks, 0, 0, total)
 
 
+def _votes(drops: bool = False, keeps: bool = False) -> Callable[..., Any]:
+    """In place of `Exchange.maximum`, for members between the root of the tree of votes and its leaves. drops: the vote of the
+    last child counts for nothing; keeps: children are told what was agreed below, not the outcome."""
+
+    def maximum(exchange: Exchange, step: int, attempt: int, phase: int, vector: torch.Tensor) -> torch.Tensor:
+        call = collectives.CollectiveTag(exchange.generation, step, attempt, phase)
+        actions, current = exchange._vote_program, vector.clone()
+        children = [action.peer for action in actions if isinstance(action, Add) and exchange.rank]
+        below = current
+        for action in actions:
+            if isinstance(action, Send):
+                told = below if keeps and action.peer in children else current
+                exchange._transport.send(action.peer, call.tag(action.chunk), told)
+            elif not isinstance(action, Finish):
+                received = exchange._transport.receive(action.peer, call.tag(action.chunk), exchange._timeout_s).payload
+                if not (drops and isinstance(action, Add) and action.peer in children[-1:]):
+                    current = torch.maximum(current, received)
+                below = below if isinstance(action, Copy) else current
+        return current
+
+    return maximum
+
+
+def _seldom(mutated: Callable[[Relays, list[Report], int], list[Report]]) -> Callable[..., list[Report]]:
+    """Around `take` of a relay: every fifth time that reports have come, with the place of one of them."""
+
+    def instead(whole: Any, relays: Relays) -> list[Report]:
+        reports: list[Report] = whole(relays)
+        times = vars(relays).setdefault("times", 0) + bool(reports)
+        vars(relays)["times"] = times
+        return mutated(relays, reports, times % len(reports)) if reports and times % 5 == 0 else reports
+
+    return instead
+
+
+def _loses(_: Relays, reports: list[Report], at: int) -> list[Report]:
+    return reports[:at] + reports[at + 1 :]
+
+
+def _repeats(_: Relays, reports: list[Report], at: int) -> list[Report]:
+    return [*reports, reports[at]]
+
+
+def _delivers_to_another(relays: Relays, reports: list[Report], at: int) -> list[Report]:
+    """The report counts as one of another member."""
+    others = [member for member in relays._reporters if member != reports[at].member]
+    return [*reports[:at], reports[at]._replace(member=others[0]), *reports[at + 1 :]] if others else reports
+
+
+def _acknowledges_to_another(whole: Any, relays: Relays, number: int, kept: int) -> None:
+    for other in [each for each in relays._reporters if each != number] or [number]:
+        whole(relays, other, kept)
+
+
+def _all_count(known: Any, first: int, entries: list[Any]) -> list[Any]:  # noqa: ARG001
+    """Also those that came before."""
+    known.seen += len(entries)
+    return entries
+
+
 def _from_the_first(workers: Any, servers: int, restore: int | None) -> tuple[tuple[int, int], ...]:
     """The source may be any worker, however far."""
     if membership.top(workers) is None and restore is None:
@@ -274,7 +356,7 @@ MUTANTS: Final = (
         _all_of(_around(Saving, "heard", _commits_with_the_first_part), _in_place_of(catalog, "_manifest", _part_of)),
     ),
     Mutant("a mask is used for two sums", _around(Masks, "add", _same_mask), _masks_differ, seeds=3),
-    Mutant("a delta is applied twice", _around(FreeReplica, "apply_other", _applied_twice), _in_replays),
+    Mutant("a delta is applied twice", _around(FreeReplica, "apply_other", _applied_twice), _in_replays, _in_replays),
     Mutant("a claim that two win", _around(SharedQueue, "claim", _claimed_by_two), _claimed_once),
     Mutant(
         "who is farthest is not asked: the first worker gives its state",
@@ -324,9 +406,37 @@ MUTANTS: Final = (
         "an evaluation that a loss has interrupted is not made",
         _around(RunState, "resumed", _evaluated_before),
     ),
-    Mutant("a resume keeps lines behind its checkpoint", _in_place_of(lines, "cut", lambda *_: []), _in_replays),
+    Mutant(
+        "a resume keeps lines behind its checkpoint",
+        _in_place_of(lines, "cut", lambda *_: []),
+        _in_replays,
+        _in_replays,
+    ),
     _virtual(
         "files of a checkpoint that is being written are removed",
         _around(catalog.Catalog, "pin", _leaves_files),
+    ),
+    _of_votes("a member drops the vote of a child", _votes(drops=True)),
+    _of_votes("a member hands down what was agreed below it, not the outcome", _votes(keeps=True)),
+    Mutant(
+        "copies of a line are not compared",
+        _in_place_of(merging, "difference", lambda *_: None),
+        disagreements.one_differs,
+        seeds=20,
+    ),
+    _of_reports("a relay loses a report", _around(Relays, "take", _seldom(_loses))),
+    _of_reports(
+        "a relay repeats a report",
+        _around(Relays, "take", _seldom(_repeats)),
+        seeds=8,
+        missed="entries are numbered, so the driver takes each once",
+    ),
+    _of_reports(
+        "a relay repeats a report, and its entries count twice",
+        _all_of(_around(Relays, "take", _seldom(_repeats)), _in_place_of(members, "_new", _all_count)),
+    ),
+    _of_reports("a relay takes a report for another member's", _around(Relays, "take", _seldom(_delivers_to_another))),
+    _of_reports(
+        "a relay tells another member what the driver has", _around(Relays, "acknowledge", _acknowledges_to_another)
     ),
 )

@@ -21,11 +21,11 @@ import pytest
 
 from orchestrator.cluster.forkserver import client, places
 from orchestrator.numerics.determinism import FILL, prepare_environment
-from tests import collecting
+from tests import collecting, products
 
 prepare_environment()
 os.environ.setdefault(FILL, "1")  # what reads memory that nobody has written shows, also in what tests launch
-hypothesis.settings.register_profile("few", deadline=None, max_examples=10)
+hypothesis.settings.register_profile("few", deadline=None, max_examples=products.FEW)
 hypothesis.settings.register_profile("many", deadline=None, max_examples=500)
 hypothesis.settings.load_profile("few")
 BUSY_S = 3600.0  # several commands in a test and its fixtures, on a machine with thirty other processes

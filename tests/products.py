@@ -4,12 +4,14 @@ examples."""
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, Final
 
 import pytest
 from hypothesis import settings
 
 from tests.collecting import is_mark_left_out
+
+FEW: Final = 10  # examples of the short profile of hypothesis
 
 
 def thinned(cases: Iterable[Any], every: int, first: int = 0) -> list[Any]:
@@ -29,5 +31,5 @@ def fewer(part: int, most: int = 1000) -> settings:
     """For a law whose examples are costly: one in `part` of those that the short profile draws, all of a longer one, and no
     more than `most`."""
     drawn = settings().max_examples
-    is_short = drawn <= settings.get_profile("few").max_examples
+    is_short = drawn <= FEW  # not asked of the profile, which is there only under pytest
     return settings(max_examples=min(-(-drawn // part) if is_short else drawn, most))
