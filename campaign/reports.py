@@ -47,7 +47,7 @@ def _hearing(put: dict[Member, list[Entry]], heard: dict[Member, list[Entry]]) -
     whole = Session._entries
 
     def instead(session: Session, number: int, entries: list[Entry]) -> None:
-        member: Member = session._members._members[number].actor.member  # type: ignore[attr-defined]
+        member: Member = session._members._members[number].actor.member
         known = heard[member]
         first = len(known)
         known += entries
