@@ -83,6 +83,7 @@ ROOMS = {
         "values",
         "import_string",
         "file_cache",
+        "once",
         "locks",
         "child",
         "asking",

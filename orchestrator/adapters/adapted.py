@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from orchestrator.pipeline import Pipeline
 
@@ -19,10 +20,16 @@ class Course:
     schedule: str  # the name of the learning-rate schedule in the settings
     order: str = "shuffled"  # in which an epoch visits the samples
     sampling: str = "uniform"  # with which weights samples are drawn
+    evaluates_in_steps: bool = True  # whether evaluations come after a number of steps, and not by the clock or never
 
 
 class Adapted(Pipeline):
     """The base of what adapters make."""
+
+    # The options of the schedule `plateau`, if the code has one that the settings do not have yet.
+    plateau: Mapping[str, Any] | None = None
+    follows_settings = False  # whether the rate is that of the settings, though there is a rate()
+    validation_batch = 0  # the number of the validation batch that is looked at, in the order of the validation set
 
     def begin(self, course: Course) -> list[str]:  # noqa: ARG002
         """Called before `optimizer`, and in a worker after `datasets`. Returns what a person is to know of the data, a sentence

@@ -12,6 +12,7 @@ import json
 import math
 import re
 import tempfile
+import warnings
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
@@ -19,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from safetensors.torch import load_file
+from torch import Tensor
 
 from orchestrator.adapters.lightning import checkpoints
 from orchestrator.checkpoint import catalog
@@ -30,7 +32,7 @@ from orchestrator.driver.folders import project_folder
 from orchestrator.driver.preflight import initial, others
 from orchestrator.driver.recording.recorded import Recorded
 from orchestrator.driver.terminal.progress import for_stream
-from orchestrator.errors import CheckpointDamaged, ConfigurationError, NotRerunnable, UsageError
+from orchestrator.errors import CheckpointDamaged, ConfigurationError, NotRerunnable, PipelineRaised, UsageError
 from orchestrator.experiments.rerun import rebuild
 from orchestrator.provenance.code import checkout
 from orchestrator.provenance.crates import archive, crate, statement
@@ -242,8 +244,25 @@ def _checkpoint(name: str, to: Path, uri: str | None) -> Checkpoint:
             code="export.no-weights",
         )
     source = original.held.pipeline
-    checkpoints.write(to, load_file(file), source.args, original.past.steps or 0, version)
+    weights = _whole(load_file(file), original.files.model)
+    checkpoints.write(to, weights, source.args, original.past.steps or 0, version)
     return Checkpoint(run_id, str(to), original.past.best or original.past.digest)
+
+
+def _whole(weights: dict[str, Tensor], place: Path) -> dict[str, Tensor]:
+    """The weights under all of their names, of which tied tensors have several. If the project makes another model by now, as
+    they were recorded: tied tensors once. place: of the logged model."""
+    from orchestrator.worker.serving import served
+
+    if not place.is_dir():
+        return weights
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # how it answers does not count here
+            model = served.load(place).get_raw_model()
+    except (PipelineRaised, ConfigurationError):
+        return weights
+    return {name: each for name, each in model.state_dict().items() if isinstance(each, Tensor)}
 
 
 def _put(to: Path, text: str) -> None:

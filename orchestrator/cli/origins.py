@@ -14,15 +14,21 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from orchestrator.adapters import table
+from orchestrator.adapters.adapted import Course
+from orchestrator.adapters.source import Source
+from orchestrator.adapters.table import Adapter
 from orchestrator.common import import_string
 from orchestrator.config.settings import training_arguments
 from orchestrator.config.settings.sections import KeyPath
 from orchestrator.config.settings.sources import from_name
 from orchestrator.errors import ConfigurationError, UsageError
+from orchestrator.numerics.determinism import left_as_it_was
 from orchestrator.pipeline import Pipeline, defines
 
 _TRAINABLE = "orchestrator.adapters.transformers:Trainable"
 _MODEL, _DATA = ("pipeline", "args", "model"), ("pipeline", "args", "data")
+_FEW_STEPS = 64  # for which schedules are looked at
 _NOTES = (
     "A step is divided into data.shards parts, which are computed one by one: 1 computes a batch at once, as Trainer does",
     "on one device; 4 run on 1 to 4 workers with the same bits. Another number is another result.",
@@ -106,17 +112,29 @@ def _class(entry: str, devices: int) -> Found:
     values: dict[KeyPath, Any] = {("pipeline", "target"): entry}
     said: dict[KeyPath, str] = {}
     _arguments_of(kind, ("pipeline", "args"), values, said)
-    if issubclass(kind, Pipeline):
-        if not defines(kind, "optimizer"):
-            values |= {("optimizer", "name"): "adamw", ("optimizer", "lr"): 0.001}
-            said["optimizer", "name"] = "the class has no optimizer(): name the one that you want"
-    else:
-        _beside(kind, values, said, devices)
+    adapter, notes = table.adapter_of(kind), ["The arguments are the defaults of the class.", *_NOTES]
+    if adapter is not None:
+        _beside(kind, adapter, values, said, devices)
+        notes += [f"Does not fit: {each}" for each in _problems(entry, values)]
+    elif issubclass(kind, Pipeline) and not defines(kind, "optimizer"):
+        values |= {("optimizer", "name"): "adamw", ("optimizer", "lr"): 0.001}
+        said["optimizer", "name"] = "the class has no optimizer(): name the one that you want"
     values["run", "epochs"] = 1
     said["run", "epochs"] = (
         "a class does not say how long it is trained: max_epochs of the Trainer; run.steps counts updates"
     )
-    return Found(values, said, ["The arguments are the defaults of the class.", *_NOTES])
+    return Found(values, said, notes)
+
+
+def _problems(target: str, values: Mapping[KeyPath, Any]) -> list[str]:
+    """The traits of the classes that a launch would refuse."""
+    args, data_args = (
+        {path[2]: value for path, value in values.items() if path[:2] == ("pipeline", key) and len(path) > 2}
+        for key in ("args", "data_args")
+    )
+    source = Source(target, args, values.get(("pipeline", "data")), data_args)
+    course = Course(_FEW_STEPS, _FEW_STEPS, values["data", "batch_size"], "constant", evaluates_in_steps=False)
+    return table.problems(source, course, left_as_it_was, builds=True)
 
 
 def _arguments_of(kind: type, key: KeyPath, values: dict[KeyPath, Any], said: dict[KeyPath, str]) -> None:
@@ -137,10 +155,11 @@ def _is_plain(value: Any) -> bool:
     return value is None or isinstance(value, bool | int | float | str)
 
 
-def _beside(kind: type, values: dict[KeyPath, Any], said: dict[KeyPath, str], devices: int) -> None:
+def _beside(kind: type, adapter: Adapter, values: dict[KeyPath, Any], said: dict[KeyPath, str], devices: int) -> None:
     """The data module in the file of a module, and its batch."""
     module = sys.modules[kind.__module__]
-    modules = [each for each in vars(module).values() if _is_of(each, "LightningDataModule", module.__name__)]
+    own = [each for each in vars(module).values() if inspect.isclass(each) and each.__module__ == module.__name__]
+    modules = [each for each in own if adapter.takes_data(each)]
     if modules:  # the first one
         values["pipeline", "data"] = f"{module.__name__}:{modules[0].__name__}"
         _arguments_of(modules[0], ("pipeline", "data_args"), values, said)
@@ -159,15 +178,6 @@ def _beside(kind: type, values: dict[KeyPath, Any], said: dict[KeyPath, str], de
         )
     values["gradient", "clip"], said["gradient", "clip"] = None, "gradient_clip_val of the Trainer"
     values["run", "precision"], said["run", "precision"] = "float32", "bfloat16 for bf16-mixed of the Trainer"
-
-
-def _is_of(found: Any, base: str, module: str) -> bool:
-    """Whether it is a class of this module that inherits from a base of this name."""
-    return (
-        inspect.isclass(found)
-        and found.__module__ == module
-        and any(kind.__name__ == base for kind in found.__mro__[1:])
-    )
 
 
 def _names_a_class(entry: str) -> bool:

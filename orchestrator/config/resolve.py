@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import fields
 from typing import Any
 
 from orchestrator.comm.topologies import TOPOLOGIES
@@ -195,7 +196,8 @@ def _scaling(settings: Settings) -> Scaling | None:
 
 def _plateau(options: Mapping[str, Any]) -> MonitoredMetric:
     found = SCHEDULES.resolve("plateau", options)
-    return MonitoredMetric(found["metric"], found["patience"], found["mode"])
+    of_metric = {each.name: found[each.name] for each in fields(MonitoredMetric)}
+    return MonitoredMetric(**of_metric)
 
 
 def _exchange(settings: Settings) -> Exchange:

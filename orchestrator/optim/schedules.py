@@ -95,12 +95,16 @@ def plateau(
     patience: Annotated[int, Field(ge=1, description="Evaluations without improvement until a reduction.")] = 3,  # noqa: ARG001
     metric: Annotated[str, Field(min_length=1, description="The metric to watch.")] = "validation/loss",  # noqa: ARG001
     mode: Annotated[Literal["min", "max"], Field(description="Whether less or more is better.")] = "min",  # noqa: ARG001
+    min_change: Annotated[float, Field(ge=0, description="The smallest change that is an improvement.")] = 0.0,  # noqa: ARG001
+    relative: Annotated[bool, Field(description="Whether `min_change` is a share of the best value.")] = False,  # noqa: ARG001
+    cooldown: Annotated[int, Field(ge=0, description="Evaluations after a reduction that do not count.")] = 0,  # noqa: ARG001
+    least: Annotated[float, Field(ge=0, description="The factor below which no reduction goes.")] = 0.0,
 ) -> float:
     """The factor is multiplied by `gamma` each time that a metric has not improved for `patience` evaluations.
 
     `optim.patience` counts these times, at every member alike.
     """
-    return gamma**at.reductions
+    return max(gamma**at.reductions, min(least, 1.0))
 
 
 SCHEDULES: Table[Callable[..., float]] = Table(

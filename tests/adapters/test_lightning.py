@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,17 +13,25 @@ from torch import nn
 from torch.optim import lr_scheduler
 from torch.utils.data import DataLoader, Sampler, SequentialSampler, TensorDataset, WeightedRandomSampler
 
+from orchestrator.adapters import table
 from orchestrator.adapters.adapted import Course
-from orchestrator.adapters.lightning import schedules
+from orchestrator.adapters.lightning import plateaus, schedules
 from orchestrator.adapters.lightning.loaders import Loaders
 from orchestrator.adapters.lightning.numbers import states_of
 from orchestrator.adapters.source import Source
 from orchestrator.adapters.table import find
+from orchestrator.common.values import Every
+from orchestrator.config.resolve import resolve
+from orchestrator.errors import code_of
+from orchestrator.optim.patience import MonitoredMetric, Patience
+from orchestrator.optim.schedules import Moment, build
 from orchestrator.pipeline import defines
 from orchestrator.worker.between_steps.evaluation import means_of
+from orchestrator.worker.model import construction
 from tests.adapters import standin
 from tests.adapters.standin import Data, Hits, Lit
 from tests.refusals import refused
+from tests.worker.runs import Layout, settings_for, train
 
 COURSE = Course(steps=8, epoch=4, batch_size=10, schedule="constant")
 DATA = "tests.adapters.standin:Data"
@@ -135,7 +144,7 @@ def test_a_rate_is_the_schedulers_own_to_the_last_bit() -> None:
         },
     ):
         optimizer = sgd()
-        _, found = schedules.optimizer_of({"optimizer": optimizer, "lr_scheduler": make(optimizer)})
+        _, found = schedules.optimizer_of({"optimizer": optimizer, "lr_scheduler": make(optimizer)}, course)
         factors = schedules.factors(optimizer, found, course)
         assert factors is not None
         base = optimizer.param_groups[0]["lr"]
@@ -158,7 +167,7 @@ def stepped(make: Any, course: Course) -> Iterator[float]:
 
 def test_groups_keep_their_own_rates() -> None:
     optimizer = sgd(groups=2)
-    _, found = schedules.optimizer_of(([optimizer], [lr_scheduler.ExponentialLR(optimizer, 0.5)]))
+    _, found = schedules.optimizer_of(([optimizer], [lr_scheduler.ExponentialLR(optimizer, 0.5)]), COURSE)
     factors = schedules.factors(optimizer, found, COURSE)
     assert factors == [1, 1, 1, 1, 0.5, 0.5, 0.5, 0.5]
     assert [group["lr"] for group in optimizer.param_groups] == [0.3, 0.15]
@@ -173,7 +182,8 @@ class OneByOne:
 @pytest.mark.parametrize(
     ("code", "make"),
     [
-        ("plateau", lambda optimizer: lr_scheduler.ReduceLROnPlateau(optimizer, patience=4)),
+        ("plateau-interval", lambda optimizer: lr_scheduler.ReduceLROnPlateau(optimizer, patience=4)),
+        ("plateau-least", lambda optimizer: lr_scheduler.ReduceLROnPlateau(optimizer, min_lr=[0.1, 0.1])),
         ("scheduler-options", lambda optimizer: lr_scheduler.OneCycleLR(optimizer, 0.3, 20)),
         ("scheduler", lambda _optimizer: OneByOne()),
         (
@@ -186,24 +196,23 @@ def test_a_scheduler_that_is_more_than_factors_is_refused(code: str, make: Any) 
     optimizer = sgd(groups=2)
     scheduler = make(optimizer)
     _, found = schedules.optimizer_of(
-        {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
+        {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}, COURSE
     )
     with refused(f"lightning.{code}", type(scheduler).__name__):
         schedules.factors(optimizer, found, COURSE)
 
 
 def test_a_plateau_of_the_settings_stands_for_that_of_torch() -> None:
-    optimizer = sgd()
+    optimizer, course = sgd(), Course(steps=8, epoch=4, batch_size=10, schedule="plateau")
     _, found = schedules.optimizer_of(
-        {"optimizer": optimizer, "lr_scheduler": lr_scheduler.ReduceLROnPlateau(optimizer)}
+        {"optimizer": optimizer, "lr_scheduler": lr_scheduler.ReduceLROnPlateau(optimizer)}, course
     )
-    course = Course(steps=8, epoch=4, batch_size=10, schedule="plateau")
     assert schedules.factors(optimizer, found, course) is None
 
 
 def test_two_optimizers_are_refused() -> None:
     with refused("lightning.optimizers-returned"):
-        schedules.optimizer_of([sgd(), sgd()])
+        schedules.optimizer_of([sgd(), sgd()], COURSE)
 
 
 class Hooked(Lit):
@@ -339,3 +348,146 @@ ROWS = TensorDataset(torch.zeros(40, 1))
 def test_a_sampler_is_one_of_ours_or_refused(options: dict[str, Any], course: Course, named: str | None) -> None:
     found = list(Loaders(Loading(**options)).misfits(course))
     assert [named in each for each in found] == [True] if named else found == []
+
+
+class Amiss(Lit):
+    """Something of every kind that does not fit."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.automatic_optimization = False
+
+    def on_train_start(self) -> None: ...
+
+    def configure_optimizers(self) -> Any:
+        return [self._sgd(), self._sgd()], [OneByOne(), lr_scheduler.ReduceLROnPlateau(self._sgd())]
+
+    def _sgd(self) -> torch.optim.SGD:
+        return torch.optim.SGD(self.parameters(), lr=0.1)
+
+
+class Unshuffled(Data):
+    def train_dataloader(self) -> Any:
+        return DataLoader(self.train, 10)
+
+    def val_dataloader(self) -> Any:
+        return [DataLoader(self.held_out, 10), DataLoader(self.train, 10)]
+
+
+def test_hooks_loaders_samplers_optimizers_and_schedulers_are_told_in_one_message() -> None:
+    source = Source(f"{__name__}:Amiss", {}, f"{__name__}:Unshuffled")
+    told = table.problems(source, replace(COURSE, evaluates_in_steps=False))
+    assert [code_of(each).partition(".")[2] for each in told] == [
+        *("hook", "manual", "optimizers", "loaders", "loader-misfit"),
+        *("scheduler", "plateau-beside", "plateau-evaluation", "plateau-monitor"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("loader", "named"),
+    [
+        ("DataLoader(self.train, 10, shuffle=True)", None),
+        ("DataLoader(self.train, 10, True)", None),
+        ("DataLoader(self.train, 10, **self.options)", None),
+        ("DataLoader(self.train, 10, shuffle=self.shuffles)", None),
+        ("DataLoader(self.train, sampler=self.sampler)", None),
+        ("DataLoader(self.train, 10, shuffle=False)", "data.order=sequential"),
+        ("data.DataLoader(self.train, sampler=data.WeightedRandomSampler(self.w, 9))", "data.sampling=weighted"),
+        ("DataLoader(self.train, sampler=DistributedSampler(self.train))", "DistributedSampler"),
+        ("DataLoader(self.train, batch_sampler=ByLength(self.train))", "ByLength"),
+    ],
+)
+def test_a_sampler_is_told_from_the_source_where_that_shows_it(
+    loader: str, named: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name = f"loading_{abs(hash(loader))}"
+    (tmp_path / f"{name}.py").write_text(f"class Data:\n    def train_dataloader(self):\n        return {loader}\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    told = table.problems(Source("tests.adapters.standin:Lit", {}, f"{name}:Data"), COURSE)
+    assert [named in each for each in told] == [True] if named else told == []
+
+
+class Watching(Lit):
+    """The rate falls where the hits do not become more."""
+
+    def configure_optimizers(self) -> Any:
+        optimizer = torch.optim.SGD(self.parameters(), lr=0.1)
+        scheduler = lr_scheduler.ReduceLROnPlateau(optimizer, mode="max", factor=0.5, patience=0, min_lr=0.02)
+        return {"optimizer": optimizer, "lr_scheduler": scheduler, "monitor": "hits"}
+
+
+def test_a_plateau_of_torch_becomes_ours() -> None:
+    settings = settings_for(
+        Watching,  # type: ignore[arg-type]
+        optimizer=None,
+        shards=2,
+        data_module=DATA,
+        evaluate_every=Every(steps=2),
+    )
+    built = construction.rehearse(resolve(settings))
+    assert built.plateau == {
+        "gamma": 0.5,
+        "patience": 1,
+        "metric": "validation/hits",
+        "mode": "max",
+        "min_change": 1e-4,
+        "relative": True,
+        "least": pytest.approx(0.2),
+    }
+    assert any("name: plateau, gamma: 0.5" in note for note in built.notes)
+
+
+def test_a_plateau_that_watches_what_is_not_recorded_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    optimizer = sgd()
+    returned = {
+        "optimizer": optimizer,
+        "lr_scheduler": lr_scheduler.ReduceLROnPlateau(optimizer),
+        "monitor": "train_loss",
+    }
+    monkeypatch.setattr(Watching, "configure_optimizers", lambda _: returned)
+    kind: Any = find(Source(f"{__name__}:Watching", {}, DATA))
+    pipeline = kind()
+    pipeline.begin(COURSE)
+    with refused("lightning.plateau-metric", "train_loss"):
+        pipeline.optimizer(Watching())
+
+
+@pytest.mark.parametrize("threshold_mode", ["rel", "abs"])
+@pytest.mark.parametrize("mode", ["min", "max"])
+@pytest.mark.parametrize(("cooldown", "least", "eps"), [(0, 0.0, 1e-8), (2, 0.003, 1e-8), (1, 0.0, 0.01)])
+def test_our_plateau_lowers_the_rate_when_that_of_torch_does(
+    mode: Any, threshold_mode: Any, cooldown: int, least: float, eps: float
+) -> None:
+    optimizer = sgd(lr=0.5)
+    theirs = lr_scheduler.ReduceLROnPlateau(
+        optimizer, mode, 0.5, 1, 0.01, threshold_mode, cooldown=cooldown, min_lr=least, eps=eps
+    )
+    options = plateaus.options(theirs, "x", [0.5])
+    monitored = {each.name: options[each.name] for each in fields(MonitoredMetric) if each.name in options}
+    patience, factor = Patience(MonitoredMetric(**monitored)), build("plateau", options)
+    for step, value in enumerate(torch.randn(120, generator=torch.Generator().manual_seed(3)).tolist()):
+        theirs.step(value)
+        patience = patience.after(value)
+        rate = 0.5 * factor(Moment(step, 120, reductions=patience.exhausted))
+        assert rate == pytest.approx(optimizer.param_groups[0]["lr"], rel=1e-12)
+
+
+class Counting(Lit):
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        super().validation_step(batch, batch_idx)
+        self.log("batches", batch_idx, reduce_fx="max")
+
+
+def test_servers_watch_a_metric_that_only_workers_can_make() -> None:
+    run = train(
+        Counting,  # type: ignore[arg-type]
+        Layout(2, "parameter_server"),
+        optimizer=None,
+        data_module=DATA,
+        shards=2,
+        steps=6,
+        evaluate_every=Every(steps=1),
+        early_stopping={"metric": "validation/hits", "mode": "max", "patience": 2, "min_change": 1000},
+    )
+    assert len(run.trace) == 3
+    assert run.metrics[-1]["validation/batches"] == 4  # of 23 rows, 5 at a time

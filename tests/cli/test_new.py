@@ -180,6 +180,9 @@ class LightningDataModule:
     """Likewise."""
 
 
+LightningModule.__module__ = LightningDataModule.__module__ = "lightning.pytorch.core"
+
+
 class Tagger(LightningModule):
     def __init__(
         self, depth: int, width: int = 32, rates: tuple[float, ...] = (0.1, 0.2), act: object = print
@@ -210,6 +213,8 @@ def test_a_class_is_written_with_its_defaults_and_the_data_beside_it(
     assert found["data"]["batch_size"] == 32
     assert "depth: null  # required" in text
     assert "16 rows on each of 2 devices" in text
+    assert "# Does not fit: pipeline.target: Tagger has no training_step" in text
+    assert "# Does not fit: pipeline.data: Sentences has no train_dataloader" in text
     command("new", "own", f"from={__name__}:Own")
     assert load(["own"], []).optimizer.name == "adamw"
     assert load(["own"], []).pipeline.args == {"width": 8}

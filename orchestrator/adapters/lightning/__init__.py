@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 
 from torch.optim import lr_scheduler
 
+from orchestrator.adapters.adapted import Course
 from orchestrator.adapters.lightning import misfits
 from orchestrator.adapters.lightning.module_pipeline import Looks, ModulePipeline, Optimizes, Schedules, ToldSteps
-from orchestrator.adapters.lightning.reading import Reading, logged, names_in
+from orchestrator.adapters.lightning.reading import Reading, is_shown, logged, names_in
 from orchestrator.adapters.source import Source
 from orchestrator.common import import_string
-from orchestrator.errors import ConfigurationError, coded
+from orchestrator.errors import ConfigurationError, PipelineRaised, code_of, coded
+
+Apart = Callable[[], AbstractContextManager[object]]
 
 _ASKED = (
     *(
@@ -32,24 +36,66 @@ _SCHEDULERS = {name for name in dir(lr_scheduler) if name[:1].isupper()} - {_PLA
 
 
 def adapt(found: type, source: Source) -> type[ModulePipeline]:
-    """The pipeline of a module. Raises ConfigurationError with everything that does not fit."""
-    module, name = Reading(found), found.__name__
-    data_class = None if source.data is None else import_string.find("pipeline.data", source.data, "class")
-    problems = [
-        *_arguments("pipeline.args", found, source.args),
-        *misfits.of_module(module, name, has_data=data_class is not None),
+    """The pipeline of a module. Raises ConfigurationError with everything of the two classes that does not fit."""
+    if refused := [*_misfits(found, source)]:
+        raise ConfigurationError(refused)
+    return _made(found, source)
+
+
+def problems(found: type, source: Source, course: Course, apart: Apart, *, builds: bool) -> list[str]:
+    """Everything that does not fit of the classes, of the loaders, of what configure_optimizers returns. The rehearsal of a launch
+    tells the third where the first two fit, as it builds the same. apart: leaves the process as it was; builds: look at the
+    third in any case."""
+    told = [*_misfits(found, source)]
+    holder = found if source.data is None else _data_of(source)
+    assert holder is not None
+    told += misfits.of_loaders(Reading(holder), holder.__name__, course)
+    if (told or builds) and not {"lightning.args", "lightning.no-training-step"} & {code_of(each) for each in told}:
+        with apart():
+            told += _of_optimizers(_made(found, source), source, course)
+    codes = {code_of(each) for each in told}
+    return [
+        each for each in told if code_of(each) != "lightning.optimizers-returned" or "lightning.optimizers" not in codes
     ]
-    data = None
+
+
+def _of_optimizers(kind: type[ModulePipeline], source: Source, course: Course) -> list[str]:
+    """The parts of what configure_optimizers returns that do not fit. An exception of the user's code is for a run to tell."""
+    try:
+        pipeline = kind(**source.args)
+        pipeline.begin(course)
+        module = pipeline.built()
+        if isinstance(pipeline, Optimizes):
+            pipeline.optimizer(module)
+    except ConfigurationError as error:
+        return error.with_remedy()
+    except PipelineRaised as error:
+        return [coded(error.code, f"pipeline.target: {error.message}; {error.remedy}")]
+    except Exception:
+        return []
+    return []
+
+
+def _data_of(source: Source) -> type | None:
+    found: type | None = None if source.data is None else import_string.find("pipeline.data", source.data, "class")
+    return found
+
+
+def _misfits(found: type, source: Source) -> Iterator[str]:
+    """The sentences about the classes alone."""
+    data_class = _data_of(source)
+    yield from _arguments("pipeline.args", found, source.args)
+    yield from misfits.of_module(Reading(found), found.__name__, has_data=data_class is not None)
     if data_class is not None:
-        data = Reading(data_class)
-        problems += [
-            *_arguments("pipeline.data_args", data_class, source.data_args),
-            *misfits.of_data(data, data_class.__name__),
-        ]
+        yield from _arguments("pipeline.data_args", data_class, source.data_args)
+        yield from misfits.of_data(Reading(data_class), data_class.__name__)
     elif source.data_args:
-        problems.append(coded("lightning.data-args", "pipeline.data_args: without pipeline.data they are of no use"))
-    if problems:
-        raise ConfigurationError(problems)
+        yield coded("lightning.data-args", "pipeline.data_args: without pipeline.data they are of no use")
+
+
+def _made(found: type, source: Source) -> type[ModulePipeline]:
+    module, name, data_class = Reading(found), found.__name__, _data_of(source)
+    data = None if data_class is None else Reading(data_class)
     facts = {
         "__module__": found.__module__,
         "__qualname__": found.__qualname__,
@@ -58,9 +104,18 @@ def adapt(found: type, source: Source) -> type[ModulePipeline]:
         "data_args": dict(source.data_args),
         "own": frozenset(each for each in _ASKED if module.overrides(each)),
         "own_of_data": frozenset(each for each in _ASKED if data is not None and data.overrides(each)),
+        "validated": _validated(module),
         "told": tuple(_told(module, name)),
     }
     return type(name, (*_parts(module), ModulePipeline), facts)
+
+
+def _validated(module: Reading) -> frozenset[str] | None:
+    """The names that validation_step logs; None where its source does not show all of them."""
+    functions = module.through("validation_step")
+    found = list(logged(functions))
+    shown = all(is_shown(call) for _, call in found)
+    return frozenset(name for name, _ in found) if found and shown else None
 
 
 def _arguments(key: str, kind: type, args: object) -> Iterator[str]:
@@ -102,6 +157,9 @@ def _told(module: Reading, name: str) -> Iterator[str]:
             "trace, and what validation_step logs is recorded"
         )
     if module.overrides("validation_step") and "batch_idx" in names_in(module.through("validation_step")):
-        yield f"validation_step of {name} uses batch_idx, which is 0 in every batch here"
+        yield (
+            f"validation_step of {name} counts batch_idx over batches of data.batch_size / data.shards rows, in the order of "
+            "the validation set"
+        )
     if module.overrides("teardown"):
         yield f"teardown of {name} is not called: the processes of a run end with it"

@@ -1,20 +1,59 @@
-"""The data of a module: its data module or its own loaders, prepared by one process of a machine at a time, and what of a
+"""The data of a module: its data module or its own loaders, prepared once on each host of a run, and what of a
 DataLoader has a meaning in a run."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch.utils.data import DataLoader, RandomSampler, SequentialSampler, WeightedRandomSampler
 
 from orchestrator.adapters.adapted import Course
-from orchestrator.common import locks
-from orchestrator.errors import PipelineRaised
+from orchestrator.common import once
+from orchestrator.errors import PipelineRaised, coded
 
-_LOCK = Path(".orchestrator") / "prepare-data.lock"
-_SAMPLERS = {"RandomSampler": "shuffled", "SequentialSampler": "sequential"}
+_FOLDER = Path(".orchestrator")
+_KNOWN = (WeightedRandomSampler, RandomSampler, SequentialSampler)
+
+
+class Visits(NamedTuple):
+    """How a training loader visits its samples."""
+
+    sampler: str  # the name of its class
+    batch_sampler: str | None = None  # likewise, where it is not that of torch
+    each_once: bool = True  # whether a RandomSampler draws every sample once in an epoch
+
+
+def misfits(visits: Visits, course: Course) -> Iterator[str]:
+    """The traits that the settings do not have too, a sentence each."""
+    for sentence in _misfits(visits, course):
+        yield coded("lightning.loader-misfit", f"pipeline.data: {sentence}")
+
+
+def _misfits(visits: Visits, course: Course) -> Iterator[str]:
+    sampler = visits.sampler
+    if visits.batch_sampler is not None:
+        yield (
+            f"the training loader has a batch_sampler, {visits.batch_sampler}: give it batch_size, and data.batch_size to the "
+            "run"
+        )
+    elif sampler == "WeightedRandomSampler":
+        if course.sampling != "weighted":
+            yield "the training loader has a WeightedRandomSampler: set data.sampling=weighted, which takes its weights"
+    elif sampler == "RandomSampler":
+        if not visits.each_once:
+            yield "the RandomSampler of the training loader does not visit each sample once: leave the sampler out"
+        elif course.sampling == "uniform" and course.order == "sequential":
+            yield "the training loader shuffles: leave data.order=sequential out"
+    elif sampler == "SequentialSampler":
+        if course.order != "sequential":
+            yield "the training loader does not shuffle: give it shuffle=True, or set data.order=sequential"
+    else:
+        yield (
+            f"the training loader has the sampler {sampler}: there are RandomSampler, SequentialSampler and "
+            "WeightedRandomSampler; others are an order of your own (data.order=package.module:name)"
+        )
 
 
 class Loaders:
@@ -23,9 +62,7 @@ class Loaders:
 
     def __init__(self, holder: Any) -> None:
         if hasattr(holder, "prepare_data"):
-            _LOCK.parent.mkdir(exist_ok=True)
-            with locks.held(_LOCK):
-                holder.prepare_data()
+            once.on_this_host("prepare-data", _FOLDER, holder.prepare_data)
         if hasattr(holder, "setup"):
             holder.setup("fit")
         self.holder = holder
@@ -46,24 +83,12 @@ class Loaders:
     def misfits(self, course: Course) -> Iterator[str]:
         """The traits of the training loader that the settings do not have too, a sentence each."""
         sampler, batches = self.train.sampler, type(self.train.batch_sampler).__name__
-        if batches not in ("BatchSampler", "NoneType"):
-            yield f"the training loader has a batch_sampler, {batches}: give it batch_size, and data.batch_size to the run"
-        elif isinstance(sampler, WeightedRandomSampler):
-            if course.sampling != "weighted":
-                yield "the training loader has a WeightedRandomSampler: set data.sampling=weighted, which takes its weights"
-        elif isinstance(sampler, RandomSampler):
-            if sampler.replacement or sampler.num_samples != len(self.train.dataset):
-                yield "the RandomSampler of the training loader does not visit each sample once: leave the sampler out"
-            elif course.sampling == "uniform" and course.order == "sequential":
-                yield "the training loader shuffles: leave data.order=sequential out"
-        elif isinstance(sampler, SequentialSampler):
-            if course.order != "sequential":
-                yield "the training loader does not shuffle: give it shuffle=True, or set data.order=sequential"
-        else:
-            yield (
-                f"the training loader has the sampler {type(sampler).__name__}: there are RandomSampler, SequentialSampler and "
-                "WeightedRandomSampler; others are an order of your own (data.order=package.module:name)"
-            )
+        own = None if batches in ("BatchSampler", "NoneType") else batches
+        drawn = isinstance(sampler, RandomSampler) and (
+            sampler.replacement or sampler.num_samples != len(self.train.dataset)
+        )
+        name = next((kind.__name__ for kind in _KNOWN if isinstance(sampler, kind)), type(sampler).__name__)
+        return misfits(Visits(name, own, not drawn), course)
 
     def notes(self, course: Course) -> Iterator[str]:
         """The traits of the training loader that the run does not have, a sentence each."""

@@ -6,6 +6,8 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
+from orchestrator.adapters.adapted import Course
+from orchestrator.adapters.lightning import loaders
 from orchestrator.adapters.lightning.numbers import REDUCTIONS
 from orchestrator.adapters.lightning.reading import Reading, logged, uses_of_self
 from orchestrator.adapters.lightning.trainer import OFFERED
@@ -68,6 +70,7 @@ _DATA_HOOKS = {
     "state_dict": "which samples come next follows from the step alone: leave it out",
     "load_state_dict": "which samples come next follows from the step alone: leave it out",
 }
+_OF_A_LOADER = ("dataset", "batch_size", "shuffle", "sampler", "batch_sampler")  # its arguments, in their order
 
 
 def of_module(module: Reading, name: str, *, has_data: bool) -> Iterator[str]:
@@ -107,6 +110,68 @@ def of_data(data: Reading, name: str) -> Iterator[str]:
             yield coded(
                 "lightning.data-hook", f"pipeline.data: {name} overrides {hook}, which is not called; {instead}"
             )
+
+
+def of_loaders(holder: Reading, name: str, course: Course) -> Iterator[str]:
+    """The sentences about what the source of the loaders shows. The rest is told when they are made."""
+    for method in ("train_dataloader", "val_dataloader"):
+        for function in holder.through(method):
+            if several := _several_loaders(function):
+                yield coded(
+                    "lightning.loaders",
+                    f"pipeline.data: {method} of {name} returns {several}; return one torch DataLoader; several data sets are "
+                    "one ConcatDataset, or sources of a mixture (data.mixture)",
+                )
+    calls = [
+        node
+        for function in holder.through("train_dataloader")
+        for node in ast.walk(function)
+        if isinstance(node, ast.Call) and _called(node) == "DataLoader"
+    ]
+    if len(calls) == 1 and (visits := _visits(calls[0])) is not None:
+        yield from loaders.misfits(visits, course)
+
+
+def _several_loaders(function: ast.FunctionDef) -> str | None:
+    for node in ast.walk(function):
+        if isinstance(node, ast.Return) and node.value is not None:
+            returned = node.value
+            if isinstance(returned, (ast.List, ast.Tuple)) and len(returned.elts) > 1:
+                return f"{len(returned.elts)} loaders"
+            if isinstance(returned, ast.Dict):
+                return "a dict of loaders"
+            if isinstance(returned, ast.Call) and _called(returned) == "CombinedLoader":
+                return "a CombinedLoader"
+    return None
+
+
+def _called(call: ast.Call) -> str:
+    return ast.unparse(call.func).rpartition(".")[2]
+
+
+def _visits(call: ast.Call) -> loaders.Visits | None:
+    """As its arguments say; None where the source does not show it."""
+    given = {each.arg: each.value for each in call.keywords}
+    if None in given or any(isinstance(each, ast.Starred) for each in call.args):  # *args, **options
+        return None
+    given |= dict(zip(_OF_A_LOADER, call.args, strict=False))
+    stated = {name: value for name, value in given.items() if not _is(value, None)}
+    if "batch_sampler" in stated:
+        batches = stated["batch_sampler"]
+        return loaders.Visits("", _called(batches)) if isinstance(batches, ast.Call) else None
+    if "sampler" in stated:
+        sampler = stated["sampler"]
+        if not isinstance(sampler, ast.Call) or (_called(sampler) == "RandomSampler" and sampler.keywords):
+            return None
+        return loaders.Visits(_called(sampler)) if _called(sampler)[:1].isupper() else None
+    shuffle = stated.get("shuffle")
+    if shuffle is None or _is(shuffle, False):
+        return loaders.Visits("SequentialSampler")
+    return loaders.Visits("RandomSampler") if _is(shuffle, True) else None
+
+
+def _is(value: ast.expr, what: object) -> bool:
+    return isinstance(value, ast.Constant) and value.value is what
 
 
 def _manual(module: Reading, name: str) -> Iterator[str]:

@@ -13,13 +13,13 @@ from typing import Any, ClassVar
 import torch
 
 from orchestrator.adapters.adapted import Adapted, Course
-from orchestrator.adapters.lightning import schedules
+from orchestrator.adapters.lightning import plateaus, schedules
 from orchestrator.adapters.lightning.loaders import Loaders
 from orchestrator.adapters.lightning.numbers import Numbers, is_metric, together
 from orchestrator.adapters.lightning.trainer import Trainer
-from orchestrator.errors import PipelineRaised
+from orchestrator.errors import ConfigurationError, PipelineRaised
 
-_VALIDATION = "validation/"
+_VALIDATION = plateaus.METRICS
 _TRANSFER = ("on_before_batch_transfer", "on_after_batch_transfer")
 
 
@@ -31,6 +31,7 @@ class ModulePipeline(Adapted):
     data_args: ClassVar[Mapping[str, Any]]
     own: ClassVar[frozenset[str]]  # the methods that the module overrides
     own_of_data: ClassVar[frozenset[str]]  # likewise of the data module
+    validated: ClassVar[frozenset[str] | None]  # the names that validation_step logs; None where that is not known
     told: ClassVar[tuple[str, ...]]  # what a launch tells of the module
 
     def __init__(self, **args: Any) -> None:
@@ -41,19 +42,24 @@ class ModulePipeline(Adapted):
         self._evaluated: tuple[Any, dict[str, float]] | None = None  # the batch whose loss came last, its metrics
 
     def model(self) -> torch.nn.Module:
-        module: Any = self.module_class(**self._args)
+        module: Any = self.built()
         if not module.automatic_optimization:
             raise PipelineRaised(
                 f"{self.module_class.__name__} sets automatic_optimization to False",
                 "return the loss from training_step; two optimizers take turns in one (docs/porting.md)",
                 code="lightning.manual-built",
             )
+        return module  # type: ignore[no-any-return]
+
+    def built(self) -> Any:
+        """The module, as its hooks around building make it."""
+        module: Any = self.module_class(**self._args)
         self._attach(module)
         if "setup" in self.own:
             module.setup("fit")
         if "configure_model" in self.own:
             module.configure_model()
-        return module  # type: ignore[no-any-return]
+        return module
 
     def datasets(self) -> tuple[Any, Any]:
         if self.data_class is None:
@@ -81,7 +87,7 @@ class ModulePipeline(Adapted):
             return []
         found = list(self._loaders.misfits(course))
         if found:
-            raise PipelineRaised("; ".join(found), "see docs/coming-from.md#lightning", code="lightning.loader-misfit")
+            raise ConfigurationError(found)
         return list(self._loaders.notes(course))
 
     def notes(self) -> list[str]:
@@ -136,7 +142,7 @@ class ModulePipeline(Adapted):
         _reset(model)
         try:
             given = self._transferred(model, batch)
-            returned = model.validation_step(*_arguments(model.validation_step, given, 0))
+            returned = model.validation_step(*_arguments(model.validation_step, given, self.validation_batch))
             numbers.check()
         finally:
             self._trainer.stage, self._trainer.numbers = "training", None
@@ -179,11 +185,16 @@ class Optimizes(ModulePipeline):
         return super().begin(course)
 
     def optimizer(self, model: Any) -> torch.optim.Optimizer:
-        optimizer, schedulers = schedules.optimizer_of(model.configure_optimizers())
+        assert self._course is not None
+        optimizer, schedulers = schedules.optimizer_of(model.configure_optimizers(), self._course)
         if not isinstance(optimizer, torch.optim.Optimizer):
             return optimizer  # type: ignore[no-any-return]
-        assert self._course is not None
+        rates = [float(group["lr"]) for group in optimizer.param_groups]
         self._factors = schedules.factors(optimizer, schedulers, self._course)
+        watching = schedules.plateau(schedulers, rates)
+        self.follows_settings = watching is not None
+        if watching is not None and self._course.schedule != plateaus.NAME:
+            self._take(watching)
         if self._factors is not None and not isinstance(self, Schedules):
             raise PipelineRaised(
                 "configure_optimizers returned a scheduler that its source does not show",
@@ -191,6 +202,28 @@ class Optimizes(ModulePipeline):
                 code="lightning.scheduler-hidden",
             )
         return optimizer
+
+    def notes(self) -> list[str]:
+        taken = [] if self.plateau is None else [f"ReduceLROnPlateau is recorded as {plateaus.said(self.plateau)}"]
+        return [*super().notes(), *taken]
+
+    def _take(self, watching: Mapping[str, Any]) -> None:
+        """The launch takes the schedule into its settings. In a worker it is too late for that: then the launch could not build
+        the optimizer."""
+        name = str(watching["metric"]).removeprefix(_VALIDATION)
+        if self.validated is not None and name not in (*self.validated, "loss"):
+            raise PipelineRaised(
+                f"ReduceLROnPlateau watches {name!r}, and validation_step logs {', '.join(sorted(self.validated))}",
+                "give it the monitor that validation_step logs; what training_step logs is not recorded",
+                code="lightning.plateau-metric",
+            )
+        if self._loaders is not None:
+            raise PipelineRaised(
+                "configure_optimizers returned ReduceLROnPlateau, which the settings stand for",
+                f"set {plateaus.said(watching)}",
+                code="lightning.plateau",
+            )
+        self.plateau = watching
 
 
 class Schedules(Optimizes):

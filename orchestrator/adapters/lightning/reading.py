@@ -82,3 +82,10 @@ def logged(functions: list[ast.FunctionDef]) -> Iterator[tuple[str, ast.Call]]:
             for key in keys:
                 if key is not None:
                     yield (str(key.value) if isinstance(key, ast.Constant) else ast.unparse(key)), node
+
+
+def is_shown(call: ast.Call) -> bool:
+    """Whether a call of `self.log` or `self.log_dict` has its names in the source."""
+    first = call.args[0]
+    keys = first.keys if isinstance(first, ast.Dict) else [first]
+    return all(isinstance(key, ast.Constant) for key in keys)

@@ -16,7 +16,8 @@ import torch
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from orchestrator.adapters.adapted import Course
-from orchestrator.errors import PipelineRaised
+from orchestrator.adapters.lightning import plateaus
+from orchestrator.errors import ConfigurationError, coded
 
 _LEFT_BEHIND = ("step", "_opt_called", "_wrapped_by_lr_sched")  # attributes that a scheduler gives an optimizer
 
@@ -25,18 +26,30 @@ class _Scheduler(NamedTuple):
     scheduler: Any
     interval: str = "epoch"  # or "step"
     frequency: int = 1
+    monitor: str | None = None  # the metric that it watches
+
+    @property
+    def name(self) -> str:
+        return type(self.scheduler).__name__
+
+    @property
+    def watches(self) -> bool:
+        return isinstance(self.scheduler, ReduceLROnPlateau)
 
 
-def optimizer_of(returned: Any) -> tuple[Any, list[_Scheduler]]:
-    """The optimizer and the schedulers in what configure_optimizers returned. Raises PipelineRaised."""
+def optimizer_of(returned: Any, course: Course) -> tuple[Any, list[_Scheduler]]:
+    """The optimizer and the schedulers in what configure_optimizers returned. Raises ConfigurationError for several, with what
+    is wrong with their schedulers."""
     optimizers, schedulers = _parts(returned)
-    if len(optimizers) != 1:
-        raise PipelineRaised(
-            f"configure_optimizers returned {len(optimizers)} optimizers",
-            "return one; networks that are trained in turn are parameter groups of one (docs/porting.md)",
-            code="lightning.optimizers-returned",
-        )
-    return optimizers[0], [_described(each) for each in schedulers]
+    found = [_described(each) for each in schedulers]
+    if len(optimizers) == 1:
+        return optimizers[0], found
+    number = coded(
+        "lightning.optimizers-returned",
+        f"pipeline.target: configure_optimizers returned {len(optimizers)} optimizers; return one, in which networks that are "
+        "trained in turn are parameter groups (docs/porting.md)",
+    )
+    raise ConfigurationError([number, *problems(found, course)])
 
 
 def _parts(returned: Any) -> tuple[list[Any], list[Any]]:
@@ -44,6 +57,8 @@ def _parts(returned: Any) -> tuple[list[Any], list[Any]]:
         return [], []
     if isinstance(returned, Mapping):
         scheduler = returned.get("lr_scheduler")
+        if scheduler is not None and "monitor" in returned and not isinstance(scheduler, Mapping):
+            scheduler = {"scheduler": scheduler, "monitor": returned["monitor"]}
         return [returned["optimizer"]], [] if scheduler is None else [scheduler]
     if isinstance(returned, Sequence):
         if len(returned) == 2 and isinstance(returned[0], Sequence):
@@ -58,39 +73,102 @@ def _parts(returned: Any) -> tuple[list[Any], list[Any]]:
 
 def _described(given: Any) -> _Scheduler:
     if isinstance(given, Mapping):
-        return _Scheduler(given["scheduler"], given.get("interval", "epoch"), int(given.get("frequency", 1)))
+        interval, frequency = given.get("interval", "epoch"), int(given.get("frequency", 1))
+        return _Scheduler(given["scheduler"], interval, frequency, given.get("monitor"))
     return _Scheduler(given)
 
 
+def problems(schedulers: Sequence[_Scheduler], course: Course) -> Iterator[str]:
+    """The schedulers that are none here, and those that do not go with each other or with the settings, a sentence each."""
+    for each in schedulers:
+        if not isinstance(each.scheduler, (LRScheduler, ReduceLROnPlateau)):
+            yield coded(
+                "lightning.scheduler",
+                f"pipeline.target: configure_optimizers returned the scheduler {each.name}, which is none of "
+                "torch.optim.lr_scheduler; return one of these, such as LambdaLR with a function of the step, or set schedule",
+            )
+        elif not each.watches and each.interval not in ("step", "epoch"):
+            yield coded(
+                "lightning.scheduler-interval",
+                f"pipeline.target: the scheduler {each.name} has interval={each.interval!r}; there are step and epoch",
+            )
+    others = [each.name for each in schedulers if not each.watches]
+    watching = [each for each in schedulers if each.watches]
+    if others and (watching or course.schedule == plateaus.NAME):
+        beside = watching[0].name if watching else f"schedule={course.schedule}"
+        yield coded(
+            "lightning.plateau-beside",
+            f"pipeline.target: {beside} and the scheduler {others[0]} set one rate; leave one out; a warm-up before a plateau "
+            "is schedule.warmup",
+        )
+    if course.schedule != plateaus.NAME:  # else the settings stand for it
+        for each in watching:
+            yield from plateaus.problems(each.scheduler, each.interval, each.frequency, each.monitor, course)
+
+
+def plateau(schedulers: Sequence[_Scheduler], rates: Sequence[float]) -> Mapping[str, Any] | None:
+    """The options of the schedule `plateau` that a ReduceLROnPlateau among them means; None where there is none. rates: of the
+    optimizer."""
+    found = next((each for each in schedulers if each.watches), None)
+    return None if found is None else plateaus.options(found.scheduler, found.monitor, rates)
+
+
 def factors(optimizer: torch.optim.Optimizer, schedulers: Sequence[_Scheduler], course: Course) -> list[float] | None:
-    """For each step of the run; None where no scheduler says. The optimizer has afterwards the rates that the factors multiply.
-    Raises PipelineRaised."""
-    tabulated = [each for each in schedulers if not _plateau(each.scheduler, course)]
+    """For each step of the run; None where no scheduler says, or one that watches a metric. The optimizer has afterwards the
+    rates that the factors multiply. Raises ConfigurationError with all that does not fit."""
+    found = [*problems(schedulers, course)]
+    tabulated = [each for each in schedulers if isinstance(each.scheduler, LRScheduler) and not each.watches]
+    tabulated = [each for each in tabulated if each.interval in ("step", "epoch")]
     if not tabulated:
+        _refuse(found)
         _restore(optimizer, [_rate(group) for group in optimizer.param_groups])
         return None
-    for each in tabulated:
-        _check(each)
     bases = [float(group.get("initial_lr", _rate(group))) for group in optimizer.param_groups]
+    rates, changed = _tabulated(optimizer, tabulated, course)
+    if changed is not None:
+        found.append(
+            coded(
+                "lightning.scheduler-options",
+                f"pipeline.target: the scheduler {tabulated[0].name} changes {changed!r} too, and a schedule here changes "
+                "learning rates alone; give it cycle_momentum=False",
+            )
+        )
+    if len(set(bases)) == 1 and bases[0] > 0:  # products with a power of two are exact
+        bases = [2.0 ** math.floor(math.log2(bases[0]))] * len(bases)
+    _restore(optimizer, bases)
+    made = [_factor(at, bases) for at in rates]
+    if None in made:
+        found.append(
+            coded(
+                "lightning.scheduler-groups",
+                f"pipeline.target: the scheduler {tabulated[0].name} gives the parameter groups other factors; here all groups "
+                "have one schedule, each with its own lr: give LambdaLR one function",
+            )
+        )
+    _refuse(found)
+    return [factor for factor in made if factor is not None]
+
+
+def _refuse(found: Sequence[str]) -> None:
+    if found:
+        raise ConfigurationError(found)
+
+
+def _tabulated(
+    optimizer: torch.optim.Optimizer, schedulers: Sequence[_Scheduler], course: Course
+) -> tuple[list[list[float]], str | None]:
+    """The rates of the groups at each step; another option that the schedulers change."""
     rates: list[list[float]] = []
     others = _other_options(optimizer)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # that no step of the optimizer came before
         for step in range(course.steps):
             rates.append([_rate(group) for group in optimizer.param_groups])
-            for each in _due(tabulated, step, course.epoch):
+            for each in _due(schedulers, step, course.epoch):
                 each.scheduler.step()
-    if (changed := _other_options(optimizer)) != others:
-        name = next(key for old, new in zip(others, changed, strict=True) for key in old if old[key] != new[key])
-        raise PipelineRaised(
-            f"the scheduler {_name(tabulated[0])} changes {name!r} too",
-            "here a schedule changes learning rates alone: give it cycle_momentum=False",
-            code="lightning.scheduler-options",
-        )
-    if len(set(bases)) == 1 and bases[0] > 0:  # products with a power of two are exact
-        bases = [2.0 ** math.floor(math.log2(bases[0]))] * len(bases)
-    _restore(optimizer, bases)
-    return [_factor(at, bases, tabulated) for at in rates]
+    changed = _other_options(optimizer)
+    differing = (key for old, new in zip(others, changed, strict=True) for key in old if old[key] != new[key])
+    return rates, next(differing, None)
 
 
 def _due(schedulers: Sequence[_Scheduler], step: int, epoch: int) -> Iterator[_Scheduler]:
@@ -104,48 +182,13 @@ def _due(schedulers: Sequence[_Scheduler], step: int, epoch: int) -> Iterator[_S
             yield each
 
 
-def _check(each: _Scheduler) -> None:
-    if not isinstance(each.scheduler, LRScheduler):
-        raise PipelineRaised(
-            f"configure_optimizers returned the scheduler {_name(each)}, which is none of torch.optim.lr_scheduler",
-            "return one of these, such as LambdaLR with a function of the step, or set `schedule` in the configuration",
-            code="lightning.scheduler",
-        )
-    if each.interval not in ("step", "epoch"):
-        raise PipelineRaised(
-            f"the scheduler {_name(each)} has interval={each.interval!r}",
-            "there are step and epoch",
-            code="lightning.scheduler-interval",
-        )
-
-
-def _plateau(scheduler: Any, course: Course) -> bool:
-    """Whether it watches a metric, and the settings do so in its place."""
-    if not isinstance(scheduler, ReduceLROnPlateau):
-        return False
-    if course.schedule != "plateau":
-        raise PipelineRaised(
-            "configure_optimizers returned ReduceLROnPlateau, which the settings stand for",
-            f"set schedule: {{name: plateau, gamma: {scheduler.factor:g}, patience: {scheduler.patience + 1}, metric: "
-            f"validation/NAME, mode: {scheduler.mode}}}, and evaluation.every in steps",
-            code="lightning.plateau",
-        )
-    return True
-
-
-def _factor(rates: Sequence[float], bases: Sequence[float], schedulers: Sequence[_Scheduler]) -> float:
-    """One for all groups."""
+def _factor(rates: Sequence[float], bases: Sequence[float]) -> float | None:
+    """One for all groups; None where they have several."""
     candidates = [_nearest(rate, base) for rate, base in zip(rates, bases, strict=True) if base]
     if not candidates:
         return 1.0
     first = candidates[0]
-    if any(not math.isclose(each, first, rel_tol=1e-9, abs_tol=1e-15) for each in candidates):
-        raise PipelineRaised(
-            f"the scheduler {_name(schedulers[0])} gives the parameter groups other factors",
-            "here all groups have one schedule, each with its own lr: give LambdaLR one function",
-            code="lightning.scheduler-groups",
-        )
-    return first
+    return first if all(math.isclose(each, first, rel_tol=1e-9, abs_tol=1e-15) for each in candidates) else None
 
 
 def _nearest(rate: float, base: float) -> float:
@@ -170,7 +213,3 @@ def _rate(group: Mapping[str, Any]) -> float:
 def _other_options(optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
     mine = ("params", "lr", "initial_lr")
     return [{key: value for key, value in group.items() if key not in mine} for group in optimizer.param_groups]
-
-
-def _name(each: _Scheduler) -> str:
-    return type(each.scheduler).__name__

@@ -26,7 +26,7 @@ from orchestrator.cluster.actors.event_queue import Entry, EventQueue, capture_p
 from orchestrator.cluster.actors.fault_injection import inject
 from orchestrator.cluster.actors.lease import Lease
 from orchestrator.cluster.actors.reporter import Reporter, beat_s, begin
-from orchestrator.common import card_faults
+from orchestrator.common import card_faults, once
 from orchestrator.controller.fault_injection import Kind
 from orchestrator.records import phases
 
@@ -127,6 +127,7 @@ class MemberActor:
         self._role = role
         self._plan = plan
         self._secrets = secrets
+        once.belong_to_run(secrets[0])
         self._tries_answers = tries_answers
         self._slots: tuple[int, int] | None = None
         self._weights: Weights | None = None  # while they are read in pieces

@@ -78,7 +78,7 @@ def launch(
     project = Path.cwd()
     settings = begin.all_pinned(settings, project, trusted=trusted)
     found = rehearse(settings, project)
-    plan, provenance = repeated.planned(found.plan), found.provenance
+    settings, plan, provenance = found.settings, repeated.planned(found.plan), found.provenance
     notes = [*provenance.notes, *found.built.notes]
     secret = private.of_launch(settings)
     if secret is not None and secret.new:

@@ -24,13 +24,14 @@ _rehearsing = threading.Lock()  # it changes things of the whole process for a m
 
 @dataclass(frozen=True)
 class Rehearsed:
-    """cut: where the model is cut into stages; read: what the pipeline read here that nobody declared."""
+    """The findings of a rehearsal."""
 
-    plan: Plan
-    provenance: Provenance
-    built: Rehearsal
-    cut: dict[str, Any] | None
-    read: InputAudit
+    settings: Settings  # of the run, of which the pipeline may have said some
+    plan: Plan  # what they come to
+    provenance: Provenance  # what is known of code and data
+    built: Rehearsal  # what was built
+    cut: dict[str, Any] | None  # where the model is cut into stages; None where it is not
+    read: InputAudit  # what the pipeline read here that nobody declared
 
 
 def rehearse(settings: Settings, project: Path, *, cards_elsewhere: bool = False) -> Rehearsed:
@@ -42,6 +43,9 @@ def rehearse(settings: Settings, project: Path, *, cards_elsewhere: bool = False
         plan = resolve(settings)
         with _rehearsing, phases.of("pipeline and model"), input_auditing.window(declared) as building:
             built, cut = construction.rehearse(plan), _cut(plan)
+    if built.plateau is not None:
+        settings = replace(settings, schedule=replace(settings.schedule, name="plateau", options=dict(built.plateau)))
+        plan = resolve(settings)
     if plan.cluster.card_bytes is not None:
         from orchestrator.driver.launch import memory_plan  # each launch would wait for what it imports
 
@@ -51,7 +55,7 @@ def rehearse(settings: Settings, project: Path, *, cards_elsewhere: bool = False
     read = input_audit.undeclared(input_audit.elsewhere(seen, provenance.is_code), settings.environment.variables)
     if settings.strict and (refusal := input_audit.refusal(read)) is not None:
         raise refusal
-    return Rehearsed(plan, provenance, built, cut, read)
+    return Rehearsed(settings, plan, provenance, built, cut, read)
 
 
 def _cut(plan: Plan) -> dict[str, Any] | None:

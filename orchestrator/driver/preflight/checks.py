@@ -10,6 +10,7 @@ from pathlib import Path
 
 from orchestrator import pipeline
 from orchestrator.adapters import table
+from orchestrator.adapters.adapted import Adapted, Course
 from orchestrator.checkpoint.storage import try_out
 from orchestrator.cluster.sessions import metrics
 from orchestrator.comm.pipeline_schedules import PIPELINING, Hosts
@@ -30,7 +31,7 @@ from orchestrator.data.sampling import orders, partition_laws, samplings, subset
 from orchestrator.data.sampling.partitions import PARTITIONS
 from orchestrator.driver.preflight import private, visible_cards
 from orchestrator.errors import ConfigurationError, NotRerunnable, code_of, coded
-from orchestrator.numerics import cuda, inductor, torch_names
+from orchestrator.numerics import cuda, determinism, inductor, torch_names
 from orchestrator.optim import contribution_laws, optimizers, schedule_laws
 from orchestrator.optim.compressions import COMPRESSIONS
 from orchestrator.optim.compressions import laws as compression_laws
@@ -45,6 +46,7 @@ from orchestrator.records import input_audit, loggers, redaction
 
 ORCHESTRATOR = ("orchestrator",)  # this package is part of the environment, by the hash of its source
 _FEW_WORKERS, _SOME_WORKERS, _MANY_WORKERS = 5, 8, 64  # to look at all moves of more takes seconds
+_FEW_STEPS = 64  # for which schedules of the pipeline are looked at
 _SOME_STEPS = 1000  # of a run whose length in steps is known only when its data are
 
 
@@ -189,11 +191,21 @@ def _store_note(settings: Settings, work: worktree.WorkTree) -> str | None:
     )
 
 
+def _course(settings: Settings) -> Course:
+    """Some course with these settings: how long it is shows when there are data."""
+    data, every = settings.data, settings.evaluation.every
+    return Course(
+        *(min(settings.run.steps or _FEW_STEPS, _FEW_STEPS), _FEW_STEPS, data.batch_size.at(0), settings.schedule.name),
+        order=data.order.name,
+        sampling=data.sampling.name,
+        evaluates_in_steps=every is not None and every.steps is not None,
+    )
+
+
 def _pipeline_problems(settings: Settings) -> list[str]:
-    try:
-        target = table.find(settings.pipeline.source)
-    except ConfigurationError as error:
-        return error.with_remedy()
+    if found := table.problems(settings.pipeline.source, _course(settings), determinism.left_as_it_was):
+        return found
+    target = table.find(settings.pipeline.source)
     if settings.data.sampling.name == "weighted" and not pipeline.defines(target, "weights"):
         return [
             coded(
@@ -203,7 +215,9 @@ def _pipeline_problems(settings: Settings) -> list[str]:
         ]
     own = pipeline.defines(target, "optimizer")
     section = settings.optimizer
-    if pipeline.has_rate(target) and settings.schedule != ScheduleSettings():
+    # Code of a framework that chooses among schedulers says by itself which of them goes with this one.
+    chosen = settings.schedule.name == "plateau" and issubclass(target, Adapted)
+    if pipeline.has_rate(target) and settings.schedule != ScheduleSettings() and not chosen:
         return [coded("schedule.own-rate", "schedule: the pipeline has a rate() of its own; remove one of the two")]
     if own and section.name is not None:
         return [coded("optimizer.own", "optimizer: the pipeline has an optimizer() of its own; remove one of the two")]

@@ -4,7 +4,8 @@ A6).
 Validation batch j belongs to shard j modulo the number of shards and so to that shard's host. Each batch fills its own
 row of slots; the rows are combined by maximum and reduced with `math.fsum`. There are two exchanges: the first agrees
 on how many metrics there are, whether all have the same names and whether a batch failed; the second carries the rows,
-and the names for members without a batch.
+and the names for members without a batch. A third one tells servers a watched metric that is made
+of what was put together, since they have no pipeline to make it.
 """
 
 from __future__ import annotations
@@ -112,7 +113,10 @@ def combine(
     agreed = exchange.maximum(step, 0, EVALUATION, vector).tolist()
     values = from_slots(agreed[: batches * width])
     rows = [[values[batch * width + i] for i in range(width)] for batch in range(batches)]
-    means = results.summarized(means_of(_from_words(agreed[batches * width :]), rows))
+    parts = means_of(_from_words(agreed[batches * width :]), rows)
+    means = results.summarized(parts)
+    if any(name not in parts for name in monitored):  # all have the same parts, so all of them ask
+        means |= _told(exchange, step, means, monitored)
     for name in monitored:
         if name not in means:
             raise PipelineRaised(
@@ -121,6 +125,14 @@ def combine(
                 code="pipeline.no-such-metric",
             )
     return means
+
+
+def _told(exchange: Exchange, step: int, means: Mapping[str, float], monitored: Sequence[str]) -> dict[str, float]:
+    """The watched metrics as the members have them that can make them."""
+    own = {place: means[name] for place, name in enumerate(monitored) if name in means}
+    vector = torch.tensor(to_slots(len(monitored), own), dtype=torch.int64)
+    agreed = from_slots(exchange.maximum(step, 1, EVALUATION, vector).tolist())
+    return {monitored[place]: value for place, value in agreed.items()}
 
 
 def means_of(names: Sequence[str], rows: Sequence[Sequence[float]]) -> dict[str, float]:

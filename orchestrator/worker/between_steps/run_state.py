@@ -224,14 +224,16 @@ def _patience_as_dict(patience: Patience | None) -> dict[str, Any] | None:
     if patience is None:
         return None
     best = None if patience.best is None else patience.best.hex()  # JSON has no infinity
-    return {"best": best, "waited": patience.waited, "exhausted": patience.exhausted}
+    cooling = {"cooling": patience.cooling} if patience.cooling else {}
+    return {"best": best, "waited": patience.waited, "exhausted": patience.exhausted, **cooling}
 
 
 def _resumed(patience: Patience | None, values: Mapping[str, Any] | None) -> Patience | None:
     if patience is None or values is None:
         return patience
     best = None if values["best"] is None else float.fromhex(values["best"])
-    return replace(patience, best=best, waited=values["waited"], exhausted=values["exhausted"])
+    counts = {name: values.get(name, 0) for name in ("waited", "exhausted", "cooling")}
+    return replace(patience, best=best, **counts)
 
 
 def _patience(monitored: MonitoredMetric | None) -> Patience | None:

@@ -114,11 +114,13 @@ def make_codec(plan: Plan, layout: Layout, parameters: int) -> Codec | None:
 @dataclass(frozen=True)
 class Rehearsal:
     """notes: for a person, a sentence each; parameters: elements of the model; layout: of what is exchanged, as plain
-    data. None where the model could not be built here."""
+    data. None where the model could not be built here. plateau: the options of the schedule that the code has, and the
+    settings do not have yet; None where they are whole."""
 
     notes: list[str]
     parameters: int | None
     layout: dict[str, Any] | None = None
+    plateau: Mapping[str, Any] | None = None
 
 
 def rehearse(plan: Plan) -> Rehearsal:
@@ -162,7 +164,7 @@ def _rehearse(plan: Plan) -> tuple[weakref.ref[torch.nn.Module], Rehearsal]:
     layout = layout_of(model, moving_buffers.Moving.of(model, rules)).as_dict()
     parameters = sum(each.numel() for each in model.parameters())
     notes = [*_notes(model, plan), *([] if adapted is None else adapted.notes())]
-    return weakref.ref(model), Rehearsal(notes, parameters, layout)
+    return weakref.ref(model), Rehearsal(notes, parameters, layout, None if adapted is None else adapted.plateau)
 
 
 def course_of(plan: Plan, order: Any) -> Course:
@@ -177,6 +179,7 @@ def course_of(plan: Plan, order: Any) -> Course:
         plan.update.schedule.name,
         data.order.name,
         "uniform" if data.sampling is None else data.sampling.name,
+        plan.cadence.evaluation is not None and plan.cadence.evaluation.steps is not None,
     )
 
 

@@ -186,7 +186,7 @@ class PipelineAdapter:
 
     @property
     def has_rate(self) -> bool:
-        return has_rate(type(self.pipeline))
+        return has_rate(type(self.pipeline)) and not getattr(self.pipeline, "follows_settings", False)
 
     def rate(self, step: int) -> float:
         """The pipeline's own factor on the learning rates. Raises PipelineRaised."""
@@ -457,6 +457,7 @@ class PipelineAdapter:
         """Loss and metrics of a validation batch, to be called within the block, as `call` says; in which order, and that the
         second goes on with the generators of the first, is the caller's care."""
         indices, where = self.evaluation_batches[batch], _evaluated(step, batch)
+        self._tell_batch(batch)
         with naming(f"reading samples ({where})"), streams.seeded(self._seed, "evaluation samples", step, batch):
             items = fetch(self._validation, indices, self.pipeline.collate)
         updates = (step + 1) * self._steps_per_round
@@ -472,6 +473,10 @@ class PipelineAdapter:
         """For the second call of what `evaluation` has given, behind its block, for which the generators are set there."""
         with naming(f"evaluation ({_evaluated(step, batch)})"), streams.held(), torch.no_grad():
             yield
+
+    def _tell_batch(self, batch: int) -> None:
+        if isinstance(self.pipeline, Adapted):
+            self.pipeline.validation_batch = batch
 
     def summarized(self, metrics: dict[str, float]) -> dict[str, float]:
         """The metrics over the whole validation set, of what was put together over its batches."""
@@ -551,6 +556,7 @@ class PipelineAdapter:
     ) -> tuple[list[str], list[float]]:
         """As `evaluate`, of these validation samples and in the place of the model another one."""
         where = _evaluated(step, batch)
+        self._tell_batch(batch)
         with naming(f"reading samples ({where})"), streams.seeded(self._seed, "evaluation samples", step, batch):
             items = fetch(self._validation, indices, self.pipeline.collate)
         with naming(f"evaluation ({where})"), streams.seeded(self._seed, "evaluation", step, batch), torch.no_grad():
