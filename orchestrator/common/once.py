@@ -24,8 +24,8 @@ def belong_to_run(secret: bytes) -> None:
 
 
 def on_this_host(what: str, folder: Path, work: Callable[[], object]) -> None:
-    """Do the work, unless a process of this run has done it on this host. A process that belongs to no run does it each time. what: a name for it;
-    folder: of the project."""
+    """Do the work, unless a process of this run has done it on this host. One that belongs to no run does it each time.
+    what: a name for it; folder: of the project."""
     folder.mkdir(exist_ok=True)
     host = socket.gethostname()
     mark, done = os.environ.get(RUN), folder / f"{what}-{host}.done"

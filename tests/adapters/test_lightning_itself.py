@@ -33,7 +33,7 @@ def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
 
 
-def ours(shards: int = 1, layout: Layout | None = None) -> Run:
+def ours(shards: int = 1, layout: Layout | None = None, **more: Any) -> Run:
     from tests.adapters.images import Images
 
     kind: Any = Images
@@ -47,6 +47,7 @@ def ours(shards: int = 1, layout: Layout | None = None) -> Run:
         shards=shards,
         batch_size=BATCH,
         evaluate_every=Every(steps=10),
+        **more,
     )
 
 
@@ -113,6 +114,21 @@ def test_no_layout_changes_a_bit() -> None:
     assert runs[0].digest == runs[1].digest
     assert runs[0].trace == runs[1].trace
     assert runs[0].metrics == runs[1].metrics
+
+
+def test_servers_give_the_same_bits() -> None:
+    runs = [ours(shards=4, layout=layout) for layout in (Layout(), Layout(2, "parameter_server"))]
+    assert runs[0].digest == runs[1].digest
+    assert runs[0].metrics == runs[1].metrics
+
+
+@pytest.mark.parametrize("sync", [{"name": "ssp", "staleness": 2}, {"name": "asp"}])
+@pytest.mark.parametrize("topology", ["ring", "parameter_server"])
+def test_replicas_that_run_free_train_it_and_are_repeated(sync: dict[str, Any], topology: str) -> None:
+    run = ours(shards=4, layout=Layout(2, topology), sync=sync)
+    assert {"validation/val_accuracy", "validation/val_f1"} <= set(run.metrics[-1])
+    again = ours(shards=4, layout=Layout(2, topology), sync=sync, replay=run.rests)
+    assert again.digest == run.digest
 
 
 @pytest.mark.parametrize("package", ["lightning", "pytorch_lightning"])

@@ -43,9 +43,9 @@ def adapt(found: type, source: Source) -> type[ModulePipeline]:
 
 
 def problems(found: type, source: Source, course: Course, apart: Apart, *, builds: bool) -> list[str]:
-    """Everything that does not fit of the classes, of the loaders, of what configure_optimizers returns. The rehearsal of a launch
-    tells the third where the first two fit, as it builds the same. apart: leaves the process as it was; builds: look at the
-    third in any case."""
+    """Everything that does not fit of the classes, of the loaders, of what configure_optimizers returns. The rehearsal of a
+    launch tells the third where the first two fit, as it builds the same. apart: leaves the process as it was; builds: look
+    at the third in any case."""
     told = [*_misfits(found, source)]
     holder = found if source.data is None else _data_of(source)
     assert holder is not None
