@@ -319,12 +319,16 @@ def _stage_problems(settings: Settings) -> list[str]:
     if settings.cluster.stages == 1:
         return []
     problems: list[str] = []
-    target = table.find(settings.pipeline.source)
+    try:
+        target = table.find(settings.pipeline.source)
+    except ConfigurationError:  # it is told among the problems of the pipeline
+        return []
     if pipeline.defines(target, "optimizer"):
+        own = "configure_optimizers()" if issubclass(target, Adapted) else "optimizer()"
         problems.append(
             coded(
                 "stages.pipeline-optimizer",
-                "optimizer: the pipeline's optimizer() may look at all parameters; name one, as optimizer=adamw",
+                f"optimizer: the pipeline's {own} may look at all parameters; leave it out, and name one, as optimizer=adamw",
             )
         )
     if pipeline.defines(target, "on_evaluation"):
