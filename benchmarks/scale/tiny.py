@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.data import TensorDataset
 
+from benchmarks.scale import messages
 from benchmarks.wide import marked
 from orchestrator import Pipeline
 
@@ -25,6 +26,7 @@ class Tiny(Pipeline):
         return nn.Linear(INPUTS, OUTPUTS)
 
     def optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
+        messages.begin(Path(self.marks).parent / "messages")
         return marked(torch.optim.AdamW(model.parameters(), lr=1e-3), Path(self.marks))
 
     def datasets(self) -> tuple[TensorDataset, None]:

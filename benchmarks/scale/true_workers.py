@@ -7,6 +7,7 @@ For each number of workers one launch, which is watched from outside (`benchmark
     step        over some seconds: processor time of the driver, of Ray's processes and of a worker, for each step and second
     loss        one worker is killed, then a tenth of them: seconds to the next step that does without them
     join        seconds from the kill to the first step of a process that replaces one
+    messages    of a worker by kind, and their bytes, counted where it sends them (`messages.py`)
     memory      proportional set size (PSS) of the driver and of the median worker, and the worker's own pages
     loopback    bytes and packets of Ray, in and out of all its processes: reports, calls, its own; as root, where the launch
                 gets a network of its own
@@ -35,6 +36,7 @@ from typing import Any, TypeVar
 
 from benchmarks import launch
 from benchmarks.recovery import Marks, lives, read, telling
+from benchmarks.scale import messages
 
 SIZES = (4, 8, 16, 32, 64, 128)
 RAY = ("raylet", "gcs_server", "agents of Ray", "idle worker")
@@ -69,6 +71,7 @@ class Instant:
     steps: int  # that all its workers have completed
     spent: Mapping[str, Sequence[float]]  # processor seconds of each process, by kind
     loopback: tuple[int, int] | None  # bytes and packets so far; None where the network is not its own
+    messages: messages.Counts = field(default_factory=dict)  # of all workers so far
 
     def of(self, *kinds: str) -> float:
         return sum(sum(self.spent.get(kind, ())) for kind in kinds)
@@ -121,7 +124,8 @@ class Launch:
             self._watch.look()
             spent = dict(self._watch.spent(self.process.pid))
         loopback = _loopback(self.process.pid) if self._alone else None
-        return Instant(time.monotonic(), steps, spent, loopback)
+        sent = messages.read(self._marks.parent / "messages", list(self.marks()))
+        return Instant(time.monotonic(), steps, spent, loopback, sent)
 
     def wait(self, look: Callable[[Marks], T | None]) -> T:
         """Returns what `look` finds in the marks. Exits where the launch ends, or nothing is seen for too long."""
@@ -270,7 +274,8 @@ def _reap() -> None:
 
 def told(courses: Sequence[Course]) -> str:
     """The tables, in Markdown."""
-    return "\n\n".join((_launches(courses), _steps(courses), _losses(courses), _memories(courses)))
+    parts = (_launches, _steps, _messages, _losses, _memories)
+    return "\n\n".join(part(courses) for part in parts)
 
 
 def _table(heads: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
@@ -332,6 +337,26 @@ def _steps(courses: Sequence[Course]) -> str:
                 *(*(value / seconds for value in spent), *carried),
             )
         )
+    return _table(heads, rows)
+
+
+def _messages(courses: Sequence[Course]) -> str:
+    """Each is of a worker: votes and sums in a step, reports in a second, and the connections of its first generation."""
+    heads = (
+        *("workers", "votes/step", "bytes", "parts of sums/step", "bytes", "reports/s", "bytes/s"),
+        *("connections", "bytes of addresses"),
+    )
+    rows = []
+    for each in courses:
+        assert each.before is not None
+        assert each.after is not None
+        before, after, workers = each.before.messages, each.after.messages, each.workers
+        steps, seconds = max(1, each.after.steps - each.before.steps), each.after.at - each.before.at
+        row: list[Any] = [workers]
+        for kind, times in (("vote", steps), ("sum", steps), ("report", seconds)):
+            number, size = ((after[kind][place] - before[kind][place]) / times / workers for place in (0, 1))
+            row += [number, size]
+        rows.append((*row, *(count / workers for count in before["connection"])))
     return _table(heads, rows)
 
 
