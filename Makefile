@@ -57,6 +57,11 @@ COMMA := ,
 # each index that lacks a package, hundreds of times where one of several is a folder.
 SHOWN_IF_IT_FAILS = { $(2) >$(1) 2>&1 || { status=$$?; cat $(1) >&2; echo "it failed: $(2)" >&2; exit $$status; } ; }
 
+# $(call FILLED,FOLDER,PACKAGES): the packages in a folder of their own, which is filled anew when they or their versions have changed.
+FILLED = held="$(sort $(2)) $$(cksum <constraints.txt)"; test "$$(cat $(VENV)/$(1)/.held 2>/dev/null)" = "$$held" || { \
+	rm -rf $(VENV)/$(1) && $(call SHOWN_IF_IT_FAILS,$(VENV)/$(1).log,\
+		python -m pip install --constraint constraints.txt --no-deps --target $(VENV)/$(1) $(2)) && echo "$$held" >$(VENV)/$(1)/.held; }
+
 .PHONY: bench campaign gpu dashboard docs kernels notebooks others peers s3 streams setup demo demo-kill data test test-long check lint pure claims clean
 
 setup: $(STAMP)
@@ -105,8 +110,7 @@ claims: setup data
 
 # What only the head of a Ray that takes jobs needs, ray[default]; in the environment itself it would slow down every start of Ray.
 dashboard: setup
-	@test -d $(VENV)/dashboard || $(call SHOWN_IF_IT_FAILS,$(VENV)/dashboard.log,\
-		python -m pip install --constraint constraints.txt --no-deps --target $(VENV)/dashboard $(DASHBOARD))
+	@$(call FILLED,dashboard,$(DASHBOARD))
 
 # In a folder of its own: what is installed in the environment is part of the identity of a run.
 $(DOCS)/.installed: pyproject.toml constraints.txt | setup
@@ -120,33 +124,27 @@ docs: $(DOCS)/.installed
 
 # What only tests of object stores need: a server of S3, and the clients of it that fsspec and DVC take.
 s3: setup
-	@test -d $(VENV)/s3 || $(call SHOWN_IF_IT_FAILS,$(VENV)/s3.log,\
-		python -m pip install --constraint constraints.txt --no-deps --target $(VENV)/s3 $(S3))
+	@$(call FILLED,s3,$(S3))
 
 # The trackers and trainers of others, which tests of docs/coming-from.md, of tracking.also and of adapters execute.
 others: setup
-	@test -d $(VENV)/others || $(call SHOWN_IF_IT_FAILS,$(VENV)/others.log,\
-		python -m pip install --constraint constraints.txt --no-deps --target $(VENV)/others $(OTHERS))
+	@$(call FILLED,others,$(OTHERS))
 
 # A true Jupyter, in which tests execute docs/python.md.
 notebooks: setup
-	@test -d $(VENV)/notebooks || $(call SHOWN_IF_IT_FAILS,$(VENV)/notebooks.log,\
-		python -m pip install --constraint constraints.txt --no-deps --target $(VENV)/notebooks $(NOTEBOOKS))
+	@$(call FILLED,notebooks,$(NOTEBOOKS))
 
 # What compiles kernels for cards; torch's build for CUDA brings it.
 kernels: setup
-	@test -d $(VENV)/kernels || $(call SHOWN_IF_IT_FAILS,$(VENV)/kernels.log,\
-		python -m pip install --constraint constraints.txt --no-deps --target $(VENV)/kernels $(KERNELS))
+	@$(call FILLED,kernels,$(KERNELS))
 
 # What only tests of readers need: the packages that wrote the files.
 streams: setup
-	@test -d $(VENV)/streams || $(call SHOWN_IF_IT_FAILS,$(VENV)/streams.log,\
-		python -m pip install --constraint constraints.txt --no-deps --target $(VENV)/streams $(STREAMS))
+	@$(call FILLED,streams,$(STREAMS))
 
 # What Ray Train imports, beside which benchmarks are run.
 peers: setup
-	@test -d $(VENV)/peers || $(call SHOWN_IF_IT_FAILS,$(VENV)/peers.log,\
-		python -m pip install --constraint constraints.txt --no-deps --target $(VENV)/peers tensorboardX)
+	@$(call FILLED,peers,tensorboardX)
 
 bench: data peers
 	PYTHONPATH=$(CURDIR)/$(VENV)/peers python -m benchmarks.bench --page docs/benchmarks/index.md
