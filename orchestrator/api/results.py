@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     import torch
 
     from orchestrator.driver.recording.recorded import Recorded
+    from orchestrator.provenance.tracking import Store
     from orchestrator.worker.ensemble.model import EnsembleModel
     from orchestrator.worker.serving.served import Served
 
@@ -58,7 +59,8 @@ def _in_text(path: Path) -> str:
 
 @dataclass(frozen=True)
 class Run:
-    """A run and what it came to. Properties are read from its record, so it may be of another process or day."""
+    """A run and what it came to. Properties are read from its record, so it may be of another process, day or machine: what is
+    not in its folder is fetched from the artifacts of its MLflow store."""
 
     run_id: str  # of the tracker
     folder: Path  # its files
@@ -96,8 +98,11 @@ class Run:
 
     @property
     def figures(self) -> Figures:
-        """The files of its pictures by their names, `loss`, `times`. A notebook shows them."""
-        return Figures({path.stem: path for path in sorted((self.folder / "pictures").glob("*"))})
+        """The files of its pictures by their names, `loss`, `time`, `topology`. A notebook shows them."""
+        from orchestrator.driver.recording import artifacts
+
+        found = artifacts.pictures(self._store, self._recorded.past, self._recorded.files)
+        return Figures({path.stem: path for path in found})
 
     def history(self) -> pandas.DataFrame:
         """A row for each step: its loss, and the metrics of the evaluation that followed it, if one did."""
@@ -119,7 +124,7 @@ class Run:
         if "served" not in self._kept:
             from orchestrator.experiments.trained import load
 
-            self._kept["served"] = load(self._recorded, trusted=trust)
+            self._kept["served"] = load(self._recorded, self._store, trusted=trust)
         found: Served = self._kept["served"]
         return found
 
@@ -131,11 +136,17 @@ class Run:
     def _recorded(self) -> Recorded:
         return self._found()
 
+    @cached_property
+    def _store(self) -> Store:
+        from orchestrator.provenance.tracking import Store
+
+        return Store.with_run(self.uri, self.folder.parent, self.run_id)
+
     def _found(self) -> Recorded:
         """As it is now."""
         from orchestrator.driver.recording.recorded import Recorded
 
-        return Recorded.named(self.uri, self.folder.parent, self.run_id)
+        return Recorded.find(self._store, self.folder.parent, self.run_id)
 
 
 @dataclass(frozen=True)

@@ -30,9 +30,11 @@ from orchestrator.cli.answer import Answer, reported
 from orchestrator.cli.arguments import Arguments
 from orchestrator.driver.folders import project_folder
 from orchestrator.driver.preflight import initial, others
+from orchestrator.driver.recording import artifacts
 from orchestrator.driver.recording.recorded import Recorded
 from orchestrator.driver.terminal.progress import for_stream
 from orchestrator.errors import CheckpointDamaged, ConfigurationError, NotRerunnable, PipelineRaised, UsageError
+from orchestrator.experiments import trained
 from orchestrator.experiments.rerun import rebuild
 from orchestrator.provenance.code import checkout
 from orchestrator.provenance.crates import archive, crate, statement
@@ -104,13 +106,13 @@ def run(arguments: Arguments) -> Answer:
             )
         return reported(_excerpt(arguments.value, steps, to, arguments.uri), arguments)
     if arguments.flag("model"):
-        if others := arguments.without("to", "model", "output", "tracking.uri"):
+        if others := arguments.without("to", "model", "trust", "output", "tracking.uri"):
             raise UsageError(
                 f"model=true writes the trained model alone, without {' '.join(others)}",
                 "leave that out",
                 code="export.model-alone",
             )
-        return reported(_trained(arguments.value, to, arguments.uri), arguments)
+        return reported(_trained(arguments.value, to, arguments.uri, trusted=arguments.flag("trust")), arguments)
     if to.suffix == checkpoints.ENDING:
         return reported(_checkpoint(arguments.value, to, arguments.uri), arguments)
     wanted = Wanted(
@@ -182,25 +184,17 @@ class Written:
         return f"the model of run {self.run_id} is in {self.to}"
 
 
-def _trained(name: str, to: Path, uri: str | None) -> Written:
-    """By the pipeline of this project, which has to make the same model still. Raises UsageError, PipelineRaised,
-    ConfigurationError and NotRerunnable."""
-    from orchestrator.worker.serving import served
-
+def _trained(name: str, to: Path, uri: str | None, *, trusted: bool) -> Written:
+    """By the pipeline as it was recorded. Raises UsageError, PipelineRaised, ConfigurationError and NotRerunnable."""
     _require_free(to)
     folder = project_folder(Path.cwd())
-    original = Recorded.named(uri, folder, name)
-    run_id, place = original.past.run_id, original.files.model
-    if not place.is_dir():
-        raise UsageError(
-            f"run {run_id} has no model in {place}",
-            "wait for its end, or go on with it by resume=; of a run of another folder export the model there",
-            code="export.no-model",
-        )
-    model = served.load(place)
+    store = Store.with_run(uri, folder, name)
+    original = Recorded.find(store, folder, name)
+    run_id = original.past.run_id
+    model = trained.load(original, store, trusted=trusted)
     if not model.has_form:
         raise UsageError(
-            f"the pipeline of run {run_id} has no save(), so its model has no form but that of {place}",
+            f"the pipeline of run {run_id} has no save(), so its model has no form but that of {original.files.model}",
             "write save(self, model, to) in the pipeline, or load it by mlflow.pyfunc.load_model",
             code="export.no-form",
         )
@@ -227,22 +221,18 @@ def _checkpoint(name: str, to: Path, uri: str | None) -> Checkpoint:
     """Raises UsageError, ConfigurationError and NotRerunnable."""
     _require_free(to)
     folder = project_folder(Path.cwd())
-    original = Recorded.named(uri, folder, name)
-    run_id, file = original.past.run_id, original.files.weights
+    store = Store.with_run(uri, folder, name)
+    original = Recorded.find(store, folder, name)
+    run_id = original.past.run_id
     packages_there = original.environments[0].get("packages", {}) if original.environments else {}
     version = next((packages_there[each] for each in checkpoints.PACKAGES if each in packages_there), None)
     if version is None:
         raise UsageError(
             f"to={to}: Lightning was not among the packages of run {run_id}",
-            f"its weights are {file}, or leave the ending {checkpoints.ENDING} out for a crate",
+            f"its weights are {original.files.weights}, or leave the ending {checkpoints.ENDING} out for a crate",
             code="export.not-of-lightning",
         )
-    if not file.exists():
-        raise UsageError(
-            f"run {run_id} has no trained model here",
-            f"restore {file} from the artifacts of that run",
-            code="export.no-weights",
-        )
+    file = artifacts.weights(store, original.past, original.files)
     source = original.held.pipeline
     weights = _whole(load_file(file), original.files.model)
     checkpoints.write(to, weights, source.args, original.past.steps or 0, version)

@@ -14,29 +14,22 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from orchestrator.driver.recording import trust
+from orchestrator.driver.recording import artifacts, trust
 from orchestrator.driver.recording.model_folder import CODE
 from orchestrator.driver.recording.recorded import Recorded
-from orchestrator.errors import UsageError
 from orchestrator.provenance.code import marks
+from orchestrator.provenance.tracking import Store
 from orchestrator.worker import serving
-from orchestrator.worker.serving.names import ARCHITECTURE
 
 if TYPE_CHECKING:
     from orchestrator.worker.serving.served import Served
 
 
-def load(recorded: Recorded, *, trusted: bool = False) -> Served:
-    """trusted: whether it may be somebody else's. Raises UsageError where there is no model, and what the pipeline's import
-    and making raise."""
-    folder, past = recorded.files.model, recorded.past
-    if not (folder / ARCHITECTURE).exists():
-        raise UsageError(
-            f"run {past.run_id} ({past.status}) has no trained model in {folder}",
-            "a run that has finished has one, where it was launched",
-            code="record.no-model",
-        )
-    trust.require_own(past, trusted, "its model", lambda: trust.examine(recorded, ()))
+def load(recorded: Recorded, store: Store, *, trusted: bool = False) -> Served:
+    """store: has the run, and its model where that is not on this machine; trusted: whether it may be somebody else's. Raises
+    UsageError where there is no model, and what the pipeline's import and making raise."""
+    trust.require_own(recorded.past, trusted, "its model", lambda: trust.examine(recorded, ()))
+    folder = artifacts.model(store, recorded.past, recorded.files)
     modules = _modules(folder / CODE)
     with nullcontext() if _are_present(modules) else _only(modules, folder / CODE):
         return serving.load(folder)

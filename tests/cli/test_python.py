@@ -119,6 +119,56 @@ def test_the_page_as_a_script_up_to_a_second_run(tmp_path: Path) -> None:
     assert project.leftovers() == []
 
 
+ELSEWHERE = """
+import shutil
+
+drawn = {name: path.read_bytes() for name, path in run.figures.items()}
+shutil.rmtree(run.folder)
+unchanged = orchestrator.run(run.run_id)
+assert (unchanged.predict([[1.0, 2.0, -0.5, 0.25]]) == answer).all()
+assert all((tensor == trained[name]).all() for name, tensor in unchanged.model().state_dict().items())
+assert drawn and {name: path.read_bytes() for name, path in unchanged.figures.items()} == drawn
+assert unchanged.history().equals(history) and unchanged.card == run.card
+
+conf = {**conf, "pipeline": {"target": "signs_cells:Signs"}}
+members = {**conf, "ensemble": {"members": 2}}
+ensemble = orchestrator.sweep(members, "run.steps=4", "cluster.workers=1", kind="ensemble")
+assert len(ensemble.trials) == 2 and ensemble.trials.digest.nunique() == 2
+whole = ensemble.model()
+given = torch.tensor([[1.0, 2.0, -0.5, 0.25]])
+assert whole(given).shape == (1, 2) and whole.disagreement(given).shape == (1,)
+assert code_of(orchestrator.resume, ensemble.sweep_id) == "sweep.of-finished"
+
+from orchestrator.provenance.tracking import Store, store
+
+Store(None, Path(".orchestrator")).client.set_tag(run.run_id, store.USER, "somebody-else")
+theirs, begins = orchestrator.run(run.run_id), f"initial=runs:/{run.run_id}/trained"
+shutil.rmtree(run.folder / "model")
+for refuse in (
+    lambda: theirs.model(),
+    lambda: orchestrator.rerun(theirs),
+    lambda: orchestrator.launch(conf, begins),
+    lambda: orchestrator.sweep(members, "run.steps=4", begins, kind="ensemble"),
+):
+    assert code_of(refuse) == "record.untrusted", code_of(refuse)
+assert (theirs.predict([[1.0, 2.0, -0.5, 0.25]], trust=True) == answer).all()
+assert orchestrator.launch(conf, begins, "run.steps=2", "trust=true").loss < run.history().loss[0]
+assert len(orchestrator.sweep(members, "run.steps=4", begins, kind="ensemble", trust=True).trials) == 2
+assert orchestrator.rerun(theirs, "cluster.workers=1", trust=True).verdict == "exact"
+"""
+
+
+@pytest.mark.long
+@pytest.mark.ray
+def test_what_is_elsewhere_is_fetched_and_what_is_of_others_is_trusted_first(tmp_path: Path) -> None:
+    project = Project(tmp_path)
+    (tmp_path / "signs.py").write_text("\n".join([*FIRST, ASSERTS, ELSEWHERE]))
+    project.commit()
+    done = bash(project, f"{sys.executable} signs.py")
+    assert done.code == 0, done.err
+    assert project.leftovers() == []
+
+
 # After the cell of this number of the part of the page that launches again.
 CHECKS = {
     0: "assert repeated.verdict == 'exact' == run.verdict and repeated.run.digest == run.digest",

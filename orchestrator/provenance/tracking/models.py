@@ -167,24 +167,43 @@ def pin(store: Store, name: str) -> str:
 def fetch_weights(store: Store, pinned: str, target: Path) -> None:
     """Bring the weights of a model into a file. Raises ConfigurationError where it has none that can be read without running
     code of others."""
-    _ = store.client.mlflow
-    from mlflow.artifacts import download_artifacts
-    from mlflow.exceptions import MlflowException
-
     with tempfile.TemporaryDirectory(dir=target.parent, prefix=".fetching-") as place:
         try:
-            found = download_artifacts(
-                artifact_uri=f"{_location(store, pinned)}/{WEIGHTS}",
-                dst_path=place,
-                tracking_uri=store.client.tracking_uri,
-            )
-        except (MlflowException, OSError) as error:
+            found = _download(store, f"{_location(store, pinned)}/{WEIGHTS}", place)
+        except _failures() as error:
             raise ConfigurationError(
                 [f"initial: {pinned} has no {WEIGHTS} that can be had from {store.uri}: {reason(error)}"],
                 "name a model that a finished run of orchestrator has logged",
                 code="initial.no-weights",
             ) from error
         shutil.move(found, target)
+
+
+def fetch_folder(store: Store, run_id: str, target: Path) -> bool:
+    """Bring the logged model of a run into a folder that is not there yet; whether there is one that can be had."""
+    with tempfile.TemporaryDirectory(dir=target.parent, prefix=".fetching-") as place:
+        try:
+            found = _download(store, _location(store, f"{_RUNS}{run_id}/{NAME}"), place)
+        except _failures():
+            return False
+        if not (Path(found) / MLMODEL).exists():
+            return False
+        shutil.move(found, target)
+        return True
+
+
+def _download(store: Store, uri: str, place: str) -> str:
+    """The path of the file or folder in `place`. Raises what MLflow raises."""
+    _ = store.client.mlflow
+    from mlflow.artifacts import download_artifacts
+
+    return str(download_artifacts(artifact_uri=uri, dst_path=place, tracking_uri=store.client.tracking_uri))
+
+
+def _failures() -> tuple[type[Exception], ...]:
+    from mlflow.exceptions import MlflowException
+
+    return MlflowException, OSError
 
 
 def digest_of(store: Store, pinned: str) -> str | None:
