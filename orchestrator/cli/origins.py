@@ -84,6 +84,8 @@ def _content(entry: str) -> Mapping[str, Any]:
 
 
 def _is_arguments(entry: str) -> bool:
+    if Path(entry).name == training_arguments.PICKLED:
+        return True  # and refused
     return entry.endswith(".json") and training_arguments.is_one(list(_content(entry)))
 
 

@@ -58,32 +58,43 @@ class Notation:
 
 @dataclass(frozen=True, kw_only=True)
 class Every(Notation):
-    """How often: every so many steps, or every so many seconds; exactly one is set."""
+    """How often: every so many steps, epochs or seconds; exactly one is set."""
 
     steps: int | None = None
     seconds: float | None = None
+    epochs: int | None = None
 
     def __post_init__(self) -> None:
-        if (self.steps is None) == (self.seconds is None):
-            raise ValueError(f"expected steps or seconds, got steps={self.steps}, seconds={self.seconds}")
-        if self.steps is not None and self.steps < 1:
-            raise ValueError(f"steps must be at least 1, got {self.steps}")
+        given = {"steps": self.steps, "seconds": self.seconds, "epochs": self.epochs}
+        if list(given.values()).count(None) != 2:
+            raise ValueError(f"expected steps, epochs or seconds, got {given}")
+        for name, number in (("steps", self.steps), ("epochs", self.epochs)):
+            if number is not None and number < 1:
+                raise ValueError(f"{name} must be at least 1, got {number}")
         if self.seconds is not None and not 0 < self.seconds < math.inf:
             raise ValueError(f"seconds must be greater than 0 and finite, got {self.seconds}")
 
     @classmethod
     def parse(cls, value: object) -> Every:
-        """From `20` or `"20"` (steps) or `"30s"` (seconds). Raises ValueError."""
+        """From `20` or `"20"` (steps), `"1epoch"`, `"5epochs"`, or `"30s"` (seconds). Raises ValueError."""
         if isinstance(value, int) and not isinstance(value, bool):
             return cls(steps=value)
         if isinstance(value, str) and _STEPS.fullmatch(value):
             return cls(steps=int(value))
         if isinstance(value, str) and (seconds := _SECONDS.fullmatch(value)):
             return cls(seconds=float(seconds[1]))
-        raise ValueError(f"not a number of steps or seconds: {value!r}")
+        if isinstance(value, str) and (epochs := _EPOCHS.fullmatch(value)):
+            return cls(epochs=int(epochs[1]))
+        raise ValueError(f"not a number of steps, epochs or seconds: {value!r}")
+
+    def in_steps(self, epoch: int) -> int | None:
+        """None of seconds. epoch: the steps of one."""
+        return self.steps if self.epochs is None else self.epochs * epoch
 
     def plain(self) -> int | str:
-        """The form that `parse` reads as this value: 20 or "30s"."""
+        """The form that `parse` reads as this value: 20, "1epoch" or "30s"."""
+        if self.epochs is not None:
+            return Span(epochs=self.epochs).plain()
         return self.steps if self.steps is not None else f"{self.seconds!r}".removesuffix(".0") + "s"
 
 
@@ -468,7 +479,7 @@ _DESCRIPTIONS: dict[Any, str] = {
     str: "text",
     tuple: "a list of texts such as [a, b]",
     dict: "a mapping such as {key: value}",
-    Every: "a number of steps such as 20 or of seconds such as 30s",
+    Every: "a number of steps such as 20, of epochs such as 1epoch, or of seconds such as 30s",
     Span: "a number of steps such as 20 or of epochs such as 5epochs, at least 1",
     Steps: "a whole number such as 64, at least 1, or one from each of some steps on such as {0: 64, 400: 256}",
     Workers: "a number of workers such as 4, at least 1, or a range such as {min: 2, max: 4}",

@@ -235,7 +235,7 @@ class Chaos:
 class Checkpoints:
     """When checkpoints are written, where to, and which of them stay."""
 
-    every: Every | None  # steps or seconds between two; None for one at the end only
+    every: Every | None  # steps, epochs or seconds between two; None for one at the end only
     keep: int  # so many of the newest stay
     uri: str | None  # the place they lie under; None for the run's folder
     best: Best | None = None  # those of the best evaluations stay too; None for none

@@ -104,7 +104,7 @@ class Server:
             if routes.held and not plan.replay:
                 part = rank - generation.workers
                 self._held = HeldSlice(deltas.layout, run_manifest["trained"], part, routes.slices)
-        loop = Loop(plan, run_manifest, Timing(plan, heartbeat), heartbeat)
+        loop = Loop(plan, run_manifest, Timing(plan, run_manifest["samples"], heartbeat), heartbeat)
         self._loop = None
 
         def executor(transport: CancellableTransport, exchange: Exchange) -> Executor:

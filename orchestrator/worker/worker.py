@@ -23,7 +23,7 @@ from orchestrator.checkpoint.stream_log import StreamLog
 from orchestrator.checkpoint.weights import Weights
 from orchestrator.comm.transports.base import Regions
 from orchestrator.common import injection
-from orchestrator.common.values import Span
+from orchestrator.common.values import Every, Span
 from orchestrator.config.plan import Plan
 from orchestrator.controller.events import Ended
 from orchestrator.data import input_auditing
@@ -331,7 +331,7 @@ class Worker:
     def _first_state(self, run_manifest: Mapping[str, Any]) -> WorkerState:
         """The state of a worker that has not taken part in a generation yet."""
         services, writer = self._services, self._services.writer
-        timing = Timing(self._plan, services.heartbeat, lambda: writer.busy)
+        timing = Timing(self._plan, run_manifest["samples"], services.heartbeat, lambda: writer.busy)
         self._execution.model_state.start(run_manifest["steps"])
         loop = Loop(self._plan, run_manifest, timing, services.heartbeat)
         execution = self._execution
@@ -448,12 +448,13 @@ class Worker:
 
 
 def _refuse_epochs(plan: Plan) -> None:
-    """Raises ConfigurationError for a schedule that counts what a stream has not."""
-    schedule = plan.update.schedule
-    found = [key for key, value in schedule.options.items() if isinstance(value, Span) and value.epochs is not None]
+    """Raises ConfigurationError for what counts epochs, which a stream has not."""
+    given = {f"schedule.{key}": value for key, value in plan.update.schedule.options.items()}
+    given |= {"evaluation.every": plan.cadence.evaluation, "checkpoint.every": plan.checkpoints.every}
+    found = [key for key, value in given.items() if isinstance(value, Span | Every) and value.epochs is not None]
     if found:
         raise ConfigurationError(
-            [f"schedule.{key}: the training set is a Stream, which has no length; give it in steps" for key in found],
+            [f"{key}: the training set is a Stream, which has no length; give it in steps" for key in found],
             code="streams.schedule-epochs",
         )
 

@@ -260,9 +260,11 @@ def test_nothing_is_null_where_the_key_allows_it(nothing: str) -> None:
         ("'20'", Every(steps=20), 20),
         ("30s", Every(seconds=30.0), "30s"),
         ("0.5s", Every(seconds=0.5), "0.5s"),
+        ("1epoch", Every(epochs=1), "1epoch"),
+        ("5epochs", Every(epochs=5), "5epochs"),
     ],
 )
-def test_every_is_steps_or_seconds(typed: str, every: Every, back: int | str) -> None:
+def test_every_is_steps_epochs_or_seconds(typed: str, every: Every, back: int | str) -> None:
     settings = given_on_command_line(f"evaluation.every={typed}")
     assert settings.evaluation.every == every
     assert to_dict(settings)["evaluation"]["every"] == back
@@ -270,10 +272,19 @@ def test_every_is_steps_or_seconds(typed: str, every: Every, back: int | str) ->
 
 
 @pytest.mark.parametrize(
-    "arguments", [{}, {"steps": 1, "seconds": 1.0}, {"steps": 0}, {"seconds": 0.0}, {"seconds": math.inf}]
+    "arguments",
+    [
+        {},
+        {"steps": 1, "seconds": 1.0},
+        {"steps": 1, "epochs": 1},
+        {"steps": 0},
+        {"epochs": 0},
+        {"seconds": 0.0},
+        {"seconds": math.inf},
+    ],
 )
 def test_every_is_exactly_one_positive_number(arguments: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match=r"steps|seconds"):
+    with pytest.raises(ValueError, match=r"steps|seconds|epochs"):
         Every(**arguments)
 
 
@@ -508,9 +519,10 @@ WRONG = {
     "transport=rdma": "transport.name: expected one of auto, shared_memory, tcp, got 'rdma'",
     "gradient.clip=0": "gradient.clip: must be greater than 0, got 0.0",
     "evaluation=20": "evaluation: expected keys (every), got 20",
-    "evaluation.every=0": "evaluation.every: expected a number of steps such as 20 or of seconds such as 30s, got 0",
+    "evaluation.every=0": "evaluation.every: "
+    "expected a number of steps such as 20, of epochs such as 1epoch, or of seconds such as 30s, got 0",
     "evaluation.every=5m": "evaluation.every: "
-    "expected a number of steps such as 20 or of seconds such as 30s, got '5m'",
+    "expected a number of steps such as 20, of epochs such as 1epoch, or of seconds such as 30s, got '5m'",
     "trace.digest_every=-1": "trace.digest_every: must be at least 0, got -1",
     "strict=maybe": "strict: expected true or false, got 'maybe'",
     "tuning.auto=[run.seed]": (
@@ -786,7 +798,12 @@ def all_settings(draw: st.DrawFn) -> Settings:
         start_timeout_s=positive,
         step_timeout_s=positive,
     )
-    every = st.none() | st.builds(Every, steps=counts) | st.builds(Every, seconds=positive)
+    every = (
+        st.none()
+        | st.builds(Every, steps=counts)
+        | st.builds(Every, seconds=positive)
+        | st.builds(Every, epochs=counts)
+    )
     return Settings(
         run=draw(run),
         pipeline=PipelineSettings(target="a.b:C", args=draw(mappings)),

@@ -8,11 +8,32 @@ from typing import Any
 
 import pytest
 
-from orchestrator.config.settings import Settings, load
+from orchestrator.config.settings import Every, Settings, load
 from orchestrator.config.settings.training_arguments import translated
 from orchestrator.errors import ConfigurationError
 from tests.refusals import refused
 
+# As versions 4 wrote them, without those that are the same in later ones.
+DEFAULTS_OF_4: dict[str, Any] = {
+    "overwrite_output_dir": False, "do_train": False, "do_eval": False, "do_predict": False, "prediction_loss_only": False,
+    "per_gpu_train_batch_size": None, "per_gpu_eval_batch_size": None, "eval_accumulation_steps": None, "eval_delay": 0,
+    "torch_empty_cache_steps": None, "lr_scheduler_type": "linear", "lr_scheduler_kwargs": {}, "warmup_ratio": 0.0,
+    "warmup_steps": 0, "log_level": "passive", "log_on_each_node": True, "logging_dir": "out/runs/May01", "logging_steps": 500,
+    "save_safetensors": True, "no_cuda": False, "use_mps_device": False, "jit_mode_eval": False, "use_ipex": False,
+    "bf16": False, "fp16": False, "fp16_opt_level": "O1", "half_precision_backend": "auto", "fp16_backend": "auto",
+    "ddp_backend": None, "tpu_num_cores": None, "tpu_metrics_debug": False, "debug": [], "past_index": -1, "fsdp": [],
+    "fsdp_min_num_params": 0, "fsdp_transformer_layer_cls_to_wrap": None, "deepspeed": None, "optim": "adamw_torch",
+    "fsdp_config": {"min_num_params": 0, "xla": False, "xla_fsdp_v2": False, "xla_fsdp_grad_ckpt": False},
+    "accelerator_config": {"split_batches": False, "dispatch_batches": None, "even_batches": True}, "adafactor": False,
+    "group_by_length": False, "report_to": ["tensorboard", "codecarbon"], "push_to_hub": False, "push_to_hub_token": "<TOKEN>",
+    "push_to_hub_model_id": None, "push_to_hub_organization": None, "hub_token": "<HUB_TOKEN>", "hub_always_push": False,
+    "gradient_checkpointing": False, "gradient_checkpointing_kwargs": None, "include_inputs_for_metrics": False,
+    "mp_parameters": "", "auto_find_batch_size": False, "torchdynamo": None, "ray_scope": "last", "torch_compile": False,
+    "dispatch_batches": None, "split_batches": None, "include_tokens_per_second": False, "neftune_noise_alpha": None,
+    "include_num_input_tokens_seen": False, "average_tokens_across_devices": False, "sharded_ddp": "", "_n_gpu": 1,
+    "evaluation_strategy": "no", "sortish_sampler": False, "predict_with_generate": False, "generation_max_length": None,
+    "generation_num_beams": None, "generation_config": None, "eval_use_gather_object": False, "use_liger_kernel": False,
+}  # fmt: skip
 BASE: dict[str, Any] = {
     "pipeline": {
         "target": "orchestrator.adapters.transformers:Trainable",
@@ -72,7 +93,7 @@ def test_the_command_line_wins(tmp_path: Path) -> None:
 def test_all_that_means_nothing_here_is_refused_at_once(tmp_path: Path) -> None:
     given: dict[str, Any] = {
         "fp16": True, "deepspeed": "ds.json", "push_to_hub": True, "dataloader_drop_last": True, "data_seed": 1,
-        "num_train_epochs": 2.5, "eval_strategy": "epoch", "report_to": "comet_ml", "learning_rat": 1,
+        "num_train_epochs": 2.5, "group_by_length": True, "report_to": "comet_ml", "learning_rat": 1,
         "accelerator_config": {"split_batches": True}, "gradient_checkpointing_kwargs": {"every_n_layers": 2},
     }  # fmt: skip
     with pytest.raises(ConfigurationError) as caught:
@@ -81,6 +102,26 @@ def test_all_that_means_nothing_here_is_refused_at_once(tmp_path: Path) -> None:
     assert named == set(given)
     assert len(caught.value.problems) == len(given)
     assert set(caught.value.codes) == {"transformers.argument", "transformers.argument-unknown"}
+
+
+def test_an_epoch_is_a_cadence(tmp_path: Path) -> None:
+    found = read(tmp_path, eval_strategy="epoch", save_strategy="epoch", load_best_model_at_end=True)
+    assert (found.evaluation.every, found.checkpoint.every) == (Every(epochs=1), Every(epochs=1))
+    assert found.checkpoint.best.metric == "validation/loss"
+
+
+def test_defaults_of_older_versions_are_as_good_as_absent(tmp_path: Path) -> None:
+    found = read(tmp_path, **DEFAULTS_OF_4)
+    assert (
+        found.pipeline.args["training"] | {"optim": "adamw_torch", "lr_scheduler_type": "linear"}
+        == (found.pipeline.args["training"])
+    )
+    assert (found.evaluation.every, found.tracking.also) == (None, ("tensorboard",))
+
+
+def test_a_pickle_is_not_read() -> None:
+    with refused("transformers.arguments-pickled", "to_json_string"):
+        load([BASE, "out/checkpoint-500/training_args.bin"], [])
 
 
 def test_devices_and_passes_before_an_update_are_rows_of_a_step() -> None:

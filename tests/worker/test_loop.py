@@ -55,6 +55,15 @@ def test_an_unknown_metric_is_named_with_those_there_are() -> None:
         train(p.Mlp, ONE, **{**STOPPING, "early_stopping": {"patience": 1, "metric": "validation/f1"}})
 
 
+@pytest.mark.parametrize("layout", [ONE, Layout(3, "parameter_server", servers=1)], ids=str)
+def test_an_epoch_between_evaluations_is_its_steps(layout: Layout) -> None:
+    settings = {"steps": None, "epochs": 2, "early_stopping": {"patience": 5}}
+    by_epoch = train(p.Mlp, layout, evaluate_every=Every(epochs=1), **settings)
+    by_step = train(p.Mlp, layout, evaluate_every=Every(steps=len(by_epoch.trace) // 2), **settings)
+    assert len(by_epoch.metrics) == 2
+    assert (by_epoch.trace, by_epoch.metrics) == (by_step.trace, by_step.metrics)
+
+
 @pytest.mark.parametrize("every", [None, Every(steps=None, seconds=30.0)])
 def test_what_watches_needs_evaluations_at_known_steps(every: Every | None) -> None:
     with refused("evaluation.in-steps"):

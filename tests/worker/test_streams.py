@@ -18,7 +18,7 @@ from torch.nn import functional as F  # noqa: N812
 
 from orchestrator import Pipeline, Stream
 from orchestrator.checkpoint.stream_log import Logged, StreamLog, collect
-from orchestrator.common.values import Span
+from orchestrator.common.values import Every, Span
 from orchestrator.config.resolve import resolve
 from orchestrator.errors import OrchestratorError
 from orchestrator.worker import worker
@@ -239,6 +239,7 @@ def test_chaos(seed: int) -> None:
             "streams.schedule-epochs",
             "schedule.every",
         ),
+        ("Plain", {"evaluate_every": Every(epochs=1)}, "streams.schedule-epochs", "evaluation.every"),
         ("Plain", {"loaders": 2}, "streams.loaders", "data.loaders"),
         ("Plain", {"order": {"name": "blocks"}}, "streams.chooses-by-number", "data.order"),
         ("Plain", {"partition": {"name": "iid"}}, "streams.chooses-by-number", "data.partition"),

@@ -127,6 +127,8 @@ def from_name(entry: str, folder: Path, key: str = "conf", *, recorded: bool = F
     """The file that `conf=entry` means: a path if it looks like one, else a name in `folder`, also in a folder there. recorded:
     it is that of a record, wherever it lies."""
     named = folder / f"{entry}.yaml"
+    if Path(entry).name == training_arguments.PICKLED:
+        return Source(problems=[training_arguments.of_pickle(entry)], readable=False)
     is_path = entry.endswith((".yaml", ".yml", ".json")) or ("/" in entry and (entry[0] in "./" or not named.is_file()))
     file = Path(entry) if is_path else named
     try:

@@ -28,7 +28,14 @@ _IDLE = (
     *("enable_jit_checkpoint", "ignore_data_skip", "restore_callback_states_from_checkpoint"),
     *("full_determinism", "use_cpu", "no_cuda", "use_mps_device", "length_column_name"),
     *("torch_empty_cache_steps", "debug", "skip_memory_metrics", "do_train", "do_eval", "do_predict"),
-    *("local_rank", "use_cache"),
+    *("local_rank", "use_cache", "average_tokens_across_devices"),
+    # Versions 4 wrote these, too.
+    *("_n_gpu", "past_index", "ray_scope", "mp_parameters", "jit_mode_eval", "use_ipex", "xpu_backend"),
+    *("tpu_num_cores", "tpu_metrics_debug", "per_gpu_eval_batch_size", "use_legacy_prediction_loop"),
+    *("fp16_backend", "fp16_opt_level", "half_precision_backend"),
+    *("push_to_hub_model_id", "push_to_hub_organization", "push_to_hub_token"),
+    # How Seq2SeqTrainingArguments generate, if they do.
+    *("generation_max_length", "generation_num_beams", "generation_config"),
 )
 _IDLE_KINDS = ("logging_", "log_", "hub_", "trackio_", "ddp_", "dataloader_")
 # Names that are read with others.
@@ -39,6 +46,8 @@ _WITH_OTHERS = (
     *("learning_rate", "max_grad_norm"),
 )
 
+# The default of versions 4.
+_UNUSED_FSDP = {"min_num_params": 0, "xla": False, "xla_fsdp_v2": False, "xla_fsdp_grad_ckpt": False}
 # Name -> values that change nothing here, and the remedy for any other.
 _REFUSED: Mapping[str, tuple[tuple[Any, ...], str]] = {
     "optim_args": ((None, ""), "take the target orchestrator.adapters.transformers:Model with a section optimizer"),
@@ -46,6 +55,7 @@ _REFUSED: Mapping[str, tuple[tuple[Any, ...], str]] = {
         (None,),
         "take the target orchestrator.adapters.transformers:Model with a section optimizer",
     ),
+    "adafactor": ((False, None), "take the target orchestrator.adapters.transformers:Model with a section optimizer"),
     "fp16": ((False, None), "set bf16: gradients of float16 need a scaling that depends on earlier steps"),
     "bf16_full_eval": ((False,), "leave it out: evaluation computes as training does"),
     "fp16_full_eval": ((False,), "leave it out: evaluation computes as training does"),
@@ -53,7 +63,6 @@ _REFUSED: Mapping[str, tuple[tuple[Any, ...], str]] = {
     "liger_kernel_config": ((None,), "leave it out"),
     "neftune_noise_alpha": ((None,), "add the noise in a forward of the model's own, from torch.randn"),
     "auto_find_batch_size": ((False,), "set per_device_train_batch_size; python -m orchestrator plan says what fits"),
-    "average_tokens_across_devices": ((True, None), "leave it out: a loss is the mean over all tokens of a step"),
     "eval_delay": ((0, None), "leave it out: evaluation.every counts from the first step"),
     "batch_eval_metrics": ((False,), "leave it out: metrics are means over batches as they are"),
     "push_to_hub": ((False,), "leave it out; export=RUN_ID to=FOLDER model=true writes what `hf upload` takes"),
@@ -63,15 +72,35 @@ _REFUSED: Mapping[str, tuple[tuple[Any, ...], str]] = {
     ),
     "parallelism_config": ((None,), "leave it out: cluster.workers and cluster.stages say how a run is laid out"),
     "fsdp": ((None, "", []), "leave it out: update.sharded=true divides the optimizer's state"),
-    "fsdp_config": ((None,), "leave it out: update.sharded=true divides the optimizer's state"),
+    "fsdp_config": ((None, _UNUSED_FSDP), "leave it out: update.sharded=true divides the optimizer's state"),
+    "fsdp_min_num_params": ((0,), "leave it out: update.sharded=true divides the optimizer's state"),
+    "fsdp_transformer_layer_cls_to_wrap": ((None,), "leave it out: update.sharded=true divides the optimizer's state"),
+    "sharded_ddp": (("", []), "leave it out: update.sharded=true divides the optimizer's state"),
+    "per_gpu_train_batch_size": ((None,), "set per_device_train_batch_size"),
+    "torchdynamo": ((None,), "set torch_compile"),
+    "split_batches": ((None, False), "leave it out"),
+    "dispatch_batches": ((None, False), "leave it out"),
     "deepspeed": ((None,), "leave it out: update.sharded=true divides the optimizer's state"),
     "dataloader_drop_last": ((False,), "leave rows out of the data, so that data.batch_size divides their number"),
     "group_by_length": ((False,), "leave it out: an epoch visits all rows in random order"),
     "train_sampling_strategy": (("random",), "leave it out: an epoch visits all rows in random order"),
     "torch_compile_backend": ((None, "inductor"), "leave it out: run.compile has inductor"),
     "torch_compile_mode": ((None, "default"), "leave it out: run.compile has the default mode"),
+    "sortish_sampler": ((False,), "leave it out: an epoch visits all rows in random order"),
     "predict_with_generate": ((False,), "generate in on_evaluation of a subclass of Trainable"),
 }
+
+
+PICKLED = "training_args.bin"  # as Trainer writes it beside a checkpoint
+
+
+def of_pickle(file: str) -> str:
+    """A sentence for such a file, which executes code when it is read."""
+    return coded(
+        "transformers.arguments-pickled",
+        f"{file}: it is a pickle, which executes code when it is read; make JSON of it where you trust it: python -c "
+        f"\"import torch; print(torch.load('{file}', weights_only=False).to_json_string())\" > training_args.json",
+    )
 
 
 def is_one(names: Sequence[Any]) -> bool:
@@ -226,7 +255,7 @@ def _data_seed(found: Translated, value: Any, given: Mapping[str, Any]) -> None:
 def _evaluation(found: Translated, value: Any, given: Mapping[str, Any]) -> None:
     steps = given.get("eval_steps") or given.get("logging_steps", 500)
     if value == "epoch":
-        found.refuse("eval_strategy", value, "set it to steps, and eval_steps to the steps of an epoch")
+        found.put("evaluation.every", "1epoch")
     elif value == "steps" and steps < 1:
         found.refuse("eval_steps", steps, "give a number of steps")
     elif value == "steps":
@@ -237,6 +266,8 @@ def _saving(found: Translated, value: Any, given: Mapping[str, Any]) -> None:
     steps = given.get("save_steps", 500)
     if value == "steps" and steps >= 1:
         found.put("checkpoint.every", int(steps))
+    elif value == "epoch":
+        found.put("checkpoint.every", "1epoch")
     elif value not in ("no", "best"):
         found.put(
             "checkpoint.every", "60s", f"save_strategy: {value}; checkpoints are what a run goes on from after a fault"
@@ -257,7 +288,8 @@ def _report(found: Translated, value: Any, _: Mapping[str, Any]) -> None:
     names = [value] if isinstance(value, str) else list(value or [])
     if known := [name for name in names if name in ("tensorboard", "wandb")]:
         found.put("tracking.also", known)
-    if others := [name for name in names if name not in ("tensorboard", "wandb", "mlflow", "none", "all")]:
+    others = [name for name in names if name not in ("tensorboard", "wandb", "mlflow", "none", "all")]
+    if others and len(names) == 1:  # several are what "all" became: the packages that were installed there
         found.refuse("report_to", others, "name tensorboard or wandb, or a logger of your own in tracking.also")
 
 

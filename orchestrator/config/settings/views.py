@@ -74,7 +74,7 @@ _TYPES = {
     str: "text",
     tuple: "list of texts",
     dict: "mapping",
-    Every: "steps (`20`) or seconds (`30s`)",
+    Every: "steps (`20`), epochs (`1epoch`) or seconds (`30s`)",
     Span: "steps (`20`) or epochs (`5epochs`)",
     Steps: "`64`, or by step `{0: 64, 400: 256}`",
     Sites: "`{hospital_a: [0, 1], hospital_b: [2]}`",

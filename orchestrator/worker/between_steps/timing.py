@@ -16,10 +16,10 @@ from orchestrator.worker.voting.step_report import Requests
 
 
 class Timer:
-    """Something that is due every so many steps or seconds."""
+    """Something that is due every so many steps, epochs or seconds. epoch: the steps of one."""
 
-    def __init__(self, every: Every | None) -> None:
-        self._steps = every.steps if every is not None else None
+    def __init__(self, every: Every | None, epoch: int) -> None:
+        self._steps = every.in_steps(epoch) if every is not None else None
         self._seconds = every.seconds if every is not None else None
         self._since = time.monotonic()
 
@@ -56,13 +56,17 @@ class Patience:
 
 
 class Timing:
-    """One member's timers. keeps_time: its clock is the one that counts; busy: whether its writer of checkpoints works."""
+    """One member's timers. keeps_time: its clock is the one that counts; samples: of the training set, 0 where that has no end;
+    busy: whether its writer of checkpoints works."""
 
-    def __init__(self, plan: Plan, heartbeat: Heartbeat, busy: Callable[[], bool] = lambda: False) -> None:
-        self.evaluation = Timer(plan.cadence.evaluation)
-        self.checkpoint = Timer(plan.checkpoints.every)
+    def __init__(
+        self, plan: Plan, samples: int, heartbeat: Heartbeat, busy: Callable[[], bool] = lambda: False
+    ) -> None:
+        epoch = -(-samples // plan.data.batch_size.at(0))
+        self.evaluation = Timer(plan.cadence.evaluation, epoch)
+        self.checkpoint = Timer(plan.checkpoints.every, epoch)
         archive = plan.checkpoints.archive
-        self.archive = Timer(None if archive is None else Every(steps=archive))
+        self.archive = Timer(None if archive is None else Every(steps=archive), epoch)
         self.keeps_time = False
         self._heartbeat = heartbeat
         self._busy = busy

@@ -82,4 +82,6 @@ RULES: tuple[Rule, ...] = (
     ),
     _in_steps("schedule.every"),
     _in_steps("schedule.end"),
+    _in_steps("evaluation.every"),
+    _in_steps("checkpoint.every"),
 )

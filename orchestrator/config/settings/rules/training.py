@@ -26,8 +26,8 @@ def _evaluated_in_steps(what: str, key: str, monitors: Callable[[Any], bool]) ->
     return Rule(
         "evaluation.in-steps",
         (key, "evaluation.every"),
-        lambda value, every: monitors(value) and (every is None or every.steps is None),
-        f"{what} needs evaluation.every in steps, such as evaluation.every=100",
+        lambda value, every: monitors(value) and (every is None or every.seconds is not None),
+        f"{what} needs evaluation.every in steps or epochs, such as evaluation.every=100",
     )
 
 
@@ -102,6 +102,8 @@ RULES: tuple[Rule, ...] = (
     ),
     _in_steps("schedule.every"),
     _in_steps("schedule.end"),
+    _in_steps("evaluation.every"),
+    _in_steps("checkpoint.every"),
     Rule(
         "data.clients-of-shards",
         ("data.partition.clients", "data.shards"),
