@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from orchestrator.adapters.transformers.library import folder, own, package
-from orchestrator.errors import ConfigurationError
+from orchestrator.errors import ConfigurationError, PipelineRaised
 
 _KEYS = ("class", "config", "folder", "options")
 _FORM = (
@@ -134,6 +134,18 @@ def with_adapter(model: Any, given: Any) -> Any:
             code="transformers.peft",
         ) from None
     return peft.get_peft_model(model, config)
+
+
+def merged(model: Any) -> Any:
+    """A model of transformers with the change that its adapter makes. Raises PipelineRaised for a kind of adapter that is no
+    change of weights, such as a prompt."""
+    if not hasattr(model.base_model, "merge_and_unload"):
+        raise PipelineRaised(
+            "save: an adapter of this kind cannot be merged into its model, whose weights were drawn by the run",
+            "give the model as a folder with weights, which the adapter names then",
+            code="transformers.no-merge",
+        )
+    return model.merge_and_unload()
 
 
 def unwrapped(model: Any) -> Any:

@@ -92,7 +92,7 @@ class Model(Pipeline):
             smoother = package("transformers.trainer_pt_utils").LabelSmoother(
                 epsilon=self._given.label_smoothing_factor
             )
-            loss = smoother(outputs, smoothed, shift_labels=_shifts(inner), num_items_in_batch=passed)
+            loss = smoother(outputs, smoothed, shift_labels=_is_causal(inner), num_items_in_batch=passed)
         else:
             loss = outputs["loss"] if isinstance(outputs, dict) else outputs[0]
         return loss if counted is None or batch[_LABELS].is_floating_point() else (loss, counted)
@@ -106,8 +106,11 @@ class Model(Pipeline):
         return (given[..., 1:] if shifts else given).ne(_IGNORED).sum()
 
     def save(self, model: torch.nn.Module, to: Path) -> None:
-        """A folder for `from_pretrained`; of a model with an adapter the adapter alone."""
+        """A folder for `from_pretrained`. An adapter is written alone, and names the folder of its model. A model whose weights
+        were drawn is written with the adapter merged into it."""
         written: Any = model
+        if self._peft is not None and self._wanted.folder is None:
+            written = models.merged(written)
         written.save_pretrained(to)
         if self.tokenizer is not None:
             self.tokenizer.save_pretrained(to)
@@ -150,6 +153,12 @@ def _takes_more(model: Any) -> bool:
         return bool(model.accepts_loss_kwargs)
     parameters = inspect.signature(model.forward).parameters.values()
     return any(each.kind == inspect.Parameter.VAR_KEYWORD for each in parameters)
+
+
+def _is_causal(model: Any) -> bool:
+    """Whether Trainer compares each position with the next label where labels are smoothed. It finds that out by the name."""
+    names = package("transformers.models.auto.modeling_auto").MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+    return type(model).__name__ in names.values()
 
 
 def _shifts(model: Any) -> bool:

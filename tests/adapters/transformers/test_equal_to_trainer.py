@@ -79,6 +79,32 @@ def test_the_losses_are_trainers(args: dict[str, Any], clip: float | None, tmp_p
     assert theirs[-1] < theirs[0]
 
 
+@pytest.mark.filterwarnings("ignore:.*gradient_checkpointing:FutureWarning")  # versions 4 have no other name
+@pytest.mark.parametrize(
+    ("args", "training", "precision"),
+    [
+        (TAGGER, {"label_smoothing_factor": 0.1}, "float32"),
+        (CAUSAL, {"label_smoothing_factor": 0.1, "lr_scheduler_type": "constant_with_warmup"}, "float32"),
+        (CAUSAL, {"gradient_checkpointing": True, "lr_scheduler_type": "polynomial"}, "float32"),
+        (CAUSAL, {"lr_scheduler_type": "cosine_with_min_lr", "lr_scheduler_kwargs": {"min_lr_rate": 0.1}}, "float32"),
+        (TAGGER, {"lr_scheduler_type": "inverse_sqrt", "warmup_steps": 0.2}, "bfloat16"),
+        (CAUSAL, {"lr_scheduler_type": "cosine_with_restarts", "lr_scheduler_kwargs": {"num_cycles": 2}}, "bfloat16"),
+    ],
+    ids=str,
+)
+def test_so_are_those_of_other_arguments(
+    args: dict[str, Any], training: dict[str, Any], precision: str, tmp_path: Path
+) -> None:
+    args = {**args, "training": TRAINING | training}
+    theirs = trainers_losses(args, tmp_path, max_grad_norm=0.5, bf16=precision == "bfloat16")
+    run = train(
+        Trainable,
+        args=args, steps=STEPS, shards=1, batch_size=BATCH, optimizer=None, clip=0.5, seed=SEED, precision=precision,
+    )  # fmt: skip
+    assert run.losses == pytest.approx(theirs, rel=1e-6 if precision == "float32" else 1e-2)
+    assert theirs[-1] < theirs[0]
+
+
 def test_every_argument_of_this_version_is_known_and_its_default_fits() -> None:
     from transformers import TrainingArguments
 

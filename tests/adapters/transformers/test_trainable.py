@@ -24,6 +24,7 @@ pytestmark = [
 MODULE = tiny.__name__
 SHORT: dict[str, Any] = {"training": {"max_steps": 4}}
 CAUSAL: dict[str, Any] = {"model": tiny.CAUSAL, "data": f"{MODULE}:texts", **SHORT}
+CAUSAL_MODEL = {key: value for key, value in CAUSAL.items() if key != "training"}
 TAGGER: dict[str, Any] = {
     "model": tiny.TAGGER, "data": f"{MODULE}:sentences", "collator": f"{MODULE}:padded", **SHORT,
 }  # fmt: skip
@@ -68,6 +69,28 @@ def test_only_the_parameters_of_an_adapter_are_trained() -> None:
     changed = {name for name, each in after.parameters.items() if not torch.equal(each, before[name])}
     assert changed == own
     assert after.digest == trained(with_training(args, gradient_checkpointing=True)).digest
+
+
+@pytest.mark.parametrize("drawn", [True, False])
+def test_an_adapter_is_exported_alone_or_merged(drawn: bool, tmp_path: Path) -> None:
+    from peft import AutoPeftModelForCausalLM
+    from transformers import AutoModelForCausalLM
+
+    place, base = tmp_path / "exported", str(tmp_path / "base")
+    if not drawn:
+        AutoModelForCausalLM.from_config(Model(**CAUSAL_MODEL).model().config).save_pretrained(base)
+    pipeline = Model(**{**CAUSAL_MODEL, "peft": LORA, **({} if drawn else {"model": base})})
+    model = pipeline.model().eval()
+    with torch.no_grad():
+        for name, each in model.named_parameters():
+            if "lora_B" in name:
+                each.normal_()
+        tokens = torch.arange(12)[None]
+        wanted = model(input_ids=tokens).logits
+        pipeline.save(model, place)
+        assert (place / "adapter_config.json").exists() == (not drawn)
+        loaded = (AutoModelForCausalLM if drawn else AutoPeftModelForCausalLM).from_pretrained(place).eval()
+        assert loaded(input_ids=tokens).logits.numpy() == pytest.approx(wanted.numpy(), abs=1e-5)
 
 
 def test_smoothed_labels_are_another_loss() -> None:
