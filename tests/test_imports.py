@@ -69,6 +69,7 @@ def test_modules_have_no_effect_when_they_are_imported() -> None:
     assert found == set(ALLOWED)
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_torch_is_patched_when_the_first_optimizer_is_built_and_machine_code_loaded_when_it_is_needed() -> None:
     subprocess.run([sys.executable, "-c", PROGRAM], check=True, timeout=120)

@@ -16,6 +16,7 @@ from pathlib import Path
 
 from orchestrator.__main__ import main
 from orchestrator.cluster.sessions.environment import prepare_environment
+from orchestrator.provenance.tracking import lean
 
 prepare_environment(None)
 
@@ -56,6 +57,8 @@ def _become(arguments: list[str], files: list[Path]) -> None:
 
 
 if __name__ == "__main__":
+    lean.prefer()
     for name in LOADED:
-        importlib.import_module(name)
+        with lean.importing():
+            importlib.import_module(name)
     json.dump([answer(arguments) for arguments in json.load(sys.stdin)], sys.stdout)

@@ -41,6 +41,7 @@ def test_each_worker_has_a_stage_and_its_share_of_the_shards_of_that(workers: in
         assert sorted(itertools.chain(*hosted)) == list(range(6))
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_the_text_tells_where_the_model_is_cut() -> None:
     text = planned(7, 2, cut=True).as_text()

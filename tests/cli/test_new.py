@@ -115,6 +115,7 @@ def test_writers_and_callbacks_change_no_bit_and_are_told(project: Project) -> N
     assert project.leftovers() == []
 
 
+@pytest.mark.long
 def test_within_a_repository_it_is_a_folder_of_it(tmp_path: Path) -> None:
     outer = Project(tmp_path)
     outer.git("init", "--quiet")

@@ -179,6 +179,7 @@ def test_the_settings_of_the_page_load(example: str) -> None:
     assert isinstance(load([NEEDED, yaml.safe_load(example.replace("1e-4", "0.0001"))], []), Settings)
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_the_figures_of_the_page_are_those_of_the_accountant() -> None:
     from orchestrator.optim.privacy.accounting import Accountant

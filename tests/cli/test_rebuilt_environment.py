@@ -246,6 +246,7 @@ def test_what_was_changed_or_left_half_done_is_made_anew(scene: Scene) -> None:
     assert layers.built_in(second.kept) is None
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_what_pip_cannot_have_is_refused_with_its_words(scene: Scene) -> None:
     recorded = scene.recorded(scales="scales-1.0-py3-none-any.whl")
@@ -302,6 +303,7 @@ def test_this_package_as_it_was_comes_from_a_wheel_or_the_code_or_is_refused(sce
         older.build_above(two)
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_an_interruption_ends_pip_and_leaves_nothing(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
     """The double of pip interrupts its caller, and would go on for an hour."""

@@ -49,6 +49,7 @@ def test_an_interrupted_run_is_killed_with_130(faulty: Project, number: signal.S
     assert faulty.runs()[run_id] == "KILLED"
 
 
+@pytest.mark.long
 @pytest.mark.ray
 @pytest.mark.parametrize("number", thinned([signal.SIGINT, signal.SIGTERM, signal.SIGHUP], 3))
 def test_a_launch_that_still_prepares_is_interrupted_in_order(faulty: Project, number: signal.Signals) -> None:

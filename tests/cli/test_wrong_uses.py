@@ -145,7 +145,7 @@ def answers(faulty: Project, request: pytest.FixtureRequest) -> dict[str, Done]:
 
 
 @pytest.mark.ray
-@pytest.mark.parametrize("arguments", thinned(REFUSED, 6))
+@pytest.mark.parametrize("arguments", thinned(REFUSED, 12))
 def test_refused_before_anything_is_started(faulty: Project, answers: dict[str, Done], arguments: str) -> None:
     code, message = REFUSED[arguments]
     before = faulty.runs()

@@ -102,6 +102,7 @@ def test_a_node_that_cannot_be_reached_is_named(place: Path, capfd: pytest.Captu
     assert "no way from this node to n2, whose address is a.invalid to Slurm" in capfd.readouterr().err
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_however_often_the_job_is_asked_to_end_its_command_is_once(place: Path) -> None:
     """A second signal would end the command without a checkpoint."""
@@ -112,6 +113,7 @@ def test_however_often_the_job_is_asked_to_end_its_command_is_once(place: Path) 
     assert job.wait(PATIENCE_S) == 5
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_a_job_that_is_asked_to_end_before_its_ray_is_up_does_not_begin(place: Path) -> None:
     stand_in(place, "srun", "touch started; exec cat")
@@ -218,6 +220,7 @@ def test_what_ray_says_of_a_start_that_failed_is_passed_on(place: Path) -> None:
     assert not list(place.glob("orc-*"))
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_a_node_that_is_killed_takes_its_ray_along_and_the_next_one_removes_its_folder(place: Path) -> None:
     with tempfile.TemporaryDirectory(prefix="t-", dir="/tmp") as own:  # in /tmp other tests' starts would remove it

@@ -11,6 +11,7 @@ import pytest
 from orchestrator.common import injection
 from orchestrator.common.injection import Moment
 from orchestrator.records.progress import Activity
+from tests.products import thinned
 from tests.sources import package
 from tests.worker import pipelines
 from tests.worker.runs import Layout, train
@@ -61,7 +62,7 @@ def test_each_moment_has_its_place() -> None:
 
 
 @pytest.mark.threads
-@pytest.mark.parametrize("stages", [1, 2])
+@pytest.mark.parametrize("stages", thinned([1, 2], 2))
 def test_a_run_comes_by_them(met: list[str], stages: int) -> None:
     train(pipelines.Mlp, Layout(2, stages=stages), steps=2)
     assert set(met) >= {"prepare", "compute", "exchange", "send", "receive", "update", "commit", "evaluate", "idle"}

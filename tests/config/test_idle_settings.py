@@ -12,6 +12,7 @@ from orchestrator.config.settings.rules import IDLE
 from orchestrator.config.settings.rules.rule import Idle
 from orchestrator.errors import ConfigurationError
 from orchestrator.experiments.search.sweeps import load_sweep
+from tests.products import thinned
 from tests.projects import REPOSITORY
 from tests.refusals import refused
 
@@ -158,7 +159,7 @@ def test_a_shortened_run_never_gets_to_its_rate(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("key", WITHOUT_EFFECT)
+@pytest.mark.parametrize("key", thinned(WITHOUT_EFFECT, 5))
 def test_what_a_record_holds_passes(key: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """A run that was launched before there was a rule is repeated and gone on with as it is."""
     monkeypatch.setattr("orchestrator.config.settings.loading.IDLE", ())

@@ -32,7 +32,7 @@ pytestmark = pytest.mark.slow
 
 STEP_TIMEOUT_S = 60.0
 ROUNDS = 600
-LIVES = [50, 3000]
+LIVES = [25, 3000]
 DICE = st.randoms(use_true_random=True)
 
 

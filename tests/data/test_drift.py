@@ -26,6 +26,7 @@ def table(seed: int, shift: float = 0.0, rows: int = 400) -> TensorDataset:
     return TensorDataset(torch.from_numpy(values), torch.from_numpy((values[:, 0] > 0).astype(np.int64)))
 
 
+@pytest.mark.long
 def test_alike_is_alike_and_a_shift_is_found_in_its_column() -> None:
     here = profile(table(1))
     same = drift.compare(here, profile(table(2)))

@@ -124,6 +124,7 @@ def test_a_micro_batch_that_ends_every_loader_is_named() -> None:
     loaders.close()
 
 
+@pytest.mark.long
 @pytest.mark.ray
 def test_a_loader_ends_when_its_worker_is_killed() -> None:
     script = (

@@ -107,6 +107,7 @@ def test_a_run_that_ends_does_not_wait_for_it(project: Path) -> None:
     assert watch.take() is None
 
 
+@pytest.mark.long
 def test_it_ends_with_whoever_asked(project: Path) -> None:
     """As when a driver is killed: the other end of its input is closed."""
     profiling = Profiling(Source("noise:Noise", {"waits": True}), 7)

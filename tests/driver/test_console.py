@@ -13,6 +13,7 @@ import pytest
 from orchestrator.driver.terminal import console, progress
 from orchestrator.driver.terminal.console import Lasting
 from orchestrator.driver.terminal.progress import Plain
+from tests.products import thinned
 from tests.projects import PATIENCE_S
 
 pytestmark = pytest.mark.slow
@@ -50,6 +51,7 @@ def unread() -> int:
     return writer
 
 
+@pytest.mark.long
 def test_a_log_that_takes_no_more_ends_nothing(unread: int) -> None:
     with open("/dev/full", "w") as full:
         assert start(PEOPLE, err=full.fileno()) == "7, "
@@ -81,7 +83,7 @@ def test_the_place_of_a_closed_stream_is_not_given_to_a_file(tmp_path: Path) -> 
     assert trace.read_text() == ""
 
 
-@pytest.mark.parametrize("code", [0, 3])
+@pytest.mark.parametrize("code", thinned([0, 3], 2))
 def test_an_answer_that_is_lost_is_said(code: int, unread: int) -> None:
     with open("/dev/full", "w") as full:
         said = "error: standard output could not be written: No space left on device\n"

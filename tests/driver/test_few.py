@@ -30,6 +30,7 @@ def test_a_line_says_how_many_there_are_and_where() -> None:
     assert f"  results  loss 0.5, {told}\n" in whole
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_very_many_metrics_are_drawn_at_once(tmp_path: Path) -> None:
     """It took minutes."""

@@ -20,6 +20,7 @@ from orchestrator.driver.supervision import headless, leader_lease, remote_failo
 from orchestrator.driver.supervision.headless import Workers
 from orchestrator.driver.supervision.remote_failover import SILENT_S, UNHEARD_S, DriverSilence, RemoteFailoverTask
 from orchestrator.provenance.tracking import Driving, Store, Tracker
+from tests.products import thinned
 from tests.provenance.tracking.server import Server
 
 ME, OTHER = ("1", "10", "here", "b"), ("2", "20", "there", "c")
@@ -104,7 +105,7 @@ def test_who_is_superseded_says_by_whom() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("word", ["over", None])
+@pytest.mark.parametrize("word", thinned(["over", None], 2))
 def test_it_outlives_who_has_started_it_and_ends_when_all_is_over(tmp_path: Path, word: str | None) -> None:
     """None: what it hears ends without a word, and then nobody but the store is asked, which does not answer."""
     process = subprocess.Popen(
@@ -173,7 +174,8 @@ def _uri(kind: str, folder: Path) -> Iterator[str | None]:
 
 @pytest.mark.ray
 @pytest.mark.filterwarnings("ignore:The ..noload.. loader strategy is deprecated")  # MLflow's own use of SQLAlchemy
-@pytest.mark.parametrize("kind", ["file", pytest.param("server", marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("kind", ["file", "server"])
 def test_a_driver_tells_the_store_that_it_lives_and_ends_when_another_process_has_its_run(
     tmp_path: Path, kind: str
 ) -> None:

@@ -31,6 +31,7 @@ from orchestrator.experiments.sweep.trial_board import (
     summary,
     table,
 )
+from tests.products import thinned
 from tests.refusals import refused
 
 EVENTS = [
@@ -211,7 +212,7 @@ def test_the_best_comes_first() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("trials", [1, 6])
+@pytest.mark.parametrize("trials", thinned([1, 6], 2))
 def test_pictures_of_few_and_of_more_trials(tmp_path: Path, trials: int) -> None:
     space: Space = {
         "optimizer.lr": Range(0.1, 1.0, log=True),

@@ -77,7 +77,7 @@ class Trained:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("kind", "options"), CASES)
-@fewer(2)
+@fewer(4)
 @given(
     sizes=st.lists(st.integers(0, 200), max_size=4),
     piece=st.integers(1, 70),

@@ -95,7 +95,7 @@ def test_the_law_is_about_most_texts() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("key", thinned(TEXTS, 3), ids=lambda key: key.name)
+@pytest.mark.parametrize("key", thinned(TEXTS, 10), ids=lambda key: key.name)
 def test_a_text_with_a_credential_is_valid_or_asked_for(key: Key, tmp_path: Path) -> None:
     for text in texts(key):
         try:
@@ -112,7 +112,7 @@ NEEDED: dict[str, dict[str, Any]] = {  # by what else it has an effect
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("key", OPEN, ids=lambda key: key.name)
+@pytest.mark.parametrize("key", thinned(OPEN, 4), ids=lambda key: key.name)
 @pytest.mark.parametrize("option", thinned(["token", "password", "a.b"], 3))
 def test_an_option_of_the_users_own_is_asked_for(key: Key, option: str, tmp_path: Path) -> None:
     below = {"name": "mine:One", option: SHAPES["GitHub"]} if key.is_flat else {option: SHAPES["GitHub"]}

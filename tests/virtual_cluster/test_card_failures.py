@@ -169,6 +169,7 @@ def test_a_card_that_fails_before_the_first_step_costs_no_bit(cards: str, least:
     assert len(first["members"]) == least
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("activity", thinned(["exchange", "compute", "update"], 3))
 def test_who_stands_still_in_a_kernel_is_ended_and_costs_no_bit(activity: str, tmp_path: Path) -> None:
     """Also in an exchange, where others would wait for it without end."""

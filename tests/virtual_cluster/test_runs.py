@@ -23,18 +23,18 @@ from tests.worker.retracing import Retracer
 SEEDS = 48
 FREE_SEEDS = 48
 STAGED_SEEDS = 1000
-TOGETHER = 3
+TOGETHER = 2
 
 
 @pytest.mark.slow
 def test_a_plan_is_a_function_of_its_seed_and_has_every_layout() -> None:
-    plans = [plan(seed) for seed in range(60)]
-    assert plans[:10] == [plan(seed) for seed in range(10)]
+    plans = [plan(seed) for seed in range(20)]
+    assert plans[:5] == [plan(seed) for seed in range(5)]
     layouts = [settings for drawn in plans for settings in drawn.layouts]
     assert {settings.topology.name for settings in layouts} == {*TOPOLOGIES}
     assert {settings.cluster.workers.start for settings in layouts} == {1, 2, 3, 4}
     assert {settings.topology.options.get("servers") for settings in layouts} == {None, 1, 2}
-    meshes = [settings.cluster for seed in range(60) for settings in plan(seed, staged=True).layouts]
+    meshes = [settings.cluster for seed in range(20) for settings in plan(seed, staged=True).layouts]
     assert {cluster.stages for cluster in meshes} == {1, 2, 3}
     assert any(cluster.workers.start % cluster.stages for cluster in meshes), "some are ragged from the start"
 
@@ -51,7 +51,7 @@ def test_a_run_is_a_function_of_its_seed() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("first", thinned(range(0, SEEDS, TOGETHER), 8))
+@pytest.mark.parametrize("first", thinned(range(0, SEEDS, TOGETHER), 12))
 def test_whatever_happens_the_run_ends_as_if_nothing_had(first: int) -> None:
     for seed in range(first, first + TOGETHER):
         runs.live(seed)
@@ -92,7 +92,7 @@ def test_so_it_does_where_the_model_is_cut_into_stages(seed: int) -> None:
 @pytest.mark.parametrize(
     ("kind", "seeds"),
     [
-        *(({}, range(78, 79)), ({"shard_state": True}, range(3, 4)), ({"staged": True}, range(1, 2))),
+        *(({}, range(78, 79)), ({"shard_state": True}, range(3, 4))),
         pytest.param({}, range(72, 80), marks=pytest.mark.long),
         pytest.param({"shard_state": True}, range(8), marks=pytest.mark.long),
         pytest.param({"staged": True}, range(8), marks=pytest.mark.long),

@@ -93,7 +93,7 @@ def absences(told: Told, folder: Path) -> dict[int, tuple[int, ...]]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("first", thinned(range(0, 6, 3), 2))
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("mode", thinned(MODES, 2))
 def test_a_site_sits_out_and_the_repetition_without_sites_has_its_trace(mode: str, first: int, tmp_path: Path) -> None:
     sat_out = 0
     for seed in range(first, first + 3):

@@ -48,7 +48,7 @@ CASES: list[tuple[type[Pipeline], dict[str, Any]]] = [
 ]
 
 
-@pytest.mark.parametrize("number", thinned(range(len(CASES)), 5, 3))
+@pytest.mark.parametrize("number", thinned(range(len(CASES)), 10, 8))
 def test_nothing_is_computed_across(monkeypatch: pytest.MonkeyPatch, number: int) -> None:
     pipeline, settings = CASES[number]
     direct = train(pipeline, **settings)
@@ -119,7 +119,8 @@ def test_contributions_that_wait_stay_as_they_are(monkeypatch: pytest.MonkeyPatc
         assert train(p.Mlp, Layout(workers), **settings).trace == direct.trace
 
 
-@pytest.mark.parametrize("pipeline", thinned([p.Batchnorm, p.AwkwardBuffers, p.ChannelsLast], 3))
+@pytest.mark.long
+@pytest.mark.parametrize("pipeline", [p.Batchnorm, p.AwkwardBuffers, p.ChannelsLast])
 def test_state_is_handed_over_into_place(monkeypatch: pytest.MonkeyPatch, pipeline: type[Pipeline]) -> None:
     settings: dict[str, Any] = {"steps": 4, "optimizer": {**SGD, "momentum": 0.9}, "checkpoint_every": 1}
     whole = survive(pipeline, Layout(1), **settings)

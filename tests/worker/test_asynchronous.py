@@ -80,7 +80,7 @@ def live_and_replayed(
     return run
 
 
-@pytest.mark.parametrize("mode", [*MODES[:3], pytest.param(MODES[3], marks=pytest.mark.long)], ids=str)
+@pytest.mark.parametrize("mode", thinned(MODES, 4, 1), ids=str)
 @pytest.mark.parametrize("number", thinned(range(len(TOPOLOGIES)), 5, 2), ids=lambda n: str(TOPOLOGIES[n]))
 def test_a_run_is_repeated_on_another_layout(number: int, mode: dict[str, Any]) -> None:
     layout, other = TOPOLOGIES[number], TOPOLOGIES[(number + MODES.index(mode) + 1) % len(TOPOLOGIES)]
@@ -179,7 +179,8 @@ def test_replicas_that_never_wait_read_each_other() -> None:
     )
 
 
-@pytest.mark.parametrize("layout", thinned(TOPOLOGIES[1:], 4, 2), ids=str)
+@pytest.mark.long
+@pytest.mark.parametrize("layout", TOPOLOGIES[1:], ids=str)
 def test_a_window_of_one_delta_is_enough(layout: Layout, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("orchestrator.worker.asynchronous.traffic.window_of", lambda _: 1)
     for mode in MODES[:2]:

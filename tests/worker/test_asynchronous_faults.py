@@ -101,6 +101,7 @@ def test_so_they_may_in_a_replay(first: int) -> None:
     assert_repeated(told, first, faults)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("first", thinned(range(PERIOD), PERIOD, 1))
 def test_gossip_may_be_disturbed_at_any_moment(first: int) -> None:
     """Also between the sum of a rest and its last message: who has not heard that, is where it was."""
@@ -135,6 +136,7 @@ def test_members_may_join_at_any_moment(at: int) -> None:
     assert_repeated(told, at)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("at", thinned(range(0, 40, 3), 14, 6))
 @pytest.mark.parametrize("what", thinned(["die", "call off"], 2))
 def test_a_handover_may_be_interrupted_anywhere(at: int, what: What) -> None:

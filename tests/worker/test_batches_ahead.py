@@ -72,7 +72,7 @@ class Loaders:
     forget = close = verify
 
 
-@pytest.fixture(params=["eager", "recorded"])
+@pytest.fixture(params=["eager", pytest.param("recorded", marks=pytest.mark.long)])
 def seen(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Seen:
     """Workers of this test copy in a stream of its own, and sums are made in host memory, or on the device of recordings."""
     found = Seen(order_streams(monkeypatch))

@@ -134,7 +134,7 @@ def flipped(
     return run, member, first, run.run()
 
 
-@pytest.mark.parametrize("where", ["gradient", "parameters", "region"])
+@pytest.mark.parametrize("where", thinned(["gradient", "parameters", "region"], 2))
 @pytest.mark.parametrize("seed", thinned(range(20), 20, 10))
 def test_a_flipped_bit_is_found_in_time_and_its_worker_named(where: Where, seed: int) -> None:
     """20 of 20, at random steps, workers and places; one seed of each topology where it has to be short."""
@@ -149,7 +149,7 @@ def test_a_flipped_bit_is_found_in_time_and_its_worker_named(where: Where, seed:
         assert told.digest == train(p.Mlp, ONE, **RUN, seed=seed).digest
 
 
-@pytest.mark.parametrize("where", ["gradient", "parameters", "region"])
+@pytest.mark.parametrize("where", thinned(["gradient", "parameters", "region"], 3, 2))
 @pytest.mark.parametrize("seed", thinned(range(3), 3))
 def test_what_is_found_before_it_spreads_changes_no_bit(where: Where, seed: int) -> None:
     whole = train(p.Mlp, ONE, **{**RUN, "digest_every": 1}, seed=seed)
@@ -165,7 +165,7 @@ def test_of_two_workers_the_one_that_contradicts_itself_is_named() -> None:
     assert told.digest == train(p.Mlp, ONE, **RUN, seed=5).digest
 
 
-@pytest.mark.parametrize("where", ["gradient", "parameters"])
+@pytest.mark.parametrize("where", thinned(["gradient", "parameters"], 2))
 @pytest.mark.parametrize("topology", thinned(["ring", "parameter_server"], 2, 1))
 def test_a_number_that_is_not_finite_at_one_worker_alone_ends_no_run(where: Where, topology: str) -> None:
     """Whether a check is due or not."""
@@ -203,7 +203,7 @@ BESIDE: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize(
     "layout", thinned([Layout(4, "tree", nodes=2), ONE, Layout(3, "parameter_server"), Layout(2)], 4), ids=str
 )
-@pytest.mark.parametrize("name", thinned(BESIDE, 3))
+@pytest.mark.parametrize("name", thinned(BESIDE, 6))
 def test_checks_change_no_bit(layout: Layout, name: str) -> None:
     settings = {**RUN, "steps": 5, **BESIDE[name]}
     pipeline = settings.pop("pipeline", p.Mlp)

@@ -173,7 +173,8 @@ def test_chaos(method: int, seed: int) -> None:
     assert_same(method, told_of(method, layout, faults, busy_for=draw.choice([0, 0, 3]))[0])
 
 
-@pytest.mark.parametrize("method", thinned(range(len(KEEPING)), 3, 1))
+@pytest.mark.long
+@pytest.mark.parametrize("method", range(len(KEEPING)))
 def test_a_stopped_run_goes_on_with_other_workers(method: int) -> None:
     saved = Saved()
     before, _ = told_of(method, Layout(3), [Fault(1, 26, "stop")], saved=saved)

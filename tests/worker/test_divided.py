@@ -81,13 +81,14 @@ def _alone(number: int) -> Run:
 
 
 @pytest.mark.parametrize("nth", thinned(range(2), 2, 1))
-@pytest.mark.parametrize("number", thinned(range(len(CASES)), 7, 2), ids=lambda number: str(CASES[number]))
+@pytest.mark.parametrize("number", thinned(range(len(CASES)), 14, 2), ids=lambda number: str(CASES[number]))
 def test_every_layout_gives_the_same_run(number: int, nth: int) -> None:
     _assert_same(train(Labelled, rotating(2, number)[nth], **CASES[number]), _alone(number))
 
 
+@pytest.mark.long
 @pytest.mark.slow
-@pytest.mark.parametrize("layout", thinned([*LAYOUTS, *LONELY], 25, 17), ids=str)
+@pytest.mark.parametrize("layout", [*LAYOUTS, *LONELY], ids=str)
 def test_a_divided_run_on_all_layouts(layout: Layout) -> None:
     settings = {"partition": DIRICHLET, "batch_size": GROWING, "optimizer": {"name": "lars"}}
     _assert_same(train(LabelledBatchnorm, layout, **settings), _divided())
@@ -163,8 +164,9 @@ def test_a_run_that_all_have_left_goes_on_from_its_checkpoint(optimizer: dict[st
     assert told.digest == whole.digest
 
 
+@pytest.mark.long
 @pytest.mark.slow
-@pytest.mark.parametrize("optimizer", thinned(OPTIMIZERS, 3), ids=str)
+@pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=str)
 def test_a_stopped_run_goes_on_with_other_workers(optimizer: dict[str, Any]) -> None:
     settings = {**RICH, "optimizer": optimizer}
     whole, saved = survive(LabelledBatchnorm, Layout(1), **settings), Saved()

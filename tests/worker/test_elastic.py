@@ -209,7 +209,8 @@ def actions_of_two() -> list[int]:
     return survive(p.Batchnorm, Layout(2), **RICH).actions
 
 
-@pytest.mark.parametrize("back", thinned(range(1, 8), 7))
+@pytest.mark.long
+@pytest.mark.parametrize("back", range(1, 8))
 def test_who_has_finished_can_still_give_its_state(back: int) -> None:
     """Member 1 dies as the last thing it does; the other has finished, or is about to."""
     faults = [Fault(1, actions_of_two()[1] - back, "die"), Fault(0, 30, "join")]

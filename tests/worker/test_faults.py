@@ -48,6 +48,7 @@ class Fault:
 
 OWN: dict[str, Any] = {"optimizer": None}
 UNSEEN: dict[str, Any] = {"args": {"held_out": None}}
+COMPILED = Fault(f.Compiled, PipelineRaised, ("'0'", "torch.compile"))
 PREPARING = [
     Fault(f.RaisesInInit, PipelineRaised, ("__init__", "UserError: no such file", "faulty.py")),
     Fault(f.RaisesInDatasets, PipelineRaised, ("datasets()", "UserError: no such file", "faulty.py")),
@@ -95,7 +96,7 @@ PREPARING = [
     Fault(f.SharedWithBuffer, PipelineRaised, ("'weight' and 'view'", "share memory")),
     Fault(f.SparseBuffer, PipelineRaised, ("buffer 'adjacency'", "sparse")),
     Fault(f.NothingToTrain, PipelineRaised, ("no parameter", "gradient")),
-    Fault(f.Compiled, PipelineRaised, ("'0'", "torch.compile")),
+    COMPILED,
     Fault(f.CompiledByLoss, PipelineRaised, ("compiled while a batch was computed", "torch.compile")),
     Fault(f.RaisesInMetrics, PipelineRaised, ("evaluation", "before the first step, validation batch 1", "no metric")),
     Fault(
@@ -188,7 +189,9 @@ COMPUTING = [
 ]
 
 
-@pytest.mark.parametrize("fault", PREPARING, ids=str)
+@pytest.mark.parametrize(
+    "fault", [pytest.param(each, marks=pytest.mark.long) if each is COMPILED else each for each in PREPARING], ids=str
+)
 def test_a_fault_is_found_before_anything_runs(fault: Fault) -> None:
     (end,) = members_end(fault.pipeline, **fault.settings)
     assert isinstance(end, fault.kind)
@@ -281,7 +284,7 @@ def test_nobody_waits_for_one_whose_optimizer_fails(topology: str) -> None:
 
 
 @pytest.mark.parametrize("fatal", thinned([0, 3, 7], 3, 1))
-@pytest.mark.parametrize("topology", thinned(TOPOLOGIES, 2))
+@pytest.mark.parametrize("topology", thinned(TOPOLOGIES, 4))
 def test_nobody_waits_for_the_dead(topology: str, fatal: int) -> None:
     """Any member may die at any of its messages, a server too; the others lose it and end."""
     for victim in range(4 if topology == "parameter_server" else 3):

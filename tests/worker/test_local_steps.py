@@ -159,6 +159,7 @@ def test_loaders_draw_the_same(number: int) -> None:
     _assert_same(train(Labelled, Layout(2), loaders=2, **case), train(Labelled, **case))
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_computing_beside_host_memory_changes_no_bit(monkeypatch: pytest.MonkeyPatch) -> None:
     case = {**CASES[4], "steps": 2}
@@ -170,7 +171,8 @@ def test_computing_beside_host_memory_changes_no_bit(monkeypatch: pytest.MonkeyP
 # --- by size
 
 
-@pytest.mark.parametrize(("number", "steps"), [(4, 3), pytest.param(5, 6, marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize(("number", "steps"), [(4, 3), (5, 6)])
 def test_shards_of_a_round_are_dealt_by_their_local_steps(
     number: int, steps: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -245,6 +247,7 @@ def test_parameters_are_the_rounds_start_again_after_each_shard() -> None:
             assert all(torch.equal(a, b) for a, b in zip(one.tensors, other.tensors, strict=True))
 
 
+@pytest.mark.long
 def test_the_largest_counter_is_taken() -> None:
     """Clients of unequal sizes count unequal numbers of batches."""
     parts = _parts(4)
@@ -260,6 +263,7 @@ def _parts(number: int) -> list[Any]:
     return [part.samples for part in worker._workload.division.parts]
 
 
+@pytest.mark.long
 def test_a_proximal_term_keeps_shards_near() -> None:
     lengths = []
     start = train(p.Mlp, steps=1, optimizer={"name": "sgd", "lr": 0.0})
@@ -325,6 +329,7 @@ def test_members_may_die(first: int) -> None:
     assert (told.trace, told.digest, told.metrics) == (whole.trace, whole.digest, whole.metrics)
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.parametrize("at", thinned(range(20, 60, 13), 4, 1))
 def test_a_round_that_is_called_off_in_the_middle_is_repeated(at: int) -> None:
@@ -343,6 +348,7 @@ def test_a_run_that_all_have_left_goes_on_from_its_checkpoint() -> None:
     assert told.digest == whole.digest
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_a_stopped_run_goes_on_with_other_workers() -> None:
     whole, saved = _whole(), Saved()

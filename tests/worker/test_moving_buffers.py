@@ -172,7 +172,7 @@ PRODUCT = [(way, kind) for way in WAYS for kind in MODELS]
 
 
 @pytest.mark.parametrize(
-    "number", thinned(range(len(PRODUCT)), 7, 3), ids=lambda n: f"{PRODUCT[n][0]}-{PRODUCT[n][1].__name__}"
+    "number", thinned(range(len(PRODUCT)), 14, 3), ids=lambda n: f"{PRODUCT[n][0]}-{PRODUCT[n][1].__name__}"
 )
 def test_in_every_way_of_a_run(number: int) -> None:
     way, kind = PRODUCT[number]
@@ -267,6 +267,7 @@ class Averaged(p.Spectral):
         return {"*_u": "mean", "*_v": "mean"}
 
 
+@pytest.mark.long
 def test_another_rule_takes_the_place_of_that_of_a_layer_and_goes_with_replicas_that_run_free() -> None:
     mode = {"name": "ssp", "staleness": 0}
     run = train(Averaged, Layout(2), sync=mode)

@@ -148,6 +148,7 @@ def test_nothing_is_computed_across(monkeypatch: pytest.MonkeyPatch, pipeline: t
     assert (beside.trace, beside.digest) == (direct.trace, direct.digest)
 
 
+@pytest.mark.long
 def test_local_steps_are_not_computed_across(monkeypatch: pytest.MonkeyPatch) -> None:
     direct = train(p.Batchnorm, steps=2, **LOCAL)
     sum_apart(monkeypatch)

@@ -40,6 +40,7 @@ def written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[st
         sys.modules.pop(name)
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_two_networks_in_turn_have_one_result(written: dict[str, Any]) -> None:
     gan: Any = written["gan"].Gan
@@ -80,6 +81,7 @@ def test_they_are_trained_as_by_two_optimizers(written: dict[str, Any]) -> None:
         assert torch.allclose(run.parameters[name], expected, rtol=1e-4, atol=1e-5), name
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_windows_that_warm_up_train(written: dict[str, Any]) -> None:
     recurrent: Any = written["recurrent"].Recurrent

@@ -327,13 +327,15 @@ def test_a_worker_that_dies_right_after_masking_takes_its_masks_along(monkeypatc
     assert len(set(masks)) == len(masks)  # the repeated step has others
 
 
+@pytest.mark.long
 @pytest.mark.slow
-@pytest.mark.parametrize("at", thinned(range(5, 45, 8), 5, 3))
+@pytest.mark.parametrize("at", range(5, 45, 8))
 def test_a_round_that_is_called_off_is_repeated(at: int) -> None:
     told = survive(Labelled, Layout(2), [Fault(1, at, "call off")], masked=True, **RICH)
     assert (told.trace, told.digest) == (_whole().trace, _whole().digest)
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_a_stopped_run_goes_on() -> None:
     whole, saved = _whole(), Saved()

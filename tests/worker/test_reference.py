@@ -15,6 +15,7 @@ from orchestrator.common.values import Steps
 from orchestrator.data.order import Epochs
 from orchestrator.data.sampling.orders import shuffled
 from orchestrator.numerics.streams import seeded
+from tests.products import thinned
 from tests.worker import pipelines as p
 from tests.worker.runs import SGD, Layout, train
 
@@ -69,7 +70,7 @@ def test_one_shard_is_an_ordinary_loop(pipeline: type[p.Small], optimizer: dict[
         assert torch.allclose(run.parameters[name], expected, rtol=1e-4, atol=1e-5), name
 
 
-@pytest.mark.parametrize("pipeline", [p.Mlp, p.Wide, p.Lstm, p.Attention, p.Images, p.Frozen])
+@pytest.mark.parametrize("pipeline", thinned([p.Mlp, p.Wide, p.Lstm, p.Attention, p.Images, p.Frozen], 2))
 def test_the_gradient_is_the_mean_over_the_micro_batches(pipeline: type[p.Small]) -> None:
     """The learning rate is so large that after one step a parameter is its gradient but for rounding."""
     rate = 2.0**12

@@ -48,7 +48,7 @@ CASES: dict[str, tuple[type[Pipeline], Layout, dict[str, Any]]] = {
 }
 
 
-LONG = ("adam, by a cosine", "local steps", "loaders", "buffers that are joined")
+LONG = ("adam, by a cosine", "local steps", "patience", "with servers", "loaders", "buffers that are joined")
 MARKS = {"in stages": pytest.mark.slow, **dict.fromkeys(LONG, pytest.mark.long)}
 
 

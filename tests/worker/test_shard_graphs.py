@@ -83,7 +83,7 @@ CASES: list[tuple[type[Pipeline], dict[str, Any]]] = [
 ]
 
 
-@pytest.mark.parametrize("number", thinned(range(len(CASES)), 4, 3), ids=lambda number: CASES[number][0].__name__)
+@pytest.mark.parametrize("number", thinned(range(len(CASES)), 8, 3), ids=lambda number: CASES[number][0].__name__)
 def test_a_recording_gives_the_bits_of_eager_passes(
     retracer: Retracer, monkeypatch: pytest.MonkeyPatch, number: int
 ) -> None:

@@ -205,7 +205,8 @@ def test_without_a_checkpoint_all_begin_anew() -> None:
     assert run.went_back == 1
 
 
-@pytest.mark.parametrize("other", thinned([Layout(1), Layout(4, "tree"), Layout(2, "parameter_server")], 3, 1), ids=str)
+@pytest.mark.long
+@pytest.mark.parametrize("other", [Layout(1), Layout(4, "tree"), Layout(2, "parameter_server")], ids=str)
 def test_a_stopped_run_goes_on_with_other_workers(other: Layout) -> None:
     saved = Saved()
     before, _ = told_of(Layout(3), [Fault(1, 26, "stop")], saved=saved)
@@ -227,7 +228,8 @@ def plain() -> Told:
     return survive(p.Batchnorm, Layout(1), **RICH)
 
 
-@pytest.mark.parametrize("layout", thinned([Layout(3, "ring"), Layout(3, "parameter_server")], 2, 1), ids=str)
+@pytest.mark.long
+@pytest.mark.parametrize("layout", [Layout(3, "ring"), Layout(3, "parameter_server")], ids=str)
 def test_a_contribution_that_keeps_nothing_loses_nothing_with_its_host(layout: Layout) -> None:
     whole = undisturbed_without()
     faults = [Fault(1, 40, "die"), Fault(0, 90, "join")]
@@ -238,6 +240,7 @@ def test_a_contribution_that_keeps_nothing_loses_nothing_with_its_host(layout: L
     assert told.generations > 1
 
 
+@pytest.mark.long
 def test_a_stopped_run_whose_shards_keep_nothing_goes_on() -> None:
     saved = Saved()
     settings = elastic_settings(p.Batchnorm, Layout(3), **RICH)

@@ -59,7 +59,7 @@ def whole(name: str) -> Run:
     return train(p.Mlp, ONE, optimizer={"name": name, **OPTIMIZERS[name]}, clip=0.5)
 
 
-@pytest.mark.parametrize("name", thinned(OPTIMIZERS, 5))
+@pytest.mark.parametrize("name", thinned(OPTIMIZERS, 8))
 def test_each_optimizer_gives_the_bits_of_the_whole_update(name: str) -> None:
     """With clipping by the norm of the whole gradient."""
     divided = train(p.Mlp, Layout(3), optimizer={"name": name, **OPTIMIZERS[name]}, clip=0.5, sharded=True)
@@ -67,7 +67,7 @@ def test_each_optimizer_gives_the_bits_of_the_whole_update(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "options", [{"foreach": True}, {"fused": True}, {"maximize": True, "weight_decay": 0.1}], ids=str
+    "options", thinned([{"foreach": True}, {"fused": True}, {"maximize": True, "weight_decay": 0.1}], 3, 1), ids=str
 )
 def test_each_way_of_torch_gives_the_bits_of_the_whole_update(options: dict[str, Any]) -> None:
     optimizer = {"name": "adamw", "lr": 0.01, **options}
@@ -95,13 +95,13 @@ BESIDE: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("name", thinned(BESIDE, 2))
+@pytest.mark.parametrize("name", thinned(BESIDE, 4))
 def test_what_it_goes_with(name: str) -> None:
     settings: dict[str, Any] = {"optimizer": {"name": "sgd", "lr": 0.5, "momentum": 0.9}, **BESIDE[name]}
     assert train(p.Mlp, Layout(3), sharded=True, **settings).trace == train(p.Mlp, ONE, **settings).trace
 
 
-@pytest.mark.parametrize("pipeline", thinned([p.LayerDrop, p.Frozen, p.ChannelsLast], 2), ids=str)
+@pytest.mark.parametrize("pipeline", thinned([p.LayerDrop, p.Frozen, p.ChannelsLast], 3), ids=str)
 def test_parameters_without_a_gradient_and_in_other_orders_of_memory(pipeline: Any) -> None:
     settings: dict[str, Any] = {"optimizer": {"name": "adamw", "lr": 0.01}, "steps": 6}
     assert train(pipeline, Layout(2), sharded=True, **settings).trace == train(pipeline, ONE, **settings).trace

@@ -322,7 +322,7 @@ MORE: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("name", thinned(MORE, 3))
+@pytest.mark.parametrize("name", thinned(MORE, 4))
 def test_also_where_contributions_are_compressed_or_of_local_steps(name: str) -> None:
     settings = MORE[name]
     expected = train(p.Mlp, ONE, steps=6, shards=7, claims=False, **settings)

@@ -155,12 +155,14 @@ def test_a_stream_goes_with_other_steps(name: str) -> None:
     _same(_run("Plain", Layout(3, "tree"), **more), _run("Plain", **more))
 
 
+@pytest.mark.long
 def test_free_replicas_count_up_and_a_replay_gives_the_same() -> None:
     more = {"sync": {"name": "asp", "rest_every": 3}, "steps": 7}
     live = _run("Plain", Layout(3), **more)
     _same(_run("Plain", Layout(2, "tree"), replay=live.rests, **more), live)
 
 
+@pytest.mark.long
 def test_a_model_in_stages_takes_the_same_samples() -> None:
     more: dict[str, Any] = {"shards": 4, "batch_size": 14}
     assert _run("Plain", Layout(2, stages=2), **more).digest == _run("Plain", **more).digest
@@ -197,7 +199,8 @@ def test_a_lost_host_leaves_its_streams_to_others(kind: str, at: int) -> None:
     _unmoved(told, kind)
 
 
-@pytest.mark.parametrize("kind", thinned(["Plain", "WithState"], 2))
+@pytest.mark.long
+@pytest.mark.parametrize("kind", ["Plain", "WithState"])
 def test_a_checkpoint_holds_where_each_stream_is(kind: str) -> None:
     """The state that a lost machine kept is nowhere else, so all go on from the last checkpoint."""
     told, run = _told(kind, Layout(3, "tree"), [Fault(1, 70, "die"), Fault(0, 20, "join")])
@@ -390,7 +393,7 @@ def test_a_damaged_log_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     [
         ("Unspeakable", {}, "streams.sample", "step 0, shard 0: the sample/0 is a numpy.ndarray"),
         ("Queue", {"sync": {"name": "asp"}}, "streams.live", "sync: asp"),
-        ("Queue", {}, "streams.unreachable", ""),
+        pytest.param("Queue", {}, "streams.unreachable", "", marks=pytest.mark.long),
     ],
 )
 def test_what_a_live_stream_cannot_do_is_said(

@@ -15,6 +15,7 @@ from torch.nn import functional
 
 from orchestrator.errors import Inconsistent
 from orchestrator.worker.admission import varying_operation
+from tests.products import thinned
 from tests.worker import pipelines as p
 from tests.worker.faulty import CentresItsOutput
 from tests.worker.runs import ONE, Layout, members_end
@@ -104,7 +105,7 @@ def refusal(kind: type[p.Small], layout: Layout = ONE, **settings: Any) -> Incon
     return error
 
 
-@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+@pytest.mark.parametrize("precision", thinned(["float32", "bfloat16"], 2))
 def test_an_operation_of_a_layer_is_named_with_its_line_and_what_to_write(precision: str) -> None:
     error = refusal(Padded, precision=precision)
     assert error.code == "pipeline.varying-operation"
@@ -138,6 +139,7 @@ def test_what_comes_from_outside_is_seen_where_it_comes_in() -> None:
     assert "in loss: strange = torch.from_numpy(" in error.message
 
 
+@pytest.mark.long
 def test_a_model_that_keeps_state_is_told_of_that_alone() -> None:
     error = refusal(CentresItsOutput)
     assert (error.code, "; what had changed: model.centre" in error.message) == ("pipeline.not-repeatable", True)

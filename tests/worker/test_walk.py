@@ -8,6 +8,8 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+import pytest
+
 from tests.worker import pipelines as p
 from tests.worker.runs import Layout, train
 
@@ -16,6 +18,7 @@ HOUSE = f"{ROOT}/orchestrator/"
 MOST = 9
 
 
+@pytest.mark.long
 def test_a_gradient_passes_the_files_of_its_walk_in_their_order() -> None:
     page = (ROOT / "docs" / "architecture.md").read_text()
     walk = page.split("**How a gradient becomes an update**")[1].split("\n**")[0]

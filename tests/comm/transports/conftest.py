@@ -8,7 +8,7 @@ from tests.comm.transports.worlds import WORLDS, World
 
 # Mixtures of what the other worlds have each by itself.
 MIXED = (
-    *("tls, regions", "tcp, devices and host memory", "unix, a device and host memory"),
+    *("tls, regions", "tcp, regions", "tcp, devices and host memory", "unix, a device and host memory"),
     *("unix, a damaging device", "unix, a device out of reach"),
 )
 PARAMETERS = [pytest.param(name, marks=pytest.mark.long) if name in MIXED else name for name in WORLDS]

@@ -64,6 +64,7 @@ def heard(process: subprocess.Popen[str]) -> list[str | int]:
     return said
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("memory", thinned(REGIONS, 2))
 def test_after_sigkill_its_words_are_heard_its_loss_is_known_and_nothing_is_left(start: Start, memory: str) -> None:
     before = set(Path("/dev/shm").iterdir())

@@ -73,6 +73,7 @@ def test_runs_of_shards_are_what_they_have_in_an_epoch(over: Epochs, epoch: int)
         assert [last - first for _, first, last in rows] == [last - first for _, first, last in whole]
 
 
+@pytest.mark.long
 @fewer(3)
 @given(st.lists(st.integers(1, 30), min_size=16, max_size=40), st.integers(1, 4), SEEDS)
 def test_a_shard_reads_a_share_of_the_files_and_a_block_at_a_time(lengths: list[int], size: int, seed: int) -> None:

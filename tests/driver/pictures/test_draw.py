@@ -16,6 +16,7 @@ from orchestrator.driver.report.pictures import RunHistory, draw
 from orchestrator.driver.report.pictures.series import clocks, flow, staleness
 from orchestrator.records.barriers import Staleness
 from orchestrator.records.lines import LineFile
+from tests.products import thinned
 
 pytestmark = pytest.mark.slow
 
@@ -26,7 +27,7 @@ def write(path: Path, lines: list[dict[str, Any]]) -> None:
     file.close()
 
 
-@pytest.mark.parametrize("steps", [1, 2, 3000])
+@pytest.mark.parametrize("steps", thinned([1, 2, 3000], 2))
 def test_both_pictures(tmp_path: Path, steps: int) -> None:
     trace, journal = tmp_path / "trace", tmp_path / "journal"
     write(trace, [{"step": step, "loss": (1 / (step + 1)).hex()} for step in range(steps)])
@@ -58,7 +59,7 @@ def test_a_failure_is_a_sentence(tmp_path: Path) -> None:
     assert said.startswith("the pictures could not be drawn: ValueError: line 1 is not what was written")
 
 
-@pytest.mark.parametrize("labels", [3, 20])
+@pytest.mark.parametrize("labels", thinned([3, 20], 2))
 def test_a_partition_is_drawn_where_there_is_one(tmp_path: Path, labels: int) -> None:
     table = {"labels": [str(label) for label in range(labels)], "counts": [[client] * labels for client in range(5)]}
     seen = RunHistory(tmp_path / "none", tmp_path / "none", table)
@@ -67,7 +68,7 @@ def test_a_partition_is_drawn_where_there_is_one(tmp_path: Path, labels: int) ->
     assert "matplotlib.pyplot" not in sys.modules
 
 
-@pytest.mark.parametrize("seconds", [[], [0.5, 0.25], [1.0]])
+@pytest.mark.parametrize("seconds", thinned([[], [0.5, 0.25], [1.0]], 3, 1))
 def test_the_pipeline_of_a_model_in_stages_is_drawn(tmp_path: Path, seconds: list[float]) -> None:
     """As of the last generation, in seconds where they are known of each stage."""
     seen = RunHistory(tmp_path / "none", tmp_path / "journal", pipelining=Variant("1f1b", {}))
@@ -96,7 +97,7 @@ def test_there_is_no_pipeline_where_every_worker_has_the_whole_model(tmp_path: P
     assert not (tmp_path / "pipeline.png").exists()
 
 
-@pytest.mark.parametrize("shards", [2, 20])
+@pytest.mark.parametrize("shards", thinned([2, 20], 2))
 def test_the_clocks_of_an_asynchronous_run_are_drawn(tmp_path: Path, shards: int) -> None:
     updates = tuple((shard, ahead) for ahead in range(2) for shard in range(shards))
     rests = [Staleness(number, number, (2 * number + 2,) * shards, 1, updates) for number in range(3)]
@@ -107,7 +108,7 @@ def test_the_clocks_of_an_asynchronous_run_are_drawn(tmp_path: Path, shards: int
     assert staleness(rests)[:2] == [(1, 0.0), (2, 0.0)]
 
 
-@pytest.mark.parametrize("windows", [1, 9])
+@pytest.mark.parametrize("windows", thinned([1, 9], 2, 1))
 def test_where_time_went_has_a_picture(tmp_path: Path, windows: int) -> None:
     times = LineFile(tmp_path / "times")
     for first in range(windows):

@@ -20,6 +20,7 @@ assert "optuna" in sys.modules
 """
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_optuna_is_imported_by_who_asks_for_it() -> None:
     subprocess.run([sys.executable, "-c", SCENE], check=True)

@@ -17,6 +17,7 @@ from orchestrator.experiments.search.halving import Rung, prune
 from orchestrator.experiments.search.laws import broken, problems
 from orchestrator.experiments.search.outlook import Course, Ended, Outlook, TrialRung, look, verify
 from orchestrator.experiments.search.space import Choice, Point, Range, Space
+from tests.products import thinned
 from tests.refusals import refused
 
 pytestmark = pytest.mark.slow
@@ -79,7 +80,7 @@ def test_slots_and_order_change_nothing(name: str, slots: int, order: int, batch
     assert complete(course, slots, order) == complete(course, 1, 0)
 
 
-@pytest.mark.parametrize("name", ["tpe", "nsga2"])
+@pytest.mark.parametrize("name", thinned(["tpe", "nsga2"], 2))
 @examples(max_examples=3, deadline=None)
 @given(slots=st.integers(2, 9), order=st.integers(0, 99))
 def test_slots_and_order_change_nothing_of_optunas(name: str, slots: int, order: int) -> None:
@@ -87,7 +88,7 @@ def test_slots_and_order_change_nothing_of_optunas(name: str, slots: int, order:
     assert complete(course, slots, order) == complete(course, 1, 0)
 
 
-@pytest.mark.parametrize("name", sorted(SEARCHES))
+@pytest.mark.parametrize("name", thinned(sorted(SEARCHES), 3))
 def test_a_sweep_that_goes_on_from_any_moment_has_the_same_trials(name: str) -> None:
     course = Course(space_of(name), search(name, 12, 4), 7, [Rung(5, 3)], 20)
     whole = complete(course, 1, 0)

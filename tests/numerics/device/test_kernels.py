@@ -31,6 +31,7 @@ from orchestrator.numerics.grid import Grid
 from orchestrator.numerics.layout import BLOCK, Layout
 from orchestrator.numerics.lossless_packing import PackedVector, most_bytes, pack
 from tests.numerics.device import host
+from tests.products import fewer
 
 pytestmark = pytest.mark.slow
 
@@ -86,7 +87,7 @@ def summed(accumulator: exact.Accumulator | Accumulator, shards: Sequence[Shard]
 
 
 @every
-@settings(max_examples=60, deadline=None)
+@fewer(1, most=60)
 @given(model=models(), divisor=st.sampled_from([1.0, 3.0, 7.0, 8.0, 49.0, 0.7, 0.5, 1e-3]))
 def test_totals_magnitudes_results_and_fingerprints_are_those_of_the_processor(
     make: Callable[[], Kernels], model: tuple[Layout, list[Shard]], divisor: float

@@ -258,6 +258,7 @@ def test_one_sentence_for_many_modules(project: Path) -> None:
     assert obstacle.startswith("made0.py, made1.py, made2.py and 2 more: is imported")
 
 
+@pytest.mark.long
 def test_a_real_process(project: Path) -> None:
     script = (
         "import sys, json, made, new, pipes.good, torch\n"

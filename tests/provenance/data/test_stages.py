@@ -50,6 +50,7 @@ def execute(tree: Path, found: stages.Pipeline) -> list[tuple[Made, ...]]:
     return made
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_stages_are_executed_from_the_raw_data_on_and_what_they_make_is_compared(
     prepared: Path, tmp_path: Path

@@ -34,6 +34,7 @@ def test_packages_are_those_that_are_installed(found: node.Environment) -> None:
     assert len(found.builds["torch"]["sha256"]) == 64
 
 
+@pytest.mark.long
 def test_a_process_without_torch_tells_the_same_of_packages_and_of_conda(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -200,6 +201,7 @@ def test_containers_are_known(monkeypatch: pytest.MonkeyPatch) -> None:
     assert node._container() == {"kind": "apptainer", "image": "/a.sif"}
 
 
+@pytest.mark.long
 def test_bits_do_not_depend_on_who_and_where(tmp_path: Path, found: node.Environment) -> None:
     """Another folder, time zone, locale, user name and home, in a process of its own."""
     script = "import json; from orchestrator.provenance.environment import node as e; print(json.dumps(e.capture().as_dict()))"

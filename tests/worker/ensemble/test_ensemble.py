@@ -257,6 +257,7 @@ def test_members_of_a_pipeline_that_splits_at_random_have_the_same_samples(tmp_p
     assert not torch.equal(alone.training_data[0][0], works[1].training_data[0][0])
 
 
+@pytest.mark.long
 def test_a_process_of_its_own_answers_the_same(tmp_path: Path) -> None:
     asked = request(tmp_path)
     asked.write(tmp_path / "request.json")

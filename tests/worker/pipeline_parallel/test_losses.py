@@ -144,6 +144,7 @@ def test_a_model_that_comes_out_otherwise_when_it_is_made_anew_is_told() -> None
         assert "model() gave other first values when it was called once more" in str(end)
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.parametrize("layout", thinned([SQUARE, RAGGED], 2))
 def test_one_more_joins_wherever_the_mesh_is_thinnest(layout: Layout) -> None:
@@ -151,6 +152,7 @@ def test_one_more_joins_wherever_the_mesh_is_thinnest(layout: Layout) -> None:
     assert told.went_back <= (layout is RAGGED)
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.parametrize("member", thinned(range(4), 4))
 def test_a_stop_that_is_asked_of_any_member_is_gone_on_from_elsewhere(member: int) -> None:

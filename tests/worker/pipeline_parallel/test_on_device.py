@@ -124,12 +124,9 @@ def test_a_tied_embedding(monkeypatch: pytest.MonkeyPatch, where: Callable[[Any]
 
 @pytest.mark.parametrize(
     ("apart", "kind"),
-    [
-        (compute_apart, pipelines.Batchnorm),
-        pytest.param(sum_apart, pipelines.Batchnorm, marks=pytest.mark.long),
-        *(pytest.param(sum_apart, kind, marks=pytest.mark.long) for kind in APART),
-    ],
+    [(compute_apart, pipelines.Batchnorm), *((sum_apart, kind) for kind in (pipelines.Batchnorm, *APART))],
 )
+@pytest.mark.long
 def test_nothing_is_computed_across(monkeypatch: pytest.MonkeyPatch, apart: Callable[[Any], Any], kind: Any) -> None:
     settings: dict[str, Any] = {"clip": 0.05, "optimizer": ADAM, "evaluate_every": Every(steps=2), "recompute": True}
     unsplit = train(kind, ONE, **{**settings, "recompute": False})
@@ -147,6 +144,7 @@ class Otherwise(staging.Copying):
         return there * self.factor if there.is_floating_point() else there
 
 
+@pytest.mark.long
 def test_workers_agree_on_what_their_devices_compute(monkeypatch: pytest.MonkeyPatch) -> None:
     """And hold the whole model in host memory meanwhile."""
     plan = resolve(settings_for(pipelines.Batchnorm, Layout(2, stages=2), optimizer=ADAM))
@@ -205,6 +203,7 @@ class DropsOnDevice(pipelines.Mlp):
         return nn.Sequential(nn.Linear(pipelines.FEATURES, 8), Noise(), hidden, Noise(), classes, Noise())
 
 
+@pytest.mark.long
 def test_the_generators_of_a_device_travel_too(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(streams, "torch_generators", lambda: (torch.default_generator, DRAWN))
     unsplit = train(DropsOnDevice, ONE, optimizer=ADAM)
@@ -222,11 +221,12 @@ def test_what_another_stage_has_says_that_it_is_on_the_device() -> None:
     "faults",
     [
         [Fault(3, 40, "die"), Fault(0, 90, "join")],
-        pytest.param([Fault(1, 60, "die"), Fault(3, 61, "die")], marks=pytest.mark.long),  # a stage is lost
-        pytest.param([Fault(2, 100, "call off"), Fault(0, 150, "die")], marks=pytest.mark.long),
+        [Fault(1, 60, "die"), Fault(3, 61, "die")],  # a stage is lost
+        [Fault(2, 100, "call off"), Fault(0, 150, "die")],
     ],
 )
-@pytest.mark.parametrize("where", [_in_host_memory, pytest.param(_on_device, marks=pytest.mark.long)])
+@pytest.mark.parametrize("where", [_in_host_memory, _on_device])
+@pytest.mark.long
 def test_members_come_and_go(
     monkeypatch: pytest.MonkeyPatch, where: Callable[[pytest.MonkeyPatch], None], faults: list[Fault]
 ) -> None:
