@@ -164,11 +164,21 @@ def make_clone(path: Path, steps: int | None = None) -> Project:
     for name in ("pyproject.toml", "constraints.txt"):
         os.utime(path / name, (0, 0))  # older than the stamp of the environment, so that it is not made again
     project.variables["PYTHONDONTWRITEBYTECODE"] = ""  # as a reader's: what is compiled once need not be again
+    _copy_bytecode(path)
     if steps is None:
         project.commit()
     else:
         with_steps(project, steps)
     return project
+
+
+def _copy_bytecode(clone: Path) -> None:
+    """What is compiled here of the program is valid there: its source has the same time and size."""
+    for compiled in (REPOSITORY / "orchestrator").rglob(f"__pycache__/*.{sys.implementation.cache_tag}.pyc"):
+        target = clone / compiled.relative_to(REPOSITORY)
+        if target.parent.parent.exists():
+            target.parent.mkdir(exist_ok=True)
+            shutil.copy2(compiled, target)
 
 
 def with_steps(clone: Project, steps: int) -> None:

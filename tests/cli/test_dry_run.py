@@ -92,6 +92,7 @@ assert not {"ray", "mlflow", "matplotlib", "requests"} & sys.modules.keys()
 """
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_a_plan_needs_no_ray() -> None:
     subprocess.run([sys.executable, "-c", SCENE], check=True)

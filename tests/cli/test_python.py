@@ -1,12 +1,14 @@
 """docs/python.md, followed word for word: as a script up to what launches a second run, and whole as a notebook.
 
-One run serves all tests of `make test`: the asserts about it are of the script itself, which has imported what they need.
+Two runs serve all tests of `make test`, of which one fails: the asserts are of the script itself, which has imported what they
+need.
 """
 
 from __future__ import annotations
 
 import json
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -81,6 +83,19 @@ assert module.read_text() == text
 print(run.run_id)
 """
 
+FAILS = """
+failing = {**conf, "run": {"steps": 2}, "pipeline": {"target": "faults:Raises"}, "cluster": {"workers": 1}}
+del failing["evaluation"]
+try:
+    orchestrator.launch(failing)
+except orchestrator.OrchestratorError as error:
+    failed = error
+assert failed.message == "loss() (step 0, shard 0) raised KeyError: 'no such column'", failed.message
+assert orchestrator.runs("status=failed").run.tolist() == [failed.run_id]
+told = Path(".orchestrator", failed.run_id, "error.txt").read_text()
+assert failed.message in told and "Traceback" in told
+"""
+
 
 def bash(project: Project, command: str, stdin: str = "") -> Done:
     done = subprocess.run(
@@ -107,12 +122,15 @@ def tree_of(project: Project, run_id: str) -> dict[str, str]:
 @pytest.mark.ray
 def test_the_page_as_a_script_up_to_a_second_run(tmp_path: Path) -> None:
     project = Project(tmp_path)
-    (tmp_path / "signs.py").write_text("\n".join([*FIRST, ASSERTS]))
+    (tmp_path / "signs.py").write_text("\n".join([*FIRST, ASSERTS, FAILS]))
+    shutil.copy2(Path(__file__).with_name("faults.py"), tmp_path)
     project.commit()
     done = bash(project, f"{sys.executable} signs.py")
     assert done.code == 0, done.err
+    assert "] about to fail" in done.err
+    assert "Traceback" not in done.err
     files = tree_of(project, done.out.split()[-1])
-    assert files.keys() == {"signs.py", "signs_cells.py"}
+    assert files.keys() == {"faults.py", "signs.py", "signs_cells.py"}
     assert "class Signs" in files["signs_cells.py"]
     assert not {"launch(", "conf", "history"} & {*re.findall(r"\w+\(?", files["signs_cells.py"])}
     assert "signs_cells.py" not in done.err

@@ -193,9 +193,8 @@ FAILING = {
 
 
 @pytest.mark.ray
-@pytest.mark.parametrize(
-    "pipeline", [pytest.param(name, marks=() if name == "Raises" else pytest.mark.long) for name in FAILING]
-)
+@pytest.mark.long
+@pytest.mark.parametrize("pipeline", FAILING)
 def test_a_failing_run_says_why_and_is_recorded_as_failed(faulty: Project, pipeline: str) -> None:
     kind, message = FAILING[pipeline]
     done = faulty.run("conf=good", f"pipeline.target=faults:{pipeline}", "cluster.workers=1", "output=json")

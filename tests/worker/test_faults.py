@@ -198,7 +198,7 @@ def test_a_fault_is_found_before_anything_runs(fault: Fault) -> None:
     _assert_tells(end, fault)
 
 
-@pytest.mark.parametrize("number", thinned(range(len(COMPUTING)), 6), ids=lambda number: str(COMPUTING[number]))
+@pytest.mark.parametrize("number", thinned(range(len(COMPUTING)), 12), ids=lambda number: str(COMPUTING[number]))
 def test_one_tells_and_all_end(number: int) -> None:
     fault = COMPUTING[number]
     _assert_one_tells(fault, (ONE, *rotating(1, number)))

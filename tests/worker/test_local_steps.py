@@ -65,7 +65,7 @@ def _alone(number: int) -> Run:
 
 
 @pytest.mark.parametrize("nth", thinned(range(3), 3, 2))
-@pytest.mark.parametrize("number", thinned(range(len(CASES)), 8), ids=lambda number: str(CASES[number]))
+@pytest.mark.parametrize("number", thinned(range(len(CASES)), 16), ids=lambda number: str(CASES[number]))
 def test_every_layout_gives_the_same_run(number: int, nth: int) -> None:
     case, layout = CASES[number], rotating(3, number)[nth]
     if layout.workers <= case.get("shards", 5):
@@ -140,7 +140,7 @@ FEDERATED: dict[str, Any] = {**CASES[5], "shards": 5}
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("layout", thinned([*LAYOUTS, *LONELY], 17), ids=str)
+@pytest.mark.parametrize("layout", thinned([*LAYOUTS, *LONELY], 25, 17), ids=str)
 def test_federated_rounds_on_all_layouts(layout: Layout) -> None:
     _assert_same(train(LabelledBatchnorm, layout, **FEDERATED), _federated())
 

@@ -143,7 +143,7 @@ def test_shapes_have_recordings_of_their_own_and_at_most_a_few(
     assert run.trace == train(p.Mlp, **settings).trace
 
 
-@pytest.mark.parametrize("pipeline", thinned([f.NanLoss, f.NanGradient, f.InfiniteStatistic, f.CentresItsOutput], 2, 1))
+@pytest.mark.parametrize("pipeline", thinned([f.NanLoss, f.NanGradient, f.InfiniteStatistic, f.CentresItsOutput], 4, 1))
 @pytest.mark.usefixtures("retracer")
 def test_faults_are_told_alike(monkeypatch: pytest.MonkeyPatch, pipeline: type[Pipeline]) -> None:
     (recorded,) = members_end(pipeline)

@@ -169,7 +169,7 @@ def test_no_schedule_of_kills_loses_or_tears_what_a_shard_keeps(schedules: int) 
 @pytest.mark.parametrize(
     ("protocol", "found"),
     [
-        (Protocol(before_the_vote=True), "is lost|is there"),
+        pytest.param(Protocol(before_the_vote=True), "is lost|is there", marks=pytest.mark.long),
         (Protocol(slots=OneSlot), "is lost|is there"),
         (Protocol(slots=StampedFirst), "is torn"),
     ],

@@ -304,7 +304,7 @@ class Leaping(p.Mlp):
 LAYOUTS = [Layout(2, "ring"), Layout(3, "tree"), Layout(4, "parameter_server"), Layout(4, "peer_to_peer")]
 
 
-@pytest.mark.parametrize("pipeline", thinned([Dawdling, p.LayerDrop, Leaping], 2), ids=lambda each: each.__name__)
+@pytest.mark.parametrize("pipeline", thinned([Dawdling, p.LayerDrop, Leaping], 3, 2), ids=lambda each: each.__name__)
 @pytest.mark.parametrize("layout", thinned(LAYOUTS, 4, 1), ids=str)
 def test_with_claims_and_without_the_run_is_the_same(pipeline: Any, layout: Layout) -> None:
     settings: dict[str, Any] = {"steps": 6, "shards": 7, "optimizer": {"name": "adam", "lr": 0.01}}

@@ -149,7 +149,8 @@ OTHER_STEPS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("name", thinned(OTHER_STEPS, 4))
+@pytest.mark.long
+@pytest.mark.parametrize("name", OTHER_STEPS)
 def test_a_stream_goes_with_other_steps(name: str) -> None:
     more = OTHER_STEPS[name]
     _same(_run("Plain", Layout(3, "tree"), **more), _run("Plain", **more))

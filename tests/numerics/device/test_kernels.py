@@ -201,7 +201,7 @@ def test_updates_are_those_of_the_processor(
 
 
 @every
-@settings(max_examples=30, deadline=None)
+@fewer(1, most=30)
 @given(seed=st.integers(0, 2**32 - 1), blocks=st.integers(0, 5), count=st.integers(2, 3))
 def test_what_absorbs_updates_is_what_it_is_on_a_processor(
     make: Callable[[], Kernels], seed: int, blocks: int, count: int
@@ -254,7 +254,7 @@ def packed(values: torch.Tensor) -> PackedVector:
 
 
 @every
-@settings(max_examples=30, deadline=None)
+@fewer(1, most=30)
 @given(values=elements())
 def test_what_is_packed_has_the_bytes_of_the_processor_and_comes_back(
     make: Callable[[], Kernels], values: torch.Tensor
