@@ -15,6 +15,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "orchestrator"
 FILES = sorted(PACKAGE.rglob("*.py"))
+_FILES = frozenset(FILES)
 
 
 class Source:
@@ -43,7 +44,7 @@ class Source:
 
 @functools.cache
 def source(file: Path) -> Source:
-    return package()[file] if file in FILES else Source(file.read_text(encoding="utf-8"))
+    return package()[file] if file in _FILES else Source(file.read_text(encoding="utf-8"))
 
 
 @functools.cache

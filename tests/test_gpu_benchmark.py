@@ -220,6 +220,7 @@ def all_settings() -> Iterator[dict[str, Any]]:
         yield parts.settings(CARD, step.model, steps=9, workers=step.workers, stages=step.stages, **more)
 
 
+@pytest.mark.slow
 def test_the_settings_of_all_runs_are_right(tmp_path: Path) -> None:
     seen = 0
     for settings in all_settings():

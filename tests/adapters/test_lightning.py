@@ -112,6 +112,7 @@ def test_a_metric_that_keeps_samples_is_refused() -> None:
         list(states_of("hits", metric))
 
 
+@pytest.mark.slow
 def test_schedulers_are_tabulated() -> None:
     pipeline = made()
     model = pipeline.model()

@@ -27,6 +27,7 @@ def test_the_commands_of_the_page(digits: Project) -> None:
     assert (digits.folder(first.report["run_id"]) / "pictures" / "partition.png").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("optimizer", re.findall(r"^\| `(\{.*?\})` \|", PAGE, re.MULTILINE))
 def test_the_optimizers_of_the_page_are_on_offer(optimizer: str) -> None:
     from orchestrator.optim import optimizers

@@ -90,10 +90,11 @@ try:
     orchestrator.launch(failing)
 except orchestrator.OrchestratorError as error:
     failed = error
-assert failed.message == "loss() (step 0, shard 0) raised KeyError: 'no such column'", failed.message
+why = "loss() (step 0, shard 0) raised KeyError: 'no such column'"
+assert failed.message.startswith(why) and "faults.py:" in failed.message, failed.message
 assert orchestrator.runs("status=failed").run.tolist() == [failed.run_id]
 told = Path(".orchestrator", failed.run_id, "error.txt").read_text()
-assert failed.message in told and "Traceback" in told
+assert why in told and "Traceback" in told
 """
 
 
@@ -133,7 +134,7 @@ def test_the_page_as_a_script_up_to_a_second_run(tmp_path: Path) -> None:
     assert files.keys() == {"faults.py", "signs.py", "signs_cells.py"}
     assert "class Signs" in files["signs_cells.py"]
     assert not {"launch(", "conf", "history"} & {*re.findall(r"\w+\(?", files["signs_cells.py"])}
-    assert "signs_cells.py" not in done.err
+    assert "signs_cells.py" not in done.err.partition("starting 1 worker")[0]
     assert project.leftovers() == []
 
 

@@ -29,6 +29,7 @@ def test_what_is_text_stays_as_it_is(text: str) -> None:
     assert surroundings.as_utf8(text) == text
 
 
+@pytest.mark.slow
 def test_arguments_in_utf8_are_taken_as_such_under_another_locale() -> None:
     found = done("print(ascii(sys.argv[1]))", "run.note=ein Tüst", LC_ALL="C", PYTHONUTF8="0", PYTHONCOERCECLOCALE="0")
     assert (found.stdout, found.stderr) == (ascii("run.note=ein Tüst") + "\n", "")

@@ -149,6 +149,7 @@ def test_a_worker_that_is_stopped_does_not_hold_up_the_end_of_the_run(monkeypatc
         members_on(SlowRay(9, answers=False), monkeypatch).save_weights(0, "a path")
 
 
+@pytest.mark.slow
 def test_two_thousand_losses_leave_no_descriptor_and_no_member_behind(monkeypatch: pytest.MonkeyPatch) -> None:
     """The limit of descriptors is 1,024 in most shells."""
     ray = DeadlyRay()

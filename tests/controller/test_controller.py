@@ -724,6 +724,7 @@ def test_starts_that_fail_in_one_moment_are_one_failure() -> None:
     assert not any("in a row failed" in reason for reason in play.reasons)
 
 
+@pytest.mark.slow
 def test_room_that_is_missing_for_long_is_no_failed_start() -> None:
     """A node that is added after an hour is used."""
     play = begun(requirements(most=3))

@@ -222,6 +222,7 @@ def test_a_stage_is_dealt_by_speed_among_its_workers() -> None:
     assert play.begin().stages == (0, 1, 0, 1)
 
 
+@pytest.mark.slow
 @given(st.integers(0, 2**32), st.integers(2, 5), st.integers(1, 8), st.booleans())
 def test_noise_moves_shards_a_few_times_at_most(seed: int, workers: int, each: int, even: bool) -> None:
     """Speeds are constant, and reports differ from them by up to 5 %: for all time shards move a few times, to where no other

@@ -66,6 +66,7 @@ def work(members: int) -> dict[str, int]:
     return spent
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("part", ["launch", "a second", "loss", "join"])
 def test_the_work_of_a_part_is_in_proportion_to_the_members(part: str) -> None:
     assert work(MANY)[part] <= SLACK * MANY / FEW * work(FEW)[part]

@@ -45,6 +45,7 @@ def test_algorithms_are_deterministic_by_the_public_function_too(monkeypatch: py
     assert asked == [True, False]
 
 
+@pytest.mark.slow
 def test_gradients_are_the_same_by_the_public_function(monkeypatch: pytest.MonkeyPatch) -> None:
     below = Draw("x").both(torch.tanh, Draw("y")(5, 3))
     monkeypatch.delattr(torch.autograd.graph, "_engine_run_backward")

@@ -111,6 +111,7 @@ def test_a_warm_up_is_exact_and_keeps_nothing_and_then_it_is_as_from_the_start()
     assert not torch.allclose(mean.double(), whole, atol=1e-2)
 
 
+@pytest.mark.slow
 def test_a_reset_sends_all_that_was_kept() -> None:
     """So what is applied up to an exact step is the sum of all gradients up to it, to rounding."""
     shape, dice = (20, 30), torch.Generator().manual_seed(6)

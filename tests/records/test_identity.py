@@ -62,6 +62,7 @@ def test_orders_and_numbers_of_nodes_do_not_count() -> None:
     assert identity.of(identity.parts(**same)) == identity.of(identity.parts(**MADE))
 
 
+@pytest.mark.slow
 @settings(max_examples=50)
 @given(mappings, mappings)
 def test_equal_mappings_and_only_those_have_one_hash(left: dict[str, Any], right: dict[str, Any]) -> None:

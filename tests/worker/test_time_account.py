@@ -209,6 +209,7 @@ def test_what_members_report_is_enough_to_predict_by(monkeypatch: pytest.MonkeyP
     assert alone == pytest.approx(5 * conditions.compute_s + conditions.update_s, rel=0.5)
 
 
+@pytest.mark.slow
 def test_a_timeline_changes_no_bit() -> None:
     layout = Layout(2)
     assert train(Mlp, layout, timeline=True).trace == train(Mlp, layout).trace

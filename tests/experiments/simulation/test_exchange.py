@@ -54,6 +54,7 @@ def test_one_host_of_many_alike_stands_for_all(
     assert (one.link, one.wire) == pytest.approx((all_.link, all_.wire))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("topology", TOPOLOGIES)
 def test_a_thousand_members_send_and_take_what_their_programs_say(topology: str) -> None:
     """The engine, and so the virtual cluster, carries out `program`."""
