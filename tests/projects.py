@@ -173,7 +173,7 @@ def make_clone(path: Path, steps: int | None = None) -> Project:
 
 
 def _copy_bytecode(clone: Path) -> None:
-    """What is compiled here of the program is valid there: its source has the same time and size."""
+    """The source has the same time and size there, so what is compiled of it here is valid."""
     for compiled in (REPOSITORY / "orchestrator").rglob(f"__pycache__/*.{sys.implementation.cache_tag}.pyc"):
         target = clone / compiled.relative_to(REPOSITORY)
         if target.parent.parent.exists():
