@@ -30,13 +30,13 @@ def problems(
     if not course.evaluates_in_steps:
         yield coded(
             "lightning.plateau-evaluation",
-            f"{what} looks at each evaluation; set evaluation.every in steps, such as those of an epoch, as Lightning does",
+            f"{what} looks at each evaluation; set evaluation.every=1epoch, as Lightning does, or a number of steps",
         )
     if interval != "epoch" or frequency != 1:
         yield coded(
             "lightning.plateau-interval",
             f"{what} has interval={interval!r} and frequency={frequency}, and here it looks at each evaluation; leave both "
-            "out, and set evaluation.every in steps",
+            "out, and set evaluation.every in steps or epochs",
         )
     if monitor is None:
         yield coded(

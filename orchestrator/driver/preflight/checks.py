@@ -198,7 +198,7 @@ def _course(settings: Settings) -> Course:
         *(min(settings.run.steps or _FEW_STEPS, _FEW_STEPS), _FEW_STEPS, data.batch_size.at(0), settings.schedule.name),
         order=data.order.name,
         sampling=data.sampling.name,
-        evaluates_in_steps=every is not None and every.steps is not None,
+        evaluates_in_steps=every is not None and every.seconds is None,
     )
 
 

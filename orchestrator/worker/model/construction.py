@@ -179,7 +179,7 @@ def course_of(plan: Plan, order: Any) -> Course:
         plan.update.schedule.name,
         data.order.name,
         "uniform" if data.sampling is None else data.sampling.name,
-        plan.cadence.evaluation is not None and plan.cadence.evaluation.steps is not None,
+        plan.cadence.evaluation is not None and plan.cadence.evaluation.seconds is None,
     )
 
 
