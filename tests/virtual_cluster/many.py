@@ -1,7 +1,7 @@
 """Many members in the virtual cluster, with all their messages written down, to be held against what `simulate` plays.
 
-The engine, the controller and the driver are the true ones, as in `runs.py`. Turns are given in another way, by which a
-thousand members take minutes: a member that waits for a message is not looked at for messages of others.
+The engine, the controller and the driver are the true ones, as in `runs.py`. Turns are given in another way, by which
+hundreds of members take a minute: a member that waits for a message is not looked at for messages of others.
 """
 
 from __future__ import annotations
