@@ -59,7 +59,7 @@ def test_a_stage_is_added_up_by_those_who_host_it() -> None:
     assert any(isinstance(action, Send) for action in here)
 
 
-def test_members_of_stages_are_all_connected() -> None:
+def test_members_of_stages_are_connected_with_those_that_they_exchange_with() -> None:
     exchange = Exchange(exact=True, topology=Variant("tree", {"arity": 1}), by_tcp=False, between_nodes=False)
     stages = (0, 1, 2, 1, 0, 2, 1)
     shards = ((0, 1), (0,), (0, 1), (1, 2), (2, 3), (2, 3), (3,))
@@ -67,8 +67,21 @@ def test_members_of_stages_are_all_connected() -> None:
     given = replace(given, shards=shards, state_transfers=((3, 6),))
     generation = Generation(given, schedule_of(given, exchange), groups=groups_of(given, exchange))
     assert generation.hosts == ((0, 0, 4, 4), (1, 3, 3, 6), (2, 2, 5, 5))
-    assert generation.peers_of(3) == {0, 1, 2, 4, 5, 6}
+    # The hosts of its shards 1 and 2 in the other stages, those of its stage and of the chain, and the transfer of state.
+    assert generation.peers_of(3) == {0, 4, 2, 5} | {1} | {2, 4} | {6}
     assert generation.as_event()["stages"] == stages
+
+
+def test_in_stages_a_member_has_as_many_peers_among_many_as_among_few() -> None:
+    exchange = Exchange(exact=True, topology=Variant("ring", {}), by_tcp=False, between_nodes=False)
+    many = begin(128, 0, stages=tuple(rank // 32 for rank in range(128)))
+    many = replace(many, shards=tuple((rank % 32,) for rank in range(128)))
+    generation = Generation(many, schedule_of(many, exchange), groups=groups_of(many, exchange))
+    peers = [generation.peers_of(rank) for rank in range(128)]
+    assert all(rank in peers[peer] for rank in range(128) for peer in peers[rank])
+    assert {0, 32, 64, 96} - {0} <= peers[0]  # for digests
+    # Three stages, two of its ring, two of the ring of all, five of the vote, and the first rank's digests.
+    assert max(map(len, peers)) <= 3 + 2 + 2 + 5 + 3
 
 
 def test_members_are_connected_with_those_of_the_sum_and_of_the_vote() -> None:

@@ -151,14 +151,17 @@ class MemberActor:
 
     def run(
         self,
-        generation: Generation,
+        packed: bytes,
         rank: int,
         peers: dict[int, Any],
         slots: tuple[int, int] | None,
     ) -> Answer:
-        """Take part in a generation; returns `{"ended": Ended, "generation"}`, or what `card_failure` answers. slots: the
-        driver's process and its descriptor of the memory in which what shards keep outlives this process; None on another node
-        than the driver's."""
+        """Take part in a generation; returns `{"ended": Ended, "generation"}`, or what `card_failure` answers. packed: the
+        generation (`worker.member.generation.packed`); slots: the driver's process and its descriptor of the memory in which
+        what shards keep outlives this process; None on another node than the driver's."""
+        from orchestrator.worker.member.generation import Generation
+
+        generation = Generation.unpacked(packed)
         self._slots = slots
         self._reporter.eager = rank == 0
         answer = self._answer(lambda: self._run(generation, rank, peers))

@@ -33,7 +33,7 @@ from orchestrator.errors import RunFailed, WorkerLost
 from orchestrator.records.stacks import Home
 from orchestrator.worker.member import lasting_memory, stack_dump
 from orchestrator.worker.member.crash_record import CrashRecordReader
-from orchestrator.worker.member.generation import Generation
+from orchestrator.worker.member.generation import Generation, packed
 
 _ACKNOWLEDGE_SHARE = 0.75  # of the time between two heartbeats: each word costs the driver as much as a report
 _LAST_WORDS_S = 0.25  # for the last reports of a member that has died on another node
@@ -118,6 +118,8 @@ class Members:
         self._members: dict[int, _Member] = {}
         self._reports: deque[Report] = deque()
         self._answered: deque[tuple[int, _Asked, Any]] = deque()  # filled by threads of Ray
+        # the generation that was begun last, and its bytes: it is the same for hundreds of members, and pickled once
+        self._packed: tuple[Generation, bytes] | None = None
         self._dying: dict[int, tuple[float, str]] = {}  # who has died: until when last reports are waited for; why
         self._tries_answers = (
             True  # the next worker: one is enough, and if it is lost, the end of the run tells what it finds
@@ -156,7 +158,9 @@ class Members:
             self._relays.eager, self._relays.hurries = member, True
         known = self._members[member]
         slots = (os.getpid(), self._lasting_memory) if known.node == self._here else None
-        self._ask(member, "ran", known.actor.run.remote(generation, rank, peers, slots))
+        if self._packed is None or self._packed[0] is not generation:
+            self._packed = generation, packed(generation)
+        self._ask(member, "ran", known.actor.run.remote(self._packed[1], rank, peers, slots))
 
     def pid(self, member: int) -> int | None:
         """The id of its process; None before the member has reported it."""

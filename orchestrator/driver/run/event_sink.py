@@ -106,11 +106,13 @@ class EventSink:
     def agreed(self, run_manifest: Mapping[str, Any]) -> None:
         """Record the run manifest that the workers agree on."""
         self._record.run_manifest = run_manifest
+        if self.outcome.generations != 1:
+            return
         needed = self._record.memory
-        if needed is not None and self.outcome.generations == 1:
+        if needed is not None:
             self._progress.say(needed)
         unknown = run_manifest.get("unknown_operators")
-        if unknown and self.outcome.generations == 1:
+        if unknown:
             self._progress.say(
                 f"note: run.arithmetic=portable: {', '.join(unknown)} is on no page of operators, so nobody knows whether its "
                 "bits are the same on another processor"

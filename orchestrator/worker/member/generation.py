@@ -6,7 +6,9 @@ ProcessServices   the member's process as the engine sees it: heartbeat, events,
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import pickle
+import zlib
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Final, Protocol
 
@@ -52,6 +54,12 @@ class Generation:
     queues: tuple[MemoryHandle | None, ...] = ()
     # by worker's rank, the memory in which it shares a divided update; None for a worker that is alone on its host
     updates: tuple[MemoryHandle | None, ...] = ()
+
+    @classmethod
+    def unpacked(cls, content: bytes) -> Generation:
+        """The one of which these bytes were made by `packed`, in a process of the same run."""
+        found: Generation = pickle.loads(zlib.decompress(content))
+        return found
 
     @property
     def number(self) -> int:
@@ -111,18 +119,36 @@ class Generation:
         return Exchange(self.schedule, rank, self.number, transport, memory, deadline_s, self.votes)
 
     def peers_of(self, rank: int) -> frozenset[int]:
-        """The ranks that `rank` has to be connected with: those with which it adds up, votes or changes state. With a model in
-        stages these are all the others, since digests and shared parameters go straight to the members that need them."""
-        if self.begin.stages:
-            return frozenset(range(self.workers)) - {rank}
-        moving = {
-            peer
-            for donor, recipient, _ in self.begin.moves
-            for peer in (donor, recipient)
-            if rank in (donor, recipient)
-        }
+        """The ranks that `rank` has to be connected with: those with which it adds up, gathers, votes or changes state, and
+        those of the other stages that it exchanges messages with."""
+        begin = self.begin
+        pairs = [
+            *begin.state_transfers,
+            *begin.run_states,
+            *((donor, recipient) for donor, recipient, _ in begin.moves),
+        ]
+        changing = {peer for pair in pairs if rank in pair for peer in pair}
         exchanging = self.schedule.peers_of(rank) | self.votes.peers_of(rank)
-        return exchanging.union(self.donors_of(rank), self.recipients_of(rank), moving - {rank})
+        return exchanging.union(changing, self._peers_in_stages(rank) if begin.stages else ()) - {rank}
+
+    def _peers_in_stages(self, rank: int) -> Iterator[int]:
+        """With a model in stages: those of its own stage with which `rank` adds up, and the hosts of its shards in the others,
+        which give it activations, gradients and tied parameters. The first rank makes digests of what the first host of each
+        stage sends it."""
+        stage = self.begin.stages[rank]
+        yield from self.groups[stage].peers_of(rank)
+        for shard in self.begin.shards[rank]:
+            yield from (ranks[shard] for ranks in self.hosts)
+        first = [min(ranks) for ranks in self.hosts]
+        if rank == 0:
+            yield from first
+        elif rank == first[stage]:
+            yield 0
+
+
+def packed(generation: Generation) -> bytes:
+    """The generation as bytes, which the driver sends to each of its members."""
+    return zlib.compress(pickle.dumps(generation), 1)
 
 
 Wanted = Callable[[str], bool]  # whether a tensor of this name is

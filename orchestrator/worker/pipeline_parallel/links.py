@@ -108,21 +108,25 @@ class Links:
             self._border.send(self.hosts[self.stage - 1][task.shard], tag, what, seeded or _NOBODY)
 
     def refresh(self, held: StageTensors) -> None:
-        """Give the other stages that use them the present values of what is owned here, and take those of guests. All
-        members do this at the same moments: before each step and each evaluation."""
+        """Give the other stages that use them the present values of what is owned here, and take those of guests: from the
+        host of one's first shard, since all hosts of a stage have equal values. All members do this at the same moments:
+        before each step and each evaluation."""
         self._refreshed += 1
         transport, generation, timeout_s = self.wire.transport, self.wire.generation, self.wire.timeout_s
         for number, name in enumerate(self._tied):
             owner = self._cuts.owners[name]
-            giver, tag = self.groups[owner][0], Tag(generation, self._refreshed, 0, messages.TIED, number)
+            tag = Tag(generation, self._refreshed, 0, messages.TIED, number)
             users = [stage for stage in range(len(self.groups)) if stage != owner and name in self._cuts.hosted[stage]]
-            takers = [rank for stage in users for rank in self.groups[stage]]
-            if self.rank == giver:
-                payload = _raw(held.owned[name])
+            if self.stage == owner:
+                pairs = [(rank, self.hosts[stage].index(rank)) for stage in users for rank in self.groups[stage]]
+                takers = [taker for taker, shard in pairs if self.hosts[owner][shard] == self.rank]
+                if takers:
+                    payload = _raw(held.owned[name])
                 for taker in takers:
                     transport.send(taker, tag, payload)
                 transport.flush(timeout_s)
-            elif self.rank in takers:
+            elif self.stage in users:
+                giver = self.hosts[owner][self.shards[0]]
                 came = transport.receive(giver, tag, timeout_s).payload.clone()
                 guest = held.guests[name]
                 guest.data.copy_(came.view(guest.dtype).view(guest.shape))
