@@ -172,7 +172,8 @@ def test_a_stop_that_is_asked_of_any_member_is_gone_on_from_elsewhere(member: in
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", thinned(range(60), 60))
 def test_chaos(seed: int) -> None:
-    """Several at once, also in the midst of a recovery; wherever a stage keeps a host, nobody goes back."""
+    """Several at once, also in the midst of a recovery; wherever a stage keeps a host, nobody goes back. A recovery from a
+    checkpoint that is interrupted is begun once more, by each interruption at most."""
     dice = random.Random(seed)
     layout = dice.choice([SQUARE, RAGGED, Layout(3, "peer_to_peer", stages=2)])
     faults = [
@@ -182,4 +183,5 @@ def test_chaos(seed: int) -> None:
         for _ in range(dice.randint(2, 4))
     ]
     told = _survives(layout, *faults, kind=pipelines.Batchnorm, **EVERYTHING)
-    assert told.went_back <= sum(fault.what == "die" for fault in faults)
+    deaths = sum(fault.what == "die" for fault in faults)
+    assert told.went_back <= (len(faults) if deaths else 0)
