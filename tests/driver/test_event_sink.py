@@ -10,6 +10,7 @@ import pytest
 
 from orchestrator.data.drift import Drift, Shift
 from orchestrator.driver.recording.record import Record
+from orchestrator.driver.run import event_sink
 from orchestrator.driver.run.drift_watch import DataDrift
 from orchestrator.driver.run.event_sink import Audience, EventSink
 from orchestrator.records import lines
@@ -124,3 +125,15 @@ def test_that_no_row_could_be_tried_is_told_once_at_the_start_and_not_at_the_end
     for why, told in (("w", None), (None, None), ("other", "when it is served, the model answers all at once: other")):
         record.answers = {"rows": None, "why": why, "detail": None}
         assert Record.answering(record) == told
+
+
+def test_a_launch_that_takes_long_says_now_and_then_how_many_workers_are_ready(monkeypatch: pytest.MonkeyPatch) -> None:
+    now, shown = [100.0], list[str]()
+    monkeypatch.setattr(event_sink, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    record: Any = SimpleNamespace(tracker=None, journal=None)
+    progress: Any = SimpleNamespace(say=shown.append)
+    sink = EventSink(record, Audience(progress))
+    for workers in range(1, 129):
+        sink.ready(workers, 128)
+        now[0] += 0.25
+    assert shown == ["41 of 128 workers are ready", "81 of 128 workers are ready", "121 of 128 workers are ready"]

@@ -20,7 +20,7 @@ from orchestrator.driver.run.drift_watch import DataDrift, DriftWatch
 from orchestrator.driver.run.event_table import EVENTS
 from orchestrator.driver.run.time_log import TimeLog
 from orchestrator.driver.supervision import TakenOver
-from orchestrator.driver.terminal.progress import ProgressDisplay, say_obstacles
+from orchestrator.driver.terminal.progress import PLAIN_EVERY_S, ProgressDisplay, say_obstacles
 from orchestrator.errors import NotRerunnable, OrchestratorError, RunFailed
 from orchestrator.provenance.tracking import EXECUTION
 from orchestrator.records import input_audit, phases, trace
@@ -78,6 +78,7 @@ class EventSink:
         self._told_of_disk = False
         self._uploaded_at = time.monotonic()
         self._uploaded_once = False
+        self._counted_at = time.monotonic()  # when it was said last how many workers are ready
         self._taken_over: tuple[TakenOver, int] | None = None  # until the first step is done
         self._hosted_first: tuple[int, ...] = ()  # shards of each worker, until their speed was looked at
         self.outcome = RunOutcome()
@@ -135,6 +136,12 @@ class EventSink:
         say_obstacles(self._progress, obstacles)
         for note in notes:
             self._progress.say(f"note: {note}")
+
+    def ready(self, workers: int, wanted: int) -> None:
+        """Say now and then how many workers are ready, while the run waits for its first ones."""
+        if workers < wanted and time.monotonic() - self._counted_at >= PLAIN_EVERY_S:
+            self._counted_at = time.monotonic()
+            self._progress.say(f"{workers} of {wanted} workers are ready")
 
     def gives_way(self, node: str, niceness: int, ours: int) -> None:
         """Note that members of a joined Ray have a lower priority than this process."""

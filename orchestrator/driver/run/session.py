@@ -359,6 +359,9 @@ class Session:
         node, speed = self._member_directory.node(member), self._traits(answer["node"]).speed
         sites = tuple(answer.get("sites", ()))
         self._decide(events.Ready(member, answer["run_manifest"], can_restore, node, speed, sites, card))
+        if self._state.phase == "preparing":
+            members = self._state.requirements.members
+            self._event_sink.ready(self._state.members.count("worker", ready=True), members.start)
         if answer["node"] in self._draining:
             self._decide(events.Drained((member,), 0.0))
 
