@@ -44,9 +44,14 @@ def adapt(found: type, source: Source) -> type[Pipeline]:
     return Adapted
 
 
+def _nothing_amiss(*_asked: Any) -> list[str]:
+    return []
+
+
 @pytest.fixture
 def _adapter(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(table, "ADAPTERS", (table.Adapter("Module", ("tests.adapters",), adapt),))
+    adapter = table.Adapter("Module", ("tests.adapters",), adapt, _nothing_amiss, "Data")
+    monkeypatch.setattr(table, "ADAPTERS", (adapter,))
 
 
 @pytest.mark.usefixtures("_adapter")
@@ -74,7 +79,7 @@ def test_data_beside_a_pipeline_are_refused() -> None:
 
 
 def test_a_base_is_known_by_its_package_too() -> None:
-    adapter = table.Adapter("Module", ("tests.adapt", "torch"), adapt)
+    adapter = table.Adapter("Module", ("tests.adapt", "torch"), adapt, _nothing_amiss, "Data")
     assert not adapter.takes(Mine)
     assert adapter.takes(nn.Linear)
 

@@ -181,8 +181,8 @@ NOT_IN_STAGES = {
     "so staged:served is not on offer; set topology=ring, or cluster.stages=1",
     "sync=staged:free": "sync: with cluster.stages all stages of a model take a step together, so staged:free is not on offer; "
     "set sync=bsp, or cluster.stages=1",
-    "pipeline.target=staged:Own": "optimizer: the pipeline's optimizer() may look at all parameters; name one, as "
-    "optimizer=adamw, or cluster.stages=1, because a worker has one stage only",
+    "pipeline.target=staged:Own": "optimizer: the pipeline's optimizer() may look at all parameters; leave it out, and name "
+    "one, as optimizer=adamw, or cluster.stages=1, because a worker has one stage only",
     "pipeline.target=staged:Called": "pipeline: on_evaluation() gets the whole model; leave it out, or cluster.stages=1, "
     "because a worker has one stage only",
     "cluster.pipeline=staged:stuck": "cluster.pipeline: staged:stuck with stages of 1 + 1 members and 8 shards has a deadlock: "

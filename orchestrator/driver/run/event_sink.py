@@ -31,6 +31,7 @@ from orchestrator.worker.member.generation import Generation
 Callback = Callable[[Mapping[str, Any]], object]
 
 _REMEMBERED_LINES = 10_000
+_MANY_WORKERS = 16
 _MANY_PASSES = 4  # of one worker in a step
 _SMALL_PASS_S = 0.02  # a longer pass is more than the calls of its operators
 _UPLOAD_S = 30.0  # between two copies of the run's files in MLflow, which are made at checkpoints
@@ -138,8 +139,9 @@ class EventSink:
             self._progress.say(f"note: {note}")
 
     def ready(self, workers: int, wanted: int) -> None:
-        """Say now and then how many workers are ready, while the run waits for its first ones."""
-        if workers < wanted and time.monotonic() - self._counted_at >= PLAIN_EVERY_S:
+        """Say now and then how many workers are ready, while the run waits for its first ones, if they are many: a few are
+        ready at about the same time."""
+        if workers < wanted >= _MANY_WORKERS and time.monotonic() - self._counted_at >= PLAIN_EVERY_S:
             self._counted_at = time.monotonic()
             self._progress.say(f"{workers} of {wanted} workers are ready")
 
