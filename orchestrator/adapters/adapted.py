@@ -3,11 +3,14 @@ has no place in one."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
 from orchestrator.pipeline import Pipeline
+
+Apart = Callable[[], AbstractContextManager[object]]  # a block that leaves the process as it was
 
 
 @dataclass(frozen=True)

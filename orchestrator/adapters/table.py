@@ -11,17 +11,15 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from dataclasses import dataclass
 
 from orchestrator import pipeline
-from orchestrator.adapters.adapted import Course
+from orchestrator.adapters.adapted import Apart, Course
 from orchestrator.adapters.source import Source
 from orchestrator.common import import_string
 from orchestrator.errors import ConfigurationError
 from orchestrator.pipeline import Pipeline
-
-Apart = Callable[[], AbstractContextManager[object]]
 
 
 @dataclass(frozen=True)

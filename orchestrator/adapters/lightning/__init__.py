@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
+from collections.abc import Iterator
 
 from torch.optim import lr_scheduler
 
-from orchestrator.adapters.adapted import Course
+from orchestrator.adapters.adapted import Apart, Course
 from orchestrator.adapters.lightning import misfits
 from orchestrator.adapters.lightning.module_pipeline import Looks, ModulePipeline, Optimizes, Schedules, ToldSteps
 from orchestrator.adapters.lightning.reading import Reading, is_shown, logged, names_in
 from orchestrator.adapters.source import Source
 from orchestrator.common import import_string
 from orchestrator.errors import ConfigurationError, PipelineRaised, code_of, coded
-
-Apart = Callable[[], AbstractContextManager[object]]
 
 _ASKED = (
     *(

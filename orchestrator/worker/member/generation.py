@@ -135,11 +135,11 @@ class Generation:
         """With a model in stages: those of its own stage with which `rank` adds up, and the hosts of its shards in the others,
         which give it activations, gradients and tied parameters. The first rank makes digests of what the first host of each
         stage sends it."""
-        stage = self.begin.stages[rank]
+        stage, hosts = self.begin.stages[rank], self.hosts
         yield from self.groups[stage].peers_of(rank)
         for shard in self.begin.shards[rank]:
-            yield from (ranks[shard] for ranks in self.hosts)
-        first = [min(ranks) for ranks in self.hosts]
+            yield from (ranks[shard] for ranks in hosts)
+        first = [min(ranks) for ranks in hosts]
         if rank == 0:
             yield from first
         elif rank == first[stage]:
