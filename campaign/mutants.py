@@ -52,15 +52,14 @@ _MOST_S: Final = 240.0  # of a processor, so that a busy machine finds no less
 
 @dataclass(frozen=True)
 class Mutant:
-    """plant: puts it in place until the stack is closed; hunt: with the mutant; before: without it, by the same seed, so that
-    a hunt that fails anyhow finds nothing; missed: why it is not found, where that is known."""
+    """A bug that is planted, and the hunt that should find it."""
 
-    name: str
-    plant: Callable[[ExitStack], None]
-    hunt: Hunt
-    before: Hunt = lambda _: None
-    seeds: int = 400
-    missed: str = ""
+    name: str  # the bug in words
+    plant: Callable[[ExitStack], None]  # puts it in place until the stack is closed
+    hunt: Hunt  # with the mutant
+    before: Hunt = lambda _: None  # without it, by the same seed: a hunt that fails anyhow finds nothing
+    seeds: int = 400  # to be tried at most
+    missed: str = ""  # why it is not found, where that is known
 
 
 def hunt(mutant: Mutant) -> dict[str, Any]:
