@@ -15,9 +15,10 @@ from __future__ import annotations
 
 import random
 import sys
+import sysconfig
 import traceback
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 from typing import Any, Final, NamedTuple, Protocol
 
@@ -33,7 +34,12 @@ _MOST: Final = 4  # shapes; each recording has memory of its own for what its pa
 _COMPARED: Final = 2  # micro-batches of a shape
 _WARM_UPS: Final = 3  # what libraries choose or allocate in their first calls is no part of a recording
 
-_LIBRARIES = tuple(map(str, {Path(torch.__file__).parent.parent, Path(sys.prefix), Path(__file__).parents[2]}))
+_LIBRARIES = tuple(
+    map(
+        str,
+        {Path(torch.__file__).parent.parent, Path(sys.prefix), sysconfig.get_path("stdlib"), Path(__file__).parents[2]},
+    )
+)
 
 Judged = tuple[torch.Tensor, Any]  # loss and weight, a tensor or a number
 
@@ -47,25 +53,54 @@ class Recorder(Protocol):
 
 
 class CudaRecorder:
-    """Implements `Recorder`. Source: PyTorch, "CUDA semantics", section CUDA Graphs."""
+    """Implements `Recorder`. Source: PyTorch, "CUDA semantics", section CUDA Graphs.
+
+    A capture that fails is the ordinary way to learn that work looks at values. torch leaves it half ended, so the rest is
+    ended here. Without that its stream stays current, memory that a copy used is never given again, and the generator of
+    random numbers refuses to draw outside a capture.
+    """
+
+    def __init__(self) -> None:
+        self._side: torch.cuda.Stream | None = None  # of all warm-ups: cuBLAS keeps memory for each stream
+        # torch's allocators may ask these as long as this process lives.
+        self._failed: list[torch.cuda.CUDAGraph] = []
 
     def record(self, work: Callable[[], None]) -> Callable[[], None]:
-        stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-        stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):
+        current = torch.cuda.current_stream()
+        side = self._side = self._side or torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        side.wait_stream(current)
+        with torch.cuda.stream(side):
             for _ in range(_WARM_UPS):
                 work()
-        torch.cuda.current_stream().wait_stream(stream)
+        current.wait_stream(side)
         torch.cuda.synchronize()
-        graph = torch.cuda.CUDAGraph()
+        graph, pool = torch.cuda.CUDAGraph(), torch.cuda.graph_pool_handle()
         try:
             # Other threads of this process may copy or allocate meanwhile, as a checkpoint's does.
-            with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+            with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
                 work()
+        except BaseException:
+            torch.cuda.set_stream(current)
+            self._end(graph, pool)
+            raise
         finally:
             torch.cuda.synchronize()
             torch.cuda.empty_cache()  # what the warm-ups took
         return graph.replay
+
+    def _end(self, graph: torch.cuda.CUDAGraph, pool: Any) -> None:
+        """Some versions of torch have done a part of this already, and raise then."""
+        self._failed.append(graph)
+        with suppress(RuntimeError):
+            graph.reset()
+        device = torch.cuda.current_device()
+        end, release = getattr(torch._C, "_cuda_endAllocateToPool", None), getattr(torch._C, "_cuda_releasePool", None)
+        for call in (end, release):
+            if call is not None:
+                with suppress(RuntimeError):
+                    call(device, pool)
+        generator = torch.cuda.default_generators[device]
+        generator.graphsafe_set_state(torch.Generator(generator.device))  # a state that no capture has begun with
 
 
 class Work(NamedTuple):
@@ -228,11 +263,23 @@ def _bits(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.detach().contiguous().reshape(-1).view(torch.uint8)
 
 
-def _reason(error: Exception) -> str:
-    """The operation that cannot be recorded, with the line of the user's code that calls it."""
-    what = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-    if gpu_memory.ran_out(error):
+def _reason(error: BaseException) -> str:
+    """The operation that cannot be recorded, with the line of the user's code that calls it. The first error counts: one that
+    is raised as a capture ends says only that something was wrong before, and has that as its context."""
+    chain = [error]
+    while (before := chain[-1].__context__) is not None:
+        chain.append(before)
+    lines = [_users_line(each) for each in chain]
+    first = max((nth for nth, line in enumerate(lines) if line), default=len(chain) - 1)
+    text = str(chain[first]).strip()
+    what = text.splitlines()[0] if text else type(chain[first]).__name__
+    if any(map(gpu_memory.ran_out, chain)):
         return f"the GPU has no memory for a recording, which keeps what its passes need: {what}"
+    return f"{lines[first]}{what}"
+
+
+def _users_line(error: BaseException) -> str:
+    """The innermost line of the user's code that the error came through, empty where there is none."""
     frames = traceback.extract_tb(error.__traceback__)
     own = [frame for frame in frames if not frame.filename.startswith((*_LIBRARIES, "<"))]
-    return f"{own[-1].filename}:{own[-1].lineno}: {own[-1].line}: {what}" if own else what
+    return f"{own[-1].filename}:{own[-1].lineno}: {own[-1].line}: " if own else ""

@@ -1,0 +1,125 @@
+"""A double of what torch.cuda promises of captures, and of how it fails.
+
+A capture that has looked at a value raises where it does so, and once more as it ends. In torch 2.11 and 2.12 its stream, its
+pool and its generator are not put back then; later versions put back a part.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import torch
+
+CAPTURE = "capture"
+
+
+class Card:
+    """A double of what torch keeps for one GPU. ended: whether this version ends allocation to a pool by itself."""
+
+    def __init__(self, *, ended: bool) -> None:
+        self.stream: Any = Stream()
+        self.at: list[Any] = []  # the stream of each pass
+        self.pools: dict[int, int] = {}  # how many hold each
+        self.underway: list[int] = []  # pools that take what is allocated
+        self.capturing = False
+        self.draws_in_capture = False  # whether the generator refuses to draw elsewhere
+        self.invalid = False
+        self._ended = ended
+
+    def launch(self) -> None:
+        self.at.append(self.stream)
+
+    def look(self) -> None:
+        if self.capturing:
+            self.invalid = True
+            raise RuntimeError("CUDA error: operation not permitted when stream is capturing")
+
+    def draw(self) -> None:
+        if self.draws_in_capture:
+            raise RuntimeError("Offset increment outside graph capture encountered unexpectedly.")
+
+    @contextmanager
+    def within(self, stream: Any) -> Iterator[None]:
+        before, self.stream = self.stream, stream
+        yield
+        self.stream = before
+
+    @contextmanager
+    def capture(self, _graph: Any, pool: int, capture_error_mode: str) -> Iterator[None]:
+        assert capture_error_mode == "thread_local"
+        before, self.stream = self.stream, CAPTURE
+        self.pools[pool] = self.pools.get(pool, 0) + 1
+        self.underway.append(pool)
+        self.capturing = self.draws_in_capture = True
+        try:
+            yield
+        finally:
+            self.capturing = False
+            if self.invalid and self._ended:
+                self.underway.remove(pool)
+            if self.invalid:
+                raise RuntimeError("CUDA error: operation failed due to a previous error during capture")
+            self.underway.remove(pool)
+            self.draws_in_capture = False
+            self.stream = before
+
+    def end(self, device: int, pool: int) -> None:
+        assert device == 0
+        if pool not in self.underway:
+            raise RuntimeError("endAllocatePool: not currently recording to mempool_id")
+        self.underway.remove(pool)
+
+    def release(self, device: int, pool: int) -> None:
+        assert device == 0
+        self.pools[pool] -= 1
+
+
+class Graph:
+    def __init__(self) -> None:
+        self.replays = 0
+
+    def replay(self) -> None:
+        self.replays += 1
+
+    def reset(self) -> None:
+        pass
+
+
+class Generator:
+    device = torch.device("cpu")
+
+    def __init__(self, card: Card) -> None:
+        self._card = card
+
+    def graphsafe_set_state(self, state: torch.Generator) -> None:
+        assert isinstance(state, torch.Generator)
+        self._card.draws_in_capture = False
+
+
+class Stream:
+    def wait_stream(self, stream: Any) -> None:
+        pass
+
+
+def patched(monkeypatch: pytest.MonkeyPatch, *, ended: bool = False) -> Card:
+    card = Card(ended=ended)
+    for name, value in {
+        "Stream": Stream,
+        "stream": card.within,
+        "current_stream": lambda: card.stream,
+        "set_stream": lambda stream: setattr(card, "stream", stream),
+        "synchronize": lambda: None,
+        "empty_cache": lambda: None,
+        "CUDAGraph": Graph,
+        "graph": card.capture,
+        "graph_pool_handle": lambda: 7,
+        "current_device": lambda: 0,
+        "default_generators": (Generator(card),),
+    }.items():
+        monkeypatch.setattr(torch.cuda, name, value)
+    monkeypatch.setattr(torch._C, "_cuda_endAllocateToPool", card.end, raising=False)
+    monkeypatch.setattr(torch._C, "_cuda_releasePool", card.release, raising=False)
+    return card

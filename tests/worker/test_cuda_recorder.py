@@ -1,0 +1,41 @@
+"""Captures on a card: what warms up, what is captured, and that one that fails leaves nothing half ended."""
+
+from __future__ import annotations
+
+import pytest
+
+from orchestrator.worker.model import shard_graphs
+from orchestrator.worker.model.shard_graphs import CudaRecorder
+from tests.worker import captures
+from tests.worker.captures import CAPTURE, patched
+
+
+def test_work_is_warmed_up_on_one_side_stream_and_captured_on_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    card, recorder = patched(monkeypatch), CudaRecorder()
+    before = card.stream
+    for _ in range(2):
+        recorder.record(card.launch)()
+    side, captured = card.at[0], card.at[3]
+    assert card.at == [side, side, side, captured] * 2
+    assert captured == CAPTURE
+    assert side is not before
+    assert card.stream is before
+    assert not card.underway
+    card.draw()
+
+
+@pytest.mark.parametrize("ended", [False, True])
+def test_a_capture_that_fails_leaves_nothing_half_ended(monkeypatch: pytest.MonkeyPatch, *, ended: bool) -> None:
+    card = patched(monkeypatch, ended=ended)
+    before = card.stream
+    monkeypatch.setattr(shard_graphs, "_LIBRARIES", (*shard_graphs._LIBRARIES, captures.__file__))
+    with pytest.raises(RuntimeError, match="previous error") as raised:
+        CudaRecorder().record(lambda: card.look())
+    assert card.stream is before
+    assert not card.underway
+    assert set(card.pools.values()) == {0}
+    card.draw()
+    # The line that looks is told, and not that the capture could not end.
+    told = shard_graphs._reason(raised.value)
+    assert told.startswith(__file__)
+    assert told.endswith("card.look()): CUDA error: operation not permitted when stream is capturing")
