@@ -11,6 +11,7 @@ from __future__ import annotations
 import ctypes
 import os
 import re
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -95,13 +96,38 @@ def describe() -> dict[str, Any]:
     }
 
 
-def answered(answer: Any) -> Any:
-    """The result of a call of `cuda.bindings` without its error code: the value, or a list of several or of none. Raises
-    RuntimeError where CUDA refuses."""
+def answered(answer: Any, call: str = "") -> Any:
+    """The result of a call of `cuda.bindings` without its error code: the value, or a list of several or of none. call: its
+    name. Raises RuntimeError where CUDA refuses."""
     code, *values = answer if isinstance(answer, tuple) else (answer,)
     if int(code) != 0:
-        raise RuntimeError(f"CUDA refuses: {code}")
+        # By its name, which `card_faults` knows: as text some versions give the number alone.
+        name = getattr(code, "name", None)
+        raise RuntimeError(f"CUDA refuses{call and f' {call}'}: {f'{name} ({int(code)})' if name else int(code)}")
     return values[0] if len(values) == 1 else values
+
+
+class DriverCalls:
+    """Calls of the CUDA driver by `cuda.bindings`, from any thread, in the context that was current when this was made. torch
+    makes it current in a thread only when that computes."""
+
+    def __init__(self) -> None:
+        from cuda.bindings import driver
+
+        self.driver: Any = driver
+        self._context = answered(driver.cuCtxGetCurrent(), "cuCtxGetCurrent")
+        self._of_thread = threading.local()
+
+    def __call__(self, name: str, *arguments: Any) -> Any:
+        """The value. Raises RuntimeError."""
+        return answered(self.answer(name, *arguments), name)
+
+    def answer(self, name: str, *arguments: Any) -> Any:
+        """As the driver gives it."""
+        if not getattr(self._of_thread, "has_context", False):
+            answered(self.driver.cuCtxSetCurrent(self._context), "cuCtxSetCurrent")
+            self._of_thread.has_context = True
+        return getattr(self.driver, name)(*arguments)
 
 
 def card() -> dict[str, str]:

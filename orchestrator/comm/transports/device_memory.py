@@ -58,10 +58,10 @@ class Driver(Protocol):
         """A handle of the memory of a descriptor, which stays the caller's. Raises RuntimeError where it cannot be had here."""
 
     def map(self, handle: Any, size_bytes: int, *, writable: bool) -> int:
-        """The address. Raises RuntimeError."""
+        """The address. Raises RuntimeError, having let go of the handle."""
 
     def give_back(self, handle: Any, address: int, size_bytes: int) -> None:
-        """Unmap it and let go of the handle. Nothing that is enqueued uses it."""
+        """Unmap it and let go of the handle, when what was enqueued is done with it. From any thread."""
 
     def tensor(self, owner: object, address: int, dtype: torch.dtype, elements: int) -> torch.Tensor:
         """A view of that memory: [elements]. It keeps `owner` alive."""
@@ -104,6 +104,7 @@ class DeviceRegions:
         self._mappings: list[DeviceMapping] = []
         self._index = RegionIndex()
         self.allocate(_PROBE_ELEMENTS, torch.int64).copy_(_pattern())
+        self.settle()  # a peer may look at it at once
 
     @property
     def descriptors(self) -> tuple[Descriptor, ...]:

@@ -20,7 +20,7 @@ import torch
 
 from orchestrator.common import file_cache
 from orchestrator.numerics.compiled import inverts
-from orchestrator.numerics.cuda import answered
+from orchestrator.numerics.cuda import DriverCalls, answered
 from orchestrator.numerics.device.kernels import SIZE_BYTES, Adder, moved, packed_room
 from orchestrator.numerics.exact import start_of
 from orchestrator.numerics.layout import BLOCK, Layout
@@ -85,16 +85,14 @@ class Launcher:
     """Starts the kernels of a module on torch's current stream."""
 
     def __init__(self, code: bytes) -> None:
-        from cuda.bindings import driver
-
-        self._driver: Any = driver
-        self._module = answered(driver.cuModuleLoadData(code))
-        self._functions = {name: answered(driver.cuModuleGetFunction(self._module, name.encode())) for name in KINDS}
+        self._call = DriverCalls()
+        self._module = self._call("cuModuleLoadData", code)
+        self._functions = {name: self._call("cuModuleGetFunction", self._module, name.encode()) for name in KINDS}
 
     def __call__(self, name: str, blocks: int, values: Sequence[int | float], kinds: Sequence[Any]) -> None:
         stream = torch.cuda.current_stream().cuda_stream
         packed = (tuple(values), tuple(kinds))
-        answered(self._driver.cuLaunchKernel(self._functions[name], blocks, 1, 1, _THREADS, 1, 1, 0, stream, packed, 0))
+        self._call("cuLaunchKernel", self._functions[name], blocks, 1, 1, _THREADS, 1, 1, 0, stream, packed, 0)
 
 
 class Compiled:
