@@ -15,9 +15,10 @@ import torch
 
 from benchmarks import pages
 from benchmarks.gpu import __main__ as gpu
-from benchmarks.gpu import bits, memory, parts, plain, runs, sharing
+from benchmarks.gpu import bits, machine, memory, parts, plain, runs, sharing
 from benchmarks.gpu.__main__ import NO_GPU, main, perform
 from benchmarks.gpu.budget import granted
+from benchmarks.gpu.kept import Kept
 from benchmarks.gpu.parts import CARD, CASES, PARTS, TOY, Bench, Part, Step
 from benchmarks.gpu.plain import Loop, heard
 from benchmarks.gpu.report import ROWS, Row, page, table
@@ -95,6 +96,66 @@ def test_parts_that_fail_are_told_and_the_others_follow(
         "long: 0 of 50 s are over; --only long measures it (skipped)",
     ]
     assert "FAILED: fails: no such key" in capsys.readouterr().out
+
+
+def test_what_a_failure_says_is_kept_with_its_traceback_and_the_records_of_its_run(tmp_path: Path) -> None:
+    bench = Bench(TOY, kept=Kept(tmp_path / "kept"))
+
+    def fails(bench: Bench, _seconds: float) -> None:
+        with bench.project("a case, in a ring") as project:
+            run = project / ".orchestrator" / "7f"
+            run.mkdir(parents=True)
+            for name in ("error.txt", "journal.jsonl", "weights.safetensors"):
+                (run / name).write_text(name)
+            (project / "run.yaml").write_text("{}")
+            raise RunFailed("it exited with 1", "all that it said")
+
+    perform(bench, [Part("some", 1, fails)], 100)
+    folder = tmp_path / "kept"
+    assert {str(each.relative_to(folder)) for each in folder.rglob("*.*")} == {
+        *("log.txt", "failures.txt", "a-case-in-a-ring/run.yaml"),
+        *("a-case-in-a-ring/7f/error.txt", "a-case-in-a-ring/7f/journal.jsonl"),
+    }
+    told = (folder / "failures.txt").read_text()
+    assert told.startswith("some: it exited with 1\nTraceback (most recent call last):\n")
+    assert told.rstrip().endswith("all that it said")
+    assert "FAILED: some: it exited with 1" in (folder / "log.txt").read_text()
+
+
+def test_a_way_to_sum_that_ends_its_process_is_told_and_tried_again_where_each_call_waits(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    asked: list[Mapping[str, str]] = []
+
+    def executed(
+        command: Sequence[str], _folder: Path, _s: float, place: runs.Place = runs.HERE
+    ) -> tuple[int, str, str]:
+        asked.append(place.variables)
+        if command[3] == "kernels":
+            return 1, "", "Traceback\nAcceleratorError: an illegal memory access"
+        return 0, '{"count": 9, "differed": ["layout 3: total of tensor 0"]}\n', ""
+
+    monkeypatch.setattr(runs, "executed", executed)
+    bench = Bench(CARD, kept=Kept(tmp_path))
+    parts.kernels(bench, 100)
+    assert bench.missing == [
+        "sums by kernels: the process exited with 1: AcceleratorError: an illegal memory access",
+        "operations of torch: layout 3: total of tensor 0",
+    ]
+    assert bench.checks == ["sums by operations of torch: 8 of 9 random layouts have the bits of the processor"]
+    assert asked == [{}, {"CUDA_LAUNCH_BLOCKING": "1"}, {}]
+    assert "again with CUDA_LAUNCH_BLOCKING=1\n" in (tmp_path / "failures.txt").read_text()
+
+
+def test_what_the_card_tells_of_itself_is_told_as_far_as_it_comes(monkeypatch: pytest.MonkeyPatch) -> None:
+    said = iter([(None, "Python\nnvidia-smi: ours\n", ""), (0, f"Python\n{machine.CARD}ours\n", "")])
+    monkeypatch.setattr(machine, "executed", lambda *_: next(said))
+    told: list[str] = []
+    card, trouble = machine.look("cuda", told.append, 9.0)
+    assert (told, card) == (["Python", "nvidia-smi: ours"], "a card that does not tell of itself")
+    assert trouble.startswith("it did not end in 9 s, after these lines:\nPython\n")
+    assert machine.look("cuda", told.append) == ("ours", "")
+    assert next(iter(machine.lines("cpu"))).startswith("Python ")
 
 
 # --- What records say -------------------------------------------------------------------------------------------------------
@@ -196,7 +257,7 @@ def test_without_a_gpu_it_says_so_and_exits_with_2(capsys: pytest.CaptureFixture
 @pytest.mark.parametrize(
     ("arguments", "why"),
     [
-        (["--only", "kernels,speed"], "no part speed; there are kernels,"),
+        (["--only", "kernels,speed"], "no part speed; there are cards, kernels,"),
         (["--check", "--page", "x"], "needs all parts"),
     ],
 )
@@ -275,6 +336,21 @@ def test_a_bit_that_differs_is_found() -> None:
     count, differed = bits.rounds(OffByOne(), "cpu", 5, math.inf)
     assert len(differed) == count
     assert differed[0].startswith("layout 0: total of tensor ")
+    assert "1 of 120 differ, the first at 21: " in differed[0]
+
+
+class Fails(OffByOne):
+    """As that, and updates raise."""
+
+    def absorb(self, *_: Any) -> None:
+        raise RuntimeError("CUDA error: an illegal memory access was encountered\nand more")
+
+
+def test_what_one_kernel_does_wrong_hides_nothing_of_another(capsys: pytest.CaptureFixture[str]) -> None:
+    _, differed = bits.rounds(Fails(), "cpu", 1, math.inf)
+    assert [line.split(":")[1].strip().split()[0] for line in differed] == ["total", "updates"]
+    assert differed[1] == "layout 0: updates: RuntimeError: CUDA error: an illegal memory access was encountered"
+    assert "in absorb" in capsys.readouterr().err
 
 
 @pytest.mark.slow

@@ -1,10 +1,11 @@
 """`make gpu`: what this program does on a GPU, in at most 8 minutes: its bits, then its times beside plain PyTorch.
 
-    python -m benchmarks.gpu [--check] [--only kernels,bfloat16-8] [--page docs/benchmarks/gpu.md]
+    python -m benchmarks.gpu [--check] [--only kernels,bfloat16-8] [--page FILE] [--keep FOLDER] [--seconds 580]
 
 Needs a GPU, torch 2.11 or newer with CUDA, and what `orchestrator` imports, which may lie on PYTHONPATH; no `make setup` and no
-data. Checked first, in 4 minutes (--check: these alone):
+data. First it tells what there is: card, driver, versions, variables. Checked then, in 270 s (--check: these alone):
 
+    cards            what `doctor` tries on each card: kernels compile, memory is shared
     kernels          sums on the card beside the processor's: random layouts, strides, denormals, special values; to the bit
     memory-shared    memory of the card that processes share, its owner killed by SIGKILL in the middle of a kernel
     digests          runs of small models: one worker; three of which one is killed by SIGKILL; four; two stages; and
@@ -13,7 +14,8 @@ data. Checked first, in 4 minutes (--check: these alone):
 
 Then times, each run in a process of its own beside plain PyTorch on the same card: steps, device memory, a start, a loss, a
 checkpoint. A part that has no time left, or whose setting this version lacks, is skipped with a line; --only names parts.
---page: the result replaces the one that stands there. Exits with 1 where a check or a part failed, and with 2 where no GPU is.
+--page: the result replaces the one that stands there. --keep: a folder for all lines, and for tracebacks, output and records of
+what failed; else a new one in /tmp. Exits with 1 where a check or a part failed, and with 2 where no GPU is.
 """
 
 from __future__ import annotations
@@ -27,12 +29,14 @@ from pathlib import Path
 
 from benchmarks import bench as side_by_side
 from benchmarks import pages
+from benchmarks.gpu import machine
 from benchmarks.gpu.budget import granted
+from benchmarks.gpu.kept import Kept
 from benchmarks.gpu.parts import CARD, PARTS, Bench, Part, Scale
 from benchmarks.gpu.report import page, table
-from benchmarks.gpu.runs import OutOfTime, has_setting
+from benchmarks.gpu.runs import has_setting
 
-CHECKS_S, ALL_S = 240.0, 460.0  # a command that is ended, and what follows the last part, take some seconds
+CHECKS_S, ALL_S = 270.0, 460.0  # a command that is ended, and what follows the last part, take some seconds
 NO_GPU = 2
 
 
@@ -48,28 +52,13 @@ def no_gpu() -> str | None:
     return f"no GPU is here to be measured: {why or 'torch finds none; look at nvidia-smi'}"
 
 
-def card(device: str) -> str:
-    """The device, with its versions; starts CUDA in this process, so it comes last."""
-    import torch
-
-    from orchestrator.numerics import cuda
-
-    if device != "cuda":
-        return "no card: toy sizes on processors, which say nothing about speed"
-    found, versions = torch.cuda.get_device_properties(0), cuda.describe()
-    return (
-        f"{found.name} ({found.multi_processor_count} multiprocessors, compute capability {found.major}.{found.minor}, "
-        f"{found.total_memory / 2**30:.0f} GiB), driver {versions['driver']}, "
-        f"CUDA {versions['cuda']}, cuDNN {versions['cudnn']}"
-    )
-
-
-def perform(bench: Bench, parts: Sequence[Part], total_s: float) -> None:
-    """All parts in turn, each in its time. One that fails is told, and the others follow."""
+def perform(bench: Bench, parts: Sequence[Part], total_s: float, longer: float = 1.0) -> None:
+    """All parts in turn, each in its time. One that fails is told, and the others follow. longer: so many times its share."""
     planned_s = 0.0
     for part in parts:
-        seconds = granted(part.share_s, planned_s, bench.elapsed_s, total_s)
-        planned_s += part.share_s
+        share_s = longer * part.share_s
+        seconds = granted(share_s, planned_s, bench.elapsed_s, total_s)
+        planned_s += share_s
         if part.needs is not None and not has_setting("run", part.needs):
             bench.skipped(f"{part.name}: this version has no run.{part.needs}")
         elif seconds is None:
@@ -80,17 +69,17 @@ def perform(bench: Bench, parts: Sequence[Part], total_s: float) -> None:
             bench.tell(f"{part.name}, at most {seconds:.0f} s")
             try:
                 part.work(bench, seconds)
-            except OutOfTime as error:
-                bench.skipped(f"{part.name}: {error}")
             except (Exception, SystemExit) as error:
-                bench.wrong(f"{part.name}: {str(error) or type(error).__name__}")
+                bench.raised(part.name, error)
 
 
 def _parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.gpu")
-    parser.add_argument("--check", action="store_true", help="bits, digests and kills alone; 4 minutes")
+    parser.add_argument("--check", action="store_true", help="bits, digests and kills alone; 270 s")
     parser.add_argument("--only", type=_named, help=f"parts, of {', '.join(part.name for part in PARTS)}")
     parser.add_argument("--page", type=Path)
+    parser.add_argument("--keep", type=Path, help="a folder for all lines, and for what tells more of failures")
+    parser.add_argument("--seconds", type=float, help="at most so long; each part gets more of it, or less")
     chosen = parser.parse_args(arguments)
     if chosen.page is not None and (chosen.check or chosen.only):
         parser.error("--page needs all parts: what it replaces is one run's")
@@ -112,16 +101,22 @@ def main(arguments: Sequence[str] | None = None, scale: Scale = CARD, total_s: f
         print(why, file=sys.stderr)
         return NO_GPU
     parts = chosen.only or [part for part in PARTS if part.check or not chosen.check]
-    bench = Bench(scale)
-    perform(bench, parts, total_s or (CHECKS_S if chosen.check else ALL_S))
+    bench = Bench(scale, kept=Kept(chosen.keep))
+    found, trouble = machine.look(scale.device, bench.tell)
+    if trouble:
+        bench.wrong("the card does not tell of itself", trouble)
+    usual = CHECKS_S if chosen.check else ALL_S
+    total_s = total_s or chosen.seconds or usual
+    perform(bench, parts, total_s, 1.0 if chosen.only else max(1.0, (chosen.seconds or usual) / usual))
     today = datetime.datetime.now(datetime.UTC).strftime("%d %B %Y").lstrip("0")
-    where = f"{today}, {card(scale.device)}; {side_by_side.machine()}; {bench.elapsed_s / 60:.1f} minutes."
+    where = f"{today}, {found}; {side_by_side.machine()}; {bench.elapsed_s / 60:.1f} minutes."
     print(where)
     if not chosen.check:
         print(table(bench.found))
     if chosen.page is not None:
         pages.replace(chosen.page, "gpu", page(where, bench.checks, bench.found, bench.missing))
-    print("something failed: the lines with FAILED" if bench.failed else "nothing failed")
+    kept = f", and more in {bench.kept.place}" if bench.kept.place is not None else ""
+    print(f"something failed: the lines with FAILED{kept}" if bench.failed else "nothing failed")
     return int(bench.failed)
 
 

@@ -1,5 +1,9 @@
 """The sums of a device beside the processor's, on the same numbers: the contract of tests/numerics/device without pytest.
 
+    python -m benchmarks.gpu.bits DEVICE NAME LAYOUTS SECONDS
+
+prints what one implementation came to, as JSON.
+
 Random layouts, weights, absent tensors, strides, places in memory, denormals and special values. Magnitudes without a grid and
 on one that fits, totals, results and fingerprints have to be equal to the bit.
 """
@@ -7,9 +11,12 @@ on one that fits, totals, results and fingerprints have to be equal to the bit.
 from __future__ import annotations
 
 import itertools
+import json
 import random
+import sys
 import time
-from collections.abc import Callable, Sequence
+import traceback
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final
 
 import numpy
@@ -38,51 +45,73 @@ _SHAPES: Final[Sequence[tuple[int, ...]]] = (
     *((4095,), (4096,), (9001,), (120, 130)),
 )
 _DIVISORS: Final = (1.0, 3.0, 7.0, 8.0, 49.0, 0.7, 0.5, 1e-3)
+_TOLD: Final = 12  # differences after which no further layout is tried
+_LARGE: Final = 136_314_880  # elements of the sums that are timed
 _BAD: Final = (float("nan"), float("inf"), -float("inf"))
 Tensors = list[torch.Tensor | None]
 Shard = tuple[float, Tensors, Tensors]  # weight; here, and the same on the device
 
 
 def rounds(kernels: Kernels, device: str, most: int, until: float) -> tuple[int, list[str]]:
-    """How many were tried until that moment of the monotonic clock, at most so many; and what differed."""
+    """How many were tried until that moment of the monotonic clock, at most so many; and what differed. It ends with the layout
+    in which that becomes more than is worth reading."""
     differed: list[str] = []
     for number in range(most):
-        if number and time.monotonic() > until:
+        if number and (time.monotonic() > until or len(differed) > _TOLD):
             return number, differed
-        try:
-            found = difference(kernels, device, number) or difference_of_bad(kernels, device, number)
-        except Exception as error:
-            found = f"{type(error).__name__}: {error}"
-        if found:
-            differed.append(f"layout {number}: {found}")
+        differed += [f"layout {number}: {each}" for each in _differences(kernels, device, number)]
     return most, differed
 
 
-def difference(kernels: Kernels, device: str, seed: int) -> str | None:
-    """The difference for the layout of this seed, if there is one."""
+def _differences(kernels: Kernels, device: str, seed: int) -> Iterator[str]:
+    """The differences for the layout of this seed, by kind of kernel: a fault of one hides nothing of the others."""
     dice = random.Random(seed)
     layout, shards = model(dice, device)
+    whole = torch.zeros(layout.size, dtype=torch.float64)
+    checks: dict[str, Callable[[], str | None]] = {
+        "sums": lambda: _difference_of_sums(kernels, layout, shards, whole, device),
+        "results": lambda: _difference_of_results(kernels, whole, dice.choice(_DIVISORS), device),
+        "updates": lambda: _difference_of_updates(kernels, layout, dice, device),
+        "packing": lambda: _difference_of_packing(kernels, whole, device),
+        "packing of integers": lambda: _difference_of_packing(
+            kernels, whole.view(torch.int64) >> dice.randint(0, 63), device
+        ),
+        "values that are not finite": lambda: difference_of_bad(kernels, device, seed),
+    }
+    for name, check in checks.items():
+        try:
+            found = check()
+        except Exception as error:
+            print(f"{name}, layout {seed}:", traceback.format_exc(), sep="\n", file=sys.stderr)
+            found = f"{name}: {type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
+        if found:
+            yield found
+
+
+def _difference_of_sums(
+    kernels: Kernels, layout: Layout, shards: Sequence[Shard], whole: torch.Tensor, device: str
+) -> str | None:
+    """whole: gets the total as it has to be, with zeros where no tensor lies, as in a run."""
     right = torch.full((layout.size,), 5.0, dtype=torch.float64)
     mine = right.to(device, copy=True)
     reference, accumulator = exact.Accumulator(layout, right, exact=True), Accumulator(layout, mine, kernels)
-    grid = Grid.unset(len(layout.slots), len(shards))
-    for gridded in ("without a grid", "on a grid"):
+    grid, steps = Grid.unset(len(layout.slots), len(shards)), []
+    for name in ("without a grid", "on a grid"):
         wanted = _summed(reference, [(weight, here) for weight, here, _ in shards], grid)
+        steps.append((name, grid, wanted))
+        grid = grid.refit(wanted.max(0).tolist())
+    for slot in layout.slots:
+        part = slice(slot.offset, slot.offset + slot.elements)
+        whole[part] = right[part]
+    for name, grid, wanted in steps:
         found = _summed(accumulator, [(weight, there) for weight, _, there in shards], grid)
         if found.tolist() != wanted.tolist():
-            return f"magnitudes {gridded}"
-        grid = grid.refit(wanted.max(0).tolist())
+            return f"magnitudes {name}: {_first(torch.from_numpy(found), torch.from_numpy(wanted), torch.int64)}"
     for slot in layout.slots:  # without a grid totals depend on the order of sums, and are thrown away in a run
         part = slice(slot.offset, slot.offset + slot.elements)
-        if not _same(mine[part], right[part], torch.int64):
-            return f"total of tensor {slot.name}"
-    whole = _covered(layout, right)
-    return (
-        _difference_of_results(kernels, whole, dice.choice(_DIVISORS), device)
-        or _difference_of_updates(kernels, layout, dice, device)
-        or _difference_of_packing(kernels, whole, device)
-        or _difference_of_packing(kernels, whole.view(torch.int64) >> dice.randint(0, 63), device)
-    )
+        if differs := _first(mine[part], right[part], torch.int64):
+            return f"total of tensor {slot.name} {tuple(slot.shape)}: {differs}"
+    return None
 
 
 def _difference_of_packing(kernels: Kernels, values: torch.Tensor, device: str) -> str | None:
@@ -94,11 +123,14 @@ def _difference_of_packing(kernels: Kernels, values: torch.Tensor, device: str) 
     kernels.pack(values.to(device), there)
     room.copy_(there)
     size = int(room[:SIZE_BYTES].view(torch.int64))
-    if not torch.equal(room[SIZE_BYTES : SIZE_BYTES + size], wanted.packed):
-        return f"the packed form of {values.dtype}"
+    if size != wanted.packed.numel():
+        return f"the packed form of {values.dtype}: {size} bytes, not {wanted.packed.numel()}"
+    if differs := _first(room[SIZE_BYTES : SIZE_BYTES + size], wanted.packed, torch.uint8):
+        return f"the packed form of {values.dtype}: {differs}"
     base = values.flip(0).to(device)
     kernels.unpack(wanted, base, base)
-    return None if _same(base, values.flip(0) + values, torch.int64) else f"what was packed of {values.dtype}, added"
+    differs = _first(base, values.flip(0) + values, torch.int64)
+    return f"what was packed of {values.dtype}, added: {differs}" if differs else None
 
 
 def _difference_of_updates(kernels: Kernels, layout: Layout, dice: random.Random, device: str) -> str | None:
@@ -111,13 +143,16 @@ def _difference_of_updates(kernels: Kernels, layout: Layout, dice: random.Random
     mine = theirs.to(device, copy=True)
     wanted = HOST.differ(pieces, after, before, divisor, theirs)
     found = ours.differ(pieces, after.to(device), before.to(device), divisor, mine)
-    if (found, _same(mine, theirs, torch.int64)) != (wanted, True):
-        return f"update, divided by {divisor}"
+    if found != wanted:
+        return f"update, divided by {divisor}: it {'fits' if found else 'does not fit'} 2**62"
+    if differs := _first(mine, theirs, torch.int64):
+        return f"update, divided by {divisor}: {differs}"
     sums = torch.randint(-(2**63), 2**63 - 1, (3, layout.size), generator=generator)
     there = sums.to(device, copy=True)
-    if ours.absorb(mine, *there) != HOST.absorb(theirs, *sums) or not _same(there, sums, torch.int64):
-        return "what absorbs an update"
-    return None
+    if ours.absorb(mine, *there) != HOST.absorb(theirs, *sums):
+        return "fingerprint of what absorbs an update"
+    differs = _first(there, sums, torch.int64)
+    return f"what absorbs an update: {differs}" if differs else None
 
 
 def _difference_of_results(kernels: Kernels, right: torch.Tensor, divisor: float, device: str) -> str | None:
@@ -126,8 +161,8 @@ def _difference_of_results(kernels: Kernels, right: torch.Tensor, divisor: float
         theirs, ours = torch.empty(len(right)), torch.empty(len(right), device=device)
         wanted = exact.finish(right, divisor, theirs, first, last)
         found = sums.finish(mine, divisor, ours, first, None if last is None else last.to(device))
-        if not _same(ours, theirs, torch.int32):
-            return f"result, divided by {divisor}"
+        if differs := _first(ours, theirs, torch.int32):
+            return f"result, divided by {divisor}: {differs}"
         if exact.wrap(found) != exact.wrap(wanted):
             return f"fingerprint, divided by {divisor}"
     return None
@@ -187,17 +222,15 @@ def _summed(accumulator: Any, shards: Sequence[tuple[float, Tensors]], grid: Gri
     return magnitudes
 
 
-def _covered(layout: Layout, total: torch.Tensor) -> torch.Tensor:
-    """With zeros where no tensor lies, as in a run."""
-    whole = torch.zeros_like(total)
-    for slot in layout.slots:
-        part = slice(slot.offset, slot.offset + slot.elements)
-        whole[part] = total[part]
-    return whole
-
-
-def _same(one: torch.Tensor, other: torch.Tensor, bits: torch.dtype) -> bool:
-    return torch.equal(one.cpu().view(bits), other.cpu().view(bits))
+def _first(one: torch.Tensor, other: torch.Tensor, bits: torch.dtype) -> str:
+    """The first element whose bits differ, and how many do; empty where none does."""
+    found, wanted = (each.detach().cpu().contiguous().flatten() for each in (one, other))
+    differs = (found.view(bits) != wanted.view(bits)).nonzero().flatten()
+    if not len(differs):
+        return ""
+    place = int(differs[0])
+    ours, theirs = (f"{each[place].item()!r} ({each.view(bits)[place].item():#x})" for each in (found, wanted))
+    return f"{len(differs)} of {found.numel()} differ, the first at {place}: {ours}, not {theirs}"
 
 
 def implementations(device: str) -> dict[str, Callable[[], Kernels]]:
@@ -205,3 +238,44 @@ def implementations(device: str) -> dict[str, Callable[[], Kernels]]:
     torch.zeros(1, device=device)
     compiled: dict[str, Callable[[], Kernels]] = {"kernels": compiling.for_this_card} if device == "cuda" else {}
     return {**compiled, "operations of torch": Operations}
+
+
+def times(kernels: Kernels) -> dict[str, float]:
+    """Milliseconds of sums of 136 million elements on this card, the least of some."""
+    shape = 1 << 20
+    layout = Layout.of((str(number), torch.empty(shape, device="meta")) for number in range(_LARGE // shape))
+    total, result = (torch.zeros(layout.size, dtype=kind, device="cuda") for kind in (torch.float64, torch.float32))
+    gradients, weight = [torch.randn(shape, device="cuda") for _ in layout.slots], 1.0
+    anchors = torch.full((len(layout.slots),), exact.ANCHOR * 2.0**-48, dtype=torch.float64, device="cuda")
+    largest = torch.full((len(layout.slots),), -1, dtype=torch.int32, device="cuda")
+    fingerprint, add = torch.zeros(1, dtype=torch.int64, device="cuda"), kernels.adder(layout, total)
+    made: dict[str, Callable[[], None]] = {
+        "first shard": lambda: add(gradients, weight, anchors, largest, fresh=True),
+        "next shard": lambda: add(gradients, weight, anchors, largest, fresh=False),
+        "finish": lambda: kernels.finish(total, None, 3.0, result, 0, fingerprint),
+    }
+    found: dict[str, float] = {}
+    for name, work in made.items():
+        work()
+        for _ in range(5):
+            begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
+            begin.record()
+            work()
+            end.record()
+            end.synchronize()
+            found[name] = min(found.get(name, float("inf")), float(begin.elapsed_time(end)))
+    return found
+
+
+def main(device: str, name: str, layouts: str, seconds: str) -> None:
+    until = time.monotonic() + float(seconds)
+    kernels = implementations(device)[name]()
+    count, differed = rounds(kernels, device, int(layouts), until)
+    told = {"count": count, "differed": differed}
+    print(json.dumps(told), flush=True)
+    if device == "cuda" and not differed:
+        print(json.dumps({**told, "times": times(kernels)}), flush=True)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

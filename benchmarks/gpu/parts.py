@@ -3,23 +3,28 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import time
+import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
-from benchmarks.gpu import bits, memory, plain, runs, sharing
+from benchmarks.gpu import memory, plain, runs, sharing
+from benchmarks.gpu.kept import Kept
 from benchmarks.gpu.plain import Loop
 from benchmarks.gpu.report import ROWS, Found
 from benchmarks.gpu.runs import REPOSITORY, OutOfTime, Run, RunFailed, launched, spread
 from benchmarks.gpu.sharing import Shared
-from orchestrator.numerics.device.compiling import CompilationFailed
+from orchestrator.cli import cards as card_reports
 
 _LEAST_S: Final = 5.0  # a launch that has less is not begun
+_START_S: Final = 6.0  # of a process that imports torch and starts CUDA
 _A_STAGE_GB: Final = 20
 # 7 million parameters: a chunk of a sum goes over the wire in pieces.
 _WIRED: Final = {"width": 256, "layers": 4, "heads": 4, "vocabulary": 8192, "window": 64, "nap_s": 0.0015}
@@ -77,22 +82,40 @@ class Bench:
     missing: list[str] = field(default_factory=list)
     failed: bool = False
     began: float = field(default_factory=time.monotonic)
+    kept: Kept = field(default_factory=Kept)  # what tells more of failures
 
     @property
     def elapsed_s(self) -> float:
         return time.monotonic() - self.began
 
     def tell(self, line: str) -> None:
-        print(f"{self.elapsed_s:5.0f} s  {line}", flush=True)
+        shown = f"{self.elapsed_s:5.0f} s  {line}"
+        print(shown, flush=True)
+        self.kept.line(shown)
 
     def checked(self, line: str) -> None:
         self.tell(line)
         self.checks.append(line)
 
-    def wrong(self, line: str) -> None:
+    def wrong(self, line: str, details: str = "") -> None:
+        """details: all that is known of it."""
         self.tell(f"FAILED: {line}")
+        self.kept.failure(line, details)
         self.missing.append(line)
         self.failed = True
+
+    def raised(self, name: str, error: BaseException) -> None:
+        """To be called where it is caught. It is kept with the traceback and what a process said."""
+        details = f"{traceback.format_exc()}\n{getattr(error, 'details', '')}"
+        if isinstance(error, OutOfTime):
+            self.kept.failure(f"{name}: {error}", details)
+            self.skipped(f"{name}: {error}")
+        else:
+            self.wrong(f"{name}: {str(error) or type(error).__name__}", details)
+
+    def project(self, name: str) -> AbstractContextManager[Path]:
+        """As `runs.project`. name: of what its runs are for."""
+        return runs.project(self.kept, name, lambda: self.failed)
 
     def skipped(self, line: str) -> None:
         self.tell(f"skipped: {line}")
@@ -120,22 +143,61 @@ class Part:
 # --- Checks -----------------------------------------------------------------------------------------------------------------
 
 
+def cards(bench: Bench, seconds: float) -> None:  # noqa: ARG001 (each step of it has its own time)
+    """As `doctor` looks at them, which tries each call that workers make."""
+    if bench.scale.device != "cuda":
+        bench.checked("cards: none is there to be tried")
+        return
+    found = card_reports.report()
+    for line in found.as_text():
+        bench.tell(line)
+    tried = found.tried
+    why = found.unknown or ("nothing was tried" if tried is None else tried.trouble)
+    refused = [] if tried is None else [each for each in (*tried.compiles, *tried.shares) if each is not None]
+    if why or refused:
+        bench.wrong(f"cards: {'; '.join([*([why] if why else []), *refused])}")
+    else:
+        bench.checked(f"cards: kernels compile, and memory is shared, on {len(found.found)}")
+
+
 def kernels(bench: Bench, seconds: float) -> None:
-    made = bits.implementations(bench.scale.device)
-    until = time.monotonic()
-    for name, make in made.items():
-        until += seconds / len(made)
-        try:
-            ready = make()
-        except (CompilationFailed, ImportError, RuntimeError) as error:
-            bench.wrong(f"sums by {name}: {error}")
-            continue
-        count, differed = bits.rounds(ready, bench.scale.device, bench.scale.layouts, until)
-        for line in differed:
-            bench.wrong(f"{name}: {line}")
-        bench.checked(
-            f"sums by {name}: {count - len(differed)} of {count} random layouts have the bits of the processor"
-        )
+    """Each way to sum in a process of its own, since an error of a card ends all that a process has there."""
+    names = ["kernels"] if bench.scale.device == "cuda" else []
+    began = time.monotonic()
+    for number, name in enumerate(names := [*names, "operations of torch"]):
+        left = seconds - (time.monotonic() - began)
+        _summed_by(bench, name, left / (len(names) - number))
+
+
+def _summed_by(bench: Bench, name: str, seconds: float) -> None:
+    code, output, errors = _rounds_of(bench.scale, name, bench.scale.layouts, seconds)
+    told = [json.loads(line) for line in output.splitlines() if line.startswith('{"count"')]
+    said = f"{output}\n{errors}"
+    found: dict[str, Any] = told[-1] if told else {"count": 0, "differed": []}
+    for line in found["differed"]:
+        bench.wrong(f"{name}: {line}", said)
+        said = ""
+    if told:
+        layouts = len({line.partition(":")[0] for line in found["differed"]})
+        right = f"{found['count'] - layouts} of {found['count']} random layouts have the bits of the processor"
+        bench.checked(f"sums by {name}: {right}")
+    if spent := found.get("times"):
+        bench.tell(f"136 million elements: {', '.join(f'{each} {ms:.2f} ms' for each, ms in spent.items())}")
+    if code != 0:
+        ended = "was not done in time" if code is None else f"exited with {code}"
+        bench.wrong(f"sums by {name}: the process {ended}: {''.join(errors.strip().splitlines()[-1:])}", said)
+    if bench.scale.device == "cuda" and "Error" in errors:
+        # An error of a card is told by a later call, unless each call waits.
+        blocking = runs.Place(variables={"CUDA_LAUNCH_BLOCKING": "1"})
+        _, output, errors = _rounds_of(bench.scale, name, 2, seconds, blocking)
+        bench.kept.failure(f"sums by {name}, again with CUDA_LAUNCH_BLOCKING=1", f"{output}\n{errors}")
+
+
+def _rounds_of(
+    scale: Scale, name: str, layouts: int, seconds: float, place: runs.Place = runs.HERE
+) -> tuple[int | None, str, str]:
+    command = ["-m", "benchmarks.gpu.bits", scale.device, name, str(layouts), str(seconds - _START_S)]
+    return runs.executed(command, REPOSITORY, seconds + _START_S, place)
 
 
 def shared_memory(bench: Bench, seconds: float) -> None:
@@ -202,21 +264,16 @@ def digests(bench: Bench, seconds: float) -> None:
     there = [case for case in CASES if case.needs is None or runs.has_setting("run", case.needs)]
     at_once = max(1, len(os.sched_getaffinity(0)) // 3)
     with ThreadPoolExecutor(at_once) as pool:
-        for error in pool.map(partial(_guarded, bench, until), there):
-            if error is not None:
-                bench.wrong(error)
+        for _ in pool.map(partial(_guarded, bench, until), there):
+            pass
 
 
-def _guarded(bench: Bench, until: float, case: Case) -> str | None:
-    """The failure, if there is one."""
+def _guarded(bench: Bench, until: float, case: Case) -> None:
     try:
-        with runs.project() as project:
+        with bench.project(case.name) as project:
             _digests_of(bench, case, project, until)
-    except OutOfTime as error:
-        bench.skipped(f"{case.name}: {error}")
     except Exception as error:
-        return f"{case.name}: {error}"
-    return None
+        bench.raised(case.name, error)
 
 
 def _digests_of(bench: Bench, case: Case, project: Path, until: float) -> None:
@@ -276,7 +333,7 @@ def two_hosts(bench: Bench, seconds: float) -> None:
         except (ImportError, FileNotFoundError, SystemExit) as error:
             bench.skipped(f"two hosts: {error}")
             return
-        project = stack.enter_context(runs.project())
+        project = stack.enter_context(bench.project("two hosts"))
         first = launched(project, settings(scale, "Gpt", **common), until - time.monotonic())
         nodes = stack.enter_context(ray_on(network, 2, gpus=int(scale.device == "cuda")))
         cluster = {"address": ADDRESS, "workers": 4, "gpus_per_worker": scale.share}
@@ -337,7 +394,7 @@ class Step:
     def __call__(self, bench: Bench, seconds: float) -> None:
         scale = bench.scale
         large = self.model == "Gpt"
-        with runs.project() as project:
+        with bench.project(self.key) as project:
             asked = settings(
                 scale,
                 self.model,
@@ -394,7 +451,7 @@ def plainly(bench: Bench, seconds: float, wanted: Sequence[Loop]) -> None:
     if code is None and absent:
         bench.skipped(f"plain PyTorch, {'; '.join(absent)}: {seconds:.0f} s were over")
     if code:
-        bench.wrong(f"plain PyTorch exited with {code}: {errors.strip()[-600:]}")
+        bench.wrong(f"plain PyTorch exited with {code}: {errors.strip()[-600:]}", f"{output}\n{errors}")
 
 
 def plain_steps(bench: Bench, seconds: float) -> None:
@@ -407,7 +464,7 @@ def plain_compiled(bench: Bench, seconds: float) -> None:
 
 def kills(bench: Bench, seconds: float) -> None:
     scale = bench.scale
-    with runs.project() as project:
+    with bench.project("kill") as project:
         args = {"nap_s": scale.nap_s}
         asked = settings(scale, "Characters", steps=scale.kill_steps, workers=3, args=args, chaos=SIGKILLS)
         run = launched(project, asked, seconds)
@@ -419,7 +476,7 @@ def kills(bench: Bench, seconds: float) -> None:
 def checkpoints(bench: Bench, seconds: float) -> None:
     scale = bench.scale
     began = time.monotonic()
-    with runs.project() as project:
+    with bench.project("checkpoint") as project:
         every = max(2, scale.steps // 3)
         asked = settings(
             scale,
@@ -445,7 +502,7 @@ def device_memory(bench: Bench, seconds: float) -> None:
     scale, until = bench.scale, time.monotonic() + seconds
     args = {**scale.gpt, "window": 16}
     lean = partial(Loop, "memory", model="Gpt", precision="float32", shards=8, rows=8, steps=1, args=args)
-    with memory.watching(scale.device) as watch, runs.project() as project:
+    with memory.watching(scale.device) as watch, bench.project("device memory") as project:
         peaks, parameters = [], 0.0
         for kind in ("empty", "memory"):
             _, output, errors = runs.executed(
@@ -485,7 +542,7 @@ def llama_settings(scale: Scale, seconds: float) -> dict[str, Any]:
 
 
 def llama(bench: Bench, seconds: float) -> None:
-    with runs.project() as project:
+    with bench.project("llama") as project:
         run = launched(project, llama_settings(bench.scale, seconds), seconds)
     bench.measured("llama", runs.step_ms(run.windows))
     if held := [(each["peak"] + each.get("sums", 0)) / 1e9 for each in run.outcome.get("gpu_memory", {}).values()]:
@@ -504,7 +561,8 @@ def start_of_ray_train(bench: Bench, seconds: float) -> None:  # noqa: ARG001
 
 
 PARTS: Final = (
-    Part("kernels", 25, kernels, check=True),
+    Part("cards", 15, cards, check=True),
+    Part("kernels", 30, kernels, check=True),
     Part("memory-shared", 25, shared_memory, check=True),
     Part("digests", 130, digests, check=True),
     Part("plain", 45, plain_steps),

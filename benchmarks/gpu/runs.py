@@ -11,12 +11,14 @@ import statistics
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from pathlib import Path
 from types import MappingProxyType
 from typing import IO, Any, Final, NamedTuple
+
+from benchmarks.gpu.kept import Kept
 
 REPOSITORY: Final = Path(__file__).resolve().parents[2]
 WARM_UP: Final = 3  # steps that are not counted: the grid is fitted, graphs are captured, the device takes its memory
@@ -36,7 +38,11 @@ HERE: Final = Place()
 
 
 class RunFailed(Exception):
-    """The message says of what."""
+    """The message says of what. details: all that the command said."""
+
+    def __init__(self, message: str, details: str = "") -> None:
+        super().__init__(message)
+        self.details = details
 
 
 class OutOfTime(RunFailed):
@@ -97,10 +103,11 @@ def environment() -> dict[str, str]:
 
 
 @contextmanager
-def project() -> Iterator[Path]:
-    """A folder of its own, in a repository of its own, for runs of the models that stand beside this file."""
-    with tempfile.TemporaryDirectory(prefix="gpu-", dir="/tmp", ignore_cleanup_errors=True) as name:
-        folder = Path(name)
+def project(kept: Kept, name: str, failed: Callable[[], bool] = lambda: False) -> Iterator[Path]:
+    """A folder of its own, in a repository of its own, for runs of the models that stand beside this file. kept: takes the
+    records of its runs where the block or something else failed; name: under which they lie there."""
+    with tempfile.TemporaryDirectory(prefix="gpu-", dir="/tmp", ignore_cleanup_errors=True) as made:
+        folder = Path(made)
         shutil.copy2(Path(__file__).with_name("models.py"), folder / "gpu_models.py")
         shutil.copytree(REPOSITORY / "pipelines", folder / "pipelines", ignore=shutil.ignore_patterns("__pycache__"))
         (folder / ".gitignore").write_text(".orchestrator/\n__pycache__/\nrun.yaml\n")
@@ -108,7 +115,13 @@ def project() -> Iterator[Path]:
             who = ["-c", "user.name=benchmark", "-c", "user.email=benchmark@benchmark.invalid"]
             for arguments in (["init", "--quiet"], ["add", "--all"], ["commit", "--quiet", "--message", "as it is"]):
                 subprocess.run(["git", *who, *arguments], cwd=folder, check=True, stdout=subprocess.DEVNULL)
-        yield folder
+        try:
+            yield folder
+        except BaseException:
+            kept.records(folder, name)
+            raise
+        if failed():
+            kept.records(folder, name)
 
 
 def launched(
@@ -133,13 +146,15 @@ def said(project: Path, timeout_s: float, *command: str, place: Place = HERE) ->
     """The JSON object that a command prints. Raises RunFailed where it fails, OutOfTime where it takes longer."""
     code, output, errors = executed(["-m", "orchestrator", *command, "output=json"], project, timeout_s, place)
     if code is None:
-        raise OutOfTime(f"`{' '.join(command)}` was not done after {timeout_s:.0f} s")
+        raise OutOfTime(f"`{' '.join(command)}` was not done after {timeout_s:.0f} s", f"{output}\n{errors}")
     try:
         told: dict[str, Any] = json.loads(output.splitlines()[-1])
     except (IndexError, ValueError):
-        raise RunFailed(f"`{' '.join(command)}` exited with {code}: {errors.strip()[-600:]}") from None
+        raise RunFailed(
+            f"`{' '.join(command)}` exited with {code}: {errors.strip()[-600:]}", f"{output}\n{errors}"
+        ) from None
     if code != 0:
-        raise RunFailed(f"`{' '.join(command)}` exited with {code}: {_why(told)}")
+        raise RunFailed(f"`{' '.join(command)}` exited with {code}: {_why(told)}", f"{output}\n{errors}")
     return told
 
 
