@@ -7,15 +7,16 @@ NAME/             settings and records of the runs of one part or case
 
 from __future__ import annotations
 
+import io
 import re
-import shutil
+import tarfile
 import tempfile
 import threading
 from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
-_LOG, _FAILURES = "log.txt", "failures.txt"
+_LOG, _FAILURES, _PACKED = "log.txt", "failures.txt", "records.tar.gz"
 _MOST_BYTES: Final = 4 << 20  # of a file that is kept
 _RECORDS: Final = ("*.txt", "*.json", "*.jsonl", "*.yaml", "*.log")
 
@@ -28,6 +29,7 @@ class Kept:
         self._named = folder is not None
         self._folder = folder
         self._writing = threading.Lock()
+        self._found: dict[str, bytes] = {}  # of records, by their place in the archive
 
     @property
     def place(self) -> Path | None:
@@ -43,15 +45,29 @@ class Kept:
 
     def records(self, project: Path, name: str) -> None:
         """Keep what the runs in the folder of a project have told of themselves."""
-        target = self._made() / (re.sub(r"\W+", "-", name).strip("-") or "run")
-        found = {each: target / each.name for each in project.glob("*.yaml")}
+        target = re.sub(r"\W+", "-", name).strip("-") or "run"
+        found = {each: f"{target}/{each.name}" for each in project.glob("*.yaml")}
         for kind in _RECORDS:
-            found |= {each: target / each.parent.name / each.name for each in project.glob(f".orchestrator/*/{kind}")}
-        for file, place in found.items():
-            with suppress(OSError):  # it goes with its run
-                if file.stat().st_size <= _MOST_BYTES:
-                    place.parent.mkdir(parents=True, exist_ok=True)
-                    shutil.copyfile(file, place)
+            found |= {
+                each: f"{target}/{each.parent.name}/{each.name}" for each in project.glob(f".orchestrator/*/{kind}")
+            }
+        with self._writing:
+            for file, place in found.items():
+                with suppress(OSError):  # it goes with its run
+                    if file.stat().st_size <= _MOST_BYTES:
+                        self._found[place] = file.read_bytes()
+            with suppress(OSError):
+                self._pack()
+
+    def _pack(self) -> None:
+        whole = self._made() / _PACKED
+        unfinished = whole.with_suffix(".part")
+        with tarfile.open(unfinished, "w:gz") as archive:
+            for place, data in self._found.items():
+                told = tarfile.TarInfo(place)
+                told.size = len(data)
+                archive.addfile(told, io.BytesIO(data))
+        unfinished.replace(whole)
 
     def _append(self, name: str, text: str) -> None:
         with self._writing, suppress(OSError), (self._made() / name).open("a", encoding="utf-8") as file:

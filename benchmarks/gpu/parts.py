@@ -218,6 +218,9 @@ class Case:
     free: bool = False
     stages: int = 1
     loaders: int = 0  # of each of four workers
+    checked: bool = (
+        False  # a run more, which names the pair of members between whom a bit changes, or who computes wrongly
+    )
 
     @property
     def layouts(self) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -228,12 +231,14 @@ class Case:
         if not self.free:
             ahead = {"loaders": self.loaders} if self.loaders else {}
             yield f"4 workers, {self.topology}", {"workers": 4, "topology": self.topology, **ahead}
+        if self.checked:
+            yield "3 workers, each step checked", {"workers": 3, "topology": "peer_to_peer", "check": {"every": 1}}
         if self.stages > 1:
             yield f"2 workers, {self.stages} stages", {"workers": 2, "stages": self.stages}
 
 
 CASES: Final = (
-    Case("convolutions, float32", "Digits", "tree", stages=2),
+    Case("convolutions, float32", "Digits", "tree", stages=2, checked=True),
     Case(
         "transformer, bfloat16, clipped",
         "Characters",

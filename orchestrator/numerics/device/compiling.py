@@ -215,7 +215,7 @@ class _Adding:
 @cache
 def for_this_card() -> Compiled:
     """The kernels for the current device, on which torch has started CUDA. Raises CompilationFailed."""
-    properties = torch.cuda.get_device_properties()
+    properties = torch.cuda.get_device_properties(torch.cuda.current_device())
     launch = launcher(f"sm_{properties.major}{properties.minor}")
     return Compiled(launch, _BLOCKS * properties.multi_processor_count)
 
