@@ -44,6 +44,7 @@ CLASSES = tuple(getattr(torch.optim, name) for name in _ON_OFFER)
 # They make their state in their first step, so that whether they are fused may be settled until then.
 _FUSED = (torch.optim.Adam, torch.optim.AdamW, torch.optim.SGD)
 _FUSED_ON = ("cuda",)
+_MOMENTUM = "momentum_buffer"  # in the state of torch's SGD
 # Attributes that torch's own classes have only with some options, or with a schedule of torch.
 _AT_TIMES = {"step", "_opt_called", "_step_supports_amp_scaling", "_need_device_dtype_check_for_fused"}
 _TRIED = 64  # a tensor of so many rows and columns, large enough that what counts rows does not
@@ -173,9 +174,26 @@ def fused(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
     if type(optimizer) in _FUSED:
         for group in optimizer.param_groups:
             free = all(group.get(option) is None for option in ("fused", "foreach")) and not group["differentiable"]
-            if free and all(parameter.device.type in _FUSED_ON for parameter in group["params"]):
+            # With dampening a first step is another one, which `begin_late` could not make.
+            if (
+                free
+                and not group.get("dampening")
+                and all(parameter.device.type in _FUSED_ON for parameter in group["params"])
+            ):
                 group["fused"] = True
     return optimizer
+
+
+def begin_late(optimizer: torch.optim.Optimizer) -> None:
+    """Before a step: a parameter that has its first gradient later than others gets a momentum of zero, which the step makes
+    its gradient, as for a first one. Without that torch's fused SGD fails."""
+    if type(optimizer) is torch.optim.SGD:
+        for group in optimizer.param_groups:
+            moving = [each for each in group["params"] if each.grad is not None] if group["momentum"] else []
+            late = [each for each in moving if optimizer.state.get(each, {}).get(_MOMENTUM) is None]
+            if group["fused"] and len(late) < len(moving):
+                for each in late:
+                    optimizer.state[each][_MOMENTUM] = torch.zeros_like(each)
 
 
 def with_plain_numbers(optimizer: object) -> None:

@@ -163,3 +163,30 @@ def test_on_a_gpu_they_are_fused_unless_somebody_has_chosen(monkeypatch: pytest.
     model(torch.ones(2)).sum().backward()
     optimizer.step()
     assert build("adagrad", {"lr": 0.1}, model).param_groups[0]["fused"] is None
+
+
+@pytest.mark.parametrize("nesterov", [False, True])
+def test_a_fused_step_takes_parameters_whose_first_gradient_comes_late(
+    monkeypatch: pytest.MonkeyPatch, *, nesterov: bool
+) -> None:
+    """torch's fused SGD fails there. With dampening, for which a first step is another one, it is not fused."""
+
+    def stepped(**options: Any) -> list[torch.Tensor]:
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+        optimizer = build("sgd", {"lr": 0.1, "momentum": 0.9, "nesterov": nesterov, **options}, model)
+        assert optimizer.param_groups[0]["fused"] is options.get("fused", True)
+        for step in range(3):
+            for nth, parameter in enumerate(model.parameters()):
+                parameter.grad = None if step == 0 and nth > 1 else torch.full_like(parameter, 0.5 - step)
+            optimizers.begin_late(optimizer)
+            optimizer.step()
+        return list(model.parameters())
+
+    plain = stepped(fused=False)
+    monkeypatch.setattr(optimizers, "_FUSED_ON", ("cpu",))
+    for one, other in zip(stepped(), plain, strict=True):
+        torch.testing.assert_close(one, other)
+    assert (
+        build("sgd", {"lr": 0.1, "momentum": 0.9, "dampening": 0.1}, nn.Linear(2, 2)).param_groups[0]["fused"] is None
+    )

@@ -500,6 +500,7 @@ class PipelineAdapter:
     def optimize_locally(self, step: int, shard: int, optimizer: torch.optim.Optimizer) -> None:
         """One step of a shard's own optimizer, which finds its gradients at the parameters."""
         where = f"the local optimizer ({self._where(step, shard)})"
+        optimizers.begin_late(optimizer)
         with naming(where), streams.seeded(self._seed, "local optimizer step", step, shard):
             optimizer.step()
 
@@ -509,6 +510,7 @@ class PipelineAdapter:
         """One step of the optimizer, by `act`, which finds its gradients as views of `gradients`; peers may still be reading
         those."""
         version, head = gradients._version, gradients[:_HEAD].clone()
+        optimizers.begin_late(optimizer)
         aside, options = kept_aside(optimizer, self.model), optimizers.options(optimizer)
         with naming(f"the optimizer (step {step})"), streams.seeded(self._seed, "optimizer step", step):
             act()
