@@ -3,13 +3,15 @@
     python -m benchmarks.gpu [--check] [--only kernels,bfloat16-8] [--page FILE] [--keep FOLDER] [--seconds 580]
 
 Needs a GPU, torch 2.11 or newer with CUDA, and what `orchestrator` imports, which may lie on PYTHONPATH; no `make setup` and no
-data. First it tells what there is: card, driver, versions, variables. Checked then, in 270 s (--check: these alone):
+data. First it tells what there is: card, driver, versions, variables. Checked then, in 6 minutes (--check: these alone):
 
     cards            what `doctor` tries on each card: kernels compile, memory is shared
     kernels          sums on the card beside the processor's: random layouts, strides, denormals, special values; to the bit
     memory-shared    memory of the card that processes share, its owner killed by SIGKILL in the middle of a kernel
     digests          runs of small models: one worker; three of which one is killed by SIGKILL; four; two stages; and
                      repeated, `exact`
+    zoo              small models of all kinds: one worker, three, the first shard twice; what cannot be a CUDA graph, or has no
+                     deterministic kernel, is named with its line; near the end, where time is left
     hosts            two hosts, which are network namespaces, with two workers on the card each; as root, with ip and tc; last
 
 Then times, each run in a process of its own beside plain PyTorch on the same card: steps, device memory, a start, a loss, a
@@ -36,7 +38,7 @@ from benchmarks.gpu.parts import CARD, PARTS, Bench, Part, Scale
 from benchmarks.gpu.report import page, table
 from benchmarks.gpu.runs import has_setting
 
-CHECKS_S, ALL_S = 270.0, 460.0  # a command that is ended, and what follows the last part, take some seconds
+CHECKS_S, ALL_S = 370.0, 460.0  # a command that is ended, and what follows the last part, take some seconds
 NO_GPU = 2
 
 
@@ -75,7 +77,7 @@ def perform(bench: Bench, parts: Sequence[Part], total_s: float, longer: float =
 
 def _parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.gpu")
-    parser.add_argument("--check", action="store_true", help="bits, digests and kills alone; 270 s")
+    parser.add_argument("--check", action="store_true", help="bits, digests and kills alone; 6 minutes")
     parser.add_argument("--only", type=_named, help=f"parts, of {', '.join(part.name for part in PARTS)}")
     parser.add_argument("--page", type=Path)
     parser.add_argument("--keep", type=Path, help="a folder for all lines, and for what tells more of failures")

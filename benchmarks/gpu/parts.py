@@ -21,11 +21,13 @@ from benchmarks.gpu.plain import Loop
 from benchmarks.gpu.report import ROWS, Found
 from benchmarks.gpu.runs import REPOSITORY, OutOfTime, Run, RunFailed, launched, spread
 from benchmarks.gpu.sharing import Shared
+from benchmarks.gpu.zoo import ZOO
 from orchestrator.cli import cards as card_reports
 
 _LEAST_S: Final = 5.0  # a launch that has less is not begun
 _START_S: Final = 6.0  # of a process that imports torch and starts CUDA
 _A_STAGE_GB: Final = 20
+_ZOO_STEPS: Final = 5
 # 7 million parameters: a chunk of a sum goes over the wire in pieces.
 _WIRED: Final = {"width": 256, "layers": 4, "heads": 4, "vocabulary": 8192, "window": 64, "nap_s": 0.0015}
 SIGKILLS: Final = {"every": "1s", "kinds": ["kill"]}
@@ -323,6 +325,46 @@ def _compare(bench: Bench, name: str, run: Run, first: Run, *, killed: bool) -> 
     bench.checked(f"{name}: digest {digest[:16]}; {len(losses)} killed, {lost} steps lost{next_step}")
 
 
+def zoo(bench: Bench, seconds: float) -> None:
+    """Small models of all kinds, each for itself: one worker, which computes its first shard twice, and three have one digest.
+    An operation that torch refuses, or that varies, is told with what to write instead."""
+    until = time.monotonic() + seconds
+    with ThreadPoolExecutor(max(1, len(os.sched_getaffinity(0)) // 3)) as pool:
+        for _ in pool.map(partial(_met, bench, until), ZOO):
+            pass
+
+
+def _met(bench: Bench, until: float, kind: type) -> None:
+    """One of the zoo."""
+    name, refused = f"zoo, {kind.__name__}", getattr(kind, "refused", None) if bench.scale.device == "cuda" else None
+    try:
+        with bench.project(name) as project:
+            one = _of_zoo(bench, project, until, kind, 1)
+            three = _of_zoo(bench, project, until, kind, 3)
+            events = [event for run in (one, three) for event in runs.journal_of(project, run)]
+    except Exception as error:
+        if refused is not None and refused in str(error):
+            bench.checked(f"{name}: refused as it should be, {refused}")
+        else:
+            bench.raised(name, error)
+    else:
+        if refused is not None:
+            bench.wrong(f"{name}: torch computes {refused} now, so its row of the table goes")
+        _compare(bench, f"{name}, 3 workers", three, one, killed=False)
+        for why in sorted({str(event["why"]) for event in events if event["event"] == "device"}):
+            bench.checked(f"{name}: {why}")
+
+
+def _of_zoo(bench: Bench, project: Path, until: float, kind: type, workers: int) -> Run:
+    left = until - time.monotonic()
+    if left < _LEAST_S:
+        raise OutOfTime(f"no time is left for {workers} workers")
+    asked = partial(settings, bench.scale, kind.__name__, module="gpu_zoo", steps=_ZOO_STEPS, shards=4)
+    return launched(
+        project, asked(precision=getattr(kind, "precision", "float32"), workers=workers, topology="tree"), left
+    )
+
+
 def two_hosts(bench: Bench, seconds: float) -> None:
     """The same in two hosts, which are network namespaces: sums between them are packed on the card. Two workers on each share
     it, and one is killed."""
@@ -363,13 +405,14 @@ def settings(
     loaders: int = 0,
     args: Mapping[str, Any] | None = None,
     run: Mapping[str, Any] | None = None,
+    module: str = "gpu_models",
     **more: Any,
 ) -> dict[str, Any]:
-    """The settings of a run of one of `models`. run: more keys of that section; more: sections."""
+    """The settings of a run of a pipeline of this module. run: more keys of that section; more: sections."""
     given = {"name": model.lower(), "steps": steps, "seed": 1, "device": scale.device, "precision": precision}
     return {
         "run": {**given, **(run or {})},
-        "pipeline": {"target": f"gpu_models:{model}", "args": dict(args or {})},
+        "pipeline": {"target": f"{module}:{model}", "args": dict(args or {})},
         "data": {"shards": shards, "batch_size": rows_of(scale, model), "loaders": loaders},
         "cluster": {"workers": workers, "stages": stages, "gpus_per_worker": scale.share},
         "optimizer": {"name": "adamw", "lr": 1e-4},
@@ -586,6 +629,7 @@ PARTS: Final = (
     Part("graphs-off", 30, Step("bfloat16, 8, no graphs", "bfloat16", run={"graphs": False}), needs="graphs"),
     Part("plain-compiled", 60, plain_compiled),
     Part("ray-train", 20, start_of_ray_train),
+    Part("zoo", 90, zoo, check=True),
     Part("hosts", 60, two_hosts, check=True),  # needs more than a card, so it comes last
     Part("llama", 440, llama),
 )

@@ -104,11 +104,12 @@ def environment() -> dict[str, str]:
 
 @contextmanager
 def project(kept: Kept, name: str, failed: Callable[[], bool] = lambda: False) -> Iterator[Path]:
-    """A folder of its own, in a repository of its own, for runs of the models that stand beside this file. kept: takes the
+    """A folder of its own, in a repository of its own, for runs of the models of two files beside this one. kept: takes the
     records of its runs where the block or something else failed; name: under which they lie there."""
     with tempfile.TemporaryDirectory(prefix="gpu-", dir="/tmp", ignore_cleanup_errors=True) as made:
         folder = Path(made)
-        shutil.copy2(Path(__file__).with_name("models.py"), folder / "gpu_models.py")
+        for module in ("models", "zoo"):
+            shutil.copy2(Path(__file__).with_name(f"{module}.py"), folder / f"gpu_{module}.py")
         shutil.copytree(REPOSITORY / "pipelines", folder / "pipelines", ignore=shutil.ignore_patterns("__pycache__"))
         (folder / ".gitignore").write_text(".orchestrator/\n__pycache__/\nrun.yaml\n")
         if shutil.which("git"):  # without it, no run can be repeated
@@ -161,7 +162,8 @@ def said(project: Path, timeout_s: float, *command: str, place: Place = HERE) ->
 def _why(told: Mapping[str, Any]) -> str:
     """From the JSON object of a command that failed, or of a repetition that is not exact."""
     error = told.get("error") or {}
-    return str(error.get("message") or told.get("verdict") or told.get("status"))[:600]
+    said = [each for each in (error.get("message"), error.get("remedy")) if each]
+    return ("; ".join(said) or str(told.get("verdict") or told.get("status")))[:900]
 
 
 def executed(
