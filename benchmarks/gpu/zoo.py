@@ -23,7 +23,7 @@ Batch = tuple[Tensor, Tensor]
 
 
 class _Images(Pipeline):
-    """Of 3 x 16 x 16, with a class each."""
+    """Images of 3 x 16 x 16, with a class each."""
 
     def datasets(self) -> tuple[TensorDataset, None]:
         dice = torch.Generator().manual_seed(0)
@@ -36,7 +36,7 @@ class _Images(Pipeline):
 
 
 class _Texts(Pipeline):
-    """Of tokens, of which each has the next one as its label; token 0 stands for none."""
+    """Rows of tokens. The label of each is the next one; token 0 stands for none."""
 
     def datasets(self) -> tuple[TensorDataset, None]:
         dice = torch.Generator().manual_seed(0)

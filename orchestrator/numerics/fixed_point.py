@@ -126,6 +126,11 @@ class FixedPoint:
         return (updating or HOST).differ(self.pieces, after, before, divisor, into)
 
 
+def divided(values: torch.Tensor, by: int) -> torch.Tensor:
+    """values / by, in place. torch multiplies a tensor on CUDA by the reciprocal of a number, which rounds otherwise."""
+    return values.div_(values.new_full((), by))
+
+
 def overflows(integers: torch.Tensor) -> bool:
     """Whether an element has left the range in which it stands for a number."""
     low, high = torch.aminmax(integers)

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from orchestrator.numerics.exact import fingerprint_of_integers, wrap
-from orchestrator.numerics.fixed_point import FixedPoint, exponent_for, largest, name_of, overflows
+from orchestrator.numerics.fixed_point import FixedPoint, divided, exponent_for, largest, name_of, overflows
 from orchestrator.numerics.layout import Layout
 
 LAYOUT = Layout.of([("a", torch.zeros(3, 5)), ("b", torch.zeros(7)), ("c", torch.zeros(40))])
@@ -93,3 +95,26 @@ def test_a_replica_out_of_range_is_told_by_its_tensor() -> None:
 def test_the_fingerprint_of_a_sum_is_the_sum_of_fingerprints(one: int, other: int) -> None:
     a, b = integers(one), integers(other)
     assert fingerprint_of_integers(a + b) == wrap(fingerprint_of_integers(a) + fingerprint_of_integers(b))
+
+
+class Divisors(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Notes what tensors are divided by."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.seen: list[Any] = []
+
+    def __torch_dispatch__(self, operation: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
+        if operation.overloadpacket.__name__ == "div_":
+            self.seen.append(args[1])
+        return operation(*args, **(kwargs or {}))
+
+
+def test_a_quotient_is_never_a_product_with_a_reciprocal() -> None:
+    values = torch.arange(1.0, 1000.0, dtype=torch.float64)
+    with Divisors() as divisors:
+        found = divided(values.clone(), 49)
+    assert torch.equal(found, torch.from_numpy(values.numpy() / 49))
+    assert not torch.equal(found, values * (1 / 49))
+    (divisor,) = divisors.seen
+    assert isinstance(divisor, torch.Tensor)  # on the device of the values; of a number a card takes the reciprocal

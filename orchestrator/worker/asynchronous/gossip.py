@@ -27,7 +27,7 @@ from orchestrator.comm.synchronization import graphs
 from orchestrator.comm.topologies.schedule import Send
 from orchestrator.errors import OrchestratorError
 from orchestrator.numerics import exact
-from orchestrator.numerics.fixed_point import FixedPoint, exponent_for, largest
+from orchestrator.numerics.fixed_point import FixedPoint, divided, exponent_for, largest
 from orchestrator.numerics.staging import in_host_memory
 from orchestrator.optim.transforms import State
 from orchestrator.worker.asynchronous import reports
@@ -161,7 +161,7 @@ class ShardModels:
         """The mean of all models, from their sum; nothing is changed by it."""
         total = self._memory.result.clone()
         total[self._statistics.start :] = 0
-        mean = torch.round(total.double().div_(len(consensus.clocks))).long()
+        mean = torch.round(divided(total.double(), len(consensus.clocks))).long()
         distances = {shard: self._distance(model, mean) for shard, model in self.models.items()}
         return Mean(mean, exact.fingerprint_of_integers(total), distances)
 

@@ -14,7 +14,7 @@ import numpy
 import torch
 
 from orchestrator.errors import NonFinite
-from orchestrator.numerics.fixed_point import exponent_for
+from orchestrator.numerics.fixed_point import divided, exponent_for
 from orchestrator.numerics.grid import ABSENT
 from orchestrator.worker.model.pipeline_adapter import NON_FINITE_REMEDY
 from orchestrator.worker.model.replica import Replica
@@ -64,7 +64,8 @@ class Statistics:
         """The means over so many shards, float32 and in the shapes of the layout."""
         found: list[torch.Tensor | None] = []
         for slot, exponent in zip(self._slots, self._exponents(magnitudes), strict=True):
-            mean = summed[slot.offset : slot.offset + slot.elements].double().mul_(2.0**exponent).div_(shards).float()
+            total = summed[slot.offset : slot.offset + slot.elements].double().mul_(2.0**exponent)
+            mean = divided(total, shards).float()
             found.append(mean.as_strided(slot.shape, slot.stride))
         return found
 
