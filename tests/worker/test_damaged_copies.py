@@ -12,8 +12,10 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 
+from orchestrator.comm.collectives import Exchange
 from orchestrator.comm.transports.base import Descriptor, Mapped
 from orchestrator.comm.transports.device_memory import DeviceRegions
+from orchestrator.config.plan import Plan
 from orchestrator.controller.checking import Verdict
 from orchestrator.numerics import staging
 from orchestrator.numerics.device.kernels import Operations
@@ -103,6 +105,43 @@ def test_looking_at_what_arrives_changes_no_bit(monkeypatch: pytest.MonkeyPatch)
     with Sockets("unix", 3) as sockets:
         checked = train(p.Wide, Layout(3), wire=sockets.transport, regions=sockets.regions, **RUN)
     assert (checked.trace, checked.digest) == (plain.trace, plain.digest)
+
+
+UNCHECKED: dict[str, Any] = {**RUN, "check_every": None}
+
+
+def on_cards(monkeypatch: pytest.MonkeyPatch, made: Callable[[Any], DeviceRegions]) -> None:
+    """Members take the device for a card."""
+    on_device(monkeypatch, Operations, made)
+    monkeypatch.setattr(Plan, "sums_stay_on_device", property(lambda _: True))
+
+
+@pytest.mark.parametrize("dtype", [MEANS, RESULTS])
+def test_the_first_step_of_a_generation_compares_what_arrives_also_where_no_check_is_due(
+    monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype
+) -> None:
+    on_cards(monkeypatch, regions(dtype))
+    with Sockets("unix", 3) as sockets:
+        verdict = verdict_of(members_end(p.Wide, Layout(3), wire=sockets.transport, **UNCHECKED))
+    assert (verdict.copied, verdict.step, verdict.since, verdict.wrong) == (True, 0, 0, ())
+    assert verdict.between[1] == READER != verdict.between[0]
+
+
+def test_to_compare_in_the_first_step_alone_changes_no_bit(monkeypatch: pytest.MonkeyPatch) -> None:
+    plain = train(p.Wide, **UNCHECKED)
+    compared: list[bool] = []
+    verify = Exchange.verify
+
+    def noted(exchange: Exchange, wanted: bool) -> None:
+        compared.append(wanted)
+        verify(exchange, wanted)
+
+    monkeypatch.setattr(Exchange, "verify", noted)
+    on_cards(monkeypatch, lambda _: DeviceRegions(HostDriver()))
+    with Sockets("unix", 3) as sockets:
+        found = train(p.Wide, Layout(3), wire=sockets.transport, regions=sockets.regions, **UNCHECKED)
+    assert (found.trace, found.digest) == (plain.trace, plain.digest)
+    assert sorted(compared) == [False] * 9 + [True] * 3
 
 
 class Out(staging.Copying):

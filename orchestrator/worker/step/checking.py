@@ -4,7 +4,8 @@
     settle       in the vote two answers of one micro-batch differ: all compute it again, and tell in another vote
     doubt        a number is not finite at one worker, in whatever step: likewise, before the run ends for it
     look back    when the sum is there: whether what this member had put into it, and what came out, is still as it was, and
-                 whether each part of it has arrived as it was sent (`Exchange.verify`)
+                 whether each part of it has arrived as it was sent (`Exchange.verify`); the latter also in the first step
+                 of a generation whose members read each other's cards
 
 All this comes before anything of the step is applied, so the members that are left repeat the step.
 
@@ -63,7 +64,7 @@ class Checks:
 
     def since(self, step: int) -> int:
         """The first step behind the check before that of this one."""
-        return max(0, step - self.every + 1)
+        return max(0, step - max(1, self.every) + 1)
 
     def settle(self, exchange: Exchange, step: int, attempt: int, shard: int, worker: Checked | None) -> None:
         """All compute the disputed micro-batch again. Raises Distrusted. worker: None of a server."""

@@ -67,6 +67,8 @@ class StepContents:
     weighted: bool = True  # shards tell their weights and losses before the sum; not so where contributions are clipped
     divided: bool = False  # members wait until all have made their part of the update, before they apply any of it
     checks: Checks = NEVER  # when micro-batches are computed twice
+    # whether the first step of a generation compares what members read of each other's cards with what was sent
+    copies: bool = False
 
     @classmethod
     def of(cls, plan: Plan, run_manifest: Mapping[str, Any]) -> Self:
@@ -75,10 +77,14 @@ class StepContents:
         shape = Shape(plan.data.shards, len(tensors), len(counters), shared_queue.goes(plan, run_manifest))
         weighted = plan.data.privacy is None
         exact = plan.exchange.exact and plan.update.compression is None and weighted
-        agree, divided = plan.update.local is None, plan.update.sharded
         names = (*tensors, *counters)
         return cls(
-            shape, names, exact, counters_agree=agree, weighted=weighted, divided=divided, checks=checks_of(plan)
+            *(shape, names, exact),
+            counters_agree=plan.update.local is None,
+            weighted=weighted,
+            divided=plan.update.sharded,
+            checks=checks_of(plan),
+            copies=plan.sums_stay_on_device and plan.cluster.members.stages == 1,
         )
 
     def shape_of(self, step: int, attempt: int) -> Shape:
@@ -105,16 +111,19 @@ class Lockstep:
         self._contents = contents
         self._requests = requests
         self._sent_bytes = UNKNOWN  # in the step before
+        self._compares = contents.copies and exchange.members > 1  # in the next step, whether or not a check is due
 
     def advance(self, state: RunState) -> StepOutcome:
         """Raises PipelineRaised, NonFinite, Inconsistent, Withdrawn, Distrusted, and what the transport raises."""
         step, sent_bytes = state.steps, self._exchange.sent_bytes
         attempt, consensus, grid = self._agree(step, state.grid)
-        self._exchange.verify(self._contents.checks.due(step))
+        checks, due = self._contents.checks, self._contents.checks.due(step)
+        self._exchange.verify(due or self._compares)
         fingerprint = self._member.total(self._exchange, step, attempt, consensus)
         self._sent_bytes = self._exchange.sent_bytes - sent_bytes
-        if self._contents.checks.due(step):
-            self._contents.checks.look_back(self._exchange, step, attempt, fingerprint, self._checked)
+        if due or self._compares:
+            checks.look_back(self._exchange, step, attempt, fingerprint, self._checked if due else None)
+        self._compares = False
         line = self._member.line(step, consensus, fingerprint)
         if self._contents.divided:
             self._member.make(state, consensus)
