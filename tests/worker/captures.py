@@ -17,7 +17,8 @@ CAPTURE = "capture"
 
 
 class Card:
-    """A double of what torch keeps for one GPU. ended: whether this version ends allocation to a pool by itself."""
+    """A double of what torch keeps for one GPU. ended: whether this version ends allocation to a pool by itself, and releases
+    it with the graph, also if the capture fails."""
 
     def __init__(self, *, ended: bool) -> None:
         self.stream: Any = Stream()
@@ -48,8 +49,9 @@ class Card:
         self.stream = before
 
     @contextmanager
-    def capture(self, _graph: Any, pool: int, capture_error_mode: str) -> Iterator[None]:
+    def capture(self, graph: Graph, pool: int, capture_error_mode: str) -> Iterator[None]:
         assert capture_error_mode == "thread_local"
+        graph.card = self
         before, self.stream = self.stream, CAPTURE
         self.pools[pool] = self.pools.get(pool, 0) + 1
         self.underway.append(pool)
@@ -58,11 +60,11 @@ class Card:
             yield
         finally:
             self.capturing = False
-            if self.invalid and self._ended:
+            if self._ended or not self.invalid:
                 self.underway.remove(pool)
+                graph.pool = pool
             if self.invalid:
                 raise RuntimeError("CUDA error: operation failed due to a previous error during capture")
-            self.underway.remove(pool)
             self.draws_in_capture = False
             self.stream = before
 
@@ -75,17 +77,22 @@ class Card:
     def release(self, device: int, pool: int) -> None:
         assert device == 0
         self.pools[pool] -= 1
+        assert self.pools[pool] >= 0, "torch would fail at each later look for memory"
 
 
 class Graph:
     def __init__(self) -> None:
         self.replays = 0
+        self.card: Card | None = None
+        self.pool: int | None = None  # that it is to release
 
     def replay(self) -> None:
         self.replays += 1
 
     def reset(self) -> None:
-        pass
+        if self.card is not None and self.pool is not None:
+            self.card.release(0, self.pool)
+            self.pool = None
 
 
 class Generator:

@@ -39,3 +39,20 @@ def test_a_capture_that_fails_leaves_nothing_half_ended(monkeypatch: pytest.Monk
     told = shard_graphs._reason(raised.value)
     assert told.startswith(__file__)
     assert told.endswith("card.look()): CUDA error: operation not permitted when stream is capturing")
+
+
+@pytest.mark.parametrize("ended", [False, True])
+def test_so_does_one_whose_work_raises_of_itself(monkeypatch: pytest.MonkeyPatch, *, ended: bool) -> None:
+    card = patched(monkeypatch, ended=ended)
+    before = card.stream
+
+    def work() -> None:
+        if card.capturing:
+            raise RuntimeError("Cannot call CUDAGeneratorImpl::current_seed during CUDA graph capture.")
+
+    with pytest.raises(RuntimeError, match="current_seed"):
+        CudaRecorder().record(work)
+    assert card.stream is before
+    assert not card.underway
+    assert set(card.pools.values()) == {0}
+    card.draw()

@@ -89,16 +89,16 @@ class CudaRecorder:
         return graph.replay
 
     def _end(self, graph: torch.cuda.CUDAGraph, pool: Any) -> None:
-        """Some versions of torch have done a part of this already, and raise then."""
+        """A pool may be released only once: here if allocations still go there, else by the graph."""
         self._failed.append(graph)
-        with suppress(RuntimeError):
-            graph.reset()
         device = torch.cuda.current_device()
         end, release = getattr(torch._C, "_cuda_endAllocateToPool", None), getattr(torch._C, "_cuda_releasePool", None)
-        for call in (end, release):
-            if call is not None:
-                with suppress(RuntimeError):
-                    call(device, pool)
+        with suppress(RuntimeError):
+            if end is not None and release is not None:
+                end(device, pool)  # raises where torch has ended that
+                release(device, pool)
+        with suppress(RuntimeError):
+            graph.reset()
         generator = torch.cuda.default_generators[device]
         generator.graphsafe_set_state(torch.Generator(generator.device))  # a state that no capture has begun with
 
