@@ -1,6 +1,7 @@
 """The part of `doctor` about GPUs: what each is, and what was tried on it. Nothing of a GPU is asked in this process.
 
-`nvidia-smi` has 10 s for its answer, and each step of `worker/card_trial.py` as many; who does not answer is left behind.
+`nvidia-smi` has 10 s for its answer, and each step of `worker/card_trial.py` 30 s, since the first one on a card starts CUDA
+and reads the compiler from the disk. A process that does not answer is left behind.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from orchestrator.provenance.environment import cards
 from orchestrator.provenance.environment.cards import Card, CardsUnknown
 
 TRIAL = "orchestrator.worker.card_trial"
-LIMIT_S = 10.0
+LIMIT_S = 30.0
 _FIRST_S = 60.0  # to import torch, on a busy machine
 _GIB = 1 << 30
 _STEPS = {"cards": "what torch sees", "peers": "peers", "compiles": "compiling kernels", "shares": "sharing memory"}
