@@ -64,7 +64,7 @@ def test_checks_alone_fit_their_time() -> None:
 
 
 def test_parts_that_fail_are_told_and_the_others_follow(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     turns = []
 
@@ -77,7 +77,7 @@ def test_parts_that_fail_are_told_and_the_others_follow(
         return work
 
     monkeypatch.setattr(Bench, "elapsed_s", 0.0)
-    bench = Bench(TOY)
+    bench = Bench(TOY, kept=Kept(tmp_path))
     given = [
         Part("fails", 10, does(ValueError("no such key"))),
         Part("exits", 10, does(SystemExit("it stands still"))),
@@ -391,8 +391,8 @@ def test_memory_is_watched_from_beside() -> None:
 
 @pytest.mark.slow
 @pytest.mark.long
-def test_plain_loops_are_measured_in_a_process_of_their_own() -> None:
-    bench = Bench(TOY)
+def test_plain_loops_are_measured_in_a_process_of_their_own(tmp_path: Path) -> None:
+    bench = Bench(TOY, kept=Kept(tmp_path))
     given = [Loop("a", "eager", "Gpt", "float32", 2, 4, 4, TOY.gpt), Loop("b", "eager", "NoSuch", "float32", 2, 4, 4)]
     parts.plainly(bench, 200, given)
     assert set(bench.found) == {"a: eager"}
@@ -411,9 +411,9 @@ def test_a_command_that_takes_too_long_is_ended() -> None:
 @pytest.mark.long
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("name", [part.name for part in PARTS if part.needs is None])
-def test_every_part_can_be_done_on_processors(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+def test_every_part_can_be_done_on_processors(monkeypatch: pytest.MonkeyPatch, name: str, tmp_path: Path) -> None:
     """But those that compile, which takes minutes there."""
-    bench = Bench(TOY)
+    bench = Bench(TOY, kept=Kept(tmp_path))
     monkeypatch.setattr(parts, "CASES", [case for case in CASES if case.needs is None])
     perform(bench, [dataclasses.replace(part, share_s=1000) for part in PARTS if part.name == name], 1500)
     lacks = ["Ray Train's start: it needs tensorboardX, which is not there (skipped)"]
