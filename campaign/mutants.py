@@ -23,7 +23,7 @@ import torch
 from campaign import disagreements, lives, reports
 from orchestrator.checkpoint import catalog
 from orchestrator.cluster.actors import members
-from orchestrator.cluster.actors.report_relay import Report
+from orchestrator.cluster.actors.host_relay import Report
 from orchestrator.comm import collectives
 from orchestrator.comm.collectives import Exchange
 from orchestrator.comm.topologies.schedule import Add, Copy, Finish, Send

@@ -7,7 +7,7 @@ import pickle
 import socket
 from typing import Any
 
-from orchestrator.cluster.actors.report_relay import KEPT, REPORT, address, hello
+from orchestrator.cluster.actors.host_relay import REPORT, WORD, address, hello
 
 SECRET = b"secret"
 NODE = f"node of process {os.getpid()}"  # tests run beside each other
@@ -25,18 +25,30 @@ class Member:
         self.connection.settimeout(_LONG_S)
         self.connection.sendall(hello(secret, number))
 
-    def says(self, first: int, *entries: Any, urgent: bool = False) -> None:
-        self.connection.sendall(packed(first, *entries, urgent=urgent))
+    def says(self, first: int, *entries: Any, urgent: bool = False, next_call: int = 0) -> None:
+        self.connection.sendall(packed(first, *entries, urgent=urgent, next_call=next_call))
 
     def hears(self) -> int:
-        number: int = KEPT.unpack(self.connection.recv(KEPT.size, socket.MSG_WAITALL))[0]
-        return number
+        """The number that it is told of what the driver has; fails where it is called instead."""
+        number, _, size = WORD.unpack(self.connection.recv(WORD.size, socket.MSG_WAITALL))
+        assert size == 0
+        return int(number)
+
+    def is_called(self) -> tuple[int, bytes]:
+        """The number of the next call, and the call."""
+        size = 0
+        while not size:
+            _, number, size = WORD.unpack(self.connection.recv(WORD.size, socket.MSG_WAITALL))
+        call = b""
+        while len(call) < size:
+            call += self.connection.recv(size - len(call))
+        return number, call
 
 
-def packed(first: int, *entries: Any, urgent: bool = False) -> bytes:
+def packed(first: int, *entries: Any, urgent: bool = False, next_call: int = 0) -> bytes:
     """A report as a member sends it."""
     body = pickle.dumps((list(entries), {"beats": first}))
-    return REPORT.pack(len(body), first, urgent) + body
+    return REPORT.pack(len(body), first, next_call, urgent) + body
 
 
 def close_all() -> None:

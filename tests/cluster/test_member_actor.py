@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from orchestrator.cluster.actors import card_failure
-from orchestrator.cluster.actors.member_actor import Answer, MemberActor, disregard_sigterm, with_imports
+from orchestrator.cluster.actors.member_actor import Answer, MemberActor, disregard_signals, with_imports
 from orchestrator.errors import CardFailed, NonFinite, PipelineRaised
 
 FAULTS = {
@@ -71,11 +71,13 @@ def test_while_a_member_prepares_each_import_is_progress(monkeypatch: pytest.Mon
     assert with_imports(training) == training
 
 
-def test_a_member_takes_no_notice_of_sigterm_and_its_children_do() -> None:
-    before = signal.getsignal(signal.SIGTERM)
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_member_takes_no_notice_of_a_signal_to_its_group_and_its_children_do(number: signal.Signals) -> None:
+    before = {each: signal.getsignal(each) for each in (signal.SIGTERM, signal.SIGINT)}
     try:
-        disregard_sigterm()
-        os.kill(os.getpid(), signal.SIGTERM)
-        assert signal.getsignal(signal.SIGTERM) is not signal.SIG_IGN  # which what it starts would inherit
+        disregard_signals()
+        os.kill(os.getpid(), number)
+        assert signal.getsignal(number) is not signal.SIG_IGN  # which what it starts would inherit
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for each, handler in before.items():
+            signal.signal(each, handler)

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pickle
+import threading
+import time
 from collections.abc import Iterator
 from concurrent.futures import Future
 from dataclasses import dataclass
@@ -12,11 +15,12 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError
+from ray.exceptions import RayActorError
 
-from orchestrator.cluster.actors import members, report_relays
+from orchestrator.cluster.actors import host_relays, members
+from orchestrator.cluster.actors.event_queue import ANSWERS
+from orchestrator.cluster.actors.host_relay import Call, RelayActor, Report
 from orchestrator.cluster.actors.members import ActorPlacement, MemberMessage, Members
-from orchestrator.cluster.actors.report_relay import RelayActor, Report
 from orchestrator.cluster.actors.reporter import beat_s
 from orchestrator.config.resolve import resolve
 from orchestrator.config.settings import load
@@ -30,7 +34,6 @@ class Reference:
     """A call that a double of Ray was asked for, and its answer, which is there when that is known or an error."""
 
     verb: str
-    arguments: tuple[Any, ...] = ()
     told: Any = None
 
     def future(self) -> Future[Any]:
@@ -42,12 +45,8 @@ class Reference:
         return future
 
 
-class SlowRay:
-    """The weights come at the `after`-th look, and other answers at once or never."""
-
-    def __init__(self, after: int, *, answers: bool) -> None:
-        self._looks = after
-        self._answers = answers
+class DoubleOfRay:
+    """An actor is started, and says only what `told` has."""
 
     def told(self, verb: str) -> Any:  # noqa: ARG002
         """The answer to a call that is heard of; None while there is none."""
@@ -55,53 +54,48 @@ class SlowRay:
 
     def remote(self, **_: Any) -> Any:
         def call(verb: str) -> Any:
-            return lambda *arguments: Reference(verb, arguments, self.told(verb))
+            return SimpleNamespace(remote=lambda: Reference(verb, self.told(verb)))
 
-        verbs = ("locate", "stay", "prepare", "run", "take", "save_weights")
-        actor = SimpleNamespace(**{verb: SimpleNamespace(remote=call(verb)) for verb in verbs})
+        actor = SimpleNamespace(locate=call("locate"), serve=call("serve"))
         kind = SimpleNamespace(options=lambda **_: SimpleNamespace(remote=lambda *_, **__: actor))
         return lambda _: kind
-
-    def wait(self, references: list[Any], timeout: float, num_returns: int = 1) -> tuple[list[Any], list[Any]]:  # noqa: ARG002
-        self._looks -= 1
-        return (references, []) if self._looks <= 0 else ([], references)
-
-    def get(self, reference: Reference, timeout: float | None = None) -> Any:
-        if reference.verb == "take" and not self._answers:
-            raise GetTimeoutError("not in time")
-        assert reference.verb == "take" or timeout is None
-        return reference.verb
 
     def kill(self, _actor: Any, *, no_restart: bool) -> None:
         assert no_restart
 
 
-class FullRay(SlowRay):
-    """The work of the member fails."""
+class Called(Member):
+    """A member that answers calls. says: by the verb, what it answers; a verb that is not there is not answered."""
 
-    def get(self, reference: Reference, timeout: float | None = None) -> Any:  # noqa: ARG002
-        full = OSError("No space left on device")
-        raise RayTaskError("save_weights", "", full)  # type: ignore[no-untyped-call]
+    def __init__(self, number: int = 0, **says: Any) -> None:
+        super().__init__(number)
+        self.said = 0
+        self._says = says
+
+    def answers(self, until: str = "") -> None:
+        """Answer calls until this verb was called, or for ever."""
+        verb = None
+        while verb != until:
+            number, call = self.is_called()
+            verb, arguments = pickle.loads(call)
+            if verb in self._says:
+                said = self._says[verb]
+                self.answer(number, said(*arguments) if callable(said) else said)
+
+    def answer(self, number: int, said: Any) -> None:
+        outcome = (False, (type(said).__name__, str(said))) if isinstance(said, Exception) else (True, said)
+        self.says(self.said, {ANSWERS: number, "packed": pickle.dumps(outcome)}, urgent=True, next_call=number + 1)
+        self.said += 1
 
 
-class DeadlyRay(SlowRay):
-    """Each actor prepares, and its process dies while it is asked for more. Only one lives at a time, of this process."""
-
-    def __init__(self) -> None:
-        super().__init__(0, answers=True)
-        self.record = CrashRecord()
+class DeadlyRay(DoubleOfRay):
+    """The process of each actor dies at once. Only one lives at a time, of this process."""
 
     def told(self, verb: str) -> Any:
-        if verb != "prepare":
-            return RayActorError(error_msg="it died")
-        return {"node": NODE, "pid": os.getpid(), "crash_record": self.record.fd, "report": report(0)}
+        return {"node": NODE, "pid": os.getpid()} if verb == "locate" else RayActorError(error_msg="it died")
 
 
 FAR = "fa" * 28  # another node, by its id
-
-
-def report(first: int, *entries: Any) -> dict[str, Any]:
-    return {"first": first, "entries": list(entries), "heartbeat": {"beats": first}}
 
 
 def members_on(ray: Any, monkeypatch: pytest.MonkeyPatch, *settings: str) -> Members:
@@ -110,7 +104,8 @@ def members_on(ray: Any, monkeypatch: pytest.MonkeyPatch, *settings: str) -> Mem
     found = Members(resolve(load([{"run": {"steps": 1}, "pipeline": {"target": "a:B"}}], settings)), b"secret")
     _held.append(found)
     found.start(0, "worker", ActorPlacement(None, {}))
-    found._members[0].node = NODE
+    if ray.told("locate") is None:
+        found._learn(0, found._members[0], {"pid": None, "node": NODE})
     return found
 
 
@@ -134,34 +129,105 @@ def told_by(heard: MemberMessage) -> tuple[str, Any]:
     return heard.kind, heard.entries or heard.why or heard.answer
 
 
+def answering(member: Called) -> None:
+    """Have it answer in a thread, until the driver lets go of it."""
+
+    def answer() -> None:
+        with contextlib.suppress(OSError):
+            member.answers()
+
+    threading.Thread(target=answer, daemon=True).start()
+
+
 def test_large_weights_may_take_their_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    members_on(SlowRay(9, answers=True), monkeypatch).save_weights(0, "a path")
+    """As long as reports of the member come."""
+    monkeypatch.setattr(members, "_SILENT_S", 0.2)
+    held = members_on(DoubleOfRay(), monkeypatch)
+
+    def save(_: str) -> None:
+        for _number in range(10):
+            time.sleep(0.05)
+            caller.says(0)
+
+    caller = Called(save_weights=save)
+    answering(caller)
+    held.save_weights(0, "a path")
 
 
 def test_weights_that_cannot_be_written_are_told_with_a_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
+    held = members_on(DoubleOfRay(), monkeypatch)
+    answering(Called(save_weights=OSError(28, "No space left on device")))
     with refused("worker.weights-unwritten") as caught:
-        members_on(FullRay(0, answers=True), monkeypatch).save_weights(0, "a path")
+        held.save_weights(0, "a path")
     assert caught.value.remedy == "make room on its disk"
+    assert "No space left on device" in caught.value.message
 
 
 def test_a_worker_that_is_stopped_does_not_hold_up_the_end_of_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(members, "_SILENT_S", 0.1)
+    held = members_on(DoubleOfRay(), monkeypatch)
+    Member(0)
     with refused("worker.weights-lost"):
-        members_on(SlowRay(9, answers=False), monkeypatch).save_weights(0, "a path")
+        held.save_weights(0, "a path")
+
+
+def test_weights_of_another_node_come_in_pieces(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    held = members_on(DoubleOfRay(), monkeypatch)
+    whole = bytes(range(10))
+    monkeypatch.setattr(members, "_PIECE_BYTES", 4)
+    answering(Called(read_weights=lambda offset, limit: whole[offset : offset + limit]))
+    held._fetch(0, str(tmp_path / "weights"))
+    assert (tmp_path / "weights").read_bytes() == whole
+
+
+def test_what_comes_while_an_answer_is_waited_for_is_heard_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    held = members_on(DoubleOfRay(), monkeypatch)
+    other = Member(1)
+    held.start(1, "worker", ActorPlacement(None, {}))
+    other.says(0, "a")
+    caller = Called(profile={"layers": 3})
+    caller.says(0, "b")
+    caller.said = 1
+    answering(caller)
+    assert held.profile(0) == {"layers": 3}
+    assert sorted(str(heard.entries) for heard in held.hear(0.0) if heard.entries) == ["['a']", "['b']"]
+
+
+def test_the_last_entries_of_a_member_are_those_before_its_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    held = members_on(DoubleOfRay(), monkeypatch)
+    other = Member(1)
+    held.start(1, "worker", ActorPlacement(None, {}))
+    other.says(0, "of another one")
+
+    def flush() -> None:
+        caller.says(0, {"printed": "a"}, {"printed": "b"})
+        caller.said = 2
+
+    caller = Called(flush=flush)
+    answering(caller)
+    assert held.drain(0) == [{"printed": "a"}, {"printed": "b"}]
+    assert told(held) == [("entries", ["of another one"])]
+    monkeypatch.setattr(members, "_DRAIN_S", 0.0)
+    assert held.drain(1) == []
 
 
 @pytest.mark.slow
 def test_two_thousand_losses_leave_no_descriptor_and_no_member_behind(monkeypatch: pytest.MonkeyPatch) -> None:
     """The limit of descriptors is 1,024 in most shells."""
-    ray = DeadlyRay()
-    ray.record.note("compute", 7, 3)
-    with members_on(ray, monkeypatch) as held:
+    record = CrashRecord()
+    record.note("compute", 7, 3)
+    prepared_answer = {"node": NODE, "pid": os.getpid(), "crash_record": record.fd}
+    with members_on(DeadlyRay(), monkeypatch) as held:
         before = len(list(Path("/proc/self/fd").iterdir()))
         for member in range(2000):
-            first, prepared, died = held.hear(0.0)
-            assert (first.kind, prepared.kind, died.kind) == ("entries", "prepared", "died")
-            assert first.member == prepared.member == died.member == member
+            caller = Called(member, prepare=prepared_answer)
+            caller.answer(0, prepared_answer)
+            entries, prepared, died = held.hear(0.0)
+            assert (entries.kind, prepared.kind, died.kind) == ("entries", "prepared", "died")
+            assert entries.member == prepared.member == died.member == member
             assert held.last_activity(member) == {"activity": "compute", "step": 7, "shard": 3, "beats": 1}
             held.forget(member)
+            close_all()
             assert list(held.hear(0.0)) == []
             held.start(member + 1, "worker", ActorPlacement(None, {}))
         assert len(list(Path("/proc/self/fd").iterdir())) == before
@@ -171,7 +237,7 @@ def test_two_thousand_losses_leave_no_descriptor_and_no_member_behind(monkeypatc
 def test_one_worker_of_a_run_tries_how_the_model_may_be_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     """The copy that it asks costs the others nothing."""
     tries = []
-    ray = SlowRay(0, answers=True)
+    ray = DoubleOfRay()
     actor = ray.remote()(None).options().remote()
 
     def start(role: str, *_: Any, tries_answers: bool) -> Any:
@@ -195,7 +261,7 @@ def test_what_one_that_is_over_has_said_before_is_heard(monkeypatch: pytest.Monk
         return ends[-1]
 
     monkeypatch.setattr(Reference, "future", future)
-    held = members_on(SlowRay(0, answers=True), monkeypatch)
+    held = members_on(DoubleOfRay(), monkeypatch)
     caller = Member(0)
     caller.says(0, {"printed": "last words"})
     held.forget(0)
@@ -209,24 +275,58 @@ def test_what_one_that_is_over_has_said_before_is_heard(monkeypatch: pytest.Monk
 
 
 def test_entries_go_before_the_answer_and_both_before_the_news_of_a_death(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each entry is heard once: an answer holds those that were not acknowledged."""
+    """Each is heard once, though a member sends again what was not acknowledged."""
     asked: dict[str, Future[Any]] = {}
     monkeypatch.setattr(Reference, "future", lambda each: asked.setdefault(each.verb, Future()))
-    held = members_on(SlowRay(0, answers=True), monkeypatch)
+    held = members_on(DoubleOfRay(), monkeypatch)
     held.run(0, SimpleNamespace(), 1, {})  # type: ignore[arg-type]
     caller = Member(0)
-    asked["stay"].set_exception(RayActorError(error_msg="it died"))
-    asked["run"].set_result({"ended": "so", "report": report(1, "b", "c")})
+    asked["serve"].set_exception(RayActorError(error_msg="it died"))
+    answer = {ANSWERS: 1, "packed": pickle.dumps((True, {"ended": "so"}))}
     caller.says(0, "a", "b")
-    assert told(held) == [("entries", ["a", "b"]), ("entries", ["c"]), ("ran", {"ended": "so"}), ("died", "it died")]
+    caller.says(1, "b", "c", answer, "d")
+    expected = [
+        ("entries", ["a", "b"]),
+        ("entries", ["c"]),
+        ("ran", {"ended": "so"}),
+        ("entries", ["d"]),
+        ("died", "it died"),
+    ]
+    assert told(held) == expected
+
+
+def test_a_call_that_raises_in_the_member_is_a_failure_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    held = members_on(DoubleOfRay(), monkeypatch)
+    Called().answer(0, ValueError("odd"))
+    _, (kind, answer) = told(held)
+    assert (kind, answer["failed"]["code"], answer["failed"]["message"]) == (
+        "prepared",
+        "worker.fault",
+        "ValueError: odd",
+    )
+
+
+def test_calls_wait_until_it_is_known_where_a_member_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    ray = DoubleOfRay()
+    located: Future[Any] = Future()
+    monkeypatch.setattr(ray, "told", lambda _: "later")
+    monkeypatch.setattr(Reference, "future", lambda each: located if each.verb == "locate" else Future())
+    held = members_on(ray, monkeypatch)
+    held.ask(0, "stop")
+    caller = Member(0)
+    assert told(held) == []
+    located.set_result({"pid": 7, "node": NODE})
+    assert told(held) == []
+    assert [pickle.loads(caller.is_called()[1]) for _ in range(2)] == [("prepare", ()), ("ask", ("stop",))]
 
 
 def test_a_member_is_told_what_is_in_the_files_and_not_before(monkeypatch: pytest.MonkeyPatch) -> None:
-    held = members_on(SlowRay(0, answers=True), monkeypatch)
+    held = members_on(DoubleOfRay(), monkeypatch)
     caller = Member(0)
     caller.says(0, "a", "b")
     messages = held.hear(0.0)
     assert told_by(next(messages)) == ("entries", ["a", "b"])
+    assert caller.is_called()[0] == 0  # to prepare
     caller.connection.setblocking(False)
     with pytest.raises(BlockingIOError):
         caller.hears()
@@ -236,7 +336,7 @@ def test_a_member_is_told_what_is_in_the_files_and_not_before(monkeypatch: pytes
 
 def test_what_is_not_looked_at_is_heard_the_next_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """A driver that cannot write stops between two messages."""
-    held = members_on(SlowRay(0, answers=True), monkeypatch)
+    held = members_on(DoubleOfRay(), monkeypatch)
     caller = Member(0)
     caller.says(0, "a")
     caller.says(1, "b")
@@ -249,7 +349,7 @@ def test_what_is_not_looked_at_is_heard_the_next_time(monkeypatch: pytest.Monkey
 def test_one_that_has_not_prepared_is_ended_by_its_process_too(monkeypatch: pytest.MonkeyPatch) -> None:
     """A process without descriptors hears nothing of Ray's requests."""
     ended: list[int] = []
-    ray = SlowRay(0, answers=True)
+    ray = DoubleOfRay()
     monkeypatch.setattr(ray, "told", lambda verb: {"pid": 7, "node": NODE} if verb == "locate" else None)
     held = members_on(ray, monkeypatch)
     monkeypatch.setattr(os, "kill", lambda pid, _: ended.append(pid))
@@ -268,13 +368,13 @@ def test_an_actor_reports_before_it_can_be_taken_for_silent() -> None:
 # ---- members of other nodes
 
 
-class FarRay(SlowRay):
+class FarRay(DoubleOfRay):
     """The member is on another node, whose relay answers what it is told to."""
 
     def __init__(self) -> None:
-        super().__init__(0, answers=True)
         self.relays: list[str] = []  # the nodes on which one was started
         self.calls: list[tuple[tuple[Any, ...], Future[Any]]] = []  # of `exchange`
+        self.handed: list[list[Call]] = []  # by calls of `hand`
         self.stays: Future[Any] = Future()
 
     def told(self, verb: str) -> Any:
@@ -288,7 +388,8 @@ class FarRay(SlowRay):
 
         def place(scheduling_strategy: Any, runtime_env: Any) -> Any:  # noqa: ARG001
             self.relays.append(scheduling_strategy.node_id)
-            actor = SimpleNamespace(exchange=SimpleNamespace(remote=exchange))
+            hand = SimpleNamespace(options=lambda **_: SimpleNamespace(remote=self.handed.append))
+            actor = SimpleNamespace(exchange=SimpleNamespace(remote=exchange), hand=hand)
             return SimpleNamespace(remote=lambda *_: actor)
 
         usual: Any = super().remote(**options)
@@ -297,10 +398,10 @@ class FarRay(SlowRay):
 
 def far(monkeypatch: pytest.MonkeyPatch) -> tuple[FarRay, Members]:
     ray = FarRay()
-    monkeypatch.setattr(report_relays, "ray", ray)
-    monkeypatch.setattr(report_relays, "_RETRY_S", 0.0)
+    monkeypatch.setattr(host_relays, "ray", ray)
+    monkeypatch.setattr(host_relays, "_RETRY_S", 0.0)
     stays = Reference.future
-    monkeypatch.setattr(Reference, "future", lambda each: ray.stays if each.verb == "stay" else stays(each))
+    monkeypatch.setattr(Reference, "future", lambda each: ray.stays if each.verb == "serve" else stays(each))
     held = members_on(ray, monkeypatch)
     assert list(held.hear(0.0)) == []  # it has told where it is
     assert list(held.hear(0.0)) == []
@@ -340,6 +441,21 @@ def test_another_relay_takes_the_place_of_a_lost_one(monkeypatch: pytest.MonkeyP
     assert told(held) == [("entries", ["b"])]
 
 
+def test_another_relay_gets_the_calls_again_that_are_not_confirmed(monkeypatch: pytest.MonkeyPatch) -> None:
+    ray, held = far(monkeypatch)
+    held.ask(0, "stop")
+    held.ask(0, "save")
+    assert told(held) == []
+    assert [[number for _, number, _ in calls] for calls in ray.handed] == [[0], [1, 2]]
+    ray.calls[0][1].set_result(([sent(0)._replace(next_call=2)], []))
+    assert told(held) == [("entries", {})]
+    assert told(held) == []
+    ray.calls[1][1].set_exception(RayActorError(error_msg="killed"))
+    assert told(held) == []
+    assert told(held) == []
+    assert [[number for _, number, _ in calls] for calls in ray.handed] == [[0], [1, 2], [2]]
+
+
 def test_the_last_reports_of_another_node_go_before_the_news_of_a_death(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(members, "_LAST_WORDS_S", 60.0)
     ray, held = far(monkeypatch)
@@ -348,7 +464,7 @@ def test_the_last_reports_of_another_node_go_before_the_news_of_a_death(monkeypa
     ray.calls[0][1].set_result(([sent(0, "last words")], [0]))
     assert told(held) == [("entries", ["last words"]), ("died", "it died")]
     held.forget(0)
-    assert len(held._members) == 1  # its answer to `prepare` is not there yet
+    assert len(held._members) == 0
 
 
 @pytest.mark.parametrize("is_relay_lost", [True, False])

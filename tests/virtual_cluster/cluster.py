@@ -1,11 +1,11 @@
 """A cluster inside one process: Ray's verbs, the network, the storage and the clock are doubles that keep Ray's promises and no
-others. The rest is real: `members`, `member_actor` and `reporter` of `cluster.actors`, the engine, the checkpoints and the
-driver above them.
+others. The rest is real: `members`, `member_actor`, `calls` and `reporter` of `cluster.actors`, the engine, the checkpoints and
+the driver above them.
 
-Ray promises that calls of one group of an actor are carried out in their order, one after the other. An answer may come as
-late as it likes, and answers of one actor in another order than the one in which they were ready, but before the news of its
-death. The news may take seconds. Answers that an actor gave before its death may be lost with it. Reports of this node are
-there as they are sent; those of another one may be late, or lost with its relay, which is another one then.
+Ray promises that calls of an actor are carried out in their order, one after the other. An answer may come as late as it
+likes, but before the news of the actor's death. The news may take seconds. Answers that an actor gave before its death may be
+lost with it. Reports of this node are there as they are sent, and calls of members may be late; reports and calls of another
+node may be late, or lost with its relay, which is another one then.
 
 It does not pickle by reference, restart actors, or find room. A member that finds none is one that never starts.
 """
@@ -13,7 +13,6 @@ It does not pickle by reference, restart actors, or find room. A member that fin
 from __future__ import annotations
 
 import os
-import pickle
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
@@ -23,19 +22,18 @@ from typing import Any
 from unittest.mock import patch
 
 import torch
-from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError
+from ray.exceptions import RayActorError
 
 from orchestrator.checkpoint import catalog, writer
 from orchestrator.checkpoint.storage import Buffer
-from orchestrator.cluster.actors import checkpoint_client, event_queue, member_actor, members, reporter
-from orchestrator.cluster.actors.report_relay import REPORT, Report
+from orchestrator.cluster.actors import calls, checkpoint_client, event_queue, member_actor, members, reporter
+from orchestrator.cluster.actors.host_relay import REPORT, Report
 from orchestrator.comm.transports import shared_memory, sockets
 from orchestrator.comm.transports.base import PeerLost, Received, Tag
 from orchestrator.config.plan import Plan, Variant
 from orchestrator.config.resolve import resolve
 from orchestrator.config.settings import Settings
 from orchestrator.driver.run import event_sink, session
-from orchestrator.errors import RunFailed
 from orchestrator.numerics import allocator
 from orchestrator.records.progress import Activity, Progress, in_words
 from orchestrator.worker import hooks
@@ -87,7 +85,7 @@ class Member(Process):
     stuck: bool = False
     last_beat: dict[str, Any] | None = None  # in its crash record
     hubs: list[tuple[Hub, int]] = field(default_factory=list)
-    calls: dict[str, list[tuple[float, Callable[[], None]]]] = field(default_factory=dict)
+    asked: list[Callable[[], None]] = field(default_factory=list)  # calls of Ray that it has not carried out
     pending: list[Reference] = field(default_factory=list)
     relays: Any = None  # of its driver
 
@@ -212,63 +210,34 @@ class Cluster:
             weight=self.dice.choice([1.0, 1.0, 1.0, 0.2, 0.03]),
             relays=self.relays,
         )
-        member.calls = {"compute": [], "control": []}
         self.everybody.append(member)
 
         def begin() -> None:
             self.schedule.sleep(self._late(2.0))
             self.misfortune.starts(member)
             member.actor = make()
-            self.schedule.spawn(lambda: self._serve(member, "control"), member, f"{member.name} control")
-            self._serve(member, "compute")
+            while True:
+                self.schedule.wait_for(lambda: bool(member.asked))
+                member.asked.pop(0)()
 
         self.schedule.spawn(begin, member)
         return member
 
-    def call(self, member: Member, verb: str, arguments: Sequence[Any]) -> Reference:
+    def call(self, member: Member, verb: str) -> Reference:
         reference = Reference(member)
         member.pending = [*(each for each in member.pending if not each.seen), reference]
         if not member.alive:
             reference.done, reference.error = True, RayActorError(error_msg="the actor is dead")
             self._show(reference, self._late(1.0))
             return reference
-        packed = pickle.dumps(arguments)
 
         def act() -> None:
-            try:
-                answer = pickle.dumps(getattr(member.actor, verb)(*pickle.loads(packed)))
-            except RunFailed as error:
-                failed = RayTaskError(verb, "", error)  # type: ignore[no-untyped-call]
-                reference.done, reference.error = True, failed
-            else:
-                reference.done, reference.value = True, pickle.loads(answer)
-            if verb == "prepare":
-                member.ready = True
+            reference.value = getattr(member.actor, verb)()
+            reference.done = True
             self._show(reference, self._late(self.lateness_s))
 
-        if verb == "stay":
-            return reference
-        if verb == "take":
-            act = self._in_a_thread_of_its_own(member, act)
-        group = (
-            "compute"
-            if verb in ("prepare", "run", "become_spare", "profile", "save_weights", "read_weights")
-            else "control"
-        )
-        member.calls[group].append((self.schedule.now + self._late(self.lateness_s), act))
+        member.asked.append(act)
         return reference
-
-    def _in_a_thread_of_its_own(self, member: Member, act: Callable[[], None]) -> Callable[[], None]:
-        return lambda: self.schedule.spawn(act, member, f"{member.name} take")
-
-    def _serve(self, member: Member, group: str) -> None:
-        calls = member.calls[group]
-        while True:
-            self.schedule.wait_for(lambda: bool(calls))
-            moment, act = calls.pop(0)
-            if moment > self.schedule.now:
-                self.schedule.sleep(moment - self.schedule.now)
-            act()
 
     def _show(self, reference: Reference, delay_s: float) -> None:
         if delay_s > 0:
@@ -279,21 +248,6 @@ class Cluster:
     def _late(self, most_s: float) -> float:
         """Mostly at once."""
         return self.dice.random() * most_s if self.dice.random() < 0.3 else 0.0
-
-    def wait(
-        self, references: list[Reference], num_returns: int = 1, timeout: float = 0.0
-    ) -> tuple[list[Reference], list[Any]]:
-        if timeout > 0:
-            self.meet()
-            self.schedule.wait_for(lambda: any(each.seen for each in references), timeout)
-        return [each for each in references if each.seen][:num_returns], []
-
-    def get(self, reference: Reference, timeout: float | None = None) -> Any:
-        if not self.schedule.wait_for(lambda: reference.seen, timeout):
-            raise GetTimeoutError("not in time")
-        if reference.error is not None:
-            raise reference.error
-        return reference.value
 
     def end(self, member: Member) -> None:
         """`ray.kill`: at once on this node, within seconds on another."""
@@ -432,7 +386,7 @@ class Kind:
         return Kind(self._cluster, node)
 
     def remote(self, role: member_actor.Role, *arguments: Any, **more: Any) -> Handle:
-        make = lambda: member_actor.MemberActor(role, *arguments, **more)  # noqa: E731
+        make = lambda: Actor(self._cluster.here(), role, *arguments, **more)  # noqa: E731
         return Handle(self._cluster, self._cluster.start(role, self._node, make))
 
 
@@ -442,30 +396,64 @@ class Handle:
     member: Member
 
     def __getattr__(self, verb: str) -> Any:
-        return SimpleNamespace(remote=lambda *arguments: self.cluster.call(self.member, verb, arguments))
+        return SimpleNamespace(remote=lambda: self.cluster.call(self.member, verb))
+
+
+class Actor(member_actor.MemberActor):
+    """The real one, of whom is noted when it is ready."""
+
+    def __init__(self, process: Member, *arguments: Any, **more: Any) -> None:
+        self._process = process
+        super().__init__(*arguments, **more)
+
+    def prepare(self) -> member_actor.Answer:
+        answer = super().prepare()
+        self._process.ready = True
+        return answer
 
 
 class Relays:
-    """In place of `report_relays.ReportRelays`."""
+    """In place of `host_relays.HostRelays`."""
 
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
         self._woken = False
         self._sent: list[tuple[float, Report]] = []  # with the moment at which it can be seen
         self._reporters: dict[int, tuple[Member, reporter.Reporter]] = {}
+        self._unconfirmed: dict[int, calls.Unconfirmed] = {}
+        self._calling: dict[int, list[tuple[float, int, bytes]]] = {}  # by member, on their way to it
         self.eager: int | None = None
-        self.hurries = False
 
-    def begin(self, reports: reporter.Reporter, member: Member) -> None:
+    def begin(self, reports: reporter.Reporter, handler: calls.CallHandler, member: Member) -> None:
         """In place of `reporter.begin`."""
+        cluster = self._cluster
         self._reporters[member.number] = member, reports
-        send = lambda: lambda packed: self._send(member, packed)  # noqa: E731
-        self._cluster.schedule.spawn(lambda: reports.serve(send), member, f"{member.name} reports")
+        send = lambda: lambda packed, _: self._send(member, packed)  # noqa: E731
+        cluster.schedule.spawn(lambda: reports.serve(send), member, f"{member.name} reports")
+        cluster.schedule.spawn(lambda: self._listen(handler, member), member, f"{member.name} calls")
+
+    def _listen(self, handler: calls.CallHandler, member: Member) -> None:
+        calling = self._calling.setdefault(member.number, [])
+        while True:
+            self._cluster.schedule.wait_for(lambda: bool(calling))
+            moment, number, call = calling.pop(0)
+            if moment > self._cluster.schedule.now:
+                self._cluster.schedule.sleep(moment - self._cluster.schedule.now)
+            handler.hear(number, call)
+
+    def call(self, number: int, place: int, call: bytes) -> None:
+        self._unconfirmed.setdefault(number, calls.Unconfirmed()).put(place, call)
+        self._hand_on(number, place, call)
+
+    def _hand_on(self, number: int, place: int, call: bytes) -> None:
+        calling = self._calling.setdefault(number, [])
+        moment = self._cluster.schedule.now + self._cluster._late(self._cluster.lateness_s)
+        calling.append((max([moment, *(each[0] for each in calling[-1:])]), place, call))
 
     def _send(self, member: Member, packed: bytes) -> None:
         cluster = self._cluster
         cluster.meet(member)
-        _, first, urgent = REPORT.unpack_from(packed)
+        _, first, next_call, urgent = REPORT.unpack_from(packed)
         late_s = 0.0
         if member.node != HERE:
             late_s = cluster._late(cluster.lateness_s)
@@ -476,11 +464,14 @@ class Relays:
         seen = max([cluster.schedule.now + late_s, *before])
         if seen > cluster.schedule.now:
             cluster.schedule.at(seen, lambda: None)  # time stops then
-        self._sent.append((seen, Report(member.number, first, urgent, packed[REPORT.size :])))
+        self._sent.append((seen, Report(member.number, first, urgent, packed[REPORT.size :], next_call)))
 
     def lose(self, member: Member) -> None:
-        """Nothing that is on its way from it will arrive."""
+        """Nothing that is on its way from it will arrive; calls on their way to it are sent again."""
         self._sent = [each for each in self._sent if each[1].member != member.number]
+        self._calling.get(member.number, []).clear()
+        for place, call in self._unconfirmed[member.number].rest() if member.number in self._unconfirmed else ():
+            self._hand_on(member.number, place, call)
 
     def reach(self, *_: object) -> None: ...
 
@@ -496,6 +487,9 @@ class Relays:
     def take(self) -> list[Report]:
         seen = self._seen()
         self._sent = [each for each in self._sent if each not in seen]
+        for _, report in seen:
+            if report.member in self._unconfirmed:
+                self._unconfirmed[report.member].confirm(report.next_call)
         return [report for _, report in seen]
 
     def _seen(self) -> list[tuple[float, Report]]:
@@ -511,6 +505,7 @@ class Relays:
 
     def drop(self, number: int) -> None:
         self._reporters.pop(number, None)
+        self._unconfirmed.pop(number, None)
 
     def close(self, _: object) -> None: ...
 
@@ -620,6 +615,17 @@ class Members(members.Members):
         return known.pid is not None and known.node == HERE and not known.actor.member.alive
 
 
+class Thread:
+    """In place of `threading.Thread`."""
+
+    def __init__(
+        self, cluster: Cluster, *, target: Callable[..., Any], args: tuple[Any, ...], name: str, daemon: bool
+    ) -> None:
+        assert daemon
+        process = cluster.here()
+        self.start = lambda: cluster.schedule.spawn(lambda: target(*args), process, f"{process.name} {name}")
+
+
 @contextmanager
 def simulated(cluster: Cluster) -> Iterator[None]:
     """Inside the block the modules of orchestrator find themselves in this cluster."""
@@ -630,8 +636,6 @@ def simulated(cluster: Cluster) -> Iterator[None]:
 
     ray = SimpleNamespace(
         remote=lambda **_: lambda _: Kind(cluster),
-        get=cluster.get,
-        wait=cluster.wait,
         kill=lambda handle, **_: cluster.end(handle.member),
         get_runtime_context=within(lambda: HERE),
     )
@@ -640,22 +644,24 @@ def simulated(cluster: Cluster) -> Iterator[None]:
     inside = within(lambda: cluster.here().node)
     ray_inside = SimpleNamespace(get_runtime_context=inside, nodes=lambda: offers, util=addresses)
     conditions = SimpleNamespace(Condition=lambda: Condition(schedule))
+    threads = SimpleNamespace(Condition=lambda: Condition(schedule), Thread=lambda **thread: Thread(cluster, **thread))
     system = SimpleNamespace(**{name: getattr(os, name) for name in ("close", "getpriority", "PRIO_PROCESS")})
     system.getpid, system.environ = lambda: cluster.here().pid, {}
     doubles: list[tuple[Any, str, Any]] = [
         *((module, "time", schedule) for module in _TIMED),
         (event_queue, "threading", conditions),
+        (calls, "threading", threads),
         (memory, "threading", conditions),
         (writer, "_Background", lambda name, **_: Background(cluster, name)),
         (members, "ray", ray),
-        (members, "ReportRelays", lambda *_: cluster.relays),
+        (members, "HostRelays", lambda *_: cluster.relays),
         (members, "CrashRecordReader", lambda pid, _: Found(cluster, pid)),
         (member_actor, "ray", ray_inside),
         (member_actor, "os", system),
         (member_actor, "sys", SimpleNamespace(path=[], modules={})),
         (member_actor, "Lease", lambda _: SimpleNamespace(renew=lambda: None)),
         (member_actor, "capture_prints", lambda _: None),
-        (member_actor, "begin", lambda reports, *_: cluster.here().relays.begin(reports, cluster.here())),
+        (member_actor, "begin", lambda *both: cluster.here().relays.begin(*both[:2], cluster.here())),
         (member_actor.MemberActor, "_describe", lambda *_: {"environment": {}, "modules": []}),
         (allocator, "give_back", lambda: None),  # takes as long as a run: all processes are this one
         (crash_record, "CrashRecord", lambda: SimpleNamespace(fd=0, note=None)),

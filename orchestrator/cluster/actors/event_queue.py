@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import sys
 import threading
-from typing import Any, NamedTuple, TextIO
+from typing import Any, Final, NamedTuple, TextIO
 
 Entry = dict[str, Any]
+
+ANSWERS: Final = "answers"  # the key of an entry that answers a call of the driver; its number
 
 
 class Batch(NamedTuple):
@@ -36,13 +38,9 @@ class EventQueue:
                 self._changed.notify_all()
 
     def unacknowledged(self) -> list[Entry]:
-        """The entries that the driver may not have received yet."""
-        return self.rest().entries
-
-    def rest(self, after: int = 0) -> Batch:
-        """The entries from number `after` on that are kept."""
+        """The entries that the driver may not have received yet, without answers to its calls."""
         with self._changed:
-            return self._rest(after)
+            return [entry for entry in self._entries if ANSWERS not in entry]
 
     def acknowledge(self, number: int) -> None:
         """Forget the entries before this number, which the driver has."""

@@ -1,9 +1,10 @@
 """The Ray actor in which a worker or a server lives, and a handle by which the driver speaks to it.
 
-A plain class, wrapped by `ray.remote` only when a member is started. `prepare` and `run` block the compute thread; other
-calls are answered beside them. Entries of the event queue go to the driver without a call (`reporter.py`), and those it may
-lack with each answer. Failures are answers (`{"failed": ...}`), not exceptions, so that no error needs pickle and Ray
-adds no traceback of its own; only the death of the process is an exception, and means just that.
+A plain class, wrapped by `ray.remote` only when a member is started. Ray calls two of its methods, `locate` and `serve`, which
+never returns. Its process has nothing to do for Ray then. The driver calls the other methods by the relay of this host
+(`calls.py`): in the thread of `serve`, which is the compute thread, or beside it. Entries of the event queue go the other way
+(`reporter.py`), answers among them. Failures are answers (`{"failed": ...}`), not exceptions, so that no error needs pickle
+and Ray adds no traceback of its own; only the death of the process is an exception, and means just that.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ import ray
 
 from orchestrator import errors
 from orchestrator.cluster.actors import card_failure, card_metrics
+from orchestrator.cluster.actors.calls import CallHandler
 from orchestrator.cluster.actors.driver_loss import PREFIX, DriverHandle, DriverLossDetector, written
 from orchestrator.cluster.actors.event_queue import Entry, EventQueue, capture_prints
 from orchestrator.cluster.actors.fault_injection import inject
@@ -58,11 +60,13 @@ _NO_MEMORY = "can't allocate memory"  # in what torch says then, which raises a 
 _URGENT = ("generation_running", "part_written", "part_failed")
 
 
-def disregard_sigterm() -> None:
-    """A batch system signals all processes of a job that is to end. Ray's handler would leave this member computing, and deaf
-    to the driver, which has it stop and save. Processes that this one starts get the usual handler."""
+def disregard_signals() -> None:
+    """A batch system signals all processes of a job that is to end, and a terminal those of a command. The driver has this
+    member stop and save then, which a handler of Ray or Python would prevent. Processes that this one starts get the usual
+    handlers."""
     if threading.current_thread() is threading.main_thread():
-        signal.signal(signal.SIGTERM, lambda _number, _frame: None)
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, lambda _number, _frame: None)
 
 
 def _hide_gpus() -> None:
@@ -109,7 +113,7 @@ class MemberActor:
         tries_answers: bool = False,  # whether it is the worker that tries how the model may be asked, before the first step
     ) -> None:
         phases.began("process of Ray", role)
-        disregard_sigterm()
+        disregard_signals()
         _hide_gpus()
         from orchestrator.worker.member.crash_record import CrashRecord
         from orchestrator.worker.member.heartbeat import Heartbeat
@@ -138,16 +142,26 @@ class MemberActor:
         self._member: Any = None
         self._card = ""  # the UUID of its GPU, if it computes on one that tells it
         self._in_generation = threading.Lock()
-        self._reporter = Reporter(self._event_queue, self._beat, self._lease.renew, beat_s(plan.cluster.timeouts))
-        begin(self._reporter, secrets[0], member, node)
+        self._calls = CallHandler(self, lambda answer: self._event_queue.put(answer, urgent=True))
+        self._reporter = Reporter(
+            *(self._event_queue, self._beat, self._lease.renew, beat_s(plan.cluster.timeouts), lambda: self._calls.next)
+        )
+        begin(self._reporter, self._calls, secrets[0], member, node)
         if driver_handle is not None:
             DriverLossDetector(driver_handle, self._driver_lost)
 
+    def locate(self) -> Answer:
+        """`{"pid", "node"}`, at once: it may die while it prepares."""
+        return {"pid": os.getpid(), "node": ray.get_runtime_context().get_node_id()}
+
+    def serve(self) -> None:
+        """Carry out the driver's calls. It never returns: Ray tells the driver of its end, which is that of the process."""
+        self._calls.serve()
+
     def prepare(self) -> Answer:
         """`{"run_manifest", "addresses", "pid", "node", "niceness", "crash_record", "stacks", "reads", "sites", "card"}`:
-        ready to join a generation. With "report", as `take` returns it, like each answer that ends something."""
-        answer = self._answer(lambda: self._on_card(self._prepare, lambda: card_failure.PREPARING))
-        return {**answer, "report": self._report()}
+        ready to join a generation."""
+        return self._answer(lambda: self._on_card(self._prepare, lambda: card_failure.PREPARING))
 
     def run(
         self,
@@ -165,47 +179,29 @@ class MemberActor:
         self._slots = slots
         self._reporter.eager = rank == 0
         answer = self._answer(lambda: self._run(generation, rank, peers))
-        return {**answer, "generation": generation.number, "report": self._report()}
+        return {**answer, "generation": generation.number}
 
-    @ray.method(concurrency_group="control")
-    def locate(self) -> Answer:
-        """`{"pid", "node"}`, at once: it may die while it prepares."""
-        return {"pid": os.getpid(), "node": ray.get_runtime_context().get_node_id()}
+    def flush(self) -> None:
+        """The answer comes behind all entries that are in the event queue."""
 
-    @ray.method(concurrency_group="control")
-    def stay(self) -> None:
-        """Never returns: the end of this call is the end of the process, of which Ray tells the driver."""
-        threading.Event().wait()
-
-    @ray.method(concurrency_group="control")
-    def take(self, after: int) -> Answer:
-        """`{"first", "entries", "heartbeat"}`: the entries from number `after` on, before which the driver has all."""
-        self._reporter.kept(after)
-        return self._report()
-
-    @ray.method(concurrency_group="control")
     def ask(self, what: Literal["regroup", "stop", "save"]) -> None:
         """Ask for this at the vote of the next step boundary."""
         self._heartbeat.ask(what)
 
-    @ray.method(concurrency_group="control")
     def call_off(self, generation: int) -> None:
         """Leave this generation, at whatever point this member is."""
         self._heartbeat.call_off(generation)
         self._listener.cancel(generation)
 
-    @ray.method(concurrency_group="control")
     def describe(self, origin: str | None) -> Answer:
         """`{"environment", "modules"}` of this process. origin: the commit that the code was made from."""
         return self._answer(lambda: self._describe(origin))
 
-    @ray.method(concurrency_group="control")
     def read_parameters(self, token: str, name: str | None, first: int, count: int | None) -> Answer:
         """The part of a parameter that a server holds (`worker.server.Server.read_parameters`), with the token by which it
         was asked."""
         return {**self._answer(lambda: dict(self._member.read_parameters(name, first, count))), "token": token}
 
-    @ray.method(concurrency_group="control")
     def suffer(self, kind: Kind, pause_s: float) -> None:
         """As `fault_injection.inject` of this process, which may be on another node than the driver."""
         inject(os.getpid(), kind, pause_s)
@@ -239,11 +235,6 @@ class MemberActor:
 
     def _beat(self) -> Answer:
         return with_imports(self._heartbeat.snapshot())
-
-    def _report(self) -> Answer:
-        """All that the driver may not have received yet."""
-        rest = self._event_queue.rest()
-        return {"first": rest.first, "entries": rest.entries, "heartbeat": self._beat()}
 
     def _prepare(self) -> Answer:
         from orchestrator.numerics import allocator

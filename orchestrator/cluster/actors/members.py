@@ -1,4 +1,8 @@
-"""The driver's side of the actors: start them, wait for what they report, call them, end them."""
+"""The driver's side of the actors: start them, wait for what they report, call them, end them.
+
+Ray starts them, tells where they are and that they have ended, and ends them. All else is calls and reports by relays
+(`host_relays.py`).
+"""
 
 from __future__ import annotations
 
@@ -15,14 +19,17 @@ from types import TracebackType
 from typing import Any, Literal, Self
 
 import ray
-from ray.exceptions import RayError, RayTaskError
+from ray.exceptions import RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+from orchestrator.cluster.actors.calls import CallFailed, answered
+from orchestrator.cluster.actors.calls import packed as packed_call
 from orchestrator.cluster.actors.driver_loss import DriverHandle
+from orchestrator.cluster.actors.event_queue import ANSWERS
 from orchestrator.cluster.actors.fault_injection import inject
+from orchestrator.cluster.actors.host_relay import Report
+from orchestrator.cluster.actors.host_relays import HostRelays
 from orchestrator.cluster.actors.member_actor import Answer, MemberActor, Role
-from orchestrator.cluster.actors.report_relay import Report
-from orchestrator.cluster.actors.report_relays import ReportRelays
 from orchestrator.cluster.actors.reporter import beat_s
 from orchestrator.cluster.ray_calls import unless_gone
 from orchestrator.comm.transports.tls import Credentials
@@ -42,6 +49,7 @@ _PROFILE_S = 30.0
 _ANSWERS_S = 120.0
 _SILENT_S = 30.0  # who has not answered for so long is stopped, or its host is gone
 _PIECE_BYTES = 32 * 2**20
+_LOOK_S = 1.0  # between two looks whether a member that is to answer has died
 _STACKS_S = 10.0  # for a process of Ray's to start on another node
 
 
@@ -55,10 +63,8 @@ class ActorPlacement:
     node: str | None = None
 
 
-Kind = Literal["prepared", "ran", "entries", "described", "looked", "died"]
-
-
-_Asked = Kind | Literal["located"]
+Answered = Literal["prepared", "ran", "described", "looked"]
+Kind = Answered | Literal["entries", "died"]
 
 
 @dataclass(frozen=True)
@@ -79,19 +85,29 @@ class _Member:
     seen: int = 0  # entries of its event queue
     pid: int | None = None  # of its process; None until it has told
     node: str | None = None  # Ray's id of its node; None until it has told
-    lost: bool = False  # its death was heard of
+    lost: str | None = None  # what Ray told of its death
+    heard: float = 0.0  # when a report of it came last, in monotonic seconds
+    next_call: int = 0  # number of the next call
+    unplaced: list[tuple[int, bytes]] = field(default_factory=list)  # calls for which it is not known yet where it is
+    asked: dict[int, Answered] = field(default_factory=dict)  # by the number of the call, how its answer is told
+    # by number of the call, answers that somebody waits for; None until they came
+    awaited: dict[int, Mapping[str, Any] | None] = field(default_factory=dict)
     acknowledged: float = 0.0  # when it was told last what is kept of it, in monotonic seconds
     crash_record: CrashRecordReader | None = None  # of its process; None until it is prepared
     # where its stacks are dumped; None until it is prepared, or where they are not
     stacks: stack_dump.DumpTarget | None = None
     runtime_env: Mapping[str, Any] = field(default_factory=dict)  # of Ray, with which its actor was started
-    pending: int = 0  # answers that are waited for
+    pending: int = 0  # answers of Ray that are waited for
     over: bool = False  # it is dead or killed, and what it was doing is known
 
     def close(self) -> None:
         if self.crash_record is not None:
             self.crash_record.close()
             self.crash_record = None
+
+
+class _Unanswered(Exception):
+    """A member does not answer. It says what Ray tells of its death, if it does."""
 
 
 class Members:
@@ -107,17 +123,17 @@ class Members:
         trouble: Callable[[], str | None] = lambda: None,  # with the Ray; None while there is none
     ) -> None:
         self._trouble = trouble
-        options: dict[str, Any] = {"max_restarts": 0, "concurrency_groups": {"control": 3}}
-        self._kind: Any = ray.remote(**options)(MemberActor)
+        self._kind: Any = ray.remote(max_restarts=0)(MemberActor)
         self._plan = plan
         self._secrets = secret, credentials
         self._driver_handle = driver_handle
         self._here = this_node()
-        self._relays = ReportRelays(secret, self._here)
+        self._relays = HostRelays(secret, self._here)
         self._acknowledge_s = _ACKNOWLEDGE_SHARE * beat_s(plan.cluster.timeouts)
         self._members: dict[int, _Member] = {}
-        self._reports: deque[Report] = deque()
-        self._answered: deque[tuple[int, _Asked, Any]] = deque()  # filled by threads of Ray
+        # what came and was not handed on yet; with entries, the number of the next one
+        self._messages: deque[tuple[MemberMessage, int]] = deque()
+        self._located: deque[tuple[int, Any]] = deque()  # filled by threads of Ray
         # the generation that was begun last, and its bytes: it is the same for hundreds of members, and pickled once
         self._packed: tuple[Generation, bytes] | None = None
         self._dying: dict[int, tuple[float, str]] = {}  # who has died: until when last reports are waited for; why
@@ -147,20 +163,21 @@ class Members:
             role, member, self._plan, self._secrets, place.project, self._driver_handle, tries_answers=tries
         )
         self._members[member] = _Member(actor, runtime_env=place.options.get("runtime_env", {}))
-        self._ask(member, "located", actor.locate.remote())
-        self._ask(member, "prepared", actor.prepare.remote())
-        self._ask(member, "died", actor.stay.remote())
+        for answer in (actor.locate.remote(), actor.serve.remote()):
+            self._members[member].pending += 1
+            answer.future().add_done_callback(partial(self._of_ray, member))
+        self._call(member, "prepare", told="prepared")
 
     def run(self, member: int, generation: Generation, rank: int, peers: dict[int, Any]) -> None:
         """Have the member take part in a generation; "ran" is heard when it has ended for this member. The entries of
         rank 0 are wanted at once; the others' may wait."""
         if rank == 0:
-            self._relays.eager, self._relays.hurries = member, True
+            self._relays.eager = member
         known = self._members[member]
         slots = (os.getpid(), self._lasting_memory) if known.node == self._here else None
         if self._packed is None or self._packed[0] is not generation:
             self._packed = generation, packed(generation)
-        self._ask(member, "ran", known.actor.run.remote(self._packed[1], rank, peers, slots))
+        self._call(member, "run", self._packed[1], rank, peers, slots, told="ran")
 
     def pid(self, member: int) -> int | None:
         """The id of its process; None before the member has reported it."""
@@ -220,20 +237,20 @@ class Members:
 
     def ask(self, member: int, what: str) -> None:
         """Have the member ask for "regroup", "stop" or "save" at its next vote."""
-        self._members[member].actor.ask.remote(what)
+        self._call(member, "ask", what)
 
     def become_spare(self, member: int) -> None:
         """Have the worker let go of what it can make anew, until it takes part in a generation."""
-        self._members[member].actor.become_spare.remote()
+        self._call(member, "become_spare")
 
     def describe(self, member: int, origin: str | None) -> None:
         """Have the member report what its process is made of; "described" is heard."""
-        self._ask(member, "described", self._members[member].actor.describe.remote(origin))
+        self._call(member, "describe", origin, told="described")
 
     def read_parameters(self, member: int, token: str, request: Mapping[str, Any]) -> None:
         """Have a server say what it holds of a parameter; "looked" is heard, with the token."""
         name, first, count = (request[key] for key in ("name", "first", "count"))
-        self._ask(member, "looked", self._members[member].actor.read_parameters.remote(token, name, first, count))
+        self._call(member, "read_parameters", token, name, first, count, told="looked")
 
     def profile(self, member: int) -> dict[str, Any] | None:
         """`{"profile", "partition", "layers"}`: a short description of the training data, how they are divided among the
@@ -244,18 +261,17 @@ class Members:
         """How the trained model may be asked when it is served, as the member finds by a trial; None when it finds nothing."""
         return self._asked_of(member, "answers", _ANSWERS_S)
 
-    def _asked_of(self, member: int, method: str, timeout_s: float) -> dict[str, Any] | None:
-        known = self._members.get(member)
-        if known is None:
+    def _asked_of(self, member: int, verb: str, timeout_s: float) -> dict[str, Any] | None:
+        if member not in self._members:
             return None
         try:
-            answer: Answer = ray.get(getattr(known.actor, method).remote(), timeout=timeout_s)
-        except RayError:
+            answer: Answer = self._answer_of(member, verb, timeout_s=timeout_s)
+        except (CallFailed, _Unanswered):
             return None
         return None if "failed" in answer else answer
 
     def call_off(self, member: int, generation: int) -> None:
-        self._members[member].actor.call_off.remote(generation)
+        self._call(member, "call_off", generation)
 
     def kill(self, member: int) -> None:
         """End its process for certain, also one that is stopped; on this node at once, on another within seconds."""
@@ -271,82 +287,120 @@ class Members:
         if known.pid is not None and known.node == self._here:
             inject(known.pid, wanted.kind, wanted.pause_s)
         else:
-            known.actor.suffer.remote(wanted.kind, wanted.pause_s)
+            self._call(member, "suffer", wanted.kind, wanted.pause_s)
 
     def save_weights(self, member: int, path: str) -> None:
         """Bring the trained weights that the member has into a file here. Raises WorkerLost when it is gone, or does not
         answer, and RunFailed when the file cannot be written."""
-        known = self._members.get(member)
-        if known is None:
+        if member not in self._members:
             raise _lost_weights(member)
         try:
-            if known.node == self._here:
-                self._await(known, known.actor.save_weights.remote(path))
+            if self._members[member].node == self._here:
+                self._answer_of(member, "save_weights", path)
             else:
-                self._fetch(known, path)
-        except RayError as error:  # before OSError, which the one of a time that is up is, too
-            if isinstance(error, RayTaskError):
-                raise unwritten(path, error.cause) from error
+                self._fetch(member, path)
+        except _Unanswered as error:
             raise _lost_weights(member, str(error)) from error
-        except OSError as error:
+        except (CallFailed, OSError) as error:
             raise unwritten(path, error) from error
 
     def hear(self, timeout_s: float) -> Iterator[MemberMessage]:
         """The messages that came within `timeout_s`; an empty list if nothing came."""
-        now = time.monotonic()
-        self._relays.wait(min([timeout_s, *(max(0.0, until - now) for until, _ in self._dying.values())]))
-        # A member's entries go before its answer, and both before the news of its death.
-        answered = len(self._answered)
-        self._reports.extend(self._relays.take())
-        while self._reports:
-            yield from self._heard(self._reports.popleft())
-        for _ in range(answered):
-            yield from self._heard_answer(*self._answered.popleft())
-        for member, (until, why) in list(self._dying.items()):
-            if time.monotonic() >= until or not self._relays.may_say_more(member):
-                del self._dying[member]
-                yield MemberMessage(member, "died", why=why)
-                self._drop_if_over(member)
+        self._gather(0.0 if self._messages else timeout_s)
+        while self._messages:
+            message, number = self._messages.popleft()
+            yield message
+            if message.kind == "entries":
+                self._acknowledge(message.member, number)
 
     def drain(self, member: int) -> list[dict[str, Any]]:
         """The entries that are still in the member's queue after its last answer."""
-        known = self._members[member]
-        try:
-            report: Answer = ray.get(known.actor.take.remote(known.seen), timeout=_DRAIN_S)
-        except RayError:
-            return []
-        return _new(known, report["first"], report["entries"])
+        with contextlib.suppress(CallFailed, _Unanswered):
+            self._answer_of(member, "flush", timeout_s=_DRAIN_S)
+        waiting, self._messages = self._messages, deque()
+        entries: list[dict[str, Any]] = []
+        for message, number in waiting:
+            if (message.member, message.kind) == (member, "entries"):
+                entries += message.entries
+            else:
+                self._messages.append((message, number))
+        return entries
 
-    def _heard(self, report: Report) -> Iterator[MemberMessage]:
+    def _gather(self, timeout_s: float) -> None:
+        """Wait for messages, and append all that came."""
+        now = time.monotonic()
+        self._relays.wait(min([timeout_s, *(max(0.0, until - now) for until, _ in self._dying.values())]))
+        # A member's reports go before the news of its death.
+        located = len(self._located)
+        for report in self._relays.take():
+            self._hear_report(report)
+        for _ in range(located):
+            self._hear_ray(*self._located.popleft())
+        for member, (until, why) in list(self._dying.items()):
+            if time.monotonic() >= until or not self._relays.may_say_more(member):
+                del self._dying[member]
+                self._messages.append((MemberMessage(member, "died", why=why), 0))
+                self._drop_if_over(member)
+
+    def _hear_report(self, report: Report) -> None:
         known = self._members.get(report.member)
         if known is None:
             return
+        known.heard = time.monotonic()
         entries, heartbeat = pickle.loads(report.body)  # of a process of this user that knows the secret of the run
-        self._relays.hurries = self._relays.hurries and not report.urgent
         new = _new(known, report.first, entries)
-        yield MemberMessage(report.member, "entries", entries=new, heartbeat=heartbeat)
-        now = time.monotonic()
-        if now >= known.acknowledged + self._acknowledge_s:
-            known.acknowledged = now
-            self._relays.acknowledge(report.member, known.seen)  # only now they are in the run's files
+        number = known.seen - len(new)
+        before: list[dict[str, Any]] = []
+        has_answer = False
+        for entry in new:
+            number += 1
+            if ANSWERS not in entry:
+                before.append(entry)
+            elif (answer := self._heard_answer(report.member, known, entry)) is not None:
+                self._put_entries(report.member, before, heartbeat, number - 1)
+                self._messages.append((answer, number))
+                before, has_answer = [], True
+        if before or not has_answer:
+            self._put_entries(report.member, before, heartbeat, number)
 
-    def _heard_answer(self, member: int, kind: _Asked, future: Any) -> Iterator[MemberMessage]:
+    def _put_entries(self, member: int, entries: list[dict[str, Any]], heartbeat: dict[str, Any], number: int) -> None:
+        self._messages.append((MemberMessage(member, "entries", entries=entries, heartbeat=heartbeat), number))
+
+    def _heard_answer(self, member: int, known: _Member, entry: Mapping[str, Any]) -> MemberMessage | None:
+        """The message that it is; None if somebody waits for it, or nobody."""
+        number = entry[ANSWERS]
+        if number in known.awaited:
+            known.awaited[number] = entry
+            return None
+        told = known.asked.pop(number, None)
+        if told is None:
+            return None
+        try:
+            answer: Answer = answered(entry)
+        except CallFailed as error:
+            answer = {"failed": RunFailed(f"{error.kind}: {error}", code="worker.fault").as_dict()}
+        self._learn(member, known, answer)
+        return MemberMessage(member, told, answer)
+
+    def _hear_ray(self, member: int, future: Any) -> None:
+        """Learn where the member is, or that it has died."""
         known = self._members[member]
         known.pending -= 1
         try:
-            answer = future.result()
+            self._learn(member, known, future.result())
         except RayError as error:
-            if not known.lost:
-                known.lost = True
-                self._dying[member] = (time.monotonic() + _LAST_WORDS_S, str(error))
-        else:
-            if (report := answer.pop("report", None)) is not None:
-                entries = _new(known, report["first"], report["entries"])
-                yield MemberMessage(member, "entries", entries=entries, heartbeat=report["heartbeat"])
-            self._learn(member, known, answer)
-            if kind != "located":
-                yield MemberMessage(member, kind, answer)
+            if known.lost is None:
+                known.lost = str(error)
+                self._dying[member] = (time.monotonic() + _LAST_WORDS_S, known.lost)
         self._drop_if_over(member)
+
+    def _acknowledge(self, member: int, number: int) -> None:
+        """Only now they are in the run's files."""
+        known = self._members.get(member)
+        now = time.monotonic()
+        if known is not None and now >= known.acknowledged + self._acknowledge_s:
+            known.acknowledged = now
+            self._relays.acknowledge(member, number)
 
     def _learn(self, member: int, known: _Member, answer: Answer) -> None:
         """Note what an answer tells of the place of its process."""
@@ -354,6 +408,9 @@ class Members:
             return
         known.pid, known.node = answer["pid"], answer["node"]
         self._relays.reach(member, answer["node"], known.runtime_env)
+        for call in known.unplaced:
+            self._relays.call(member, *call)
+        known.unplaced.clear()
         if "crash_record" not in answer:
             return
         known.stacks = stack_dump.DumpTarget(**answer["stacks"]) if answer.get("stacks") else None
@@ -361,25 +418,44 @@ class Members:
             with contextlib.suppress(OSError):
                 known.crash_record = CrashRecordReader(answer["pid"], answer["crash_record"])
 
-    def _fetch(self, known: _Member, path: str) -> None:
-        """In pieces through Ray, so that big weights need no more memory here than a piece."""
+    def _fetch(self, member: int, path: str) -> None:
+        """In pieces, so that big weights need no more memory here than a piece."""
         with open(path, "wb") as file:
-            while piece := self._await(known, known.actor.read_weights.remote(file.tell(), _PIECE_BYTES)):
+            while piece := self._answer_of(member, "read_weights", file.tell(), _PIECE_BYTES):
                 file.write(piece)
 
-    def _await(self, known: _Member, reference: Any) -> Any:
-        """The answer of a member, which may take as long as the member answers others beside it. Raises RayError."""
-        while not ray.wait([reference], timeout=_SILENT_S)[0]:
-            ray.get(known.actor.take.remote(known.seen), timeout=_SILENT_S)
-        return ray.get(reference)
+    def _call(self, member: int, verb: str, *arguments: Any, told: Answered | None = None) -> int:
+        """Have the member do something; returns the number of the call. told: how its answer is heard of, if it is."""
+        known = self._members[member]
+        number = known.next_call
+        known.next_call += 1
+        if told is not None:
+            known.asked[number] = told
+        call = packed_call(verb, arguments)
+        if known.node is None:
+            known.unplaced.append((number, call))
+        elif not known.over:
+            self._relays.call(member, number, call)
+        return number
 
-    def _ask(self, member: int, kind: _Asked, reference: Any) -> None:
-        self._members[member].pending += 1
-        reference.future().add_done_callback(partial(self._answers, member, kind))
+    def _answer_of(self, member: int, verb: str, *arguments: Any, timeout_s: float | None = None) -> Any:
+        """The answer of a member. timeout_s: None for as long as the member reports. Raises CallFailed and _Unanswered."""
+        known, began = self._members[member], time.monotonic()
+        number = self._call(member, verb, *arguments)
+        known.awaited[number] = None
+        try:
+            while (entry := known.awaited[number]) is None:
+                until = max(began, known.heard) + _SILENT_S if timeout_s is None else began + timeout_s
+                if known.lost is not None or time.monotonic() >= until:
+                    raise _Unanswered(known.lost or "")
+                self._gather(min(_LOOK_S, until - time.monotonic()))
+            return answered(entry)
+        finally:
+            del known.awaited[number]
 
-    def _answers(self, member: int, kind: _Asked, future: Any) -> None:
+    def _of_ray(self, member: int, future: Any) -> None:
         """In a thread of Ray."""
-        self._answered.append((member, kind, future))
+        self._located.append((member, future))
         self._relays.wake()
 
     def _drop_if_over(self, member: int) -> None:

@@ -1,8 +1,8 @@
-"""A member's side of its reports: entries of its event queue and its heartbeat, sent to the relay of its host.
+"""A member's connection with the relay of its host: reports go to the driver by it, and calls of the driver come.
 
 A reporter sends when there is something to send, and else a heartbeat from time to time. Entries stay in the queue until the
-driver has acknowledged them, and are sent again to a relay that takes the place of a lost one. Each acknowledgement is a word
-of the driver, and renews the member's lease.
+driver has acknowledged them, and are sent again to a relay that takes the place of a lost one. Each word of the driver, an
+acknowledgement or a call, renews the member's lease.
 """
 
 from __future__ import annotations
@@ -15,13 +15,14 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from orchestrator.cluster.actors.calls import CallHandler
 from orchestrator.cluster.actors.event_queue import EventQueue
-from orchestrator.cluster.actors.report_relay import KEPT, REPORT, address, hello, is_own_user
+from orchestrator.cluster.actors.host_relay import REPORT, WORD, address, bell, hello, is_own_user
 
 if TYPE_CHECKING:
     from orchestrator.config.plan import Timeouts
 
-Send = Callable[[bytes], None]
+Send = Callable[[bytes, bool], None]  # a report, and whether it is urgent
 
 _BEAT_S = 2.0  # between two reports of a member that has nothing to say, at most
 _HEARTBEAT_SHARE = 0.25  # of the time after which a member counts as stuck
@@ -45,11 +46,13 @@ class Reporter:
         heartbeat: Callable[[], dict[str, Any]],  # takes it
         heard: Callable[[], None],  # the driver was
         beat_s: float,  # at most between two reports
+        next_call: Callable[[], int],  # number of the next call of the driver
     ) -> None:
         self._event_queue = event_queue
         self._heartbeat = heartbeat
         self._heard = heard
         self._beat_s = beat_s
+        self._next_call = next_call
         self.eager = False  # its entries are wanted at once
 
     def kept(self, number: int) -> None:
@@ -70,30 +73,45 @@ class Reporter:
             gather_s = _EAGER_S if self.eager else _GATHER_S
             batch = self._event_queue.take(sent, wait_s, min(gather_s, self._beat_s))
             body = pickle.dumps((batch.entries, self._heartbeat()), pickle.HIGHEST_PROTOCOL)
-            send(REPORT.pack(len(body), batch.first, batch.urgent) + body)
+            send(REPORT.pack(len(body), batch.first, self._next_call(), batch.urgent) + body, batch.urgent)
             sent, wait_s = batch.first + len(batch.entries), self._beat_s
 
 
-def begin(reporter: Reporter, secret: bytes, member: int, node: str) -> None:
-    """Have it report to the relay of this node from now on, in a thread."""
+def begin(reporter: Reporter, calls: CallHandler, secret: bytes, member: int, node: str) -> None:
+    """Have it report to the relay of this node from now on, and hear the driver's calls, in threads."""
+    relay = address(secret, node)
 
     def dial() -> Send:
         connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
-            connection.connect(address(secret, node))
+            connection.connect(relay)
             if not is_own_user(connection):
                 raise PermissionError("the relay is not of this user")
             connection.sendall(hello(secret, member))
         except BaseException:
             connection.close()
             raise
-        threading.Thread(target=_listen, args=(connection, reporter), name="acknowledgements", daemon=True).start()
-        return connection.sendall
+        ringing = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        threading.Thread(target=_listen, args=(connection, ringing, reporter, calls), name="calls", daemon=True).start()
+
+        def send(report: bytes, urgent: bool) -> None:
+            connection.sendall(report)
+            if urgent:
+                with contextlib.suppress(BlockingIOError):  # it rings already
+                    ringing.sendto(b"!", socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL, bell(relay))
+
+        return send
 
     threading.Thread(target=reporter.serve, args=(dial,), name="reports", daemon=True).start()
 
 
-def _listen(connection: socket.socket, reporter: Reporter) -> None:
-    with connection, contextlib.suppress(OSError):
-        while len(number := connection.recv(KEPT.size, socket.MSG_WAITALL)) == KEPT.size:
-            reporter.kept(*KEPT.unpack(number))
+def _listen(connection: socket.socket, ringing: socket.socket, reporter: Reporter, calls: CallHandler) -> None:
+    with connection, ringing, connection.makefile("rb") as words, contextlib.suppress(OSError):
+        while len(word := words.read(WORD.size)) == WORD.size:
+            kept, number, size = WORD.unpack(word)
+            reporter.kept(kept)
+            if size:
+                call = words.read(size)
+                if len(call) < size:
+                    return
+                calls.hear(number, call)

@@ -1,4 +1,4 @@
-"""Reports of members by sockets: what a relay hears, keeps and tells, with members that are scripts and with true reporters."""
+"""Reports of members and calls of the driver by sockets, with members that are scripts and with true reporters."""
 
 from __future__ import annotations
 
@@ -13,8 +13,10 @@ from typing import Any
 import pytest
 
 from orchestrator.cluster.actors import reporter
-from orchestrator.cluster.actors.event_queue import EventQueue
-from orchestrator.cluster.actors.report_relay import RelayActor, Report, ReportRelay
+from orchestrator.cluster.actors.calls import CallFailed, CallHandler, answered
+from orchestrator.cluster.actors.calls import packed as packed_call
+from orchestrator.cluster.actors.event_queue import ANSWERS, EventQueue
+from orchestrator.cluster.actors.host_relay import HostRelay, RelayActor, Report
 from orchestrator.cluster.actors.reporter import Reporter
 from tests.cluster.callers import NODE, SECRET, Member, close_all, packed
 
@@ -28,8 +30,8 @@ def _nothing_stays() -> Iterator[None]:
 
 
 @pytest.fixture
-def relay() -> Iterator[ReportRelay]:
-    made = ReportRelay(SECRET, NODE)
+def relay() -> Iterator[HostRelay]:
+    made = HostRelay(SECRET, NODE)
     yield made
     made.close()
 
@@ -38,7 +40,7 @@ def told(reports: list[Report]) -> list[tuple[Any, ...]]:
     return [(each.member, each.first, *pickle.loads(each.body)[0]) for each in reports]
 
 
-def test_what_all_members_send_is_read_in_the_order_of_each(relay: ReportRelay) -> None:
+def test_what_all_members_send_is_read_in_the_order_of_each(relay: HostRelay) -> None:
     one, other = Member(1), Member(2)
     one.says(0, "a", "b")
     other.says(0)
@@ -52,7 +54,7 @@ def test_what_all_members_send_is_read_in_the_order_of_each(relay: ReportRelay) 
     assert one.hears() == 3
 
 
-def test_a_report_that_comes_in_pieces_is_one(relay: ReportRelay) -> None:
+def test_a_report_that_comes_in_pieces_is_one(relay: HostRelay) -> None:
     member, whole = Member(1), packed(0, "x" * 5_000)
     for piece in (whole[:3], whole[3:20], whole[20:]):
         assert relay.take() == ([], [])
@@ -60,7 +62,7 @@ def test_a_report_that_comes_in_pieces_is_one(relay: ReportRelay) -> None:
     assert told(relay.take()[0]) == [(1, 0, "x" * 5_000)]
 
 
-def test_a_process_that_has_ended_leaves_all_that_it_sent(relay: ReportRelay) -> None:
+def test_a_process_that_has_ended_leaves_all_that_it_sent(relay: HostRelay) -> None:
     member = Member(1)
     member.says(0, "last words")
     member.connection.close()
@@ -69,14 +71,14 @@ def test_a_process_that_has_ended_leaves_all_that_it_sent(relay: ReportRelay) ->
     relay.acknowledge(1, 1)  # too late
 
 
-def test_who_does_not_know_the_secret_is_not_heard(relay: ReportRelay) -> None:
+def test_who_does_not_know_the_secret_is_not_heard(relay: HostRelay) -> None:
     stranger = Member(1, b"guessed")
     stranger.says(0, "a lie")
     assert relay.take() == ([], [])
     assert stranger.connection.recv(1) == b""
 
 
-def test_a_member_that_calls_again_takes_the_place_of_its_first_call(relay: ReportRelay) -> None:
+def test_a_member_that_calls_again_takes_the_place_of_its_first_call(relay: HostRelay) -> None:
     first, again = Member(1), Member(1)
     assert relay.take() == ([], [1])
     again.says(0, "a")
@@ -86,7 +88,7 @@ def test_a_member_that_calls_again_takes_the_place_of_its_first_call(relay: Repo
     assert first.connection.recv(1) == b""
 
 
-def test_a_member_is_dropped_also_where_a_child_holds_its_connection(relay: ReportRelay) -> None:
+def test_a_member_is_dropped_also_where_a_child_holds_its_connection(relay: HostRelay) -> None:
     member = Member(1)
     child = member.connection.dup()
     relay.take()
@@ -96,7 +98,61 @@ def test_a_member_is_dropped_also_where_a_child_holds_its_connection(relay: Repo
     relay.drop(1)
 
 
-def test_a_member_that_is_stopped_does_not_hold_up_its_relay(relay: ReportRelay) -> None:
+def test_a_call_waits_for_its_member_and_is_kept_until_it_is_confirmed(relay: HostRelay) -> None:
+    relay.call(1, 0, b"before it has connected")
+    first = Member(1)
+    relay.take()
+    relay.call(1, 1, b"after it")
+    assert [first.is_called() for _ in range(2)] == [(0, b"before it has connected"), (1, b"after it")]
+    first.says(0, next_call=1)
+    relay.take()
+    again = Member(1)
+    relay.take()
+    assert again.is_called() == (1, b"after it")
+    relay.call(1, 2, b"the last")
+    assert again.is_called() == (2, b"the last")
+    again.says(0, next_call=3)
+    relay.take()
+    third = Member(1)
+    relay.take()
+    relay.acknowledge(1, 7)
+    assert third.hears() == 7
+
+
+def test_calls_that_a_stopped_member_has_no_room_for_are_not_torn(relay: HostRelay) -> None:
+    member = Member(1)
+    relay.take()
+    calls = [bytes([number]) * 100_000 for number in range(20)]
+    for number, call in enumerate(calls):
+        relay.call(1, number, call)
+        relay.acknowledge(1, number)
+    heard: list[tuple[int, bytes]] = []
+    reading = threading.Thread(target=lambda: heard.extend(member.is_called() for _ in calls))
+    reading.start()
+    while reading.is_alive():
+        relay.wait(0.01, 0.0)
+    assert heard == list(enumerate(calls))
+    relay.drop(1)
+    assert Member(1).connection is not None  # it is told nothing of them
+    relay.take()
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")  # its thread ends by one
+def test_what_is_urgent_wakes_an_owner_who_gathers(relay: HostRelay) -> None:
+    """Its report is not looked at meanwhile."""
+    member = Reported()
+    reporter.begin(member.reporter, member.calls, SECRET, 1, NODE)
+    began = time.monotonic()
+    threading.Timer(0.05, lambda: member.queue.put({"a": 1}, urgent=True)).start()
+    found: list[Any] = []
+    while {"a": 1} not in found:
+        relay.wait(_LONG_S, _LONG_S)
+        found += [entry for report in relay.take()[0] for entry in pickle.loads(report.body)[0]]
+    assert time.monotonic() - began < _LONG_S
+    member.end()
+
+
+def test_a_member_that_is_stopped_does_not_hold_up_its_relay(relay: HostRelay) -> None:
     """It reads nothing: words to it are left out once its socket is full, and none is torn."""
     member = Member(1)
     relay.take()
@@ -106,7 +162,7 @@ def test_a_member_that_is_stopped_does_not_hold_up_its_relay(relay: ReportRelay)
     assert heard == list(range(100))
 
 
-def test_whoever_waits_is_woken_from_another_thread(relay: ReportRelay) -> None:
+def test_whoever_waits_is_woken_from_another_thread(relay: HostRelay) -> None:
     threading.Timer(0.01, relay.wake).start()
     began = time.monotonic()
     relay.wait(_LONG_S, _LONG_S)
@@ -117,7 +173,7 @@ def test_whoever_waits_is_woken_from_another_thread(relay: ReportRelay) -> None:
 
 @pytest.mark.parametrize("cuts_short", [lambda m: m.says(1, urgent=True), lambda m: m.connection.close()])
 def test_who_is_watchful_gathers_until_something_urgent_comes_or_a_member_ends(
-    relay: ReportRelay, cuts_short: Callable[[Member], None]
+    relay: HostRelay, cuts_short: Callable[[Member], None]
 ) -> None:
     member = Member(1)
     member.says(0, "a")
@@ -130,9 +186,9 @@ def test_who_is_watchful_gathers_until_something_urgent_comes_or_a_member_ends(
 def test_a_relay_leaves_its_address_to_the_next_one_and_no_descriptor() -> None:
     before = len(list(Path("/proc/self/fd").iterdir()))
     for _ in range(3):
-        relay = ReportRelay(SECRET, NODE)
+        relay = HostRelay(SECRET, NODE)
         with pytest.raises(OSError, match="in use"):
-            ReportRelay(SECRET, NODE)
+            HostRelay(SECRET, NODE)
         member = Member(1)
         relay.take()
         relay.close()
@@ -152,7 +208,14 @@ class Reported:
         self.queue = EventQueue()
         self.renewed = 0
         self.over = False  # its thread ends with the next report
-        self.reporter = Reporter(self.queue, self._beat, self._renew, beat_s)
+        self.called: list[str] = []
+        self.calls = CallHandler(self, lambda answer: self.queue.put(answer, urgent=True))
+        self.reporter = Reporter(self.queue, self._beat, self._renew, beat_s, lambda: self.calls.next)
+
+    def ask(self, what: str) -> str:
+        """A call that is carried out at once."""
+        self.called.append(what)
+        return f"{what} is asked for"
 
     def _beat(self) -> dict[str, Any]:
         if self.over:
@@ -162,8 +225,13 @@ class Reported:
     def _renew(self) -> None:
         self.renewed += 1
 
+    def end(self) -> None:
+        self.over = True
+        self.queue.put({}, urgent=True)
+        until(lambda: all(thread.name != "reports" for thread in threading.enumerate()))
 
-def read(relay: ReportRelay, wanted: int) -> list[Report]:
+
+def read(relay: HostRelay, wanted: int) -> list[Report]:
     found: list[Report] = []
     deadline = time.monotonic() + _LONG_S
     while len(found) < wanted and time.monotonic() < deadline:
@@ -184,8 +252,8 @@ def test_what_the_driver_has_not_acknowledged_is_sent_again_to_another_relay(mon
     monkeypatch.setattr(reporter, "_RETRY_S", 0.01)
     monkeypatch.setattr(reporter, "_GATHER_S", 0.0)
     member = Reported(beat_s=0.05)
-    relay = ReportRelay(SECRET, NODE)
-    reporter.begin(member.reporter, SECRET, 1, NODE)
+    relay = HostRelay(SECRET, NODE)
+    reporter.begin(member.reporter, member.calls, SECRET, 1, NODE)
     beat = read(relay, 1)[0]
     assert (beat.first, pickle.loads(beat.body)) == (0, ([], {"beats": 7}))
     member.queue.put({"a": 1})
@@ -195,12 +263,19 @@ def test_what_the_driver_has_not_acknowledged_is_sent_again_to_another_relay(mon
     relay.acknowledge(1, 1)
     until(lambda: member.renewed > 0)
     assert member.queue.unacknowledged() == [{"b": 2}]
+    relay.call(1, 0, packed_call("ask", ("stop",)))
+    until(lambda: member.called == ["stop"])
     relay.close()
-    relay = ReportRelay(SECRET, NODE)
+    relay = HostRelay(SECRET, NODE)
     again = read(relay, 1)[0]
-    assert (again.first, pickle.loads(again.body)[0]) == (1, [{"b": 2}])
-    member.over = True
-    until(lambda: all(thread.name != "reports" for thread in threading.enumerate()))
+    first, second = pickle.loads(again.body)[0]
+    assert (again.first, again.next_call, first) == (1, 1, {"b": 2})
+    assert (second[ANSWERS], answered(second)) == (0, "stop is asked for")
+    relay.call(1, 0, packed_call("ask", ("stop",)))  # it has heard that one
+    relay.call(1, 1, packed_call("ask", ("save",)))
+    until(lambda: len(member.called) > 1)
+    assert member.called == ["stop", "save"]
+    member.end()
     relay.close()
 
 
@@ -214,8 +289,58 @@ def test_the_actor_of_another_node_hands_reports_on_and_acknowledgements_back() 
     assert (told(reports), ended) == ([(1, 0, "a")], [])
     assert actor.exchange({1: 1}, [], 0.0, 0.0) == ([], [])
     assert member.hears() == 1
+    actor.hand([(1, 0, b"a call")])
+    assert actor.exchange({}, [], 0.0, 0.0) == ([], [])
+    assert member.is_called() == (0, b"a call")
     assert actor.exchange({}, [1], 0.0, 0.0) == ([], [1])
     actor._relay.close()
+
+
+# ---- calls
+
+
+class Verbs:
+    """A member whose verbs note in which thread they are carried out."""
+
+    def __init__(self) -> None:
+        self.threads: dict[str, str] = {}
+
+    def __getattr__(self, verb: str) -> Any:
+        def carry_out(*arguments: Any) -> Any:
+            self.threads[verb] = threading.current_thread().name
+            if verb == "fail":
+                raise OSError(28, "No space left on device")
+            return threading.Lock() if verb == "lock" else (verb, *arguments)
+
+        return carry_out
+
+
+def test_calls_are_carried_out_once_and_in_order_and_answered_in_words_where_they_raise() -> None:
+    answers: list[dict[str, Any]] = []
+    verbs = Verbs()
+    handler = CallHandler(verbs, answers.append)
+    threading.Thread(target=handler.serve, name="compute", daemon=True).start()
+    for number, verb in enumerate(("run", "fail", "ask", "describe", "lock", "prepare")):
+        for _ in range(2):
+            handler.hear(number, packed_call(verb, (number,)))
+    until(lambda: len(answers) == 6)
+    told = {entry[ANSWERS]: entry for entry in answers}
+    assert [answered(told[number]) for number in (0, 2, 3, 5)] == [
+        ("run", 0),
+        ("ask", 2),
+        ("describe", 3),
+        ("prepare", 5),
+    ]
+    for number, text in ((1, "No space left on device"), (4, "cannot pickle")):
+        with pytest.raises(CallFailed, match=text):
+            answered(told[number])
+    assert [each[ANSWERS] for each in answers if each[ANSWERS] in (0, 1, 4, 5)] == [0, 1, 4, 5]
+    here = threading.current_thread().name
+    assert verbs.threads == {
+        **dict.fromkeys(("run", "fail", "lock", "prepare"), "compute"),
+        "ask": here,
+        "describe": "describe",
+    }
 
 
 # ---- the queue between them

@@ -1,20 +1,24 @@
-"""Reports of members on their way to the driver: by Unix sockets to a relay on their own host, which hands on those of all.
+"""A relay on each host, by Unix sockets: reports of its members go to the driver, and calls of the driver to them.
 
     member                                               relay, one for each host
     HELLO   magic, member, proof of the secret       ->
-    REPORT  bytes, number of the first entry, urgent ->
-            entries and heartbeat
-                                                     <-  KEPT  number of the next entry: the driver has those before it
+    REPORT  bytes, numbers of the first entry and of ->
+            the next call, urgent; entries and heartbeat
+                                                     <-  WORD  number of the next entry: the driver has those before it;
+                                                               number and bytes of a call; the call
 
 A report costs the driver some microseconds here, where a call of Ray costs it a millisecond. On the driver's own node the relay
 is an object of the driver. On every other node it is an actor that does not need torch, with one call outstanding for
-all members of that node (`report_relays.py`).
+all members of that node (`host_relays.py`).
 
 A relay has no thread: its owner waits in it. Until then the kernel keeps what comes, and a member waits that sends much. A
-process that ends leaves what it sent, so all of it can be read once its death is known. A relay keeps nothing for long: a
-member sends again what the driver has not acknowledged when its relay is another one.
+process that ends leaves what it sent, so all of it can be read once its death is known. A relay keeps no report: a
+member sends again what the driver has not acknowledged when its relay is another one. Calls it keeps until the member has
+confirmed them, which may not have connected yet.
 
-The name of the socket is in the abstract namespace and follows from the secret and the node, so nothing is left behind, and a
+An urgent report rings: a datagram to a second socket wakes an owner who lets reports gather.
+
+The names of the sockets are in the abstract namespace and follow from the secret and the node, so nothing is left behind, and a
 relay that takes the place of another is found without a word. Only processes of the same user are heard.
 """
 
@@ -29,16 +33,21 @@ import socket
 import struct
 import threading
 import time
+from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
+from orchestrator.cluster.actors.calls import Unconfirmed
 from orchestrator.common.processes import peer_credentials
 
 HELLO: Final = struct.Struct("=4sq32s")  # magic, member, proof
-REPORT: Final = struct.Struct("=Iq?")  # bytes of the body, number of the first entry, whether it is urgent
-KEPT: Final = struct.Struct("=q")  # number of the next entry
-_MAGIC: Final = b"orc1"
+# bytes of the body, number of the first entry, number of the next call, whether it is urgent
+REPORT: Final = struct.Struct("=Iqq?")
+WORD: Final = struct.Struct(
+    "=qqI"
+)  # number of the next entry, number of a call, its bytes; none where there are no bytes
+_MAGIC: Final = b"orc2"
 _READ_BYTES: Final = 2**18
 
 
@@ -49,11 +58,20 @@ class Report(NamedTuple):
     first: int  # number of the first of its entries
     urgent: bool
     body: bytes  # entries and heartbeat, pickled by the member
+    next_call: int = 0  # number of the next call: the member has those before it
+
+
+Call = tuple[int, int, bytes]  # the member, the number of the call, and what `calls.packed` made of it
 
 
 def address(secret: bytes, node: str) -> str:
     """The address of the relay of a node. Nobody can tell it who does not know the secret of the run."""
     return "\0orchestrator-" + hmac.digest(secret, b"relay" + node.encode(), "sha256").hex()[:32]
+
+
+def bell(relay: str) -> str:
+    """The address of the datagram socket of the relay with this address."""
+    return relay + "!"
 
 
 def hello(secret: bytes, member: int) -> bytes:
@@ -73,9 +91,10 @@ class _Caller:
     connection: socket.socket
     member: int | None = None  # None until it has said so, and proven that it may
     unread: bytearray = field(default_factory=bytearray)
+    unsent: bytearray = field(default_factory=bytearray)  # words for which its socket has no room yet
 
 
-class ReportRelay:
+class HostRelay:
     """The relay of one host. One thread uses it; `wake` may come from any other."""
 
     def __init__(self, secret: bytes, node: str) -> None:
@@ -84,19 +103,24 @@ class ReportRelay:
         self._reports: list[Report] = []
         self._ended: list[int] = []
         self._callers: dict[int, _Caller] = {}  # by member
+        self._calls: dict[int, Unconfirmed] = {}  # by member
         self._has_called = False  # a member, of which nothing was read yet
         self._closing = threading.Lock()  # `_wake` is open
         self._selector = selectors.DefaultSelector()
         self._listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self._bell = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK)
         self._woken = select.poll()
         self._woken.register(self._wake, select.POLLIN)
+        self._woken.register(self._bell, select.POLLIN)
         try:
             self._listening.bind(address(secret, node))
+            self._bell.bind(bell(address(secret, node)))
             self._listening.listen(socket.SOMAXCONN)
             self._listening.setblocking(False)
             self._selector.register(self._listening, selectors.EVENT_READ)
             self._selector.register(self._wake, selectors.EVENT_READ)
+            self._selector.register(self._bell, selectors.EVENT_READ)
         except BaseException:
             self.close()
             raise
@@ -108,7 +132,8 @@ class ReportRelay:
                 os.eventfd_write(self._wake, 1)
 
     def wait(self, timeout_s: float, gather_s: float) -> None:
-        """Until somebody wakes it; up to `timeout_s` for a report, and `gather_s` more for others, which are not looked at."""
+        """Until somebody wakes it or rings; up to `timeout_s` for a report, and `gather_s` more for others, which are not
+        looked at."""
         if not self._read(timeout_s) and self._reports and gather_s > 0:
             self._woken.poll(1000 * gather_s)
 
@@ -128,23 +153,22 @@ class ReportRelay:
         return taken
 
     def acknowledge(self, member: int, number: int) -> None:
-        """The driver has the member's entries before this number."""
+        """The driver has the member's entries before this number. A member that is stopped is told the next time."""
+        caller = self._callers.get(member)
+        if caller is not None and not caller.unsent:
+            self._tell(caller, WORD.pack(number, 0, 0))
+
+    def call(self, member: int, number: int, call: bytes) -> None:
+        """Hand on a call, now or when the member connects."""
+        self._calls.setdefault(member, Unconfirmed()).put(number, call)
         caller = self._callers.get(member)
         if caller is not None:
-            try:
-                whole = caller.connection.send(KEPT.pack(number), socket.MSG_NOSIGNAL) == KEPT.size
-            except BlockingIOError:  # it is stopped; the next one says as much
-                return
-            except OSError:  # it has ended, which reading tells
-                return
-            if not whole:
-                self._end(caller)
+            self._tell(caller, WORD.pack(0, number, len(call)) + call)
 
     def drop(self, member: int) -> None:
         """It is gone, also where a process that it has forked holds its connection."""
-        caller = self._callers.get(member)
-        if caller is not None:
-            self._end(caller)
+        self._calls.pop(member, None)
+        self._end_call_of(member)
 
     def close(self) -> None:
         """Safe to call twice."""
@@ -153,6 +177,7 @@ class ReportRelay:
                 key.data.connection.close()
         self._callers.clear()
         self._listening.close()
+        self._bell.close()
         self._selector.close()
         with self._closing:
             if self._wake >= 0:
@@ -162,16 +187,24 @@ class ReportRelay:
     def _read(self, timeout_s: float) -> bool:
         """Read what is there. Returns whether nobody should wait for more."""
         before, hurries, self._has_called = len(self._reports), False, False
-        for key, _ in self._selector.select(timeout_s):
+        for key, events in self._selector.select(timeout_s):
             if key.fileobj is self._listening:
                 self._accept()
+            elif key.fileobj is self._bell:
+                hurries = True
+                with contextlib.suppress(BlockingIOError):
+                    while self._bell.recv(1):
+                        pass
             elif key.fileobj == self._wake:
                 hurries = True
                 with contextlib.suppress(BlockingIOError):
                     os.eventfd_read(self._wake)
-            elif not self._hear(key.data):
-                hurries = hurries or key.data.member is not None
-                self._end(key.data)
+            else:
+                if events & selectors.EVENT_WRITE:
+                    self._send_rest(key.data)
+                if events & selectors.EVENT_READ and not self._hear(key.data):
+                    hurries = hurries or key.data.member is not None
+                    self._end(key.data)
         return hurries or any(report.urgent for report in self._reports[before:])
 
     def _accept(self) -> None:
@@ -208,18 +241,49 @@ class ReportRelay:
             magic, member, proof = HELLO.unpack_from(unread)
             if magic != _MAGIC or not hmac.compare_digest(proof, _proof(self._secret, member)):
                 return False
-            self.drop(member)  # its connection before, whose end may not have been read
+            self._end_call_of(member)  # its connection before, whose end may not have been read
             caller.member, self._callers[member] = member, caller
             at = HELLO.size
+            for number, call in self._calls[member].rest() if member in self._calls else ():
+                self._tell(caller, WORD.pack(0, number, len(call)) + call)
         while len(unread) - at >= REPORT.size:
-            size, first, urgent = REPORT.unpack_from(unread, at)
+            size, first, next_call, urgent = REPORT.unpack_from(unread, at)
             begin = at + REPORT.size
             if len(unread) - begin < size:
                 break
             at = begin + size
-            self._reports.append(Report(caller.member, first, urgent, bytes(unread[begin:at])))
+            self._reports.append(Report(caller.member, first, urgent, bytes(unread[begin:at]), next_call))
+            if caller.member in self._calls:
+                self._calls[caller.member].confirm(next_call)
         del unread[:at]
         return True
+
+    def _tell(self, caller: _Caller, word: bytes) -> None:
+        waits = bool(caller.unsent)
+        caller.unsent += word
+        if not waits:
+            self._flush(caller)
+            if caller.unsent:
+                self._selector.modify(caller.connection, selectors.EVENT_READ | selectors.EVENT_WRITE, caller)
+
+    def _send_rest(self, caller: _Caller) -> None:
+        self._flush(caller)
+        if not caller.unsent:
+            self._selector.modify(caller.connection, selectors.EVENT_READ, caller)
+
+    def _flush(self, caller: _Caller) -> None:
+        """Send what its socket has room for."""
+        try:
+            del caller.unsent[: caller.connection.send(caller.unsent, socket.MSG_NOSIGNAL)]
+        except BlockingIOError:
+            return
+        except OSError:  # it has ended, which reading tells
+            caller.unsent.clear()
+
+    def _end_call_of(self, member: int) -> None:
+        caller = self._callers.get(member)
+        if caller is not None:
+            self._end(caller)
 
     def _end(self, caller: _Caller) -> None:
         self._selector.unregister(caller.connection)
@@ -230,10 +294,16 @@ class ReportRelay:
 
 
 class RelayActor:
-    """The relay of another node than the driver's, as an actor of Ray."""
+    """The relay of another node than the driver's, as an actor of Ray: `hand` is carried out beside `exchange`."""
 
     def __init__(self, secret: bytes, node: str) -> None:
-        self._relay = ReportRelay(secret, node)
+        self._relay = HostRelay(secret, node)
+        self._handed = deque[Call]()
+
+    def hand(self, calls: list[Call]) -> None:
+        """Take calls for members of this node."""
+        self._handed.extend(calls)
+        self._relay.wake()
 
     def exchange(
         self, kept: Mapping[int, int], dropped: list[int], wait_s: float, gather_s: float
@@ -244,10 +314,16 @@ class RelayActor:
             self._relay.acknowledge(member, number)
         for member in dropped:
             self._relay.drop(member)
+        self._hand_on()
         self._relay.wait_watchful(wait_s, gather_s)
+        self._hand_on()
         return self._relay.take()
+
+    def _hand_on(self) -> None:
+        for _ in range(len(self._handed)):
+            self._relay.call(*self._handed.popleft())
 
 
 def actor_kind(ray: Any) -> Any:
     """The class of `RelayActor` for Ray, of which no copy is made when one is lost: the driver starts another one."""
-    return ray.remote(num_cpus=0, max_restarts=0)(RelayActor)
+    return ray.remote(num_cpus=0, max_restarts=0, concurrency_groups={"calls": 1})(RelayActor)

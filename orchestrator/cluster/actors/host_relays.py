@@ -13,7 +13,8 @@ import ray
 from ray.exceptions import RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from orchestrator.cluster.actors.report_relay import Report, ReportRelay, actor_kind
+from orchestrator.cluster.actors.calls import Unconfirmed
+from orchestrator.cluster.actors.host_relay import Call, HostRelay, Report, actor_kind
 from orchestrator.cluster.ray_calls import unless_gone
 
 _GATHER_S = 0.1  # for reports that come together, so that many members do not wake the driver more often
@@ -35,21 +36,22 @@ class _Other:
     kept: dict[int, int] = field(default_factory=dict)  # by member, the number of the next entry; not told it yet
     dropped: list[int] = field(default_factory=list)  # members that are gone; not told of it yet
     ended: set[int] = field(default_factory=set)  # members whose connections have ended
+    calls: dict[int, Unconfirmed] = field(default_factory=dict)  # by member
+    unsent: list[Call] = field(default_factory=list)  # calls that its relay does not have yet
 
 
-class ReportRelays:
+class HostRelays:
     """All relays of a run. The driver's thread uses them; `wake` may come from any other."""
 
     def __init__(self, secret: bytes, here: str) -> None:
         """here: this node, by its id."""
         self._secret = secret
         self._here = here
-        self._own = ReportRelay(secret, here)
+        self._own = HostRelay(secret, here)
         self._others: dict[str, _Other] = {}
         self._by_member: dict[int, _Other] = {}
         self._answered: deque[tuple[_Other, Any]] = deque()
         self.eager: int | None = None  # the member whose entries are wanted at once
-        self.hurries = False  # something urgent is waited for, so nobody waits for more
 
     def reach(self, member: int, node: str, runtime_env: Mapping[str, Any]) -> None:
         """The member is on this node. runtime_env: of Ray, with which its actor was started."""
@@ -66,7 +68,7 @@ class ReportRelays:
         """Until somebody wakes it, or reports have come; up to `timeout_s`."""
         for other in self._others.values():
             self._ask(other)
-        self._own.wait(timeout_s, 0.0 if self.hurries else _GATHER_S)
+        self._own.wait(timeout_s, _GATHER_S)
 
     def take(self) -> list[Report]:
         """All that has come until now, in the order of each member."""
@@ -82,6 +84,9 @@ class ReportRelays:
                 continue
             other.ended.difference_update(report.member for report in there)
             other.ended.update(ended)
+            for report in there:
+                if report.member in other.calls:
+                    other.calls[report.member].confirm(report.next_call)
             reports += there
         return reports
 
@@ -92,6 +97,15 @@ class ReportRelays:
             self._own.acknowledge(member, number)
         else:
             other.kept[member] = number
+
+    def call(self, member: int, number: int, call: bytes) -> None:
+        """Hand a call on to the member, whose node is known."""
+        other = self._by_member.get(member)
+        if other is None:
+            self._own.call(member, number, call)
+        else:
+            other.calls.setdefault(member, Unconfirmed()).put(number, call)
+            other.unsent.append((member, number, call))
 
     def may_say_more(self, member: int) -> bool:
         """Whether reports of a member that has died may be on their way still. Here none are once `take` has been called."""
@@ -107,6 +121,8 @@ class ReportRelays:
         other.members.discard(member)
         other.ended.discard(member)
         other.kept.pop(member, None)
+        other.calls.pop(member, None)
+        other.unsent = [call for call in other.unsent if call[0] != member]
         other.dropped.append(member)
 
     def close(self, trouble: Callable[[], str | None]) -> None:
@@ -117,12 +133,18 @@ class ReportRelays:
         self._own.close()
 
     def _ask(self, other: _Other) -> None:
-        if other.asked or not other.members or time.monotonic() < other.retry:
+        if not other.members or (other.actor is None and time.monotonic() < other.retry):
             return
         if other.actor is None:
             where = NodeAffinitySchedulingStrategy(other.node, soft=False)
             kind = actor_kind(ray).options(scheduling_strategy=where, runtime_env=dict(other.runtime_env))
             other.actor = kind.remote(self._secret, other.node)
+            other.unsent = [(member, *call) for member, calls in other.calls.items() for call in calls.rest()]
+        if other.unsent:
+            other.actor.hand.options(concurrency_group="calls").remote(other.unsent)
+            other.unsent = []
+        if other.asked:
+            return
         gather_s = _GATHER_S if self.eager in other.members else _GATHER_THERE_S
         reference = other.actor.exchange.remote(other.kept, other.dropped, _HELD_S, gather_s)
         other.kept, other.dropped, other.asked = {}, [], True
