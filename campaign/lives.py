@@ -14,9 +14,10 @@ from functools import partial
 from random import Random
 from typing import Any, Final
 
+from orchestrator.common import card_faults
 from orchestrator.controller.controller import LISTEN_S
 from orchestrator.controller.fault_attribution import LOSSES
-from orchestrator.errors import WorkerLost
+from orchestrator.errors import OrchestratorError, WorkerLost
 from tests.controller.test_elastic import STEP_TIMEOUT_S, Run
 
 KINDS: Final[dict[str, dict[str, bool]]] = {
@@ -24,7 +25,9 @@ KINDS: Final[dict[str, dict[str, bool]]] = {
     "shards keep state": {"shard_state": True},
     "lost shards inherit": {"inherits": True},
     "stages": {"stages": True},
+    "cards that fail": {"cards": True},
 }
+_FAULTS: Final = [fault.code for fault in card_faults.FAULTS if fault.elsewhere]
 _CHUNK: Final = 1000
 
 
@@ -35,6 +38,7 @@ def live(kind: str, seed: int) -> str | None:
     run = Run()
     asked = dict(KINDS[kind])
     stages = dice.randint(2, 3) if asked.pop("stages", False) else 1
+    cards = dice.randint(2, 8) if asked.pop("cards", False) else 0
     run.launch(
         stages=stages,
         workers=dice.randint(1, 4),
@@ -48,6 +52,7 @@ def live(kind: str, seed: int) -> str | None:
         races=dice.random() < 0.5,
         **asked,
     )
+    run.world.cards = cards
     acts = _acts(run, dice)
     rates = [dice.expovariate(1.0) * (dice.random() < 0.8) for _ in acts]
     longest = dice.choice([1, 5, 20, 60])
@@ -61,20 +66,23 @@ def live(kind: str, seed: int) -> str | None:
     try:
         run.finish()
     except AssertionError:
-        why = None if run.world.end is None else _by_rule(run.world.end.error, run.world.story, _deaths(run))
+        why = None if run.world.end is None else _by_rule(run.world.end.error, run.world.reasons, _deaths(run))
         if why is None:
             raise
         return why
     return None
 
 
-def _by_rule(error: Exception | None, story: str, deaths: int) -> str | None:
+def _by_rule(error: Exception | None, reasons: str, deaths: int) -> str | None:
     """The reason why a run may end early. Chance killed so many that computed one shard that it counts as what kills them; or
-    so many newcomers that no more are tried for some minutes, and too few are left to go on."""
+    so many newcomers that no more are tried for some minutes, and too few are left to go on. Or cards failed where nobody else
+    could go on."""
     text = str(error)
     if isinstance(error, WorkerLost) and "workers in a row were lost while they computed" in text and deaths >= LOSSES:
         return text
-    if isinstance(error, WorkerLost) and "the run cannot go on" in text and "starts in a row failed" in story:
+    if isinstance(error, WorkerLost) and "the run cannot go on" in text and "starts in a row failed" in reasons:
+        return text
+    if isinstance(error, OrchestratorError) and error.code.startswith("gpu."):
         return text
     return None
 
@@ -95,7 +103,16 @@ def _acts(run: Run, dice: Random) -> list[tuple[bool, Callable[[], Any]]]:
         (True, partial(run.find_no_room, dice)),
         (True, partial(run.report_times, dice, 2)),
         (True, lambda: run.interrupt(dice.random() < 0.05)),
+        *([(False, partial(_card_fails, run, dice))] if run.world.cards else []),
     ]
+
+
+def _card_fails(run: Run, dice: Random) -> None:
+    """It is that of a ready worker. A card that fails twice is left out; where no other is left, the run ends over it."""
+    ready = [process for process in run.world.living("worker") if process.state != "starting"]
+    process = run.pick(dice, ready)
+    if process is not None and run.may_lose(process):
+        run.world.card_fails(process, dice.choice(_FAULTS))
 
 
 def _wait_for_stalls(run: Run) -> None:

@@ -25,12 +25,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from itertools import groupby
 
+from orchestrator.common import card_faults
 from orchestrator.controller import controller
 from orchestrator.controller.events import (
     Ask,
     BecomeSpare,
     Begin,
     CallOff,
+    CardFailed,
     CheckpointSaved,
     Command,
     Died,
@@ -139,6 +141,7 @@ class World:
         self.processes: dict[int, Process] = {}
         self.known_dead: set[int] = set()
         self.draining: set[int] = set()
+        self.cards = 0  # of the workers, in turn; 0: they have none
         self.retired: set[int] = set()
         self.begins: list[Begin] = []
         self.recovered: list[Recovered] = []
@@ -164,6 +167,11 @@ class World:
     def story(self) -> str:
         """The last events that the controller was told, and what it made of them."""
         return "\n".join(f"{now:7.2f} {event} -> {phase}: {reason}" for now, event, phase, reason in self._told[-60:])
+
+    @property
+    def reasons(self) -> str:
+        """The reasons of all decisions of the controller."""
+        return "\n".join(reason for *_, reason in self._told if reason)
 
     def deliver(self, process: Process) -> None:
         event = process.news.pop(0)
@@ -497,7 +505,12 @@ class World:
     def ready(self, process: Process) -> None:
         process.state = "idle"
         run_manifest = self.run_manifest if process.role == "worker" else {}
-        process.news.append(Ready(process.id, run_manifest, can_restore=True, node=process.node))
+        card = self.card_of(process)
+        process.news.append(Ready(process.id, run_manifest, can_restore=True, node=process.node, card=card))
+
+    def card_of(self, process: Process) -> str:
+        """The GPU on which it computes; empty where the run has none."""
+        return f"GPU-{process.id % self.cards}" if self.cards and process.role == "worker" else ""
 
     def drain(self, process: Process, seconds: float | None) -> None:
         """Its node goes away."""
@@ -515,6 +528,14 @@ class World:
         if not heard:
             process.news.clear()
         process.news.append(Died(process.id, "killed", last=last))
+
+    def card_fails(self, process: Process, code: str) -> None:
+        """The process tells so, and can do nothing any more."""
+        last = self.heartbeat(process) if process.state == "running" else None
+        step, shard = (last.step, last.shard) if last is not None and last.activity == "compute" else (None, None)
+        process.state = "dead"
+        error = card_faults.BY_CODE[code].told("CUDA error")
+        process.news.append(CardFailed(process.id, error, code, self.card_of(process), step, shard))
 
     # ---- what members do
 
