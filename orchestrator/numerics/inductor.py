@@ -23,6 +23,7 @@ import platform
 import re
 import shutil
 import subprocess
+import sysconfig
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
@@ -44,6 +45,8 @@ def problem(device: str) -> str | None:
     lacking = []
     if shutil.which(_compiler()) is None:
         lacking.append(f"a C++ compiler ({_compiler()}, or the one that CXX names)")
+    if not any((Path(folder) / "Python.h").exists() for folder in _includes()):
+        lacking.append("Python.h, which python3-dev or python3-devel brings")
     if device == "cuda" and _version("triton") is None:
         lacking.append("triton, which torch's wheel for CUDA brings")
     if not lacking:
@@ -122,6 +125,12 @@ def _variables() -> dict[str, str]:
         for name, value in sorted(os.environ.items())
         if _VARIABLES.fullmatch(name) and not _NO_BITS.fullmatch(name)
     }
+
+
+def _includes() -> list[str]:
+    """The folders in which the compiler looks for Python's headers."""
+    given = ":".join(os.environ.get(name, "") for name in ("CPATH", "C_INCLUDE_PATH", "CPLUS_INCLUDE_PATH"))
+    return [sysconfig.get_path("include"), *filter(None, given.split(":"))]
 
 
 def _compiler() -> str:

@@ -11,6 +11,7 @@ import json
 import os
 import subprocess
 import sys
+import sysconfig
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -112,6 +113,8 @@ def test_a_node_without_a_compiler_is_refused(monkeypatch: pytest.MonkeyPatch) -
     assert refused.value.code == "model.compiler"
     assert "no-such-compiler" in str(refused.value)
     assert "triton" in str(refused.value)
+    monkeypatch.setattr(sysconfig, "get_path", lambda _: "/nowhere")
+    assert "Python.h" in str(inductor.problem("cpu"))
 
 
 def test_what_other_compilers_have_made_is_not_taken(monkeypatch: pytest.MonkeyPatch) -> None:
