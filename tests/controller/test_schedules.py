@@ -11,7 +11,8 @@ from orchestrator.comm.topologies import Finish, Send, build_schedule, program
 from orchestrator.config.plan import Exchange, Variant
 from orchestrator.controller.events import Begin
 from orchestrator.controller.rendezvous.schedules import groups_of, schedule_of
-from orchestrator.worker.member.generation import Generation
+from orchestrator.worker.member import generation as module
+from orchestrator.worker.member.generation import Generation, packed
 
 
 def begin(workers: int, servers: int, *, without_servers: bool = False, stages: tuple[int, ...] = ()) -> Begin:
@@ -91,3 +92,28 @@ def test_members_are_connected_with_those_of_the_sum_and_of_the_vote() -> None:
     assert generation.peers_of(0) == {1, 21} | {1, 2, 3, 4}
     assert generation.peers_of(21) == {20, 0} | {5}
     assert sum(len(generation.peers_of(rank)) for rank in range(22)) <= 22 * 2 + 21 * 2
+
+
+def test_what_follows_from_a_generation_is_found_once_and_is_not_sent(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The driver asks for the peers of each member: what costs as much as there are members may not be found for each."""
+    exchange = Exchange(exact=True, topology=Variant("ring", {}), by_tcp=False, between_nodes=False)
+    given = begin(64, 0, stages=tuple(rank // 16 for rank in range(64)))
+    given = replace(given, shards=tuple((rank % 16,) for rank in range(64)), state_transfers=((3, 60), (40, 3)))
+    generation = Generation(given, schedule_of(given, exchange), groups=groups_of(given, exchange))
+    found = []
+
+    def counted(name: str) -> None:
+        plain = getattr(module, name)
+        monkeypatch.setattr(module, name, lambda *given: found.append(name) or plain(*given))
+
+    counted("hosts_of")
+    counted("vote_schedule")
+    before = packed(generation)
+    peers = [generation.peers_of(rank) for rank in range(64)]
+    assert {60, 40} <= peers[3]
+    assert 3 in peers[60] & peers[40]
+    assert sorted(found) == ["hosts_of", "vote_schedule"]
+    assert packed(generation) == before
+    again = Generation.unpacked(before)
+    assert again == generation
+    assert [again.peers_of(rank) for rank in range(64)] == peers

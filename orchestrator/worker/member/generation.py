@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import pickle
 import zlib
+from collections import defaultdict
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
+from functools import cached_property
 from typing import Any, Final, Protocol
 
 from orchestrator.checkpoint.state import TrainingState
@@ -76,7 +78,7 @@ class Generation:
             return None
         return self.begin.restore, self.checkpoint
 
-    @property
+    @cached_property
     def hosts(self) -> Hosts:
         """hosts[stage][shard] = rank, for the programs of `orchestrator.comm.pipeline_schedules`."""
         return hosts_of(self.begin.stages or (0,) * self.workers, self.begin.shards)
@@ -109,7 +111,7 @@ class Generation:
     def recipients_of(self, rank: int) -> list[int]:
         return [recipient for donor, recipient in self.begin.state_transfers if donor == rank]
 
-    @property
+    @cached_property
     def votes(self) -> Schedule:
         """By which all members vote."""
         return vote_schedule(self.schedule.members, self.begin.nodes)
@@ -121,15 +123,20 @@ class Generation:
     def peers_of(self, rank: int) -> frozenset[int]:
         """The ranks that `rank` has to be connected with: those with which it adds up, gathers, votes or changes state, and
         those of the other stages that it exchanges messages with."""
-        begin = self.begin
-        pairs = [
-            *begin.state_transfers,
-            *begin.run_states,
-            *((donor, recipient) for donor, recipient, _ in begin.moves),
-        ]
-        changing = {peer for pair in pairs if rank in pair for peer in pair}
         exchanging = self.schedule.peers_of(rank) | self.votes.peers_of(rank)
-        return exchanging.union(changing, self._peers_in_stages(rank) if begin.stages else ()) - {rank}
+        changing = self._changing.get(rank, ())
+        return exchanging.union(changing, self._peers_in_stages(rank) if self.begin.stages else ()) - {rank}
+
+    @cached_property
+    def _changing(self) -> dict[int, set[int]]:
+        """By rank, those with which it changes state."""
+        begin = self.begin
+        moves = ((donor, recipient) for donor, recipient, _ in begin.moves)
+        found = defaultdict[int, set[int]](set)
+        for pair in (*begin.state_transfers, *begin.run_states, *moves):
+            for rank in pair:
+                found[rank].update(pair)
+        return dict(found)
 
     def _peers_in_stages(self, rank: int) -> Iterator[int]:
         """With a model in stages: those of its own stage with which `rank` adds up, and the hosts of its shards in the others,
@@ -139,11 +146,18 @@ class Generation:
         yield from self.groups[stage].peers_of(rank)
         for shard in self.begin.shards[rank]:
             yield from (ranks[shard] for ranks in hosts)
-        first = [min(ranks) for ranks in hosts]
         if rank == 0:
-            yield from first
-        elif rank == first[stage]:
+            yield from self._first_hosts
+        elif rank == self._first_hosts[stage]:
             yield 0
+
+    @cached_property
+    def _first_hosts(self) -> list[int]:
+        return [min(ranks) for ranks in self.hosts]
+
+    def __getstate__(self) -> dict[str, Any]:
+        """The fields alone: what follows from them is found by each member that needs it."""
+        return {each.name: getattr(self, each.name) for each in fields(self)}
 
 
 def packed(generation: Generation) -> bytes:
