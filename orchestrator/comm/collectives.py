@@ -124,7 +124,10 @@ class Way(NamedTuple):
 def partial_places(layout: Layout, schedule: Schedule, rank: int) -> dict[int, slice]:
     """chunk -> the place of its sum in `partial`, for each chunk of which this member has to keep a sum."""
     borders = layout.borders(schedule.chunks)
-    actions = program(schedule, rank, only=_filled(borders))
+    return _partial_places(program(schedule, rank, only=_filled(borders)), borders)
+
+
+def _partial_places(actions: Sequence[Action], borders: Sequence[int]) -> dict[int, slice]:
     places: dict[int, slice] = {}
     end = 0
     for action, following in zip(actions, [*actions[1:], None], strict=False):
@@ -293,7 +296,8 @@ class Exchange:
             borders = layout.borders(self._schedule.chunks)
             ordered = turns(self._schedule, self._rank, only=_filled(borders))
             parts = tuple(part for turn in ordered for part in _parts(turn, borders, self._transport.travels))
-            self._ways[layout.size] = Way(borders, parts, partial_places(layout, self._schedule, self._rank))
+            places = _partial_places([action for turn in ordered for action in turn], borders)
+            self._ways[layout.size] = Way(borders, parts, places)
         return self._ways[layout.size]
 
     @contextmanager

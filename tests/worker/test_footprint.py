@@ -67,6 +67,26 @@ def test_the_regions_are_those_that_are_foretold(name: str, sums: Sums) -> None:
                 assert regions.now == regions.most == region_bytes(LAYOUT, schedule, rank, sums)
 
 
+@pytest.mark.parametrize("workers", [17, 36, 50])
+@pytest.mark.parametrize("blocks", [1, 12, 100])
+@pytest.mark.parametrize("name", NAMES)
+def test_of_many_workers_none_needs_a_block_more_than_those_that_are_looked_at(
+    name: str, blocks: int, workers: int
+) -> None:
+    """Borders of chunks lie between blocks, so members that do alike keep as much but for one."""
+    layout = Layout((), blocks * BLOCK)
+    looked_at = set(footprint.ranks_that_tell(workers))
+    assert {0, 1, workers - 1} < looked_at < set(range(workers))
+    for schedule in variants(name, workers, (1, 2)):
+        needed = [region_bytes(layout, schedule, rank, MEANS) for rank in range(workers)]
+        assert max(needed) - max(needed[rank] for rank in looked_at) <= BLOCK * MEANS.dtype.itemsize
+
+
+def test_of_few_workers_all_are_looked_at() -> None:
+    assert list(footprint.ranks_that_tell(16)) == list(range(16))
+    assert len(set(footprint.ranks_that_tell(1000))) == 16
+
+
 @pytest.mark.parametrize(
     ("name", "workers", "blocks"),
     [

@@ -27,7 +27,7 @@ from orchestrator.controller.shard_assignment import assign_shards
 from orchestrator.numerics.layout import Layout
 from orchestrator.worker.asynchronous.deltas import window_of
 from orchestrator.worker.asynchronous.gossip import Mixing
-from orchestrator.worker.voting.footprint import Needed, region_bytes, sums_of
+from orchestrator.worker.voting.footprint import Needed, ranks_that_tell, region_bytes, sums_of
 
 _FLOAT: Final = 4
 _INTEGER: Final = 8
@@ -55,7 +55,7 @@ def worker_needs(
     hosted = assign_shards(plan.data.shards, schedule.workers)
     trained = sum(slot.elements for slot in layout.slots)
     optimizers = round(_FLOAT * max(map(len, hosted)) * trained * (state or 0))
-    most = max(_rank_bytes(layout, schedule, plan, hosted, rank) for rank in range(schedule.workers))
+    most = max(_rank_bytes(layout, schedule, plan, hosted, rank) for rank in ranks_that_tell(schedule.workers))
     if plan.updates_stay_on_device:  # rows are kept in host memory; beside the replica are the gradients of a pass
         return Needed(2 * optimizers, most + optimizers + _FLOAT * (parameters + trained))
     return Needed(most + 3 * optimizers + _FLOAT * parameters)

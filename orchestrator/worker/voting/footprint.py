@@ -7,6 +7,7 @@ beside what it holds; nor what the optimizer of a pipeline remembers before it h
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Final, NamedTuple
 
 import torch
@@ -22,6 +23,7 @@ from orchestrator.numerics.layout import Layout, most_waiting
 from orchestrator.optim import optimizers
 
 _FLOAT32: Final = int(torch.float32.itemsize)
+_EACH_OF: Final = 16  # workers; of more, as many are looked at, since looking at one costs what it does in a step
 
 
 def region_bytes(layout: Layout, schedule: Schedule, rank: int, sums: exact.Sums) -> int:
@@ -29,6 +31,19 @@ def region_bytes(layout: Layout, schedule: Schedule, rank: int, sums: exact.Sums
     kept: int = sum(place.stop - place.start for place in partial_places(layout, schedule, rank).values())
     contributed = layout.size if rank < schedule.workers else 0
     return (contributed + kept) * sums.dtype.itemsize + layout.size * sums.result.itemsize
+
+
+def ranks_that_tell(workers: int) -> Sequence[int]:
+    """The ranks at whose needs it is enough to look where the largest is wanted: all of a few; of many, the first half of as
+    many, and the others at even distances, with the last. None needs a block more (`tests/worker/test_footprint.py`)."""
+    if workers <= _EACH_OF:
+        return range(workers)
+    first, more = _EACH_OF // 2, _EACH_OF - _EACH_OF // 2
+    return [*range(first), *(workers - 1 - place * (workers - first) // more for place in range(more))]
+
+
+def _most_region_bytes(layout: Layout, schedule: Schedule, sums: exact.Sums) -> int:
+    return max(region_bytes(layout, schedule, rank, sums) for rank in ranks_that_tell(schedule.workers))
 
 
 class Needed(NamedTuple):
@@ -74,14 +89,12 @@ def _summing_bytes(layout: Layout, schedule: Schedule, plan: Plan, trained: int,
     """For contributions and their sums, where these are made."""
     hosted, sums = -(-plan.data.shards // schedule.workers), sums_of(plan)
     gradients = 1 if plan.sums_stay_on_device else min(hosted, most_waiting(layout.size))
-    regions = max(region_bytes(layout, schedule, rank, sums) for rank in range(schedule.workers))
+    regions = _most_region_bytes(layout, schedule, sums)
     if plan.update.compression is not None:  # held until the vote, with what they kept and what they keep
         gradients = hosted * (3 if feedback else 1)
         regions = layout.size * sums.result.itemsize
     if plan.data.privacy is not None:  # integers: the own sum beside the regions; float64 of a single contribution
-        regions = layout.size * sums.result.itemsize + max(
-            region_bytes(layout, schedule, rank, exact.INTEGERS) for rank in range(schedule.workers)
-        )
+        regions = layout.size * sums.result.itemsize + _most_region_bytes(layout, schedule, exact.INTEGERS)
         gradients = 1 + 2 * 2
     return regions + trained * gradients * _FLOAT32
 
@@ -105,7 +118,7 @@ def require_for_a_step(layout: Layout, plan: Plan) -> None:
     sum and the optimizer's state: a run that would end in its first steps."""
     schedule = first_schedule(plan)
     trained = sum(slot.elements for slot in layout.slots)
-    regions = max(region_bytes(layout, schedule, rank, sums_of(plan)) for rank in range(schedule.workers))
+    regions = _most_region_bytes(layout, schedule, sums_of(plan))
     needed = regions + round(trained * (1 + (remembered(plan) or 0)) * _FLOAT32)
     require(needed, f"at least {megabytes(needed)} beside the {trained:,} parameters that it trains")
 
