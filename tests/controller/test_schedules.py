@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -100,19 +101,14 @@ def test_what_follows_from_a_generation_is_found_once_and_is_not_sent(monkeypatc
     given = begin(64, 0, stages=tuple(rank // 16 for rank in range(64)))
     given = replace(given, shards=tuple((rank % 16,) for rank in range(64)), state_transfers=((3, 60), (40, 3)))
     generation = Generation(given, schedule_of(given, exchange), groups=groups_of(given, exchange))
-    found = []
-
-    def counted(name: str) -> None:
-        plain = getattr(module, name)
-        monkeypatch.setattr(module, name, lambda *given: found.append(name) or plain(*given))
-
-    counted("hosts_of")
-    counted("vote_schedule")
+    found = {name: Mock(wraps=getattr(module, name)) for name in ("hosts_of", "vote_schedule")}
+    for name, counted in found.items():
+        monkeypatch.setattr(module, name, counted)
     before = packed(generation)
     peers = [generation.peers_of(rank) for rank in range(64)]
     assert {60, 40} <= peers[3]
     assert 3 in peers[60] & peers[40]
-    assert sorted(found) == ["hosts_of", "vote_schedule"]
+    assert {name: counted.call_count for name, counted in found.items()} == {"hosts_of": 1, "vote_schedule": 1}
     assert packed(generation) == before
     again = Generation.unpacked(before)
     assert again == generation

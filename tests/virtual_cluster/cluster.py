@@ -35,6 +35,7 @@ from orchestrator.config.resolve import resolve
 from orchestrator.config.settings import Settings
 from orchestrator.driver.run import event_sink, session
 from orchestrator.numerics import allocator
+from orchestrator.records import phases
 from orchestrator.records.progress import Activity, Progress, in_words
 from orchestrator.worker import hooks
 from orchestrator.worker.between_steps import timing
@@ -237,6 +238,7 @@ class Cluster:
             self._show(reference, self._late(self.lateness_s))
 
         member.asked.append(act)
+        self.schedule.touch(member)
         return reference
 
     def _show(self, reference: Reference, delay_s: float) -> None:
@@ -661,6 +663,7 @@ def simulated(cluster: Cluster) -> Iterator[None]:
         (member_actor, "sys", SimpleNamespace(path=[], modules={})),
         (member_actor, "Lease", lambda _: SimpleNamespace(renew=lambda: None)),
         (member_actor, "capture_prints", lambda _: None),
+        (phases, "recorded", lambda *_: []),  # of this process, which has begun all members
         (member_actor, "begin", lambda *both: cluster.here().relays.begin(*both[:2], cluster.here())),
         (member_actor.MemberActor, "_describe", lambda *_: {"environment": {}, "modules": []}),
         (allocator, "give_back", lambda: None),  # takes as long as a run: all processes are this one

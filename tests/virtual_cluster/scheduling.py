@@ -93,6 +93,9 @@ class Schedule:
         """Do this then, whoever has the turn."""
         heapq.heappush(self._timers, (moment, next(self._numbers), act))
 
+    def touch(self, process: Process) -> None:
+        """Its tasks may be able to go on now. A schedule may look at those alone."""
+
     def pause(self) -> None:
         """Others may have a turn here."""
         process = self.current.process
@@ -166,6 +169,7 @@ class Schedule:
             pass
         except BaseException as error:
             self._fault = self._fault or error
+        task.done = True
         self._tasks.remove(task)
         self.current = self._main if self._closing else self._following()
         self.current.turn.release()

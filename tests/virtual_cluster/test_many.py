@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
@@ -45,6 +47,23 @@ def simulated(schedule: Schedule, rank: int) -> list[Act]:
     return found
 
 
+class Call(NamedTuple):
+    """A collective call as it is simulated: the acts of each rank, and how long it takes."""
+
+    acts: dict[int, list[Act]]
+    seconds: float
+
+
+@functools.cache  # the calls of a generation are alike
+def simulated_call(topology: str, members: int, phase: int, chunks: frozenset[int]) -> Call:
+    schedule = vote_schedule(members)
+    if phase == SUM:
+        plain = build_schedule(topology, members)
+        schedule = replace(plain, pattern=Filled(plain.pattern, chunks))
+    acts = {rank: simulated(schedule, rank) for rank in range(members)}
+    return Call(acts, play(schedule, 0.0, 0.0, NETWORK)[0].seconds)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("workers", "topology", "lost"),
@@ -54,6 +73,8 @@ def simulated(schedule: Schedule, rank: int) -> list[Act]:
         (21, "tree", 2),
         pytest.param(100, "ring", 10, marks=pytest.mark.long),
         pytest.param(256, "tree", 0, marks=pytest.mark.long),
+        pytest.param(1000, "tree", 1, marks=[pytest.mark.long, pytest.mark.timeout(1800)]),
+        pytest.param(1000, "ring", 1, marks=[pytest.mark.long, pytest.mark.timeout(1800)]),
     ],
 )
 def test_what_is_simulated_is_what_a_run_does(tmp_path: Path, workers: int, topology: str, lost: int) -> None:
@@ -64,22 +85,17 @@ def test_what_is_simulated_is_what_a_run_does(tmp_path: Path, workers: int, topo
     assert [each["steps_lost"] for each in outcome.recoveries if each["kind"] == "lost"] == [0] * bool(lost)
     whole = set()
     for call, acts in run.traffic.acts.items():
-        members = run.members[call.generation]
-        if call.phase == VOTE:
-            schedule = vote_schedule(members)
-        elif call.phase == SUM:
-            plain = build_schedule(topology, members)
-            chunks = {act.chunk for own in acts.values() for act in own}
-            schedule = replace(plain, pattern=Filled(plain.pattern, chunks))
-        else:
+        if call.phase not in (VOTE, SUM):
             continue
-        expected = {rank: simulated(schedule, rank) for rank in range(members)}
+        members = run.members[call.generation]
+        chunks = frozenset(act.chunk for own in acts.values() for act in own)
+        expected, seconds = simulated_call(topology, members, call.phase, chunks)
         if lost and any(acts[rank] != expected[rank] for rank in range(members)):  # a loss has interrupted it
             assert all(acts[rank] == expected[rank][: len(acts[rank])] for rank in range(members))
             continue
         assert acts == {rank: own for rank, own in expected.items() if own}
         clocks = run.traffic.seconds(call, NETWORK.message_s, NETWORK.latency_s)
-        assert play(schedule, 0.0, 0.0, NETWORK)[0].seconds == pytest.approx(clocks, rel=1e-12)
+        assert seconds == pytest.approx(clocks, rel=1e-12)
         whole.add((call.step, call.phase))
     first = 1 if lost else 0  # whoever is behind gets the state of the step that the loss has cut short
     assert whole >= {(step, phase) for step in range(first, STEPS) for phase in (VOTE, SUM)}

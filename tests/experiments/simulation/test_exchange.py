@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from unittest.mock import patch
 
 import pytest
 from hypothesis import given
@@ -52,6 +53,29 @@ def test_one_host_of_many_alike_stands_for_all(
     one, all_ = host_alike(schedule, size, size / 2, network), play(schedule, size, size / 2, network)[0]
     assert (one.seconds, one.sent, one.busy_s) == pytest.approx((all_.seconds, all_.sent, all_.busy_s))
     assert (one.link, one.wire) == pytest.approx((all_.link, all_.wire))
+
+
+@given(
+    st.sampled_from(list(TOPOLOGIES)),
+    st.integers(2, 12),
+    st.integers(1, 6),
+    NETWORKS,
+    st.tuples(st.floats(0, 1e-2), st.floats(1e6, 1e10)),
+    st.floats(1, 1e8),
+)
+def test_hosts_of_any_number_of_members_have_the_figures_of_full_play(
+    topology: str, workers: int, hosts: int, network: Network, wire: tuple[float, float], size: float
+) -> None:
+    """Also where so many messages are not played that could be left out: unequal hosts never stand for each other."""
+    network = replace(network, hosts=min(hosts, workers), wire_latency_s=wire[0], wire_bandwidth=wire[1])
+    nodes = network.nodes(workers, build_schedule(topology, workers).servers)
+    schedule = build_schedule(topology, workers, nodes=nodes)
+    with patch.object(module, "SOME_MOVES", 0):
+        found = exchange(schedule, size, size / 2, network)
+    whole = play(schedule, size, size / 2, network)[0]
+    for figure in ("seconds", "sent", "link", "busy_s", "wire"):
+        assert getattr(found, figure) == pytest.approx(getattr(whole, figure)), figure
+    assert found.played or workers % network.hosts == 0
 
 
 @pytest.mark.slow
