@@ -442,6 +442,7 @@ class Relays:
             if moment > self._cluster.schedule.now:
                 self._cluster.schedule.sleep(moment - self._cluster.schedule.now)
             handler.hear(number, call)
+            self._cluster.schedule.touch(member)
 
     def call(self, number: int, place: int, call: bytes) -> None:
         self._unconfirmed.setdefault(number, calls.Unconfirmed()).put(place, call)
@@ -451,6 +452,8 @@ class Relays:
         calling = self._calling.setdefault(number, [])
         moment = self._cluster.schedule.now + self._cluster._late(self._cluster.lateness_s)
         calling.append((max([moment, *(each[0] for each in calling[-1:])]), place, call))
+        if number in self._reporters:
+            self._cluster.schedule.touch(self._reporters[number][0])
 
     def _send(self, member: Member, packed: bytes) -> None:
         cluster = self._cluster
