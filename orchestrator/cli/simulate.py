@@ -17,7 +17,6 @@ from orchestrator.config.resolve import resolve
 from orchestrator.config.settings import Settings, load
 from orchestrator.config.settings.sections import BY_MEMORY
 from orchestrator.errors import UsageError
-from orchestrator.experiments.pictures import simulated
 from orchestrator.experiments.simulation import report
 from orchestrator.experiments.simulation.conditions import KEYS, Conditions, conditions, size_of
 from orchestrator.experiments.simulation.report import Question, SimulatedRow
@@ -177,6 +176,8 @@ def draw(answer: Simulated, picture: str | None, trace: str | None) -> list[str]
     said = []
     try:
         if picture is not None:
+            from orchestrator.experiments.pictures import simulated  # matplotlib, most of a second
+
             simulated.draw(Path(picture), answer.rows, f"{answer.question.workers:,} workers")
             said.append(f"drawn in {picture}")
         if trace is not None:
