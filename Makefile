@@ -99,7 +99,7 @@ lint: setup
 	mypy
 
 pure: setup
-	python -m pytest -p tests.forked --forks 2 -m "$(QUICK)"
+	python -m pytest -n 2 --dist worksteal -m "$(QUICK)"
 
 # One pytest for the pure tests and the others: each of its processes reads all tests first, which takes ten seconds.
 test: setup

@@ -79,13 +79,6 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         items[:] = [item for item, left_out in zip(items, unfit, strict=True) if not left_out]
 
 
-def pytest_collection_finish(session: pytest.Session) -> None:
-    """Forks share the trees of the package (`tests/forked.py`), which each would else parse by itself."""
-    if session.config.getoption("forks", 0) and (sources := sys.modules.get("tests.sources")) is not None:
-        for source in sources.package().values():
-            _ = source.nodes
-
-
 @pytest.fixture(scope="session")
 def fork_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, client.Message]]:
     """The place at which a fork server for workers listens, and the variables that it was started with."""
