@@ -5,7 +5,8 @@ For each number of workers one launch, which is watched from outside (`benchmark
 
     launch      from the command to the first step of all: seconds, and processor time by kind of process
     step        over some seconds: processor time of the driver, of Ray's processes and of a worker, for each step and second
-    loss        one worker is killed, then a tenth of them: seconds to the next step that does without them
+    loss        one worker is killed, three times, then a tenth of them: seconds from the kill until a worker has done two steps
+                without them, and the recovery as the run records it, to the first of the two
     join        seconds from the kill to the first step of a process that replaces one
     messages    of a worker by kind, and their bytes, counted where it sends them (`messages.py`)
     memory      proportional set size (PSS) of the driver and of the median worker, and the worker's own pages
@@ -24,6 +25,7 @@ import json
 import os
 import shutil
 import signal
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -32,14 +34,15 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
-from benchmarks import launch
+from benchmarks import launch, pages
 from benchmarks.recovery import Marks, lives, read, telling
 from benchmarks.scale import messages
 
 SIZES = (4, 8, 16, 32, 64, 128)
 RAY = ("raylet", "gcs_server", "agents of Ray", "idle worker")
+_LOSSES = 3
 _QUIET_STEPS = 5  # of all workers, before anything is measured
 _LOOK_S = 0.05
 _ALONE = ("unshare", "--net", "sh", "-c", 'ip link set lo up && exec "$@"', "sh")  # a loopback of its own
@@ -51,6 +54,7 @@ def options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--sizes", type=numbers, default=list(SIZES), help="numbers of true workers")
     parser.add_argument("--seconds", type=float, default=10.0, help="of steps that are counted")
     parser.add_argument("--patience", type=float, default=900.0, help="seconds for each thing that is waited for")
+    parser.add_argument("--picture", type=Path, help="an SVG file: seconds and processor time by number of workers")
     parser.add_argument("--set", action="append", default=[], help="a further setting of the launches, key=value")
 
 
@@ -60,7 +64,17 @@ def measured(chosen: argparse.Namespace) -> str:
     for size in chosen.sizes:
         courses.append(course(size, chosen.seconds, chosen.patience, chosen.set))
         print(courses[-1], file=sys.stderr, flush=True)
+    if chosen.picture is not None:
+        draw(courses, chosen.picture)
     return told(courses)
+
+
+class Loss(NamedTuple):
+    """Seconds from the kill of some workers at once."""
+
+    went_on: float  # a worker has done two steps, so one at least without them
+    joined: float  # a process that replaces one has done its first step
+    recovery: float  # as the run records it: from its detection to the next step
 
 
 @dataclass(frozen=True)
@@ -86,9 +100,8 @@ class Course:
     launch: Instant | None = None  # at the first step; what was spent is what the launch has cost
     before: Instant | None = None  # the steps that are counted lie between these two
     after: Instant | None = None
-    lost_one: float | None = None
-    joined: float | None = None
-    lost_tenth: float | None = None
+    lost_one: Loss | None = None  # the median of some by each figure
+    lost_tenth: Loss | None = None
     driver_pss: float = 0.0  # MB
     worker_pss: float = 0.0
     worker_own: float = 0.0  # pages that no other process has
@@ -155,9 +168,10 @@ def course(workers: int, seconds: float, patience_s: float, more: Sequence[str] 
             time.sleep(seconds)
             found.after = run.now()
             found.driver_pss, found.worker_pss, found.worker_own = _memory(run)
-            found.lost_one, found.joined = _lose(run, 1, workers)
+            losses = [_lose(run, folder, 1, workers) for _ in range(_LOSSES)]
+            found.lost_one = Loss(*map(statistics.median, zip(*losses, strict=True)))
             if workers >= 20:
-                found.lost_tenth, _ = _lose(run, workers // 10, workers)
+                found.lost_tenth = _lose(run, folder, workers // 10, workers)
         found.checkpoint = _checkpoint(folder)
     return found
 
@@ -215,10 +229,9 @@ def next_step(marks: Marks, killed: float, victims: Sequence[int]) -> float | No
     )
 
 
-def _lose(run: Launch, number: int, workers: int) -> tuple[float, float]:
-    """Kill so many workers at once; seconds to the next step, and to the first step of a process that replaces one of them.
-    Then wait for all."""
-    before = run.marks()
+def _lose(run: Launch, folder: Path, number: int, workers: int) -> Loss:
+    """Kill so many workers at once, and wait until all are replaced."""
+    before, known = run.marks(), len(_recoveries(folder))
     victims = sorted(pid for pid in before if lives(pid))[-number:]
     for victim in victims:
         os.kill(victim, signal.SIGKILL)
@@ -226,7 +239,15 @@ def _lose(run: Launch, number: int, workers: int) -> tuple[float, float]:
     went_on = run.wait(lambda marks: next_step(marks, killed, victims))
     joined = run.wait(lambda marks: min((own[0][0] for pid, own in marks.items() if pid not in before), default=None))
     run.wait(lambda marks: sum(map(lives, marks)) >= workers or None)
-    return went_on - killed, joined - killed
+    recovery = run.wait(lambda _: next(iter(_recoveries(folder)[known:]), None))
+    return Loss(went_on - killed, joined - killed, recovery)
+
+
+def _recoveries(folder: Path) -> list[float]:
+    """Seconds of each recovery from a loss that the run has recorded."""
+    (journal,) = (folder / ".orchestrator").glob("*/journal.jsonl")
+    events = [json.loads(line) for line in journal.read_text().splitlines() if '"recovered"' in line]
+    return [event["seconds"] for event in events if event["event"] == "recovered" and event["kind"] == "lost"]
 
 
 def _all_did(marks: Marks, workers: int, steps: int) -> float | None:
@@ -361,8 +382,23 @@ def _messages(courses: Sequence[Course]) -> str:
 
 
 def _losses(courses: Sequence[Course]) -> str:
-    heads = ("workers", "loss of one s", "loss of a tenth s", "join s")
-    return _table(heads, [(each.workers, each.lost_one, each.lost_tenth, each.joined) for each in courses])
+    heads = (
+        *(
+            "workers",
+            "loss of one, recovery s",
+            "until two steps s",
+            "loss of a tenth, recovery s",
+            "until two steps s",
+        ),
+        "join s",
+    )
+    rows = []
+    for each in courses:
+        assert each.lost_one is not None
+        one, tenth = each.lost_one, each.lost_tenth
+        of_tenth = (None, None) if tenth is None else (tenth.recovery, tenth.went_on)
+        rows.append((each.workers, one.recovery, one.went_on, *of_tenth, one.joined))
+    return _table(heads, rows)
 
 
 def _memories(courses: Sequence[Course]) -> str:
@@ -371,3 +407,46 @@ def _memories(courses: Sequence[Course]) -> str:
         heads,
         [(each.workers, each.driver_pss, each.worker_pss, each.worker_own, each.checkpoint / 1000) for each in courses],
     )
+
+
+def draw(courses: Sequence[Course], path: Path) -> None:
+    """Seconds of a launch and of losses, and processor time of a launch and of each second, by the number of workers."""
+    workers = [each.workers for each in courses]
+    launches = [each.launch for each in courses if each.launch is not None]
+    between = [(each.before, each.after) for each in courses if each.before is not None and each.after is not None]
+    lost = [each.lost_one for each in courses if each.lost_one is not None]
+
+    def a_second(number: Callable[[int], int], *kinds: str) -> list[float]:
+        return [
+            (after.of(*kinds) - before.of(*kinds)) / (after.at - before.at) / number(count)
+            for count, (before, after) in zip(workers, between, strict=True)
+        ]
+
+    panels: dict[str, dict[str, Sequence[float]]] = {
+        "seconds": {
+            "command to first step": [each.first_step for each in courses],
+            "loss of one, recovery": [each.recovery for each in lost],
+            "join": [each.joined for each in lost],
+        },
+        "processor seconds of a launch": {
+            "driver": [each.of("driver") for each in launches],
+            "Ray": [each.of(*RAY) for each in launches],
+            "fork server": [each.of("fork server") for each in launches],
+            "a worker": [each.of("worker") / count for count, each in zip(workers, launches, strict=True)],
+        },
+        "processor seconds in each second": {
+            "driver": a_second(lambda _: 1, "driver"),
+            "Ray": a_second(lambda _: 1, *RAY),
+            "a worker": a_second(lambda count: count, "worker"),
+        },
+    }
+    with pages.picture(path, len(panels), 3.2) as axes:
+        for axis, (title, curves) in zip(axes, panels.items(), strict=True):
+            for label, values in curves.items():
+                axis.loglog(workers, values, marker="o", markersize=3, label=label)
+            axis.set_xticks(workers, [str(count) for count in workers])
+            axis.minorticks_off()
+            axis.set_xlabel("workers")
+            axis.set_title(title, fontsize=9)
+            axis.legend(fontsize=7)
+        axes[0].set_ylabel("s")

@@ -312,12 +312,12 @@ def test_calls_wait_until_it_is_known_where_a_member_is(monkeypatch: pytest.Monk
     monkeypatch.setattr(ray, "told", lambda _: "later")
     monkeypatch.setattr(Reference, "future", lambda each: located if each.verb == "locate" else Future())
     held = members_on(ray, monkeypatch)
-    held.ask(0, "stop")
+    held.ask(0, "stop", 0)
     caller = Member(0)
     assert told(held) == []
     located.set_result({"pid": 7, "node": NODE})
     assert told(held) == []
-    assert [pickle.loads(caller.is_called()[1]) for _ in range(2)] == [("prepare", ()), ("ask", ("stop",))]
+    assert [pickle.loads(caller.is_called()[1]) for _ in range(2)] == [("prepare", ()), ("ask", ("stop", 0))]
 
 
 def test_a_member_is_told_what_is_in_the_files_and_not_before(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -443,8 +443,8 @@ def test_another_relay_takes_the_place_of_a_lost_one(monkeypatch: pytest.MonkeyP
 
 def test_another_relay_gets_the_calls_again_that_are_not_confirmed(monkeypatch: pytest.MonkeyPatch) -> None:
     ray, held = far(monkeypatch)
-    held.ask(0, "stop")
-    held.ask(0, "save")
+    held.ask(0, "stop", 0)
+    held.ask(0, "save", 0)
     assert told(held) == []
     assert [[number for _, number, _ in calls] for calls in ray.handed] == [[0], [1, 2]]
     ray.calls[0][1].set_result(([sent(0)._replace(next_call=2)], []))

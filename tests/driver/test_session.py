@@ -82,7 +82,7 @@ class Script:
     def run(self, member: int, generation: Any, rank: int, peers: Any) -> None:
         self.done.append(("run", member, generation.number, rank, sorted(peers)))
 
-    def ask(self, member: int, what: str) -> None:
+    def ask(self, member: int, what: str, generation: int) -> None:  # noqa: ARG002
         self.done.append(("ask", member, what))
 
     def call_off(self, member: int, generation: int) -> None:

@@ -317,9 +317,9 @@ class Member:
             self.heartbeat.call_off(self.generation)
         elif what == "join":
             self._run.joining += 1
-            self.heartbeat.ask("regroup")
+            self.heartbeat.ask("regroup", self.generation)
         else:
-            self.heartbeat.ask(what)
+            self.heartbeat.ask(what, self.generation)
 
 
 class Elastic:

@@ -40,14 +40,27 @@ def test_a_call_off_ends_that_generation_and_earlier_ones_only() -> None:
 def test_wishes_stay_until_they_are_heard() -> None:
     heartbeat = Heartbeat()
     assert (heartbeat.halt(), heartbeat.wants_save) == (Halt.NONE, False)
-    heartbeat.ask("regroup")
+    heartbeat.enter(0)
+    heartbeat.ask("regroup", 0)
     assert heartbeat.halt() == Halt.REGROUP
-    heartbeat.ask("stop")
-    heartbeat.ask("save")
+    heartbeat.ask("stop", 0)
+    heartbeat.ask("save", 0)
     assert (heartbeat.halt(), heartbeat.wants_save) == (Halt.STOP, True)
     heartbeat.heard("save")
     assert not heartbeat.wants_save
     heartbeat.enter(1)  # which is a regroup
     assert heartbeat.halt() == Halt.STOP
     heartbeat.heard("stop")
+    assert heartbeat.halt() == Halt.NONE
+
+
+def test_a_generation_may_be_asked_to_end_before_it_is_entered() -> None:
+    """The driver asks as soon as it has begun the generation, when the member may still come from the one before."""
+    heartbeat = Heartbeat()
+    heartbeat.ask("regroup", 1)
+    assert heartbeat.halt() == Halt.NONE
+    heartbeat.enter(1)
+    assert heartbeat.halt() == Halt.REGROUP
+    heartbeat.ask("regroup", 0)  # late
+    heartbeat.enter(2)
     assert heartbeat.halt() == Halt.NONE

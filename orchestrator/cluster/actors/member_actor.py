@@ -184,9 +184,9 @@ class MemberActor:
     def flush(self) -> None:
         """The answer comes behind all entries that are in the event queue."""
 
-    def ask(self, what: Literal["regroup", "stop", "save"]) -> None:
-        """Ask for this at the vote of the next step boundary."""
-        self._heartbeat.ask(what)
+    def ask(self, what: Literal["regroup", "stop", "save"], generation: int) -> None:
+        """Ask for this at the vote of the next step boundary of this generation."""
+        self._heartbeat.ask(what, generation)
 
     def call_off(self, generation: int) -> None:
         """Leave this generation, at whatever point this member is."""
@@ -368,7 +368,7 @@ class MemberActor:
         client = self._checkpoint_client
         if client is None or not client.is_open:
             return
-        self._heartbeat.ask("stop")
+        self._heartbeat.ask("stop", 0)  # in whatever generation
         with self._in_generation:
             if self._role == "worker":
                 self._member.save_alone()

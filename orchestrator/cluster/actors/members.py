@@ -235,9 +235,9 @@ class Members:
         known.close()
         self._drop_if_over(member)
 
-    def ask(self, member: int, what: str) -> None:
-        """Have the member ask for "regroup", "stop" or "save" at its next vote."""
-        self._call(member, "ask", what)
+    def ask(self, member: int, what: str, generation: int) -> None:
+        """Have the member ask for "regroup", "stop" or "save" at its next vote in this generation, which it may enter later."""
+        self._call(member, "ask", what, generation)
 
     def become_spare(self, member: int) -> None:
         """Have the worker let go of what it can make anew, until it takes part in a generation."""

@@ -451,7 +451,7 @@ class Session:
                     for member in members:
                         self._members.call_off(member, generation)
                 case events.Ask(member, what):
-                    self._members.ask(member, what)
+                    self._members.ask(member, what, self._generation)
                 case events.Inspect(members, stuck):
                     self._inspect(members, stuck)
                 case events.Kill(member, why):
@@ -508,7 +508,7 @@ class Session:
         self._ask_for_descriptions(begin.members)
         if self._saving.given_up:
             self._saving.given_up = False
-            self._members.ask(begin.members[0], "save")
+            self._members.ask(begin.members[0], "save", begin.generation)
         if checkpoint is not None:
             self._decide(events.CheckpointSaved(checkpoint))  # it may be an older one than was thought
 

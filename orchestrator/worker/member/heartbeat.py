@@ -4,7 +4,7 @@ object.
     compute thread    beat(activity) at every phase, micro-batch and validation batch; raises CalledOff
     control thread    snapshot()    to find who hangs: a member that stays in one activity and waits for nobody
                       call_off(g)   generation g is over: the compute thread leaves it at its next beat
-                      ask(what)     request regroup, stop or save at the next step boundary; kept until `heard`
+                      ask(what, g)  request the end of generation g (regroup), stop or save at the next step boundary
 
 `exchange` and `state_transfer` mean waiting for others, `idle` waiting for a generation: none of them is to blame for a stall.
 
@@ -68,13 +68,13 @@ class Heartbeat:
         self._beats = 0
         self._generation = -1
         self._called_off = -1
+        self._ends_with = -1  # a regroup is requested for this generation and those before it
         self._requests: set[Request] = set()
 
     def enter(self, generation: int) -> None:
-        """Beats belong to this generation from now on, which fulfils a request to regroup. Raises CalledOff."""
+        """Beats belong to this generation from now on. Raises CalledOff."""
         with self._lock:
             self._generation = generation
-            self._requests.discard("regroup")
         self.beat("state_transfer")
 
     def beat(self, activity: Activity, step: int | None = None, shard: int | None = None) -> None:
@@ -121,16 +121,21 @@ class Heartbeat:
         with self._lock:
             self._called_off = max(self._called_off, generation)
 
-    def ask(self, what: Request) -> None:
+    def ask(self, what: Request, generation: int) -> None:
+        """Request this in `generation`, also before the member enters it. A regroup is fulfilled by any later generation, the
+        others are kept until `heard`."""
         with self._lock:
-            self._requests.add(what)
+            if what == "regroup":
+                self._ends_with = max(self._ends_with, generation)
+            else:
+                self._requests.add(what)
 
     def halt(self) -> Halt:
         """The halt that is requested."""
         with self._lock:
             if "stop" in self._requests:
                 return Halt.STOP
-            return Halt.REGROUP if "regroup" in self._requests else Halt.NONE
+            return Halt.REGROUP if 0 <= self._generation <= self._ends_with else Halt.NONE
 
     @property
     def wants_save(self) -> bool:
