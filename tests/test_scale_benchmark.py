@@ -9,7 +9,7 @@ import pytest
 from benchmarks import pages
 from benchmarks.recovery import Marks
 from benchmarks.scale import __main__ as scale
-from benchmarks.scale.true_workers import Course, Instant, completed, next_step, told
+from benchmarks.scale.true_workers import Course, Instant, Loss, completed, next_step, told
 
 PAGE = Path("docs/benchmarks/scale.md")
 KILLED = 10.0  # at step 3, which the victim, 1, has completed as well
@@ -35,12 +35,12 @@ def test_tables_divide_by_steps_and_seconds() -> None:
     more = {"vote": (240, 44000), "sum": (220, 22000), "report": (44, 4400), "connection": (2, 200)}
     begun = Instant(100.0, 10, {"driver": [1.0], "worker": [2.0, 2.0], "raylet": [0.5]}, (1000, 10), sent)
     ended = Instant(110.0, 110, {"driver": [1.2], "worker": [3.0, 3.0], "raylet": [0.6]}, (21000, 110), more)
-    course = Course(2, 12.5, begun, begun, ended, 0.25, 3.0, None, 240.0, 100.0, 60.0, 2853)
+    course = Course(2, 12.5, begun, begun, ended, Loss(0.25, 3.0, 0.125), None, 240.0, 100.0, 60.0, 2853)
     lines = told([course]).splitlines()
     assert "| 2 | 12.5 | 5.5 | 1 | 0.5 | 0 | 2 | 0 |" in lines
     assert "| 2 | 10 | 2 | 1 | 10 | 20 | 10 | 100 | 2 | 10 |" in lines
     assert "| 2 | 1 | 200 | 1 | 100 | 2 | 200 | 1 | 100 |" in lines
-    assert "| 2 | 0.25 | - | 3 |" in lines
+    assert "| 2 | 0.125 | 0.25 | - | - | 3 |" in lines
     assert "| 2 | 240 | 100 | 60 | 2.85 |" in lines
 
 

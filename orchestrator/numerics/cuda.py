@@ -108,12 +108,14 @@ def answered(answer: Any, call: str = "") -> Any:
 
 
 class DriverCalls:
-    """Calls of the CUDA driver by `cuda.bindings`, from any thread, in the context that was current when this was made. torch
-    makes it current in a thread only when that computes."""
+    """Calls of the CUDA driver by `cuda.bindings`, from any thread, in the context of torch's current device, which this makes.
+    torch makes it current in a thread only when that computes."""
 
     def __init__(self) -> None:
+        import torch
         from cuda.bindings import driver
 
+        torch.zeros(1, device="cuda")
         self.driver: Any = driver
         self._context = answered(driver.cuCtxGetCurrent(), "cuCtxGetCurrent")
         self._of_thread = threading.local()

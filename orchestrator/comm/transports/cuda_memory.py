@@ -22,7 +22,6 @@ class CudaDriver:
     """Implements `device_memory.Driver` for the current device of torch, which this starts."""
 
     def __init__(self) -> None:
-        torch.zeros(1, device="cuda")  # the calls below need the context that torch makes
         self._call = DriverCalls()
         self._cuda = driver = self._call.driver
         self._device = torch.cuda.current_device()
