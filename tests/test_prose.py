@@ -22,6 +22,8 @@ import pytest
 from tests.sources import ROOT, Source, source
 
 # Folders and modules that are held; a module without its suffix.
+# The largest place is read by `make test` alone.
+SLOW = pytest.mark.slow
 HELD = (
     *(
         "orchestrator/adapters",
@@ -130,7 +132,7 @@ def files(place: str) -> list[Path]:
     return sorted(file for file in folder.rglob("*.py") if not file.is_relative_to(BEFORE))
 
 
-@pytest.mark.parametrize("place", HELD)
+@pytest.mark.parametrize("place", [pytest.param(place, marks=SLOW if place == "tests" else ()) for place in HELD])
 def test_sentences_are_plain(place: str) -> None:
     """At most 40 words, subject first."""
     found = [

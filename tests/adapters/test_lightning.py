@@ -130,12 +130,12 @@ def sgd(lr: float = 0.3, groups: int = 1) -> torch.optim.SGD:
 
 
 def test_a_rate_is_the_schedulers_own_to_the_last_bit() -> None:
-    course = Course(steps=200, epoch=10, batch_size=1, schedule="constant")
+    course = Course(steps=80, epoch=10, batch_size=1, schedule="constant")
     for make in (
-        lambda optimizer: {"scheduler": lr_scheduler.CosineAnnealingLR(optimizer, 200), "interval": "step"},
+        lambda optimizer: {"scheduler": lr_scheduler.CosineAnnealingLR(optimizer, 80), "interval": "step"},
         lambda optimizer: {"scheduler": lr_scheduler.ExponentialLR(optimizer, 0.97)},
         lambda optimizer: {
-            "scheduler": lr_scheduler.OneCycleLR(optimizer, 0.3, 200, cycle_momentum=False),
+            "scheduler": lr_scheduler.OneCycleLR(optimizer, 0.3, 80, cycle_momentum=False),
             "interval": "step",
         },
         lambda optimizer: {"scheduler": lr_scheduler.StepLR(optimizer, 3), "frequency": 2},

@@ -141,12 +141,12 @@ def answering(member: Called) -> None:
 
 def test_large_weights_may_take_their_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """As long as reports of the member come."""
-    monkeypatch.setattr(members, "_SILENT_S", 0.2)
+    monkeypatch.setattr(members, "_SILENT_S", 0.1)
     held = members_on(DoubleOfRay(), monkeypatch)
 
     def save(_: str) -> None:
         for _number in range(10):
-            time.sleep(0.05)
+            time.sleep(0.02)
             caller.says(0)
 
     caller = Called(save_weights=save)

@@ -67,7 +67,7 @@ def test_the_regions_are_those_that_are_foretold(name: str, sums: Sums) -> None:
                 assert regions.now == regions.most == region_bytes(LAYOUT, schedule, rank, sums)
 
 
-@pytest.mark.parametrize("workers", [17, 36, 50])
+@pytest.mark.parametrize("workers", [17, *(pytest.param(many, marks=pytest.mark.long) for many in (36, 50))])
 @pytest.mark.parametrize("blocks", [1, 12, 100])
 @pytest.mark.parametrize("name", NAMES)
 def test_of_many_workers_none_needs_a_block_more_than_those_that_are_looked_at(
