@@ -189,9 +189,11 @@ def begin_late(optimizer: torch.optim.Optimizer) -> None:
     its gradient, as for a first one. Without that torch's fused SGD fails."""
     if type(optimizer) is torch.optim.SGD:
         for group in optimizer.param_groups:
-            moving = [each for each in group["params"] if each.grad is not None] if group["momentum"] else []
+            if not (group["fused"] and group["momentum"]):
+                continue
+            moving = [each for each in group["params"] if each.grad is not None]
             late = [each for each in moving if optimizer.state.get(each, {}).get(_MOMENTUM) is None]
-            if group["fused"] and len(late) < len(moving):
+            if len(late) < len(moving):
                 for each in late:
                     optimizer.state[each][_MOMENTUM] = torch.zeros_like(each)
 
