@@ -18,12 +18,13 @@ _open: list[socket.socket] = []
 class Member:
     """A member that says what it is told to."""
 
-    def __init__(self, number: int, secret: bytes = SECRET) -> None:
+    def __init__(self, number: int, secret: bytes = SECRET, *, says_hello: bool = True) -> None:
         self.connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         _open.append(self.connection)
         self.connection.connect(address(SECRET, NODE))
         self.connection.settimeout(_LONG_S)
-        self.connection.sendall(hello(secret, number))
+        if says_hello:
+            self.connection.sendall(hello(secret, number))
 
     def says(self, first: int, *entries: Any, urgent: bool = False, next_call: int = 0) -> None:
         self.connection.sendall(packed(first, *entries, urgent=urgent, next_call=next_call))

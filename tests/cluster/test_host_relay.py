@@ -16,7 +16,7 @@ from orchestrator.cluster.actors import reporter
 from orchestrator.cluster.actors.calls import CallFailed, CallHandler, answered
 from orchestrator.cluster.actors.calls import packed as packed_call
 from orchestrator.cluster.actors.event_queue import ANSWERS, EventQueue
-from orchestrator.cluster.actors.host_relay import HostRelay, RelayActor, Report
+from orchestrator.cluster.actors.host_relay import HostRelay, RelayActor, Report, hello
 from orchestrator.cluster.actors.reporter import Reporter
 from tests.cluster.callers import NODE, SECRET, Member, close_all, packed
 
@@ -86,6 +86,17 @@ def test_a_member_that_calls_again_takes_the_place_of_its_first_call(relay: Host
     relay.acknowledge(1, 1)
     assert again.hears() == 1
     assert first.connection.recv(1) == b""
+
+
+def test_two_connections_of_a_member_may_have_news_at_once(relay: HostRelay) -> None:
+    first, again = Member(1), Member(1, says_hello=False)
+    relay.take()
+    relay.take()  # nothing is there any more, so news is told in the order in which it comes
+    again.connection.sendall(hello(SECRET, 1))  # the first one is closed for that, and has ended in the same moment
+    first.connection.close()
+    relay.take()
+    again.says(0, "a")
+    assert told(relay.take()[0]) == [(1, 0, "a")]
 
 
 def test_a_member_is_dropped_also_where_a_child_holds_its_connection(relay: HostRelay) -> None:
@@ -335,10 +346,14 @@ def test_calls_are_carried_out_once_and_in_order_and_answered_in_words_where_the
         with pytest.raises(CallFailed, match=text):
             answered(told[number])
     assert [each[ANSWERS] for each in answers if each[ANSWERS] in (0, 1, 4, 5)] == [0, 1, 4, 5]
+    handler.hear(6, packed_call("ask", (6,), wanted=False))
+    handler.hear(7, packed_call("flush", ()))
+    assert [each[ANSWERS] for each in answers[6:]] == [7]
     here = threading.current_thread().name
     assert verbs.threads == {
         **dict.fromkeys(("run", "fail", "lock", "prepare"), "compute"),
         "ask": here,
+        "flush": here,
         "describe": "describe",
     }
 

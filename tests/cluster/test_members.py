@@ -77,8 +77,8 @@ class Called(Member):
         verb = None
         while verb != until:
             number, call = self.is_called()
-            verb, arguments = pickle.loads(call)
-            if verb in self._says:
+            verb, arguments, wanted = pickle.loads(call)
+            if wanted and verb in self._says:
                 said = self._says[verb]
                 self.answer(number, said(*arguments) if callable(said) else said)
 
@@ -178,6 +178,26 @@ def test_weights_of_another_node_come_in_pieces(monkeypatch: pytest.MonkeyPatch,
     answering(Called(read_weights=lambda offset, limit: whole[offset : offset + limit]))
     held._fetch(0, str(tmp_path / "weights"))
     assert (tmp_path / "weights").read_bytes() == whole
+
+
+def test_an_answer_that_was_waited_for_is_let_go_of_but_no_line_before_it_is_in_the_files(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Weights would be kept by their member a second time, piece by piece."""
+    held = members_on(DoubleOfRay(), monkeypatch)
+    let_go: list[int] = []
+    monkeypatch.setattr(held._relays, "acknowledge", lambda _, number: let_go.append(number))
+
+    def piece() -> bytes:
+        if caller.said == 2:
+            caller.says(2, {"printed": "a line"})
+            caller.said = 3
+        return b"a piece"
+
+    caller = Called(read_weights=piece)
+    answering(caller)
+    assert [held._answer_of(0, "read_weights") for _ in range(3)] == [b"a piece"] * 3
+    assert let_go == [1, 2, 2]
 
 
 def test_what_comes_while_an_answer_is_waited_for_is_heard_later(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -317,7 +337,10 @@ def test_calls_wait_until_it_is_known_where_a_member_is(monkeypatch: pytest.Monk
     assert told(held) == []
     located.set_result({"pid": 7, "node": NODE})
     assert told(held) == []
-    assert [pickle.loads(caller.is_called()[1]) for _ in range(2)] == [("prepare", ()), ("ask", ("stop", 0))]
+    assert [pickle.loads(caller.is_called()[1]) for _ in range(2)] == [
+        ("prepare", (), True),
+        ("ask", ("stop", 0), False),
+    ]
 
 
 def test_a_member_is_told_what_is_in_the_files_and_not_before(monkeypatch: pytest.MonkeyPatch) -> None:

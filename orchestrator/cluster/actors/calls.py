@@ -21,9 +21,9 @@ AT_ONCE: Final = frozenset({"ask", "call_off", "flush", "suffer"})
 BESIDE: Final = frozenset({"describe", "read_parameters"})
 
 
-def packed(verb: str, arguments: tuple[Any, ...]) -> bytes:
-    """The call as it travels."""
-    return pickle.dumps((verb, arguments), pickle.HIGHEST_PROTOCOL)
+def packed(verb: str, arguments: tuple[Any, ...], *, wanted: bool = True) -> bytes:
+    """The call as it travels. wanted: whether it is answered."""
+    return pickle.dumps((verb, arguments, wanted), pickle.HIGHEST_PROTOCOL)
 
 
 class Unconfirmed:
@@ -69,7 +69,7 @@ class CallHandler:
         """actor: has the verbs; answer: takes the entries that answer."""
         self._actor = actor
         self._answer = answer
-        self._waiting: deque[tuple[int, str, tuple[Any, ...]]] = deque()  # for the compute thread
+        self._waiting: deque[tuple[int, str, tuple[Any, ...], bool]] = deque()  # for the compute thread
         self._changed = threading.Condition()
         self.next = 0  # number of the next call: those before are here
 
@@ -78,14 +78,16 @@ class CallHandler:
         if number < self.next:
             return
         self.next = number + 1
-        verb, arguments = pickle.loads(call)  # from the driver, or from a relay that knows the secret of the run
+        # from the driver, or from a relay that knows the secret of the run
+        what = number, *pickle.loads(call)
+        verb = what[1]
         if verb in AT_ONCE:
-            self._carry_out(number, verb, arguments)
+            self._carry_out(*what)
         elif verb in BESIDE:
-            threading.Thread(target=self._carry_out, args=(number, verb, arguments), name=verb, daemon=True).start()
+            threading.Thread(target=self._carry_out, args=what, name=verb, daemon=True).start()
         else:
             with self._changed:
-                self._waiting.append((number, verb, arguments))
+                self._waiting.append(what)
                 self._changed.notify_all()
 
     def serve(self) -> None:
@@ -96,9 +98,10 @@ class CallHandler:
                 call = self._waiting.popleft()
             self._carry_out(*call)
 
-    def _carry_out(self, number: int, verb: str, arguments: tuple[Any, ...]) -> None:
+    def _carry_out(self, number: int, verb: str, arguments: tuple[Any, ...], wanted: bool) -> None:
         try:
             answer = pickle.dumps((True, getattr(self._actor, verb)(*arguments)), pickle.HIGHEST_PROTOCOL)
         except Exception as error:  # in words, since not every exception survives pickle
             answer = pickle.dumps((False, (type(error).__name__, str(error))), pickle.HIGHEST_PROTOCOL)
-        self._answer({ANSWERS: number, "packed": answer})
+        if wanted:
+            self._answer({ANSWERS: number, "packed": answer})

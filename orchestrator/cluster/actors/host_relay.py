@@ -199,7 +199,7 @@ class HostRelay:
                 hurries = True
                 with contextlib.suppress(BlockingIOError):
                     os.eventfd_read(self._wake)
-            else:
+            elif key.data.connection.fileno() >= 0:  # not closed by what was read before
                 if events & selectors.EVENT_WRITE:
                     self._send_rest(key.data)
                 if events & selectors.EVENT_READ and not self._hear(key.data):

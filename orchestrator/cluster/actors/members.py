@@ -402,6 +402,13 @@ class Members:
             known.acknowledged = now
             self._relays.acknowledge(member, number)
 
+    def _heard_until(self, member: int) -> int:
+        """The number of the next entry that was not handed on."""
+        waiting = (
+            number - len(each.entries) for each, number in self._messages if each.member == member and each.entries
+        )
+        return min(waiting, default=self._members[member].seen)
+
     def _learn(self, member: int, known: _Member, answer: Answer) -> None:
         """Note what an answer tells of the place of its process."""
         if "node" not in answer or known.over:
@@ -424,14 +431,19 @@ class Members:
             while piece := self._answer_of(member, "read_weights", file.tell(), _PIECE_BYTES):
                 file.write(piece)
 
-    def _call(self, member: int, verb: str, *arguments: Any, told: Answered | None = None) -> int:
-        """Have the member do something; returns the number of the call. told: how its answer is heard of, if it is."""
+    def _call(
+        self, member: int, verb: str, *arguments: Any, told: Answered | None = None, awaited: bool = False
+    ) -> int:
+        """Have the member do something; returns the number of the call. told: how its answer is heard of, if it is; awaited:
+        whether somebody waits for it."""
         known = self._members[member]
         number = known.next_call
         known.next_call += 1
         if told is not None:
             known.asked[number] = told
-        call = packed_call(verb, arguments)
+        if awaited:
+            known.awaited[number] = None
+        call = packed_call(verb, arguments, wanted=awaited or told is not None)
         if known.node is None:
             known.unplaced.append((number, call))
         elif not known.over:
@@ -441,14 +453,16 @@ class Members:
     def _answer_of(self, member: int, verb: str, *arguments: Any, timeout_s: float | None = None) -> Any:
         """The answer of a member. timeout_s: None for as long as the member reports. Raises CallFailed and _Unanswered."""
         known, began = self._members[member], time.monotonic()
-        number = self._call(member, verb, *arguments)
-        known.awaited[number] = None
+        number = self._call(member, verb, *arguments, awaited=True)
         try:
             while (entry := known.awaited[number]) is None:
                 until = max(began, known.heard) + _SILENT_S if timeout_s is None else began + timeout_s
                 if known.lost is not None or time.monotonic() >= until:
                     raise _Unanswered(known.lost or "")
                 self._gather(min(_LOOK_S, until - time.monotonic()))
+            self._relays.acknowledge(
+                member, self._heard_until(member)
+            )  # an answer may be large, and its member keeps it
             return answered(entry)
         finally:
             del known.awaited[number]
