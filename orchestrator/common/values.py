@@ -326,6 +326,7 @@ def read(kind: Any, given: Given) -> Any:
     raise MismatchError(f"expected {describe(kind)}, got {show(value if is_text(required) else given.value)}")
 
 
+@functools.cache
 def unwrap(kind: Any) -> tuple[Any, tuple[Any, ...]]:
     """`int` and its bounds for `Annotated[int, Field(ge=1)]`."""
     if typing.get_origin(kind) is not Annotated:
@@ -343,6 +344,7 @@ def without_none(kind: Any) -> Any:
     return required[0] if len(required) == 1 else kind
 
 
+@functools.cache
 def is_text(kind: Any) -> bool:
     """Whether a setting of this type takes its value as typed."""
     required = without_none(unwrap(kind)[0])

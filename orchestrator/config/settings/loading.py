@@ -150,10 +150,10 @@ def _required(key: Key) -> str:
 
 
 def _build(values: dict[Key, Any]) -> Settings:
-    whole: dict[str, Any] = {key.attribute: value for key, value in values.items() if key.holder is None}
-    inside: dict[str, dict[str, Any]] = {
-        name: {key.attribute: value for key, value in values.items() if key.holder == name} for name in SECTIONS
-    }
+    whole: dict[str, Any] = {}
+    inside: dict[str, dict[str, Any]] = {name: {} for name in SECTIONS}
+    for key, value in values.items():
+        (whole if key.holder is None else inside[key.holder])[key.attribute] = value
     for name in reversed(SECTIONS):  # those within a section before it
         above, _, last = name.rpartition(".")
         (inside[above] if above else whole)[last] = SECTIONS[name](**inside[name])
