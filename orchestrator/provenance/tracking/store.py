@@ -316,24 +316,31 @@ class Store:
 
     def _refuse_by_name(self, run_id: str) -> None:
         """Raises UsageError for a run that MLflow knows and `past` does not tell of."""
-        client = self.client.mlflow
-        from mlflow.exceptions import MlflowException
-
-        try:
-            run = client.get_run(run_id)
-        except MlflowException:
-            return
-        if run.info.lifecycle_stage == "deleted":
+        stage = self._stage(run_id)
+        if stage == "deleted":
             raise UsageError(
                 f"run {run_id} is deleted in {self.uri}",
                 f"bring it back: mlflow runs restore --run-id {run_id}",
                 code="mlflow.run-deleted",
             )
-        raise UsageError(
-            f"run {run_id} in {self.uri} was not recorded by orchestrator",
-            "list those that were with: runs",
-            code="mlflow.other-run",
-        )
+        if stage:
+            raise UsageError(
+                f"run {run_id} in {self.uri} was not recorded by orchestrator",
+                "list those that were with: runs",
+                code="mlflow.other-run",
+            )
+
+    def _stage(self, run_id: str) -> str:
+        """MLflow's lifecycle stage of the run; empty where there is no such run."""
+        if self._database is not None and (stage := tables.stage(self._database, run_id)) is not None:
+            return stage
+        client = self.client.mlflow
+        from mlflow.exceptions import MlflowException
+
+        try:
+            return str(client.get_run(run_id).info.lifecycle_stage)
+        except MlflowException:
+            return ""
 
     def fetch(self, run_id: str, folder: str, target: Path) -> None:
         """Bring the run's artifacts under `folder` into `target`, those that are not there. Raises ConfigurationError when they

@@ -40,6 +40,16 @@ def runs(database: Path, tag: str, value: str | None = None) -> list[RunRow] | N
     return _read(database, lambda connection: _rows(connection, tag, value))
 
 
+def stage(database: Path, run_id: str) -> str | None:
+    """MLflow's lifecycle stage of the run, empty where there is no such run; None as above."""
+
+    def found(connection: sqlite3.Connection) -> str:
+        row = connection.execute("select lifecycle_stage from runs where run_uuid = ?", (run_id,)).fetchone()
+        return "" if row is None else str(row[0])
+
+    return _read(database, found)
+
+
 def running(database: Path, experiment_id: str, tag: str, value: str) -> dict[str, dict[str, str]] | None:
     """The tags of those of an experiment that say RUNNING and have this one, by run; None as above."""
     return _asked(

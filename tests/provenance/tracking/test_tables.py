@@ -15,6 +15,7 @@ from orchestrator.driver.folders import RunFolder
 from orchestrator.experiments.listing import runs, table
 from orchestrator.provenance.tracking import Store, identity_of_process, tables
 from orchestrator.provenance.tracking.store import BOOT, HOST, PID
+from tests.refusals import refused
 
 pytestmark = [
     pytest.mark.slow,
@@ -26,6 +27,9 @@ from orchestrator.__main__ import main
 sys.argv = ["orchestrator", "runs"]
 assert main() == 0
 assert not {"mlflow", "torch", "ray", "sqlalchemy"} & set(sys.modules)
+sys.argv = ["orchestrator", "look=nope"]
+assert main() == 2
+assert not {"mlflow", "ray", "sqlalchemy"} & set(sys.modules)
 """
 
 
@@ -64,16 +68,31 @@ def test_they_are_those_that_mlflow_tells_of(store: Store) -> None:
     assert [past.name for past in store.past()] == [row.name for row in store._asked(f"tags.`{HOST}` LIKE '%'")]
 
 
+def test_a_name_that_no_run_has_is_refused_alike_with_mlflow_and_without(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runs = store.client.search_runs(["1", "2"], run_view_type=3)
+    foreign = next(run.info.run_id for run in runs if run.info.run_name == "run 3")
+    deleted = next(run.info.run_id for run in runs if run.info.run_name == "run 4")
+    wanted = {"nope": "mlflow.no-such-run", foreign: "mlflow.other-run", deleted: "mlflow.run-deleted"}
+    for stage in (tables.stage, lambda *_: None):
+        monkeypatch.setattr(tables, "stage", stage)
+        for name, code in wanted.items():
+            with refused(code, name):
+                store.find(name)
+
+
 def test_tables_of_another_version_and_damaged_ones_are_left_to_mlflow(store: Store, tmp_path: Path) -> None:
     database = store.folder / "mlflow.db"
     with closing(sqlite3.connect(database)) as connection, connection:
         connection.execute("update alembic_version set version_num = 'of another time'")
     assert tables.runs(database, HOST) is None
+    assert tables.stage(database, "nope") is None
     (tmp_path / "damaged.db").write_text("no database")
     assert tables.runs(tmp_path / "damaged.db", HOST) is None
 
 
-def test_neither_mlflow_nor_torch_is_imported_to_list_runs(store: Store) -> None:
+def test_mlflow_is_not_imported_to_list_runs_or_to_miss_one(store: Store) -> None:
     subprocess.run([sys.executable, "-c", NOTHING_IMPORTED], check=True, cwd=store.folder.parent)
 
 
