@@ -1,5 +1,8 @@
-// `sums.cu` on a processor: one thread after the other. A warp's exchange gives the neutral element, and every thread counts as
-// the first of its warp, so each adds its own share. Where a warp works together, it has this one thread. Members of a run are threads, and each has its own indices.
+// `sums.cu` on a processor, built twice. Members of a run are threads, and each has its own indices.
+//
+// - Without LANES, one thread after the other: a warp has one thread, its exchange gives the neutral element, and each adds its own share.
+// - With LANES, warps of 32 that exchange as on a card: each thread is a coroutine, which waits at an exchange until the others of its
+//   warp have come to it. Threads that exchange otherwise, or have ended, end the process: a card would do anything.
 #include <cmath>
 #include <cstdint>
 #include <cstring>
@@ -7,8 +10,10 @@
 #define __device__
 #define __forceinline__ inline
 #define __global__
+#ifndef LANES
 #define LANE 0
 #define WARP 1
+#endif
 struct Index { int x; };
 static thread_local Index threadIdx, blockIdx, blockDim, gridDim;
 struct float2 { float x, y; };
@@ -25,17 +30,83 @@ static inline long long __double_as_longlong(double a) { long long bits; memcpy(
 static inline double __longlong_as_double(long long a) { double value; memcpy(&value, &a, 8); return value; }
 static inline int __ffsll(long long a) { return __builtin_ffsll(a); }
 static inline int __clzll(long long a) { return a ? __builtin_clzll(a) : 64; }
+#ifndef LANES
 template <typename T> static inline T __shfl_xor_sync(unsigned, T, int) { return 0; }
 template <typename T> static inline T __shfl_up_sync(unsigned, T own, int) { return own; }
 template <typename T> static inline T __shfl_sync(unsigned, T own, int) { return own; }
+#else
+#include <cstdio>
+#include <cstdlib>
+#include <functional>
+#include <memory>
+#include <ucontext.h>
+enum Exchange { NONE, XOR, UP, FROM };
+struct Warp {
+    ucontext_t here, lanes[32];
+    std::unique_ptr<char[]> stacks{new char[32 * STACK]};
+    char values[2][32][8];
+    Exchange waits_for[32];
+    int distances[32];
+    int round;
+    const std::function<void()>* kernel;
+    static constexpr size_t STACK = 1 << 16;
+};
+static thread_local Warp warp;
+static void one_lane() { (*warp.kernel)(); }
+static void run_warp(int first) {
+    warp.round = 0;
+    for (int i = 0; i < 32; i++) {
+        getcontext(&warp.lanes[i]);
+        warp.lanes[i].uc_stack.ss_sp = warp.stacks.get() + i * Warp::STACK;
+        warp.lanes[i].uc_stack.ss_size = Warp::STACK;
+        warp.lanes[i].uc_link = &warp.here;
+        makecontext(&warp.lanes[i], one_lane, 0);
+    }
+    do {
+        for (int i = 0; i < 32; i++) {
+            threadIdx.x = first + i;
+            warp.waits_for[i] = NONE;
+            swapcontext(&warp.here, &warp.lanes[i]);
+            if (warp.waits_for[i] != warp.waits_for[0] || warp.distances[i] != warp.distances[0]) {
+                fprintf(stderr, "thread %d of a warp exchanges otherwise than its first\n", i);
+                abort();
+            }
+        }
+        warp.round ^= 1;
+    } while (warp.waits_for[0] != NONE);
+}
+template <typename T> static T exchanged(Exchange kind, T own, int distance, int from) {
+    const int lane = threadIdx.x & 31, round = warp.round;
+    memcpy(warp.values[round][lane], &own, sizeof(T));
+    warp.waits_for[lane] = kind, warp.distances[lane] = distance;
+    swapcontext(&warp.lanes[lane], &warp.here);
+    memcpy(&own, warp.values[round][from], sizeof(T));
+    return own;
+}
+template <typename T> static inline T __shfl_xor_sync(unsigned, T own, int distance) {
+    return exchanged(XOR, own, distance, (threadIdx.x & 31) ^ distance);
+}
+template <typename T> static inline T __shfl_up_sync(unsigned, T own, int distance) {
+    const int lane = threadIdx.x & 31;
+    return exchanged(UP, own, distance, lane < distance ? lane : lane - distance);
+}
+template <typename T> static inline T __shfl_sync(unsigned, T own, int from) { return exchanged(FROM, own, from, from); }
+#endif
 static inline void atomicMax(int* at, int value) { *at = max(*at, value); }
 static inline void atomicAdd(unsigned long long* at, unsigned long long value) { *at += value; }
 #include "sums.cu"
 
 template <typename Kernel> static void run(int blocks, int threads, Kernel kernel) {
     gridDim.x = blocks, blockDim.x = threads;
+#ifdef LANES
+    const std::function<void()> lane = kernel;
+    warp.kernel = &lane;
+    for (blockIdx.x = 0; blockIdx.x < blocks; blockIdx.x++)
+        for (int first = 0; first < threads; first += 32) run_warp(first);
+#else
     for (blockIdx.x = 0; blockIdx.x < blocks; blockIdx.x++)
         for (threadIdx.x = 0; threadIdx.x < threads; threadIdx.x++) kernel();
+#endif
 }
 extern "C" void run_add(int blocks, int threads, const i64* addresses, const i64* places, const int* slots, const double* anchors,
                         double* total, int* largest, double weight, int fresh) {

@@ -28,14 +28,17 @@ class Launcher:
 
 
 @cache
-def _library() -> ctypes.CDLL:
+def _library(lanes: bool) -> ctypes.CDLL:
     with tempfile.TemporaryDirectory() as folder:
         library = Path(folder) / "sums.so"
         source = Path(__file__).with_name("host.cpp")
         options = ["-std=c++17", "-O2", "-ffp-contract=off", "-shared", "-fPIC", f"-I{SOURCE.parent}"]
+        options += ["-DLANES"] if lanes else []
         subprocess.run(["c++", *options, str(source), "-o", str(library)], check=True)
         return ctypes.CDLL(str(library))
 
 
-def kernels(threads: int = 5, most_blocks: int = 3) -> Compiled:
-    return Compiled(Launcher(_library(), threads), most_blocks)
+def kernels(threads: int = 5, most_blocks: int = 3, *, lanes: bool = False) -> Compiled:
+    """lanes: threads stand in warps of 32, which exchange values as on a card."""
+    assert threads % 32 == 0 or not lanes
+    return Compiled(Launcher(_library(lanes), threads), most_blocks)

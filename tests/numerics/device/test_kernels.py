@@ -40,6 +40,7 @@ IMPLEMENTATIONS: dict[str, Callable[[], Kernels]] = {
     "kernels, 1 thread": lambda: host.kernels(1, 1),
     "kernels, 5 threads": host.kernels,
     "kernels, 256 threads": lambda: host.kernels(256, 1000),
+    "kernels, 3 warps": lambda: host.kernels(96, 3, lanes=True),
 }
 every = pytest.mark.parametrize("make", IMPLEMENTATIONS.values(), ids=IMPLEMENTATIONS.keys())
 SPECIAL = [0.0, -0.0, 2.0**-149, -(2.0**-126), 3.4e38, 1.0, -1.0]
