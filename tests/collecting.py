@@ -1,5 +1,5 @@
 """Leaves out the tests that `-m` does not select, before they are imported or made: half of all tests, and a third of the
-time that collecting takes."""
+time that collecting takes. And keeps in one process those files whose tests take most of their time for the same."""
 
 from __future__ import annotations
 
@@ -7,7 +7,21 @@ import re
 from collections.abc import Iterable
 from pathlib import Path
 
+from xdist.scheduler import LoadFileScheduling
+
 MARKS = re.compile(r"^pytestmark = (?:\[.*?\]$|[^\[]+?$)", re.MULTILINE | re.DOTALL)
+# Files by the beginning of their name, and what each process that runs one of them would have to do first.
+TOGETHER = {
+    "tests/test_architecture.py": "the package is read and parsed",
+    "tests/test_docs.py": "the package is read and parsed",
+    "tests/test_errors.py": "the package is read and parsed",
+    "tests/test_fields.py": "the package is read and parsed",
+    "tests/test_private_names.py": "the package is read and parsed",
+    "tests/test_prose.py": "the package is read and parsed",
+    "tests/test_rules.py": "the package is read and parsed",
+    "tests/attacks/test_trust.py": "MLflow is imported",
+    "tests/provenance/tracking/": "MLflow is imported",
+}
 _left_out: set[str] = set()
 
 
@@ -42,3 +56,11 @@ def is_file_left_out(path: Path) -> bool:
 def is_left_out(test: object) -> bool:
     """By its decorators."""
     return any(mark.name in _left_out for mark in getattr(test, "pytestmark", ()) if hasattr(mark, "name"))
+
+
+class ByFile(LoadFileScheduling):  # type: ignore[misc]  # xdist has no types
+    """Files to processes, as `--dist loadfile`: those of `TOGETHER` to one."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        file: str = super()._split_scope(nodeid)
+        return next((what for beginning, what in TOGETHER.items() if file.startswith(beginning)), file)

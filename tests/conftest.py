@@ -57,6 +57,11 @@ def pytest_collection() -> Generator[None, object, object]:
         gc.enable()
 
 
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> collecting.ByFile | None:
+    return collecting.ByFile(config, log) if config.getoption("dist") == "loadfile" else None
+
+
 def pytest_ignore_collect(collection_path: Path) -> bool | None:
     return collecting.is_file_left_out(collection_path) or None
 

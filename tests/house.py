@@ -7,6 +7,8 @@ and b to c, none leads from a to c.
 from __future__ import annotations
 
 import functools
+from collections import defaultdict
+from collections.abc import Mapping
 
 from tests.sources import FILES, ROOT
 from tests.test_architecture import FLOORS, floor_of, floors_used
@@ -27,11 +29,18 @@ def with_picture(page: str) -> str:
     return before + BEGIN + picture() + END + rest.split(END)[1]
 
 
-@functools.cache
 def uses(floor: str) -> frozenset[str]:
     """The other floors that it imports from."""
-    found = {lower for file in FILES if floor_of(file) == floor for lower in floors_used(file)}
-    return frozenset(found - {floor})
+    return frozenset(_used()[floor] - {floor})
+
+
+@functools.cache
+def _used() -> Mapping[str, set[str]]:
+    """The floors that each floor imports from."""
+    found: dict[str, set[str]] = defaultdict(set)
+    for file in FILES:
+        found[floor_of(file)] |= floors_used(file)
+    return found
 
 
 @functools.cache

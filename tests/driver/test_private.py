@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import json
 from pathlib import Path
@@ -146,7 +147,8 @@ def a_private(tmp_path: Path, settings: Settings, **facts: Any) -> Private:
     return Private(Secret(bytes(32), tmp_path / "s"), privacy, RunFolder(tmp_path, "run"), {"code": "c", **facts})
 
 
-def test_keys_are_bound_to_what_the_run_is_made_of(tmp_path: Path) -> None:
+def test_keys_are_bound_to_what_the_run_is_made_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(private.node, "capture", functools.cache(private.node.capture))  # a second each
     found = set()
     for number, (facts, changed) in enumerate([({}, {}), ({"code": "d"}, {}), ({}, {"reference": "other"})]):
         folder = tmp_path / str(number)
