@@ -88,6 +88,30 @@ def test_time_counts_from_the_first_step_and_what_meets_nobody_waits() -> None:
     assert steps_of(rehearsing, moments) == [None, None, None, None, 0, None, 1]
 
 
+def test_overdue_disturbances_wait_until_the_death_before_is_known() -> None:
+    """After a long recovery several are due at once; together they would leave nobody."""
+    rehearsing = FaultInjection(Chaos(1.0, ("kill",), 1), 600.0)
+    play = running(3)
+    assert rehearsing.due(play.state, 0.0) is None
+    due = rehearsing.due(play.state, 50.0)
+    assert due is not None
+    killed = due[1].id
+    assert [rehearsing.due(play.state, now) for now in (50.1, 51.0, 60.0)] == [None] * 3
+    members = {number: each for number, each in play.state.members.items() if number != killed}
+    without = replace(play.state, members=members)
+    again = rehearsing.due(without, 60.1)
+    assert again is not None
+    assert again[0].number == 1
+    assert again[1].id != killed
+    # Nobody else is disturbed while a worker is paused.
+    pausing = FaultInjection(Chaos(0.1, ("pause",), 1), 600.0)
+    assert pausing.due(play.state, 0.0) is None
+    due = pausing.due(play.state, 50.0)
+    assert due is not None
+    assert pausing.due(play.state, 50.0 + 0.9 * due[0].pause_s) is None
+    assert pausing.due(play.state, 50.0 + due[0].pause_s) is not None
+
+
 def test_it_says_what_was_shown_and_what_was_not() -> None:
     recoveries = [
         {"kind": "lost", "steps_lost": 0},

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from orchestrator.config.plan import Chaos
 from orchestrator.controller.fault_injection import Fault, drawn_fault, victim
-from orchestrator.controller.membership import ControllerState, Member
+from orchestrator.controller.membership import ControllerState, Member, present
 
 
 class FaultInjection:
@@ -14,6 +14,8 @@ class FaultInjection:
         self._chaos = chaos
         self._step_timeout_s = step_timeout_s
         self._since: float | None = None
+        self._killed: int | None = None  # the member of the last disturbance, until its death is known
+        self._paused_until = 0.0
         self._due = self._next(0)
 
     def due(self, state: ControllerState, now: float) -> tuple[Fault, Member] | None:
@@ -22,13 +24,20 @@ class FaultInjection:
             if state.steps_seen == 0 or state.phase != "running":
                 return None
             self._since = now
-        if now - self._since < self._due.at_s:
+        if now - self._since < self._due.at_s or not self._is_over(state, now):
             return None
         member = victim(self._due, state)
         if member is None:
             return None
         done, self._due = self._due, self._next(self._due.number + 1)
+        self._killed = member.id if done.kind == "kill" else None
+        self._paused_until = now + done.pause_s if done.kind == "pause" else 0.0
         return done, member
+
+    def _is_over(self, state: ControllerState, now: float) -> bool:
+        """Whether the last disturbance has had its effect on the state. Several may be overdue after a long recovery, and
+        without this all would come before the first death is known."""
+        return now >= self._paused_until and self._killed not in {member.id for member in present(state)}
 
     def _next(self, number: int) -> Fault:
         chaos = self._chaos
