@@ -110,8 +110,11 @@ def _without_frames(segment: Any) -> Any:
 
 
 def _segments() -> Sequence[Any]:
+    """None with the allocator of CUDA (`backend:cudaMallocAsync`), which does not tell its blocks."""
     import torch
 
+    if torch.cuda.get_allocator_backend() != "native":
+        return []
     found: Any = torch.cuda.memory_snapshot()  # type: ignore[no-untyped-call]
     return list(found)
 

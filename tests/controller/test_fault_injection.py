@@ -97,9 +97,7 @@ def test_overdue_disturbances_wait_until_the_death_before_is_known() -> None:
     assert due is not None
     killed = due[1].id
     assert [rehearsing.due(play.state, now) for now in (50.1, 51.0, 60.0)] == [None] * 3
-    members = {number: each for number, each in play.state.members.items() if number != killed}
-    without = replace(play.state, members=members)
-    again = rehearsing.due(without, 60.1)
+    again = rehearsing.due(replace(play.state, members=play.state.members.without(killed)), 60.1)
     assert again is not None
     assert again[0].number == 1
     assert again[1].id != killed

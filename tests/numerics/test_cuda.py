@@ -187,7 +187,9 @@ def test_memory_is_told_with_the_largest_block_that_is_free(monkeypatch: pytest.
         for state, size in blocks
     ]
     segments[1]["segment_pool_id"], segments[2]["segment_pool_id"] = (0, 0), (3, 1)
-    monkeypatch.setattr(torch.cuda, "memory_snapshot", lambda: segments)
+    backend = "native"
+    monkeypatch.setattr(torch.cuda, "get_allocator_backend", lambda: backend)
+    monkeypatch.setattr(torch.cuda, "memory_snapshot", lambda: segments if backend == "native" else 1 / 0)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (500, 800))
     for name, value in (("max_memory_allocated", 200), ("memory_allocated", 150), ("memory_reserved", 210)):
         monkeypatch.setattr(torch.cuda, name, lambda value=value: value)
@@ -195,6 +197,8 @@ def test_memory_is_told_with_the_largest_block_that_is_free(monkeypatch: pytest.
     assert gpu_memory.taken() == gpu_memory.Taken(800, 500, 150, 200, 210, 30, 70, 35)
     segments.clear()
     assert cuda.memory()["largest_free"] == 0
+    backend = "cudaMallocAsync"  # that of CUDA tells no blocks, and torch raises where it is asked for them
+    assert cuda.memory() == {"peak": 200, "reserved": 210, "largest_free": 0, "graphs": 0}
 
 
 def test_cublas_is_asked_for_its_version(monkeypatch: pytest.MonkeyPatch) -> None:

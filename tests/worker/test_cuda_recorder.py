@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import weakref
+
 import pytest
 
 from orchestrator.worker.model import shard_graphs
@@ -22,6 +24,28 @@ def test_work_is_warmed_up_on_one_side_stream_and_captured_on_another(monkeypatc
     assert card.stream is before
     assert not card.underway
     card.draw()
+
+
+def test_nothing_of_a_pass_before_is_alive_when_one_is_captured(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Autograd's nodes for gradients name a stream, and those of an earlier pass would name another one."""
+    card = patched(monkeypatch)
+    passes: list[weakref.ref[Node]] = []
+
+    def work() -> None:
+        if card.capturing:
+            assert [each() for each in passes] == [None] * 3
+        else:
+            passes.append(weakref.ref(Node()))
+
+    CudaRecorder().record(work)
+    assert len(passes) == 3
+
+
+class Node:
+    """It is kept by itself."""
+
+    def __init__(self) -> None:
+        self.own = self
 
 
 @pytest.mark.parametrize("ended", [False, True])

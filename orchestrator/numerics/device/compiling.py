@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import hashlib
+import re
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
@@ -57,13 +58,17 @@ class CompilationFailed(Exception):
 
 
 def compiled(architecture: str, kind: str = "cubin") -> bytes:
-    """The code of `sums.cu` for an architecture such as "sm_90", as cubin or ptx. Needs no GPU. Raises CompilationFailed."""
+    """The code of `sums.cu` for an architecture such as "sm_90", as cubin or ptx. Needs no GPU. Raises CompilationFailed.
+
+    A card may be newer than NVRTC: then the ptx of the newest architecture before it, which the driver compiles for the card.
+    """
     try:
         from cuda.bindings import nvrtc
     except ImportError as error:
         raise CompilationFailed(f"cuda.bindings is not installed: {error}") from error
     try:
         program = answered(nvrtc.nvrtcCreateProgram(SOURCE.read_bytes(), b"sums.cu", 0, [], []))
+        architecture, kind = _target(architecture, kind, answered(nvrtc.nvrtcGetSupportedArchs()))
     except RuntimeError as error:  # the library itself was not found
         raise CompilationFailed(f"NVRTC cannot be loaded: {error}") from error
     options = [f"--gpu-architecture={architecture}".encode(), b"--fmad=false"]
@@ -79,6 +84,13 @@ def compiled(architecture: str, kind: str = "cubin") -> bytes:
     code: bytes = b" " * int(answered(size_of(program)))
     answered(get(program, code))
     return code
+
+
+def _target(architecture: str, kind: str, known: Sequence[int]) -> tuple[str, str]:
+    """The architecture and the kind of code to ask for. known: by NVRTC, as numbers such as 90. Pure."""
+    wanted = int(re.sub(r"\D", "", architecture))
+    older = [number for number in known if number < wanted]
+    return (architecture, kind) if wanted in known or not older else (f"compute_{max(older)}", "ptx")
 
 
 class Launcher:

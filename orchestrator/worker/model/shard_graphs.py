@@ -13,6 +13,7 @@ The gradients of a recording lie in the same place each time: they are added up 
 
 from __future__ import annotations
 
+import gc
 import random
 import sys
 import sysconfig
@@ -73,6 +74,9 @@ class CudaRecorder:
             for _ in range(_WARM_UPS):
                 work()
         current.wait_stream(side)
+        # A pass before may be kept by a cycle. Its nodes for gradients name the stream on which it was computed, and a capture
+        # that meets them fails.
+        gc.collect()
         torch.cuda.synchronize()
         graph, pool = torch.cuda.CUDAGraph(), torch.cuda.graph_pool_handle()
         try:

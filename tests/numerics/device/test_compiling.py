@@ -7,7 +7,9 @@ import re
 import subprocess
 import sys
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
@@ -31,6 +33,14 @@ def code(architecture: str, kind: str) -> bytes:
     environment = {**os.environ, "PYTHONPATH": f"{KERNELS}", "LD_LIBRARY_PATH": folders}
     command = [sys.executable, "-c", PROGRAM, architecture, kind]
     return subprocess.run(command, env=environment, check=True, stdout=subprocess.PIPE).stdout
+
+
+@pytest.mark.slow
+@pytest.mark.long
+def test_a_card_that_nobody_knows_yet_gets_code_for_its_driver_to_compile() -> None:
+    ptx = code("sm_999", "cubin")
+    assert b".visible .entry absorb(" in ptx
+    assert ptx.endswith(b"\0")  # as the driver wants it
 
 
 @pytest.mark.slow
@@ -75,6 +85,40 @@ def test_what_one_process_has_compiled_the_next_ones_load(monkeypatch: pytest.Mo
     loaded = [compiling.launcher("sm_90") for _ in range(2)]
     assert loaded == [b"sm_90, 3"] * 2
     assert compiled_for == ["sm_90", "sm_80", "sm_90"]
+
+
+def nvrtc_up_to_90(asked: list[str]) -> ModuleType:
+    """A double of `cuda.bindings.nvrtc`. asked: gets what it has compiled for."""
+
+    def compiles(_program: int, _count: int, options: Sequence[bytes]) -> tuple[int]:
+        asked.append(options[0].decode().partition("=")[2])
+        return (int(asked[-1] == "sm_70"),)  # a card that is too old for it
+
+    found = ModuleType("cuda.bindings.nvrtc")
+    calls = {
+        "CreateProgram": lambda *_: (0, 7),
+        "GetSupportedArchs": lambda: (0, [75, 80, 90]),
+        "CompileProgram": compiles,
+    }
+    calls |= {f"Get{each}Size": lambda _: (0, 1) for each in ("CUBIN", "PTX", "ProgramLog")}
+    calls |= {f"Get{each}": lambda _program, _into: (0,) for each in ("CUBIN", "PTX", "ProgramLog")}
+    vars(found).update({f"nvrtc{name}": call for name, call in calls.items()})
+    return found
+
+
+def test_for_a_card_that_is_newer_than_the_compiler_the_driver_compiles_the_rest(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked: list[str] = []
+    nvrtc, package = nvrtc_up_to_90(asked), ModuleType("cuda.bindings")
+    package.nvrtc = nvrtc  # type: ignore[attr-defined]
+    for name, module in {"cuda": ModuleType("cuda"), "cuda.bindings": package, "cuda.bindings.nvrtc": nvrtc}.items():
+        monkeypatch.setitem(sys.modules, name, module)
+    for architecture in ("sm_90", "sm_86", "sm_120"):
+        compiled(architecture)
+    assert asked == ["sm_90", "compute_80", "compute_90"]
+    with pytest.raises(CompilationFailed, match=r"cannot compile sums\.cu for sm_70"):
+        compiled("sm_70")
 
 
 def test_where_the_compiler_is_missing_that_is_said() -> None:
