@@ -124,6 +124,41 @@ def test_what_a_failure_says_is_kept_with_its_traceback_and_the_records_of_its_r
     assert "FAILED: some: it exited with 1" in (folder / "log.txt").read_text()
 
 
+def test_a_run_that_fails_or_stands_still_hides_nothing_of_the_others_of_its_case(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    given: list[float] = []
+
+    def launch(_project: Path, settings: Mapping[str, Any], timeout_s: float) -> runs.Run:
+        given.append(timeout_s)
+        cluster = settings["cluster"]
+        if cluster["workers"] == 1:
+            raise RunFailed("it exited with 1", "all that it said")
+        if "chaos" in settings:
+            raise OutOfTime("it was not done")
+        digest = "b" if cluster["stages"] == 2 else "a"
+        return runs.Run({"digest": digest, "recoveries": [], "run_id": "7f"}, [])
+
+    monkeypatch.setattr(parts, "launched", launch)
+    monkeypatch.setattr(parts, "CASES", CASES[:1])
+    monkeypatch.setattr(runs, "said", lambda *_: {"verdict": "exact"})
+    bench = Bench(CARD, kept=Kept(tmp_path))
+    parts.digests(bench, 1000)
+    name = CASES[0].name
+    assert bench.missing == [
+        f"{name}, 1 worker: it exited with 1",
+        f"{name}, 3 workers in a ring, SIGKILL: it was not done (skipped)",
+        f"{name}, 2 workers, 2 stages: digest b, and a with 4 workers, tree",
+    ]
+    assert [line.partition(": ")[0] for line in bench.checks] == [
+        f"{name}, 4 workers, tree",
+        f"{name}, 3 workers, each step checked",
+        f"{name}, repeated by 2 workers, tree",
+    ]
+    assert given == [pytest.approx(500, abs=20)] * 5
+    assert "all that it said" in (tmp_path / "failures.txt").read_text()
+
+
 def test_a_way_to_sum_that_ends_its_process_is_told_and_tried_again_where_each_call_waits(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

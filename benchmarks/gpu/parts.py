@@ -23,8 +23,10 @@ from benchmarks.gpu.runs import REPOSITORY, OutOfTime, Run, RunFailed, launched,
 from benchmarks.gpu.sharing import Shared
 from benchmarks.gpu.zoo import ZOO
 from orchestrator.cli import cards as card_reports
+from orchestrator.common.child import Started
 
 _LEAST_S: Final = 5.0  # a launch that has less is not begun
+_OF_A_PART: Final = 0.5  # of its time, at most, one run of a case takes
 _START_S: Final = 6.0  # of a process that imports torch and starts CUDA
 _A_STAGE_GB: Final = 20
 _ZOO_STEPS: Final = 5
@@ -150,7 +152,7 @@ def cards(bench: Bench, seconds: float) -> None:  # noqa: ARG001 (each step of i
     if bench.scale.device != "cuda":
         bench.checked("cards: none is there to be tried")
         return
-    found = card_reports.report()
+    found = card_reports.report(lambda: Started(card_reports.TRIAL, apart=True))  # what it says of errors is shown
     for line in found.as_text():
         bench.tell(line)
     tried = found.tried
@@ -266,36 +268,45 @@ CASES: Final = (
 
 
 def digests(bench: Bench, seconds: float) -> None:
-    """Several cases at once, as many as there are processors for; each in a project of its own."""
-    until = time.monotonic() + seconds
+    """Several cases at once, as many as there are processors for; each in a project of its own. A run that stands still leaves
+    time for the others of its case."""
+    until, most_s = time.monotonic() + seconds, _OF_A_PART * seconds
     there = [case for case in CASES if case.needs is None or runs.has_setting("run", case.needs)]
     at_once = max(1, len(os.sched_getaffinity(0)) // 3)
     with ThreadPoolExecutor(at_once) as pool:
-        for _ in pool.map(partial(_guarded, bench, until), there):
+        for _ in pool.map(partial(_guarded, bench, until, most_s), there):
             pass
 
 
-def _guarded(bench: Bench, until: float, case: Case) -> None:
+def _guarded(bench: Bench, until: float, most_s: float, case: Case) -> None:
     try:
         with bench.project(case.name) as project:
-            _digests_of(bench, case, project, until)
+            _digests_of(bench, case, project, until, most_s)
     except Exception as error:
         bench.raised(case.name, error)
 
 
-def _digests_of(bench: Bench, case: Case, project: Path, until: float) -> None:
+def _digests_of(bench: Bench, case: Case, project: Path, until: float, most_s: float) -> None:
+    """most_s: for each run. One that fails hides nothing of the others."""
     scale = bench.scale
     args = {"nap_s": scale.nap_s}
     common = {"model": case.model, "precision": case.precision, "steps": scale.kill_steps, "args": args, **case.more}
     first: Run | None = None
+    beside = ""  # the layout of that
     for name, layout in case.layouts:
         left = until - time.monotonic()
         if left < _LEAST_S:
             bench.skipped(f"{case.name}, {name}")
             continue
-        run = launched(project, settings(scale, **{**common, **layout}), left)
-        first = first or run
-        _compare(bench, f"{case.name}, {name}", run, first, killed="chaos" in layout)
+        try:
+            run = launched(project, settings(scale, **{**common, **layout}), min(left, most_s))
+        except RunFailed as error:
+            bench.raised(f"{case.name}, {name}", error)
+            bench.kept.records(project, case.name)
+            continue
+        if first is None:
+            first, beside = run, name
+        _compare(bench, f"{case.name}, {name}", run, first, beside, killed="chaos" in layout)
     left = until - time.monotonic()
     if first is None or left < _LEAST_S:
         bench.skipped(f"{case.name}, repeated")
@@ -311,10 +322,11 @@ def _digests_of(bench: Bench, case: Case, project: Path, until: float) -> None:
     bench.checked(f"{case.name}, repeated by 2 workers, {case.topology}: exact")
 
 
-def _compare(bench: Bench, name: str, run: Run, first: Run, *, killed: bool) -> None:
+def _compare(bench: Bench, name: str, run: Run, first: Run, layout: str = "1 worker", *, killed: bool) -> None:
+    """layout: of the first run."""
     digest = str(run.outcome["digest"])
     if digest != first.outcome["digest"]:
-        bench.wrong(f"{name}: digest {digest[:16]}, and {str(first.outcome['digest'])[:16]} with 1 worker")
+        bench.wrong(f"{name}: digest {digest[:16]}, and {str(first.outcome['digest'])[:16]} with {layout}")
         return
     losses = run.losses
     if killed and not losses:
