@@ -17,6 +17,7 @@ from orchestrator.driver.preflight import checks, private
 from orchestrator.driver.preflight.private import Private
 from orchestrator.errors import ConfigurationError
 from orchestrator.optim.privacy.secret import Secret
+from orchestrator.provenance.environment import node
 from tests.driver.test_preflight import RUN
 from tests.driver.test_preflight import project as project
 from tests.refusals import refused
@@ -148,7 +149,7 @@ def a_private(tmp_path: Path, settings: Settings, **facts: Any) -> Private:
 
 
 def test_keys_are_bound_to_what_the_run_is_made_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(private.node, "capture", functools.cache(private.node.capture))  # a second each
+    monkeypatch.setattr(node, "capture", functools.cache(node.capture))  # a second each
     found = set()
     for number, (facts, changed) in enumerate([({}, {}), ({"code": "d"}, {}), ({}, {"reference": "other"})]):
         folder = tmp_path / str(number)

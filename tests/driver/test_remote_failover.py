@@ -151,7 +151,7 @@ from orchestrator.driver.supervision import leader_lease
 from orchestrator.provenance.tracking import Store, Tracker
 leader_lease.EVERY_S = 0.05
 store = Store(sys.argv[1] or None, Path.cwd())
-run_id = Tracker.create(store, store.experiment("e"), None, every_s=1.0).run_id
+run_id = Tracker.create(store, store.experiment("e"), "named", every_s=1.0).run_id
 with leader_lease.hold_lease(store, run_id, lambda: print("released", flush=True)):
     print(run_id, flush=True)
     threading.Event().wait()

@@ -132,7 +132,9 @@ def optimizer(doc: str, options: str) -> Within:
 
 @dataclass(frozen=True, kw_only=True)
 class RunSettings:
-    name: str | None = field(default=None, metadata=execution("The name of the run in the tracker.", A_LINE))
+    name: str | None = field(
+        default=None, metadata=execution("The name of the run in the tracker; null: the class of its pipeline.", A_LINE)
+    )
     submission: str | None = field(
         default=None,
         metadata=execution("The id of the job that the run was launched by; once=ID finds it by this.", A_LINE),

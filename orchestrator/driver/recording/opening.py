@@ -45,7 +45,7 @@ def open_record(
         experiment_id = store.experiment(settings.run.experiment)
         sent = unsent.send(store)  # before orphans are looked for: a run that is not told as ended looks like one
         orphans = store.mark_orphans(experiment_id)
-        tracker = Tracker.create(store, experiment_id, shown(settings)["run.name"], every_s=settings.tracking.every_s)
+        tracker = Tracker.create(store, experiment_id, name_in_store(settings), every_s=settings.tracking.every_s)
         tracker.describe(shown(settings), {**_tags(settings, provenance), **tags})
     files = RunFolder(folder, tracker.run_id)
     files.lease()
@@ -83,6 +83,12 @@ def reopen_record(settings: Settings, store: Store, files: RunFolder, provenance
     earlier = [orphaned(run_id) for run_id in orphans]
     contents, logger_feed = Contents(inputs, obstacles, provenance.work), loggers.begin(settings, tracker, files, since)
     return Record(settings, store, tracker, files, earlier, contents, logger_feed)
+
+
+def name_in_store(settings: Settings) -> str:
+    """If nobody has named the run, the class of its pipeline. MLflow, which would invent a name, need not be imported then."""
+    named = shown(settings)["run.name"]
+    return settings.pipeline.target.rpartition(":")[2] if named is None else str(named)
 
 
 def another_name(settings: Settings, origins: Mapping[str, str]) -> str | None:

@@ -68,9 +68,9 @@ class Tracker:
         self._sent_at = time.monotonic()
 
     @classmethod
-    def create(cls, store: Store, experiment_id: str, name: str | None, *, every_s: float) -> Tracker:
+    def create(cls, store: Store, experiment_id: str, name: str, *, every_s: float) -> Tracker:
         """A new run."""
-        run = store.client.create_run(experiment_id, tags=identity_of_process(), run_name=name and names.text(name))
+        run = store.client.create_run(experiment_id, tags=identity_of_process(), run_name=names.text(name))
         return cls(store, run, every_s=every_s)
 
     @classmethod

@@ -46,7 +46,7 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Store:
 
 def logged(store: Store, place: Path, registration: Registration | None, fails: str | None = None) -> str:
     """The id of a run whose model was logged; its weights are the id."""
-    tracker = Tracker.create(store, store.experiment("e"), None, every_s=1.0)
+    tracker = Tracker.create(store, store.experiment("e"), "named", every_s=1.0)
     folder = place / tracker.run_id
     folder.mkdir()
     (folder / "model.safetensors").write_text(tracker.run_id)
@@ -120,7 +120,7 @@ def test_what_is_not_there_is_said_with_what_there_is(store: Store, tmp_path: Pa
 
 
 def test_a_run_that_logged_no_model_still_has_its_weights(store: Store, tmp_path: Path) -> None:
-    tracker = Tracker.create(store, store.experiment("e"), None, every_s=1.0)
+    tracker = Tracker.create(store, store.experiment("e"), "named", every_s=1.0)
     (tmp_path / "model.safetensors").write_text("of before")
     tracker.artifact(tmp_path / "model.safetensors", "model")
     tracker.end("FINISHED")

@@ -101,7 +101,7 @@ class Gone:
 @pytest.mark.long
 def test_a_true_store_gets_each_metric_once_however_often_it_is_sent(tmp_path: Path) -> None:
     store = Store(None, tmp_path)
-    tracker = Tracker.create(store, store.experiment("e"), None, every_s=1.0)
+    tracker = Tracker.create(store, store.experiment("e"), "named", every_s=1.0)
     folder, run_id = tmp_path / tracker.run_id, tracker.run_id
     tracker.metrics(0, {"train/loss": 4.0, "validation/loss": math.nan})
     tracker.flush()
@@ -136,7 +136,7 @@ def test_a_true_store_gets_each_metric_once_however_often_it_is_sent(tmp_path: P
 @pytest.mark.filterwarnings("ignore:The ..noload.. loader strategy is deprecated")  # MLflow's own use of SQLAlchemy
 def test_a_resumed_run_tells_nothing_twice_and_first_what_was_missing(tmp_path: Path) -> None:
     store = Store(None, tmp_path)
-    tracker = Tracker.create(store, store.experiment("e"), None, every_s=1.0)
+    tracker = Tracker.create(store, store.experiment("e"), "named", every_s=1.0)
     for step in range(6):
         tracker.metrics(step, {"train/loss": 1.0 / (step + 1)})
     tracker.flush()

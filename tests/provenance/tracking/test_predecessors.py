@@ -11,7 +11,7 @@ from orchestrator.provenance.tracking.predecessors import predecessor
 
 
 def begun(store: Store, target: str = "a:B", **tags: str) -> Tracker:
-    tracker = Tracker.create(store, store.experiment("e"), None, every_s=1.0)
+    tracker = Tracker.create(store, store.experiment("e"), "named", every_s=1.0)
     tracker.describe({"pipeline.target": target}, tags)
     return tracker
 

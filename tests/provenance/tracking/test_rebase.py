@@ -21,7 +21,7 @@ from tests.refusals import refused
 
 def _run_with_artifact(folder: Path, experiment: str = "e") -> str:
     store = Store(None, folder)
-    tracker = Tracker.create(store, store.experiment(experiment), None, every_s=1.0)
+    tracker = Tracker.create(store, store.experiment(experiment), "named", every_s=1.0)
     (folder / "note.txt").write_text("kept")
     tracker.artifact(folder / "note.txt", "run")
     tracker.end("FAILED")
@@ -114,7 +114,7 @@ def test_the_place_of_a_store_and_of_all_its_artifacts_is_one_from_everywhere(
     elsewhere.mkdir()
     monkeypatch.chdir(folder.parent)
     store = Store("sqlite:///own.db", folder)
-    tracker = Tracker.create(store, store.experiment("Default"), None, every_s=1.0)
+    tracker = Tracker.create(store, store.experiment("Default"), "named", every_s=1.0)
     (tmp_path / "note.txt").write_text("kept")
     tracker.artifact(tmp_path / "note.txt", "run")
     tracker.end("FAILED")
@@ -193,7 +193,7 @@ def test_a_project_may_lie_in_a_folder_of_any_name(name: str, tmp_path: Path, mo
     folder.mkdir(parents=True)
     monkeypatch.chdir(tmp_path / name)
     store = Store(None, folder)
-    tracker = Tracker.create(store, store.experiment("e"), None, every_s=1.0)
+    tracker = Tracker.create(store, store.experiment("e"), "named", every_s=1.0)
     (folder / tracker.run_id).mkdir()
     (folder / tracker.run_id / "card.md").write_text("x")
     tracker.artifact(folder / tracker.run_id / "card.md", "run")

@@ -70,7 +70,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 
 def make(folder: Path) -> tuple[Client, Tracker]:
     store: Any = Store(folder)
-    return store.client, Tracker.create(store, "1", None, every_s=1.0)
+    return store.client, Tracker.create(store, "1", "named", every_s=1.0)
 
 
 def trouble(tracker: Tracker) -> str | None:
