@@ -419,6 +419,14 @@ def test_an_owner_that_cannot_share_is_told_with_what_it_said() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.long
+def test_an_owner_that_ends_first_is_told_with_what_it_said() -> None:
+    """Its readers end because of that, and are heard first."""
+    with pytest.raises(RuntimeError, match="is needed on the GPU"):
+        sharing.outlives_its_owner(dataclasses.replace(TOY.shared, elements=1 << 50), runs.environment(), 200)
+
+
+@pytest.mark.slow
 def test_memory_is_watched_from_beside() -> None:
     with memory.watching("cpu") as watch:
         assert watch.most() > 0

@@ -49,22 +49,42 @@ def outlives_its_owner(shared: Shared, environment: Mapping[str, str], timeout_s
                 stack.callback(end.close)
         owner = stack.enter_context(_process("owner", ends[0], shared, environment, timeout_s))
         readers = [stack.enter_context(_process("reader", fds, shared, environment, timeout_s)) for fds in ends[1]]
-        for reader in readers:
-            _expect(reader, "mapped")
-        _expect(owner, "busy")
-        owner.kill()  # SIGKILL
-        owner.wait()
-        for reader in readers:
-            _ask(reader, "read", "read")
-        freed = [_ask(reader, "release", "released") for reader in readers]
-        for reader in readers:
-            _expect(reader, "computed")
+        for pair in pairs:
+            for end in pair:
+                end.close()  # so that a process finds out where another one has ended
+        try:
+            freed = _freed(owner, readers)
+        except RuntimeError as error:
+            raise RuntimeError(f"{error}{_left_unsaid([owner, *readers])}") from None
     if freed[-1] and int(freed[-1]) < shared.elements * 8:
         raise RuntimeError(f"when the last reader let go, {freed[-1]} bytes came free, not {shared.elements * 8}")
     gained = f"; when the last lets go, {int(freed[-1]) / 2**20:.0f} MiB come free" if freed[-1] else ""
     return (
         f"its owner killed in the middle of a kernel, {_READERS} readers read right {_READS} times and compute{gained}"
     )
+
+
+def _freed(owner: subprocess.Popen[str], readers: Sequence[subprocess.Popen[str]]) -> list[str]:
+    """Have the owner killed, and the readers go on. Returns how many bytes came free as each of them let go."""
+    for reader in readers:
+        _expect(reader, "mapped")
+    _expect(owner, "busy")
+    owner.kill()  # SIGKILL
+    owner.wait()
+    for reader in readers:
+        _ask(reader, "read", "read")
+    freed = [_ask(reader, "release", "released") for reader in readers]
+    for reader in readers:
+        _expect(reader, "computed")
+    return freed
+
+
+def _left_unsaid(processes: Sequence[subprocess.Popen[str]]) -> str:
+    """What nobody has read yet of what these have said: one may have failed because another one has."""
+    for process in processes:
+        process.kill()
+    said = [process.stdout.read().strip() for process in processes if process.stdout is not None]
+    return "".join(f"; {each[-1000:]}" for each in said if each)
 
 
 @contextmanager
