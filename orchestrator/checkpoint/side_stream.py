@@ -1,6 +1,7 @@
 """From a GPU into host memory beside the next step: copies on a stream of their own, in order by events on the card.
 
     copies = side.copy(targets, sources)     # It begins behind all that this thread has launched, and returns at once.
+    copies.ended                             # Whether they have; nobody waits for that.
     copies.hold_back()                       # What this thread launches from now on begins when they have ended.
     copies.wait()                            # Any thread waits until they have ended.
 
@@ -19,6 +20,10 @@ import torch
 
 class Copies(Protocol):
     """Copies that are under way."""
+
+    @property
+    def ended(self) -> bool:
+        """Whether they have ended, or the card has failed, which `wait` tells."""
 
     def hold_back(self) -> None:
         """Work that the calling thread launches from now on begins when they have ended."""
@@ -68,10 +73,17 @@ class _CudaCopies:
     """Implements `Copies`."""
 
     def __init__(self, ended: torch.cuda.Event) -> None:
-        self._ended = ended
+        self._event = ended
+
+    @property
+    def ended(self) -> bool:
+        try:
+            return bool(self._event.query())
+        except RuntimeError:
+            return True
 
     def hold_back(self) -> None:
-        torch.cuda.current_stream().wait_event(self._ended)
+        torch.cuda.current_stream().wait_event(self._event)
 
     def wait(self) -> None:
-        self._ended.synchronize()
+        self._event.synchronize()

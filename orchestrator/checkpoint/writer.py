@@ -198,8 +198,8 @@ class _Copy:
 
     def finish(self, timeout_s: float | None) -> bool:
         """Wait for the piece that is being copied, and copy the others here: on busy cores the other thread may not even have
-        begun. False when that piece took longer; with 0 this only asks."""
-        if timeout_s == 0 and self._pieces:
+        begun. False when that piece took longer; with 0 this only asks, and holds back nothing that is launched later."""
+        if timeout_s == 0 and (self._pieces or not (self.beside is None or self.beside.ended)):
             return False
         self._is_awaited = timeout_s != 0
         if not self._filling.acquire(timeout=-1 if timeout_s is None else timeout_s):

@@ -151,6 +151,10 @@ class Card:
         self._under_way = [(target, source.clone()) for target, source in zip(targets, sources, strict=True)]
         return self
 
+    @property
+    def ended(self) -> bool:
+        return self.gate.is_set()
+
     def hold_back(self) -> None:
         self.held_back += 1
 
@@ -168,7 +172,8 @@ def test_what_is_on_a_card_is_copied_there_and_nobody_waits(on_the_card: int, to
     card = Card([state.tensors[name] for name in sorted(state.steady)[:on_the_card]])
     writer = PartWriter(storage, told.append, card)
     writer.begin(state, step=10, generation=1, part=0, parts=1)
-    assert card.held_back == 0
+    assert writer._copying.wait(60)  # what is not on the card
+    assert (writer.copied(0), card.held_back) == (False, 0)  # a micro-batch is computed beside the copy
     assert writer.copied()
     assert card.held_back == 1
     for tensor in state.tensors.values():
@@ -180,6 +185,18 @@ def test_what_is_on_a_card_is_copied_there_and_nobody_waits(on_the_card: int, to
     writer.begin(steady(20), step=20, generation=1, part=0, parts=1)
     assert writer.wait()
     assert same(load(storage, Catalog(storage, 1).commit(20, told[1:]).manifest), example(20))
+
+
+def test_what_a_card_has_copied_is_written_before_an_update(told: list[dict[str, Any]]) -> None:
+    storage, state = InMemory(), steady(10)
+    card = Card([state.tensors[name] for name in state.steady])
+    writer = PartWriter(storage, told.append, card)
+    writer.begin(state, step=10, generation=1, part=0, parts=1)
+    assert not writer.copied(0)
+    card.gate.set()
+    assert writer.copied(0)
+    assert writer.wait()
+    assert [each["event"] for each in told] == ["part_written"]
 
 
 @pytest.mark.parametrize("there", [True, False])
