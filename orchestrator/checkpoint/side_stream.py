@@ -78,7 +78,7 @@ class _CudaCopies:
     @property
     def ended(self) -> bool:
         try:
-            return bool(self._event.query())
+            return bool(self._event.query())  # type: ignore[no-untyped-call]
         except RuntimeError:
             return True
 

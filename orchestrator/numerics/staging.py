@@ -72,6 +72,7 @@ class Staging(Protocol):
 
     device: torch.device  # where the model computes
     copies_ahead: bool  # whether it serves to begin a batch before its turn
+    answers_late: bool  # whether a look at a value waits for all that was enqueued, so that many are looked at together
 
     def move(self, tensors: Sequence[torch.Tensor]) -> None:
         """Have these tensors, which stay the objects that they are, lie on the device. Tensors that share memory share it
@@ -112,6 +113,7 @@ class Direct:
 
     device = torch.device("cpu")
     copies_ahead = False
+    answers_late = False
 
     def move(self, tensors: Sequence[torch.Tensor]) -> None:
         pass
@@ -148,6 +150,7 @@ class Copying:
     """Implements `Staging` for a model on `device`."""
 
     copies_ahead = True
+    answers_late = True
 
     def __init__(self, device: torch.device, copies: CopyStream | None = None) -> None:
         """copies: beside what the device computes; None: those of a GPU."""

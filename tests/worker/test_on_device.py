@@ -211,7 +211,10 @@ def test_members_of_several_hosts_come_and_go(monkeypatch: pytest.MonkeyPatch, l
     assert (told.trace, told.digest, told.metrics) == (whole.trace, whole.digest, whole.metrics)
 
 
-@pytest.mark.parametrize("pipeline", thinned([f.NanLoss, f.NanGradient, f.InfiniteStatistic, f.CentresItsOutput], 2))
+FAULTS = [f.NanLoss, f.NanGradient, f.InfiniteStatistic, f.CentresItsOutput, f.ClampedThroughData, f.ChangesFixedBuffer]
+
+
+@pytest.mark.parametrize("pipeline", [f.CountsRows, *thinned(FAULTS, 3)])
 def test_faults_are_told_alike(monkeypatch: pytest.MonkeyPatch, pipeline: type[Pipeline]) -> None:
     (plain,) = members_end(pipeline)
     on_device(monkeypatch, host.kernels)

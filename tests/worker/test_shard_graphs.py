@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import sys
 from typing import Any
 
 import pytest
@@ -55,6 +56,16 @@ class Counting(p.Mlp):
 
     def loss(self, model: nn.Module, batch: Batch, step: int) -> Any:  # type: ignore[override]
         return super().loss(model, batch) * (1.0 + 0.1 * step)
+
+
+class WithMask(p.Batchnorm):
+    """Of its buffers two have to stay as they are."""
+
+    def model(self) -> nn.Module:
+        model = super().model()
+        model.register_buffer("mask", torch.ones(3, dtype=torch.bool))
+        model.register_buffer("scale", torch.tensor([1.0, float("nan")]))
+        return model
 
 
 class Rolling(p.Mlp):
@@ -131,6 +142,39 @@ def test_what_cannot_be_recorded_is_computed_eagerly_and_told_once(
     assert told in lines[0]
     monkeypatch.undo()
     assert run.trace == train(pipeline, steps=4).trace
+
+
+LOOKS = ("tolist", "item", "cpu", "__bool__", "__int__", "__float__")
+IN_HOST_MEMORY = ("orders.py", "step_report.py", "digests.py")  # or not in each step of a run
+
+
+@pytest.mark.usefixtures("retracer")
+def test_a_step_waits_for_its_device_as_often_however_many_shards_it_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    looks = 0
+
+    def counted(look: Any) -> Any:
+        def counting(*given: Any) -> Any:
+            nonlocal looks
+            looks += not sys._getframe(1).f_code.co_filename.endswith(IN_HOST_MEMORY)
+            return look(*given)
+
+        return counting
+
+    for name in LOOKS:
+        monkeypatch.setattr(torch.Tensor, name, counted(getattr(torch.Tensor, name)))
+    monkeypatch.setattr(torch, "equal", counted(torch.equal))
+
+    def of_two_steps(shards: int) -> int:
+        """With a buffer that has to stay, statistics and counters, and behind those steps that compare recordings."""
+        found = []
+        for steps in (3, 5):
+            before = looks
+            train(WithMask, steps=steps, shards=shards, batch_size=4 * shards, args={"rows": 80})
+            found.append(looks - before)
+        return found[1] - found[0]
+
+    # Magnitudes; statistics, counters and losses; what may not change; the fingerprint; what the optimizer may not change.
+    assert of_two_steps(1) == of_two_steps(4) == 2 * 8
 
 
 def test_shapes_have_recordings_of_their_own_and_at_most_a_few(

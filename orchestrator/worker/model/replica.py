@@ -17,12 +17,13 @@ import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
 from orchestrator.errors import PipelineRaised
 from orchestrator.numerics import foreach
+from orchestrator.numerics.copy_stream import page_locked
 from orchestrator.numerics.layout import Layout
 from orchestrator.numerics.staging import Direct, Staging
 from orchestrator.worker.model.construction import layout_of, refuse_unsupported
@@ -32,6 +33,14 @@ _PIECE = 2**12  # elements
 _PIECES = 2  # of trainable parameters, and as many of frozen ones, that are compared in a step
 _IN_PLACE = "change it in place instead"
 _IN_MODEL = "make all layers in model(): what comes later is not trained, and no other worker has it"
+
+
+class Unread(NamedTuple):
+    """What one shard has left, where it was computed: nobody has looked at it yet."""
+
+    present: list[bool]  # for each trainable parameter, whether there is a gradient
+    changed: torch.Tensor | None  # for each element of the statistics; None where there are none
+    counters: torch.Tensor | None  # their values; None where there are none
 
 
 class Replica:
@@ -103,6 +112,7 @@ class Replica:
         step is given up half-way (which leaves them as the last shard made them)."""
         self._start = self.buffers()
         self._statistics_start = [self.staging.to_sums(start) for start in self._start[: len(self.statistics)]]
+        self._bits_start: torch.Tensor | None = None
         self._watch([piece for turn in self._turns for piece in itertools.islice(turn, _PIECES)])
 
     def begin_shard(self) -> None:
@@ -162,10 +172,38 @@ class Replica:
         ]
         return [*present, *(torch.stack(changed).tolist() if changed else [])]  # a device is asked once
 
+    def unread(self, contribution: Sequence[torch.Tensor | None]) -> Unread:
+        """What `present` and `counter_values` tell, to be looked at later by `read`. Waits for nothing."""
+        count = len(self.parameters)
+        changed = None
+        if statistics := [statistic for statistic in contribution[count:] if statistic is not None]:
+            if self._bits_start is None:
+                self._bits_start = _bits_of(self._statistics_start)
+            changed = _bits_of(statistics) != self._bits_start
+        return Unread([tensor is not None for tensor in contribution[:count]], changed, self._counter_values())
+
+    def read(self, left: Sequence[Unread]) -> list[tuple[list[bool], list[int]]]:
+        """For each of these shards what `present` and `counter_values` would have told. Asks a device twice at most."""
+        changed: list[list[bool]] = [[] for _ in left]
+        if found := [each.changed for each in left if each.changed is not None]:
+            elements = torch.split(torch.stack(found).cpu(), [each.numel() for each in self._statistics_start], 1)
+            changed = torch.stack([each.any(1) for each in elements], 1).tolist()
+        counters: list[list[int]] = [[] for _ in left]
+        if values := [each.counters for each in left if each.counters is not None]:
+            counters = torch.stack(values).tolist()
+        return [
+            ([*each.present, *statistics], numbers)
+            for each, statistics, numbers in zip(left, changed, counters, strict=True)
+        ]
+
     def counter_values(self) -> list[int]:
         """The counters' present values, concatenated. Asks a device once."""
+        values = self._counter_values()
+        return [] if values is None else values.tolist()
+
+    def _counter_values(self) -> torch.Tensor | None:
         counters = [counter.reshape(-1).long() for counter in self.counters.values()]
-        return torch.cat(counters).tolist() if counters else []
+        return torch.cat(counters) if counters else None
 
     def counter_names(self) -> list[str]:
         """For each value of `counter_values`, the buffer it belongs to."""
@@ -185,13 +223,13 @@ class Replica:
         there are any. The next step starts from them."""
         for buffer, value in zip(self.joined.values(), joined, strict=True):
             buffer.copy_(value)
-        for buffer, agreed, start in zip(self.statistics, statistics, self._start, strict=False):
-            buffer.copy_(start if agreed is None else agreed)
-        position = 0
-        for counter in self.counters.values():
-            values = torch.tensor(counters[position : position + counter.numel()], dtype=counter.dtype)
-            counter.copy_(values.view(counter.shape))
-            position += counter.numel()
+        pairs = zip(statistics, self._start, strict=False)
+        foreach.copy(self.statistics, [start if agreed is None else agreed for agreed, start in pairs])
+        if self.counters:
+            own = [*self.counters.values()]
+            there = page_locked(torch.tensor(counters), self.staging.device).to(self.staging.device, non_blocking=True)
+            parts = torch.split(there, [counter.numel() for counter in own])
+            foreach.copy(own, [part.view(counter.shape) for part, counter in zip(parts, own, strict=True)])
         self.begin_step()
 
     def moved(self) -> None:
@@ -228,23 +266,24 @@ class Replica:
                 "new tensor each time",
                 code="model.gradient-overwritten",
             )
-        for name, start in self._fixed_start.items() if buffers else ():
-            if not _same(self._buffers[name], start):
-                raise PipelineRaised(
-                    f"the buffer {name!r} of the model changed while a batch was computed",
-                    "say by which rule shards share it, in the pipeline: "
-                    f'def buffers(self): return {{"{name}": "{"mean" if fits(MEAN, start) else "first"}"}}',
-                    code="model.buffer-changed",
-                )
+        fixed = self._fixed_start if buffers else {}
+        for i in self._differing([(self._buffers[name], start) for name, start in fixed.items()]):
+            name, start = [*fixed.items()][i]
+            raise PipelineRaised(
+                f"the buffer {name!r} of the model changed while a batch was computed",
+                "say by which rule shards share it, in the pipeline: "
+                f'def buffers(self): return {{"{name}": "{"mean" if fits(MEAN, start) else "first"}"}}',
+                code="model.buffer-changed",
+            )
 
     def check_step(self) -> None:
         """After the last shard of a step, whose first change is seen here still: raises PipelineRaised when the user's code
         changed parameters, or what the model's layers hold."""
         now = zip(self._parameters, self._marks, _marks(self._parameters.values()), strict=True)
         changed = [name for name, before, after in now if before != after]
-        changed += [
-            name or self._at(piece, copy) for name, piece, copy in self._watched if not torch.equal(piece, copy)
-        ]
+        for i in self._differing([(piece, copy) for _, piece, copy in self._watched]):
+            name, piece, copy = self._watched[i]
+            changed.append(name or self._at(piece, copy))
         if changed:
             raise PipelineRaised(
                 f"the parameter {changed[0]!r} was changed in place while a batch was computed",
@@ -279,6 +318,17 @@ class Replica:
                     "use sync=bsp without local: elsewhere shards contribute changes of trained parameters alone",
                     code="optimizer.changes-frozen",
                 )
+
+    def _differing(self, pairs: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> list[int]:
+        """The places of pairs that are not equal to the bit. Asks a device once."""
+        if not self.staging.answers_late:
+            return [i for i, pair in enumerate(pairs) if not _same(*pair)]
+        alike = [i for i, (one, other) in enumerate(pairs) if one.shape == other.shape]
+        found = set(range(len(pairs))) - set(alike)
+        if alike:
+            differ = [(_exactly(pairs[i][0]) != _exactly(pairs[i][1])).any() for i in alike]
+            found.update(itertools.compress(alike, torch.stack(differ).tolist()))
+        return sorted(found)
 
     def _at(self, piece: torch.Tensor, copy: torch.Tensor) -> str:
         """The trainable parameter that a piece of the flat buffer differs in."""
@@ -332,6 +382,16 @@ def _versions(tensors: Sequence[torch.Tensor | None]) -> list[int]:
     return [-1 if tensor is None else tensor._version for tensor in tensors]
 
 
+def _bits_of(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
+    """Their bits, one tensor behind the other."""
+    return torch.cat([tensor.view(torch.int32).reshape(-1) for tensor in tensors])
+
+
+def _exactly(tensor: torch.Tensor) -> torch.Tensor:
+    """Elements that are equal only where the bits are."""
+    return bytes_of(tensor) if tensor.dtype.is_floating_point or tensor.dtype.is_complex else tensor
+
+
 def _same(left: torch.Tensor, right: torch.Tensor) -> bool:
     """Equal to the bit. (A tensor's version does not tell: batch normalisation writes its statistics without raising it.)"""
-    return left.shape == right.shape and torch.equal(bytes_of(left), bytes_of(right))
+    return left.shape == right.shape and torch.equal(_exactly(left), _exactly(right))

@@ -23,7 +23,7 @@ from orchestrator.worker.between_steps.run_state import RunState
 from orchestrator.worker.member.generation import ProcessServices
 from orchestrator.worker.member.shared_queue import QueueConsumer
 from orchestrator.worker.member.shared_queue import check as check_claims
-from orchestrator.worker.model.replica import Replica
+from orchestrator.worker.model.replica import Replica, Unread
 from orchestrator.worker.model.updater import Updater
 from orchestrator.worker.step.checking import EMPTY_SHARD, FAILED, NEVER, Checks, answer_of
 from orchestrator.worker.step.shard_gradients import Contributing, Contribution
@@ -225,7 +225,7 @@ class LocalTrainer:
             return None
         loss, weight, gradients = computed
         self._summation.add(shard, gradients, weight, grid)
-        tally.add(shard, loss, weight, self._replica.present(gradients))
+        tally.add(shard, loss, weight, gradients)
         if len(tally.shards) % self._summation.most_waiting == 0:
             self._replica.forget()
         return gradients, weight
@@ -253,9 +253,14 @@ class LocalTrainer:
     def _complete_sum(self, step: int, tally: _Tally) -> tuple[int, OrchestratorError] | None:
         """Complete the sum and hand the magnitudes to the tally; returns the first shard with one that is not finite."""
         magnitudes = self._complete(tally.total_weight)
+        fault = tally.look_back()
         for shard, loss in tally.looked_at().items():
+            if fault is not None and shard == fault[0]:
+                break
             if not math.isfinite(loss):
                 return shard, self._gradients.not_finite(step, shard, loss)
+        if fault is not None:
+            return fault
         for nth, i in numpy.argwhere(magnitudes >= INFINITE):
             shard = tally.shards[nth]
             return shard, not_finite(self._replica, i, step, shard, self._gradients.named(step, shard))
@@ -282,6 +287,7 @@ class _Tally:
         self._weights: dict[int, float] = {}
         self._losses: dict[int, float | torch.Tensor] = {}
         self._counters: list[int] | None = None
+        self._unread: dict[int, Unread] = {}  # by shard, where a look at it would wait for a device
         self.left = replica.left()
 
     @property
@@ -302,12 +308,30 @@ class _Tally:
             )
         return {shard: float(loss) for shard, loss in self._losses.items()}
 
-    def add(self, shard: int, loss: float | torch.Tensor, weight: float, present: Sequence[bool]) -> None:
-        self._present.append(present)
+    def look_back(self) -> tuple[int, PipelineRaised] | None:
+        """Look at what was not looked at, of all shards together. Returns the first that left other counters, and the error."""
+        unread, self._unread = self._unread, {}
+        for shard, (present, counters) in zip(unread, self._replica.read([*unread.values()]), strict=True):
+            try:
+                self._take(present, counters)
+            except PipelineRaised as error:
+                return shard, error
+        return None
+
+    def add(
+        self, shard: int, loss: float | torch.Tensor, weight: float, contribution: Sequence[torch.Tensor | None]
+    ) -> None:
+        """Raises PipelineRaised where it left other counters than those before, unless that is looked at later."""
         self._weights[shard] = weight
         self._losses[shard] = loss
         self.left.add(shard)
-        counters = self._replica.counter_values()
+        if self._replica.staging.answers_late:
+            self._unread[shard] = self._replica.unread(contribution)
+        else:
+            self._take(self._replica.present(contribution), self._replica.counter_values())
+
+    def _take(self, present: Sequence[bool], counters: list[int]) -> None:
+        self._present.append(present)
         if self._counters_agree:
             check_counters(self._replica, self._counters, counters)
         else:
