@@ -87,7 +87,7 @@ class FixedPoint:
     @classmethod
     def fitting(cls, layout: Layout, values: torch.Tensor, count: int) -> FixedPoint:
         """The grid for the first `count` tensors of `values`, float32 of the layout's size."""
-        return cls.of(layout, [exponent_for(largest(slot, values)) for slot in layout.slots[:count]])
+        return cls.of(layout, [exponent_for(each) for each in largest(layout.slots[:count], values)])
 
     def encode(self) -> torch.Tensor:
         """int64; powers of two as their exponents."""
@@ -137,9 +137,13 @@ def overflows(integers: torch.Tensor) -> bool:
     return not (int(low) > -LIMIT and int(high) < LIMIT)
 
 
-def largest(slot: Slot, values: torch.Tensor) -> float:
-    """The largest magnitude of one tensor of a flat buffer; NaN where it has one."""
-    return float(values[slot.offset : slot.offset + slot.elements].abs().amax()) if slot.elements else 0.0
+def largest(slots: Sequence[Slot], values: torch.Tensor) -> list[float]:
+    """The largest magnitude of each of these tensors of a flat buffer; NaN where it has one. Asks a device once."""
+    found = [
+        values[slot.offset : slot.offset + slot.elements].abs().amax() if slot.elements else values.new_zeros(())
+        for slot in slots
+    ]
+    return torch.stack(found).tolist() if found else []
 
 
 def name_of(layout: Layout, element: int) -> str:

@@ -80,7 +80,7 @@ def test_tensors_of_one_size_are_one_piece() -> None:
     pieces = FixedPoint.fitting(LAYOUT, values, 3).pieces
     assert [start for start, _, _ in pieces] == [slot.offset for slot in LAYOUT.slots]
     assert pieces[-1][1] == LAYOUT.size
-    assert largest(LAYOUT.slots[1], values) == 9.0
+    assert largest(LAYOUT.slots[1:2], values) == [9.0]
 
 
 def test_a_replica_out_of_range_is_told_by_its_tensor() -> None:

@@ -8,6 +8,7 @@ import itertools
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,12 +18,15 @@ from orchestrator.config.plan import Timeouts
 from orchestrator.config.settings import Every
 from orchestrator.controller.events import Ended
 from orchestrator.errors import Inconsistent
+from orchestrator.numerics.layout import Layout as TensorLayout
+from orchestrator.numerics.staging import Resident
 from orchestrator.pipeline import Pipeline
 from orchestrator.records import barriers
 from orchestrator.records.clocks import AsyncPhase
 from orchestrator.worker.asynchronous import deltas
 from orchestrator.worker.asynchronous import rows as shard_rows
 from orchestrator.worker.asynchronous.deltas import Deliveries, Delta
+from orchestrator.worker.asynchronous.gossip import ShardModels
 from orchestrator.worker.asynchronous.traffic import Traffic
 from tests.products import thinned
 from tests.worker import pipelines as p
@@ -275,3 +279,13 @@ def test_who_never_ends_its_sprint_is_accused(monkeypatch: pytest.MonkeyPatch) -
     first = members_end(p.Mlp, Layout(2), sync={"name": "bap"})[0]
     assert isinstance(first, Ended)
     assert (first.kind, first.accuses) == ("peer", 1)
+
+
+def test_what_a_row_kept_of_a_models_statistics_comes_back_to_its_device() -> None:
+    """A shard whose micro-batches are empty until the next sync barrier adds these to a sum there."""
+    layout = TensorLayout.of([("mean", torch.empty(3))])
+    replica: Any = SimpleNamespace(layout=layout, parameters=[], staging=Resident(torch.device("meta")))
+    nobody: Any = SimpleNamespace()
+    row = {"buffer/0": torch.ones(3), "buffer/1": torch.tensor(2)}
+    found = ShardModels(replica, nobody, nobody, nobody, nobody)._buffers_in(row)
+    assert [each.device.type for each in found] == ["meta", "meta"]

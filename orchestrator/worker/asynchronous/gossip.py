@@ -120,7 +120,7 @@ class ShardModels:
         rows = {**self.rows(), **fallback_rows}
         known = next((row[_EXPONENTS].tolist() for row in rows.values() if row), None)
         first = replica.layout.slots[: len(replica.parameters)]
-        self._exponents: list[int] = known or [exponent_for(largest(slot, start)) for slot in first]
+        self._exponents: list[int] = known or [exponent_for(each) for each in largest(first, start)]
         self._fixed = FixedPoint.of(replica.layout, self._exponents)
         initial = replica.staging.integers(replica.layout.size)
         self._fixed.integers(start, initial)
@@ -186,7 +186,8 @@ class ShardModels:
 
     def _buffers_in(self, row: State) -> list[torch.Tensor]:
         count = sum(name.startswith(_BUFFER) for name in row)
-        return [row[f"{_BUFFER}{i}"].clone() for i in range(count)]
+        there = self._replica.staging.from_peer
+        return [there(row[f"{_BUFFER}{i}"]).clone() for i in range(count)]
 
     def _distance(self, model: torch.Tensor, mean: torch.Tensor) -> float:
         apart = self._replica.staging.flat(model.numel())

@@ -21,6 +21,7 @@ from typing import NamedTuple
 import torch
 
 from orchestrator.errors import NonFinite
+from orchestrator.numerics import foreach
 from orchestrator.numerics.fixed_point import HOST, FixedPoint, Updating, name_of
 from orchestrator.optim.transforms import State
 from orchestrator.worker.asynchronous.shard_optimizers import ShardOptimizers
@@ -126,10 +127,10 @@ class ShardUpdates:
         """The shard's optimizer takes a step, with gradients that are views of one buffer, as in lockstep."""
         where = f"micro-batch {reading.clock} of shard {shard}"
         gradients = self._replica.contribution()[: len(self._replica.parameters)]
-        views = [
-            None if gradient is None else view.copy_(gradient)
-            for view, gradient in zip(self._views, gradients, strict=True)
-        ]
+        views = [None if gradient is None else view for view, gradient in zip(self._views, gradients, strict=True)]
+        foreach.copy(
+            [view for view in views if view is not None], [gradient for gradient in gradients if gradient is not None]
+        )
         if not bool(torch.isfinite(self._gradient).all()):
             element = int((~torch.isfinite(self._gradient)).nonzero()[0])
             self._gradient.zero_()
