@@ -361,33 +361,33 @@ def remembered(name: str, options: Mapping[str, Any]) -> float:
     return _remembered(name, json.dumps(dict(options), sort_keys=True))
 
 
-def keep_own(optimizer: torch.optim.Optimizer, shared: torch.Tensor) -> None:
-    """Give what the optimizer keeps of `shared`, which the next step overwrites, memory of its own: with gradients that are new
+def keep_own(optimizer: torch.optim.Optimizer, *shared: torch.Tensor) -> None:
+    """Give what the optimizer keeps of `shared`, which a later step overwrites, memory of its own: with gradients that are new
     in each step, a state may hold the last one itself. Those of the table hold none."""
     if type(optimizer) in OPTIMIZERS.values():
         return
-    place = shared.untyped_storage().data_ptr()
+    places = {each.untyped_storage().data_ptr() for each in shared if each.layout == torch.strided}
     for state in optimizer.state.values():
-        _own(state, place)
+        _own(state, places)
 
 
-def _own(value: Any, place: int) -> Any:
+def _own(value: Any, places: Set[int]) -> Any:
     """The same, changed in place, with copies of what lies there."""
     if isinstance(value, torch.Tensor):
-        return value.clone() if _is_at(value, place) else value
+        return value.clone() if _is_at(value, places) else value
     if isinstance(value, (dict, list)):
         for key, item in list(value.items() if isinstance(value, dict) else enumerate(value)):
-            own = _own(item, place)
+            own = _own(item, places)
             if own is not item:
                 value[key] = own
     elif type(value) is tuple:
-        items = tuple(_own(item, place) for item in value)
+        items = tuple(_own(item, places) for item in value)
         return items if any(own is not item for own, item in zip(items, value, strict=True)) else value
     return value
 
 
-def _is_at(tensor: torch.Tensor, place: int) -> bool:
-    return tensor.layout == torch.strided and tensor.untyped_storage().data_ptr() == place
+def _is_at(tensor: torch.Tensor, places: Set[int]) -> bool:
+    return tensor.layout == torch.strided and tensor.untyped_storage().data_ptr() in places
 
 
 @functools.cache

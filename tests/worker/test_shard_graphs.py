@@ -24,6 +24,7 @@ from tests.worker import retracing
 from tests.worker.retracing import Retracer
 from tests.worker.runs import Layout, members_end, train
 from tests.worker.test_on_device import trained
+from tests.worker.toys import DELAYED
 
 pytestmark = pytest.mark.slow
 
@@ -104,6 +105,40 @@ def test_a_recording_gives_the_bits_of_eager_passes(
     assert retracer.replays > 4 * retracer.recorded
     monkeypatch.undo()
     eager = train(pipeline, **{"steps": 8, "shards": 4, **settings})
+    assert (recorded.trace, recorded.digest) == (eager.trace, eager.digest)
+
+
+class Holding(torch.optim.Optimizer):
+    """Steps by the gradient and the one before, which it keeps itself."""
+
+    def __init__(self, params: Any, lr: float = 0.05) -> None:
+        super().__init__(params, {"lr": lr})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> Any:  # type: ignore[override]
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                before = self.state[parameter].get("before", parameter.grad)
+                parameter.sub_(parameter.grad + before, alpha=group["lr"])
+                self.state[parameter]["before"] = parameter.grad
+        return closure
+
+
+HOLDING: list[dict[str, Any]] = [
+    {"contribution": DELAYED},
+    {"local": {"steps": 3, "optimizer": {"name": f"{__name__}:Holding", "lr": 0.05}}},
+]
+
+
+@pytest.mark.parametrize("settings", HOLDING, ids=["contribution", "local optimizer"])
+def test_what_keeps_a_gradient_itself_keeps_its_bits(
+    retracer: Retracer, monkeypatch: pytest.MonkeyPatch, settings: dict[str, Any]
+) -> None:
+    given = {"steps": 3, "shards": 2, "batch_size": 4, **settings}
+    recorded = train(p.Mlp, **given)
+    assert retracer.replays > 2 * retracer.recorded > 0
+    monkeypatch.undo()
+    eager = train(p.Mlp, **given)
     assert (recorded.trace, recorded.digest) == (eager.trace, eager.digest)
 
 

@@ -51,3 +51,17 @@ class Rounded:
 
 
 ROUNDED = Variant(f"{__name__}:Rounded", {"spacing": 2.0**-4})
+
+
+class Delayed:
+    """Gives the gradient of the step before, and keeps the present one, itself."""
+
+    def init(self, parameters: Sequence[torch.Tensor]) -> State:
+        return {str(i): torch.zeros_like(parameter) for i, parameter in enumerate(parameters)}
+
+    def update(self, gradients: Gradients, state: State) -> tuple[Gradients, State]:
+        given = [None if each is None else state[str(i)] for i, each in enumerate(gradients)]
+        return given, {**state, **{str(i): each for i, each in enumerate(gradients) if each is not None}}
+
+
+DELAYED = Variant(f"{__name__}:Delayed")

@@ -503,6 +503,9 @@ class PipelineAdapter:
         optimizers.begin_late(optimizer)
         with naming(where), streams.seeded(self._seed, "local optimizer step", step, shard):
             optimizer.step()
+        if self.replayed:
+            found = (parameter.grad for parameter in self.model.parameters())
+            optimizers.keep_own(optimizer, *(gradient for gradient in found if gradient is not None))
 
     def optimize(
         self, step: int, optimizer: torch.optim.Optimizer, gradients: torch.Tensor, act: Callable[[], object]
