@@ -18,7 +18,13 @@ _NORMS: _Call | None = getattr(torch, "_foreach_norm", None)
 def copy(targets: Sequence[torch.Tensor], sources: Sequence[torch.Tensor]) -> None:
     """Copy each source into its target."""
     if _COPY is not None and targets:
-        _COPY(targets, sources)
+        kinds = dict.fromkeys(target.dtype for target in targets)
+        if len(kinds) == 1:
+            _COPY(targets, sources)
+            return
+        for kind in kinds:  # on a GPU a call is one kernel only where all are of one type
+            own = [pair for pair in zip(targets, sources, strict=True) if pair[0].dtype == kind]
+            _COPY([target for target, _ in own], [source for _, source in own])
     else:
         for target, source in zip(targets, sources, strict=True):
             target.copy_(source)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -37,3 +38,23 @@ def test_the_bits_are_those_of_each() -> None:
 def test_of_none_nothing_is_made() -> None:
     foreach.copy([], [])
     assert list(foreach.norms([])) == []
+
+
+def test_what_is_of_one_type_is_copied_in_one_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[tuple[int, ...]] = []
+    plain = foreach._COPY
+    assert plain is not None
+
+    def copy(targets: Any, sources: Any) -> Any:
+        calls.append(tuple(len(each) for each in (targets, sources)))
+        assert len({each.dtype for each in targets}) == 1
+        return plain(targets, sources)
+
+    monkeypatch.setattr(foreach, "_COPY", copy)
+    given = [torch.tensor([1.5, 2.0]), torch.tensor(7), torch.tensor([3.0]), torch.tensor([8, 9])]
+    copied = [torch.zeros_like(each) for each in given]
+    foreach.copy(copied, given)
+    assert all(map(torch.equal, copied, given))
+    assert calls == [(2, 2), (2, 2)]
+    foreach.copy(copied[::2], given[::2])
+    assert calls[2:] == [(2, 2)]

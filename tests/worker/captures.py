@@ -45,8 +45,10 @@ class Card:
     @contextmanager
     def within(self, stream: Any) -> Iterator[None]:
         before, self.stream = self.stream, stream
-        yield
-        self.stream = before
+        try:
+            yield
+        finally:
+            self.stream = before
 
     @contextmanager
     def capture(self, graph: Graph, pool: int, capture_error_mode: str) -> Iterator[None]:
@@ -107,8 +109,11 @@ class Generator:
 
 
 class Stream:
+    def __init__(self) -> None:
+        self.waited_for: list[Any] = []
+
     def wait_stream(self, stream: Any) -> None:
-        pass
+        self.waited_for.append(stream)
 
 
 def patched(monkeypatch: pytest.MonkeyPatch, *, ended: bool = False) -> Card:

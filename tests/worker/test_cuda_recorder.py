@@ -80,3 +80,20 @@ def test_so_does_one_whose_work_raises_of_itself(monkeypatch: pytest.MonkeyPatch
     assert not card.underway
     assert set(card.pools.values()) == {0}
     card.draw()
+
+
+def test_who_goes_on_after_a_warm_up_that_raises_waits_for_what_it_has_launched(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    card = patched(monkeypatch)
+    before = card.stream
+
+    def work() -> None:
+        card.launch()
+        if len(card.at) == 2:
+            raise RuntimeError("CUDA error: out of memory")
+
+    with pytest.raises(RuntimeError, match="out of memory"):
+        CudaRecorder().record(work)
+    assert card.stream is before
+    assert before.waited_for == [card.at[0]]

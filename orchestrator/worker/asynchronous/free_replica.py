@@ -85,7 +85,7 @@ class FreeReplica:
 
     def apply_other(self, delta: torch.Tensor, printed: int, at: slice = slice(None)) -> None:
         """Add what another worker has sent; `printed` with its first slice, and 0 with the others."""
-        self._x[at] += self.replica.staging.from_peer(delta)
+        self._x[at].add_(self.replica.staging.from_peer(delta))  # += would copy the slice onto itself, too
         self._ledger = wrap(self._ledger + printed)
 
     @property
@@ -138,7 +138,7 @@ class FreeReplica:
         replica, summed = self.replica, self._memory.result
         end = self._statistics.start
         self._x.copy_(self._base)
-        self._x[:end] += summed[:end]
+        self._x[:end].add_(summed[:end])
         if overflows(self._x):
             name = name_of(replica.layout, int(self._x.abs().argmax()))
             raise NonFinite(

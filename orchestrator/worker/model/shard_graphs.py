@@ -70,10 +70,12 @@ class CudaRecorder:
         current = torch.cuda.current_stream()
         side = self._side = self._side or torch.cuda.Stream()  # type: ignore[no-untyped-call]
         side.wait_stream(current)
-        with torch.cuda.stream(side):
-            for _ in range(_WARM_UPS):
-                work()
-        current.wait_stream(side)
+        try:
+            with torch.cuda.stream(side):
+                for _ in range(_WARM_UPS):
+                    work()
+        finally:  # a pass that raises leaves others under way, which write the model's buffers
+            current.wait_stream(side)
         # A pass before may be kept by a cycle. Its nodes for gradients name the stream on which it was computed, and a capture
         # that meets them fails.
         gc.collect()
