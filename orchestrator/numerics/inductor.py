@@ -36,6 +36,8 @@ NOTE = (
     "launches on a node find what it has made"
 )
 _SHAPES: Final = 1024  # of one frame, and so many of all; each takes seconds to compile
+# Whatever TORCHINDUCTOR_CUDAGRAPHS says: its graphs would be captured within ours, and write gradients that still wait.
+_OPTIONS: Final = {"triton.cudagraphs": False}
 _VARIABLES = re.compile(r"(TORCHINDUCTOR|TORCHDYNAMO|TRITON|TORCH_COMPILE)_\w+|CXX")
 _NO_BITS = re.compile(r"\w*(_DIR|_PATH|_CACHE\w*|_THREADS|VERBOSE)")
 
@@ -94,7 +96,7 @@ def compile_model(model: Any) -> None:
     config.fail_on_recompile_limit_hit = True
     config.wrap_top_frame = True  # or a model of a class of torch, such as Sequential, is left as it is without a word
     if not is_compiled(model):
-        model.compile(dynamic=False)
+        model.compile(dynamic=False, options=_OPTIONS)
 
 
 def start(device: str) -> None:

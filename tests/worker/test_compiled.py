@@ -131,3 +131,12 @@ def test_what_changes_the_bits_of_compiled_code_is_described(monkeypatch: pytest
     assert found["variables"]["TORCHINDUCTOR_MAX_AUTOTUNE"] == "1"
     assert "TORCHINDUCTOR_CACHE_DIR" not in found["variables"]
     assert found["cxx"]
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("quickly")
+def test_the_compiler_makes_no_graphs_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    given: dict[str, Any] = {}
+    monkeypatch.setattr(torch.nn.Module, "compile", lambda _, **options: given.update(options))
+    inductor.compile_model(torch.nn.Linear(2, 2))
+    assert given == {"dynamic": False, "options": {"triton.cudagraphs": False}}
