@@ -239,7 +239,7 @@ def settings_for(
         early_stopping=EarlyStoppingSettings(**(early_stopping or {})),
         sync=Variant(name=mode.pop("name"), options=mode),
         compression=_compression(compression or {"name": "none"}),
-        **({} if contribution is None else {"contribution": contribution}),
+        contribution=contribution or Variant(name="gradient"),
         local=_local(**local) if local else LocalSettings(),
         privacy=PrivacySettings(**(privacy or {})),
         secure_aggregation=masked,
