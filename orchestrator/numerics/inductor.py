@@ -36,7 +36,7 @@ NOTE = (
     "launches on a node find what it has made"
 )
 _SHAPES: Final = 1024  # of one frame, and so many of all; each takes seconds to compile
-# Whatever TORCHINDUCTOR_CUDAGRAPHS says: its graphs would be captured within ours, and write gradients that still wait.
+# Graphs of its own, as TORCHINDUCTOR_CUDAGRAPHS=1 asks for, would be captured within ours, and write gradients that still wait.
 _OPTIONS: Final = {"triton.cudagraphs": False}
 _VARIABLES = re.compile(r"(TORCHINDUCTOR|TORCHDYNAMO|TRITON|TORCH_COMPILE)_\w+|CXX")
 _NO_BITS = re.compile(r"\w*(_DIR|_PATH|_CACHE\w*|_THREADS|VERBOSE)")

@@ -88,6 +88,9 @@ class Staging(Protocol):
     def empty(self, elements: int, dtype: torch.dtype) -> torch.Tensor:
         """New memory on the device, 1-D."""
 
+    def mark(self) -> Callable[[], None]:
+        """A function that waits until the device has done all that this thread has enqueued up to now."""
+
     def to_sums(self, tensor: torch.Tensor) -> torch.Tensor:
         """A tensor of the model where contributions are added up."""
 
@@ -126,6 +129,9 @@ class Direct:
 
     def empty(self, elements: int, dtype: torch.dtype) -> torch.Tensor:
         return torch.empty(elements, dtype=dtype)
+
+    def mark(self) -> Callable[[], None]:
+        return _nothing
 
     def to_sums(self, tensor: torch.Tensor) -> torch.Tensor:
         return tensor
@@ -189,6 +195,13 @@ class Copying:
 
     def empty(self, elements: int, dtype: torch.dtype) -> torch.Tensor:
         return torch.empty(elements, dtype=dtype, device=self.device)
+
+    def mark(self) -> Callable[[], None]:
+        if self.device.type != "cuda":
+            return _nothing
+        event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        event.record()
+        return event.synchronize
 
     def to_sums(self, tensor: torch.Tensor) -> torch.Tensor:
         return tensor.cpu()
@@ -376,6 +389,10 @@ class _Carrying:
             flat = _page_locked_zeros(self._layout.size, self._there.device)
             self._here.append((flat, self._layout.views(flat)))
         return self._here[nth]
+
+
+def _nothing() -> None:
+    """There is nothing to wait for."""
 
 
 def _page_locked_zeros(elements: int, device: torch.device) -> torch.Tensor:

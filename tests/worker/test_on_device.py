@@ -221,3 +221,13 @@ def test_faults_are_told_alike(monkeypatch: pytest.MonkeyPatch, pipeline: type[P
     (resident,) = members_end(pipeline)
     assert isinstance(plain, Exception)
     assert str(resident) == str(plain)
+
+
+def test_a_loss_that_is_looked_at_behind_its_backward_pass_is_told_alike(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A look before it would keep the card waiting, where gradients leave for host memory."""
+    (plain,) = members_end(f.NanLoss)
+    there = staging.Copying(torch.device("cpu"))
+    monkeypatch.setattr(device, "opened", lambda *_: device.Device(there))
+    (copied,) = members_end(f.NanLoss)
+    assert isinstance(plain, Exception)
+    assert str(copied) == str(plain)

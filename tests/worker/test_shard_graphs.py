@@ -60,7 +60,7 @@ class Counting(p.Mlp):
 
 
 class WithMask(p.Batchnorm):
-    """Of its buffers two have to stay as they are."""
+    """Two of its buffers have to stay as they are."""
 
     def model(self) -> nn.Module:
         model = super().model()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import multiprocessing
 import os
 import threading
@@ -29,6 +30,7 @@ from orchestrator.worker.member.shared_queue import (
     SharedQueue,
     check,
     opened,
+    paced,
     stamp_of,
 )
 from tests.products import thinned
@@ -413,3 +415,20 @@ def test_claims_that_are_asked_for_are_refused_where_shards_keep_a_state() -> No
     settings = elastic_settings(p.Mlp, layout, claims=True)
     with refused("claims.kept", "cluster.claims"):
         Elastic(settings, layout, contribution=ERROR_FEEDBACK)
+
+
+def test_a_shard_is_claimed_when_its_device_has_come_near_it() -> None:
+    log: list[str] = []
+    launched = itertools.count()
+
+    def claimed() -> Iterator[int]:
+        for shard in range(4):
+            log.append(f"claim {shard}")
+            yield shard
+
+    def mark() -> Callable[[], None]:
+        nth = next(launched)
+        return lambda: log.append(f"done {nth}")
+
+    assert list(paced(claimed(), mark)) == [0, 1, 2, 3]
+    assert log == ["claim 0", "claim 1", "done 0", "claim 2", "done 1", "claim 3", "done 2"]

@@ -28,7 +28,8 @@ from __future__ import annotations
 import ctypes
 import os
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import accumulate
 from typing import Any, Final, NamedTuple
 
@@ -42,6 +43,7 @@ from orchestrator.numerics.exact import LOOPS
 from orchestrator.worker.member import lasting_memory
 
 _STEP_BITS: Final = 40
+_UNDER_WAY: Final = 1  # micro-batch that a device still computes when the next one is claimed, so that it never idles
 
 
 def goes(plan: Plan, run_manifest: Mapping[str, Any]) -> bool:
@@ -177,6 +179,17 @@ class QueueConsumer:
         self._steps += 1
         self._mine.clear()
         return self._queue if goes else None
+
+
+def paced(turns: Iterator[int], mark: Callable[[], Callable[[], None]]) -> Iterator[int]:
+    """These turns, each claimed when the device has come near it: launching takes a part of the time that a device computes,
+    and who launches would claim all shards of slower workers at once. mark: as of `Staging`."""
+    launched: deque[Callable[[], None]] = deque()
+    for shard in turns:
+        yield shard
+        launched.append(mark())
+        if len(launched) > _UNDER_WAY:
+            launched.popleft()()
 
 
 def check(step: int, rank: int, shards: Sequence[int], computed_by: Mapping[int, int], count: int) -> None:

@@ -384,7 +384,7 @@ class PipelineAdapter:
             loss, weight = _mean_and_weight(returned, rows, where)
             if weight == 0:
                 return None
-            if graphs is None:
+            if graphs is None and not self._staging.answers_late:
                 check_finite(loss.item(), where)
             try:
                 loss.backward()  # type: ignore[no-untyped-call]
@@ -401,7 +401,11 @@ class PipelineAdapter:
         with naming(f"loss() ({where})", hint), streams.seeded_with(seed):
             if graphs is None:
                 judged = eager(arriving.there())
-                return None if judged is None else (judged[0].item(), judged[1])
+                if judged is None:
+                    return None
+                mean = judged[0].item()
+                check_finite(mean, where)
+                return mean, judged[1]
             judged = graphs.compute(arriving, Work(eager, whole, lambda: streams.seeded_with(seed)))
             if judged is None:
                 return None

@@ -36,7 +36,7 @@ _IN_MODEL = "make all layers in model(): what comes later is not trained, and no
 
 
 class Unread(NamedTuple):
-    """What one shard has left, where it was computed: nobody has looked at it yet."""
+    """Values that one shard has left where it was computed, and at which nobody has looked yet."""
 
     present: list[bool]  # for each trainable parameter, whether there is a gradient
     changed: torch.Tensor | None  # for each element of the statistics; None where there are none
@@ -173,7 +173,7 @@ class Replica:
         return [*present, *(torch.stack(changed).tolist() if changed else [])]  # a device is asked once
 
     def unread(self, contribution: Sequence[torch.Tensor | None]) -> Unread:
-        """What `present` and `counter_values` tell, to be looked at later by `read`. Waits for nothing."""
+        """The values from which `read` tells later what `present` and `counter_values` tell. Waits for nothing."""
         count = len(self.parameters)
         changed = None
         if statistics := [statistic for statistic in contribution[count:] if statistic is not None]:

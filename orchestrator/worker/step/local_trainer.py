@@ -21,7 +21,7 @@ from orchestrator.optim.transforms import Gradients
 from orchestrator.records import trace
 from orchestrator.worker.between_steps.run_state import RunState
 from orchestrator.worker.member.generation import ProcessServices
-from orchestrator.worker.member.shared_queue import QueueConsumer
+from orchestrator.worker.member.shared_queue import QueueConsumer, paced
 from orchestrator.worker.member.shared_queue import check as check_claims
 from orchestrator.worker.model.replica import Replica, Unread
 from orchestrator.worker.model.updater import Updater
@@ -178,7 +178,7 @@ class LocalTrainer:
         for shard in (
             self._step_assignment[self._rank]
             if self._consumer is None
-            else self._consumer.turns(step, self._step_assignment)
+            else paced(self._consumer.turns(step, self._step_assignment), self._replica.staging.mark)
         ):
             self._shards = (*self._shards, shard)
             yield shard
