@@ -6,9 +6,13 @@ import dataclasses
 import json
 import math
 import os
+import sys
 import tarfile
+import threading
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -157,6 +161,30 @@ def test_a_run_that_fails_or_stands_still_hides_nothing_of_the_others_of_its_cas
     ]
     assert given == [pytest.approx(500, abs=20)] * 5
     assert "all that it said" in (tmp_path / "failures.txt").read_text()
+
+
+def test_a_ray_of_two_hosts_that_does_not_come_up_is_ended_in_time(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    ended = threading.Event()
+
+    @contextmanager
+    def network(*_: Any) -> Iterator[Any]:
+        yield SimpleNamespace(names=["a", "b"], processes=[SimpleNamespace(kill=ended.set)])
+
+    def ray_on(*_: Any, **__: Any) -> Any:
+        assert ended.wait(60)
+        raise AssertionError("all that Ray said")
+
+    for module, double in (
+        ("benchmarks.namespaces", SimpleNamespace(wired=network)),
+        ("benchmarks.hosts", SimpleNamespace(ADDRESS="a:1", ray_on=ray_on)),
+    ):
+        monkeypatch.setitem(sys.modules, module, double)
+    monkeypatch.setattr(parts, "launched", lambda *_, **__: runs.Run({"digest": "a", "recoveries": []}, []))
+    bench = Bench(CARD, kept=Kept(tmp_path))
+    perform(bench, [Part("hosts", 0.1, parts.two_hosts)], 100)
+    assert bench.missing == ["hosts: all that Ray said"]
 
 
 def test_a_way_to_sum_that_ends_its_process_is_told_and_tried_again_where_each_call_waits(

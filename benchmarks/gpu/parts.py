@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import subprocess
+import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -392,6 +394,10 @@ def two_hosts(bench: Bench, seconds: float) -> None:
         except (ImportError, FileNotFoundError, SystemExit) as error:
             bench.skipped(f"two hosts: {error}")
             return
+        # A Ray that does not come up is waited for by others for much longer.
+        watch = threading.Timer(seconds, partial(_end_all, network.processes))
+        stack.callback(watch.cancel)
+        watch.start()
         project = stack.enter_context(bench.project("two hosts"))
         first = launched(project, settings(scale, "Gpt", **common), until - time.monotonic())
         nodes = stack.enter_context(ray_on(network, 2, gpus=int(scale.device == "cuda")))
@@ -400,6 +406,11 @@ def two_hosts(bench: Bench, seconds: float) -> None:
         place = runs.Place(("ip", "netns", "exec", network.names[0]), nodes.variables)
         run = launched(project, asked, until - time.monotonic(), place=place)
     _compare(bench, "GPT, 2 hosts, hierarchical, 4 workers, SIGKILL", run, first, killed=True)
+
+
+def _end_all(processes: Sequence[subprocess.Popen[str]]) -> None:
+    for process in processes:
+        process.kill()
 
 
 # --- Times ------------------------------------------------------------------------------------------------------------------

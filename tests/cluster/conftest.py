@@ -277,6 +277,8 @@ def wait_for_line(process: subprocess.Popen[str], part: str) -> str:
         found.put("")
 
     threading.Thread(target=read, daemon=True).start()
-    line = found.get(timeout=PATIENCE_S)
+    line = ""
+    with contextlib.suppress(queue.Empty):  # what it has said so far tells more
+        line = found.get(timeout=PATIENCE_S)
     assert line, "".join(said)
     return line
