@@ -6,8 +6,10 @@ pool and its generator are not put back then; later versions put back a part.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import pytest
@@ -127,7 +129,7 @@ def patched(monkeypatch: pytest.MonkeyPatch, *, ended: bool = False) -> Card:
         "empty_cache": lambda: None,
         "CUDAGraph": Graph,
         "graph": card.capture,
-        "graph_pool_handle": lambda: 7,
+        "graph_pool_handle": partial(next, itertools.count(7)),
         "current_device": lambda: 0,
         "default_generators": (Generator(card),),
     }.items():

@@ -20,6 +20,7 @@ def test_work_is_warmed_up_on_one_side_stream_and_captured_on_another(monkeypatc
     side, captured = card.at[0], card.at[3]
     assert card.at == [side, side, side, captured] * 2
     assert captured == CAPTURE
+    assert card.pools == {7: 2}
     assert side is not before
     assert card.stream is before
     assert not card.underway

@@ -31,7 +31,7 @@ from orchestrator.numerics.copy_stream import page_locked
 from orchestrator.numerics.staging import Arriving, Staging, rebuilt, taken_apart
 from orchestrator.worker.model.replica import Replica
 
-_MOST: Final = 4  # shapes; each recording has memory of its own for what its passes need
+_MOST: Final = 4  # shapes; each recording keeps gradients of its own
 _COMPARED: Final = 2  # micro-batches of a shape
 _WARM_UPS: Final = 3  # what libraries choose or allocate in their first calls is no part of a recording
 
@@ -59,10 +59,14 @@ class CudaRecorder:
     A capture that fails is the ordinary way to learn that work looks at values. torch leaves it half ended, so the rest is
     ended here. Without that its stream stays current, memory that a copy used is never given again, and the generator of
     random numbers refuses to draw outside a capture.
+
+    All recordings share one pool of memory. They are done again one after the other, and none reads what another has left but
+    gradients and losses, which stay allocated: so activations of one shape lie where those of another do.
     """
 
     def __init__(self) -> None:
         self._side: torch.cuda.Stream | None = None  # of all warm-ups: cuBLAS keeps memory for each stream
+        self._pool: Any = None
         # torch's allocators may ask these as long as this process lives.
         self._failed: list[torch.cuda.CUDAGraph] = []
 
@@ -80,7 +84,8 @@ class CudaRecorder:
         # that meets them fails.
         gc.collect()
         torch.cuda.synchronize()
-        graph, pool = torch.cuda.CUDAGraph(), torch.cuda.graph_pool_handle()
+        graph = torch.cuda.CUDAGraph()
+        pool = self._pool = self._pool or torch.cuda.graph_pool_handle()
         try:
             # Other threads of this process may copy or allocate meanwhile, as a checkpoint's does.
             with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
@@ -95,8 +100,9 @@ class CudaRecorder:
         return graph.replay
 
     def _end(self, graph: torch.cuda.CUDAGraph, pool: Any) -> None:
-        """A pool may be released only once: here if allocations still go there, else by the graph."""
+        """A graph's hold of its pool may be released only once: here if allocations still go there, else by the graph."""
         self._failed.append(graph)
+        self._pool = None
         device = torch.cuda.current_device()
         end, release = getattr(torch._C, "_cuda_endAllocateToPool", None), getattr(torch._C, "_cuda_releasePool", None)
         with suppress(RuntimeError):
