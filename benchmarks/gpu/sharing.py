@@ -80,7 +80,7 @@ def _freed(owner: subprocess.Popen[str], readers: Sequence[subprocess.Popen[str]
 
 
 def _left_unsaid(processes: Sequence[subprocess.Popen[str]]) -> str:
-    """What nobody has read yet of what these have said: one may have failed because another one has."""
+    """The last words of these that nobody has read yet: one may have failed because another one has."""
     for process in processes:
         process.kill()
     said = [process.stdout.read().strip() for process in processes if process.stdout is not None]
