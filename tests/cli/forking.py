@@ -22,7 +22,6 @@ prepare_environment(None)
 
 LOADED = (  # what commands import once they need it
     "ray",
-    "mlflow.store.tracking.sqlalchemy_store",
     "orchestrator.provenance.tracking.store",
     "orchestrator.driver.launch.launch",
     "orchestrator.worker.worker",
