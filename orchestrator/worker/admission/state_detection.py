@@ -16,6 +16,7 @@ from __future__ import annotations
 import hashlib
 import random
 import types
+from collections import OrderedDict
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -28,7 +29,8 @@ _MOST_ELEMENTS = 2**20  # of an array
 _ALL_ELEMENTS = 2**26  # of the arrays that are looked at
 _OPAQUE = (type, types.ModuleType, types.FunctionType, torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler)
 _GENERATORS = (torch.Generator, random.Random, numpy.random.Generator, numpy.random.RandomState)
-_BARE = frozenset({type(None), bool, str, bytes})  # nothing is within; most of what an attribute holds is such
+_BARE = frozenset({type(None), bool, str, bytes, type})  # nothing is within; most of what an attribute holds is such
+_EMPTY = frozenset({list, tuple, dict, set, OrderedDict})  # nor in these, where they are empty
 
 Observations = dict[str, tuple[bool, bytes]]  # by its place: whether it is state for sure; what changes when it does
 
@@ -86,6 +88,8 @@ class _Walk:
             for name, child in value._modules.items():
                 self.through(f"{place}.{name}", child, counts=False)
         for name, part in list(vars(value).items()):
+            if type(part) in _BARE or (type(part) in _EMPTY and not part):  # of a module's attributes most are
+                continue
             if name not in ("_parameters", "_buffers", "_modules"):
                 self.through(f"{place}.{name}", part, counts=own and not name.startswith("_"))
 
