@@ -61,6 +61,9 @@ def _packed(values: torch.Tensor) -> Iterator[Any]:
     narrow = lossless_packing.PackedVector(into[:size].clone(), values.dtype, ELEMENTS)
     yield narrow.packed
     yield narrow.unpacked()
+    places = torch.empty(lossless_packing.blocks_of(ELEMENTS), dtype=torch.int64)
+    narrow.locate(places)
+    yield places
     if values.dtype == torch.float64:
         total, result = torch.empty_like(values), torch.empty(ELEMENTS)
         narrow.added(values, total)
