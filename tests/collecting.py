@@ -58,9 +58,13 @@ def is_left_out(test: object) -> bool:
     return any(mark.name in _left_out for mark in getattr(test, "pytestmark", ()) if hasattr(mark, "name"))
 
 
+def unit(file: str) -> str:
+    """Names the tests that one process runs: those of the file, or of all files that have the same to do first."""
+    return next((what for beginning, what in TOGETHER.items() if file.startswith(beginning)), file)
+
+
 class ByFile(LoadFileScheduling):  # type: ignore[misc]  # xdist has no types
     """Files to processes, as `--dist loadfile`: those of `TOGETHER` to one."""
 
     def _split_scope(self, nodeid: str) -> str:
-        file: str = super()._split_scope(nodeid)
-        return next((what for beginning, what in TOGETHER.items() if file.startswith(beginning)), file)
+        return unit(super()._split_scope(nodeid))

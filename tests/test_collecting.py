@@ -10,6 +10,7 @@ import pytest
 
 from tests import collecting
 from tests.products import thinned
+from tests.sources import ROOT
 
 QUICK = "not ray and not long"
 
@@ -76,3 +77,9 @@ def test_of_a_product_those_are_made_that_are_run() -> None:
     collecting.begin("", [])
     assert [case for case in thinned(range(7), 3, 1) if isinstance(case, int)] == [1, 4]
     assert len(thinned(range(7), 3, 1)) == 7
+
+
+def test_files_that_need_the_same_go_to_one_process() -> None:
+    assert collecting.unit("tests/test_prose.py") == collecting.unit("tests/test_docs.py")
+    assert collecting.unit("tests/worker/test_loop.py") == "tests/worker/test_loop.py"
+    assert all((ROOT / beginning).exists() for beginning in collecting.TOGETHER)
