@@ -43,6 +43,7 @@ class Tried:
     peers: list[list[int]] | None = None  # pairs (one, other) of these numbers: one maps the memory of the other
     compiles: list[str | None] = field(default_factory=list)  # of each card: None where it works, else why not
     shares: list[str | None] = field(default_factory=list)  # likewise
+    failed: str | None = None  # what CUDA said when it ended the trials; None where it did not
     trouble: str | None = None  # why there is no more; None where all was tried
 
     def hear(self, name: str, answer: Any) -> None:
@@ -50,6 +51,8 @@ class Tried:
             self.uuids = answer
         elif name == "peers":
             self.peers = answer
+        elif name == "failed":
+            self.failed = answer
         else:
             getattr(self, name).append(answer)
 
@@ -162,5 +165,6 @@ def _received(messages: Messages) -> Iterable[bytes]:
 def _shortfall(tried: Tried) -> str | None:
     """The trials that a process left out when it ended; None if it made all."""
     if tried.peers is None or len(tried.shares) < len(tried.uuids):
-        return f"the process that tried ended: {tried.next_step}"
+        why = "" if tried.failed is None else f": {tried.failed}"
+        return f"the process that tried ended: {tried.next_step}{why}"
     return None if tried.uuids else "nothing was tried, since torch sees none (CUDA_VISIBLE_DEVICES, driver)"

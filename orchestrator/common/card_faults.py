@@ -85,6 +85,17 @@ FAULTS: Final = (
         elsewhere=False,
     ),
     _row(
+        UsageError(
+            "the cards of this machine are not set up: it has switches between them, whose service does not run",
+            "start it (systemctl start nvidia-fabricmanager), in the version of the driver, and wait until nvidia-smi -q says "
+            "Completed under Fabric",
+            code="gpu.not-set-up",
+        ),
+        r"system not yet initialized|CUDA_ERROR_SYSTEM_NOT_READY",
+        card_suspected=False,
+        elsewhere=False,
+    ),
+    _row(
         RunFailed("an assertion failed in a kernel", _INDEX, code="gpu.assertion"),
         r"device-side assert|CUDA_ERROR_ASSERT",
         card_suspected=False,
@@ -96,7 +107,7 @@ FAULTS: Final = (
             "reset the card (nvidia-smi --gpu-reset) or reboot; where it comes again, have the card replaced",
             code="gpu.ecc",
         ),
-        r"uncorrectable (ecc|nvlink) error|ECC_UNCORRECTABLE|NVLINK_UNCORRECTABLE|Xid\W[^\n]*\b(48|63|64|94|95)\b",
+        r"uncorrectable (ecc|nvlink) error|ECC_UNCORRECTABLE|NVLINK_UNCORRECTABLE|Xid \(PCI:[^)]*\): (48|63|64|94|95)\b",
     ),
     _row(
         RunFailed(
@@ -105,7 +116,7 @@ FAULTS: Final = (
             code="gpu.fell-off",
         ),
         r"fallen off the bus|GPU is lost|GPU_IS_LOST|unable to determine the device handle|CUDA_ERROR_DEVICE_UNAVAILABLE"
-        r"|Xid\W[^\n]*\b79\b|cuInit",
+        r"|Xid \(PCI:[^)]*\): 79\b|cuInit|CUDA driver initialization failed",
     ),
     _row(
         RunFailed(
@@ -138,8 +149,10 @@ FAULTS: Final = (
             "look at dmesg of that machine for Xid; run once with CUDA_LAUNCH_BLOCKING=1 to learn the operation",
             code="gpu.failed",
         ),
-        r"CUDA error: (unknown error|hardware stack|external device)|CUDA_ERROR_(UNKNOWN|HARDWARE_STACK_ERROR)"
-        r"|(CUBLAS|CUDNN|CUSPARSE|CUFFT)_STATUS_(EXECUTION_FAILED|INTERNAL_ERROR)",
+        r"CUDA( driver)? error: (unknown error|hardware stack|external device)|CUDA unknown error"
+        r"|CUDA_ERROR_(UNKNOWN|HARDWARE_STACK_ERROR)"
+        # cuDNN 9 names causes after these words, and memory that ran out is no failure.
+        r"|(CUBLAS|CUDNN|CUSPARSE|CUFFT)_STATUS_(EXECUTION_FAILED|INTERNAL_ERROR(?!_\w+_ALLOCATION_FAILED))",
     ),
 )
 BY_CODE: Final = {fault.code: fault for fault in FAULTS}

@@ -15,10 +15,14 @@ from typing import Any, Final, NamedTuple
 from orchestrator.errors import OutOfDeviceMemory
 
 _SIGNS: Final = (
-    "CUDA error: out of memory",  # of the driver, in what torch raises
+    "CUDA error: out of memory",  # of the runtime, in what torch raises
+    "CUDA driver error: out of memory",  # of the driver: expandable segments, kernels that torch compiles
+    "Triton Error [CUDA]: out of memory",  # likewise, for a kernel that is loaded
     "CUDA_ERROR_OUT_OF_MEMORY",  # in what is said of calls of our own
     "CUBLAS_STATUS_ALLOC_FAILED",
+    "CUBLAS_STATUS_NOT_INITIALIZED when calling `cublasCreate",  # has no memory for its own: it says no more
     "CUDNN_STATUS_ALLOC_FAILED",
+    "CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED",  # the same since cuDNN 9
 )
 _TRIED: Final = re.compile(r"Tried to allocate ([\d.]+) (bytes|KiB|MiB|GiB)")
 _UNITS: Final = {"bytes": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}

@@ -19,6 +19,7 @@ from orchestrator.common import card_faults, gpu_memory
 from orchestrator.errors import ConfigurationError, coded
 
 _PARTS = (0, 1, 2)  # library_types.h: major, minor and patch level
+_NONE_VISIBLE = "No CUDA GPUs are available"  # of torch, where CUDA finds none and gives no other reason
 _WORKSPACES = (":4096:8", ":16:8")  # those under which cuBLAS is deterministic
 
 
@@ -36,27 +37,40 @@ def build_problem() -> str | None:
 
 def start() -> None:
     """Start CUDA in this process. Raises ConfigurationError where that cannot give deterministic results, or any."""
-    import torch
 
-    problem = build_problem() or _visibility_problem() or _workspace_problem() or _tuning_problem()
+    problem = build_problem() or _workspace_problem() or _tuning_problem()
     if problem is not None:
         raise ConfigurationError([problem])
+    error = _start_failure()
+    if error is None:
+        return
+    if _NONE_VISIBLE in str(error):  # a setting or a machine without one, rather than a card that failed
+        raise ConfigurationError([_none_visible()])
+    fault = card_faults.named_in(str(error))
+    if fault is not None and not fault.elsewhere:  # the machine is to be mended, and no other try helps
+        problem = f"run.device: {fault.sentence} ({error}, driver {driver()}); {fault.remedy}"
+        raise ConfigurationError([problem], code=fault.code) from error
+    raise ConfigurationError(
+        [
+            f"run.device: the GPU does not compute: {error}; look at nvidia-smi on this node (driver, memory, and compute "
+            "mode: Default, where workers share a GPU), take a torch built for this GPU, or run.device=cpu"
+        ],
+        code="gpu.does-not-compute",
+    ) from error
+
+
+def _start_failure() -> Exception | None:
+    """Start CUDA, and compute; returns what was raised. `is_available` is not asked before: where a driver fails it says no,
+    and the reason is lost."""
+    import torch
+
     try:
         # Now, because a device's generators are seeded only where CUDA was started.
         torch.cuda.init()  # type: ignore[no-untyped-call]
         _compute()
-    except RuntimeError as error:
-        fault = card_faults.named_in(str(error))
-        if fault is not None and not fault.elsewhere:  # the machine is to be mended, and no other try helps
-            problem = f"run.device: {fault.sentence} ({error}, driver {driver()}); {fault.remedy}"
-            raise ConfigurationError([problem], code=fault.code) from error
-        raise ConfigurationError(
-            [
-                f"run.device: the GPU does not compute: {error}; look at nvidia-smi on this node (driver, memory, and compute "
-                "mode: Default, where workers share a GPU), take a torch built for this GPU, or run.device=cpu"
-            ],
-            code="gpu.does-not-compute",
-        ) from error
+    except (RuntimeError, torch.cuda.DeferredCudaCallError) as error:
+        return error
+    return None
 
 
 def prepare(*, tf32: bool) -> dict[str, Any]:
@@ -198,15 +212,12 @@ def driver(text: str | None = None) -> str | None:
     return found.group(1) if found else None
 
 
-def _visibility_problem() -> str | None:
-    import torch
-
-    if torch.cuda.is_available() and torch.cuda.device_count() > 0:
-        return None
+def _none_visible() -> str:
     return coded(
         "gpu.not-visible",
         f"run.device: no GPU is visible to this process (CUDA_VISIBLE_DEVICES={os.environ.get('CUDA_VISIBLE_DEVICES')}, "
-        f"driver {driver()}); look at nvidia-smi on this node, raise cluster.gpus_per_worker, or take run.device=cpu",
+        f"driver {driver()}); look at nvidia-smi on this node, raise cluster.gpus_per_worker, or take run.device=cpu; where "
+        "there was one before, start the container again, or reboot",
     )
 
 

@@ -1,7 +1,8 @@
 """A process that tries the GPUs of this machine for its parent, step by step: a card that hangs takes only this process along.
 
 Each message is `[name, answer]`, in the order of `trials`: what torch sees, which cards map each other's memory, and of each
-card whether kernels compile and whether its memory can be shared. An answer is None where all is well, else the reason.
+card whether kernels compile and whether its memory can be shared. An answer is None where all is well, else the reason. Where
+CUDA ends the trials, the last message is `["failed", reason]`.
 """
 
 from __future__ import annotations
@@ -24,14 +25,19 @@ _ELEMENTS = 4096  # int64
 
 def main() -> None:
     messages = child.parent()
-    for told in trials(compiles, shares):
-        messages.send(json.dumps(told).encode())
+    try:
+        for told in trials(compiles, shares):
+            messages.send(json.dumps(told).encode())
+    except (RuntimeError, torch.cuda.DeferredCudaCallError) as error:
+        messages.send(json.dumps(("failed", _said(error))).encode())
     messages.end()
 
 
 def trials(compiles: Callable[[], None], shares: Callable[[], None]) -> Iterator[tuple[str, Any]]:
     """compiles, shares: try the current card, and raise where it fails."""
     count = torch.cuda.device_count()
+    if not count:
+        torch.cuda.init()  # type: ignore[no-untyped-call]  # it raises, and says why
     yield "cards", [_uuid(card) for card in range(count)]
     peers = [
         (one, other)
@@ -82,8 +88,12 @@ def _tried(attempt: Callable[[], None]) -> str | None:
     try:
         attempt()
     except (compiling.CompilationFailed, ImportError, RuntimeError, MemoryError) as error:
-        return str(error).partition("\n")[0]
+        return _said(error)
     return None
+
+
+def _said(error: Exception) -> str:
+    return str(error).strip().partition("\n")[0] or type(error).__name__
 
 
 def _uuid(card: int) -> str:

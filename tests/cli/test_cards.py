@@ -101,6 +101,11 @@ def test_who_hangs_or_dies_is_left_behind_with_the_step_that_was_under_way(count
     assert CardReport([FIRST], tried=tried).as_text()[-1] == f"GPUs: {tried.trouble}"
 
 
+def test_what_cuda_said_as_it_ended_the_trials_is_told() -> None:
+    tried = heard(Double([("failed", "Error 802: system not yet initialized")], ends=True))
+    assert tried.trouble == "the process that tried ended: what torch sees: Error 802: system not yet initialized"
+
+
 def test_cards_that_torch_does_not_see_are_not_tried() -> None:
     tried = heard(Double([("cards", []), ("peers", [])], ends=True))
     assert tried.trouble == "nothing was tried, since torch sees none (CUDA_VISIBLE_DEVICES, driver)"

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orchestrator.common import card_faults
+from orchestrator.common import card_faults, gpu_memory
 from orchestrator.errors import CardFailed, PipelineRaised, UsageError
 from orchestrator.pipeline import naming
 
@@ -28,11 +28,19 @@ SAID = {
     "Error 803: system has unsupported display driver / cuda driver combination": "gpu.driver-mismatch",
     "The NVIDIA driver on your system is too old (found version 11040)": "gpu.driver-old",
     "CUDA error: CUDA driver version is insufficient for CUDA runtime version": "gpu.driver-old",
+    "Unexpected error from cudaGetDeviceCount(). Error 802: system not yet initialized": "gpu.not-set-up",
+    "CUDA refuses cuMemCreate: CUDA_ERROR_SYSTEM_NOT_READY (802)": "gpu.not-set-up",
+    "CUDA driver initialization failed, you might not have a CUDA gpu.": "gpu.fell-off",
     "Failed to initialize NVML: Unknown Error": "gpu.taken-away",
     "CUDA error: no CUDA-capable device is detected": "gpu.taken-away",
     "CUDA error: the launch timed out and was terminated": "gpu.kernel-timeout",
     "CUDA error: CUBLAS_STATUS_EXECUTION_FAILED when calling `cublasSgemm`": "gpu.failed",
     "CUDA error: unknown error": "gpu.failed",
+    "CUDA driver error: unknown error": "gpu.failed",
+    "CUDA unknown error - this may be due to an incorrectly set up environment": "gpu.failed",
+    "cuDNN error: CUDNN_STATUS_INTERNAL_ERROR": "gpu.failed",
+    "cuDNN error: CUDNN_STATUS_EXECUTION_FAILED_CUBLAS": "gpu.failed",
+    "Triton Error [CUDA]: an illegal memory access was encountered": "gpu.illegal-access",
 }
 NOTHING = [
     "CUDA out of memory. Tried to allocate 2.00 GiB",
@@ -42,6 +50,15 @@ NOTHING = [
     "CUDA error: unspecified",
     "CUDA error: operation not permitted when stream is capturing",
     "cuDNN error: CUDNN_STATUS_NOT_SUPPORTED",
+    "cuDNN error: CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED",
+    "NVRM: Xid (PCI:0000:48:00): 13, pid=79, name=python, Graphics Exception",  # numbers of a bus and of a process
+]
+NO_MEMORY = [
+    "CUDA error: out of memory",
+    "CUDA driver error: out of memory",
+    "Triton Error [CUDA]: out of memory",
+    "CUDA error: CUBLAS_STATUS_NOT_INITIALIZED when calling `cublasCreate(handle)`",
+    "cuDNN error: CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED",
 ]
 
 
@@ -56,6 +73,12 @@ def test_a_failure_is_known_by_its_words(text: str) -> None:
 @pytest.mark.parametrize("text", NOTHING)
 def test_what_is_refused_before_it_starts_and_memory_are_no_failures_of_a_card(text: str) -> None:
     assert card_faults.of(torch.AcceleratorError(text)) is None
+
+
+@pytest.mark.parametrize("text", NO_MEMORY)
+def test_memory_that_runs_out_is_known_by_the_words_of_each_library(text: str) -> None:
+    assert gpu_memory.ran_out(RuntimeError(text))
+    assert card_faults.of(RuntimeError(text)) is None
 
 
 @pytest.mark.parametrize("text", ["an illegal memory access", "RuntimeError: launch_failed", "uncorrectable ECC error"])

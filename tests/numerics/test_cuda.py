@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from orchestrator.common import gpu_memory
+from orchestrator.common import card_faults, gpu_memory
 from orchestrator.errors import ConfigurationError
 from orchestrator.numerics import cuda, image_losses
 from orchestrator.numerics.determinism import machine, prepare_thread
@@ -60,18 +60,18 @@ def test_an_answer_of_cuda_is_its_values_or_an_error() -> None:
 
 @pytest.mark.usefixtures("built")
 def test_no_visible_gpu_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail() -> None:
+        raise RuntimeError("No CUDA GPUs are available")
+
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
-    assert "no GPU is visible to this process (CUDA_VISIBLE_DEVICES=, driver " in refusal()
+    monkeypatch.setattr(torch.cuda, "init", fail)
+    with refused("gpu.not-visible") as caught:
+        cuda.start()
+    assert "no GPU is visible to this process (CUDA_VISIBLE_DEVICES=, driver " in str(caught.value)
+    assert card_faults.of(caught.value) is None  # such as others would take over
 
 
-@pytest.fixture
-def visible(built: None, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: ARG001
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
-
-
-@pytest.mark.usefixtures("visible")
+@pytest.mark.usefixtures("built")
 @pytest.mark.parametrize("given", [None, ":0:0"])
 def test_a_workspace_that_is_not_deterministic_is_refused(monkeypatch: pytest.MonkeyPatch, given: str | None) -> None:
     monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG")
@@ -80,13 +80,13 @@ def test_a_workspace_that_is_not_deterministic_is_refused(monkeypatch: pytest.Mo
     assert f"CUBLAS_WORKSPACE_CONFIG={given}" in refusal()
 
 
-@pytest.mark.usefixtures("visible")
+@pytest.mark.usefixtures("built")
 def test_kernels_that_are_chosen_by_the_clock_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTORCH_TUNABLEOP_ENABLED", "1")
     assert "PYTORCH_TUNABLEOP_ENABLED=1 chooses the kernels" in refusal()
 
 
-@pytest.mark.usefixtures("visible")
+@pytest.mark.usefixtures("built")
 def test_cuda_is_started_where_nothing_speaks_against_it(monkeypatch: pytest.MonkeyPatch) -> None:
     started = []
     monkeypatch.setattr(torch.cuda, "init", lambda: started.append("CUDA"))
@@ -95,7 +95,7 @@ def test_cuda_is_started_where_nothing_speaks_against_it(monkeypatch: pytest.Mon
     assert started == ["CUDA", "a kernel"]
 
 
-@pytest.mark.usefixtures("visible")
+@pytest.mark.usefixtures("built")
 def test_a_gpu_that_does_not_compute_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """A driver that is too old raises at the start, a build without kernels for this GPU at the first one."""
 
@@ -167,13 +167,16 @@ def test_the_card_of_this_process_is_named_by_its_uuid(monkeypatch: pytest.Monke
     assert cuda.uuid() == ""
 
 
-@pytest.mark.usefixtures("visible")
+@pytest.mark.usefixtures("built")
 def test_a_driver_that_does_not_match_is_told_with_what_mends_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch sees no GPU then (`is_available`), and only the start of CUDA says why."""
+
     def fail() -> None:
         raise RuntimeError(
             "Unexpected error from cudaGetDeviceCount(). Error 803: system has unsupported display driver"
         )
 
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(torch.cuda, "init", fail)
     with refused("gpu.driver-mismatch") as caught:
         cuda.start()

@@ -70,3 +70,16 @@ def test_each_card_is_tried_and_what_fails_is_told_with_its_reason(two: list[int
         ("compiles", "NVRTC cannot be loaded"),
         ("shares", None),
     ]
+
+
+def test_why_torch_sees_none_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail() -> None:
+        raise RuntimeError("Error 802: system not yet initialized\nmore")
+
+    sent: list[bytes] = []
+    told = SimpleNamespace(send=sent.append, end=lambda: sent.append(b"end"))
+    monkeypatch.setattr("orchestrator.common.child.parent", lambda: told)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+    monkeypatch.setattr(torch.cuda, "init", fail)
+    card_trial.main()
+    assert sent == [b'["failed", "Error 802: system not yet initialized"]', b"end"]
