@@ -37,6 +37,7 @@ WRONG = {
     "GPU-6b": "gpu.unknown-card",  # the beginning of two
     "GPU-0": "gpu.unknown-card",
     "MIG-3": "gpu.unknown-card",
+    "GPU-6b2a, GPU-6b3b": "gpu.unknown-card",  # Ray hands a worker the name with its space
     "0,0": "gpu.named-twice",
     "1,GPU-6b3b": "gpu.named-twice",
 }

@@ -88,7 +88,7 @@ def problem_of(given: str | None, found: Sequence[Card]) -> str | None:
         return None
     if hidden := _hidden(given):
         return hidden
-    names = _names(given)
+    names = given.split(",")  # as Ray hands them to workers
     there = ", ".join(map(str, found))
     taken = [_meant(name, found) for name in names]
     for name, meant in zip(names, taken, strict=True):
@@ -123,7 +123,7 @@ def _hidden(given: str) -> str | None:
 
 def _meant(name: str, found: Sequence[Card]) -> str | None:
     """Which card or MIG device; None where that is none, or more than one."""
-    if name.isdecimal():
+    if name.strip().isdecimal():
         return next((card.uuid for card in found if card.index == int(name)), None)
     if name.startswith(_MIG):
         return next((part for card in found for part in card.parts if part == name), None)

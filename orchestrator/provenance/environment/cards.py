@@ -27,6 +27,7 @@ _FACTS: Final = (
 )
 _MEASURES: Final = ("uuid", "utilization.gpu", "memory.used", "temperature.gpu", "power.draw")
 _UNITS: Final = (("utilization", 0.01), ("memory_bytes", float(1 << 20)), ("temperature_c", 1.0), ("power_w", 1.0))
+_ANSWERED: Final = (0, 14)  # exit codes; the latter warns, behind the answer, that what a card keeps of itself is damaged
 _CARD = re.compile(r"GPU \d+: .*\(UUID: (GPU-[\w-]+)\)")
 _PART = re.compile(r"\s+MIG .*\(UUID: (MIG-[\w/-]+)\)")
 
@@ -105,7 +106,7 @@ def _asked(command: Sequence[str], limit_s: float) -> str:
     except TimeoutError as error:
         raise CardsUnknown(str(error), hangs=True) from None
     text = f"{told.out} {told.err}"
-    if told.code == 0 or "No devices were found" in text:
+    if told.code in _ANSWERED or "No devices were found" in text:
         return told.out
     raise CardsUnknown(" ".join(text.split()) or f"{PROGRAM} ended with exit code {told.code}")
 

@@ -73,6 +73,11 @@ def test_a_machine_without_cards_has_none(program: Path) -> None:
     assert cards.look() == []
 
 
+def test_a_warning_behind_the_answer_takes_nothing_from_it(program: Path) -> None:
+    says(program, f"echo '{TWO}'; echo 'WARNING: infoROM is corrupted at gpu 0000:3B:00.0'; exit 14")
+    assert len(cards.look()) == 2
+
+
 def test_what_the_tool_says_is_told_where_it_fails(program: Path) -> None:
     says(program, "echo 'Failed to initialize NVML: Driver/library version mismatch'; exit 18")
     with pytest.raises(CardsUnknown, match="NVML: Driver/library version mismatch"):
