@@ -10,9 +10,10 @@ Source: NVIDIA, "CUDA Runtime API", cudaError_t, and "XID Errors"; the words are
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 from orchestrator.errors import OrchestratorError, RunFailed, UsageError
 
@@ -157,6 +158,7 @@ FAULTS: Final = (
 )
 BY_CODE: Final = {fault.code: fault for fault in FAULTS}
 _KINDS: Final = ("AcceleratorError", "RuntimeError", "ConfigurationError")  # torch's own, and those made of it
+_OF_A_LIBRARY: Final = re.compile(r"(CUBLAS|CUDNN|CUSPARSE|CUFFT|CUSOLVER)_STATUS_")
 _OF_A_CARD: Final = re.compile(r"CUDA|NVML|NVIDIA|CUBLAS|CUDNN|GPU|Xid", re.IGNORECASE)
 
 
@@ -168,13 +170,28 @@ def named_in(text: str) -> CardFault | None:
 def of(error: BaseException) -> CardFault | None:
     """The failure of a card that an exception, or one that led to it, comes from. Words in exceptions of other types count
     for nothing, as user code may say anything; nor do words that may come from elsewhere than a card."""
-    for each in _chain(error):
-        if type(each).__name__ in _KINDS and _OF_A_CARD.search(text := str(each)) and (fault := named_in(text)):
-            return fault
+    for each in chain(error):
+        if type(each).__name__ in _KINDS and _OF_A_CARD.search(text := str(each)):
+            fault = (behind() if _OF_A_LIBRARY.search(text) else None) or named_in(text)
+            if fault is not None:
+                return fault
     return None
 
 
-def _chain(error: BaseException | None) -> Iterator[BaseException]:
+def behind() -> CardFault | None:
+    """The failure that the card of this process tells of when it is asked: a library that is called after a kernel has failed
+    says only that it does not work. None where this process has started no CUDA."""
+    torch: Any = sys.modules.get("torch")
+    if torch is None or not torch.cuda.is_initialized():
+        return None
+    try:
+        torch.cuda.synchronize()
+    except RuntimeError as error:
+        return named_in(str(error))
+    return None
+
+
+def chain(error: BaseException | None) -> Iterator[BaseException]:
     """The exception, and those that it was raised from."""
     seen: set[int] = set()
     while error is not None and id(error) not in seen:

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any, Final, NamedTuple
 
+from orchestrator.common import card_faults
 from orchestrator.errors import OutOfDeviceMemory
 
 _SIGNS: Final = (
@@ -20,10 +21,11 @@ _SIGNS: Final = (
     "Triton Error [CUDA]: out of memory",  # likewise, for a kernel that is loaded
     "CUDA_ERROR_OUT_OF_MEMORY",  # in what is said of calls of our own
     "CUBLAS_STATUS_ALLOC_FAILED",
-    "CUBLAS_STATUS_NOT_INITIALIZED when calling `cublasCreate",  # has no memory for its own: it says no more
     "CUDNN_STATUS_ALLOC_FAILED",
     "CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED",  # the same since cuDNN 9
 )
+# It has no memory of its own, and says no more; or a kernel has failed before.
+_NO_LIBRARY: Final = "CUBLAS_STATUS_NOT_INITIALIZED when calling `cublasCreate"
 _TRIED: Final = re.compile(r"Tried to allocate ([\d.]+) (bytes|KiB|MiB|GiB)")
 _UNITS: Final = {"bytes": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
 _DEFAULT_POOL: Final = (0, 0)
@@ -68,8 +70,10 @@ def taken(segments: Sequence[Any] | None = None) -> Taken:
 
 def ran_out(error: BaseException) -> bool:
     """Whether this says that a GPU has no memory left. By its name and its words, so that torch need not be imported."""
-    by_name = type(error).__name__ == "OutOfMemoryError"
-    return by_name or (isinstance(error, RuntimeError) and any(sign in str(error) for sign in _SIGNS))
+    if type(error).__name__ == "OutOfMemoryError":
+        return True
+    text = str(error) if isinstance(error, RuntimeError) else ""
+    return any(sign in text for sign in _SIGNS) or (_NO_LIBRARY in text and card_faults.behind() is None)
 
 
 def out_of_memory(what: str, error: BaseException, frames: str = "") -> OutOfDeviceMemory:

@@ -1,8 +1,8 @@
 """A process that tries the GPUs of this machine for its parent, step by step: a card that hangs takes only this process along.
 
 Each message is `[name, answer]`, in the order of `trials`: what torch sees, which cards map each other's memory, and of each
-card whether kernels compile and whether its memory can be shared. An answer is None where all is well, else the reason. Where
-CUDA ends the trials, the last message is `["failed", reason]`.
+card whether kernels compile and whether its memory can be shared. An answer is None where all is well, else the reason. If CUDA
+ends the trials, the last message is `["failed", reason]`.
 """
 
 from __future__ import annotations

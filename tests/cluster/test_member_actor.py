@@ -59,6 +59,11 @@ def test_the_failure_of_a_card_is_answered_with_where_it_was() -> None:
     answer = card_failure.answered(named, {"step": 4, "shard": 1}, "")
     assert answer is not None
     assert (answer["card"]["code"], answer["failed"]["code"]) == ("gpu.assertion", "pipeline.raised")
+    late = torch.AcceleratorError("CUDA error: device-side assert triggered")
+    late.__context__ = named  # of what lets go of the step
+    answer = card_failure.answered(late, {"step": 4, "shard": 1}, "")
+    assert answer is not None
+    assert answer["failed"]["code"] == "pipeline.raised"
     assert card_failure.answered(KeyError("x"), card_failure.PREPARING, "GPU-a") is None
 
 

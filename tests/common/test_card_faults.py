@@ -81,6 +81,27 @@ def test_memory_that_runs_out_is_known_by_the_words_of_each_library(text: str) -
     assert card_faults.of(RuntimeError(text)) is None
 
 
+LIBRARIES = [
+    "CUBLAS_STATUS_EXECUTION_FAILED when calling `cublasSgemm`",
+    "CUBLAS_STATUS_NOT_INITIALIZED when calling `cublasCreate`",
+]
+
+
+@pytest.mark.parametrize("text", LIBRARIES)
+def test_behind_a_library_that_fails_the_card_is_asked(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail() -> None:
+        raise torch.AcceleratorError("CUDA error: device-side assert triggered")
+
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "synchronize", fail)
+    error = RuntimeError(f"CUDA error: {text}")
+    fault = card_faults.of(error)
+    assert fault is not None
+    assert (fault.code, gpu_memory.ran_out(error)) == ("gpu.assertion", False)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    assert gpu_memory.ran_out(error) is ("NOT_INITIALIZED" in text)
+
+
 @pytest.mark.parametrize("text", ["an illegal memory access", "RuntimeError: launch_failed", "uncorrectable ECC error"])
 def test_words_of_the_users_code_are_none(text: str) -> None:
     assert card_faults.of(ValueError(f"CUDA: {text}")) is None

@@ -23,6 +23,8 @@ def answered(error: Exception, at: dict[str, Any], card: str) -> dict[str, Any] 
 
 
 def _told(error: Exception, fault: CardFault) -> OrchestratorError:
-    if isinstance(error, CardFailed):
-        return error.error
+    # To let go of a step calls the card, too, which fails again after the error that names the user's code.
+    named = next((each for each in card_faults.chain(error) if isinstance(each, CardFailed)), None)
+    if named is not None:
+        return named.error
     return error if isinstance(error, OrchestratorError) else fault.told(str(error).strip(), traceback.format_exc())

@@ -27,7 +27,7 @@ _FACTS: Final = (
 )
 _MEASURES: Final = ("uuid", "utilization.gpu", "memory.used", "temperature.gpu", "power.draw")
 _UNITS: Final = (("utilization", 0.01), ("memory_bytes", float(1 << 20)), ("temperature_c", 1.0), ("power_w", 1.0))
-_ANSWERED: Final = (0, 14)  # exit codes; the latter warns, behind the answer, that what a card keeps of itself is damaged
+_ANSWERED: Final = (0, 14)  # exit codes; the latter adds a warning that the card's own notes are damaged
 _CARD = re.compile(r"GPU \d+: .*\(UUID: (GPU-[\w-]+)\)")
 _PART = re.compile(r"\s+MIG .*\(UUID: (MIG-[\w/-]+)\)")
 
