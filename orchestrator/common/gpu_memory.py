@@ -118,7 +118,7 @@ def _without_frames(segment: Any) -> Any:
 
 
 def _segments() -> Sequence[Any]:
-    """None with the allocator of CUDA (`backend:cudaMallocAsync`), which does not tell its blocks."""
+    """Empty with the allocator of CUDA (`backend:cudaMallocAsync`), which does not tell its blocks."""
     import torch
 
     if torch.cuda.get_allocator_backend() != "native":

@@ -37,7 +37,6 @@ def build_problem() -> str | None:
 
 def start() -> None:
     """Start CUDA in this process. Raises ConfigurationError where that cannot give deterministic results, or any."""
-
     problem = build_problem() or _workspace_problem() or _tuning_problem()
     if problem is not None:
         raise ConfigurationError([problem])

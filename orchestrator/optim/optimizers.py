@@ -16,7 +16,7 @@ import io
 import json
 import pickle
 import types
-from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
 from typing import Any
 
@@ -366,9 +366,19 @@ def keep_own(optimizer: torch.optim.Optimizer, *shared: torch.Tensor) -> None:
     in each step, a state may hold the last one itself. Those of the table hold none."""
     if type(optimizer) in OPTIMIZERS.values():
         return
-    places = {each.untyped_storage().data_ptr() for each in shared if each.layout == torch.strided}
+    places = _places(shared)
     for state in optimizer.state.values():
         _own(state, places)
+
+
+def apart(state: Mapping[str, torch.Tensor], shared: Iterable[torch.Tensor]) -> dict[str, torch.Tensor]:
+    """The state with copies of what it holds of `shared`, which a later micro-batch overwrites."""
+    own: dict[str, torch.Tensor] = _own(dict(state), _places(shared))
+    return own
+
+
+def _places(tensors: Iterable[torch.Tensor]) -> set[int]:
+    return {each.untyped_storage().data_ptr() for each in tensors if each.layout == torch.strided}
 
 
 def _own(value: Any, places: Set[int]) -> Any:

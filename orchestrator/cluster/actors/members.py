@@ -460,9 +460,8 @@ class Members:
                 if known.lost is not None or time.monotonic() >= until:
                     raise _Unanswered(known.lost or "")
                 self._gather(min(_LOOK_S, until - time.monotonic()))
-            self._relays.acknowledge(
-                member, self._heard_until(member)
-            )  # an answer may be large, and its member keeps it
+            # An answer may be large, and its member keeps it until then.
+            self._relays.acknowledge(member, self._heard_until(member))
             return answered(entry)
         finally:
             del known.awaited[number]

@@ -12,6 +12,7 @@ from typing import NamedTuple, Protocol
 import torch
 
 from orchestrator.errors import NonFinite
+from orchestrator.optim import optimizers
 from orchestrator.optim.transforms import Chain, State
 from orchestrator.pipeline import naming
 from orchestrator.worker.model.pipeline_adapter import PipelineAdapter
@@ -102,7 +103,9 @@ class ShardGradients:
                 kept = self.states.of(shard) if self.keeps_state else {}
                 gradients, state = self._before.update(tensors[:count], kept)
             if self.keeps_state:
-                self.states.stage(shard, _apart(state, tensors) if self._workload.replayed else state)
+                # A recording writes the next gradients to the same place.
+                shared = [each for each in tensors if each is not None] if self._workload.replayed else []
+                self.states.stage(shard, optimizers.apart(state, shared))
             tensors = [*gradients, *tensors[count:]]
         return Contribution(*computed, tensors)
 
@@ -111,15 +114,6 @@ class ShardGradients:
 
     def not_finite(self, step: int, shard: int, loss: float) -> NonFinite:
         return self._workload.not_finite(step, shard, loss)
-
-
-def _apart(state: State, gradients: Sequence[torch.Tensor | None]) -> State:
-    """The state with copies of gradients that it keeps as they are: a recording writes the next ones to the same place."""
-    places = {each.untyped_storage().data_ptr() for each in gradients if each is not None}
-    return {
-        name: tensor.clone() if tensor.untyped_storage().data_ptr() in places else tensor
-        for name, tensor in state.items()
-    }
 
 
 def states_of(workload: PipelineAdapter, initial: Callable[[], State]) -> ShardStates:
