@@ -210,6 +210,17 @@ def test_another_node_joins_the_head_once_it_has_its_address(place: Path) -> Non
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(("allotted", "told_of"), [("MIG-aa,MIG-bb,MIG-cc", ["--num-gpus=3"]), ("0,1", [])])
+def test_ray_is_told_how_many_mig_devices_slurm_has_allotted(place: Path, allotted: str, told_of: list[str]) -> None:
+    """Cards it counts itself, by the same variable."""
+    process = node(place, RAY.format(place=place), CUDA_VISIBLE_DEVICES=allotted)
+    assert told(process)["node"] == "n1"
+    assert ended(process) == 0
+    asked = (place / "asked").read_text().split()
+    assert [word for word in asked if word.startswith("--num-gpus")] == told_of
+
+
+@pytest.mark.slow
 def test_what_ray_says_of_a_start_that_failed_is_passed_on(place: Path) -> None:
     process = node(place, "echo this is no Ray; exit 3")
     assert told(process) == {

@@ -137,13 +137,3 @@ def test_the_preflight_of_a_run_on_a_private_ray_asks(monkeypatch: pytest.Monkey
     joined = replace(plain, cluster=replace(cluster, address="10.0.0.1:6379"))
     assert checks._device_problems(joined) == []
     assert checks._device_problems(replace(plain, run=RunSettings(steps=1))) == []
-
-
-COUNTED = {"MIG-1,MIG-2": 2, "MIG-2": 1, "0,1": None, "GPU-6b2a": None, "": None, "0,MIG-1": None}
-
-
-@pytest.mark.parametrize("named", COUNTED)
-def test_ray_is_told_how_many_devices_of_mig_there_are(named: str) -> None:
-    """It counts cards itself, of which there may be fewer."""
-    assert visible_cards.gpus_for_ray({"CUDA_VISIBLE_DEVICES": named}) == COUNTED[named]
-    assert visible_cards.gpus_for_ray({}) is None

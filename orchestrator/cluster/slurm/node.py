@@ -17,7 +17,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from orchestrator.cluster.sessions import folders
+from orchestrator.cluster.sessions import folders, gpus
 from orchestrator.cluster.sessions.environment import patient
 from orchestrator.cluster.slurm.host import address_towards, end_with_parent
 
@@ -44,10 +44,15 @@ def main(head: str, cpus: int, timeout_s: float) -> int:
     folder = folders.new()
     try:
         with patient(timeout_s):
-            ray = _start(folder, ["ray", "start", *where, *_COMMON, f"--num-cpus={cpus}"])
+            ray = _start(folder, ["ray", "start", *where, *_COMMON, f"--num-cpus={cpus}", *_gpus()])
         return _hold(ray, folder)
     finally:
         folders.remove(folder)
+
+
+def _gpus() -> list[str]:
+    counted = gpus.for_ray()
+    return [] if counted is None else [f"--num-gpus={counted}"]
 
 
 def _as_head(address: str) -> list[str]:

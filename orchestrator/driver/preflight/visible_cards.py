@@ -13,15 +13,15 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import Final
 
+from orchestrator.cluster.sessions import gpus
+from orchestrator.cluster.sessions.gpus import VARIABLE
 from orchestrator.common import card_faults
 from orchestrator.errors import coded
 from orchestrator.provenance.environment import cards
 from orchestrator.provenance.environment.cards import Card, CardsUnknown
 
-VARIABLE: Final = "CUDA_VISIBLE_DEVICES"
 _KEPT: Final = "RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES"
 _HIDES: Final = ("", "NoDevFiles")  # what Ray takes for none
-_MIG: Final = "MIG-"
 _NO_DRIVER: Final = "communicate with the NVIDIA driver"
 
 
@@ -47,12 +47,6 @@ def problems(environ: Mapping[str, str] = os.environ) -> list[str]:
         return [] if problem is None else [problem]
     problem = problem_of(given, found)
     return [] if problem is None else [problem]
-
-
-def gpus_for_ray(environ: Mapping[str, str] = os.environ) -> int | None:
-    """How many GPUs a private Ray is told of, since it counts cards where MIG devices are named; None: it counts right."""
-    names = _names(environ.get(VARIABLE, ""))
-    return len(names) if names and all(name.startswith(_MIG) for name in names) else None
 
 
 def unknown(error: CardsUnknown) -> str | None:
@@ -107,13 +101,9 @@ def problem_of(given: str | None, found: Sequence[Card]) -> str | None:
     return None
 
 
-def _names(given: str) -> list[str]:
-    return [name.strip() for name in given.split(",")] if given.strip() else []
-
-
 def _hidden(given: str) -> str | None:
-    names = _names(given)
-    if given not in _HIDES and names and not names[0].startswith("-"):
+    named = gpus.names(given)
+    if given not in _HIDES and named and not named[0].startswith("-"):
         return None
     return coded(
         "gpu.hidden",
@@ -125,7 +115,7 @@ def _meant(name: str, found: Sequence[Card]) -> str | None:
     """Which card or MIG device; None where that is none, or more than one."""
     if name.strip().isdecimal():
         return next((card.uuid for card in found if card.index == int(name)), None)
-    if name.startswith(_MIG):
+    if name.startswith(gpus.MIG):
         return next((part for card in found for part in card.parts if part == name), None)
     meant = [card.uuid for card in found if name.startswith("GPU-") and card.uuid.startswith(name)]
     return meant[0] if len(meant) == 1 else None
