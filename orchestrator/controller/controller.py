@@ -27,6 +27,7 @@ from orchestrator.controller.events import (
     Begin,
     CallOff,
     CardFailed,
+    CheckpointRestored,
     CheckpointSaved,
     Command,
     Died,
@@ -64,7 +65,15 @@ from orchestrator.controller.rendezvous import card_failures
 from orchestrator.controller.rendezvous.balancing import REMEMBERED, balance
 from orchestrator.controller.rendezvous.conclusion import awaits_cause, conclude, emit_recoveries
 from orchestrator.controller.rendezvous.distrust import distrusted
-from orchestrator.controller.rendezvous.formation import ask, become_spare, begin, end_interrupted, form, worth_saving
+from orchestrator.controller.rendezvous.formation import (
+    ask,
+    become_spare,
+    begin,
+    end_interrupted,
+    form,
+    go_back_further,
+    worth_saving,
+)
 from orchestrator.controller.rendezvous.leaving import drained, watch
 from orchestrator.controller.rendezvous.scaling import RETRY_S, start_failed, start_missing
 from orchestrator.errors import ClusterUnavailable, OrchestratorError, RunFailed, WorkerLost
@@ -413,12 +422,11 @@ def _stepped(decision: Decision, event: Stepped) -> None:
     if passed(just_committed(done), state.mark):
         decision.set(mark=just_committed(done), without_progress=(0, 0))
     generation = state.generation
-    if state.phase == "running" and generation is not None:
-        late = event.step < generation.steps and generation.begin.restore is None  # what is restored may be older
-        if not late:
-            emit_recoveries(decision)
-            if state.failures and None in generation.before.values():  # who came has taken part in a step
-                decision.set(failures=0, later=None)
+    # A step below that is of an earlier generation.
+    if state.phase == "running" and generation is not None and event.step >= generation.steps:
+        emit_recoveries(decision)
+        if state.failures and None in generation.before.values():  # who came has taken part in a step
+            decision.set(failures=0, later=None)
 
 
 def _timed(decision: Decision, event: Timed) -> None:
@@ -461,6 +469,11 @@ def _saved(decision: Decision, event: CheckpointSaved) -> None:
     decision.set(checkpoint=event.step)
     if decision.state.phase == "saving" and not worth_saving(decision.state):
         end_interrupted(decision, f"the checkpoint of step {event.step} is saved")
+
+
+def _restored(decision: Decision, event: CheckpointRestored) -> None:
+    decision.set(checkpoint=event.step)
+    go_back_further(decision, event.step or 0)
 
 
 # ---- time
@@ -597,6 +610,7 @@ _HANDLERS: dict[type[Event], Callable[[Decision, Any], None]] = {
     Stepped: _stepped,
     Timed: _timed,
     CheckpointSaved: _saved,
+    CheckpointRestored: _restored,
     NoRoom: _no_room,
     Drained: drained,
     StartFailed: _start_failed,

@@ -128,9 +128,17 @@ class Timed:
 
 @dataclass(frozen=True)
 class CheckpointSaved:
-    """The newest good checkpoint holds this many updates: it was committed now, or a later one was found damaged."""
+    """A checkpoint of this many updates was committed."""
 
     step: int
+
+
+@dataclass(frozen=True)
+class CheckpointRestored:
+    """The generation that begins with a checkpoint loads the one of this many updates, an older one than it was promised if
+    later ones are damaged. None: no checkpoint is good, and it begins with the initial state."""
+
+    step: int | None
 
 
 @dataclass(frozen=True)
@@ -180,6 +188,7 @@ Event = (
     | Stepped
     | Timed
     | CheckpointSaved
+    | CheckpointRestored
     | NoRoom
     | Drained
     | StartFailed

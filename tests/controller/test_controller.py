@@ -15,6 +15,7 @@ from orchestrator.controller.events import (
     Ask,
     Begin,
     CallOff,
+    CheckpointRestored,
     CheckpointSaved,
     Command,
     Died,
@@ -394,9 +395,22 @@ def test_all_state_lost_without_a_checkpoint_begins_anew_with_fresh_members() ->
 def test_a_checkpoint_older_than_promised_is_gone_on_from() -> None:
     """The newest one was damaged; what was computed since then is not thrown away at the next loss."""
     play = begun(requirements(checkpoint=6, start=3, most=3))
-    play(Died(0, ""), left(1, 4), left(2, 4))
+    play(CheckpointRestored(3), Died(0, ""), left(1, 4), left(2, 4))
     assert play.begin().restore is None
     assert play.begin().state_transfers == ()
+
+
+@pytest.mark.parametrize(("restored", "lost"), [(4, 4), (2, 6), (None, 8)])
+def test_steps_between_a_damaged_checkpoint_and_the_one_before_it_are_counted_as_lost(
+    restored: int | None, lost: int
+) -> None:
+    play = begun(requirements(spares=1))
+    play(*[Stepped(step) for step in range(1, 8)], CheckpointSaved(4))
+    play(Died(0, ""), Died(1, ""), CheckpointRestored(restored))
+    assert Recovered("restarted", 0.0, lost) in play(Stepped(restored or 0))
+    play(*[Ready(start.member, FACTS) for start in play.of(Start)[3:]], left(2, (restored or 0) + 1, "regroup", 1))
+    assert play.begin().generation == 2
+    assert not any("lost" in reason for reason in play.reasons[-1:])
 
 
 def test_a_checkpoint_saved_since_the_restore_is_gone_on_from() -> None:
@@ -914,6 +928,7 @@ any_event: st.SearchStrategy[Event] = st.one_of(
     ),
     st.builds(Stepped, st.integers(0, 3)),
     st.builds(CheckpointSaved, st.integers(0, 3)),
+    st.builds(CheckpointRestored, st.none() | st.integers(0, 3)),
     st.builds(NoRoom, members, st.just("why")),
     st.builds(StartFailed, members, st.just("why")),
     st.builds(Interrupt, st.just("SIGINT"), st.booleans()),

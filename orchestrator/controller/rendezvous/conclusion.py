@@ -75,7 +75,6 @@ def _regroup(decision: Decision) -> None:
         decision.end(error, "the skew is more than one step")
         return
     generation = decision.generation()
-    _learn_of_older_checkpoint(decision, generation)
     step = _standing(decision.state, generation)
     losses, stalls = fault_attribution.suspect(decision.state, step)
     decision.set(losses=losses, stalls=stalls)
@@ -89,20 +88,6 @@ def _regroup(decision: Decision) -> None:
     _put_out(decision)
     if not _may_save(decision):
         form(decision)
-
-
-def _learn_of_older_checkpoint(decision: Decision, generation: GenerationStatus) -> None:
-    """A damaged checkpoint is replaced by the one before it; then the members stand at less than was promised.
-
-    One that was saved since is good, even when all who got so far are lost.
-    """
-    state = decision.state
-    if generation.begin.restore is None or state.checkpoint != generation.steps:
-        return
-    moved = top(member for member in present(state) if passed(member.progress, generation.before[member.id]))
-    if moved is not None and moved.steps < generation.steps:
-        decision.say(f"an older checkpoint than that of step {generation.steps} was restored")
-        decision.set(checkpoint=moved.steps, steps_seen=min(state.steps_seen, moved.steps))
 
 
 def _standing(state: ControllerState, generation: GenerationStatus) -> int:

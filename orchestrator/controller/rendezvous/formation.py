@@ -215,6 +215,27 @@ def _restart(decision: Decision, steps: int, lost: int, *, forgets: bool) -> Non
         decision.end(error, f"{restarts} restarts without progress")
 
 
+def go_back_further(decision: Decision, steps: int) -> None:
+    """The present generation has begun with an older checkpoint than was promised: the steps between the two are lost, too."""
+    state, generation = decision.state, decision.state.generation
+    if generation is None or generation.begin.restore is None or steps >= generation.steps:
+        return
+    further = generation.steps - steps
+    decision.say(
+        f"no checkpoint of step {generation.steps} can be used, and with it {further} more steps are lost; "
+        f"the run goes on from step {steps}"
+    )
+    decision.set_generation(steps=steps)
+    decision.set(
+        steps_seen=min(state.steps_seen, steps),
+        mark=Progress(steps) if steps else None,
+        recoveries=tuple(
+            replace(recovery, steps_lost=recovery.steps_lost + further) if recovery.kind == "restarted" else recovery
+            for recovery in state.recoveries
+        ),
+    )
+
+
 def ask(decision: Decision, what: Any, why: str) -> None:
     """Have a member request this, once per generation; any member that has not reported can bring it to the vote."""
     decision.say(why)

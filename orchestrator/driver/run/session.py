@@ -509,8 +509,8 @@ class Session:
         if self._saving.given_up:
             self._saving.given_up = False
             self._members.ask(begin.members[0], "save", begin.generation)
-        if checkpoint is not None:
-            self._decide(events.CheckpointSaved(checkpoint))  # it may be an older one than was thought
+        if begin.restore is not None:
+            self._decide(events.CheckpointRestored(checkpoint))
 
     def _inspect(self, members: Sequence[int], stuck: Sequence[int]) -> None:
         """The journal has the stacks of all of a step that stalls before anybody is killed."""
