@@ -16,7 +16,7 @@ from typing import Any, Protocol
 from orchestrator.common.child import Messages, Started
 from orchestrator.numerics import cuda
 from orchestrator.provenance.environment import cards
-from orchestrator.provenance.environment.cards import Card, CardsUnknown
+from orchestrator.provenance.environment.cards import Card, CardsUnknown, Lost
 
 TRIAL = "orchestrator.worker.card_trial"
 LIMIT_S = 30.0
@@ -69,7 +69,8 @@ class Tried:
 class CardReport:
     """The part of `doctor` about GPUs."""
 
-    found: list[Card]  # all of the machine
+    found: list[Card]  # all of the machine that answer
+    lost: list[Lost] = field(default_factory=list)  # those that do not
     unknown: str | None = None  # why these are not known; None where they are
     tried: Tried | None = None  # None where there was nothing to try
 
@@ -77,6 +78,7 @@ class CardReport:
         tried = self.tried
         return {
             "cards": [{**card.as_dict(), **self._of(card)} for card in self.found],
+            "lost": [lost._asdict() for lost in self.lost],
             "unknown": self.unknown,
             "peers": None if tried is None else tried.peers,
             "trouble": None if tried is None else tried.trouble,
@@ -85,6 +87,7 @@ class CardReport:
     def as_text(self) -> list[str]:
         lines = [] if self.unknown is None else [f"GPUs: {self.unknown}"]
         lines += [line for card in self.found for line in self._lines(card)]
+        lines += [f"GPU at {lost.place} does not answer on its bus: {lost.why}" for lost in self.lost]
         tried = self.tried
         if tried is None:
             return lines
@@ -121,15 +124,16 @@ class CardReport:
 def report(start: Callable[[], Trying] = lambda: Started(TRIAL, silent=True, apart=True)) -> CardReport:
     """The report of this machine. start: the process that tries."""
     try:
-        found = cards.look()
+        found, lost = cards.look()
     except FileNotFoundError:
         return CardReport([])
     except CardsUnknown as error:
-        return CardReport([], str(error))
+        return CardReport([], unknown=str(error))
     if not found:
-        return CardReport([], f"{cards.PROGRAM} finds none")
+        return CardReport([], unknown=f"{cards.PROGRAM} finds none")
     problem = cuda.build_problem()
-    return CardReport(found, tried=Tried(trouble=f"nothing was tried: {problem}") if problem else heard(start()))
+    tried = Tried(trouble=f"nothing was tried: {problem}") if problem else heard(start())
+    return CardReport(found, lost, tried=tried)
 
 
 def heard(trying: Trying, first_s: float = _FIRST_S, limit_s: float = LIMIT_S) -> Tried:

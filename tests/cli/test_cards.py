@@ -14,7 +14,7 @@ from orchestrator.cli.cards import CardReport, Tried, heard, report
 from orchestrator.common.child import Messages
 from orchestrator.numerics import cuda
 from orchestrator.provenance.environment import cards
-from orchestrator.provenance.environment.cards import Card, CardsUnknown
+from orchestrator.provenance.environment.cards import Card, CardsUnknown, Lost, Seen
 
 FIRST = Card(0, "GPU-a", "NVIDIA H100", "570.86", 80 << 30, "9.0", mig=False, ecc_errors=2)
 SECOND = Card(1, "GPU-b", "NVIDIA GB10", "570.86", 0, "12.1", mig=True, ecc_errors=None, parts=("MIG-1",))
@@ -63,7 +63,7 @@ DOUBLES: list[Double] = []
 @pytest.fixture(autouse=True)
 def built(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(cuda, "build_problem", lambda: None)
-    monkeypatch.setattr(cards, "look", lambda: [FIRST, SECOND])
+    monkeypatch.setattr(cards, "look", lambda: Seen([FIRST, SECOND], []))
     yield
     while DOUBLES:
         DOUBLES.pop().dismiss()
@@ -118,7 +118,14 @@ def test_where_no_torch_for_cards_is_nothing_is_tried(monkeypatch: pytest.Monkey
     assert len(found.as_text()) == 3
 
 
-def fail(error: Exception) -> list[Card]:
+def test_a_card_that_is_lost_is_told_beside_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cards, "look", lambda: Seen([FIRST], [Lost("0000:3b:00.0", "GPU is lost.")]))
+    found = report(lambda: Double([("cards", ["GPU-a"]), ("peers", [])], ends=True))
+    assert "GPU at 0000:3b:00.0 does not answer on its bus: GPU is lost." in found.as_text()
+    assert found.as_dict()["lost"] == [{"place": "0000:3b:00.0", "why": "GPU is lost."}]
+
+
+def fail(error: Exception) -> Seen:
     raise error
 
 
@@ -128,5 +135,5 @@ def test_without_cards_or_their_tool_little_is_said(monkeypatch: pytest.MonkeyPa
     assert report().as_dict()["cards"] == []
     monkeypatch.setattr(cards, "look", lambda: fail(CardsUnknown("nvidia-smi did not answer in 10 s", hangs=True)))
     assert report().as_text() == ["GPUs: nvidia-smi did not answer in 10 s"]
-    monkeypatch.setattr(cards, "look", list)
+    monkeypatch.setattr(cards, "look", lambda: Seen([], []))
     assert report().as_text() == ["GPUs: nvidia-smi finds none"]

@@ -14,11 +14,12 @@ from orchestrator.provenance.environment.cards import CardsUnknown
 MEASURED = {"utilization": 0.9, "memory_bytes": 2.0**30, "temperature_c": 60.0}
 
 
-def told(*answers: Mapping[str, Mapping[str, float]] | Exception) -> list[dict[str, Any]]:
+def told(*answers: Mapping[str, float] | Exception) -> list[dict[str, Any]]:
     events: list[dict[str, Any]] = []
     left = list(answers)
 
-    def measure() -> Mapping[str, Mapping[str, float]]:
+    def measure(card: str) -> Mapping[str, float]:
+        assert card == "GPU-a"
         answer = left.pop(0)
         if isinstance(answer, Exception):
             raise answer
@@ -29,7 +30,7 @@ def told(*answers: Mapping[str, Mapping[str, float]] | Exception) -> list[dict[s
 
 
 def test_the_card_of_a_worker_is_told_by_its_uuid() -> None:
-    events = told({"GPU-a": MEASURED, "GPU-b": {}}, {"GPU-a": {"power_w": 300.0}})
+    events = told(MEASURED, {"power_w": 300.0})
     assert [each["measured"] for each in events] == [MEASURED, {"power_w": 300.0}]
     metrics = EVENTS["card_measured"].metrics({"step": 3, "worker": 0, **events[0]})
     assert metrics == {
@@ -44,10 +45,10 @@ def test_the_card_of_a_worker_is_told_by_its_uuid() -> None:
     "error", [CardsUnknown("nvidia-smi did not answer in 10 s", hangs=True), FileNotFoundError("x")]
 )
 def test_a_tool_that_does_not_answer_is_told_once_and_asked_no_more(error: Exception) -> None:
-    events = told({"GPU-a": MEASURED}, error, {"GPU-a": MEASURED})
+    events = told(MEASURED, error, MEASURED)
     assert [each["event"] for each in events] == ["card_measured", "device"]
     assert events[-1]["why"] == f"metrics of its GPU are not told: {error}"
 
 
-def test_of_a_card_that_the_tool_does_not_know_nothing_is_told() -> None:
-    assert told({"GPU-b": MEASURED}, {"GPU-a": MEASURED}) == []
+def test_of_a_card_of_which_the_tool_tells_nothing_no_more_is_asked() -> None:
+    assert told({}, MEASURED) == []

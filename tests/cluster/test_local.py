@@ -11,6 +11,8 @@ from typing import Any
 import pytest
 import ray
 from ray._private import node, services, utils
+from ray._private.resource_and_label_spec import ResourceAndLabelSpec
+from ray._private.thirdparty import pynvml
 
 from orchestrator.cluster.sessions import local
 from orchestrator.cluster.sessions.local import LocalRay
@@ -67,6 +69,37 @@ def test_this_ray_can_do_without_its_helpers_and_others_have_them() -> None:
         assert [getattr(place, name)("anything") for place, name in helpers[:3]] == [None, None, (None, None)]
         assert isinstance(utils.get_dashboard_dependency_error(), ImportError)
     assert [getattr(place, name) for place, name in helpers] == usual
+
+
+@pytest.mark.parametrize(("lost", "kind"), [({0}, "A100"), (set(), "H100"), ({0, 1}, None)])
+def test_the_type_of_a_card_is_that_of_the_first_that_answers(
+    lost: set[int], kind: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    nvml: Any = pynvml
+    failure: Exception = nvml.NVMLError(nvml.NVML_ERROR_GPU_IS_LOST)
+    names = ["NVIDIA H100 80GB HBM3", "NVIDIA A100-SXM4-40GB"]
+
+    def handle(number: int) -> int:
+        if number in lost:
+            raise failure
+        return number
+
+    for name, answer in {
+        "nvmlInit": lambda: None,
+        "nvmlShutdown": lambda: None,
+        "nvmlDeviceGetCount": lambda: 2,
+        "nvmlDeviceGetHandleByIndex": handle,
+        "nvmlDeviceGetName": names.__getitem__,
+    }.items():
+        monkeypatch.setattr(pynvml, name, answer)
+    spec: Any = ResourceAndLabelSpec(num_cpus=1, memory=1 << 30, object_store_memory=1 << 27, resources={}, labels={})
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-a")
+    with local._type_of_a_card_that_answers():
+        spec.resolve(is_head=True, node_ip_address="127.0.0.1")
+    assert spec.num_gpus == 1
+    assert [name for name in spec.resources if "accelerator_type" in name] == (
+        [f"accelerator_type:{kind}"] * bool(kind)
+    )
 
 
 def test_a_start_that_failed_is_tried_again_in_a_new_folder(folders: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,6 +10,7 @@ import pytest
 
 from orchestrator.config.settings import load
 from orchestrator.driver.preflight import checks
+from orchestrator.driver.preflight.visible_cards import Visible
 from orchestrator.errors import ConfigurationError, NotRerunnable, coded
 from orchestrator.provenance.data import versions
 from tests.provenance.code.repositories import create, write
@@ -48,7 +49,7 @@ def test_code_that_a_snapshot_lacks_is_refused_where_that_is_strict(project: Pat
 def test_a_plan_for_cards_elsewhere_notes_what_this_machine_lacks(
     project: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(checks, "_device_problems", lambda _: [coded("gpu.none-here", "run.device: no GPU")])
+    monkeypatch.setattr(checks, "_visible", lambda _: Visible(coded("gpu.none-here", "run.device: no GPU")))
     settings = load([RUN], ["run.device=cuda", "cluster.gpus_per_worker=1", "cluster.gpu_gb=24"])
     with refused("gpu.none-here"):
         checks.check(settings, project)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -11,10 +12,10 @@ from hypothesis import strategies as st
 
 from orchestrator.config.settings import ClusterSettings, PipelineSettings, RunSettings, Settings
 from orchestrator.driver.preflight import checks, visible_cards
-from orchestrator.errors import code_of
+from orchestrator.errors import ConfigurationError, code_of
 from orchestrator.numerics import cuda
 from orchestrator.provenance.environment import cards
-from orchestrator.provenance.environment.cards import Card, CardsUnknown
+from orchestrator.provenance.environment.cards import Card, CardsUnknown, Lost, Seen
 
 
 def card(index: int, uuid: str, parts: Sequence[str] = ()) -> Card:
@@ -80,19 +81,31 @@ def test_whatever_is_named_gets_an_answer(named: str) -> None:
 def test_the_tool_is_not_asked_where_all_are_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[str] = []
 
-    def look() -> list[Card]:
+    def look() -> Seen:
         asked.append("tool")
-        return CARDS
+        return Seen(CARDS, [])
 
     monkeypatch.setattr(cards, "look", look)
-    assert [code_of(each) for each in visible_cards.problems({"CUDA_VISIBLE_DEVICES": ""})] == ["gpu.hidden"]
+    assert refused({"CUDA_VISIBLE_DEVICES": ""}) == "gpu.hidden"
     kept = {"RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES": "1"}
-    assert [code_of(each) for each in visible_cards.problems(kept)] == ["gpu.ray-does-not-set"]
+    assert refused(kept) == "gpu.ray-does-not-set"
     assert asked == []
-    assert visible_cards.problems({}) == []
-    assert [code_of(each) for each in visible_cards.problems({"CUDA_VISIBLE_DEVICES": "9"})] == ["gpu.unknown-card"]
+    assert refused({}) is None
+    assert refused({"CUDA_VISIBLE_DEVICES": "9"}) == "gpu.unknown-card"
 
 
+def refused(environ: dict[str, str]) -> str | None:
+    """The code of the problem."""
+    found = visible_cards.look(environ)
+    assert (found.named, found.note) == (None, None)
+    return None if found.problem is None else code_of(found.problem)
+
+
+PLAIN = Settings(
+    run=RunSettings(steps=1, device="cuda"),
+    pipeline=PipelineSettings(target="a:B"),
+    cluster=ClusterSettings(gpus_per_worker=0.5),
+)
 FAILURES = {
     CardsUnknown("nvidia-smi did not answer in 10 s", hangs=True): ("gpu.no-answer", "reset the card"),
     CardsUnknown("Failed to initialize NVML: Driver/library version mismatch"): (
@@ -106,11 +119,12 @@ FAILURES = {
 
 @pytest.mark.parametrize("failure", FAILURES, ids=str)
 def test_a_tool_that_fails_refuses_the_run(failure: CardsUnknown, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail() -> list[Card]:
+    def fail() -> Seen:
         raise failure
 
     monkeypatch.setattr(cards, "look", fail)
-    (problem,) = visible_cards.problems({})
+    problem = visible_cards.look({}).problem
+    assert problem is not None
     code, remedy = FAILURES[failure]
     assert code_of(problem) == code
     assert remedy in problem
@@ -120,20 +134,74 @@ def test_a_tool_that_fails_refuses_the_run(failure: CardsUnknown, monkeypatch: p
 def test_without_the_tool_workers_will_tell(monkeypatch: pytest.MonkeyPatch) -> None:
     for error in (FileNotFoundError("nvidia-smi"), CardsUnknown('Field "mig" is not a valid field to query.')):
 
-        def fail(error: Exception = error) -> list[Card]:
+        def fail(error: Exception = error) -> Seen:
             raise error
 
         monkeypatch.setattr(cards, "look", fail)
-        assert visible_cards.problems({"CUDA_VISIBLE_DEVICES": "0"}) == []
+        assert refused({"CUDA_VISIBLE_DEVICES": "0"}) is None
 
 
 def test_the_preflight_of_a_run_on_a_private_ray_asks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cuda, "build_problem", lambda: None)
-    monkeypatch.setattr(cards, "look", lambda: CARDS)
-    monkeypatch.setattr(visible_cards.problems, "__defaults__", ({"CUDA_VISIBLE_DEVICES": "5"},))
-    cluster = ClusterSettings(gpus_per_worker=0.5)
-    plain = Settings(run=RunSettings(steps=1, device="cuda"), pipeline=PipelineSettings(target="a:B"), cluster=cluster)
-    assert [code_of(each) for each in checks._device_problems(plain)] == ["gpu.unknown-card"]
-    joined = replace(plain, cluster=replace(cluster, address="10.0.0.1:6379"))
-    assert checks._device_problems(joined) == []
-    assert checks._device_problems(replace(plain, run=RunSettings(steps=1))) == []
+    monkeypatch.setattr(cards, "look", lambda: Seen(CARDS, []))
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "5")
+    with pytest.raises(ConfigurationError) as caught:
+        checks.take_cards(PLAIN)
+    assert caught.value.code == "gpu.unknown-card"
+    joined = replace(PLAIN, cluster=replace(PLAIN.cluster, address="10.0.0.1:6379"))
+    assert checks.take_cards(joined) == []
+    assert checks.take_cards(replace(PLAIN, run=RunSettings(steps=1))) == []
+
+
+LOST = Lost("0000:3b:00.0", "Unable to determine the device handle for GPU0000:3B:00.0: GPU is lost.")
+LEFT = [CARDS[0], card(2, "GPU-77aa"), card(3, "GPU-88cc", ["MIG-1", "MIG-2"])]  # without the one of index 1
+LEFT_OUT = {
+    None: "GPU-6b2a,GPU-77aa,MIG-1",  # of a card that is cut CUDA shows its first device, by any name of the card
+    "0,1,2": "GPU-6b2a,GPU-77aa",
+    "2,1": "GPU-77aa",
+    "1,3,MIG-2": "MIG-1,MIG-2",
+    "GPU-6b3b,GPU-6b2": "GPU-6b2",  # a lost card tells no UUID
+    "MIG-7,MIG-8,2": "GPU-77aa",
+    "2,0": "GPU-77aa,GPU-6b2a",  # CUDA may number the rest otherwise, also where the lost one is not named
+}
+NOT_FOR_A_RUN = {
+    "1": "gpu.fell-off",
+    "GPU-6b3b": "gpu.fell-off",
+    "0,1,4": "gpu.unknown-card",
+    "0,GPU-a,GPU-b": "gpu.unknown-card",  # one card is lost, and not two
+    "0,1,0": "gpu.named-twice",
+    "0,cuda:1": "gpu.unknown-card",
+}
+
+
+@pytest.mark.parametrize("named", LEFT_OUT)
+def test_a_card_that_is_lost_is_left_out_and_the_others_are_named_by_uuid(named: str | None) -> None:
+    found = visible_cards.without_lost(named, LEFT, [LOST])
+    assert (found.problem, found.named) == (None, LEFT_OUT[named])
+    assert found.note is not None
+    assert found.note.startswith(f"the GPU at {LOST.place} does not answer (Unable to determine")
+    assert "and is left out; the run has the other GPUs: " in found.note
+    assert "reboot the machine" in found.note
+
+
+@pytest.mark.parametrize("named", NOT_FOR_A_RUN)
+def test_a_run_whose_cards_are_all_lost_is_refused_and_a_wrong_name_is_wrong(named: str) -> None:
+    found = visible_cards.without_lost(named, LEFT, [LOST])
+    assert found.problem is not None
+    assert code_of(found.problem) == NOT_FOR_A_RUN[named]
+    assert found.named is None
+
+
+@given(st.lists(st.sampled_from(["0", "1", "2", "GPU-77aa", "GPU-6b3b", "MIG-1", "MIG-9", "7", "x"]), max_size=4))
+def test_what_is_left_are_cards_that_answer(names: list[str]) -> None:
+    found = visible_cards.without_lost(",".join(names), LEFT, [LOST])
+    assert (found.problem is None) == (found.named is not None)
+    assert found.named is None or visible_cards.problem_of(found.named, LEFT) is None
+
+
+def test_the_lost_card_is_hidden_from_what_a_launch_starts_and_told_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cuda, "build_problem", lambda: None)
+    monkeypatch.setattr(cards, "look", lambda: Seen(LEFT[:2], [LOST]))
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1,2")
+    assert len(checks.take_cards(PLAIN)) == 1
+    assert os.environ["CUDA_VISIBLE_DEVICES"] == "GPU-6b2a,GPU-77aa"

@@ -15,7 +15,7 @@ from orchestrator.provenance.environment.cards import CardsUnknown
 
 EVERY_S = 30.0
 
-Measure = Callable[[], Mapping[str, Mapping[str, float]]]
+Measure = Callable[[str], Mapping[str, float]]
 
 
 def begin(card: str, emit: Callable[[dict[str, Any]], None]) -> None:
@@ -33,10 +33,10 @@ def tell(
     """wait: for so many seconds, and whether that is the end."""
     while not wait(EVERY_S):
         try:
-            found = measure().get(card)
+            found = measure(card)
         except (CardsUnknown, OSError) as error:
             emit({"event": "device", "why": f"metrics of its GPU are not told: {error}"})
             return
-        if found is None:  # such as a MIG device, of which nothing is told alone
+        if not found:  # such as a MIG device, of which nothing is told alone
             return
         emit({"event": "card_measured", "card": card, "measured": dict(found)})

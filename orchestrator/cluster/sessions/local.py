@@ -119,6 +119,7 @@ class LocalRay:
             stack.enter_context(patient(self._start_timeout_s))
             stack.enter_context(unsuspecting())
             stack.enter_context(_loopback_kept())
+            stack.enter_context(_type_of_a_card_that_answers())
             if self._outlived:
                 stack.enter_context(outliving())
                 self.lock.touch()
@@ -283,6 +284,35 @@ def _loopback_kept() -> contextlib.AbstractContextManager[None]:
     from ray._private import services
 
     return replaced(services, "resolve_ip_for_localhost", lambda host: host)
+
+
+def _type_of_a_card_that_answers() -> contextlib.AbstractContextManager[None]:
+    """Within this a Ray that is started tells the type of the first card that answers. It asks the first of all, and does not
+    start where that one is lost. A Ray that was not tested does as it does."""
+    if not tested_versions.RAY.is_here:
+        return contextlib.nullcontext()
+    from ray._private.accelerators import nvidia_gpu
+    from ray._private.thirdparty import pynvml
+
+    manager: Any = nvidia_gpu.NvidiaGPUAcceleratorManager
+    nvml: Any = pynvml
+
+    def kind() -> str | None:
+        try:
+            nvml.nvmlInit()
+        except nvml.NVMLError:
+            return None
+        try:
+            for number in range(nvml.nvmlDeviceGetCount()):
+                with contextlib.suppress(nvml.NVMLError):
+                    name = nvml.nvmlDeviceGetName(nvml.nvmlDeviceGetHandleByIndex(number))
+                    found: str | None = manager._gpu_name_to_accelerator_type(name)
+                    return found
+            return None
+        finally:
+            nvml.nvmlShutdown()
+
+    return replaced(manager, "get_current_node_accelerator_type", kind)
 
 
 @contextlib.contextmanager

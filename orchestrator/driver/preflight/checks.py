@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -13,6 +14,7 @@ from orchestrator.adapters import table
 from orchestrator.adapters.adapted import Adapted, Course
 from orchestrator.checkpoint.storage import try_out
 from orchestrator.cluster.sessions import metrics
+from orchestrator.cluster.sessions.gpus import VARIABLE
 from orchestrator.comm.pipeline_schedules import PIPELINING, Hosts
 from orchestrator.comm.pipeline_schedules import laws as pipelining_laws
 from orchestrator.comm.synchronization import SYNCHRONY, build_mode
@@ -30,6 +32,7 @@ from orchestrator.data.order import Epochs
 from orchestrator.data.sampling import orders, partition_laws, samplings, subsets
 from orchestrator.data.sampling.partitions import PARTITIONS
 from orchestrator.driver.preflight import private, visible_cards
+from orchestrator.driver.preflight.visible_cards import Visible
 from orchestrator.errors import ConfigurationError, NotRerunnable, code_of, coded
 from orchestrator.numerics import cuda, determinism, inductor, torch_names
 from orchestrator.optim import contribution_laws, optimizers, schedule_laws
@@ -52,17 +55,14 @@ _SOME_STEPS = 1000  # of a run whose length in steps is known only when its data
 
 @dataclass(frozen=True)
 class Provenance:
-    """Facts about code and data, found before the start.
+    """Facts about code and data, found before the start."""
 
-    work: None where the code cannot be recorded; scans: what lies at each of the inputs; in_code: the obstacles to an
-    exact rerun that are in the code; notes: what a person should know before the run is recorded.
-    """
-
-    project: Path
-    work: worktree.WorkTree | None
-    scans: Mapping[str, Scan]
-    in_code: list[str]
-    notes: list[str]
+    project: Path  # folder from which the pipeline is imported
+    work: worktree.WorkTree | None  # what git has of the code; None where it cannot be recorded
+    scans: Mapping[str, Scan]  # what lies at each of the inputs
+    in_code: list[str]  # the obstacles to an exact rerun that are in the code
+    notes: list[str]  # what a person should know before the run is recorded
+    of_cards: list[str]  # notes that also count where a recorded run goes on; they are among those above
 
     @cached_property
     def inputs(self) -> list[versions.Input]:
@@ -102,11 +102,13 @@ def code_in(work: worktree.WorkTree | None) -> Callable[[input_audit.File], bool
 
 def check(settings: Settings, project: Path, *, cards_elsewhere: bool = False) -> Provenance:
     """Check the settings; returns what is known of code and data. cards_elsewhere: what this machine lacks to compute on a
-    GPU is noted. Raises ConfigurationError with all problems, and NotRerunnable under `strict` when there are obstacles."""
+    GPU is noted. Else a card that is lost is hidden from what this process starts, as in `take_cards`.
+    Raises ConfigurationError with all problems, and NotRerunnable under `strict` when there are obstacles."""
     if lacking := torch_names.problems():
         remedy = f"install {TORCH.wanted}, with which this was tested"
         raise ConfigurationError(lacking, remedy, code="environment.torch-lacks")
-    of_device = [*_device_problems(settings), *_compiler_problems(settings)]
+    visible = _visible(settings)
+    of_device = [*([] if visible.problem is None else [visible.problem]), *_compiler_problems(settings)]
     problems = [
         *_pipeline_problems(settings),
         *_local_problems(settings),
@@ -137,8 +139,8 @@ def check(settings: Settings, project: Path, *, cards_elsewhere: bool = False) -
     misplaced = [] if work is None else private.misplaced(settings, work.root)
     if misplaced:
         raise ConfigurationError(misplaced)
-    here = [f"not on this machine: {problem}" for problem in of_device]
-    notes = [*here, _unmasked_note(settings), _redacted_note(settings)]
+    of_cards = [f"not on this machine: {problem}" for problem in of_device] if cards_elsewhere else _hide_lost(visible)
+    notes = [*of_cards, _unmasked_note(settings), _redacted_note(settings)]
     if work is not None:
         looked_at = [*dict.fromkeys([*work.untracked, *work.changed, secrets.DVC_CONFIG])]
         notes += [
@@ -147,7 +149,7 @@ def check(settings: Settings, project: Path, *, cards_elsewhere: bool = False) -
             _store_note(settings, work),
         ]
     scans = {path: scan_input(project, path) for path in settings.data.inputs}
-    found = Provenance(project, work, scans, in_code, [note for note in notes if note is not None])
+    found = Provenance(project, work, scans, in_code, [note for note in notes if note is not None], of_cards)
     if settings.strict and found.obstacles:
         listed = "".join(f"\n  - {obstacle}" for obstacle in found.obstacles)
         raise NotRerunnable(
@@ -156,6 +158,22 @@ def check(settings: Settings, project: Path, *, cards_elsewhere: bool = False) -
             code="rerun.strict",
         )
     return found
+
+
+def take_cards(settings: Settings) -> list[str]:
+    """Look at the cards of this machine alone, and hide one that is lost from what this process starts, by
+    CUDA_VISIBLE_DEVICES. Returns the notes about it. Raises ConfigurationError."""
+    visible = _visible(settings)
+    if visible.problem is not None:
+        raise ConfigurationError([visible.problem])
+    return _hide_lost(visible)
+
+
+def _hide_lost(visible: Visible) -> list[str]:
+    if visible.named is None or visible.note is None:
+        return []
+    os.environ[VARIABLE] = visible.named
+    return [visible.note]
 
 
 def _imported_obstacles(work: worktree.WorkTree, project: Path) -> list[str]:
@@ -389,12 +407,12 @@ def _checkpoint_problems(settings: Settings) -> list[str]:
     return []
 
 
-def _device_problems(settings: Settings) -> list[str]:
+def _visible(settings: Settings) -> Visible:
     """A private Ray runs this very torch; of another one's nodes its workers say it."""
     if settings.run.device == "cpu" or settings.cluster.address is not None:
-        return []
+        return Visible()
     problem = cuda.build_problem()
-    return visible_cards.problems() if problem is None else [problem]
+    return visible_cards.look() if problem is None else Visible(problem)
 
 
 def _compiler_problems(settings: Settings) -> list[str]:

@@ -1,9 +1,10 @@
-"""Whether a private Ray can give its workers the cards that CUDA_VISIBLE_DEVICES names: asked before anything is started.
+"""The cards that a private Ray gives its workers, by CUDA_VISIBLE_DEVICES: looked at before anything is started.
 
 Ray counts the names in that variable, up to the number of cards that the machine has, without looking for cards of these
 names. It hands each worker one of them, as it is written. CUDA takes names up to the first that it does not know, and none at
 all where one comes twice. So a name that is wrong would show only in a worker, or as a card too few. A name of CUDA is the
-index of a card, the beginning of its UUID, or a MIG device. Source: NVIDIA, "CUDA Environment Variables";
+index of a card, the beginning of its UUID, or a MIG device. Ray counts a card that is lost, and nobody says how CUDA numbers
+the rest; so the others are named by their UUIDs then. Source: NVIDIA, "CUDA Environment Variables";
 ray/_private/accelerators/nvidia_gpu.py.
 """
 
@@ -11,42 +12,72 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from typing import Final
+from typing import Final, NamedTuple
 
 from orchestrator.cluster.sessions import gpus
 from orchestrator.cluster.sessions.gpus import VARIABLE
 from orchestrator.common import card_faults
 from orchestrator.errors import coded
 from orchestrator.provenance.environment import cards
-from orchestrator.provenance.environment.cards import Card, CardsUnknown
+from orchestrator.provenance.environment.cards import Card, CardsUnknown, Lost
 
 _KEPT: Final = "RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES"
 _HIDES: Final = ("", "NoDevFiles")  # what Ray takes for none
 _NO_DRIVER: Final = "communicate with the NVIDIA driver"
 
 
-def problems(environ: Mapping[str, str] = os.environ) -> list[str]:
-    """The problems of this machine and this environment. If NVIDIA's tool is not installed, or fails, workers will tell."""
+class Visible(NamedTuple):
+    """The outcome of a look. problem: why the run is refused; named: what CUDA_VISIBLE_DEVICES has to name in place of what it
+    does, since a card is lost; note: the sentence about it. Each is None where there is nothing to say or do."""
+
+    problem: str | None = None
+    named: str | None = None
+    note: str | None = None
+
+
+def look(environ: Mapping[str, str] = os.environ) -> Visible:
+    """At this machine and this environment. If NVIDIA's tool is not installed, or fails, workers will tell."""
     given = environ.get(VARIABLE)
     if given is not None and (hidden := _hidden(given)):
-        return [hidden]
+        return Visible(hidden)
     if environ.get(_KEPT, "").lower() in ("1", "true"):
-        return [
+        return Visible(
             coded(
                 "gpu.ray-does-not-set",
                 f"run.device: {_KEPT}={environ[_KEPT]} keeps Ray from giving each worker a card of its own, so all "
                 "would compute on the first; unset it",
             )
-        ]
+        )
     try:
-        found = cards.look()
+        found, lost = cards.look()
     except FileNotFoundError:
-        return []
+        return Visible()
     except CardsUnknown as error:
-        problem = unknown(error)
-        return [] if problem is None else [problem]
-    problem = problem_of(given, found)
-    return [] if problem is None else [problem]
+        return Visible(unknown(error))
+    return without_lost(given, found, lost) if lost else Visible(problem_of(given, found))
+
+
+def without_lost(given: str | None, found: Sequence[Card], lost: Sequence[Lost]) -> Visible:
+    """The cards that are left to a run. A name that is unknown may be that of a lost card, as these tell no UUID. given: as of
+    `problem_of`."""
+    told = "; ".join(f"the GPU at {each.place} does not answer ({each.why})" for each in lost)
+    fault = card_faults.BY_CODE[cards.LOST]
+    names = [_first_of(card) for card in found] if given is None else given.split(",")
+    gone = [name for name in names if _meant(name, found) is None and _may_be_lost(name, len(found) + len(lost))]
+    if len(gone) > len(lost) and any(not name.startswith(gpus.MIG) for name in gone):
+        return Visible(problem_of(given, found))
+    left = [_by_uuid(name, found) for name in names if name not in gone]
+    if not left:
+        named = "" if given is None else f" and {VARIABLE}={given} names no other"
+        return Visible(coded(cards.LOST, f"run.device: {told}{named}; {fault.remedy}"))
+    if problem := problem_of(",".join(left), found):
+        return Visible(problem)
+    kept = ", ".join(str(card) for card in found if any(_meant(name, [card]) for name in left))
+    return Visible(
+        None,
+        ",".join(left),
+        f"{told} and is left out; the run has the other GPUs: {kept}; to have it back, {fault.remedy}",
+    )
 
 
 def unknown(error: CardsUnknown) -> str | None:
@@ -109,6 +140,22 @@ def _hidden(given: str) -> str | None:
         "gpu.hidden",
         f"run.device: {VARIABLE}={given!r} hides all GPUs; unset it, name those that the run may have, or take run.device=cpu",
     )
+
+
+def _first_of(card: Card) -> str:
+    """The device that CUDA shows of it where it is named by its index."""
+    return card.parts[0] if card.parts else card.uuid
+
+
+def _may_be_lost(name: str, count: int) -> bool:
+    """count: of all cards, the lost ones too."""
+    return int(name) < count if name.strip().isdecimal() else name.startswith(("GPU-", gpus.MIG))
+
+
+def _by_uuid(name: str, found: Sequence[Card]) -> str:
+    """The name, where it is no index. One that is unknown stays, to be told of."""
+    indices = {str(card.index): _first_of(card) for card in found}
+    return indices.get(name.strip(), name)
 
 
 def _meant(name: str, found: Sequence[Card]) -> str | None:

@@ -71,10 +71,10 @@ def sweep(
         described = replace(described, settings=initial.pinned(described.settings, project, trusted=trusted))
     if "begin.name" not in described.course.space:
         described = replace(described, settings=begin.pinned(described.settings, project, trusted=trusted))
-    _check(described, project)
+    notes = _check(described, project)
     folder = project_folder(project)
     record = SweepRecord.create(described, folder, " ".join(redactor(described.settings).arguments(sys.argv)))
-    return _drive(described, record, folder, [], trusted=trusted)
+    return _drive(described, record, folder, [], notes=notes, trusted=trusted)
 
 
 def resume_sweep(past: Past, overrides: Sequence[str], uri: str | None, *, trusted: bool = False) -> SweepReport:
@@ -109,6 +109,7 @@ def resume_sweep(past: Past, overrides: Sequence[str], uri: str | None, *, trust
     files.lease()
     known = SweepHistory.read(files.journal)  # as it is now that nobody else writes it
     verify(changed.course, look(changed.course, known.ended, known.asked))
+    notes = checks.take_cards(changed.settings)
     display = for_stream()
     display.say(f"going on with {past.kind} {past.run_id}: {len(known.ended)} runs have ended")
     require_secret([] if first is None else [first], given)
@@ -117,7 +118,7 @@ def resume_sweep(past: Past, overrides: Sequence[str], uri: str | None, *, trust
             held.enter_context(recorded_project(first, project, folder, display))
         record = SweepRecord.reopen(changed, store, files)
         tree = None if first is None else first.code.get("tree")
-        return _drive(changed, record, folder, of_runs(given), tree, trusted=trusted)
+        return _drive(changed, record, folder, of_runs(given), tree, notes=notes, trusted=trusted)
 
 
 def _first_recorded(store: Store, folder: Path, known: SweepHistory) -> Recorded | None:
@@ -129,8 +130,9 @@ def _first_recorded(store: Store, folder: Path, known: SweepHistory) -> Recorded
     return None
 
 
-def _check(described: Sweep, project: Path) -> None:
-    """Refuse what can be known to be wrong before anything is started. Raises ConfigurationError, NotRerunnable."""
+def _check(described: Sweep, project: Path) -> list[str]:
+    """Refuse what can be known to be wrong before anything is started; returns what is to be said of the cards. Raises
+    ConfigurationError, NotRerunnable."""
     course = described.course
     if is_reference(course.search.name) and (problems := laws.problems(course.space, course.search, course.seed)):
         raise ConfigurationError(problems)
@@ -141,8 +143,9 @@ def _check(described: Sweep, project: Path) -> None:
         and (problems := combination_laws.problems(ensemble.combine, ensemble.options, ensemble.members))
     ):
         raise ConfigurationError(problems)
-    checks.check(described.settings, project)
+    found = checks.check(described.settings, project)
     construction.rehearse(resolve(described.settings))
+    return found.of_cards
 
 
 def _drive(
@@ -152,14 +155,17 @@ def _drive(
     overrides: list[str],
     tree: str | None = None,
     *,
+    notes: Sequence[str],
     trusted: bool,
 ) -> SweepReport:
-    """Run the trials, write down what came of them, say it. overrides, tree, trusted: as `Trials` takes them."""
+    """Run the trials, write down what came of them, say it. overrides, tree, trusted: as `Trials` takes them; notes: to be said
+    first."""
     course, known = described.course, record.known
     board = TrialBoard(
         Seen(described.metric, course.search.trials, described.parallel, described.direction, described.noun)
     )
-    board.say(_title(described, record.sweep_id))
+    for said in (_title(described, record.sweep_id), *(f"note: {each}" for each in notes)):
+        board.say(said)
     error: OrchestratorError | None = None
     with signals.posted() as pending_signal:
         pending_signal.last_words = last_words(record.sweep_id, record.store.name, described.kind)

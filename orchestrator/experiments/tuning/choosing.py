@@ -142,7 +142,8 @@ def _tuned(settings: Settings, keys: tuple[str, ...], display: ProgressDisplay, 
     replace(settings, tuning=replace(settings.tuning, auto=keys))  # its rules hold, or ConfigurationError
     project = Path.cwd()
     fixed = replace(settings, tuning=replace(settings.tuning, auto=()))
-    checks.check(fixed, project)
+    for note in checks.check(fixed, project).of_cards:
+        display.say(f"note: {note}")
     model = model_of(fixed)
     with probing(fixed, display) as prober:
         topologies = _topologies(fixed, free="topology" in keys)

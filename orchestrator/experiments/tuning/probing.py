@@ -19,9 +19,9 @@ from typing import Any, Final
 import torch
 
 from orchestrator.cluster.placement.reservation import living_nodes
-from orchestrator.cluster.sessions import RaySession
+from orchestrator.cluster.sessions import RaySession, gpus
 from orchestrator.cluster.sessions.joined import JoinedRay
-from orchestrator.cluster.sessions.local import LocalRay
+from orchestrator.cluster.sessions.local import Actors, LocalRay
 from orchestrator.config.plan import Variant
 from orchestrator.config.resolve import resolve
 from orchestrator.config.settings import (
@@ -67,9 +67,11 @@ def probing(settings: Settings, display: ProgressDisplay, most: int = 0) -> Iter
     cluster, timeout_s = settings.cluster, settings.cluster.start_timeout_s
     cores = len(os.sched_getaffinity(0))
     folder = Path(tempfile.mkdtemp(prefix="orchestrator-tune-"))
-    servers = max(1, resolve(settings).cluster.members.servers)
+    planned = resolve(settings).cluster
+    servers = max(1, planned.members.servers)
     room = cluster.cpus_per_worker * (max(cores, most, cluster.workers.start) + servers)
-    ray: Any = LocalRay(room, timeout_s, lambda: None) if cluster.address is None else JoinedRay(cluster.address)
+    actors = Actors(of_gpus=gpus.for_ray() if planned.gpus else 0)
+    ray: Any = JoinedRay(cluster.address) if cluster.address is not None else LocalRay(room, timeout_s, actors=actors)
     try:
         with ray as session:
             nodes = [] if cluster.address is None else living_nodes()

@@ -1,20 +1,25 @@
 """The cards of this machine, as NVIDIA's own tool tells of them.
 
 It is asked as a program with a deadline, and never as a library in this process: where a card has failed, its driver may not
-answer, and who waits for it cannot be killed. Source: `nvidia-smi --help-query-gpu`, and `nvidia-smi -L` for MIG.
+answer, and who waits for it cannot be killed. The tool tells nothing of a machine with a card that has fallen off its bus; the
+cards are asked one by one then. Source: `nvidia-smi --help-query-gpu`, and `nvidia-smi -L` for MIG.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, Final
+from pathlib import Path
+from typing import Any, Final, NamedTuple
 
+from orchestrator.common import card_faults
 from orchestrator.common.asking import ask
 
 PROGRAM: Final = "nvidia-smi"
 LIMIT_S: Final = 10.0
+BUS: Final = Path("/proc/driver/nvidia/gpus")  # a folder for each card, lost ones too, named by its place on the bus
+LOST: Final = "gpu.fell-off"
 _FACTS: Final = (
     "index",
     "uuid",
@@ -61,15 +66,72 @@ class Card:
         return {**asdict(self), "parts": list(self.parts)}
 
 
-def look(limit_s: float = LIMIT_S) -> list[Card]:
-    """All of this machine, whatever CUDA_VISIBLE_DEVICES says. Raises CardsUnknown, and FileNotFoundError without the tool."""
-    found = read(_asked((PROGRAM, f"--query-gpu={','.join(_FACTS)}", "--format=csv,noheader,nounits"), limit_s))
-    return with_parts(found, _asked((PROGRAM, "-L"), limit_s)) if any(card.mig for card in found) else found
+class Lost(NamedTuple):
+    """A card that does not answer on its bus any more. place: on the bus, as 0000:3b:00.0; why: what the tool says of it."""
+
+    place: str
+    why: str
 
 
-def measure(limit_s: float = LIMIT_S) -> dict[str, dict[str, float]]:
-    """By UUID what each card tells of its utilization (from 0 to 1), memory in use, temperature and power. Raises as `look`."""
-    return measured(_asked((PROGRAM, f"--query-gpu={','.join(_MEASURES)}", "--format=csv,noheader,nounits"), limit_s))
+class Seen(NamedTuple):
+    """The cards of a machine, and those of it that are lost."""
+
+    cards: list[Card]
+    lost: list[Lost]
+
+
+def look(limit_s: float = LIMIT_S) -> Seen:
+    """All of this machine, whatever CUDA_VISIBLE_DEVICES says. limit_s: for each question to the tool. Raises CardsUnknown,
+    also where all cards are lost, and FileNotFoundError without the tool."""
+    lost: list[Lost] = []
+    try:
+        found = read(_facts((), limit_s))
+    except CardsUnknown as error:
+        if not _is_lost(error):
+            raise
+        found, lost = _one_by_one(limit_s)
+        if not found:
+            raise
+    if any(card.mig for card in found):
+        found = with_parts(found, "\n".join(_listed(found, lost, limit_s)))
+    return Seen(found, lost)
+
+
+def measure(card: str, limit_s: float = LIMIT_S) -> dict[str, float]:
+    """Ask a card for its utilization (from 0 to 1), memory in use, temperature and power; a MIG device tells nothing. It
+    alone is asked, as another one may be lost. card: its UUID. Raises CardsUnknown, and FileNotFoundError without the tool."""
+    if not card.startswith("GPU-"):
+        return {}
+    asked = (PROGRAM, "-i", card, f"--query-gpu={','.join(_MEASURES)}", "--format=csv,noheader,nounits")
+    return measured(_asked(asked, limit_s)).get(card, {})
+
+
+def _facts(of: Sequence[str], limit_s: float) -> str:
+    return _asked((PROGRAM, *of, f"--query-gpu={','.join(_FACTS)}", "--format=csv,noheader,nounits"), limit_s)
+
+
+def _is_lost(error: CardsUnknown) -> bool:
+    fault = card_faults.named_in(str(error))
+    return fault is not None and fault.code == LOST
+
+
+def _one_by_one(limit_s: float) -> tuple[list[Card], list[Lost]]:
+    """Raises CardsUnknown where a card fails otherwise than by being lost."""
+    found, lost = [], []
+    for place in sorted(each.name for each in BUS.iterdir()) if BUS.is_dir() else []:
+        try:
+            found += read(_facts(("-i", place), limit_s))
+        except CardsUnknown as error:
+            if not _is_lost(error):
+                raise
+            lost.append(Lost(place, str(error)))
+    return found, lost
+
+
+def _listed(found: Sequence[Card], lost: Sequence[Lost], limit_s: float) -> Iterator[str]:
+    """The answer of `nvidia-smi -L`; where it would fail for all, one for each card that is cut."""
+    for of in [("-i", card.uuid) for card in found if card.mig] if lost else [()]:
+        yield _asked((PROGRAM, "-L", *of), limit_s)
 
 
 def read(text: str) -> list[Card]:
@@ -119,6 +181,8 @@ def _rows(text: str, count: int) -> list[list[str]]:
 
 
 def _card(cells: Sequence[str]) -> Card:
+    if _is_lost(CardsUnknown(told := ",".join(cells))):
+        raise CardsUnknown(told)
     index, uuid, name, driver, memory, capability, mig, errors = cells
     counted, mebibytes = _number(errors), _number(memory) or 0.0  # memory that a card shares with its host is not told
     return Card(

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
+from orchestrator.common.asking import Told
 from orchestrator.provenance.environment import cards
 from orchestrator.provenance.environment.cards import CardsUnknown
 
@@ -63,19 +65,19 @@ def test_without_the_tool_nothing_is_known(program: Path) -> None:  # noqa: ARG0
 
 def test_the_tool_is_asked_for_parts_only_where_a_card_is_cut(program: Path) -> None:
     says(program, f"case $1 in -L) echo '{LISTED}' ;; *) echo '{CUT}' ;; esac")
-    assert len(cards.look()[0].parts) == 2
+    assert len(cards.look().cards[0].parts) == 2
     says(program, f"case $1 in -L) exit 1 ;; *) echo '{TWO}' ;; esac")
-    assert [card.parts for card in cards.look()] == [(), ()]
+    assert [card.parts for card in cards.look().cards] == [(), ()]
 
 
 def test_a_machine_without_cards_has_none(program: Path) -> None:
     says(program, "echo No devices were found; exit 6")
-    assert cards.look() == []
+    assert cards.look() == ([], [])
 
 
 def test_a_warning_behind_the_answer_takes_nothing_from_it(program: Path) -> None:
     says(program, f"echo '{TWO}'; echo 'WARNING: infoROM is corrupted at gpu 0000:3B:00.0'; exit 14")
-    assert len(cards.look()) == 2
+    assert len(cards.look().cards) == 2
 
 
 def test_what_the_tool_says_is_told_where_it_fails(program: Path) -> None:
@@ -98,3 +100,73 @@ def test_a_tool_that_hangs_is_given_up(program: Path) -> None:
     with pytest.raises(CardsUnknown, match=r"nvidia-smi did not answer in 0\.1 s") as caught:
         cards.look(0.1)
     assert caught.value.hangs
+
+
+PLACES = ("0000:17:00.0", "0000:3b:00.0", "0000:65:00.0")
+SAID = "Unable to determine the device handle for GPU0000:3B:00.0: GPU is lost.  Reboot the system to recover this GPU"
+
+
+@pytest.fixture
+def bus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The driver's folder of a machine with three cards."""
+    place = tmp_path / "gpus"
+    for each in PLACES:
+        (place / each).mkdir(parents=True)
+    monkeypatch.setattr(cards, "BUS", place)
+    return place
+
+
+def without_the_middle(row: str = f"echo '{SAID}'; exit 15", last: str = CUT.replace("0, GPU-aa", "2, GPU-aa")) -> str:
+    """A tool that fails for all cards together, and for the middle one alone. row: its answer for that one."""
+    first = TWO.splitlines()[0]
+    return (
+        f"case \"$*\" in \"-L -i GPU-aa\") echo '{LISTED}' ;; *{PLACES[0]}*) echo '{first}' ;; "
+        f"*{PLACES[1]}*) {row} ;; *{PLACES[2]}*) echo '{last}' ;; *) echo '{SAID}'; exit 15 ;; esac"
+    )
+
+
+def test_where_one_card_is_lost_the_others_are_asked_one_by_one(program: Path, bus: Path) -> None:
+    says(program, without_the_middle())
+    found, lost = cards.look()
+    assert [(card.index, len(card.parts)) for card in found] == [(0, 0), (2, 2)]
+    assert [each.place for each in lost] == [PLACES[1]]
+    assert lost[0].why.startswith("Unable to determine the device handle")
+    (bus / PLACES[2]).rmdir()
+    assert [card.index for card in cards.look().cards] == [0]
+
+
+def test_a_card_that_is_lost_within_an_answer_is_lost(program: Path, bus: Path) -> None:  # noqa: ARG001
+    row = "1, GPU-bb, [GPU is lost], 570.86.15, [GPU is lost], [GPU is lost], [GPU is lost], [GPU is lost]"
+    says(program, without_the_middle(f"echo '{row}'"))
+    assert [each.place for each in cards.look().lost] == [PLACES[1]]
+
+
+def test_where_all_are_lost_or_nobody_lists_them_the_tool_is_told(program: Path, bus: Path) -> None:
+    says(program, f"echo '{SAID}'; exit 15")
+    with pytest.raises(CardsUnknown, match="GPU is lost"):
+        cards.look()
+    for each in PLACES:
+        (bus / each).rmdir()
+    says(program, without_the_middle())
+    with pytest.raises(CardsUnknown, match="GPU is lost"):
+        cards.look()
+
+
+def test_a_card_that_hangs_is_not_taken_for_lost(bus: Path, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: ARG001
+    def ask(command: Sequence[str], _limit_s: float) -> Told:
+        if PLACES[1] in command:
+            raise TimeoutError("nvidia-smi did not answer in 10 s")
+        return Told(0, TWO, "") if "-i" in command else Told(15, "", SAID)
+
+    monkeypatch.setattr(cards, "ask", ask)
+    with pytest.raises(CardsUnknown, match="did not answer") as caught:
+        cards.look()
+    assert caught.value.hangs
+
+
+def test_only_the_card_of_a_worker_is_measured(program: Path) -> None:
+    says(program, 'case "$*" in "-i GPU-a "*) echo "GPU-a, 97, 1024, 61, 412.50" ;; *) exit 15 ;; esac')
+    assert cards.measure("GPU-a")["power_w"] == 412.5
+    assert cards.measure("MIG-a") == {}
+    with pytest.raises(CardsUnknown):
+        cards.measure("GPU-b")
