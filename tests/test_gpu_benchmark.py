@@ -480,13 +480,12 @@ def test_a_command_that_takes_too_long_is_ended() -> None:
 
 
 @pytest.mark.long
-@pytest.mark.timeout(1800)
 @pytest.mark.parametrize("name", [part.name for part in PARTS if part.needs is None])
 def test_every_part_can_be_done_on_processors(monkeypatch: pytest.MonkeyPatch, name: str, tmp_path: Path) -> None:
-    """But those that compile, which takes minutes there."""
+    """But those that compile, which takes minutes there. Only one that hangs meets the limit of time."""
     bench = Bench(TOY, kept=Kept(tmp_path))
     monkeypatch.setattr(parts, "CASES", [case for case in CASES if case.needs is None])
-    perform(bench, [dataclasses.replace(part, share_s=1000) for part in PARTS if part.name == name], 1500)
+    perform(bench, [dataclasses.replace(part, share_s=3000) for part in PARTS if part.name == name], 3500)
     lacks = ["Ray Train's start: it needs tensorboardX, which is not there (skipped)"]
     if os.geteuid():
         lacks.append("two hosts: network namespaces need root: run this as root (skipped)")
