@@ -385,7 +385,7 @@ class OffByOne(Operations):
 
         def adds(
             tensors: Sequence[torch.Tensor | None],
-            weight: float,
+            weight: float | torch.Tensor,
             anchors: torch.Tensor,
             largest: torch.Tensor,
             *,

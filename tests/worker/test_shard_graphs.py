@@ -29,6 +29,7 @@ from tests.worker.toys import DELAYED
 pytestmark = pytest.mark.slow
 
 Batch = tuple[torch.Tensor, ...]
+MARK = 77.0
 
 
 @pytest.fixture
@@ -69,6 +70,42 @@ class WithMask(p.Batchnorm):
         return model
 
 
+class Masked(p.Batchnorm):
+    """Rows of the first class do not count; a micro-batch of them alone has a loss and gradients that are no numbers."""
+
+    def loss(self, model: nn.Module, batch: Batch) -> Any:
+        inputs, labels = batch
+        counts = labels != 0
+        losses = nn.functional.cross_entropy(model(inputs), labels, reduction="none")
+        return (losses * counts).sum() / counts.sum(), counts.sum()
+
+
+class WithWeight(WithMask):
+    """The device computes the weights."""
+
+    def loss(self, model: nn.Module, batch: Batch) -> Any:
+        return super().loss(model, batch), (batch[1] >= 0).sum()
+
+
+class MaskedLater(Masked):
+    """A weight is none in the step behind those that compare recordings."""
+
+    bad = -1.0
+
+    def loss(self, model: nn.Module, batch: Batch) -> Any:
+        loss, weight = super().loss(model, batch)
+        return loss, torch.where(batch[0][0, 0, 0, 0] == MARK, self.bad, weight)
+
+    def inputs(self, rows: int) -> torch.Tensor:
+        found = super().inputs(rows)
+        found[rows // 2, 0, 0, 0] = MARK
+        return found
+
+
+class MaskedByInfinity(MaskedLater):
+    bad = float("inf")
+
+
 class Rolling(p.Mlp):
     """A loss that depends on numbers of Python."""
 
@@ -90,12 +127,14 @@ CASES: list[tuple[type[Pipeline], dict[str, Any]]] = [
     (p.Attention, {"precision": "bfloat16"}),
     (p.Frozen, {}),
     (p.Mlp, {"check_every": 2, "shards": 2}),
+    (Masked, {"batch_size": 4, "args": {"rows": 40}}),
+    (Masked, {"batch_size": 4, "contribution": DELAYED}),
     (p.AwkwardBuffers, {}),
     (p.Batchnorm, {"local": {"steps": 3, "optimizer": {"name": "sgd", "lr": 0.05}, "clip": 0.5}}),
 ]
 
 
-@pytest.mark.parametrize("number", thinned(range(len(CASES)), 8, 3), ids=lambda number: CASES[number][0].__name__)
+@pytest.mark.parametrize("number", thinned(range(len(CASES)), 5, 3), ids=lambda number: CASES[number][0].__name__)
 def test_a_recording_gives_the_bits_of_eager_passes(
     retracer: Retracer, monkeypatch: pytest.MonkeyPatch, number: int
 ) -> None:
@@ -204,12 +243,15 @@ def test_a_step_waits_for_its_device_as_often_however_many_shards_it_has(monkeyp
         found = []
         for steps in (3, 5):
             before = looks
-            train(WithMask, steps=steps, shards=shards, batch_size=4 * shards, args={"rows": 80})
+            train(pipeline, steps=steps, shards=shards, batch_size=4 * shards, args={"rows": 80})
             found.append(looks - before)
         return found[1] - found[0]
 
     # Magnitudes; statistics, counters and losses; what may not change; the fingerprint; what the optimizer may not change.
+    pipeline: type[Pipeline] = WithMask
     assert of_two_steps(1) == of_two_steps(4) == 2 * 8
+    pipeline = WithWeight  # the weights of all shards
+    assert of_two_steps(1) == of_two_steps(4) == 2 * 9
 
 
 def test_shapes_have_recordings_of_their_own_and_at_most_a_few(
@@ -222,7 +264,10 @@ def test_shapes_have_recordings_of_their_own_and_at_most_a_few(
     assert run.trace == train(p.Mlp, **settings).trace
 
 
-@pytest.mark.parametrize("pipeline", thinned([f.NanLoss, f.NanGradient, f.InfiniteStatistic, f.CentresItsOutput], 4, 1))
+FAULTS = [f.NanLoss, f.NanGradient, f.InfiniteStatistic, f.CentresItsOutput, MaskedLater, MaskedByInfinity]
+
+
+@pytest.mark.parametrize("pipeline", thinned(FAULTS, 6, 2))
 @pytest.mark.usefixtures("retracer")
 def test_faults_are_told_alike(monkeypatch: pytest.MonkeyPatch, pipeline: type[Pipeline]) -> None:
     (recorded,) = members_end(pipeline)

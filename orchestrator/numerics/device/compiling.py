@@ -33,7 +33,7 @@ _WARPS: Final = _THREADS // 32  # of a block; each packs elements by itself
 _BLOCKS: Final = 16  # of kernels whose blocks take several pieces each, for each multiprocessor
 _TABLES: Final = 64  # of addresses that are kept: gradients often lie where those of a shard before lay
 _POINTER, _DOUBLE, _INT, _LONG = ctypes.c_void_p, ctypes.c_double, ctypes.c_int, ctypes.c_longlong
-ADD: Final = (*[_POINTER] * 6, _DOUBLE, _INT)
+ADD: Final = (*[_POINTER] * 7, _DOUBLE, _INT)
 FINISH: Final = (*[_POINTER] * 4, _DOUBLE, _DOUBLE, _LONG, _LONG)
 DIFFER: Final = (*[_POINTER] * 4, _DOUBLE, _DOUBLE, _LONG)
 ABSORB: Final = (*[_POINTER] * 5, _LONG)
@@ -203,7 +203,7 @@ class _Adding:
     def __call__(
         self,
         tensors: Sequence[torch.Tensor | None],
-        weight: float,
+        weight: float | torch.Tensor,
         anchors: torch.Tensor,
         largest: torch.Tensor,
         *,
@@ -211,9 +211,10 @@ class _Adding:
     ) -> None:
         if not self._count:
             return
+        late, known = (start_of(weight), 0.0) if isinstance(weight, torch.Tensor) else (0, float(weight))
         addresses = self._table(tuple(0 if tensor is None else tensor.data_ptr() for tensor in tensors))
         tables = addresses, self._places, self._slots, anchors, self._total, largest
-        values = (*map(start_of, tables), float(weight), int(fresh))
+        values = (*map(start_of, tables), late, known, int(fresh))
         self._launch("add", self._count, values, ADD)
 
     def _table(self, addresses: tuple[int, ...]) -> torch.Tensor:

@@ -4,7 +4,8 @@
     Compiled      `sums.cu`, compiled for the card at hand (`compiling.py`). It takes one pass where the operations take five.
 
 All give the bits of `numerics.exact` (rule A1). One contract suite holds all of them (`tests/numerics/device`). Work is
-enqueued on torch's current stream. Only `Accumulator.complete` and `finished` wait for it, since they read an answer.
+enqueued on torch's current stream. Only `Accumulator.weights` and `complete`, and `finished`, wait for it, since they read an
+answer.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ class Adder(Protocol):
     def __call__(
         self,
         tensors: Sequence[torch.Tensor | None],  # as the slots say, on the device
-        weight: float,
+        weight: float | torch.Tensor,  # float64, one element on the device, with 0 in which nothing is added
         anchors: torch.Tensor,  # float64, by slot; 0 where the grid is not set
         largest: torch.Tensor,  # int32, by slot: gets the largest bits of an element without sign, where that is more
         *,
@@ -107,11 +108,12 @@ class Accumulator:
 
     def clear(self) -> None:
         self._largest: list[torch.Tensor] = []
-        self._weights: list[float] = []
+        self._weights: list[float | torch.Tensor] = []
         self.finished: int | None = None
 
-    def add(self, tensors: Tensors, weight: float, grid: Grid) -> None:
-        """As `exact.Accumulator.add`; the tensors may change in what is enqueued after this."""
+    def add(self, tensors: Tensors, weight: float | torch.Tensor, grid: Grid) -> None:
+        """As `exact.Accumulator.add`; the tensors may change in what is enqueued after this. weight: a float64 on the device,
+        if nobody has looked at it; where it is 0, nothing was added."""
         ordered = [None if t is None else in_order(t, slot) for t, slot in zip(tensors, self._slots, strict=True)]
         if grid is not self._grid:
             self._grid = grid
@@ -121,8 +123,19 @@ class Accumulator:
         self._largest.append(largest)
         self._weights.append(weight)
 
+    def weights(self) -> list[float]:
+        """The weights since `clear`; those that nobody has looked at are read all at once."""
+        late = {nth: weight for nth, weight in enumerate(self._weights) if isinstance(weight, torch.Tensor)}
+        known = dict(zip(late, torch.cat([*late.values()]).tolist() if late else (), strict=True))
+        found = [known[nth] if isinstance(weight, torch.Tensor) else weight for nth, weight in enumerate(self._weights)]
+        added = [nth for nth, weight in enumerate(found) if weight or nth not in known]
+        self._largest = [self._largest[nth] for nth in added]
+        self._weights = [found[nth] for nth in added]
+        return found
+
     def complete(self, alone: tuple[float, torch.Tensor] | None = None) -> NDArray[numpy.int64]:
         """As `exact.Accumulator.complete`. Waits for the magnitudes, and so for all that was added."""
+        self.weights()
         if not self._weights:
             self._total.zero_()
             return numpy.empty((0, len(self._slots)), numpy.int64)
@@ -276,7 +289,7 @@ class _Adding:
     def __call__(
         self,
         tensors: Sequence[torch.Tensor | None],
-        weight: float,
+        weight: float | torch.Tensor,
         anchors: torch.Tensor,
         largest: torch.Tensor,
         *,
@@ -288,6 +301,10 @@ class _Adding:
             if tensor is None or not tensor.numel():
                 continue
             values = tensor.as_strided((tensor.numel(),), (1,))
-            place += (values.double() * weight + anchors[i]) - anchors[i]
-            bits = values.view(torch.int32) & _MAGNITUDE
-            torch.maximum(largest[i], bits.max(), out=largest[i])
+            added = (values.double() * weight + anchors[i]) - anchors[i]
+            most = (values.view(torch.int32) & _MAGNITUDE).max()
+            if isinstance(weight, torch.Tensor):
+                added = torch.where(weight == 0, 0.0, added)
+                most = torch.where(weight[0] == 0, largest[i], most)
+            place += added
+            torch.maximum(largest[i], most, out=largest[i])

@@ -19,14 +19,16 @@ static __device__ __forceinline__ double on_grid(float value, double weight, dou
 static __device__ __forceinline__ int magnitude(float value) { return __float_as_int(value) & 0x7fffffff; }
 
 // total = weight * x on its slot's grid, or total + that; largest[slot] = the largest bits of |x|. One block adds one piece.
-// addresses: of x by slot, 0 where a shard has none. places: start in x, offset in total, elements; by piece.
+// addresses: of x by slot, 0 where a shard has none. places: start in x, offset in total, elements; by piece. late: where the
+// weight lies, or null; with 0 there the shard has nothing.
 extern "C" __global__ void add(const i64* addresses, const i64* places, const int* slots, const double* anchors,
-                               double* total, int* largest, double weight, int fresh) {
+                               double* total, int* largest, const double* late, double known, int fresh) {
     const i64 piece = blockIdx.x;
     const int slot = slots[piece];
     const i64 start = places[3 * piece], elements = places[3 * piece + 2];
     double* sums = total + places[3 * piece + 1];
-    if (addresses[slot] == 0) {
+    const double weight = late ? *late : known;
+    if (addresses[slot] == 0 || (late && weight == 0.0)) {
         if (fresh)
             for (i64 i = threadIdx.x; i < elements; i += blockDim.x) sums[i] = 0.0;
         return;

@@ -80,6 +80,9 @@ class Call(NamedTuple):
             return self.function()
 
 
+Unread = tuple[float | torch.Tensor, float | torch.Tensor]  # mean loss and weight; tensors if nobody has looked at them
+
+
 class PipelineAdapter:
     """Micro-batches and evaluation batches of one run. Built under the run's seed; raises PipelineRaised."""
 
@@ -316,26 +319,30 @@ class PipelineAdapter:
         The caller has called `model.train()`. Raises PipelineRaised, NonFinite.
         """
         computed = self._computed(step, shard, None)
-        return None if computed is None else (float(computed[0]), computed[1])
+        return None if computed is None else (float(computed[0]), float(computed[1]))
 
     def recorded_loss(self, step: int, shard: int) -> tuple[float, float] | None:
         """As `loss`, done again from a recording where `graphs` are set and have one."""
         computed = self._computed(step, shard, self.graphs, looks=True)
-        return None if computed is None else (float(computed[0]), computed[1])
+        return None if computed is None else (float(computed[0]), float(computed[1]))
 
     @property
     def replayed(self) -> bool:
         """Whether the last micro-batch was done again from a recording."""
         return self.graphs is not None and self.graphs.replayed
 
-    def unread_loss(self, step: int, shard: int) -> tuple[float | torch.Tensor, float] | None:
+    def unread_loss(self, step: int, shard: int, *, late: bool = False) -> Unread | None:
         """As `loss`. With `graphs` the loss is a tensor on the device, and may be infinite or NaN: a look at it would wait
-        for the device."""
-        return self._computed(step, shard, self.graphs)
+        for the device. late: a weight that the device has computed is left there as well, as float64, for `weighed`."""
+        return self._computed(step, shard, self.graphs, late=late)
+
+    def weighed(self, step: int, shard: int, weight: float) -> float:
+        """The weight of micro-batch (step, shard) that was left on the device. Raises PipelineRaised where it is none."""
+        return _weight(weight, self._known(step, shard).where)
 
     def _computed(
-        self, step: int, shard: int, graphs: ShardGraphs | None, *, looks: bool = False
-    ) -> tuple[float | torch.Tensor, float] | None:
+        self, step: int, shard: int, graphs: ShardGraphs | None, *, looks: bool = False, late: bool = False
+    ) -> Unread | None:
         micro_batch = self._known(step, shard)
         where, rows = micro_batch.where, len(micro_batch.key.indices)
         if not rows:
@@ -343,7 +350,7 @@ class PipelineAdapter:
         arriving = self._fetch(micro_batch)
         hint = lambda: self._of_one_row(step, shard)  # noqa: E731
         with self._naming_samples(micro_batch.key, arriving.host):
-            computed = self._gradients(arriving, step, rows, where, micro_batch.seed, hint, graphs)
+            computed = self._gradients(arriving, step, rows, where, micro_batch.seed, hint, graphs, late)
             self._begin_following(micro_batch.key)
             if looks and computed is not None:
                 check_finite(float(computed[0]), where)
@@ -357,7 +364,7 @@ class PipelineAdapter:
             items = fetch(self._validation, indices, self.pipeline.collate)
         seed = streams.seed_of(self._seed, "compute", -1, batch)
         computed = self._gradients(self._staging.begin(items), 0, len(indices), where, seed)
-        return None if computed is None else (float(computed[0]), computed[1])
+        return None if computed is None else (float(computed[0]), float(computed[1]))
 
     def _gradients(
         self,
@@ -368,7 +375,8 @@ class PipelineAdapter:
         seed: int,
         hint: Callable[[], str | None] = lambda: None,
         graphs: ShardGraphs | None = None,
-    ) -> tuple[float | torch.Tensor, float] | None:
+        late: bool = False,
+    ) -> Unread | None:
         def loss_of(batch: Any) -> Any:
             with self._autocast():
                 return self._loss(batch, step)
@@ -409,7 +417,10 @@ class PipelineAdapter:
             judged = graphs.compute(arriving, Work(eager, whole, lambda: streams.seeded_with(seed)))
             if judged is None:
                 return None
-            weight = _weight(judged[1], where)
+            loss, given = judged
+            if late and graphs.replayed and _is_late(given, loss):
+                return loss, given.detach().double().reshape(1)
+            weight = _weight(given, where)
         return None if weight == 0 else (judged[0], weight)
 
     @contextmanager
@@ -853,6 +864,12 @@ def _pair(returned: Any, rows: int, where: str) -> tuple[torch.Tensor, Any]:
             code="pipeline.loss",
         )
     return loss if loss.dim() == 0 else loss.reshape(()), weight
+
+
+def _is_late(weight: Any, loss: torch.Tensor) -> bool:
+    """Whether a look at this weight would wait for the device that has computed the loss."""
+    is_number = isinstance(weight, torch.Tensor) and weight.numel() == 1 and not weight.is_complex()
+    return is_number and weight.device == loss.device
 
 
 def _weight(weight: Any, where: str) -> float:

@@ -130,7 +130,7 @@ def answer_of(computed: Contribution | None, replica: Replica) -> int:
     if computed is None:
         return EMPTY_SHARD
     counters = replica.counter_values()
-    digest = hashlib.sha256(f"{float(computed.loss).hex()} {computed.weight.hex()} {counters}".encode())
+    digest = hashlib.sha256(f"{float(computed.loss).hex()} {float(computed.weight).hex()} {counters}".encode())
     for name, buffer in replica.joined.items():
         update(digest, name, buffer)
     for nth, tensor in enumerate(computed.tensors):

@@ -48,6 +48,7 @@ class ClippedSum:
     """Implements `summation.Summation`. result: of the layout's size."""
 
     most_waiting = 1
+    late: None = None
 
     def __init__(self, privacy: Privacy, carrier: GridCarrier, layout: Layout, result: torch.Tensor) -> None:
         self._privacy = privacy
@@ -189,6 +190,6 @@ class ClippedTrainer(LocalTrainer):
                     code="privacy.integer-buffer",
                 )
         if computed is not None:
-            self._clipped.add(self._workload.shard_of(step, each), computed.tensors, computed.weight, grid)
+            self._clipped.add(self._workload.shard_of(step, each), computed.tensors, float(computed.weight), grid)
             self._clipped.add_loss(float(computed.loss))
             self._replica.forget()

@@ -81,7 +81,7 @@ class LocalSteps:
         self._workload.host(shards)
         self.states.discard()
 
-    def compute(self, step: int, shard: int) -> Contribution | None:
+    def compute(self, step: int, shard: int, *, late: bool = False) -> Contribution | None:  # noqa: ARG002
         """Raises PipelineRaised, NonFinite, and what `beat` and `await_copied` raise."""
         replica = self._replica
         self._await_copied()
@@ -96,6 +96,9 @@ class LocalSteps:
         finally:
             replica.flat.copy_(self._start)
             replica.moved()
+
+    def weighed(self, step: int, shard: int, weight: float) -> float:
+        raise AssertionError(f"step {step}, shard {shard}: each local step has looked at its weight, {weight}")
 
     def named(self, step: int, shard: int) -> str:  # noqa: ARG002
         """Names none: a round has many samples."""

@@ -80,7 +80,9 @@ class LocalTrainer:
         self._consumer = consumer
         self._alone = alone
         self._fault: tuple[int, OrchestratorError] | None = None
-        self._single: tuple[Gradients, float, StepReport] | None = None
+        self._single: tuple[Gradients, float, StepReport] | None = (
+            None  # of a worker with one shard, to be rounded again
+        )
 
     def contribute(self, step: int, attempt: int, grid: Grid) -> StepReport:
         if attempt > 0 and self._single is not None and self._repeated:
@@ -98,7 +100,7 @@ class LocalTrainer:
         tally = _Tally(self._replica, counters_agree=self._gradients.counters_agree)
         self._left = tally.left
         fault: tuple[int, OrchestratorError] | None = None
-        last: tuple[Gradients, float] | None = None
+        last: Gradients | None = None
         for shard in self._turns(step, attempt):
             self._services.heartbeat.beat("compute", step, shard)
             self._services.writer.copied(0)  # if so, it is written from here on, and not from the update
@@ -116,8 +118,8 @@ class LocalTrainer:
         if self._fault is not None:
             return StepReport(failing_shard=self._fault[0])
         # A check computes other micro-batches in the memory in which this gradient lay.
-        if len(self._shards) == 1 and last is not None and not self._due:
-            self._single = (*last, self._step_report(tally))
+        if len(self._shards) == 1 and last is not None and tally.shards and not self._due:
+            self._single = last, tally.total_weight, self._step_report(tally)
         return self._step_report(tally)
 
     def fault(self, shard: int) -> Exception | None:
@@ -216,28 +218,34 @@ class LocalTrainer:
         self._complete(weight)
         return step_report
 
-    def _add(self, step: int, shard: int, grid: Grid, tally: _Tally) -> tuple[Gradients, float] | None:
-        """Compute one shard and take its contribution in; returns that and its weight, or None of an empty one."""
-        computed = self._compute(step, shard, len(tally.shards) % self._summation.most_waiting)
+    def _add(self, step: int, shard: int, grid: Grid, tally: _Tally) -> Gradients | None:
+        """Compute one shard and take its contribution in; returns that, or None of an empty one."""
+        late = self._summation.late is not None and self._answers is None
+        computed = self._compute(step, shard, len(tally.shards) % self._summation.most_waiting, late=late)
         if self._answers is not None:
             self._answers[shard] = [answer_of(computed, self._replica)]
         if computed is None:
             return None
         loss, weight, gradients = computed
-        self._summation.add(shard, gradients, weight, grid)
+        if isinstance(weight, torch.Tensor):
+            assert self._summation.late is not None
+            self._summation.late.add(gradients, weight, grid)
+        else:
+            self._summation.add(shard, gradients, weight, grid)
         tally.add(shard, loss, weight, gradients)
         if len(tally.shards) % self._summation.most_waiting == 0:
             self._replica.forget()
-        return gradients, weight
+        return gradients
 
-    def _compute(self, step: int, shard: int, nth: int) -> Contribution | None:
+    def _compute(self, step: int, shard: int, nth: int, *, late: bool = False) -> Contribution | None:
         """The contribution of one shard, in host memory. nth: its place among those that wait to be added up, which have to
-        stay as they are."""
-        computed = self._contribution(step, shard)
+        stay as they are; late: as of `Contributing.compute`."""
+        computed = self._contribution(step, shard, late=late)
         return None if computed is None else computed._replace(tensors=self._host_transfer.out(computed.tensors, nth))
 
-    def _contribution(self, step: int, shard: int) -> Contribution | None:
-        computed: Contribution | None = injection.at("contribution", step, self._gradients.compute(step, shard))
+    def _contribution(self, step: int, shard: int, *, late: bool = False) -> Contribution | None:
+        found = self._gradients.compute(step, shard, late=late)
+        computed: Contribution | None = injection.at("contribution", step, found)
         return computed
 
     def _changed_outside(self) -> tuple[int, OrchestratorError] | None:
@@ -252,6 +260,7 @@ class LocalTrainer:
 
     def _complete_sum(self, step: int, tally: _Tally) -> tuple[int, OrchestratorError] | None:
         """Complete the sum and hand the magnitudes to the tally; returns the first shard with one that is not finite."""
+        shards, unweighed = self._weigh(step, tally)
         magnitudes = self._complete(tally.total_weight)
         fault = tally.look_back()
         for shard, loss in tally.looked_at().items():
@@ -262,10 +271,28 @@ class LocalTrainer:
         if fault is not None:
             return fault
         for nth, i in numpy.argwhere(magnitudes >= INFINITE):
-            shard = tally.shards[nth]
-            return shard, not_finite(self._replica, i, step, shard, self._gradients.named(step, shard))
+            if (shard := shards[nth]) in tally.shards:
+                return shard, not_finite(self._replica, i, step, shard, self._gradients.named(step, shard))
+        if unweighed is not None:
+            return unweighed
         tally.magnitudes = magnitudes.max(0, initial=ABSENT).tolist()
         return None
+
+    def _weigh(self, step: int, tally: _Tally) -> tuple[list[int], tuple[int, OrchestratorError] | None]:
+        """Look at the weights that nobody has looked at, all together. Returns the shards that were added, and the first whose
+        weight is none, with the error. In the tally that one counts for nothing, and so do those behind it."""
+        if not tally.weighs_late:
+            return tally.shards, None
+        assert self._summation.late is not None
+        found = dict(zip(tally.shards, self._summation.late.weights(), strict=True))
+        fault: tuple[int, OrchestratorError] | None = None
+        for shard, weight in found.items():
+            try:
+                tally.weigh(shard, self._gradients.weighed(step, shard, weight) if fault is None else 0.0)
+            except PipelineRaised as error:
+                fault = shard, error
+                tally.weigh(shard, 0.0)
+        return [shard for shard, weight in found.items() if weight], fault
 
     def _complete(self, total_weight: float) -> NDArray[numpy.int64]:
         """Complete the sum of the hosted shards, and the whole sum if no other worker has any; returns what
@@ -285,6 +312,7 @@ class _Tally:
         self.magnitudes: Sequence[int] = ()
         self._present: list[Sequence[bool]] = []
         self._weights: dict[int, float] = {}
+        self.weighs_late = False  # whether there is a weight that nobody has looked at
         self._losses: dict[int, float | torch.Tensor] = {}
         self._counters: list[int] | None = None
         self._unread: dict[int, Unread] = {}  # by shard, where a look at it would wait for a device
@@ -318,11 +346,24 @@ class _Tally:
                 return shard, error
         return None
 
+    def weigh(self, shard: int, weight: float) -> None:
+        """It weighs so much, as turns out. One that weighs nothing counts for nothing."""
+        self._weights[shard] = weight
+        if not weight:
+            for kept in (self._weights, self._losses, self._unread):
+                kept.pop(shard, None)
+
     def add(
-        self, shard: int, loss: float | torch.Tensor, weight: float, contribution: Sequence[torch.Tensor | None]
+        self,
+        shard: int,
+        loss: float | torch.Tensor,
+        weight: float | torch.Tensor,
+        contribution: Sequence[torch.Tensor | None],
     ) -> None:
         """Raises PipelineRaised where it left other counters than those before, unless that is looked at later."""
-        self._weights[shard] = weight
+        late = isinstance(weight, torch.Tensor)
+        self._weights[shard] = math.nan if late else float(weight)
+        self.weighs_late = self.weighs_late or late
         self._losses[shard] = loss
         self.left.add(shard)
         if self._replica.staging.answers_late:

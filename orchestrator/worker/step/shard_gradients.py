@@ -21,11 +21,11 @@ from orchestrator.worker.model.shard_states import ShardStates
 
 
 class Contribution(NamedTuple):
-    """The contribution of one shard. loss: the mean over the micro-batch, a tensor on the device if nobody has looked at it
-    yet; tensors: in the order of the layout, None for a parameter without gradient."""
+    """The contribution of one shard. loss, weight: the mean over the micro-batch, and what it counts; tensors on the device if
+    nobody has looked at them yet; tensors: in the order of the layout, None for a parameter without gradient."""
 
     loss: float | torch.Tensor
-    weight: float
+    weight: float | torch.Tensor
     tensors: Sequence[torch.Tensor | None]
 
 
@@ -46,8 +46,11 @@ class Contributing(Protocol):
     def plan(self, step: int, shards: Sequence[int]) -> None:
         """Prepare for these shards, which are computed next."""
 
-    def compute(self, step: int, shard: int) -> Contribution | None:
-        """The contribution of a shard."""
+    def compute(self, step: int, shard: int, *, late: bool = False) -> Contribution | None:
+        """The contribution of a shard. late: its weight may be one at which nobody has looked; if it is 0, there is none."""
+
+    def weighed(self, step: int, shard: int, weight: float) -> float:
+        """A weight that was not looked at before. Raises PipelineRaised where it is none."""
 
     def named(self, step: int, shard: int) -> str:
         """The names of its samples for a message, as of `PipelineAdapter.named`; empty if there are too many."""
@@ -86,11 +89,13 @@ class ShardGradients:
         self.states.discard()
         self._workload.plan([step], shards)
 
-    def compute(self, step: int, shard: int) -> Contribution | None:
+    def compute(self, step: int, shard: int, *, late: bool = False) -> Contribution | None:
         """The contribution of a shard. Raises PipelineRaised, NonFinite."""
         self._replica.begin_shard()
         settle(self._workload, self.states, step, shard)
-        computed = self._workload.unread_loss(step, shard)
+        # A shard that turns out to weigh nothing may have moved neither a state nor a buffer that is not joined by its weight.
+        late = late and not self._before and not self._replica.joined
+        computed = self._workload.unread_loss(step, shard, late=late)
         self._replica.check_shard(buffers=not self._workload.replayed)
         if self.keeps_state:
             self.states.stage(shard, stream_row(self._workload, shard))
@@ -108,6 +113,9 @@ class ShardGradients:
                 self.states.stage(shard, optimizers.apart(state, shared))
             tensors = [*gradients, *tensors[count:]]
         return Contribution(*computed, tensors)
+
+    def weighed(self, step: int, shard: int, weight: float) -> float:
+        return self._workload.weighed(step, shard, weight)
 
     def named(self, step: int, shard: int) -> str:
         return self._workload.named(step, shard)

@@ -35,11 +35,16 @@ class Summation(Protocol):
 
     result: float32, of the layout's size, after `total`. most_waiting: how many contributions wait at most until they are
     added up; they have to stay as they are until then. replicated: what it needs from step to step, equal at all workers.
+    late: in place of `add` takes contributions whose weight lies on the device, where nobody has looked at it; None if all
+    weights have to be known.
     """
 
     result: torch.Tensor
     most_waiting: int
     replicated: State
+
+    @property
+    def late(self) -> device.Accumulator | None: ...
 
     def suit(self, schedule: Schedule, rank: int) -> None:
         """As `Memory.suit`."""
@@ -85,6 +90,7 @@ class DirectSum:
         self._watched = 0
         self.result = memory.result
         self.most_waiting = self._accumulator.most_waiting
+        self.late = self._accumulator if isinstance(self._accumulator, device.Accumulator) else None
         self.replicated: State = {}
 
     def suit(self, schedule: Schedule, rank: int) -> None:
@@ -126,6 +132,8 @@ class CompressedSum:
     """Implements `Summation`. The states of shards are staged once the last phase is encoded, and before anything of it is
     sent. A member that has committed the step has received this worker's part of that phase, so this worker had staged by
     then. Its states are therefore not lost with a step that it did not commit itself."""
+
+    late: None = None
 
     def __init__(
         self,

@@ -109,8 +109,8 @@ template <typename Kernel> static void run(int blocks, int threads, Kernel kerne
 #endif
 }
 extern "C" void run_add(int blocks, int threads, const i64* addresses, const i64* places, const int* slots, const double* anchors,
-                        double* total, int* largest, double weight, int fresh) {
-    run(blocks, threads, [=] { add(addresses, places, slots, anchors, total, largest, weight, fresh); });
+                        double* total, int* largest, const double* late, double known, int fresh) {
+    run(blocks, threads, [=] { add(addresses, places, slots, anchors, total, largest, late, known, fresh); });
 }
 extern "C" void run_finish(int blocks, int threads, const double* total, const double* last, float* result,
                            unsigned long long* print, double divisor, double inverse, i64 blocks_of, i64 first_block) {

@@ -7,6 +7,7 @@ The kernels' source runs here as a C++ compiler builds it for a processor, and i
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from random import Random
 
 import numpy
 import pytest
@@ -27,7 +28,7 @@ from orchestrator.numerics.device.kernels import (
     sums_on,
 )
 from orchestrator.numerics.fixed_point import HOST, Pieces
-from orchestrator.numerics.grid import Grid
+from orchestrator.numerics.grid import ABSENT, Grid
 from orchestrator.numerics.layout import BLOCK, Layout
 from orchestrator.numerics.lossless_packing import PackedVector, most_bytes, pack
 from tests.numerics.device import host
@@ -120,6 +121,33 @@ def test_totals_magnitudes_results_and_fingerprints_are_those_of_the_processor(
         by_operations = exact.fingerprint_by_operations
         assert int(by_operations(ours.view(torch.int32), 2)) == exact.wrap(exact.fingerprint_of(theirs, 2))
         assert int(by_operations(mine.view(torch.int64), 0)) == exact.fingerprint_of_integers(right.view(torch.int64))
+
+
+@every
+@fewer(1, most=40)
+@given(model=models(), dice=st.randoms(use_true_random=False))
+def test_a_weight_that_lies_on_the_device_gives_the_same_bits_and_nothing_where_it_is_zero(
+    make: Callable[[], Kernels], model: tuple[Layout, list[Shard]], dice: Random
+) -> None:
+    """Also where what weighs nothing is no number."""
+    layout, shards = model
+    late = [dice.random() < 0.7 for _ in shards]
+    counted = [shard for shard, is_late in zip(shards, late, strict=True) if shard[0] or not is_late]
+    right, mine = (torch.full((layout.size,), 5.0, dtype=torch.float64) for _ in range(2))
+    reference, accumulator = exact.Accumulator(layout, right, exact=True), Accumulator(layout, mine, make())
+    grid = Grid.unset(len(layout.slots), len(shards))
+    for _ in range(2):
+        wanted = summed(reference, counted, grid)
+        accumulator.clear()
+        for (weight, tensors), is_late in zip(shards, late, strict=True):
+            nothing = is_late and not weight
+            given = [None if each is None else each * torch.nan if nothing else each for each in tensors]
+            accumulator.add(given, torch.tensor([weight], dtype=torch.float64) if is_late else weight, grid)
+        assert accumulator.weights() == [weight for weight, _ in shards]
+        assert accumulator.complete().tolist() == wanted.tolist()
+        for ours, theirs in zip(layout.views(mine), layout.views(right), strict=True):
+            assert torch.equal(ours.contiguous().view(torch.int64), theirs.contiguous().view(torch.int64))
+        grid = grid.refit(wanted.max(0, initial=ABSENT).tolist())
 
 
 @every
