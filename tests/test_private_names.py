@@ -58,6 +58,7 @@ OF_TORCH = {
     "optim/optimizers.py": "whether an optimizer changes gradients",
     "provenance/environment/node.py": "where torch's libraries lie",
     "worker/admission/state_detection.py": "what a module holds, and whether it was changed",
+    "worker/between_steps/late_digests.py": "whether a parameter was changed while it was copied",
     "worker/model/construction.py": "the classes of norms",
     "worker/model/moving_buffers.py": "the classes of norms with moving buffers, and the hooks of the older ones",
     "worker/model/pipeline_adapter.py": "whether a gradient was changed",

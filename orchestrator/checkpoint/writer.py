@@ -18,8 +18,6 @@ hashing and writing have a lower one, so that on busy cores training comes first
 
 from __future__ import annotations
 
-import os
-import queue
 import threading
 import time
 from collections import deque
@@ -29,6 +27,7 @@ from typing import Any
 
 import torch
 
+from orchestrator.checkpoint.background import Background
 from orchestrator.checkpoint.parts import CheckpointPart, Copier, host_memory, share_of, write_part
 from orchestrator.checkpoint.side_stream import Copies, CudaSideStream, SideStream
 from orchestrator.checkpoint.state import TrainingState
@@ -50,8 +49,8 @@ class PartWriter:
         self._copier = Copier()
         self._side = side or CudaSideStream()
         self._copy: _Copy | None = None
-        self._copying = _Background("checkpoint copy", nice=0)
-        self._writing = _Background("checkpoint", nice=_NICE)
+        self._copying = Background("checkpoint copy", nice=0)
+        self._writing = Background("checkpoint", nice=_NICE)
 
     @property
     def busy(self) -> bool:
@@ -240,45 +239,6 @@ def _pieces(tensors: dict[str, torch.Tensor]) -> deque[dict[str, torch.Tensor]]:
         pieces[-1][name] = tensor
         left -= tensor.nbytes
     return pieces
-
-
-class _Background:
-    """One thread that waits for work, because starting one means waiting for it, and on busy cores that is most of a small
-    stall. nice: how much lower its priority is than that of the thread that starts it."""
-
-    def __init__(self, name: str, nice: int) -> None:
-        self._work: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
-        self._idle = threading.Event()
-        self._idle.set()
-        threading.Thread(target=self._live, args=(nice,), name=name, daemon=True).start()
-
-    @property
-    def busy(self) -> bool:
-        return not self._idle.is_set()
-
-    def start(self, act: Callable[[], None]) -> None:
-        """Do this; nothing else may be under way."""
-        self._idle.clear()
-        self._work.put(act)
-
-    def wait(self, timeout_s: float | None) -> bool:
-        """Until there is nothing to do; False when that took longer."""
-        return self._idle.wait(timeout_s)
-
-    def close(self) -> None:
-        """End the thread when all is done; does not wait."""
-        self._work.put(None)
-
-    def _live(self, nice: int) -> None:
-        with suppress(OSError, AttributeError):  # not everywhere, and only a courtesy
-            own = threading.get_native_id()
-            os.setpriority(os.PRIO_PROCESS, own, os.getpriority(os.PRIO_PROCESS, own) + nice)
-        while (act := self._work.get()) is not None:
-            try:
-                act()
-            finally:
-                del act  # it holds tensors of the state
-                self._idle.set()
 
 
 def _failed(about: dict[str, Any], error: Exception) -> dict[str, Any]:

@@ -19,6 +19,7 @@ from orchestrator.records import trace
 from orchestrator.records.progress import Progress
 from orchestrator.worker.between_steps import evaluation, state_transfer
 from orchestrator.worker.between_steps.callbacks import Callbacks
+from orchestrator.worker.between_steps.late_digests import LateDigests
 from orchestrator.worker.between_steps.replica_state import ReplicaState
 from orchestrator.worker.between_steps.replicated import Boundary
 from orchestrator.worker.between_steps.run_state import RunState
@@ -44,6 +45,7 @@ class WorkerState:
     loop: Loop  # goes from step to step
     timing: Timing  # when an evaluation or a checkpoint is due
     callbacks: Callbacks | None  # of the pipeline; None of a pipeline without
+    digests: LateDigests  # tells the trace, also where digests of a model on a GPU are made beside the next steps
     has_state: bool = False  # of the run; a fresh worker has only the initial one
     # makes the initial state anew, where a loss may send the run back to it; None where none may
     initial: Callable[[], TrainingState] | None = None
@@ -126,6 +128,9 @@ class WorkerHooks:
         if self._rank in writers and self._state.plan.run.compute.device == "cuda":
             state = self._state.model_state.capture_with_rows({})
             self._services.writer.reserve(state, part=writers.index(self._rank), parts=len(writers))
+        digested = self._state.boundary.digested() if self._state.plan.cadence.digest_every else None
+        if digested is not None:
+            self._state.digests.reserve(digested[0])
 
     def evaluate(self, step: int) -> evaluation.Results:
         return self._state.boundary.evaluate(self._generation.begin.shards[self._rank], step, self._evaluating(step))
@@ -141,18 +146,26 @@ class WorkerHooks:
         # If replicas run free, or a site sits out, a repeated step gives another result: that of the later generation counts.
         differs = barrier is not None or self._state.plan.data.sits_out
         again = {"generation": self._generation.number} if differs else {}
+        emit = self._state.digests.emit
         for line in lines[:-1]:
-            self._services.emit({"trace": line, **again})
+            emit({"trace": line, **again})
         if lines:
             line, due, boundary = lines[-1], self._state.plan.cadence, self._state.boundary
-            whole = boundary.digest() if digest or _is_due(line["step"], due.digest_every) else None
+            is_due = _is_due(line["step"], due.digest_every)
             single = boundary.tensor_digests() if _is_due(line["step"], due.tensors_every) else None
-            self._services.emit({"trace": trace.with_digests(line, whole, single), **again})
+
+            def tell(whole: str | None) -> Entry:
+                return {"trace": trace.with_digests(line, whole, single), **again}
+
+            # Replicas that run free move their parameters in passes, and at the end nothing is left to do beside it.
+            digested = boundary.digested() if is_due and not digest and barrier is None else None
+            if digested is None or not self._state.digests.begin(*digested, tell):
+                emit(tell(boundary.digest() if digest or is_due else None))
         if barrier is not None:
-            self._services.emit({"rest": dict(barrier), **again})
+            emit({"rest": dict(barrier), **again})
         if metrics is not None:
             step = self._state.loop.run_state.steps - 1
-            self._services.emit({"event": "evaluated", "step": step, "metrics": dict(metrics), **again})
+            emit({"event": "evaluated", "step": step, "metrics": dict(metrics), **again})
             if self._state.callbacks is not None and self._rank == 0:
                 self._state.callbacks.call(step, metrics, self._state.boundary.state())
         self._services.tell_times()
@@ -164,6 +177,7 @@ class WorkerHooks:
         if self._rank not in writers:
             return
         self.saved()
+        self._state.digests.settle()  # a checkpoint is not there before the trace that leads to it
         since = time.monotonic()
         self._services.writer.begin(
             self._state.model_state.capture_with_rows(run_state.as_dict()),

@@ -41,6 +41,7 @@ from orchestrator.worker import device_memory
 from orchestrator.worker.admission import portability, proof
 from orchestrator.worker.between_steps import answering
 from orchestrator.worker.between_steps.callbacks import Callbacks
+from orchestrator.worker.between_steps.late_digests import LateDigests
 from orchestrator.worker.between_steps.timing import Timing
 from orchestrator.worker.device_memory import Held
 from orchestrator.worker.hooks import WorkerHooks, WorkerState
@@ -71,7 +72,9 @@ class Worker:
         self.regions = (
             regions  # in which members exchange; from `prepare` on those of the device, where sums stay there
         )
-        self._services = services or ProcessServices()
+        services = services or ProcessServices()
+        self._digests = LateDigests(services.emit)
+        self._services = replace(services, changes=self._digests.copied)
         self._state: WorkerState | None = None
         self._loaders: Loaders | None = None
         self._callbacks: Callbacks | None = None
@@ -270,6 +273,7 @@ class Worker:
             self._callbacks.close()
         self._callbacks = None
         self._workload.close()
+        self._digests.close()
         self._close_loaders()
 
     def training_data(self) -> Any:
@@ -336,7 +340,8 @@ class Worker:
         loop = Loop(self._plan, run_manifest, timing, services.heartbeat)
         execution = self._execution
         state = WorkerState(
-            self._plan, services, execution.model_state, execution.boundary, loop, timing, self._callbacks
+            *(self._plan, services, execution.model_state, execution.boundary, loop, timing, self._callbacks),
+            self._digests,
         )
         if state.model_state.keeps_shard_state or self._plan.cluster.members.stages > 1:
             state.keep_initial()
@@ -387,6 +392,7 @@ class Worker:
             self._services.writer.copied(0)  # what was begun is written also where no further update asks for it
             self._services.tell_times(at_once=True)
             self._workload.account.tell()
+            self._digests.settle()  # others may take the state over, with what was told
         if halted != "regroup" and self._plan.run.compute.device == "cuda":
             self._services.emit({"event": "memory", **self._memory()})
         if halted != "finished":

@@ -657,7 +657,7 @@ def simulated(cluster: Cluster) -> Iterator[None]:
         (event_queue, "threading", conditions),
         (calls, "threading", threads),
         (memory, "threading", conditions),
-        (writer, "_Background", lambda name, **_: Background(cluster, name)),
+        (writer, "Background", lambda name, **_: Background(cluster, name)),
         (members, "ray", ray),
         (members, "HostRelays", lambda *_: cluster.relays),
         (members, "CrashRecordReader", lambda pid, _: Found(cluster, pid)),

@@ -259,13 +259,13 @@ def test_who_writes_checkpoints_has_their_memory_page_locked_once_steps_run(
     on: str, rank: int, asked: list[tuple[int, int]]
 ) -> None:
     found: list[tuple[int, int]] = []
-    run = SimpleNamespace(compute=SimpleNamespace(device=on))
+    run, cadence = SimpleNamespace(compute=SimpleNamespace(device=on)), SimpleNamespace(digest_every=0)
     cluster = SimpleNamespace(timeouts=PLAN.cluster.timeouts)
     services = SimpleNamespace(
         emit=lambda _: None, writer=SimpleNamespace(reserve=lambda _, part, parts: found.append((part, parts)))
     )
     state: Any = SimpleNamespace(
-        plan=SimpleNamespace(run=run, cluster=cluster),
+        plan=SimpleNamespace(run=run, cluster=cluster, cadence=cadence),
         services=services,
         loop=SimpleNamespace(run_state=SimpleNamespace(steps=1)),
         model_state=SimpleNamespace(capture_with_rows=lambda _: None),

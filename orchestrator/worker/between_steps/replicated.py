@@ -6,7 +6,7 @@ stages all members take part in each (`worker.pipeline_parallel.boundary`), so a
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence, Set
 from typing import Protocol
 
 import torch
@@ -22,6 +22,10 @@ class Boundary(Protocol):
 
     def digest(self) -> str:
         """The digest of the whole model."""
+
+    def digested(self) -> tuple[Mapping[str, torch.Tensor], Set[str]] | None:
+        """The tensors of that digest themselves, and the names of those that stay until the next update; None if this worker
+        does not have all of them."""
 
     def tensor_digests(self) -> dict[str, str]:
         """The digest of each tensor of the whole model, by its name."""
@@ -47,6 +51,10 @@ class Whole:
 
     def digest(self) -> str:
         return model_digest(self._workload.model)
+
+    def digested(self) -> tuple[Mapping[str, torch.Tensor], Set[str]]:
+        model = self._workload.model
+        return distinct_state(model), {name for name, _ in model.named_parameters()}
 
     def tensor_digests(self) -> dict[str, str]:
         return tensor_digests(self._workload.model)

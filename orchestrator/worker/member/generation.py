@@ -228,6 +228,10 @@ def _nothing_to_load(where: str, wanted: Wanted | None = None) -> TrainingState:
     raise AssertionError(f"this member cannot load {where}")
 
 
+def _nothing() -> None:
+    pass
+
+
 def _ignore(entry: Entry) -> None:
     pass
 
@@ -253,10 +257,12 @@ class ProcessServices:
     start: Start = Started  # how a process of loaders or of `on_evaluation` begins
     # whether this member asks a copy of the model before the first step, as one of a run does
     tries_answers: bool = True
+    changes: Callable[[], None] = _nothing  # is told before the state changes, for what a card still copies of it
 
     def await_copied(self) -> None:
         """Wait until no checkpoint is being copied: before that the state may not change. Raises CalledOff."""
         self._await(self.writer.copied)
+        self.changes()
 
     def await_written(self) -> None:
         """Wait until no checkpoint is being written. Raises CalledOff."""

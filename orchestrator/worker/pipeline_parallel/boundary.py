@@ -95,6 +95,9 @@ class Stages:
                 self._evaluate(step, batch, results)
         return results
 
+    def digested(self) -> None:
+        """Other stages have the rest."""
+
     def begin_save(self, writers: Sequence[int]) -> None:
         peers = [rank for rank in writers if self._stage_of(rank) == self._links.stage]
         part = (peers.index(self._links.rank), len(peers)) if self._links.rank in peers else None
