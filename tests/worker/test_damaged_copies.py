@@ -6,6 +6,7 @@ There is no card: memory that peers map, and copies to host memory, have doubles
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -19,6 +20,7 @@ from orchestrator.config.plan import Plan
 from orchestrator.controller.checking import Verdict
 from orchestrator.numerics import staging
 from orchestrator.numerics.device.kernels import Operations
+from orchestrator.worker.step import lockstep
 from orchestrator.worker.worker import Ended
 from tests.comm.transports.device_double import HostDriver
 from tests.products import thinned
@@ -31,6 +33,7 @@ pytestmark = pytest.mark.slow
 READER = 1
 RUN: dict[str, Any] = {"steps": 4, "shards": 6, "batch_size": 18, "check_every": 1}
 MEANS, RESULTS = torch.float64, torch.float32
+NOW = threading.local()
 
 
 def flip(tensor: torch.Tensor) -> None:
@@ -42,10 +45,11 @@ class Flipping(NamedTuple):
 
     mapped: Mapped
     dtype: torch.dtype
+    first: int  # step in which it does
 
     def tensor(self, dtype: torch.dtype, offset_bytes: int, elements: int) -> torch.Tensor:
         found = self.mapped.tensor(dtype, offset_bytes, elements)
-        if dtype == self.dtype and elements:
+        if dtype == self.dtype and elements and getattr(NOW, "step", 0) >= self.first:
             found = found.clone()
             flip(found)
         return found
@@ -54,20 +58,20 @@ class Flipping(NamedTuple):
 class Beside(DeviceRegions):
     """Regions of a member that reads its peers' memory with one bit flipped."""
 
-    dtype = MEANS
+    dtype, first = MEANS, 0
 
     def map_peer(self, descriptor: Descriptor) -> Mapped:
-        return Flipping(super().map_peer(descriptor), self.dtype)
+        return Flipping(super().map_peer(descriptor), self.dtype, self.first)
 
 
-def regions(dtype: torch.dtype) -> Callable[[Any], DeviceRegions]:
+def regions(dtype: torch.dtype, first: int = 0) -> Callable[[Any], DeviceRegions]:
     members = iter(range(9))
 
     def made(_: object) -> DeviceRegions:
         if next(members) != READER:
             return DeviceRegions(HostDriver())
         beside = Beside(HostDriver())
-        beside.dtype = dtype
+        beside.dtype, beside.first = dtype, first
         return beside
 
     return made
@@ -127,7 +131,32 @@ def test_the_first_step_of_a_generation_compares_what_arrives_also_where_no_chec
     assert verdict.between[1] == READER != verdict.between[0]
 
 
-def test_to_compare_in_the_first_step_alone_changes_no_bit(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def step_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each member's thread knows in which step it adds up."""
+    total = Exchange.total
+
+    def noted(exchange: Exchange, step: int, attempt: int, divisor: float) -> int:
+        NOW.step = step
+        return total(exchange, step, attempt, divisor)
+
+    monkeypatch.setattr(Exchange, "total", noted)
+
+
+@pytest.mark.parametrize("dtype", [MEANS, RESULTS])
+@pytest.mark.usefixtures("step_known")
+def test_what_begins_to_arrive_otherwise_later_is_found_in_the_next_step_that_compares(
+    monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype
+) -> None:
+    monkeypatch.setattr(lockstep, "COMPARED_EVERY", 3)
+    on_cards(monkeypatch, regions(dtype, 2))
+    with Sockets("unix", 3) as sockets:
+        verdict = verdict_of(members_end(p.Wide, Layout(3), wire=sockets.transport, **UNCHECKED))
+    assert (verdict.copied, verdict.step, verdict.since, verdict.wrong) == (True, 3, 1, ())
+    assert verdict.between[1] == READER != verdict.between[0]
+
+
+def test_to_compare_in_some_steps_changes_no_bit(monkeypatch: pytest.MonkeyPatch) -> None:
     plain = train(p.Wide, **UNCHECKED)
     compared: list[bool] = []
     verify = Exchange.verify
@@ -141,7 +170,7 @@ def test_to_compare_in_the_first_step_alone_changes_no_bit(monkeypatch: pytest.M
     with Sockets("unix", 3) as sockets:
         found = train(p.Wide, Layout(3), wire=sockets.transport, regions=sockets.regions, **UNCHECKED)
     assert (found.trace, found.digest) == (plain.trace, plain.digest)
-    assert sorted(compared) == [False] * 9 + [True] * 3
+    assert sorted(compared) == [False] * 9 + [True] * 3  # the first of four
 
 
 class Out(staging.Copying):

@@ -4,8 +4,9 @@
     settle       in the vote two answers of one micro-batch differ: all compute it again, and tell in another vote
     doubt        a number is not finite at one worker, in whatever step: likewise, before the run ends for it
     look back    when the sum is there: whether what this member had put into it, and what came out, is still as it was, and
-                 whether each part of it has arrived as it was sent (`Exchange.verify`); the latter also in the first step
-                 of a generation whose members read each other's cards
+                 whether each part of it has arrived as it was sent (`Exchange.verify`)
+
+Members that read each other's cards look back at what arrives in more steps (`StepContents.copies`).
 
 All this comes before anything of the step is applied, so the members that are left repeat the step.
 
@@ -97,10 +98,19 @@ class Checks:
         first, second = (_given(found[place::2]) for place in range(2))
         return first, second
 
-    def look_back(self, exchange: Exchange, step: int, attempt: int, fingerprint: int, worker: Checked | None) -> None:
-        """Check the sum of this fingerprint before it is applied. Raises Distrusted if a part of it has arrived otherwise
-        than it was sent, or if a worker's memory has changed. If that of several has, they have read what one of them wrote,
-        and the verdict names none as wrong."""
+    def look_back(
+        self,
+        exchange: Exchange,
+        step: int,
+        attempt: int,
+        fingerprint: int,
+        worker: Checked | None,
+        compared: int = 0,
+    ) -> None:
+        """Check the sum of this fingerprint before it is applied. compared: the first step behind the last in which parts of
+        a sum were compared without a check. Raises Distrusted if a part of it has arrived otherwise than it was sent, or if a
+        worker's memory has changed. If that of several has, they have read what one of them wrote, and the verdict names none
+        as wrong."""
         vector = torch.zeros(exchange.workers + exchange.members, dtype=torch.int64)
         if worker is not None:
             vector[exchange.rank] = not worker.intact(fingerprint)
@@ -110,7 +120,8 @@ class Checks:
         found, senders = told[: exchange.workers], told[exchange.workers :]
         copies = [(sender - 1, rank) for rank, sender in enumerate(senders) if sender]
         if copies:
-            raise Distrusted(Verdict(step, None, self.since(step), (), _first(copies), copied=True))
+            since = max(self.since(step), compared) if self.every else compared
+            raise Distrusted(Verdict(step, None, since, (), _first(copies), copied=True))
         changed = tuple(rank for rank, one in enumerate(found) if one)
         if changed:
             known = len(changed) == 1 < exchange.workers
