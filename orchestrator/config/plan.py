@@ -204,6 +204,8 @@ class Cluster:
     claims_required: bool = False  # whether shards that keep a state are refused, since the user asked for claims
     card_type: str | None = None  # of the GPU of each member, as Ray names it; None: any
     card_bytes: int | None = None  # that each member may take of its GPU; None: all that is there
+    # of host memory, that a worker of a stage takes while it has the whole model; None: it is not known
+    preparing_bytes: int | None = None
 
 
 @dataclass(frozen=True)

@@ -46,6 +46,7 @@ from orchestrator.worker.pipeline_parallel import one_by_one
 from orchestrator.worker.pipeline_parallel.planning import plan_stages, summary, verify
 from orchestrator.worker.pipeline_parallel.stage_state import StageState
 from orchestrator.worker.pipeline_parallel.staged import HostedStage, Place, StagedLockstep, Waiting, WholeNames
+from orchestrator.worker.pipeline_parallel.turns import turn
 from orchestrator.worker.step.carriers import Carriers
 from orchestrator.worker.step.checking import checks_of
 from orchestrator.worker.step.clipped_trainer import ClippedSum, ClippedTrainer
@@ -420,17 +421,23 @@ class PipelineStrategy:
 
     def suit(self, generation: Generation, rank: int) -> None:
         if self._hosted is None:
+            stage = generation.begin.stages[rank]
             if self._replica is not None:
                 names, self._replica = WholeNames.of(self._replica), None
+                self._hosted = self._cut_out(names, stage)
             else:
                 assert self._waiting is not None
-                names, self._waiting = self._waiting.over(self._plan.run), None
-            self._hosted = HostedStage(
-                *(self._plan, self._workload, names, self._cuts, generation.begin.stages[rank]),
-                *(self._services, self._place),
-            )
-            allocator.give_back()
+                with turn(self._plan, self._services):
+                    names, self._waiting = self._waiting.over(self._plan.run), None
+                    self._hosted = self._cut_out(names, stage)
         self._hosted.suit(generation, rank)
+
+    def _cut_out(self, names: WholeNames, stage: int) -> HostedStage:
+        """The stage of the whole model that is here, of which nothing else stays."""
+        place = self._services, self._place
+        found = HostedStage(self._plan, self._workload, names, self._cuts, stage, *place)
+        allocator.give_back()
+        return found
 
     def executor(self, context: GenerationContext) -> tuple[Executor, Exchange]:
         exchange = self._here.take_on(context.generation, context.rank, context.transport, context.deadline_s)

@@ -54,6 +54,7 @@ from orchestrator.worker.model.pipeline_adapter import PipelineAdapter
 from orchestrator.worker.model.replica import Replica
 from orchestrator.worker.model.shard_graphs import ShardGraphs
 from orchestrator.worker.model.updater import Updater
+from orchestrator.worker.pipeline_parallel import turns
 from orchestrator.worker.server import Server
 from orchestrator.worker.strategies import GenerationContext, WorkerContext, execution
 
@@ -92,8 +93,11 @@ class Worker:
         self._listen()
         self._loaders = self._start_loaders()
         try:
-            with input_auditing.window(self._plan.declared) as window, self._memory_explained():
+            turn = turns.turn(self._plan, self._services)
+            with input_auditing.window(self._plan.declared) as window, self._memory_explained(), turn:
                 run_manifest = self._build()
+                if turns.is_to_let_go(self._plan, self._services):
+                    self._execution.become_spare()
             self.input_audit = window.audit | self._verified_loaders()
         except BaseException:
             self._close_loaders()

@@ -8,7 +8,9 @@ import pytest
 
 from orchestrator.config.resolve import resolve
 from orchestrator.config.settings import load
+from orchestrator.driver.launch import rehearsal
 from orchestrator.driver.preflight import crowding
+from orchestrator.worker.model.construction import Rehearsal
 
 BASE = {"run": {"steps": 2}, "pipeline": {"target": "a:B"}, "data": {"shards": 32}}
 
@@ -43,3 +45,18 @@ def test_it_is_the_largest_layout_of_a_private_ray_that_counts(monkeypatch: pyte
     assert len(crowding.notes(plan, None)) == 2
     joined = resolve(load([BASE], ["cluster.workers={min: 1, max: 20}", "cluster.address=head:6379"]))
     assert crowding.notes(joined, 10**6) == []
+
+
+@pytest.mark.parametrize(
+    ("free", "said"), [(2 * 10**9, "1 of 5 workers prepares"), (4 * 10**9, "3 of 5 workers prepare")]
+)
+def test_stages_that_cannot_all_prepare_at_once_are_told(free: int, said: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _process: {*range(64)})
+    monkeypatch.setattr(crowding, "available_bytes", lambda: free)
+    plan = resolve(load([BASE], ["cluster.workers=4", "cluster.spares=1", "cluster.stages=2", "optimizer=sgd"]))
+    assert crowding.notes(rehearsal.with_preparing(plan, Rehearsal([], None)), 10**6) == []
+    plan = rehearsal.with_preparing(plan, Rehearsal([], 10**8))
+    (told,) = crowding.notes(plan, 10**6)
+    assert told.startswith(f"{said} at a time: each has the whole model then, which takes 800 MB, and ")
+    monkeypatch.setattr(crowding, "available_bytes", lambda: 10**10)
+    assert crowding.notes(plan, 10**6) == []

@@ -26,6 +26,7 @@ from orchestrator.cluster.actors.calls import CallHandler
 from orchestrator.cluster.actors.driver_loss import PREFIX, DriverHandle, DriverLossDetector, written
 from orchestrator.cluster.actors.event_queue import Entry, EventQueue, capture_prints
 from orchestrator.cluster.actors.fault_injection import inject
+from orchestrator.cluster.actors.host_turns import HostTurns
 from orchestrator.cluster.actors.lease import Lease
 from orchestrator.cluster.actors.reporter import Reporter, beat_s, begin
 from orchestrator.common import card_faults, once
@@ -269,6 +270,7 @@ class MemberActor:
             sites := _sites(self._plan.data.sites),
             child,
             self._tries_answers,
+            take_turn=HostTurns(secret).take,
         )
         self._member = (Worker if self._role == "worker" else Server)(self._plan, self._regions, services)
         run_manifest = self._member.prepare()

@@ -46,6 +46,7 @@ def rehearse(settings: Settings, project: Path, *, cards_elsewhere: bool = False
     if built.plateau is not None:
         settings = replace(settings, schedule=replace(settings.schedule, name="plateau", options=dict(built.plateau)))
         plan = resolve(settings)
+    plan = with_preparing(plan, built)
     if plan.cluster.card_bytes is not None:
         from orchestrator.driver.launch import memory_plan  # each launch would wait for what it imports
 
@@ -56,6 +57,15 @@ def rehearse(settings: Settings, project: Path, *, cards_elsewhere: bool = False
     if settings.strict and (refusal := input_audit.refusal(read)) is not None:
         raise refusal
     return Rehearsed(settings, plan, provenance, built, cut, read)
+
+
+def with_preparing(plan: Plan, built: Rehearsal) -> Plan:
+    """The plan with what a worker of a stage needs while it has the whole model, where that could be built here."""
+    if plan.cluster.members.stages == 1 or built.parameters is None:
+        return plan
+    from orchestrator.worker.pipeline_parallel.footprint import preparing_bytes
+
+    return replace(plan, cluster=replace(plan.cluster, preparing_bytes=preparing_bytes(built.parameters)))
 
 
 def _cut(plan: Plan) -> dict[str, Any] | None:

@@ -29,7 +29,24 @@ def notes(plan: Plan, parameters: int | None) -> list[str]:
     needed = _OWN_BYTES + held * _OF_A_PARAMETER
     processes = cluster.members.total(cluster.members.most)
     who = f"{processes} workers{' and servers' * bool(cluster.members.servers)}"
-    return [*sentences(who, processes, needed, len(os.sched_getaffinity(0)), available_bytes())]
+    available = available_bytes()
+    return [*sentences(who, processes, needed, len(os.sched_getaffinity(0)), available), *_in_turns(plan, available)]
+
+
+def _in_turns(plan: Plan, available: int) -> Iterator[str]:
+    """Says it if workers of stages cannot all have the whole model at once."""
+    needed, members = plan.cluster.preparing_bytes, plan.cluster.members
+    if needed is None:
+        return
+    from orchestrator.worker.pipeline_parallel import turns  # each launch would wait for what it imports
+
+    workers = members.total(members.start)
+    at_once = turns.at_once(available, needed, workers)
+    if at_once < workers:
+        yield (
+            f"{at_once} of {workers} workers prepare{'s' * (at_once == 1)} at a time: each has the whole model then, which "
+            f"takes {sized(needed)}, and {sized(available)} of memory are free; later each has its stage alone"
+        )
 
 
 def sentences(who: str, processes: int, needed: int, cores: int, available: int) -> Iterator[str]:

@@ -258,6 +258,8 @@ class ProcessServices:
     # whether this member asks a copy of the model before the first step, as one of a run does
     tries_answers: bool = True
     changes: Callable[[], None] = _nothing  # is told before the state changes, for what a card still copies of it
+    # takes this of the turns of its host, and returns what gives it back; or None while another one has it. None: it is alone
+    take_turn: Callable[[int], Callable[[], None] | None] | None = None
 
     def await_copied(self) -> None:
         """Wait until no checkpoint is being copied: before that the state may not change. Raises CalledOff."""

@@ -12,7 +12,7 @@ import torch
 from orchestrator.checkpoint.parts import divide
 from orchestrator.checkpoint.state import TrainingState, digest
 from orchestrator.errors import Inconsistent
-from orchestrator.numerics import allocator
+from orchestrator.optim.transforms import State
 from orchestrator.worker.between_steps.run_state import RunState, SecondVote
 from orchestrator.worker.model import snapshot
 from orchestrator.worker.model.replica import Replica
@@ -23,7 +23,6 @@ from orchestrator.worker.pipeline_parallel.cuts import Cuts
 
 _MODEL, _OPTIMIZER = "model/", "optimizer/state/"
 Packed = dict[str, Any]  # a dictionary as `checkpoint.state.pack` makes it
-Made = tuple[torch.nn.Module, torch.optim.Optimizer]  # this stage's part of a model, and an optimizer of it
 
 
 class StageState:
@@ -40,7 +39,9 @@ class StageState:
         stage: int,  # its number
         held: Mapping[str, torch.Tensor],  # by name, the tensors that the stage uses, its own and those of other stages
         order: Sequence[str],  # the names of all trained parameters of the model
-        make: Callable[[], Made],  # makes this stage's part once more, with its first values
+        make: Callable[
+            [dict[str, Any], State], TrainingState
+        ],  # makes its first state once more, with values and transforms
     ) -> None:
         self.replica = replica
         self.cuts = cuts
@@ -88,9 +89,8 @@ class StageState:
             optimizer.state.clear()
             for parameter in self.replica.parameters:
                 parameter.grad = None
-            state = snapshot.capture(*self._make(), values, transforms)
+            state = self._make(values, transforms)
             found = {name: digest(tensor) for name, tensor in state.tensors.items()}
-            allocator.give_back()
             if found != expected:
                 name = min(name for name in expected | found if found.get(name) != expected.get(name))
                 raise Inconsistent(

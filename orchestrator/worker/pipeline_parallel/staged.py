@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from orchestrator.checkpoint.state import TrainingState
 from orchestrator.comm.collectives import Exchange, Memory
 from orchestrator.comm.pipeline_schedules import programs
 from orchestrator.comm.transports.base import Regions, Transport
@@ -25,9 +26,10 @@ from orchestrator.numerics.layout import Layout
 from orchestrator.numerics.staging import Staging
 from orchestrator.optim import optimizers
 from orchestrator.optim.clipping import Clipping, Norm
+from orchestrator.optim.transforms import State
 from orchestrator.worker.between_steps.run_state import RunState
 from orchestrator.worker.member.generation import Generation, ProcessServices
-from orchestrator.worker.model import construction
+from orchestrator.worker.model import construction, snapshot
 from orchestrator.worker.model.pipeline_adapter import PipelineAdapter
 from orchestrator.worker.model.replica import Replica
 from orchestrator.worker.model.updater import Updater
@@ -40,6 +42,7 @@ from orchestrator.worker.pipeline_parallel.replay import Stage
 from orchestrator.worker.pipeline_parallel.stage_module import PartLayout, StageModule
 from orchestrator.worker.pipeline_parallel.stage_state import StageState
 from orchestrator.worker.pipeline_parallel.trainer import StageParts, StageTrainer
+from orchestrator.worker.pipeline_parallel.turns import turn
 from orchestrator.worker.step.executor import StepOutcome
 from orchestrator.worker.step.lockstep import Lockstep, StepContents
 from orchestrator.worker.step.summation import DirectSum
@@ -135,7 +138,8 @@ class HostedStage:
         self._memory = Memory(layout.layout, place.regions, sums=sums)
         before, onward = ((0, *cuts.crossing, 0)[number] for number in (stage, stage + 1))
         self._borders = None if kernels is None else BorderMemory(place.regions, onward, before)
-        self.model_state = StageState(replica, updater, cuts, stage, self._stage.held, trained, self._made)
+        self._services = services
+        self.model_state = StageState(replica, updater, cuts, stage, self._stage.held, trained, self._first_state)
         places = tuple(place for place, name in enumerate(whole.counters) if name in owned)
         parts = StageParts(
             *(self._stage, cuts.stages, workload, replica, layout, places, self.model_state),
@@ -144,6 +148,13 @@ class HostedStage:
         summation = DirectSum(layout.layout, self._memory, None, kernels)
         self.trainer = StageTrainer(parts, updater, summation, services)
         self.boundary = Stages(workload, self._stage, self.model_state)
+
+    def _first_state(self, values: dict[str, Any], transforms: State) -> TrainingState:
+        """As `StageState.capture` gave it before the first step. The whole model is made for it."""
+        with turn(self._plan, self._services):
+            state = snapshot.capture(*self._made(), values, transforms)
+            allocator.give_back()
+        return state
 
     def _made(self) -> tuple[torch.nn.Module, torch.optim.Optimizer]:
         """The stage's part of the model with its first values, and its optimizer."""
