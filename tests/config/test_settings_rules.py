@@ -87,7 +87,7 @@ REFUSED = {
     "update.sharded=true sync=ssp": "update.sharded: with sync=ssp each worker applies updates of its own",
     f"update.sharded=true {STAGES}": "update.sharded: a stage of a model is not on every worker of a host; set",
     "update.sharded=true reduction=fast": "update.sharded: with reduction=fast a step that is done again",
-    "update.sharded=true run.device=cuda": "update.sharded: on a GPU it saves little time, and the state would",
+    "update.sharded=true run.device=cuda": "update.sharded: workers on one GPU share the speed of its memory, which",
     "update.sharded=true transport=tcp": "update.sharded: workers that are connected by TCP share no memory",
     "cluster.claims=true sync=ssp": "cluster.claims: shards are claimed step by step, and under sync=ssp",
     f"cluster.claims=true {STAGES}": "cluster.claims: a stage of a model is not on every worker",

@@ -37,7 +37,7 @@ def staged(settings: Settings) -> tuple[Settings, StageChoice | None]:
     if settings.run.device == "cuda":
         raise ConfigurationError(
             ["cluster.stages: auto goes by the memory of this machine, and not by that of its GPUs"],
-            "give the number",
+            "give the number; plan=true says what each stage needs of its GPU",
             code="stages.auto-gpu",
         )
     checks.check(_with(settings, 1, ()), Path.cwd())

@@ -47,7 +47,8 @@ RULES: tuple[Rule, ...] = (
         "optimizer.sharded-device",
         "run.device",
         "cpu",
-        "on a GPU it saves little time, and the state would be lost with the card that fails; run.device is {0}",
+        "workers on one GPU share the speed of its memory, which bounds the update, and a state divided among GPUs is lost "
+        "with one that fails (docs/gpu.md); run.device is {0}",
         "run.device=cpu",
     ),
     _require(
