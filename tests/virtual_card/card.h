@@ -1,0 +1,8 @@
+// What the two halves of a card in software tell each other: the runtime (runtime.cpp), and torch's operations (operations.cpp).
+#pragma once
+#include <cuda_runtime_api.h>
+#include <functional>
+
+// Work for a stream, in its turn; what it raises becomes an error of the card, which stays. While the stream is recorded, a node.
+cudaError_t card_enqueue(cudaStream_t stream, std::function<void()> work);
+bool card_is_recorded(cudaStream_t stream);

@@ -1,0 +1,301 @@
+// torch's operations on a card in software: each, on CUDA tensors, does its work on the processor, in the card's memory and in the
+// turn of its stream. What a result looks like is asked of the form for meta tensors, so that nothing is computed before its turn.
+// What has no form on the processor is left to its kernel, and the runtime refuses that by name.
+#include <ATen/ATen.h>
+#include <ATen/Context.h>
+#include <ATen/core/CachingHostAllocator.h>
+#include <ATen/EmptyTensor.h>
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <c10/cuda/CUDAStream.h>
+#include <ATen/cuda/CUDAGeneratorImpl.h>
+#include <ATen/CPUGeneratorImpl.h>
+#include <ATen/core/LegacyTypeDispatch.h>
+#include <c10/cuda/CUDAGuard.h>
+#include <torch/library.h>
+#include <regex>
+#include <unistd.h>
+#include <pthread.h>
+#include "card.h"
+
+namespace {
+using c10::IValue;
+using at::Tensor;
+using Values = std::vector<IValue>;
+
+bool on_card(const Tensor& tensor) { return tensor.defined() && tensor.is_cuda(); }
+
+// The same memory, as a tensor of the processor. Keeps nothing alive, as a kernel keeps nothing alive.
+Tensor on_processor(const Tensor& tensor) {
+    if (!on_card(tensor)) return tensor;
+    if (tensor.numel() == 0) return at::empty_strided(tensor.sizes(), tensor.strides(), tensor.options().device(at::kCPU));
+    return at::from_blob(tensor.data_ptr(), tensor.sizes(), tensor.strides(), tensor.options().device(at::kCPU).requires_grad(false));
+}
+Tensor shape_of(const Tensor& tensor) {
+    if (!tensor.defined() || (!tensor.is_cuda() && tensor.dim() == 0 && tensor.unsafeGetTensorImpl()->is_wrapped_number())) return tensor;
+    return at::empty_strided(tensor.sizes(), tensor.strides(), tensor.options().device(at::kMeta).requires_grad(false));
+}
+
+IValue with_tensors(const IValue& value, const std::function<Tensor(const Tensor&)>& change, at::Device device) {
+    if (value.isTensor()) return change(value.toTensor());
+    if (value.isTensorList()) {
+        c10::List<Tensor> list;
+        for (const Tensor& each : value.toTensorVector()) list.push_back(change(each));
+        return list;
+    }
+    if (value.isOptionalTensorList()) {
+        c10::List<std::optional<Tensor>> list;
+        for (const std::optional<Tensor>& each : value.toOptionalTensorVector()) list.push_back(each ? std::optional<Tensor>(change(*each)) : std::nullopt);
+        return list;
+    }
+    if (value.isDevice()) return IValue(device);
+    if (value.isGenerator()) return IValue();
+    return value;
+}
+Values all_with(const Values& values, const std::function<Tensor(const Tensor&)>& change, at::Device device) {
+    Values found;
+    for (const IValue& value : values) found.push_back(with_tensors(value, change, device));
+    return found;
+}
+
+bool random_one(const c10::OperatorHandle& op) {
+    for (const at::Tag tag : op.getTags())
+        if (tag == at::Tag::nondeterministic_seeded) return true;
+    for (const auto& argument : op.schema().arguments())
+        if (argument.name() == "generator") return true;
+    return false;
+}
+
+// Whoever waits first does the work, and sums of the processor depend on how many threads that one may use.
+extern "C" void omp_set_num_threads(int);
+extern "C" int omp_get_max_threads();
+struct OneThread {
+    int before = omp_get_max_threads();
+    OneThread() { omp_set_num_threads(1); }
+    ~OneThread() { omp_set_num_threads(before); }
+};
+Values call(const c10::OperatorHandle& op, Values values, at::DispatchKey key) {
+    OneThread one;
+    at::AutoDispatchBelowADInplaceOrView below;
+    c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
+    op.redispatchBoxed(c10::DispatchKeySet(key), &values);
+    return values;
+}
+struct Seed { at::PhiloxCudaState state; };
+void seeded(const std::optional<at::PhiloxCudaState>& state, const std::function<void()>& work) {
+    if (!state) return work();
+    const bool indirect = state->captured_;
+    const uint64_t seed = indirect ? *(uint64_t*)state->seed_.ptr : state->seed_.val;
+    const uint64_t offset = indirect ? *(uint64_t*)state->offset_.ptr + state->offset_intragraph_ : state->offset_.val;
+    auto generator = at::detail::getDefaultCPUGenerator();
+    Tensor before;
+    {
+        std::lock_guard<std::mutex> locked(generator.mutex());
+        before = generator.get_state();
+        generator.set_current_seed(seed * 0x9E3779B97F4A7C15ull ^ (offset + 1) * 0xC2B2AE3D27D4EB4Full);
+    }
+    work();
+    std::lock_guard<std::mutex> locked(generator.mutex());
+    generator.set_state(before);
+}
+void into(const IValue& wanted, const IValue& found) {
+    if (wanted.isTensor() && wanted.toTensor().defined()) {
+        const Tensor& place = wanted.toTensor();
+        // Of what nobody reads, the processor's form says less (statistics of a batch where those of all are used).
+        if (found.toTensor().numel() == 0 && place.numel() != 0) return;
+        if (place.data_ptr() != found.toTensor().data_ptr()) place.copy_(found.toTensor());
+    } else if (wanted.isTensorList()) {
+        auto places = wanted.toTensorVector(), results = found.toTensorVector();
+        for (size_t i = 0; i < places.size(); i++)
+            if (places[i].data_ptr() != results[i].data_ptr()) places[i].copy_(results[i]);
+    }
+}
+void check(cudaError_t error) { C10_CUDA_CHECK(error); }
+
+void now(const std::string& name, cudaStream_t stream) {
+    if (getenv("CARD_OPS")) { FILE* f = fopen(getenv("CARD_OPS"), "a"); fprintf(f, "%d %p %lx %s\n", getpid(), stream, (unsigned long)pthread_self(), name.c_str()); fclose(f); }
+    static const char* which = getenv("CARD_NOW");
+    if (which && std::regex_search(name, std::regex(which)) && !card_is_recorded(stream)) cudaStreamSynchronize(stream);
+}
+void performed(const c10::OperatorHandle& op, c10::DispatchKeySet, torch::jit::Stack* stack) {
+    const auto& schema = op.schema();
+    const size_t count = schema.arguments().size();
+    Values given(stack->end() - count, stack->end());
+    stack->erase(stack->end() - count, stack->end());
+    at::AutoDispatchBelowADInplaceOrView below;
+    at::Device device(at::kCUDA, c10::cuda::current_device());
+    std::function<void(const IValue&)> find_device = [&](const IValue& value) {
+        if (value.isTensor() && on_card(value.toTensor())) device = value.toTensor().device();
+        if (value.isTensorList()) for (const Tensor& each : value.toTensorVector()) if (on_card(each)) device = each.device();
+    };
+    for (const IValue& value : given) find_device(value);
+    c10::cuda::CUDAGuard guard(device);
+    const auto stream = c10::cuda::getCurrentCUDAStream();
+    std::optional<at::PhiloxCudaState> state;
+    if (random_one(op)) {
+        auto generator = at::cuda::detail::getDefaultCUDAGenerator();
+        for (const IValue& value : given) if (value.isGenerator()) generator = value.toGenerator();
+        std::lock_guard<std::mutex> locked(generator.mutex());
+        state = at::check_generator<at::CUDAGeneratorImpl>(generator)->philox_cuda_state(4);
+    }
+
+    bool direct = !op.hasComputedKernelForDispatchKey(at::DispatchKey::Meta);
+    for (const auto& result : schema.returns())
+        direct = direct || !(result.type()->isSubtypeOf(*c10::TensorType::get()) || result.type()->kind() == c10::TypeKind::ListType);
+    for (const at::Tag tag : op.getTags()) direct = direct || tag == at::Tag::dynamic_output_shape || tag == at::Tag::data_dependent_output;
+    Values looks;
+    if (!direct) {
+        try {
+            looks = call(op, all_with(given, shape_of, at::kMeta), at::DispatchKey::Meta);
+        } catch (const c10::NotImplementedError&) {
+            direct = true;
+        }
+    }
+    if (direct && card_is_recorded(stream)) {
+        // Its results depend on values, or are a value: it waits, as its kernel does.
+        if (getenv("CARD_TRACE")) fprintf(stderr, "card in software: %s waits\n", toString(op.operator_name()).c_str());
+        check(cudaStreamSynchronize(stream));
+    }
+    std::function<Tensor(const Tensor&)> on_it = [&](const Tensor& look) {
+        return look.defined() ? at::empty_strided(look.sizes(), look.strides(), look.options().device(device)) : look;
+    };
+    if (direct) {
+        check(cudaStreamSynchronize(stream));
+        Values results;
+        seeded(state, [&] { results = call(op, all_with(given, on_processor, at::kCPU), at::DispatchKey::CPU); });
+        for (size_t i = 0; i < results.size(); i++) {
+            IValue made = with_tensors(results[i], on_it, device);
+            into(with_tensors(made, on_processor, at::kCPU), results[i]);
+            looks.push_back(made);
+        }
+        // in place, and into what is given: those tensors themselves
+    }
+    Values results;
+    for (size_t i = 0; i < schema.returns().size(); i++) {
+        const auto* info = schema.returns()[i].alias_info();
+        const IValue* same = nullptr;
+        if (info && info->isWrite())
+            for (size_t j = 0; j < count; j++)
+                if (const auto* other = schema.arguments()[j].alias_info(); other && other->isWrite() && other->beforeSets() == info->beforeSets()) same = &given[j];
+        if (same) {
+            if (same->isTensor() && looks[i].isTensor() && same->toTensor().sizes() != looks[i].toTensor().sizes()) {
+                TORCH_CHECK(!direct, "card in software: ", toString(op.operator_name()), " gives its result another size");
+                same->toTensor().resize_(looks[i].toTensor().sizes());
+            }
+            results.push_back(*same);
+        } else {
+            results.push_back(direct ? looks[i] : with_tensors(looks[i], on_it, device));
+        }
+    }
+    if (!direct) {
+        Values arguments = all_with(given, on_processor, at::kCPU), places = all_with(results, on_processor, at::kCPU);
+        check(card_enqueue(stream, [op, arguments, places, state] {
+            Values found;
+            seeded(state, [&] { found = call(op, arguments, at::DispatchKey::CPU); });
+            for (size_t i = 0; i < places.size(); i++) into(places[i], found[i]);
+        }));
+    }
+    now(toString(op.operator_name()), stream);
+    stack->insert(stack->end(), results.begin(), results.end());
+}
+
+Tensor& copy_(Tensor& self, const Tensor& source, bool non_blocking) {
+    at::AutoDispatchBelowADInplaceOrView below;
+    if (self.numel() == 0) return self;
+    const at::Device device = self.is_cuda() ? self.device() : source.device();
+    c10::cuda::CUDAGuard guard(device);
+    const auto stream = c10::cuda::getCurrentCUDAStream();
+    const Tensor from = source.expand(self.sizes());
+    const Tensor to_place = on_processor(self), from_place = on_processor(from);
+    const bool both = self.is_cuda() && source.is_cuda();
+    // Memory of the host that is not page-locked is read and written before the call returns.
+    const bool waits = !both && (!non_blocking || !(self.is_cuda() ? source : self).is_pinned());
+    const Tensor& host = self.is_cuda() ? source : self;
+    check(card_enqueue(stream, [to_place, from_place] { Tensor place = to_place; place.copy_(from_place); }));
+    if (!both && !waits) at::getHostAllocator(at::kCUDA)->record_event(host.storage().mutable_data(), host.storage().data_ptr().get_context(), stream.unwrap());
+    if (waits) check(cudaStreamSynchronize(stream));
+    now("copy_", stream);
+    return self;
+}
+
+// Cells that have kernels of their own on a card alone (aten/src/ATen/native/cuda/RNN.cu).
+using Maybe = std::optional<Tensor>;
+bool is(const Maybe& tensor) { return tensor && tensor->defined(); }
+std::tuple<Tensor, Tensor, Tensor> lstm(const Tensor& input, const Tensor& hidden, const Tensor& cx, const Maybe& first, const Maybe& second) {
+    at::AutoDispatchBelowADInplaceOrView below;
+    Tensor gates = input + hidden;
+    if (is(first)) gates = gates + *first + *second;
+    auto parts = gates.chunk(4, 1);
+    Tensor i = parts[0].sigmoid(), f = parts[1].sigmoid(), g = parts[2].tanh(), o = parts[3].sigmoid();
+    Tensor cy = f * cx + i * g;
+    return {o * cy.tanh(), cy, at::cat({i, f, g, o}, 1)};
+}
+std::tuple<Tensor, Tensor, Tensor> lstm_backward(const Maybe& grad_hy, const Maybe& grad_cy, const Tensor& cx, const Tensor& cy, const Tensor& workspace, bool has_bias) {
+    at::AutoDispatchBelowADInplaceOrView below;
+    if (!is(grad_hy) && !is(grad_cy)) return {};
+    auto parts = workspace.chunk(4, 1);
+    const Tensor &i = parts[0], &f = parts[1], &g = parts[2], &o = parts[3];
+    Tensor tanh = cy.tanh(), hy = is(grad_hy) ? *grad_hy : at::zeros_like(cx), c = hy * o * (1 - tanh * tanh);
+    if (is(grad_cy)) c = c + *grad_cy;
+    Tensor gates = at::cat({c * g * (1 - i) * i, c * cx * (1 - f) * f, c * i * (1 - g * g), hy * tanh * (1 - o) * o}, 1);
+    return {gates, c * f, has_bias ? gates.sum(0) : Tensor()};
+}
+std::tuple<Tensor, Tensor> gru(const Tensor& input, const Tensor& hidden, const Tensor& hx, const Maybe& first, const Maybe& second) {
+    at::AutoDispatchBelowADInplaceOrView below;
+    auto ins = (is(first) ? input + *first : input).chunk(3, 1), hids = (is(second) ? hidden + *second : hidden).chunk(3, 1);
+    Tensor r = (ins[0] + hids[0]).sigmoid(), z = (ins[1] + hids[1]).sigmoid(), n = (ins[2] + r * hids[2]).tanh();
+    return {n + z * (hx - n), at::cat({r, z, n, hx, hids[2]}, 1)};
+}
+std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> gru_backward(const Tensor& grad, const Tensor& workspace, bool has_bias) {
+    at::AutoDispatchBelowADInplaceOrView below;
+    auto parts = workspace.chunk(5, 1);
+    const Tensor &r = parts[0], &z = parts[1], &n = parts[2], &hx = parts[3], &h = parts[4];
+    Tensor gz = grad * (hx - n) * (1 - z) * z, gn = grad * (1 - z) * (1 - n * n), gr = gn * h * (1 - r) * r;
+    Tensor ins = at::cat({gr, gz, gn}, 1), hids = at::cat({gr, gz, gn * r}, 1);
+    return {ins, hids, grad * z, has_bias ? ins.sum(0) : Tensor(), has_bias ? hids.sum(0) : Tensor()};
+}
+
+const std::set<std::string> LEFT = {
+    "aten::empty.memory_format", "aten::empty_strided", "aten::as_strided", "aten::view", "aten::_reshape_alias", "aten::set_", "aten::set_.source_Storage",
+    "aten::set_.source_Storage_storage_offset", "aten::set_.source_Tensor", "aten::resize_", "aten::_local_scalar_dense", "aten::record_stream",
+    "aten::is_pinned", "aten::_pin_memory", "aten::unfold", "aten::is_set_to", "aten::view_as_real", "aten::view_as_complex", "aten::alias", "aten::_fused_sdp_choice",
+    "aten::copy_", "aten::lift_fresh", "aten::detach", "aten::_has_same_storage_numel", "aten::_debug_has_internal_overlap", "aten::_assert_async",
+};
+const std::vector<const char*> TOO = {"aten::convolution_backward", "aten::_foreach_copy_", "aten::_assert_async.msg"};
+
+struct Silent : c10::WarningHandler { void process(const c10::Warning&) override {} };
+std::vector<c10::RegistrationHandleRAII> kept;
+struct AtStart {
+    AtStart() {
+        Silent silent;
+        c10::WarningUtils::WarningHandlerGuard guard(&silent);
+        at::globalContext().setUserEnabledCuDNN(false);
+        at::globalContext().setSDPUseFlash(false), at::globalContext().setSDPUseMemEfficient(false), at::globalContext().setSDPUseCuDNN(false);
+        auto& dispatcher = c10::Dispatcher::singleton();
+        auto put = [&](const c10::OperatorHandle& op) {
+            kept.push_back(dispatcher.registerImpl(op.operator_name(), at::DispatchKey::CUDA, c10::KernelFunction::makeFromBoxedFunction<&performed>(), std::nullopt, nullptr, "card in software"));
+        };
+        for (const auto& name : dispatcher.getAllOpNames()) {
+            auto op = dispatcher.findOp(name);
+            if (!op || !op->hasSchema() || name.name.rfind("aten::", 0) || LEFT.count(c10::toString(name))) continue;
+            if (!op->hasKernelForDispatchKey(at::DispatchKey::CUDA) || !op->hasComputedKernelForDispatchKey(at::DispatchKey::CPU)) continue;
+            put(*op);
+        }
+        for (const char* name : TOO) {
+            const std::string whole = name;
+            const size_t dot = whole.find('.');
+            auto op = dispatcher.findOp({whole.substr(0, dot), dot == std::string::npos ? "" : whole.substr(dot + 1)});
+            if (op && !op->hasKernelForDispatchKey(at::DispatchKey::CUDA)) put(*op);
+        }
+    }
+} at_start;
+}  // namespace
+
+TORCH_LIBRARY_IMPL(aten, CUDA, m) {
+    Silent silent;
+    c10::WarningUtils::WarningHandlerGuard guard(&silent);
+    m.impl("copy_", TORCH_FN(copy_));
+    m.impl("_thnn_fused_lstm_cell", TORCH_FN(lstm));
+    m.impl("_thnn_fused_lstm_cell_backward_impl", TORCH_FN(lstm_backward));
+    m.impl("_thnn_fused_gru_cell", TORCH_FN(gru));
+    m.impl("_thnn_fused_gru_cell_backward", TORCH_FN(gru_backward));
+}
