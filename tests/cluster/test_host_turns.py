@@ -13,9 +13,8 @@ HOLDER = """
 import os, sys, time
 from orchestrator.cluster.actors.host_turns import HostTurns
 assert HostTurns({secret!r}).take(0) is not None
-child = os.fork()  # as a pipeline's own loaders do
-if child:
-    print(child, flush=True)
+if not os.fork():  # as a pipeline's own loaders do
+    print(os.getpid(), flush=True)  # it runs, so it has let go of what it got with the fork
 time.sleep(600)
 """
 
