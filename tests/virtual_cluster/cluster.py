@@ -127,6 +127,9 @@ class Reference:
         return self.value
 
     def show(self) -> None:
+        """Once: the member may have died after it had answered, and before the driver saw that."""
+        if self.seen:
+            return
         self.seen = True
         for act in self.waiting:
             act(self)
