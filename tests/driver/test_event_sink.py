@@ -97,6 +97,7 @@ def test_many_small_shards_on_few_workers_are_noted_once(
             members=[*range(len(shards))],
             shards=[range(count) for count in shards],
             stages=(),
+            absent=(),
             run_manifest={"steps": 10},
         ),
         storage=None,

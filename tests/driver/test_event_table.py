@@ -19,7 +19,10 @@ from orchestrator.records.files_read import FilesRead
 
 SCHEDULE: Any = SimpleNamespace(workers=2)
 GENERATION = SimpleNamespace(
-    workers=2, begin=SimpleNamespace(shards=((0, 1), (2,))), schedule=SCHEDULE, as_event=lambda: {"number": 0}
+    workers=2,
+    begin=SimpleNamespace(shards=((0, 1), (2,)), absent=()),
+    schedule=SCHEDULE,
+    as_event=lambda: {"number": 0},
 )
 
 
@@ -38,7 +41,7 @@ EXAMPLES = [
     Example("driver_lost", {"pid": 1, "steps_lost": 2}, {"pid": 1, "steps_lost": 2}),
     Example(
         "generation_started",
-        {"generation": GENERATION, "members": [4, 5], "steps": 9},
+        {"generation": GENERATION, "members": [4, 5], "steps": 9, "away": ()},
         {"number": 0, "members": [4, 5], "steps": 9},
         metrics={"system/cluster/workers": 2},
         changes={"generations": 1, "workers": 2, "hosted": (2, 1), "schedule": SCHEDULE},
@@ -349,6 +352,12 @@ def test_the_picture_is_of_the_generation_with_most_workers() -> None:
     began = EVENTS["generation_started"].outcome
     outcome = began(began(RunOutcome(), {"generation": GENERATION}), {"generation": smaller})
     assert (outcome.schedule, outcome.workers, outcome.generations) == (SCHEDULE, 1, 2)
+
+
+def test_a_site_whose_shards_sit_out_is_told_with_them() -> None:
+    generation = SimpleNamespace(begin=SimpleNamespace(absent=(2, 5)))
+    told = EVENTS["generation_started"].sentences({"generation": generation, "away": ["b"]})
+    assert told == ("b away: shards 2, 5 sit out until they are back",)
 
 
 def test_a_field_is_rounded_or_left_out_as_its_name_says() -> None:

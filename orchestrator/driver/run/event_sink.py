@@ -258,11 +258,12 @@ class EventSink:
                 f"warning: on_event raised {type(error).__name__}: {error}; it is not called any more, the run goes on"
             )
 
-    def begins(self, generation: Generation) -> None:
-        """A generation begins. The terminal hears of it with its first step (`recovered`)."""
+    def begins(self, generation: Generation, away: Sequence[str] = ()) -> None:
+        """A generation begins. The terminal hears of it with its first step (`recovered`), and at once of shards that sit it
+        out. away: the sites of those."""
         members, steps = generation.begin.members, generation.begin.run_manifest["steps"]
         self._ranks = {member: rank for rank, member in enumerate(members[: generation.workers])}
-        self.event("generation_started", generation=generation, members=members, steps=steps)
+        self.event("generation_started", generation=generation, members=members, steps=steps, away=away)
         if self.outcome.generations == 1 and len(set(generation.begin.stages)) < 2:
             self._hosted_first = self.outcome.hosted
         if self.outcome.generations == 1:

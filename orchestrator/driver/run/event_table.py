@@ -84,6 +84,12 @@ def _with_generation(outcome: RunOutcome, facts: Facts) -> RunOutcome:
     )
 
 
+def _absent(facts: Facts) -> Sequence[str]:
+    """It changes what is trained, so the journal alone is not enough."""
+    shards = ", ".join(map(str, facts["generation"].begin.absent))
+    return (f"{', '.join(facts['away'])} away: shards {shards} sit out until they are back",) if shards else ()
+
+
 def _lost(role: str) -> EventType:
     def sentences(facts: Facts) -> Sequence[str]:
         at = "" if facts["where"] is None else f" on {facts['where']}"
@@ -230,6 +236,7 @@ EVENTS: Mapping[str, EventType] = {
     "driver_lost": EventType(only("pid", "steps_lost")),
     "generation_started": EventType(
         _generation_fields,
+        _absent,
         metrics=lambda facts: {f"{EXECUTION}cluster/workers": facts["generation"].workers},
         outcome=_with_generation,
     ),

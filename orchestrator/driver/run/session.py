@@ -497,7 +497,9 @@ class Session:
             rank = ranks.get(member)
             shards = begin.shards[rank] if rank is not None and rank < begin.workers else ()
             self._member_started(member, rank, shards)
-        self._event_sink.begins(generation)
+        sites = self._state.requirements.sites
+        away = sorted(site for site, shards in sites.items() if shards and set(begin.absent).issuperset(shards))
+        self._event_sink.begins(generation, away)
         for_workers, for_servers = replace(generation, keys=keys), replace(generation, begin=_for_servers(begin))
         for rank, member in enumerate(begin.members):
             peers = self._member_directory.peers(generation, rank)
