@@ -126,7 +126,7 @@ class WorkerHooks:
         self._services.emit({"event": "generation_running", "generation": number, "step": step})
         writers = self._generation.writers
         if self._rank in writers and self._state.plan.run.compute.device == "cuda":
-            state = self._state.model_state.capture_with_rows({})
+            state = self._state.model_state.to_write({}, self._state.boundary.part(writers))
             self._services.writer.reserve(state, part=writers.index(self._rank), parts=len(writers))
         digested = self._state.boundary.digested() if self._state.plan.cadence.digest_every else None
         if digested is not None:

@@ -268,7 +268,8 @@ def test_who_writes_checkpoints_has_their_memory_page_locked_once_steps_run(
         plan=SimpleNamespace(run=run, cluster=cluster, cadence=cadence),
         services=services,
         loop=SimpleNamespace(run_state=SimpleNamespace(steps=1)),
-        model_state=SimpleNamespace(capture_with_rows=lambda _: None),
+        model_state=SimpleNamespace(to_write=lambda _, part: part),
+        boundary=SimpleNamespace(part=lambda _: None),
     )
     workload: Any = SimpleNamespace(may_wait_s=0)
     generation: Any = SimpleNamespace(number=0, writers=(1, 2))

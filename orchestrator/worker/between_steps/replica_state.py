@@ -71,6 +71,10 @@ class ReplicaState:
         rows = {shard: self._states.of(shard) for shard in self.shards} if self.keeps_shard_state else {}
         return snapshot.capture(self.replica.model, self._updater.optimizer, values, self._replicated, rows)
 
+    def to_write(self, values: dict[str, Any], part: tuple[int, int] | None) -> TrainingState:  # noqa: ARG002
+        """The same, of which the writer takes its share. part: of a stage."""
+        return self.capture_with_rows(values)
+
     def restore(self, state: TrainingState, advances: tuple[int, int]) -> dict[str, Any]:
         """Take over this state, also the states of shards as far as they are in it; returns the values beside it. advances:
         how many there had been here, and in that state. Raises Inconsistent, and has changed nothing then."""

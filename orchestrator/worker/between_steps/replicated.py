@@ -36,6 +36,10 @@ class Boundary(Protocol):
     def begin_save(self, writers: Sequence[int]) -> None:
         """All members are about to take a checkpoint, which these ranks write."""
 
+    def part(self, writers: Sequence[int]) -> tuple[int, int] | None:
+        """Which of how many this member writes of what members of its stage alone have, where these ranks write; None if it
+        writes none, and where all members have all."""
+
     def state(self) -> dict[str, torch.Tensor]:
         """The model's parameters and persistent buffers themselves, as far as this worker has them; a worker of another stage
         has others."""
@@ -63,6 +67,9 @@ class Whole:
         return evaluation.compute(self._workload, self._replica, shards, self._total_shards, step, beat)
 
     def begin_save(self, writers: Sequence[int]) -> None:
+        pass
+
+    def part(self, writers: Sequence[int]) -> None:
         pass
 
     def state(self) -> dict[str, torch.Tensor]:

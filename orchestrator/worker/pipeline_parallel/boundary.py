@@ -99,9 +99,12 @@ class Stages:
         """Other stages have the rest."""
 
     def begin_save(self, writers: Sequence[int]) -> None:
-        peers = [rank for rank in writers if self._stage_of(rank) == self._links.stage]
-        part = (peers.index(self._links.rank), len(peers)) if self._links.rank in peers else None
+        part = self.part(writers)
         self._held.begin_save(self._gather(messages.SAVING, self._held.optimizer_values()), part)
+
+    def part(self, writers: Sequence[int]) -> tuple[int, int] | None:
+        peers = [rank for rank in writers if self._stage_of(rank) == self._links.stage]
+        return (peers.index(self._links.rank), len(peers)) if self._links.rank in peers else None
 
     def state(self) -> dict[str, torch.Tensor]:
         return {name: self._held.owned[name] for name in self._tensors if name in self._held.owned}

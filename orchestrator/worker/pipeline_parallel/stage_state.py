@@ -39,9 +39,8 @@ class StageState:
         stage: int,  # its number
         held: Mapping[str, torch.Tensor],  # by name, the tensors that the stage uses, its own and those of other stages
         order: Sequence[str],  # the names of all trained parameters of the model
-        make: Callable[
-            [dict[str, Any], State], TrainingState
-        ],  # makes its first state once more, with values and transforms
+        # makes its first state once more, with values and transforms
+        make: Callable[[dict[str, Any], State], TrainingState],
     ) -> None:
         self.replica = replica
         self.cuts = cuts
@@ -126,12 +125,17 @@ class StageState:
         """This member's part of a checkpoint, whose tensors nobody else writes; with the values of the whole."""
         assert self._whole is not None
         assert self._part is not None
-        number, parts = self._part
+        state = self.to_write(values, self._part)
+        return replace(state, values={**state.values, "optimizer": self._whole})
+
+    def to_write(self, values: dict[str, Any], part: tuple[int, int] | None) -> TrainingState:
+        """The same before a save has begun, with the values of this stage alone. part: as of `begin_save`, of a writer."""
+        assert part is not None
+        number, parts = part
         state = self.capture(values)
         names = divide({name: tensor.nbytes for name, tensor in state.tensors.items()}, parts)[number]
         tensors = {name: state.tensors[name] for name in names}
-        whole = {**state.values, "optimizer": self._whole}
-        return TrainingState(whole, tensors, state.steady.intersection(names), frozenset(names))
+        return TrainingState(state.values, tensors, state.steady.intersection(names), frozenset(names))
 
     def restore(self, state: TrainingState, advances: tuple[int, int]) -> dict[str, Any]:  # noqa: ARG002
         """As far as the state is of this stage. Raises Inconsistent, and has changed nothing then."""

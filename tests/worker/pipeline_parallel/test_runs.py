@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import weakref
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -15,6 +16,7 @@ from torch import Tensor, nn
 from orchestrator.config.resolve import INITIAL_FOLDER
 from orchestrator.config.settings import Every
 from orchestrator.errors import ConfigurationError, NonFinite, OrchestratorError, PipelineRaised
+from orchestrator.worker.hooks import WorkerHooks
 from orchestrator.worker.pipeline_parallel.flight import Flight
 from orchestrator.worker.pipeline_parallel.trainer import StageTrainer
 from orchestrator.worker.worker import Ended, Worker
@@ -22,7 +24,7 @@ from pipelines.characters import Characters
 from tests.products import thinned
 from tests.refusals import refused
 from tests.worker import pipelines
-from tests.worker.elastic import EVERYTHING, Fault, survive
+from tests.worker.elastic import EVERYTHING, Fault, Writes, survive
 from tests.worker.runs import ONE, Layout, _Members, members_end, settings_for, train
 
 ADAM = {"name": "adam", "lr": 0.02}
@@ -121,6 +123,32 @@ def test_a_call_off_while_digests_are_taken_loses_nothing() -> None:
         pipelines.Batchnorm, Layout(2, stages=2), [Fault(0, 100, "die"), Fault(2, 60, "call off")], 2, **EVERYTHING
     )
     assert (told.trace, told.digest, told.metrics) == (unsplit.trace, unsplit.digest, unsplit.metrics)
+
+
+@pytest.mark.slow
+def test_what_a_stage_reserves_for_its_checkpoints_is_what_it_writes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a GPU, whose memory for copies takes long to be had, so that it is asked for before the first checkpoint."""
+    reserved: list[list[str]] = []
+    written: list[list[str]] = []
+    running, begin = WorkerHooks.running, Writes.begin
+
+    def on_card(hooks: WorkerHooks) -> None:
+        plan = hooks._state.plan
+        there = replace(plan, run=replace(plan.run, compute=replace(plan.run.compute, device="cuda")))
+        monkeypatch.setattr(hooks._state, "plan", there)
+        running(hooks)
+        monkeypatch.setattr(hooks._state, "plan", plan)
+
+    def begun(writer: Writes, state: Any, **others: Any) -> None:
+        written.append(sorted(state.tensors))
+        begin(writer, state, **others)
+
+    monkeypatch.setattr(WorkerHooks, "running", on_card)
+    monkeypatch.setattr(Writes, "begin", begun)
+    monkeypatch.setattr(Writes, "reserve", lambda _, state, **__: reserved.append(sorted(state.tensors)))
+    survive(pipelines.Batchnorm, Layout(3, "tree", stages=2), [], 2, **EVERYTHING)
+    assert len(reserved) == 3, "one of each member"
+    assert sorted(reserved) == sorted(written[:3])
 
 
 class Remade(pipelines.Batchnorm):
