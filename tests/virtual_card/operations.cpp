@@ -35,6 +35,10 @@ Tensor shape_of(const Tensor& tensor) {
     return at::empty_strided(tensor.sizes(), tensor.strides(), tensor.options().device(at::kMeta).requires_grad(false));
 }
 
+Tensor zeros(const Tensor& tensor) {
+    return on_card(tensor) ? at::empty_strided(tensor.sizes(), tensor.strides(), tensor.options().device(at::kCPU).requires_grad(false)).zero_() : tensor;
+}
+
 IValue with_tensors(const IValue& value, const std::function<Tensor(const Tensor&)>& change, at::Device device) {
     if (value.isTensor()) return change(value.toTensor());
     if (value.isTensorList()) {
@@ -111,6 +115,17 @@ void into(const IValue& wanted, const IValue& found) {
 }
 void check(cudaError_t error) { C10_CUDA_CHECK(error); }
 
+// What the results look like. What has no form for meta tensors is computed of zeros for it.
+Values shapes(const c10::OperatorHandle& op, const Values& given) {
+    if (op.hasComputedKernelForDispatchKey(at::DispatchKey::Meta)) {
+        try {
+            return call(op, all_with(given, shape_of, at::kMeta), at::DispatchKey::Meta);
+        } catch (const c10::NotImplementedError&) {
+        }
+    }
+    return all_with(call(op, all_with(given, zeros, at::kCPU), at::DispatchKey::CPU), shape_of, at::kMeta);
+}
+
 void now(const std::string& name, cudaStream_t stream) {
     if (getenv("CARD_OPS")) { FILE* f = fopen(getenv("CARD_OPS"), "a"); fprintf(f, "%d %p %lx %s\n", getpid(), stream, (unsigned long)pthread_self(), name.c_str()); fclose(f); }
     static const char* which = getenv("CARD_NOW");
@@ -138,18 +153,12 @@ void performed(const c10::OperatorHandle& op, c10::DispatchKeySet, torch::jit::S
         state = at::check_generator<at::CUDAGeneratorImpl>(generator)->philox_cuda_state(4);
     }
 
-    bool direct = !op.hasComputedKernelForDispatchKey(at::DispatchKey::Meta);
+    bool direct = false;
     for (const auto& result : schema.returns())
         direct = direct || !(result.type()->isSubtypeOf(*c10::TensorType::get()) || result.type()->kind() == c10::TypeKind::ListType);
     for (const at::Tag tag : op.getTags()) direct = direct || tag == at::Tag::dynamic_output_shape || tag == at::Tag::data_dependent_output;
     Values looks;
-    if (!direct) {
-        try {
-            looks = call(op, all_with(given, shape_of, at::kMeta), at::DispatchKey::Meta);
-        } catch (const c10::NotImplementedError&) {
-            direct = true;
-        }
-    }
+    if (!direct) looks = shapes(op, given);
     if (direct && card_is_recorded(stream)) {
         // Its results depend on values, or are a value: it waits, as its kernel does.
         if (getenv("CARD_TRACE")) fprintf(stderr, "card in software: %s waits\n", toString(op.operator_name()).c_str());
@@ -164,7 +173,8 @@ void performed(const c10::OperatorHandle& op, c10::DispatchKeySet, torch::jit::S
         seeded(state, [&] { results = call(op, all_with(given, on_processor, at::kCPU), at::DispatchKey::CPU); });
         for (size_t i = 0; i < results.size(); i++) {
             IValue made = with_tensors(results[i], on_it, device);
-            into(with_tensors(made, on_processor, at::kCPU), results[i]);
+            // In its turn: new memory may be filled before, as `fill_uninitialized_memory` has it.
+            check(card_enqueue(stream, [place = with_tensors(made, on_processor, at::kCPU), found = results[i]] { into(place, found); }));
             looks.push_back(made);
         }
         // in place, and into what is given: those tensors themselves
