@@ -2,7 +2,7 @@
 
 A model of 545 MB takes the better part of a second to be copied into host memory and hashed, in which a card does several
 steps. So it is copied as a checkpoint is, beside the next step's passes (`checkpoint.side_stream`), and hashed in a thread.
-The digest is that of `numerics.digests`, to the bit:
+The digest is that of `numerics.digests`, to the bit.
 
     buffers        copied in the stream that computes, before anything that is launched later
     parameters     copied on a stream of their own; the next update has the card wait for them (`copied`)

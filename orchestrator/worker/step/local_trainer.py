@@ -80,9 +80,8 @@ class LocalTrainer:
         self._consumer = consumer
         self._alone = alone
         self._fault: tuple[int, OrchestratorError] | None = None
-        self._single: tuple[Gradients, float, StepReport] | None = (
-            None  # of a worker with one shard, to be rounded again
-        )
+        # of a worker with one shard, to be rounded again
+        self._single: tuple[Gradients, float, StepReport] | None = None
 
     def contribute(self, step: int, attempt: int, grid: Grid) -> StepReport:
         if attempt > 0 and self._single is not None and self._repeated:
