@@ -66,7 +66,7 @@ class Tables:
 RAY = Tried("ray", ("2.60",))
 MLFLOW = Tried("mlflow", ("3.17",))
 MLFLOW_TABLES = Tables("mlflow", ("dc11669786a5",))
-TORCH = Tried("torch", ("2.13",))
+TORCH = Tried("torch", ("2.11", "2.13"))  # of 2.11 a build for CUDA
 DVC = Tried("dvc", ("3.67",))
 OPTUNA = Tried("optuna", ("5.0",))
 LITDATA = Tried("litdata", ("0.2.76",))
