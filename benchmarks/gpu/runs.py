@@ -46,7 +46,7 @@ class RunFailed(Exception):
 
 
 class OutOfTime(RunFailed):
-    """It was ended, and nothing is known of it."""
+    """It was ended before it was done."""
 
 
 @dataclass(frozen=True)
@@ -58,8 +58,12 @@ class Run:
 
     @property
     def losses(self) -> list[float]:
-        """Seconds from a worker's loss to the next step."""
-        return [each["seconds"] for each in self.outcome["recoveries"] if each["kind"] == "lost"]
+        return losses(self.outcome["recoveries"])
+
+
+def losses(recoveries: Iterable[Mapping[str, Any]]) -> list[float]:
+    """Seconds from a worker's loss to the next step, of recoveries in an outcome or of events in a journal. Pure."""
+    return [each["seconds"] for each in recoveries if each.get("kind") == "lost" and "seconds" in each]
 
 
 def step_ms(windows: Windows) -> list[float]:
@@ -137,6 +141,16 @@ def launched(
 
 def journal_of(project: Path, run: Run) -> Iterator[Mapping[str, Any]]:
     return _lines(project / ".orchestrator" / str(run.outcome["run_id"]) / "journal.jsonl")
+
+
+def recorded(project: Path) -> tuple[Windows, list[Mapping[str, Any]]]:
+    """(times.jsonl, journal.jsonl) of the newest run of a project, which may have been ended: it has recorded its steps all the
+    same."""
+    folders = [file.parent for file in project.glob(".orchestrator/*/journal.jsonl")]
+    if not folders:
+        return [], []
+    newest = max(folders, key=lambda folder: folder.stat().st_mtime_ns)
+    return list(_lines(newest / "times.jsonl")), list(_lines(newest / "journal.jsonl"))
 
 
 def _lines(path: Path) -> Iterator[Mapping[str, Any]]:

@@ -13,6 +13,7 @@ from orchestrator.driver.terminal import notebook
 from orchestrator.driver.terminal.console import people, spoken
 
 PLAIN_EVERY_S = 10.0
+_LEAST_S = 2.0  # reports of many steps may arrive at once, and their times say nothing of the steps
 
 
 class ProgressDisplay(Protocol):
@@ -37,8 +38,8 @@ def say_obstacles(progress: ProgressDisplay, obstacles: Iterable[str]) -> None:
 
 
 def rate_and_left(steps: int, seconds: float, left: int) -> str:
-    """ ", 66.2 steps/s, 10 s left" from what was done in some seconds; empty while nothing is known."""
-    if steps <= 0 or seconds <= 0:
+    """ ", 66.2 steps/s, 10 s left" from what was reported in some seconds; empty while too little is known."""
+    if steps <= 0 or seconds < _LEAST_S:
         return ""
     rate = steps / seconds
     return f", {three_digits(rate)} steps/s" + (f", {duration(left / rate)} left" if left else "")

@@ -294,4 +294,4 @@ def _users_line(error: BaseException) -> str:
     """The innermost line of the user's code that the error came through, empty where there is none."""
     frames = traceback.extract_tb(error.__traceback__)
     own = [frame for frame in frames if not frame.filename.startswith((*_LIBRARIES, "<"))]
-    return f"{own[-1].filename}:{own[-1].lineno}: {own[-1].line}: " if own else ""
+    return f"{own[-1].filename}:{own[-1].lineno}: {str(own[-1].line).rstrip(':')}: " if own else ""
