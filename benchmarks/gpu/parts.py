@@ -32,6 +32,8 @@ _OF_A_PART: Final = 0.5  # of its time, at most, one run of a case takes
 _START_S: Final = 6.0  # of a process that imports torch and starts CUDA
 _A_STAGE_GB: Final = 20
 _ZOO_STEPS: Final = 5
+_FREE: Final = 4  # shards whose replicas run free, each on a worker of its own
+_FREE_STEPS: Final = 60  # that is three rests, of which the first has warmed up and the last ends the run
 # 7 million parameters: a chunk of a sum goes over the wire in pieces.
 _WIRED: Final = {"width": 256, "layers": 4, "heads": 4, "vocabulary": 8192, "window": 64, "nap_s": 0.0015}
 SIGKILLS: Final = {"every": "1s", "kinds": ["kill"]}
@@ -451,7 +453,8 @@ def rows_of(scale: Scale, model: str) -> int:
 
 @dataclass(frozen=True)
 class Step:
-    """A part: a run whose step is measured. model: the GPT where nothing else is said; changes: of the run's settings."""
+    """A part: a run whose step is measured. model: the GPT where nothing else is said; steps: of the run, None: those of the
+    scale; single: an update of one shard is measured, and not a step of all; more: sections of the run's settings."""
 
     key: str
     precision: str = "float32"
@@ -459,6 +462,8 @@ class Step:
     workers: int = 1
     stages: int = 1
     model: str = "Gpt"
+    steps: int | None = None
+    single: bool = False
     run: Mapping[str, Any] = field(default_factory=dict)
     more: Mapping[str, Any] = field(default_factory=dict)
 
@@ -471,7 +476,7 @@ class Step:
                 self.model,
                 precision=self.precision,
                 shards=self.shards,
-                steps=scale.steps if large else scale.small_steps,
+                steps=self.steps or (scale.steps if large else scale.small_steps),
                 workers=self.workers,
                 stages=self.stages,
                 args=scale.gpt if large else {},
@@ -489,7 +494,8 @@ class Step:
                 windows = run.windows
                 if not large:
                     bench.measured("start", [run.outcome["launch_s"]])
-        bench.measured(self.key, runs.step_ms(windows))
+        updates = self.shards if self.single else 1
+        bench.measured(self.key, [each / updates for each in runs.step_ms(windows)])
 
 
 def beside_one_worker(step: Step, bench: Bench, seconds: float) -> None:
@@ -502,6 +508,9 @@ four_workers: Final = partial(beside_one_worker, Step("bfloat16, 8, 4 workers", 
 two_stages: Final = partial(beside_one_worker, Step("bfloat16, 8, 2 stages", "bfloat16", workers=2, stages=2))
 
 
+_ASP: Final = {"sync": {"name": "asp"}}
+
+
 def loops(scale: Scale, kinds: Sequence[str]) -> list[Loop]:
     """Loops of plain PyTorch that do what the runs do."""
     large = partial(Loop, model="Gpt", rows=scale.rows, steps=max(4, scale.steps // 2), args=scale.gpt, lr=1e-4)
@@ -510,6 +519,7 @@ def loops(scale: Scale, kinds: Sequence[str]) -> list[Loop]:
         partial(large, key="bfloat16, 8", precision="bfloat16", shards=8),
         partial(large, key="bfloat16, 1", precision="bfloat16", shards=1),
         partial(large, key="float32, 8", precision="float32", shards=8),
+        partial(large, key="asynchronous", precision="bfloat16", shards=1, rows=scale.rows // _FREE),
         partial(small, key="digits", model="Digits", rows=rows_of(scale, "Digits")),
         partial(small, key="characters", model="Characters", rows=scale.rows, clip=1.0),
     )
@@ -653,6 +663,7 @@ PARTS: Final = (
     Part("float32-8", 30, Step("float32, 8")),
     Part("workers-4", 40, four_workers),
     Part("stages-2", 60, two_stages),
+    Part("asynchronous", 45, Step("asynchronous", "bfloat16", _FREE, _FREE, steps=_FREE_STEPS, single=True, more=_ASP)),
     Part("digits", 20, Step("digits", model="Digits")),
     Part("characters", 20, Step("characters", model="Characters", more={"gradient": {"clip": 1.0}})),
     Part("compile-8", 60, Step("bfloat16, 8, compile", "bfloat16", run={"compile": True}), needs="compile"),

@@ -48,7 +48,9 @@ def test_tune_measures_the_best_three(digits: Project) -> None:
     assert done.code == 0, done.err
     listed, cores = done.report["candidates"], len(os.sched_getaffinity(0))
     workers = min(8, cores)
-    topologies = [name for name in TOPOLOGIES if not asks_for_nodes(name)]  # the others have nothing to gain on one host
+    topologies = [
+        name for name in TOPOLOGIES if not asks_for_nodes(name)
+    ]  # the others have nothing to gain on one host
     assert len(listed) == 2 * (1 + (workers - 1) * len(topologies))
     assert [each["measured_s"] is not None for each in listed] == [True] * 3 + [False] * (len(listed) - 3)
     assert set(done.report["chosen"]) == {"topology", "cluster.workers", "data.loaders"}
