@@ -1,13 +1,12 @@
-"""How many floating-point operations a sample takes, and how many a card can do: what MFU is made of.
+"""How many floating-point operations a card can do: what MFU is made of, with those that a sample takes (`flop_counting`).
 
-Products and attention are counted, by `torch.utils.flop_counter`, forward and backward; what is computed again (activation
-checkpoints) counts again. Peaks are those of dense products in bfloat16 in NVIDIA's data sheets, whatever `run.precision` is.
+Peaks are those of dense products in bfloat16 in NVIDIA's data sheets, whatever `run.precision` is.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Final
 
 PEAKS: Final = {  # FLOP/s, by what the name of a card holds; the first that fits
@@ -19,15 +18,6 @@ PEAKS: Final = {  # FLOP/s, by what the name of a card holds; the first that fit
     r"\bL4\b": 121e12,
     r"\bB200\b": 2250e12,
 }
-
-
-def counted(compute: Callable[[], object]) -> int:
-    """The number of operations in what this computes eagerly."""
-    from torch.utils.flop_counter import FlopCounterMode
-
-    with FlopCounterMode(display=False) as counter:
-        compute()
-    return int(counter.get_total_flops())
 
 
 def peak_of(cards: Iterable[str]) -> float | None:
