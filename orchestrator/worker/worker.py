@@ -83,6 +83,7 @@ class Worker:
         self.input_audit = InputAudit()  # by the user's code, in `prepare`
         self.card = ""  # the UUID of its GPU, once `prepare` has found one that tells it
         self._held: Callable[[], Held | None] = lambda: None  # of its GPU, once there is a model
+        self._flops_per_sample: float | None = None  # counted on a GPU alone
         self._beside, self._workers = 1, [0]  # workers on this machine, and in each generation
 
     def prepare(self) -> dict[str, Any]:
@@ -296,7 +297,7 @@ class Worker:
     def answers(self) -> dict[str, Any]:
         """How the trained model may be asked when it is served, as a trial finds (`worker.between_steps.answering`), as
         plain data. Between generations, from the compute thread."""
-        return answering.answers(self._plan, self._workload)
+        return answering.answers(self._plan, self._workload, self._flops_per_sample)
 
     def state(self) -> dict[str, torch.Tensor]:
         """The model's parameters and persistent buffers, or those of the stage that it hosts, tied tensors once, as tensors of
@@ -315,6 +316,7 @@ class Worker:
         """Once, eagerly, and with nothing kept of it."""
         with inductor.left_out() if self._plan.run.compute.compiled else nullcontext():
             found = proof.flops_per_sample(self._workload, replica)
+        self._flops_per_sample = found
         if found is not None:
             self._services.emit({"event": "flops", "per_sample": found, **cuda.card()})
 

@@ -12,6 +12,8 @@ from typing import Any
 import numpy
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
@@ -85,8 +87,8 @@ def test_it_has_the_trained_bits_and_takes_what_servers_are_sent(tmp_path: Path)
     assert model_digest(loaded.get_raw_model()) == model_digest(trained)
     rows = [[0.5, 1.5], [-1.0, 2.0]]
     expected = trained.eval()(torch.tensor(rows)).detach().numpy()
-    for given in (rows, numpy.array(rows), numpy.array(rows, dtype=numpy.float32), torch.tensor(rows)):
-        found = loaded.predict(given)
+    for asked in (rows, numpy.array(rows), numpy.array(rows, dtype=numpy.float32), torch.tensor(rows)):
+        found = loaded.predict(asked)
         assert type(found) is numpy.ndarray
         assert (found == expected).all()
 
@@ -297,6 +299,25 @@ def test_of_a_batch_that_is_one_tensor_of_tokens_all_or_all_but_the_last_are_giv
         assert tried(Tokens(), words(length)).rows == batch_invariance.ROWS
     for batch, pipeline in ((words(17), Own()), (words(18), None), (words(17).float(), None)):
         assert tried(Tokens(), batch, pipeline).why == answering.UNFIT
+
+
+@given(st.floats(1.0, 1e16))
+def test_a_trial_takes_rows_for_some_seconds_of_a_thread_or_none(flops: float) -> None:
+    rows = answering.rows_to_try(flops)
+    assert rows in {0, *range(3, 13)} - {batch_invariance.ROWS}
+    assert rows <= answering.rows_to_try(flops / 2)
+    assert rows * 5 * batch_invariance.ROWS * flops / 3 <= 5e11
+    assert answering.rows_to_try(None) == batch_invariance.EXAMPLES
+
+
+def test_a_model_that_would_take_a_processor_long_is_not_asked() -> None:
+    class Refusing(nn.Module):
+        def forward(self, _: Tensor) -> Tensor:
+            raise AssertionError("it was asked")
+
+    workload: Any = SimpleNamespace(pipeline=Plain(), model=Refusing(), samples=lambda _: words())
+    found = answering._tried(workload, 1, "native", 1.8e11)
+    assert (found.rows, found.why) == (None, answering.TOO_LARGE)
 
 
 def at_the_start(

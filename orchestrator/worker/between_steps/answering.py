@@ -30,24 +30,30 @@ from orchestrator.worker.model.pipeline_adapter import PipelineAdapter
 UNFIT = "it could not be tried with what example() gives; write example() or predict() in the pipeline (docs/models.md)"
 _KEYS = 5  # in a sentence
 _TOKENS = (torch.int64, torch.int32, torch.int16, torch.uint8)
+TOO_LARGE = "its trial would take a processor long (docs/models.md)"
+_MOST_FLOPS = 5e11  # of a trial: 5 to 10 seconds of one thread
+_CALLED = 5  # tiles of a trial, for each row of it
+_PASSES = 3  # as many times the operations of an answer are those of a step: the backward pass takes two
+_FEWEST = 3  # rows: of two, both may be in one place of their tiles, where neither has the other beside it
 _MOST_COPIED = 2**28  # parameters of a model that is copied and asked before the first step
 
 
-def answers(plan: Plan, workload: PipelineAdapter) -> dict[str, Any]:
-    """The finding, as plain data; of a private run without what comes from its samples."""
+def answers(plan: Plan, workload: PipelineAdapter, flops_per_sample: float | None = None) -> dict[str, Any]:
+    """The finding, as plain data; of a private run without what comes from its samples. flops_per_sample: as
+    `worker.admission.proof` counts them; None where nobody has."""
     if plan.cluster.members.stages > 1:
         found = InvarianceTrial(None, "no worker had the whole model to try it")
     else:
-        found = _tried_eagerly(plan, workload)
+        found = _tried_eagerly(plan, workload, flops_per_sample)
     if plan.data.privacy is not None:
         found = dataclasses.replace(found, detail=None)
     return dataclasses.asdict(found)
 
 
-def _tried_eagerly(plan: Plan, workload: PipelineAdapter) -> InvarianceTrial:
+def _tried_eagerly(plan: Plan, workload: PipelineAdapter, flops_per_sample: float | None) -> InvarianceTrial:
     """A trial without compiled code, as the model is served."""
     with inductor.left_out() if plan.run.compute.compiled else nullcontext():
-        return _tried(workload, plan.run.seed, plan.run.compute.arithmetic)
+        return _tried(workload, plan.run.seed, plan.run.compute.arithmetic, flops_per_sample)
 
 
 def unfit(plan: Plan, workload: PipelineAdapter) -> dict[str, Any] | None:
@@ -76,10 +82,28 @@ def _called(call: Callable[[Any], Any], inputs: Any) -> InvarianceTrial:
     return InvarianceTrial(batch_invariance.ROWS)
 
 
-def _tried(workload: PipelineAdapter, seed: int, arithmetic: determinism.Arithmetic) -> InvarianceTrial:
+def _tried(
+    workload: PipelineAdapter,
+    seed: int,
+    arithmetic: determinism.Arithmetic,
+    flops_per_sample: float | None = None,
+) -> InvarianceTrial:
     determinism.prepare_thread(1, arithmetic=arithmetic)
-    asked = _asked(workload.model)
-    return _with_samples(workload, seed, batch_invariance.EXAMPLES, asked, batch_invariance.tried)
+    rows = rows_to_try(flops_per_sample)
+    if not rows:
+        return InvarianceTrial(None, TOO_LARGE)
+    return _with_samples(workload, seed, rows, _asked(workload.model), batch_invariance.tried)
+
+
+def rows_to_try(flops_per_sample: float | None) -> int:
+    """How many rows a trial takes: as many as one thread can afford, 0 where too few would be left. Pure. A model that was
+    trained on a GPU may take a processor minutes for what the GPU does in a step."""
+    if not flops_per_sample:
+        return batch_invariance.EXAMPLES
+    found = int(_MOST_FLOPS // (_CALLED * batch_invariance.ROWS * flops_per_sample / _PASSES))
+    if found < _FEWEST:
+        return 0
+    return min(found - (found == batch_invariance.ROWS), batch_invariance.EXAMPLES)
 
 
 def _with_samples(
