@@ -32,9 +32,9 @@ _KEYS = 5  # in a sentence
 _TOKENS = (torch.int64, torch.int32, torch.int16, torch.uint8)
 TOO_LARGE = "its trial would take a processor long (docs/models.md)"
 _MOST_FLOPS = 5e11  # of a trial: 5 to 10 seconds of one thread
-_CALLED = 5  # tiles of a trial, for each row of it
-_PASSES = 3  # as many times the operations of an answer are those of a step: the backward pass takes two
-_FEWEST = 3  # rows: of two, both may be in one place of their tiles, where neither has the other beside it
+_CALLED = 5  # tiles of a trial, for each row of it.
+_PASSES = 3  # A step has as many times the operations of an answer.
+_FEWEST = 3  # Two rows may have the same place in their tiles, and neither has the other beside it.
 _MOST_COPIED = 2**28  # parameters of a model that is copied and asked before the first step
 
 
