@@ -92,10 +92,10 @@ def code_of(root: Path, tree: str, modules: Mapping[str, Mapping[str, Any]]) -> 
 
 
 def state_of(storage: str, step: int) -> TrainingState | None:
-    """The state that the checkpoint of a step holds; None if there is none that can be read."""
+    """The state that the checkpoint of a step holds beside the model; None if there is none that can be read."""
     try:
         place = open_storage(storage)
-        return catalog.load(place, catalog.read(place, step))
+        return catalog.load(place, catalog.read(place, step), lambda name: not name.startswith(_LEFT_OUT))
     except (CheckpointDamaged, OSError):
         return None
 
@@ -103,8 +103,7 @@ def state_of(storage: str, step: int) -> TrainingState | None:
 def _write_state(folder: Path, state: TrainingState) -> None:
     from safetensors.torch import save_file
 
-    others = {name: tensor.contiguous() for name, tensor in state.tensors.items() if not name.startswith(_LEFT_OUT)}
-    save_file(others, folder / f"{_STATE}.safetensors")
+    save_file(dict(state.tensors), folder / f"{_STATE}.safetensors")
     _write_json(folder / f"{_STATE}.json", state.values)
 
 

@@ -37,6 +37,7 @@ _MOST_OF_PARAM, _MOST_OF_TAG, _MOST_OF_INPUT = 6000, 8000, 36
 _MOST_OF_NAME = 250  # of runs and experiments
 _NAME = "mlflow.runName"
 _READY, _PENDING = 2, 1
+_LARGE = ".safetensors"
 # Variables by which MLflow would do otherwise.
 _OTHERWISE = ("MLFLOW_ENABLE_WORKSPACES", "MLFLOW_WORKSPACE", "DATABRICKS_RUNTIME_VERSION", "MLFLOW_ACTIVE_MODEL_ID")
 
@@ -297,7 +298,7 @@ class DatabaseClient(Client):
             for each in below:
                 (target / each).mkdir(exist_ok=True)
             for each in files:
-                shutil.copy2(Path(folder, each), target / each)
+                _put(Path(folder, each), target / each)
 
     @_usual
     def finalize_logged_model(self, model_id: str, status: str) -> None:
@@ -472,14 +473,21 @@ def _copied(source: Path, folder: Path) -> None:
     target = folder / source.name
     if target.exists() and target.samefile(source):
         return
-    descriptor, unfinished = tempfile.mkstemp(dir=folder, prefix=".artifact.uploading.")
-    os.close(descriptor)
-    try:
-        shutil.copy2(source, unfinished)
-        Path(unfinished).replace(target)
-    finally:
-        with suppress(FileNotFoundError):
-            Path(unfinished).unlink()
+    with tempfile.TemporaryDirectory(dir=folder, prefix=".artifact.uploading.") as own:
+        unfinished = Path(own, source.name)
+        _put(source, unfinished)
+        unfinished.replace(target)
+
+
+def _put(source: Path, target: Path) -> None:
+    """A copy of a file. Weights and states, which may be gigabytes and are never changed once they are written, are the same
+    file by another name, where the file system can do that."""
+    if source.suffix == _LARGE:
+        target.unlink(missing_ok=True)
+        with suppress(OSError):
+            os.link(source, target)
+            return
+    shutil.copy2(source, target)
 
 
 def _now_ms() -> int:

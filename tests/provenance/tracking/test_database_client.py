@@ -161,3 +161,32 @@ def test_a_model_is_registered_by_mlflow(store: Store) -> None:
     tracker.model(ModelFolder(store.folder / tracker.run_id, 1, {}), Registration.parse("m"))
     tracker.end("FINISHED")
     assert (tracker.trouble, tracker.registered) == (None, "models:/m/1")
+
+
+def test_a_large_file_that_never_changes_is_linked_and_any_other_is_copied(store: Store, tmp_path: Path) -> None:
+    """Also a second time, when the file has been written anew."""
+    tracker = Tracker.create(store, "1", "r", every_s=0.0)
+    place = tmp_path / "artifacts" / tracker.run_id / "artifacts" / "a"
+    for content in (b"first", b"second"):
+        weights, text = tmp_path / "model.safetensors", tmp_path / "trace.jsonl"
+        for each in (weights, text):
+            each.unlink(missing_ok=True)
+            each.write_bytes(content)
+            store.client.log_artifact(tracker.run_id, str(each), "a")
+            store.client.log_artifact(tracker.run_id, str(each), "a")
+            assert (place / each.name).read_bytes() == content
+        assert (place / weights.name).samefile(weights)
+        assert not (place / text.name).samefile(text)
+    assert sorted(each.name for each in place.iterdir()) == ["model.safetensors", "trace.jsonl"]
+
+
+def test_where_nothing_can_be_linked_a_large_file_is_copied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: Any) -> None:
+        raise OSError(1, "Operation not permitted")
+
+    monkeypatch.setattr(os, "link", refuse)
+    source, target = tmp_path / "model.safetensors", tmp_path / "other.safetensors"
+    source.write_bytes(b"weights")
+    database_client._put(source, target)
+    assert target.read_bytes() == b"weights"
+    assert not target.samefile(source)
