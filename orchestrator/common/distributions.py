@@ -7,11 +7,22 @@ files are neither code of the user's nor data. It does not look at `site-package
 from __future__ import annotations
 
 import os
+import sysconfig
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
 SITES = frozenset({"site-packages", "dist-packages"})
+
+
+def library_folders() -> tuple[str, ...]:
+    """The folders of Python's standard library, as Python names them."""
+    return tuple({sysconfig.get_path(name) for name in ("stdlib", "platstdlib")})
+
+
+def is_of_python(file: str) -> bool:
+    """Whether a file stands in the standard library or where packages are installed, whatever it is a link to."""
+    return bool(SITES & set(file.split("/"))) or any(file.startswith(f"{folder}/") for folder in library_folders())
 
 
 @cache

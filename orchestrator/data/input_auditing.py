@@ -28,6 +28,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+from orchestrator.common import file_cache
 from orchestrator.common.distributions import SITES, installed_beside
 from orchestrator.data.files import waiting
 from orchestrator.data.files.cache import folder as cache_folder
@@ -110,7 +111,8 @@ class Window:
             self._add(place, folder=False)
 
     def listed(self, path: Any = None) -> None:
-        if (place := _absolute("." if path is None else path)) is not None:
+        place = _absolute("." if path is None else path)
+        if place is not None and not self._is_searched(place):
             self._add(place, folder=True)
 
     def made(self, path: Any, *_rest: Any) -> None:
@@ -175,9 +177,13 @@ class Window:
         if place in CHECKED or is_below(place, self._inputs) or _RECORDS in f"{path}/" or _CODE.fullmatch(place):
             return False
         installed = (*_installed(), *self.packages)
-        if SITES & set(path.split("/")) or is_below(place, (*installed, *_caches(), str(cache_folder()))):
+        if SITES & set(path.split("/")) or is_below(place, (*installed, *_caches(), *_own_caches())):
             return False
         return inside is not None or not (_OF_RAY.search(place) or _OF_TORCH.search(place))
+
+    def _is_searched(self, place: str) -> bool:
+        """Whether it is a folder outside the project that modules are imported from: whoever looks for a package lists it."""
+        return self._inside(place) is None and any(each and _absolute(each) == place for each in sys.path)
 
     def _inside(self, place: str) -> str | None:
         return os.path.relpath(place, self._project) if is_below(place, [self._project]) else None
@@ -370,6 +376,11 @@ def _caches() -> tuple[str, ...]:
     named = [os.environ.get(name, "") for name in ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR", "MPLCONFIGDIR")]
     ray = [os.environ.get("RAY_TMPDIR", "")]
     return (*(f"{home}/{each}" for each in (*_AT_HOME, *_CACHES)), *filter(None, [*named, *ray]))
+
+
+def _own_caches() -> tuple[str, ...]:
+    """The caches of samples, and of code that this program has compiled."""
+    return tuple(map(str, (cache_folder(), *file_cache.folders(__file__))))
 
 
 def _absolute(path: Any) -> str | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import importlib.metadata
 import os
 import socket
 import tempfile
@@ -15,6 +16,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from orchestrator.common import file_cache
 from orchestrator.config.plan import Declared
 from orchestrator.data import input_auditing
 from orchestrator.records.input_audit import InputAudit
@@ -83,6 +85,30 @@ def test_a_package_is_of_the_environment_wherever_it_lies(tmp_path: Path, monkey
     assert not seen(packaged.read)
     found = seen(own.read)
     assert (list(found.files), list(found.variables)) == ([str(tmp_path / "libs/own/t.csv")], ["ODD"])
+
+
+def test_who_looks_for_a_package_lists_where_modules_come_from(
+    tmp_path: Path, project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """This is no finding. A file that lies there is one, and so is a listed folder of the project."""
+    (tmp_path / "libs" / "data").mkdir(parents=True)
+    (tmp_path / "libs" / "rows.txt").write_text("1")
+    (project / "src").mkdir()
+    monkeypatch.syspath_prepend(str(tmp_path / "libs"))
+    monkeypatch.syspath_prepend(str(project / "src"))
+    assert not seen(lambda: [*importlib.metadata.distributions(path=[str(tmp_path / "libs")])])
+    read = seen(lambda: [list(Path(each).iterdir()) for each in (tmp_path / "libs" / "data", "src")])
+    assert set(read.files) == {str(tmp_path / "libs" / "data"), "src"}
+    assert set(seen((tmp_path / "libs" / "rows.txt").read_text).files) == {str(tmp_path / "libs" / "rows.txt")}
+
+
+def test_what_this_program_has_compiled_and_kept_is_of_the_environment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    places = list(file_cache.folders(input_auditing.__file__))[-1:]
+    file_cache.keep(places, "sums.cubin", b"code")
+    assert not seen(lambda: file_cache.read(places, "sums.cubin"))
 
 
 def test_what_the_process_has_made_is_no_finding() -> None:

@@ -14,7 +14,6 @@ import importlib.metadata
 import json
 import os
 import sys
-import sysconfig
 import tempfile
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
@@ -23,7 +22,7 @@ from types import ModuleType
 from typing import Any, Literal
 from urllib.parse import unquote, urlsplit
 
-from orchestrator.common.distributions import SITES, installed_beside
+from orchestrator.common.distributions import SITES, installed_beside, library_folders
 from orchestrator.errors import few
 from orchestrator.provenance.code import git, objects
 from orchestrator.provenance.code.worktree import WorkTree
@@ -99,9 +98,11 @@ def gather(modules: Mapping[str, str], project: Path, origin: str | None = None)
     packages = installed_beside(tuple(sys.path), str(project))
     packages_inside = tuple(each for each in packages if each.startswith(top + "/"))
     standard = (*_standard_library(), *(each for each in packages if each not in packages_inside))
-    repositories = _Repositories(origin)
+    repositories, folders = _Repositories(origin), _Folders(standard)
     found = []
     for name, file in sorted(modules.items()):
+        if folders.is_installed(file):
+            continue
         place = _existing(os.path.realpath(file))
         if (
             place is not None
@@ -111,6 +112,25 @@ def gather(modules: Mapping[str, str], project: Path, origin: str | None = None)
             loaded = _loaded(name, place, top, repositories)
             found.append(dataclasses.replace(loaded, packaged=is_installed(place, packages_inside)))
     return found
+
+
+class _Folders:
+    """The folders of modules, of which each is looked at once: a process has imported thousands of modules."""
+
+    def __init__(self, standard: Iterable[str]) -> None:
+        self._standard = tuple(standard)
+        self._library = library_folders()
+        self._known: dict[str, tuple[bool, bool]] = {}
+
+    def is_installed(self, file: str) -> bool:
+        """Whether a file that is no link lies in an installed folder, or any in Python's own, where its distributor may have
+        linked a file of /etc. False says nothing."""
+        folder = os.path.dirname(file)  # noqa: PTH120
+        if folder not in self._known:
+            own = is_below(folder, self._library) and not SITES & set(folder.split("/"))
+            self._known[folder] = own, is_installed(os.path.realpath(folder), self._standard)
+        own, installed = self._known[folder]
+        return own or (installed and not os.path.islink(file))  # noqa: PTH114
 
 
 def _is_generated(name: str, file: str, modules: Mapping[str, str], standard: Iterable[str]) -> bool:
@@ -237,7 +257,7 @@ def _cause_in(repository: Repository, module: Loaded) -> str | None:
 
 
 def _standard_library() -> tuple[str, ...]:
-    return tuple({os.path.realpath(sysconfig.get_path(name)) for name in ("stdlib", "platstdlib")})
+    return tuple({os.path.realpath(folder) for folder in library_folders()})
 
 
 def _existing(file: str) -> str | None:
@@ -261,10 +281,11 @@ class _Repositories:
         self._origin = origin
         self._packages: dict[str, str] | None = None
         self._known: dict[Path, tuple[Repository, frozenset[str]]] = {}
+        self._roots: dict[str, Path | None] = {}  # by folder
 
     def of(self, file: str) -> tuple[Repository | None, bool]:
         """The repository of a file, and whether it tracks it."""
-        root = next((folder for folder in Path(file).parents if os.path.lexists(folder / ".git")), None)
+        root = self._root(os.path.dirname(file))  # noqa: PTH120
         if root is None:
             return None, False
         if root not in self._known:
@@ -274,6 +295,13 @@ class _Repositories:
                 return None, False
         repository, tracked = self._known[root]
         return repository, os.path.relpath(file, root) in tracked
+
+    def _root(self, folder: str) -> Path | None:
+        if folder not in self._roots:
+            above = os.path.dirname(folder)  # noqa: PTH120
+            is_root = os.path.lexists(f"{folder}/.git")
+            self._roots[folder] = Path(folder) if is_root else None if above == folder else self._root(above)
+        return self._roots[folder]
 
     def _look(self, root: Path) -> Repository:
         if self._packages is None:

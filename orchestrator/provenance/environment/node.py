@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from orchestrator.common.distributions import is_of_python
 from orchestrator.numerics import cuda, inductor
 from orchestrator.numerics.determinism import cpu_model
 from orchestrator.provenance.environment import conda, libraries, packages
@@ -31,6 +32,7 @@ _NO_BITS = re.compile(
     r"\w*(_NUM_THREADS|VISIBLE_DEVICES|DEVICE_ORDER|_HOME|_DIR|_PATH|_ROOT|_LOGS?|VERBOSE|_ALLOC_CONF|_CACHE\w*)"
 )
 _SECRET = re.compile(r"TOKEN|KEY|SECRET|PASS|CREDENTIAL|AUTH", re.IGNORECASE)
+_CUSTOMIZE = ("sitecustomize", "usercustomize")
 _INSTRUCTION_SETS = re.compile(r"sse4_[12]|avx\w*|fma|f16c|amx\w*|asimd\w*|neon|sve\w*|bf16|i8mm|vsx|rvv")
 
 
@@ -127,7 +129,17 @@ def _interpreter() -> dict[str, Any]:
         "system": platform.system(),
         "machine": platform.machine(),
         "libc": " ".join(platform.libc_ver()),
+        **_customized(),
     }
+
+
+def _customized() -> dict[str, Any]:
+    """The hashes of modules of this Python's installation that it imports as it starts. One that lies elsewhere is judged as
+    code (`provenance.code.imported`)."""
+    files = {name: getattr(sys.modules.get(name), "__file__", None) for name in _CUSTOMIZE}
+    own = {name: file for name, file in files.items() if file is not None and is_of_python(file)}
+    found = {name: hashlib.sha256(_bytes(file)).hexdigest() for name, file in own.items()}
+    return {"customized": found} if found else {}
 
 
 def _processor() -> dict[str, Any]:
@@ -197,6 +209,13 @@ def _container() -> dict[str, str] | None:
         return None
     image = os.environ.get("CONTAINER_IMAGE")
     return {"kind": kind, "image": image} if image else {"kind": kind}
+
+
+def _bytes(path: str) -> bytes:
+    try:
+        return Path(path).read_bytes()
+    except OSError:
+        return b""
 
 
 def _text(path: str) -> str:

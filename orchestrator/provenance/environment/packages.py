@@ -19,7 +19,8 @@ from urllib.parse import unquote
 from orchestrator.records import redaction
 
 PACKAGE = Path(__file__).resolve().parents[2]
-_OF_THE_INSTALLATION = re.compile(rb"[^/]*\.dist-info/(INSTALLER|REQUESTED|RECORD|direct_url\.json|uv_[^,]*)(,|$)")
+# Scripts hold the path of their interpreter, compiled files come and go, and the rest says how it was installed.
+_NO_BUILD = re.compile(rb"\.\./|.*\.pyc,|[^/]*\.dist-info/(INSTALLER|REQUESTED|RECORD|direct_url\.json|uv_[^,]*)(,|$)")
 
 
 def installed(folders: Iterable[str] | None = None) -> Iterator[tuple[str, tuple[str, dict[str, Any]]]]:
@@ -67,11 +68,11 @@ def sha256_of(packages: dict[str, str], builds: dict[str, dict[str, Any]]) -> st
 
 def own_sha256(package: Path = PACKAGE) -> str:
     """A hash of this package's source, or of that of another copy."""
-    total = hashlib.sha256()
-    for file in sorted(package.rglob("*.py")):
-        total.update(
-            f"{file.relative_to(package).as_posix()} {hashlib.sha256(file.read_bytes()).hexdigest()}\n".encode()
-        )
+    total, top = hashlib.sha256(), f"{package}/"
+    files = [f"{folder}/{name}" for folder, _, names in os.walk(package) for name in names if name.endswith(".py")]
+    for name in sorted((file.removeprefix(top) for file in files), key=lambda name: name.split("/")):
+        with open(top + name, "rb") as file:
+            total.update(f"{name} {hashlib.sha256(file.read()).hexdigest()}\n".encode())
     return total.hexdigest()
 
 
@@ -96,15 +97,12 @@ def _build(place: Path) -> dict[str, Any]:
         record = (place / "RECORD").read_bytes()
     except OSError:
         return build
-    lines = sorted(line for line in record.splitlines() if _is_of_the_build(line))
+    lines = sorted(filter(_is_of_the_build, record.splitlines()))
     return {**build, "sha256": hashlib.sha256(b"\n".join(lines)).hexdigest()}
 
 
 def _is_of_the_build(line: bytes) -> bool:
-    """Scripts hold the path of their interpreter, and compiled files come and go."""
-    if b".pyc," in line or line.startswith(b"../") or not line:
-        return False
-    return b".dist-info/" not in line or _OF_THE_INSTALLATION.match(line) is None
+    return bool(line) and _NO_BUILD.match(line) is None
 
 
 def _origin(told: dict[str, Any]) -> dict[str, Any]:

@@ -50,6 +50,20 @@ def test_python_and_distributions_need_no_judgement(project: Path, tmp_path: Pat
     assert (found.findings, found.obstacles) == ((), ())
 
 
+def test_what_pythons_distributor_has_linked_into_it_is_of_python(
+    project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As Debian links /etc/python3/sitecustomize.py. A link among installed packages is judged by the file that it leads to."""
+    write(tmp_path / "etc", {"sitecustomize.py": "as it starts\n"})
+    for folder in ("lib", "lib/site-packages", "other"):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "sitecustomize.py").symlink_to(tmp_path / "etc" / "sitecustomize.py")
+    monkeypatch.setattr("sysconfig.get_path", lambda _: str(tmp_path / "lib"))
+    assert judged(project, tmp_path / "lib" / "sitecustomize.py").findings == ()
+    for folder in ("lib/site-packages", "other"):
+        assert len(judged(project, tmp_path / folder / "sitecustomize.py").obstacles) == 1
+
+
 def test_what_an_installed_package_generates_needs_none_either(
     project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import importlib.metadata
 import json
 import os
@@ -9,6 +10,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 from hypothesis import given
@@ -32,6 +34,21 @@ def test_packages_are_those_that_are_installed(found: node.Environment) -> None:
     assert found.packages == dict(sorted(known.items()))
     assert list(found.packages) == sorted(found.packages)
     assert len(found.builds["torch"]["sha256"]) == 64
+
+
+def test_what_python_does_as_it_starts_is_part_of_it_by_its_hash(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where it belongs to the installation; a module of that name on the search path is code."""
+    module = ModuleType("sitecustomize")
+    monkeypatch.setitem(sys.modules, "sitecustomize", module)
+    monkeypatch.setattr("sysconfig.get_path", lambda _: str(tmp_path / "lib"))
+    for folder, content in (("lib", "a"), ("lib", "b"), ("elsewhere", "b")):
+        (tmp_path / folder).mkdir(exist_ok=True)
+        (tmp_path / folder / "sitecustomize.py").write_text(content)
+        module.__file__ = str(tmp_path / folder / "sitecustomize.py")
+        expected = {} if folder == "elsewhere" else {"sitecustomize": hashlib.sha256(content.encode()).hexdigest()}
+        assert node._customized() == ({"customized": expected} if expected else {})
 
 
 @pytest.mark.long
