@@ -39,7 +39,7 @@ def test_packages_are_those_that_are_installed(found: node.Environment) -> None:
 def test_what_python_does_as_it_starts_is_part_of_it_by_its_hash(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Where it belongs to the installation; a module of that name on the search path is code."""
+    """It does if it belongs to the installation. A module of that name on the search path is code."""
     module = ModuleType("sitecustomize")
     monkeypatch.setitem(sys.modules, "sitecustomize", module)
     monkeypatch.setattr("sysconfig.get_path", lambda _: str(tmp_path / "lib"))
