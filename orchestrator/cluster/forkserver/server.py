@@ -38,6 +38,7 @@ LOADED = (
     "torch",
     "orchestrator.numerics.exact:load",
     "orchestrator.worker.worker",
+    "orchestrator.numerics.flop_counting",
     "orchestrator.worker.member.shared_queue",
     "orchestrator.worker.member.crash_record",
     "orchestrator.provenance.code.imported",

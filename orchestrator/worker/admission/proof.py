@@ -19,7 +19,7 @@ import torch
 
 from orchestrator.checkpoint.state import digest as digest_of
 from orchestrator.errors import Inconsistent, OrchestratorError, PipelineRaised
-from orchestrator.numerics import determinism, flop_counting
+from orchestrator.numerics import determinism
 from orchestrator.numerics.digests import update
 from orchestrator.numerics.portable import used
 from orchestrator.pipeline import naming
@@ -81,6 +81,8 @@ def operators(workload: PipelineAdapter, replica: Replica) -> set[str]:
 def flops_per_sample(workload: PipelineAdapter, replica: Replica) -> float | None:
     """The operations of the first micro-batch, forward and backward, per sample. None if it is empty, fails or may not be
     computed before its step."""
+    from orchestrator.numerics import flop_counting  # it imports Triton, and a driver that plans stages counts nothing
+
     shards = [shard for shard in workload.attendance.own[:1] if not workload.is_live and workload.rows(0, shard)]
     found = [flop_counting.counted(lambda: _contributed(replica, lambda: workload.loss(0, shard))) for shard in shards]  # noqa: B023
     replica.begin_shard()

@@ -28,7 +28,6 @@ import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
-from torch.utils.flop_counter import flop_registry
 
 from orchestrator.errors import PipelineRaised
 from orchestrator.worker.pipeline_parallel.border_values import Generators, same_generators, size_of
@@ -264,8 +263,11 @@ class _Operations(TorchFunctionMode):
 
 class _Costs(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __init__(self, watch: _Watch) -> None:
+        from torch.utils.flop_counter import flop_registry  # it imports Triton, and a driver surveys nothing
+
         super().__init__()  # type: ignore[no-untyped-call]
         self._watch = watch
+        self._formulas = flop_registry
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -281,7 +283,7 @@ class _Costs(TorchDispatchMode):  # type: ignore[no-untyped-call]
         out = func(*args, **(kwargs or {}))
         elements = sum(leaf.numel() for leaf in tree_leaves(out) if isinstance(leaf, torch.Tensor))
         cost = float(_PER_CALL + _PER_ELEMENT * elements)
-        counted = flop_registry.get(func.overloadpacket)
+        counted = self._formulas.get(func.overloadpacket)
         if counted is not None:
             cost += float(counted(*args, **(kwargs or {}), out_val=out))
         self._watch.costs[-1] += cost
