@@ -157,3 +157,21 @@ def test_what_is_read_of_a_blob_is_verified(damage: Any, code: str) -> None:
     del storage.files[blob.name]
     with refused("checkpoint.file-missing"):
         read_some(storage, blob, lambda _: True)
+
+
+def test_a_large_part_that_several_threads_hash_is_the_same_and_verified(monkeypatch: pytest.MonkeyPatch) -> None:
+    storage, tensors = InMemory(), zoo()
+    blob = write_part(storage, Copier().copy(tensors))
+    monkeypatch.setattr(parts, "_LARGE_BYTES", 0)
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: range(3))
+    assert write_part(storage, Copier().copy(tensors)) == blob
+    assert {name: raw(each) for name, each in read_part(storage, blob).items()} == {
+        name: raw(each) for name, each in tensors.items()
+    }
+    end = max(name for name in blob.tensors if tensors[name].numel())
+    other = {
+        name: entry if name != end else TensorEntry(entry.dtype, entry.shape, "0" * 64)
+        for name, entry in blob.tensors.items()
+    }
+    with refused("checkpoint.tensor-altered"):
+        read_part(storage, Blob(blob.name, blob.size_bytes, other))

@@ -236,6 +236,7 @@ class Job:
                 session.run(self.pending_signal, ray.trouble, ray.draining, ray.diagnosis)
             finally:
                 trained_at = time.monotonic()
+                pictures.prepare()  # while the workers are asked for what they have, and end
                 by_worker = time_log.close()
         outcome = replace(
             event_sink.outcome,

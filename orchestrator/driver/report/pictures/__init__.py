@@ -13,7 +13,9 @@ A run is complete without its pictures: `draw` never raises, and returns a sente
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -36,6 +38,17 @@ class RunHistory:
     # order of the micro-batches of a model in stages, with its options; None without stages
     pipelining: Variant | None = None
     times: Path | None = None  # file of where time went; None where there is none to draw
+
+
+def prepare() -> None:
+    """Import beside something else what draws: that takes a second."""
+    threading.Thread(target=_imported, name="pictures", daemon=True).start()
+
+
+def _imported() -> None:
+    with suppress(Exception):  # `draw` meets it again, and tells it
+        logging.getLogger("matplotlib").setLevel(logging.ERROR)
+        from orchestrator.driver.report.pictures import drawing  # noqa: F401
 
 
 def draw(folder: Path, seen: RunHistory, title: str, schedule: Schedule) -> str | None:
