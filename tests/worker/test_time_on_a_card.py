@@ -215,7 +215,8 @@ class Event:
     def __init__(self, *, enable_timing: bool) -> None:
         assert enable_timing
 
-    def record(self) -> None:
+    def record(self, stream: Any) -> None:
+        assert stream == "the current stream of card 0"
         self._raise("record")
         Event.clock_ms += 1500
         self._at_ms, self._left = Event.clock_ms, Event.behind
@@ -244,6 +245,8 @@ def event(monkeypatch: pytest.MonkeyPatch) -> type[Event]:
         pass
 
     monkeypatch.setattr(torch.cuda, "Event", Fresh)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda card: f"the current stream of card {card}")
     return Fresh
 
 
@@ -254,8 +257,10 @@ def test_events_are_asked_until_they_are_done() -> None:
     asked = [stamps.between(begin, end) for _ in range(4)]
     assert asked == [None, None, 1.5, 1.5]
     last = stamps.mark()
+    assert [stamps.between(end, last) for _ in range(2)] == [None, 1.5], "the end of an interval is asked once"
+    last = stamps.mark()
     stamps.wait(last)
-    assert stamps.between(end, last) == 1.5
+    assert stamps.between(end, last) == 3.0
 
 
 @pytest.mark.parametrize("call", ["record", "query", "synchronize"])

@@ -100,9 +100,10 @@ class Launcher:
         self._call = DriverCalls()
         self._module = self._call("cuModuleLoadData", code)
         self._functions = {name: self._call("cuModuleGetFunction", self._module, name.encode()) for name in KINDS}
+        self._card = torch.cuda.current_device()  # torch looks for CUDA each time that it is not told
 
     def __call__(self, name: str, blocks: int, values: Sequence[int | float], kinds: Sequence[Any]) -> None:
-        stream = torch.cuda.current_stream().cuda_stream
+        stream = torch.cuda.current_stream(self._card).cuda_stream
         packed = (tuple(values), tuple(kinds))
         self._call("cuLaunchKernel", self._functions[name], blocks, 1, 1, _THREADS, 1, 1, 0, stream, packed, 0)
 

@@ -25,6 +25,7 @@ from orchestrator.numerics.lossless_packing import PackedVector, most_bytes, pac
 
 _WHOLE: Final = 2.0**51  # from here on to add an anchor rounds no more
 _MAGNITUDE: Final = 0x7FFF_FFFF  # the bits of a float32 without its sign
+_ROWS: Final = 32  # of largest bits, that are prepared at once
 SIZE_BYTES: Final = 8  # of the number that stands before what `Packer.pack` writes
 
 
@@ -104,9 +105,13 @@ class Accumulator:
         self._add = kernels.adder(layout, total)
         self._grid: Grid | None = None
         self._anchors = torch.empty(0)
+        # Each shard has a row of largest bits. The next step takes the same rows again.
+        self._tables: list[torch.Tensor] = []
+        self._rows: list[torch.Tensor] = []
         self.clear()
 
     def clear(self) -> None:
+        self._taken = 0  # rows
         self._largest: list[torch.Tensor] = []
         self._weights: list[float | torch.Tensor] = []
         self.finished: int | None = None
@@ -118,10 +123,22 @@ class Accumulator:
         if grid is not self._grid:
             self._grid = grid
             self._anchors = moved([0.0 if e is None else ANCHOR * 2.0**e for e in grid.exponents], self._total)
-        largest = self._total.new_full((len(self._slots),), ABSENT, dtype=torch.int32)
+        largest = self._row()
         self._add(ordered, weight, self._anchors, largest, fresh=not self._weights)
         self._largest.append(largest)
         self._weights.append(weight)
+
+    def _row(self) -> torch.Tensor:
+        """A row that has nothing in it, for the largest bits of the next shard. One call prepares many rows."""
+        nth = self._taken
+        self._taken += 1
+        if nth % _ROWS == 0:
+            if nth == len(self._rows):
+                table = self._total.new_empty((_ROWS, len(self._slots)), dtype=torch.int32)
+                self._tables.append(table)
+                self._rows.extend(table.unbind())
+            self._tables[nth // _ROWS].fill_(ABSENT)
+        return self._rows[nth]
 
     def weights(self) -> list[float]:
         """The weights since `clear`; those that nobody has looked at are read all at once."""

@@ -25,13 +25,17 @@ class CudaStamps:
 
     def __init__(self) -> None:
         self._failed = False
+        self._card: int | None = None  # its number: torch looks for CUDA each time that it is not told
+        self._reached: Any = None  # the last event to which the GPU is known to have come
 
     def mark(self) -> CudaStamp:
         event = None
         try:
             if not self._failed:
+                if self._card is None:
+                    self._card = torch.cuda.current_device()
                 event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
-                event.record()
+                event.record(torch.cuda.current_stream(self._card))
         except RuntimeError:
             self._failed = True
         return CudaStamp(time.monotonic(), event)
@@ -39,8 +43,11 @@ class CudaStamps:
     def between(self, begin: CudaStamp, end: CudaStamp) -> float | None:
         try:
             if not self._failed:
-                known = begin.event.query() and end.event.query()
-                return float(begin.event.elapsed_time(end.event)) / 1e3 if known else None
+                # Most intervals begin where another has ended, of which that is known.
+                if not ((begin.event is self._reached or begin.event.query()) and end.event.query()):
+                    return None
+                self._reached = end.event
+                return float(begin.event.elapsed_time(end.event)) / 1e3
         except RuntimeError:
             self._failed = True
         return end.host_s - begin.host_s
