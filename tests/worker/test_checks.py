@@ -105,8 +105,8 @@ class Flips:
         return found
 
     def _after(self, original: Callable[..., Any], act: Callable[[Any], None]) -> Callable[..., Any]:
-        def found(*arguments: Any) -> Any:
-            result = original(*arguments)
+        def found(*arguments: Any, **options: Any) -> Any:
+            result = original(*arguments, **options)
             if self._is_time():
                 act(result)
             return result

@@ -19,6 +19,7 @@ from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Any, NamedTuple
 
+import numpy
 import torch
 
 from orchestrator.errors import PipelineRaised
@@ -28,8 +29,10 @@ from orchestrator.numerics.layout import Layout
 from orchestrator.numerics.staging import Direct, Staging
 from orchestrator.worker.model.construction import layout_of, refuse_unsupported
 from orchestrator.worker.model.moving_buffers import MEAN, BufferRemains, Moving, bytes_of, fits
+from orchestrator.worker.model.one_piece import OnePiece
 
 _PIECE = 2**12  # elements
+_FEW_BYTES = 2**20  # of statistics, which are kept for each shard of a step as they are; of more, whether they changed
 _PIECES = 2  # of trainable parameters, and as many of frozen ones, that are compared in a step
 _IN_PLACE = "change it in place instead"
 _IN_MODEL = "make all layers in model(): what comes later is not trained, and no other worker has it"
@@ -39,8 +42,8 @@ class Unread(NamedTuple):
     """Values that one shard has left where it was computed, and at which nobody has looked yet."""
 
     present: list[bool]  # for each trainable parameter, whether there is a gradient
-    changed: torch.Tensor | None  # for each element of the statistics; None where there are none
-    counters: torch.Tensor | None  # their values; None where there are none
+    left: torch.Tensor  # the bytes of the statistics, if they are few, and of the counters
+    changed: torch.Tensor | None  # for each element of the statistics; None if they are few
 
 
 class Replica:
@@ -76,6 +79,16 @@ class Replica:
         staging.move([*self._frozen.values(), *model.buffers()])
         self._move_into_flat_buffer(staging.device)
         self._buffers = dict(model.named_buffers())
+        others = list(self._buffers.values())
+        self._piece = OnePiece(self._moving, others, staging.empty, moves=staging.answers_late)
+        ends = self._piece.offsets
+        self._statistics_end, self._counters_end = (
+            ends[len(self.statistics)],
+            ends[len(self.statistics) + len(self.counters)],
+        )
+        self._start_bytes = self._piece.memory(ends[-1])
+        self._start = self._piece.views(self._start_bytes)
+        self._places = list(_places(list(self.counters.values()), ends[len(self.statistics) :]))
         # The contents of each module, now and when the run began: a walk through the tree for each shard would cost more.
         self._held = [
             (kind, name, held, dict(held))
@@ -110,14 +123,14 @@ class Replica:
     def begin_step(self) -> None:
         """Remember the present buffers: every shard of the step to come starts from them, and so does its repetition when the
         step is given up half-way (which leaves them as the last shard made them)."""
-        self._start = self.buffers()
+        self._piece.take(self._start_bytes, self._start)
         self._statistics_start = [self.staging.to_sums(start) for start in self._start[: len(self.statistics)]]
-        self._bits_start: torch.Tensor | None = None
         self._watch([piece for turn in self._turns for piece in itertools.islice(turn, _PIECES)])
 
     def begin_shard(self) -> None:
         """Reset the buffers to those of the step, and drop all gradients."""
-        self.continue_shard(self._start)
+        if self._start:
+            self._piece.put(self._start_bytes, self._start)
         for parameter in self._parameters.values():
             parameter.grad = None
 
@@ -133,12 +146,15 @@ class Replica:
         with suppress(torch.AcceleratorError):
             self.begin_shard()
 
-    def contribution(self) -> list[torch.Tensor | None]:
+    def contribution(self, *, in_place: bool = False) -> list[torch.Tensor | None]:
         """After a backward pass: what this shard puts into the sum, in the order of the layout; None for a parameter without
-        gradient. The tensors are the caller's: `check_shard` sees to it that the next shard does not touch them. Raises
-        PipelineRaised for a sparse gradient."""
+        gradient. The tensors are the caller's: `check_shard` sees to it that the next shard does not touch them. in_place: it
+        is added up before the next shard, so that statistics may stay where the model has them. Raises PipelineRaised for a
+        sparse gradient."""
         self._given = [parameter.grad for parameter in self.parameters]
         self._given_versions = _versions(self._given)
+        if in_place:
+            return [*self.gradients(), *self.statistics]
         return [*self.gradients(), *(statistic.clone() for statistic in self.statistics)]
 
     def gradients(self) -> list[torch.Tensor | None]:
@@ -174,27 +190,42 @@ class Replica:
 
     def unread(self, contribution: Sequence[torch.Tensor | None]) -> Unread:
         """The values from which `read` tells later what `present` and `counter_values` tell. Waits for nothing."""
-        count = len(self.parameters)
-        changed = None
-        if statistics := [statistic for statistic in contribution[count:] if statistic is not None]:
-            if self._bits_start is None:
-                self._bits_start = _bits_of(self._statistics_start)
-            changed = _bits_of(statistics) != self._bits_start
-        return Unread([tensor is not None for tensor in contribution[:count]], changed, self._counter_values())
+        present = [tensor is not None for tensor in contribution[: len(self.parameters)]]
+        left = self._piece.taken(self._counters_end)
+        if self._statistics_end <= _FEW_BYTES:
+            return Unread(present, left, None)
+        return Unread(present, left[self._statistics_end :].clone(), self._changed(left))
 
     def read(self, left: Sequence[Unread]) -> list[tuple[list[bool], list[int]]]:
-        """For each of these shards what `present` and `counter_values` would have told. Asks a device twice at most."""
-        changed: list[list[bool]] = [[] for _ in left]
-        if found := [each.changed for each in left if each.changed is not None]:
-            elements = torch.split(torch.stack(found).cpu(), [each.numel() for each in self._statistics_start], 1)
-            changed = torch.stack([each.any(1) for each in elements], 1).tolist()
-        counters: list[list[int]] = [[] for _ in left]
-        if values := [each.counters for each in left if each.counters is not None]:
-            counters = torch.stack(values).tolist()
+        """For each of these shards what `present` and `counter_values` would have told. Asks a device once at most."""
+        if not left or not self._counters_end:
+            return [(each.present, []) for each in left]
+        rows = torch.stack([each.left for each in left])
+        few = self._statistics_end <= _FEW_BYTES
+        changed = (
+            self._changed(rows) if few else torch.stack([each.changed for each in left if each.changed is not None])
+        )
+        counters = rows[:, self._statistics_end :] if few else rows
+        here = torch.cat([changed.view(torch.uint8), counters], 1).cpu()
+        changed, counters = torch.split(here, [changed.shape[1], counters.shape[1]], 1)
+        values = numpy.empty((len(left), sum(len(columns) for _, _, columns in self._places)), numpy.int64)
+        for dtype, positions, columns in self._places:
+            values[:, columns] = counters.view(dtype)[:, positions].long().numpy()
+        if self.statistics:
+            starts = [offset // 4 for offset in self._piece.offsets[: len(self.statistics)]]
+            statistics = numpy.logical_or.reduceat(changed.numpy(), starts, 1)
+        else:
+            statistics = numpy.empty((len(left), 0), bool)
         return [
-            ([*each.present, *statistics], numbers)
-            for each, statistics, numbers in zip(left, changed, counters, strict=True)
+            ([*each.present, *there], numbers)
+            for each, there, numbers in zip(left, statistics.tolist(), values.tolist(), strict=True)
         ]
+
+    def _changed(self, left: torch.Tensor) -> torch.Tensor:
+        """For each element of the statistics, whether it has other bits than at the start of the step. left: bytes that begin
+        with them, or rows of such bytes."""
+        end = self._statistics_end
+        return left[..., :end].view(torch.int32) != self._start_bytes[:end].view(torch.int32)
 
     def counter_values(self) -> list[int]:
         """The counters' present values, concatenated. Asks a device once."""
@@ -382,9 +413,22 @@ def _versions(tensors: Sequence[torch.Tensor | None]) -> list[int]:
     return [-1 if tensor is None else tensor._version for tensor in tensors]
 
 
-def _bits_of(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
-    """Their bits, one tensor behind the other."""
-    return torch.cat([tensor.view(torch.int32).reshape(-1) for tensor in tensors])
+def _places(
+    tensors: Sequence[torch.Tensor], offsets: Sequence[int]
+) -> Iterator[tuple[torch.dtype, torch.Tensor, list[int]]]:
+    """By type, where the elements of the tensors lie in memory in which these begin, as `OnePiece` has them, and the place of
+    each among all elements. offsets: of the tensors, in other memory."""
+    found: dict[torch.dtype, tuple[list[int], list[int]]] = {}
+    count = 0
+    for tensor, offset in zip(tensors, offsets, strict=False):
+        positions, columns = found.setdefault(tensor.dtype, ([], []))
+        inside = torch.arange(tensor.numel()).as_strided(tensor.shape, torch.empty_like(tensor, device="meta").stride())
+        first = (offset - offsets[0]) // tensor.element_size()
+        positions += [first + each for each in inside.reshape(-1).tolist()]
+        columns += range(count, count + tensor.numel())
+        count += tensor.numel()
+    for dtype, (positions, columns) in found.items():
+        yield dtype, torch.tensor(positions, dtype=torch.int64), columns
 
 
 def _exactly(tensor: torch.Tensor) -> torch.Tensor:

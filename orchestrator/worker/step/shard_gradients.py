@@ -101,7 +101,8 @@ class ShardGradients:
             self.states.stage(shard, stream_row(self._workload, shard))
         if computed is None:
             return None
-        tensors = self._replica.contribution()
+        # A recording writes the next gradients to the same place, so all is added up before.
+        tensors = self._replica.contribution(in_place=self._workload.replayed)
         if self._before:
             count = len(self._replica.parameters)
             with naming("update() of the contribution"):

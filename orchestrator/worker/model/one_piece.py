@@ -1,0 +1,87 @@
+"""Buffers of a model in one piece of memory: on a device, one copy then takes or sets all of them, whatever their types.
+
+Each begins at a 64-byte boundary, as parameters do, and what lies between them is zero. Buffers that share memory stay where
+they are, and so do those in host memory, of which the user's code may keep views. They are copied one by one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Final
+
+import torch
+
+from orchestrator.numerics import foreach
+
+_ALIGNMENT: Final = 64  # bytes
+
+
+class OnePiece:
+    """offsets: in bytes, where each tensor begins, and at last where all end; no two are equal."""
+
+    def __init__(
+        self,
+        tensors: Sequence[torch.Tensor],  # which stay the objects that they are
+        others: Sequence[torch.Tensor],  # that may share memory with them
+        empty: Callable[[int, torch.dtype], torch.Tensor],  # makes memory where they are
+        *,
+        moves: bool,  # whether the tensors may be moved
+    ) -> None:
+        self._tensors = tensors
+        self._strides = [torch.empty_like(tensor, device="meta").stride() for tensor in tensors]
+        self.offsets = [0]
+        for tensor in tensors:
+            self.offsets.append(self.offsets[-1] + max(1, -(-tensor.nbytes // _ALIGNMENT)) * _ALIGNMENT)
+        self._empty = empty
+        self._bytes: torch.Tensor | None = None
+        if moves and _movable(tensors, others):
+            self._bytes = self.memory(self.offsets[-1])
+            for tensor, place in zip(tensors, self.views(self._bytes), strict=True):
+                place.copy_(tensor)
+                tensor.data = place
+
+    def memory(self, size: int) -> torch.Tensor:
+        """Zeros for the first tensors, up to an offset."""
+        return self._empty(size, torch.uint8).zero_()
+
+    def views(self, memory: torch.Tensor) -> list[torch.Tensor]:
+        """Tensors like those that begin in this memory, where they lie there."""
+        places = zip(self._tensors, self._strides, self.offsets, strict=False)
+        return [
+            memory[start : start + tensor.nbytes].view(tensor.dtype).as_strided(tensor.shape, stride)
+            for tensor, stride, start in places
+            if start < memory.numel()
+        ]
+
+    def take(self, into: torch.Tensor, views: Sequence[torch.Tensor]) -> None:
+        """Copy all tensors there. views: those of that memory."""
+        if self._bytes is not None:
+            into.copy_(self._bytes)
+        else:
+            foreach.copy(views, self._tensors)
+
+    def taken(self, size: int) -> torch.Tensor:
+        """A copy of the first tensors, up to an offset, in new memory."""
+        if self._bytes is not None:
+            return self._bytes[:size].clone()
+        memory = self.memory(size)
+        views = self.views(memory)
+        foreach.copy(views, self._tensors[: len(views)])
+        return memory
+
+    def put(self, memory: torch.Tensor, views: Sequence[torch.Tensor]) -> None:
+        """Set all tensors to what was taken, and raise no version. views: those of that memory."""
+        if self._bytes is not None:
+            self._bytes.copy_(memory)
+        else:
+            foreach.copy([tensor.data for tensor in self._tensors], views)
+
+
+def _movable(tensors: Sequence[torch.Tensor], others: Sequence[torch.Tensor]) -> bool:
+    """Whether none has gaps or shares memory."""
+    own = {id(tensor) for tensor in tensors}
+    all_ = [*tensors, *(other for other in others if id(other) not in own)]
+    storages = [each.untyped_storage().data_ptr() for each in all_ if each.numel()]
+    return len(set(storages)) == len(storages) and all(
+        type(each) is torch.Tensor and torch.ops.aten.is_non_overlapping_and_dense(each) for each in tensors
+    )
