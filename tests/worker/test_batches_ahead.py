@@ -175,9 +175,9 @@ def test_a_call_that_is_left_out_is_found(seen: Seen, monkeypatch: pytest.Monkey
 def test_a_recording_that_is_filled_in_another_stream_is_found(seen: Seen, monkeypatch: pytest.MonkeyPatch) -> None:
     load, stream = shard_graphs._Recorded.load, Stream()
 
-    def early(recorded: Any, arriving: Arriving) -> Any:
+    def early(recorded: Any, arriving: Arriving, tensors: Any) -> Any:
         with seen.ordered.within(stream):
-            return load(recorded, arriving)
+            return load(recorded, arriving, tensors)
 
     monkeypatch.setattr(shard_graphs._Recorded, "load", early)
     train(p.Mlp, loaders=1, steps=3)
