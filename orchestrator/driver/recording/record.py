@@ -23,6 +23,7 @@ from datetime import UTC, datetime
 from typing import Any, Literal
 
 from orchestrator.checkpoint import stream_log
+from orchestrator.checkpoint.state import TrainingState
 from orchestrator.config.resolve import resolve
 from orchestrator.config.settings import Settings, determining, identifying, redactor, shown
 from orchestrator.data import drift
@@ -268,11 +269,11 @@ class Record:
         if others:
             self.tracker.tag(what, ", ".join(others[:_NAMED]))
 
-    def keep_model(self, outcome: RunOutcome, checkpoints: str | None) -> str | None:
-        """Put the trained model together as MLflow is to have it; what of that could not be done, or None. checkpoints: where
-        the one of the last step lies, if there is one."""
+    def keep_model(self, outcome: RunOutcome, state: TrainingState | None) -> str | None:
+        """Put the trained model together as MLflow is to have it; what of that could not be done, or None. state: as the
+        checkpoint of the last step holds it, if there is one."""
         node: Mapping[str, Any] = next(iter(self._nodes.values()), {})
-        made_of = MadeOf(node.get("packages", {}), self._work, self._code.get("modules", {}), checkpoints)
+        made_of = MadeOf(node.get("packages", {}), self._work, self._code.get("modules", {}), state)
         return self._model.keep(
             outcome, self.run_manifest["parameters"], self.described.get("layers"), self.answers, made_of
         )

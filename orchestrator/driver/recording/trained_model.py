@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from orchestrator.adapters.source import Source
+from orchestrator.checkpoint.state import TrainingState
 from orchestrator.config.settings import Settings
 from orchestrator.driver.folders import RunFolder
 from orchestrator.driver.recording import model_folder
@@ -40,12 +41,12 @@ def when_served(answers: Mapping[str, Any]) -> str:
 @dataclass(frozen=True)
 class MadeOf:
     """The parts that a model was made of. packages: name -> version, of the workers; work: None where the code was not
-    recorded; modules: as in `code.json`; checkpoints: where the one of the last step lies, if there is one."""
+    recorded; modules: as in `code.json`; state: of its training, None where no checkpoint of the last step holds it."""
 
     packages: Mapping[str, str]
     work: worktree.WorkTree | None
     modules: Mapping[str, Mapping[str, Any]]
-    checkpoints: str | None
+    state: TrainingState | None
 
 
 class TrainedModel:
@@ -72,8 +73,7 @@ class TrainedModel:
             "arithmetic": self._settings.run.arithmetic,
             "answers": {**answers, "detail": self._words(answers["detail"])},
         }
-        place, work = made_of.checkpoints, made_of.work
-        state = None if place is None else model_folder.state_of(place, model.step)
+        work, state = made_of.work, made_of.state
         code = {} if work is None else model_folder.code_of(work.root, work.tree, made_of.modules)
         try:
             model_folder.write(self._files.model, self._files.weights, architecture, made_of.packages, code, state)

@@ -13,7 +13,7 @@ import shutil
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -21,6 +21,7 @@ from typing import Any
 
 from orchestrator.checkpoint import stream_log
 from orchestrator.checkpoint.catalog import Catalog
+from orchestrator.checkpoint.state import TrainingState
 from orchestrator.checkpoint.storage import open_storage
 from orchestrator.cluster.actors import driver_failover
 from orchestrator.cluster.actors.driver_loss import DriverHandle
@@ -42,6 +43,7 @@ from orchestrator.driver.folders import RunFolder
 from orchestrator.driver.preflight import begin
 from orchestrator.driver.preflight.checks import Provenance
 from orchestrator.driver.preflight.private import Private
+from orchestrator.driver.recording import model_folder
 from orchestrator.driver.recording.record import Record
 from orchestrator.driver.report import pictures, summary
 from orchestrator.driver.report.layout import layout
@@ -138,6 +140,7 @@ class Job:
             record.restored()
         by_barrier = [] if plan.lockstep else barriers.staleness(list(lines.read(files.barriers)))
         outcome = replace(outcome, staleness=max((each.largest for each in by_barrier), default=None))
+        state = self._state_of_last_step(outcome, files)
         pipelining = plan.pipelining if plan.cluster.members.stages > 1 else None
         partition = record.described.get("partition")
         seen = pictures.RunHistory(files.trace, files.journal, partition, by_barrier, pipelining, files.times)
@@ -150,9 +153,7 @@ class Job:
         for sentence in record.compare_with_like(outcome.digest):
             display.say(sentence)
         if outcome.error is None and plan.segments is None:
-            is_saved = outcome.best is not None or outcome.checkpoint == outcome.steps
-            saved = storage_of(plan, files) if is_saved else None
-            if (trouble := record.keep_model(outcome, saved)) is not None:
+            if (trouble := record.keep_model(outcome, None if state is None else state.result())) is not None:
                 display.say(f"note: {trouble}")
             if (limits := record.answering()) is not None:
                 display.say(f"note: {limits}")
@@ -170,6 +171,16 @@ class Job:
             look = summary.where_to_look(tracker.run_id, tracker.experiment_id, record.store.uri, own_uri)
             display.say(summary.text(outcome, tracker.name, layout(plan), tracker.run_id, look))
         return tracker.run_id, outcome
+
+    def _state_of_last_step(self, outcome: RunOutcome, files: RunFolder) -> Future[TrainingState | None] | None:
+        """It may have gigabytes, and is read beside what else is done at the end. None where no checkpoint holds it."""
+        is_saved = outcome.best is not None or outcome.checkpoint == outcome.steps
+        if not is_saved or outcome.error is not None or self.plan.segments is not None:
+            return None
+        pool = ThreadPoolExecutor(1, "state")
+        state = pool.submit(model_folder.state_of, storage_of(self.plan, files), outcome.model.step)
+        pool.shutdown(wait=False)
+        return state
 
     def _run(self, opening: Future[Record], run_start: RunStart) -> RunOutcome:
         """Place the members, run them to the end, fetch the trained weights. Raises OrchestratorError for what goes wrong
