@@ -39,6 +39,7 @@ from orchestrator.worker.member.shared_queue import QueueConsumer
 from orchestrator.worker.model import construction
 from orchestrator.worker.model.pipeline_adapter import PipelineAdapter
 from orchestrator.worker.model.replica import Replica
+from orchestrator.worker.model.shard_graphs import Recorder
 from orchestrator.worker.model.shard_states import ShardStates
 from orchestrator.worker.model.updater import Updater
 from orchestrator.worker.pipeline_parallel import footprint as stage_footprint
@@ -76,6 +77,8 @@ class WorkerContext:
     services: ProcessServices  # of the member's process
     staging: Staging  # to the device that computes
     kernels: Kernels | None = None  # where sums stay on that device; None: they are made in host memory
+    recorder: Recorder | None = None  # of passes, where they are to be recorded
+    tell: Callable[[str], None] = lambda _: None  # takes a line on what is slower
 
 
 @dataclass(frozen=True)
@@ -390,7 +393,7 @@ class PipelineStrategy:
             )
         self._plan, self._workload = context.plan, context.workload
         self._services = context.services
-        self._place = Place(context.staging, context.regions, context.kernels)
+        self._place = Place(context.staging, context.regions, context.kernels, context.recorder, context.tell)
         self._replica: Replica | None = context.replica
         self._waiting: Waiting | None = None
         self._hosted: HostedStage | None = None

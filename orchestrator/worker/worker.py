@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
-from typing import Any, Final
+from typing import Any
 
 import torch
 
@@ -59,9 +59,6 @@ from orchestrator.worker.server import Server
 from orchestrator.worker.strategies import GenerationContext, WorkerContext, execution
 
 __all__ = ["Ended", "Generation", "ProcessServices", "Server", "Worker"]
-
-
-_NO_GRAPHS_OF_STAGES: Final = "within a stage's pass generators get the states that came over its border"
 
 
 class Worker:
@@ -157,12 +154,12 @@ class Worker:
         parts = WorkerContext(
             *(plan, self._workload, replica, updater, before, self.regions, self._services, self._staging),
             kernels=there.kernels,
+            recorder=there.recorder,
+            tell=tell,
         )
         if there.kernels is not None and not in_stages:
             why_not = self._workload.why_not_recorded
             self._workload.graphs = ShardGraphs(there.recorder, replica, self._staging, tell, why_not)
-        elif there.recorder is not None:
-            tell(f"micro-batches are computed without graphs, which is slower: {_NO_GRAPHS_OF_STAGES}")
         self._execution = execution(parts)
         _refuse_absence(plan, keeps=self._execution.keeps_shard_state)
         self._services.heartbeat.beat("prepare")

@@ -6,13 +6,14 @@ Random numbers come from the generator of the processor, which is seeded before 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+_TAKES_MEMORY = {"empty", "empty_like", "empty_strided", "new_empty"}  # which a replay finds as it is
 _READS = {"_local_scalar_dense", "equal", "is_nonzero"}
 
 
@@ -28,7 +29,8 @@ class Noting(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if operation.overloadpacket.__name__ in _READS:
             raise RuntimeError("operation not permitted when stream is capturing")
         result = operation(*args, **kwargs)
-        self.operations.append((operation, args, kwargs, _tensors(result)))
+        if operation.overloadpacket.__name__ not in _TAKES_MEMORY:
+            self.operations.append((operation, args, kwargs, _tensors(result)))
         return result
 
 
@@ -38,8 +40,12 @@ class Retracer:
     def __init__(self) -> None:
         self.recorded = self.replays = 0
 
-    def record(self, work: Callable[[], None]) -> Callable[[], None]:
-        work()
+    def record(self, *works: Callable[[], None], apart: bool = False) -> Sequence[Callable[[], None]]:  # noqa: ARG002
+        for work in works:
+            work()
+        return [self._recorded(work) for work in works]
+
+    def _recorded(self, work: Callable[[], None]) -> Callable[[], None]:
         noting = Noting()
         with noting:
             work()
@@ -47,7 +53,7 @@ class Retracer:
 
         def replay() -> None:
             self.replays += 1
-            with torch.no_grad():
+            with torch.no_grad(), torch._C._AutoDispatchBelowAutograd():
                 for operation, args, kwargs, results in noting.operations:
                     given = {tensor.untyped_storage().data_ptr() for tensor in _tensors((args, kwargs))}
                     for place, value in zip(results, _tensors(operation(*args, **kwargs)), strict=True):

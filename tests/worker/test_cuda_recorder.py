@@ -16,7 +16,7 @@ def test_work_is_warmed_up_on_one_side_stream_and_captured_on_another(monkeypatc
     card, recorder = patched(monkeypatch), CudaRecorder()
     before = card.stream
     for _ in range(2):
-        recorder.record(card.launch)()
+        recorder.record(card.launch)[0]()
     side, captured = card.at[0], card.at[3]
     assert card.at == [side, side, side, captured] * 2
     assert captured == CAPTURE
@@ -61,7 +61,7 @@ def test_a_capture_that_fails_leaves_nothing_half_ended(monkeypatch: pytest.Monk
     assert set(card.pools.values()) == {0}
     card.draw()
     # The line that looks is told, and not that the capture could not end.
-    told = shard_graphs._reason(raised.value)
+    told = shard_graphs.reason(raised.value)
     assert told.startswith(__file__)
     assert told.endswith("card.look()): CUDA error: operation not permitted when stream is capturing")
 

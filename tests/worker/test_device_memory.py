@@ -278,7 +278,7 @@ def test_who_writes_checkpoints_has_their_memory_page_locked_once_steps_run(
 
 
 def test_a_recording_for_which_there_is_no_memory_is_left_out() -> None:
-    assert "no memory for a recording" in shard_graphs._reason(torch.OutOfMemoryError(TOLD))
+    assert "no memory for a recording" in shard_graphs.reason(torch.OutOfMemoryError(TOLD))
 
 
 def test_a_worker_that_may_take_no_more_is_told_so(monkeypatch: pytest.MonkeyPatch) -> None:

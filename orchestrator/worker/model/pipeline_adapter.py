@@ -67,13 +67,21 @@ class _MicroBatch(NamedTuple):
     seed: int
 
 
+class Given(NamedTuple):
+    """A micro-batch where the model computes, and what the user's loss gives of it, or of another one."""
+
+    batch: Any
+    function: Callable[[Any], Any]
+
+
 class Call(NamedTuple):
-    """A call of the user's, on a batch that has been read. precision: of its products."""
+    """A call of the user's, on a batch that has been read. precision: of its products; given: of a training micro-batch."""
 
     function: Callable[[], Any]
     precision: Callable[[], AbstractContextManager[None]]
     rows: int
     where: str
+    given: Given | None = None
 
     def make(self) -> Any:
         with self.precision():
@@ -454,7 +462,9 @@ class PipelineAdapter:
         naming_samples = self._naming_samples(micro_batch.key, fetched.host)
         with naming_samples, naming(f"loss() ({micro_batch.where})"), streams.seeded_with(micro_batch.seed):
             batch = fetched.there()
-            yield Call(lambda: self._loss(batch, step), self._autocast, len(micro_batch.key.indices), micro_batch.where)
+            given = Given(batch, lambda other: self._loss(other, step))
+            rows, where = len(micro_batch.key.indices), micro_batch.where
+            yield Call(lambda: self._loss(batch, step), self._autocast, rows, where, given)
 
     @contextmanager
     def going_on(self, step: int, shard: int) -> Iterator[None]:
@@ -466,6 +476,10 @@ class PipelineAdapter:
         """Loss, its value and its weight, from what loss() returned; None where it weighs nothing. Raises PipelineRaised,
         NonFinite."""
         return _judged(returned, call.rows, call.where)
+
+    def unjudged(self, returned: Any, call: Call) -> tuple[torch.Tensor, Any]:
+        """Loss and weight, without looking at any value. Raises PipelineRaised."""
+        return _pair(returned, call.rows, call.where)
 
     @contextmanager
     def evaluation(self, step: int, batch: int) -> Iterator[tuple[Call, Call]]:

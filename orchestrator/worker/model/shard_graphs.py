@@ -36,6 +36,8 @@ _COMPARED: Final = 2  # micro-batches of a shape
 _ALIGNMENT: Final = 512  # bytes: as torch's allocator places tensors, for kernels may depend on it
 _WARM_UPS: Final = 3  # what libraries choose or allocate in their first calls is no part of a recording
 
+WITHOUT: Final = "micro-batches are computed without graphs, which is slower"
+
 _LIBRARIES = tuple(
     map(
         str,
@@ -49,9 +51,10 @@ Judged = tuple[torch.Tensor, Any]  # loss and weight, a tensor or a number
 class Recorder(Protocol):
     """How work is recorded on a device."""
 
-    def record(self, work: Callable[[], None]) -> Callable[[], None]:
-        """Do the work, record it, and return what does it again, reading and writing the same memory. Raises RuntimeError for
-        work that cannot be recorded."""
+    def record(self, *works: Callable[[], None], apart: bool = False) -> Sequence[Callable[[], None]]:
+        """Do the works in turn, record each, and return what does each again, reading and writing the same memory. apart: what
+        they leave stays until they are done again, whatever else is recorded. Raises RuntimeError for work that cannot be
+        recorded."""
 
 
 class CudaRecorder:
@@ -71,34 +74,41 @@ class CudaRecorder:
         # torch's allocators may ask these as long as this process lives.
         self._failed: list[torch.cuda.CUDAGraph] = []
 
-    def record(self, work: Callable[[], None]) -> Callable[[], None]:
+    def record(self, *works: Callable[[], None], apart: bool = False) -> Sequence[Callable[[], None]]:
         current = torch.cuda.current_stream()
         side = self._side = self._side or torch.cuda.Stream()  # type: ignore[no-untyped-call]
         side.wait_stream(current)
         try:
             with torch.cuda.stream(side):
                 for _ in range(_WARM_UPS):
-                    work()
+                    for work in works:
+                        work()
         finally:  # a pass that raises leaves others under way, which write the model's buffers
             current.wait_stream(side)
         # A pass before may be kept by a cycle. Its nodes for gradients name the stream on which it was computed, and a capture
         # that meets them fails.
         gc.collect()
         torch.cuda.synchronize()
-        graph = torch.cuda.CUDAGraph()
-        pool = self._pool = self._pool or torch.cuda.graph_pool_handle()
+        graphs: list[torch.cuda.CUDAGraph] = []
+        if apart:
+            pool = torch.cuda.graph_pool_handle()
+        else:
+            pool = self._pool = self._pool or torch.cuda.graph_pool_handle()
         try:
-            # Other threads of this process may copy or allocate meanwhile, as a checkpoint's does.
-            with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
-                work()
+            for work in works:
+                graphs.append(torch.cuda.CUDAGraph())
+                # Other threads of this process may copy or allocate meanwhile, as a checkpoint's does.
+                with torch.cuda.graph(graphs[-1], pool=pool, capture_error_mode="thread_local"):
+                    work()
         except BaseException:
             torch.cuda.set_stream(current)
-            self._end(graph, pool)
+            self._failed += graphs[:-1]
+            self._end(graphs[-1], pool)
             raise
         finally:
             torch.cuda.synchronize()
             torch.cuda.empty_cache()  # what the warm-ups took
-        return graph.replay
+        return [graph.replay for graph in graphs]
 
     def _end(self, graph: torch.cuda.CUDAGraph, pool: Any) -> None:
         """A graph's hold of its pool may be released only once: here if allocations still go there, else by the graph."""
@@ -181,9 +191,9 @@ class ShardGraphs:
         recorded = _Recorded(tensors, batch, self._replica, self._staging)
         try:
             with work.seeded():
-                recorded.replay = self._recorder.record(lambda: recorded.run(work))
+                (recorded.replay,) = self._recorder.record(lambda: recorded.run(work))
         except Exception as error:  # of the user's code, too, which sees no values while it is recorded
-            self._give_up(_reason(error))
+            self._give_up(reason(error))
             return None
         finally:
             self._put_back(kept)
@@ -199,7 +209,7 @@ class ShardGraphs:
             recorded.replay()
         again = [*recorded.gradients, recorded.judged[0], *self._replica.buffers()]
         gradients, buffers = kept
-        same = all(_same(one, other) for one, other in zip(again, [*gradients, judged[0], *buffers], strict=True))
+        same = all(same_bits(one, other) for one, other in zip(again, [*gradients, judged[0], *buffers], strict=True))
         same = same and float(judged[1]) == float(recorded.judged[1])
         self._put_back(kept)
         recorded.compared += 1
@@ -224,7 +234,7 @@ class ShardGraphs:
 
     def _give_up(self, why: str) -> None:
         if self._goes:
-            self._tell(f"micro-batches are computed without graphs, which is slower: {why}")
+            self._tell(f"{WITHOUT}: {why}")
         self._goes = False
         self._recorded.clear()
 
@@ -309,7 +319,7 @@ def _host_generators() -> tuple[Any, ...]:
     return torch.default_generator.get_state().numpy().tobytes(), random.getstate(), kind, bytes(keys), *position
 
 
-def _same(one: torch.Tensor | None, other: torch.Tensor | None) -> bool:
+def same_bits(one: torch.Tensor | None, other: torch.Tensor | None) -> bool:
     if one is None or other is None:
         return one is other
     return one.shape == other.shape and torch.equal(_bits(one), _bits(other))
@@ -319,7 +329,7 @@ def _bits(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.detach().contiguous().reshape(-1).view(torch.uint8)
 
 
-def _reason(error: BaseException) -> str:
+def reason(error: BaseException) -> str:
     """The operation that cannot be recorded, with the line of the user's code that calls it. The first error counts: one that
     is raised as a capture ends says only that something was wrong before, and has that as its context."""
     chain = [error]

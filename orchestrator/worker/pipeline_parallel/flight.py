@@ -17,6 +17,7 @@ from orchestrator.worker.model.pipeline_adapter import Call, PipelineAdapter
 from orchestrator.worker.model.replica import Replica
 from orchestrator.worker.pipeline_parallel.border_values import Activations, Generators
 from orchestrator.worker.pipeline_parallel.replay import Record, Stage
+from orchestrator.worker.pipeline_parallel.stage_graphs import Recording
 
 
 @dataclass(frozen=True)
@@ -31,6 +32,7 @@ class Flight:
     buffers: list[torch.Tensor]  # as the forward pass left them
     weight: float = 0.0  # of the loss, in the last stage
     loss: torch.Tensor | None = None  # of the last stage; None in the others
+    recording: Recording | None = None  # that has done its forward pass; None where it was computed
 
     def light(self) -> Flight:
         """Without its activations."""
@@ -54,3 +56,8 @@ def begins_at_once(program: Sequence[Task]) -> frozenset[int]:
         for task, following in itertools.pairwise(program)
         if (task.kind, following.kind) == ("forward", "backward") and task.shard == following.shard
     )
+
+
+def most_under_way(program: Sequence[Task]) -> int:
+    """How many shards are between their forward and their backward pass at most."""
+    return max(itertools.accumulate((1 if task.kind == "forward" else -1 for task in program), initial=0))

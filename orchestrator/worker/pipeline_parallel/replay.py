@@ -136,6 +136,7 @@ class Stage:
         absent = [*self._foreign, *self._twice]
         self._fakes = {name: FakeTensor.like(tensors[name], self, name, str(home)) for name in absent}
         self._switch = torch.zeros((), device=home, requires_grad=True)
+        self._records = False
         self._stubs = Stubs(model, self, lambda: self._walk) if index else None
         self._handles = [
             handle
@@ -145,6 +146,11 @@ class Stage:
                 module.register_forward_hook(self._after(name)),
             )
         ]
+
+    @property
+    def parameters(self) -> dict[str, torch.nn.Parameter]:
+        """Those that it uses, its own and guests."""
+        return {name: each for name, each in self.held.items() if isinstance(each, torch.nn.Parameter)}
 
     def close(self) -> None:
         """Take stubs and hooks off the model. Close several stages in reverse order."""
@@ -166,6 +172,17 @@ class Stage:
             yield
         finally:
             self._put(held)
+
+    @contextmanager
+    def recording(self) -> Iterator[None]:
+        """Within the block passes neither set the generators nor ask for their states, which the caller does around them. Its
+        own switch: a node of one that has taken part in passes before names the stream of those."""
+        before = self._switch
+        self._records, self._switch = True, torch.zeros_like(before, requires_grad=True)
+        try:
+            yield
+        finally:
+            self._records, self._switch = False, before
 
     def forward(self, call: Callable[[], Any], way: Way, came: Activations | None) -> Forward:
         """The stage's part of `call`. came: from the stage before, None for the first stage. Raises PipelineRaised where the
@@ -311,7 +328,8 @@ class Stage:
                     walk.values[old.key] = values[n]
         for key, n in came.skips:
             walk.values[key] = values[n]
-        came.generators.restore()
+        if not self._records:
+            came.generators.restore()
         return tree_unflatten(leaves, spec)
 
     def _leave(self, walk: _Walk, leaves: Sequence[Any]) -> Forward:
@@ -339,7 +357,8 @@ class Stage:
                 )
             skips.append((key, number(walk.values[key])))
         flows = [tensor.requires_grad for tensor in tensors]
-        sent = Activations([pack(tensor) for tensor in tensors], flows, places, skips, Generators.now())
+        states = Generators((), None, None) if self._records else Generators.now()
+        sent = Activations([pack(tensor) for tensor in tensors], flows, places, skips, states)
         return Forward(Record(tensors, walk.arrivals), sent)
 
 

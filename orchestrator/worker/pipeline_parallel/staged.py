@@ -32,6 +32,7 @@ from orchestrator.worker.member.generation import Generation, ProcessServices
 from orchestrator.worker.model import construction, snapshot
 from orchestrator.worker.model.pipeline_adapter import PipelineAdapter
 from orchestrator.worker.model.replica import Replica
+from orchestrator.worker.model.shard_graphs import Recorder
 from orchestrator.worker.model.updater import Updater
 from orchestrator.worker.pipeline_parallel.border_memory import BorderMemory
 from orchestrator.worker.pipeline_parallel.border_values import placed
@@ -39,6 +40,7 @@ from orchestrator.worker.pipeline_parallel.boundary import Stages
 from orchestrator.worker.pipeline_parallel.cuts import Cuts
 from orchestrator.worker.pipeline_parallel.links import Links, Wire
 from orchestrator.worker.pipeline_parallel.replay import Stage
+from orchestrator.worker.pipeline_parallel.stage_graphs import StageGraphs
 from orchestrator.worker.pipeline_parallel.stage_module import PartLayout, StageModule
 from orchestrator.worker.pipeline_parallel.stage_state import StageState
 from orchestrator.worker.pipeline_parallel.trainer import StageParts, StageTrainer
@@ -100,6 +102,8 @@ class Place(NamedTuple):
     staging: Staging  # to the device that computes
     regions: Regions  # the memory that members exchange through
     kernels: Kernels | None  # where sums stay on that device; None: they are made in host memory
+    recorder: Recorder | None = None  # of passes, where they are to be recorded
+    tell: Callable[[str], None] = lambda _: None  # takes a line on what is computed eagerly
 
 
 class HostedStage:
@@ -144,10 +148,21 @@ class HostedStage:
         parts = StageParts(
             *(self._stage, cuts.stages, workload, replica, layout, places, self.model_state),
             *(staging, staging.host_transfer(layout.layout, self._memory.result), norm, plan.recompute),
+            graphs=self._graphs(place, workload, replica),
         )
         summation = DirectSum(layout.layout, self._memory, None, kernels)
         self.trainer = StageTrainer(parts, updater, summation, services)
         self.boundary = Stages(workload, self._stage, self.model_state)
+
+    def _graphs(self, place: Place, workload: PipelineAdapter, replica: Replica) -> StageGraphs | None:
+        if place.recorder is None or place.kernels is None:
+            return None
+        why_not = workload.why_not_recorded
+        if self._plan.recompute:
+            why_not = "with run.recompute forward passes are computed twice"
+        elif "training" in self._cuts.apart:
+            why_not = "loss() does not call the model"
+        return StageGraphs(place.recorder, self._stage, replica, workload, place.staging, place.tell, why_not)
 
     def _first_state(self, values: dict[str, Any], transforms: State) -> TrainingState:
         """As `StageState.capture` gave it before the first step. The whole model is made for it."""

@@ -39,9 +39,10 @@ from orchestrator.worker.model.updater import Updater
 from orchestrator.worker.pipeline_parallel import messages
 from orchestrator.worker.pipeline_parallel.border_values import Generators, Gradients, pack, unpack
 from orchestrator.worker.pipeline_parallel.commit_vote import Ballot, HeldSum
-from orchestrator.worker.pipeline_parallel.flight import Flight, begins_at_once
+from orchestrator.worker.pipeline_parallel.flight import Flight, begins_at_once, most_under_way
 from orchestrator.worker.pipeline_parallel.links import Links
-from orchestrator.worker.pipeline_parallel.replay import Stage
+from orchestrator.worker.pipeline_parallel.replay import Record, Stage
+from orchestrator.worker.pipeline_parallel.stage_graphs import Example, StageGraphs
 from orchestrator.worker.pipeline_parallel.stage_module import PartLayout, spread
 from orchestrator.worker.pipeline_parallel.stage_state import StageState
 from orchestrator.worker.pipeline_parallel.whole import take_gradients
@@ -65,6 +66,7 @@ class StageParts:
     host_transfer: HostTransfer  # between there and the memory that is exchanged
     norm: Norm | None  # of the whole gradient, for clipping; None where nothing is clipped
     recompute: bool  # whether forward passes are computed anew before their backward passes
+    graphs: StageGraphs | None = None  # recordings of its passes; None: all are computed eagerly
 
 
 @dataclass
@@ -115,6 +117,9 @@ class StageTrainer:
         options = self._updater.options()
         local = Grid(tuple(grid.exponents[place] for place in self._parts.layout.places), grid.shards)
         tally, flights = _Tally(self._parts.replica.left()), dict[int, Flight]()
+        graphs = self._parts.graphs
+        if graphs is not None:
+            graphs.begin_step()
         for task in links.program:
             self._services.heartbeat.beat("compute", step, task.shard)
             self._services.writer.copied(0)
@@ -126,6 +131,9 @@ class StageTrainer:
         self._faults, self._left = tally.faults, tally.left
         if self._faults:
             return StepReport(failing_shard=min(self._faults))
+        if graphs is not None:
+            with self._parts.workload.going_on(step, links.shards[-1]):
+                graphs.learn(most_under_way(links.program))
         return self._report(tally)
 
     def fault(self, shard: int) -> Exception | None:
@@ -179,8 +187,14 @@ class StageTrainer:
                     parts.replica.begin_shard()
                     seeded = Generators.now()
                     came = None if arrived is None else messages.activations(arrived, seeded)
-                    record, leaves, value = parts.stage.forward(call.make, "training", came)
-                    flight = Flight(record, call, came, Generators.now(), seeded, parts.replica.buffers())
+                    recording = None if parts.graphs is None else parts.graphs.take(call, came)
+                    record: Record | None = None
+                    if recording is None:
+                        record, leaves, value = parts.stage.forward(call.make, "training", came)
+                    else:
+                        leaves, value = recording.forward(call, came)
+                    buffers = parts.replica.buffers()
+                    flight = Flight(record, call, came, Generators.now(), seeded, buffers, recording=recording)
                     if leaves is None and (judged := parts.workload.judge(value, call)) is not None:
                         flight = replace(flight, loss=judged[0], weight=judged[2])
                         tally.losses[shard] = judged[1]
@@ -213,26 +227,26 @@ class StageTrainer:
         self, flight: Flight, arrived: messages.Message | None, tally: _Tally, shard: int, grid: Grid
     ) -> Gradients:
         parts, replica = self._parts, self._parts.replica
-        flight = flight.whole(parts.stage, replica, parts.workload)
-        assert flight.record is not None
-        parameters = {name: each for name, each in parts.stage.held.items() if isinstance(each, torch.nn.Parameter)}
+        behind = None if arrived is None else messages.gradients(arrived, flight.seeded)
+        assert (arrived is None) == (behind is None)
+        recording = flight.recording
+        if recording is None or not recording.fits(behind):
+            flight, recording = flight.whole(parts.stage, replica, parts.workload), None
+        parameters = parts.stage.parameters
         for parameter in parameters.values():
             parameter.grad = None
         replica.continue_shard(flight.buffers)
-        came, record, weight = None, flight.record, flight.weight
-        if arrived is None:
-            assert flight.loss is not None
-            record = record._replace(roots=[flight.loss])
-            flight.generators.restore()
+        weight, states = (flight.weight, flight.generators) if behind is None else (behind.weight, behind.generators)
+        states.restore()
+        tied = {} if behind is None else dict(behind.tied)
+        own = {name: tied.pop(name) for name in list(tied) if name in parameters}
+        if recording is not None:
+            border_values = recording.backward(behind)
         else:
-            came = messages.gradients(arrived, flight.seeded)
-            assert came is not None
-            weight = came.weight
-            came.generators.restore()
-        tied = {} if came is None else dict(came.tied)
-        border_values = parts.stage.backward(
-            record, came, {name: unpack(tied.pop(name), parts.staging) for name in list(tied) if name in parameters}
-        )
+            assert flight.record is not None
+            record = flight.record if flight.loss is None else flight.record._replace(roots=[flight.loss])
+            arrived_ties = {name: unpack(each, parts.staging) for name, each in own.items()}
+            border_values = parts.stage.backward(record, behind, arrived_ties)
         guests = take_gradients(parameters, frozenset(parts.held.guests))
         tied |= {name: pack(gradient) for name, gradient in guests.items()}
         nth = len(tally.weights) % self._summation.most_waiting
@@ -244,6 +258,11 @@ class StageTrainer:
         counters = replica.counter_values()
         check_counters(replica, tally.counters, counters)
         tally.counters = counters
+        if parts.graphs is not None:
+            if flight.recording is not None:
+                parts.graphs.give_back(flight.recording, flight.call, flight.came)
+            else:
+                parts.graphs.note(Example(flight.call, flight.came, behind, flight.seeded))
         return Gradients(border_values, Generators.now(), tied, weight)
 
     def _complete(self, step: int, tally: _Tally) -> None:

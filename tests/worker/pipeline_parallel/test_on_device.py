@@ -18,11 +18,10 @@ from orchestrator.config.resolve import resolve
 from orchestrator.config.settings import Every
 from orchestrator.numerics import staging, streams
 from orchestrator.worker import device
-from orchestrator.worker.model.shard_graphs import CudaRecorder
 from orchestrator.worker.pipeline_parallel import border_memory, messages
 from orchestrator.worker.pipeline_parallel.fake_tensors import FakeTensor
 from orchestrator.worker.strategies import PipelineStrategy
-from orchestrator.worker.worker import ProcessServices, Worker
+from orchestrator.worker.worker import Worker
 from pipelines.characters import Characters
 from tests.comm.transports import device_double
 from tests.comm.transports.memory import LocalRegions
@@ -178,16 +177,6 @@ def test_a_device_that_varies_is_refused(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(staging, "on", lambda _: Varies(torch.device("cpu")))
     with refused("stages.not-repeatable", "(stage 1)"):
         Worker(plan, LocalRegions()).prepare()
-
-
-def test_that_no_graph_is_made_of_a_stage_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    _on_device(monkeypatch)
-    opened, said = device.opened, list[dict[str, Any]]()
-    monkeypatch.setattr(device, "opened", lambda *given: opened(*given)._replace(recorder=CudaRecorder()))
-    plan = resolve(settings_for(pipelines.Mlp, Layout(2, stages=2)))
-    Worker(plan, LocalRegions(), ProcessServices(emit=said.append)).prepare()
-    (told,) = [each["why"] for each in said if each["event"] == "device"]
-    assert told.startswith("micro-batches are computed without graphs, which is slower: within a stage's pass")
 
 
 DRAWN = torch.Generator()  # as that of a GPU, from which code draws that computes there

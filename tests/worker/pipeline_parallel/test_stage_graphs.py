@@ -1,0 +1,96 @@
+"""Stages whose passes are done again from recordings: no bit differs, and what cannot be recorded is told once.
+
+The recorder is a double (`tests/worker/retracing.py`). Its random numbers are those of the processor's generator, which stands
+for the card's.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from orchestrator.config.settings import Every
+from orchestrator.numerics import staging
+from orchestrator.worker import device
+from orchestrator.worker.pipeline_parallel import border_values, stage_graphs
+from pipelines.characters import Characters
+from tests.comm.transports import device_double
+from tests.numerics.device import host
+from tests.products import thinned
+from tests.worker import pipelines
+from tests.worker.pipeline_parallel.sockets import Sockets
+from tests.worker.pipeline_parallel.test_on_device import TINY
+from tests.worker.pipeline_parallel.test_runs import ADAM, KINDS, MESHES
+from tests.worker.retracing import Retracer
+from tests.worker.runs import ONE, Layout, train
+
+pytestmark = pytest.mark.slow
+
+
+# With what a stage of theirs is told to be computed eagerly.
+ALONE = {
+    pipelines.CumulativeBatchnorm: "not permitted when stream is capturing",
+    pipelines.Codebook: "not permitted when stream is capturing",
+    pipelines.LayerDrop: "draws random numbers in host memory",
+    pipelines.Annealed: "takes the step",
+}
+# The double does not repeat recurrent layers of processors, which give fewer tensors where no gradient is asked for.
+REPEATED = tuple(kind for kind in KINDS if kind is not pipelines.Lstm)
+
+
+class Recorders:
+    """made: one for each member."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.made: list[Retracer] = []
+        self.told: list[str] = []
+        here = staging.Resident(torch.device("cpu"))
+        monkeypatch.setattr(stage_graphs, "host_states", lambda generators: generators.python)
+        monkeypatch.setattr(stage_graphs.StageGraphs, "_give_up", self._noted(stage_graphs.StageGraphs._give_up))
+
+        def opened(*_: Any) -> device.Device:
+            self.made.append(Retracer())
+            return device.Device(here, device_double.regions(), host.kernels(), self.made[-1])
+
+        monkeypatch.setattr(device, "opened", opened)
+        # A card's memory begins at multiples of 512 bytes, and a processor's at multiples of 64.
+        monkeypatch.setattr(border_values, "ALIGNMENT", 64)
+
+    def _noted(self, give_up: Any) -> Any:
+        def noted(graphs: Any, why: str) -> None:
+            self.told.append(why)
+            give_up(graphs, why)
+
+        return noted
+
+
+@pytest.mark.parametrize("layout", thinned(MESHES, 3, 1), ids=str)
+@pytest.mark.parametrize("kind", thinned(REPEATED, 11, 1), ids=lambda kind: kind.__name__)
+def test_no_bit_differs(monkeypatch: pytest.MonkeyPatch, kind: Any, layout: Layout) -> None:
+    settings: dict[str, Any] = {"clip": 0.05, "optimizer": ADAM, "evaluate_every": Every(steps=2), "steps": 5}
+    unsplit = train(kind, ONE, **settings)
+    recorders = Recorders(monkeypatch)
+    with Sockets("unix", layout.workers) as sockets:
+        split = train(kind, layout, wire=sockets.transport, regions=sockets.regions, **settings)
+    assert split.trace == unsplit.trace
+    assert split.digest == unsplit.digest
+    if kind in ALONE:
+        assert any(ALONE[kind] in why for why in recorders.told)
+    else:
+        assert not recorders.told
+        assert all(recorder.replays > layout.workers for recorder in recorders.made)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+def test_a_tied_embedding(monkeypatch: pytest.MonkeyPatch, precision: str) -> None:
+    settings = {**TINY, "steps": 5, "precision": precision}
+    unsplit = train(Characters, ONE, **settings)
+    recorders = Recorders(monkeypatch)
+    with Sockets("unix", 3) as sockets:
+        split = train(Characters, Layout(3, stages=2), wire=sockets.transport, regions=sockets.regions, **settings)
+    assert split.trace == unsplit.trace
+    assert not recorders.told
+    assert all(recorder.replays > 3 for recorder in recorders.made)
