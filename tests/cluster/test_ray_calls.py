@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import threading
+from concurrent.futures import Future
+from types import SimpleNamespace
+from typing import Any
 
-from orchestrator.cluster.ray_calls import unless_gone
+from orchestrator.cluster.ray_calls import Answers, unless_gone
 
 
 def test_a_call_is_over_before_what_follows() -> None:
@@ -29,3 +32,23 @@ def test_a_ray_that_is_gone_is_not_asked_and_one_that_goes_is_not_waited_for() -
     unless_gone(never_answered, lambda: "the head has ended" if called.is_set() else None)
     assert called.is_set()
     gone.set()
+
+
+def test_answers_that_are_still_to_come_are_waited_for() -> None:
+    answers, taken = Answers(), list[Any]()
+    futures = [Future[str]() for _ in range(2)]
+    for future in futures:
+        answers.expect(SimpleNamespace(future=lambda future=future: future), taken.append)
+    waiting = threading.Thread(target=answers.wait, args=(lambda: None,))
+    waiting.start()
+    futures[0].set_result("gone")
+    assert waiting.is_alive()
+    futures[1].set_exception(ValueError())
+    waiting.join()
+    assert taken == futures
+
+
+def test_of_a_ray_in_trouble_no_answer_is_waited_for() -> None:
+    answers = Answers()
+    answers.expect(SimpleNamespace(future=Future), lambda _: None)
+    answers.wait(lambda: "its head has ended")
