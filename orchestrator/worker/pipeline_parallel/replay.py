@@ -44,10 +44,12 @@ _REMEDY: Final = (
 
 class Record(NamedTuple):
     """The part of a forward pass that a stage keeps for the backward pass. roots: tensors from which gradients flow;
-    arrivals: of the activations that came, where their gradients are put."""
+    arrivals: of the activations that came, where their gradients are put; found: the generators as the code before the border
+    has left them, None in the first stage."""
 
     roots: Sequence[torch.Tensor]
     arrivals: Sequence[dict[str, torch.Tensor] | None]
+    found: Generators | None = None
 
 
 class Forward(NamedTuple):
@@ -89,6 +91,7 @@ class _Walk:
         self.way = way
         self.came = came
         self.own = came is None
+        self.found: Generators | None = None
         self.counts: Counter[str] = Counter()
         self.values: dict[Key, torch.Tensor] = {}
         self.arrivals: list[dict[str, torch.Tensor] | None] = []
@@ -209,7 +212,7 @@ class Stage:
                 "let stages begin at modules that are called for every batch: stages(self, model) names them",
                 code="stages.module-not-called",
             )
-        return Forward(Record([], walk.arrivals), None, value)
+        return Forward(Record([], walk.arrivals, walk.found), None, value)
 
     def _alone(self, call: Callable[[], Any], came: Activations | None) -> Forward:
         """A call that uses nothing of the model: the generators come to the last stage, which makes it."""
@@ -329,6 +332,7 @@ class Stage:
         for key, n in came.skips:
             walk.values[key] = values[n]
         if not self._records:
+            walk.found = Generators.now()
             came.generators.restore()
         return tree_unflatten(leaves, spec)
 
@@ -359,7 +363,7 @@ class Stage:
         flows = [tensor.requires_grad for tensor in tensors]
         states = Generators((), None, None) if self._records else Generators.now()
         sent = Activations([pack(tensor) for tensor in tensors], flows, places, skips, states)
-        return Forward(Record(tensors, walk.arrivals), sent)
+        return Forward(Record(tensors, walk.arrivals, walk.found), sent)
 
 
 def places_of(model: torch.nn.Module, tensors: Mapping[str, torch.Tensor]) -> dict[str, Places]:

@@ -2,11 +2,12 @@
 
     first step      All passes are computed eagerly. At its end, when none is under way, the passes of one micro-batch of each
                     shape are recorded, once for each that may be under way. They are done again, and compared to the bit.
-    second step     The same, without the recording, since its contents are others.
+    second step     The same, without the recording, since its contents are others. A step that is repeated is the same step.
     later steps     Passes of these shapes are done again.
 
-A recording draws from the generators as it finds them, so states that come over a border are set before it. Activations stay in
-memory of its own from the forward to the backward pass.
+A recording draws from the generators as it finds them, so states that come over a border are set before it. The code before
+the border may draw nothing then, since it begins with those of the seed. Activations stay in memory of its own from the
+forward to the backward pass.
 
 If the message of a backward pass has another shape than the recorded one, the pass is computed eagerly, and its forward pass
 once more before it. A stage that cannot be recorded is told once.
@@ -15,7 +16,7 @@ once more before it. A stage that cannot be recorded is told once.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Final, NamedTuple
 
 import torch
@@ -30,6 +31,7 @@ from orchestrator.worker.pipeline_parallel.border_values import (
     BorderValue,
     Generators,
     Gradients,
+    same_generators,
     unpack,
 )
 from orchestrator.worker.pipeline_parallel.replay import Record, Stage
@@ -37,6 +39,7 @@ from orchestrator.worker.pipeline_parallel.replay import Record, Stage
 _MOST: Final = 4  # shapes; each recording keeps activations and gradients of its own
 _MOST_UNDER_WAY: Final = 8  # micro-batches; those beyond are computed eagerly
 _COMPARED: Final = 2  # steps
+_IN_HOST_MEMORY: Final = "the stage draws random numbers in host memory"
 
 Value = tuple[torch.Tensor, Any] | None  # loss and weight of the last stage; None in the others
 
@@ -48,6 +51,8 @@ class Example(NamedTuple):
     came: Activations | None  # from the stage before
     behind: Gradients | None  # from the stage behind
     seeded: Generators  # as its forward pass found the generators
+    drawn: Generators  # as its forward pass left them
+    found: Generators | None  # as the code before the border left them; None in the first stage
 
 
 class _Outcome(NamedTuple):
@@ -147,10 +152,14 @@ class Recording:
 
 @dataclass
 class _Shape:
-    """The recordings of one shape. compared: in how many steps."""
+    """The recordings of one shape. steps: in which they were compared."""
 
     recordings: list[Recording]
-    compared: int = 0
+    steps: set[int] = field(default_factory=set)
+
+    @property
+    def serves(self) -> bool:
+        return len(self.steps) >= _COMPARED
 
 
 class StageGraphs:
@@ -179,7 +188,7 @@ class StageGraphs:
     def begin_step(self) -> None:
         """Nothing is under way."""
         self._examples.clear()
-        self._free = {key: [*each.recordings] for key, each in self._shapes.items() if each.compared >= _COMPARED}
+        self._free = {key: [*each.recordings] for key, each in self._shapes.items() if each.serves}
 
     def take(self, call: Call, came: Activations | None) -> Recording | None:
         """One for the passes of this micro-batch; None where they are to be computed eagerly."""
@@ -197,10 +206,14 @@ class StageGraphs:
         key = _key(example.call, example.came)
         if key is None:
             self._give_up("a batch holds what cannot be copied into place: only tensors in lists, tuples and dicts can")
-        elif self._shapes[key].compared < _COMPARED if key in self._shapes else len(self._shapes) < _MOST:
+        elif example.found is not None and not same_generators(example.found, example.seeded):
+            self._give_up("loss() draws random numbers before the border of this stage")
+        elif host_states(_started(example)) != host_states(example.drawn):
+            self._give_up(_IN_HOST_MEMORY)
+        elif not self._shapes[key].serves if key in self._shapes else len(self._shapes) < _MOST:
             self._examples.setdefault(key, example)
 
-    def learn(self, under_way: int) -> None:
+    def learn(self, step: int, under_way: int) -> None:
         """At the end of a step, in which so many micro-batches were under way at most: record what is new, and compare. Leaves
         gradients and buffers as they are."""
         stage, replica, _, _ = self._parts
@@ -212,7 +225,7 @@ class StageGraphs:
         try:
             for key, example in examples.items():
                 if self._goes:
-                    self._learn(key, example, under_way)
+                    self._learn(key, example, step, under_way)
         finally:
             replica.continue_shard(buffers)
             for parameter, gradient in zip(parameters, gradients, strict=True):
@@ -221,7 +234,7 @@ class StageGraphs:
             self._shapes.clear()
             self._free.clear()
 
-    def _learn(self, key: Any, example: Example, under_way: int) -> None:
+    def _learn(self, key: Any, example: Example, step: int, under_way: int) -> None:
         if key not in self._shapes:
             recordings = [Recording(*self._parts, example) for _ in range(min(under_way, _MOST_UNDER_WAY))]
             try:
@@ -234,20 +247,20 @@ class StageGraphs:
             self._shapes[key] = _Shape(recordings)
         eager = self._eagerly(example)
         if _drawn_in_host_memory(example, eager):
-            self._give_up("the stage draws random numbers in host memory")
+            self._give_up(_IN_HOST_MEMORY)
             return
         for recording in self._shapes[key].recordings:
             if not _alike(self._again(recording, example), eager):
                 self._give_up("done again from a recording, a micro-batch gives other bits")
                 return
-        self._shapes[key].compared += 1
+        self._shapes[key].steps.add(step)
 
     def _begin(self, example: Example) -> None:
         stage, replica, _, _ = self._parts
         replica.begin_shard()
         for parameter in stage.parameters.values():
             parameter.grad = None
-        (example.seeded if example.came is None else example.came.generators).restore()
+        _started(example).restore()
 
     def _eagerly(self, example: Example) -> _Outcome:
         stage, _, workload, staging = self._parts
@@ -358,9 +371,14 @@ def _same_states(one: Generators, other: Generators) -> bool:
     return all(map(torch.equal, one.of_torch, other.of_torch))
 
 
+def _started(example: Example) -> Generators:
+    """The generators with which the stage's own part begins."""
+    return example.seeded if example.came is None else example.came.generators
+
+
 def _drawn_in_host_memory(example: Example, left: _Outcome) -> bool:
     """Whether a pass has advanced a generator that a recording does not."""
-    before = example.seeded if example.came is None else example.came.generators
+    before = _started(example)
     forward, backward = left.generators
     between = forward if example.behind is None else example.behind.generators
     return bool(host_states(before) != host_states(forward) or host_states(between) != host_states(backward))

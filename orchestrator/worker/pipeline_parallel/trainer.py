@@ -133,7 +133,7 @@ class StageTrainer:
             return StepReport(failing_shard=min(self._faults))
         if graphs is not None:
             with self._parts.workload.going_on(step, links.shards[-1]):
-                graphs.learn(most_under_way(links.program))
+                graphs.learn(step, most_under_way(links.program))
         return self._report(tally)
 
     def fault(self, shard: int) -> Exception | None:
@@ -262,7 +262,9 @@ class StageTrainer:
             if flight.recording is not None:
                 parts.graphs.give_back(flight.recording, flight.call, flight.came)
             else:
-                parts.graphs.note(Example(flight.call, flight.came, behind, flight.seeded))
+                found = None if flight.record is None else flight.record.found
+                example = Example(flight.call, flight.came, behind, flight.seeded, flight.generators, found)
+                parts.graphs.note(example)
         return Gradients(border_values, Generators.now(), tied, weight)
 
     def _complete(self, step: int, tally: _Tally) -> None:

@@ -6,10 +6,12 @@ for the card's.
 
 from __future__ import annotations
 
+import random
 from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
 from orchestrator.config.settings import Every
 from orchestrator.numerics import staging
@@ -94,3 +96,49 @@ def test_a_tied_embedding(monkeypatch: pytest.MonkeyPatch, precision: str) -> No
     assert split.trace == unsplit.trace
     assert not recorders.told
     assert all(recorder.replays > 3 for recorder in recorders.made)
+
+
+class Weighing(pipelines.Mlp):
+    """Random numbers are drawn before the model is called, and used behind the border."""
+
+    def loss(self, model: nn.Module, batch: Any) -> Any:
+        inputs, labels = batch
+        weights = torch.rand(len(labels), device=labels.device)
+        return (nn.functional.cross_entropy(model(inputs), labels, reduction="none") * weights).mean()
+
+
+class Choosing(pipelines.Mlp):
+    """The same with a number of Python, which is one of two."""
+
+    def loss(self, model: nn.Module, batch: Any) -> Any:
+        factor = 0.5 if random.random() < 0.1 else 1.0
+        return super().loss(model, batch) * factor
+
+
+@pytest.mark.parametrize("kind", [Weighing, Choosing], ids=lambda kind: kind.__name__)
+def test_a_stage_before_whose_border_numbers_are_drawn_is_computed_eagerly(
+    monkeypatch: pytest.MonkeyPatch, kind: Any
+) -> None:
+    unsplit = train(kind, ONE, steps=8)
+    recorders = Recorders(monkeypatch)
+    with Sockets("unix", 2) as sockets:
+        split = train(kind, Layout(2, stages=2), wire=sockets.transport, regions=sockets.regions, steps=8)
+    assert split.trace == unsplit.trace
+    assert "loss() draws random numbers before the border of this stage" in recorders.told
+
+
+class Peeking(pipelines.Mlp):
+    """A loss that depends on a value behind the back of torch: another micro-batch than the recorded one shows it."""
+
+    def loss(self, model: nn.Module, batch: Any) -> Any:
+        return super().loss(model, batch) * float(batch[0].numpy().sum())
+
+
+def test_a_step_that_is_repeated_is_compared_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first step is, because no sum is known before by which its grid is chosen."""
+    unsplit = train(Peeking, ONE, steps=5)
+    recorders = Recorders(monkeypatch)
+    with Sockets("unix", 2) as sockets:
+        split = train(Peeking, Layout(2, stages=2), wire=sockets.transport, regions=sockets.regions, steps=5)
+    assert split.trace == unsplit.trace
+    assert any("other bits" in why for why in recorders.told)
