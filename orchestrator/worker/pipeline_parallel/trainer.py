@@ -198,7 +198,7 @@ class StageTrainer:
                     if leaves is None and (judged := parts.workload.judge(value, call)) is not None:
                         flight = replace(flight, loss=judged[0], weight=judged[2])
                         tally.losses[shard] = judged[1]
-                parts.replica.check_shard()
+                parts.replica.check_shard(buffers=recording is None)
             except OrchestratorError as error:
                 tally.faults[shard] = error
                 flight = None
@@ -217,7 +217,6 @@ class StageTrainer:
             try:
                 with parts.workload.going_on(when[0], shard):
                     back = self._go_back(flight, arrived, tally, shard, grid)
-                parts.replica.check_shard()
             except OrchestratorError as error:
                 tally.faults[shard] = error
                 back = None
@@ -265,6 +264,7 @@ class StageTrainer:
                 found = None if flight.record is None else flight.record.found
                 example = Example(flight.call, flight.came, behind, flight.seeded, flight.generators, found)
                 parts.graphs.note(example)
+        replica.check_shard(buffers=recording is None)
         return Gradients(border_values, Generators.now(), tied, weight)
 
     def _complete(self, step: int, tally: _Tally) -> None:
