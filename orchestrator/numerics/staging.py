@@ -286,12 +286,6 @@ def on(device: str) -> Staging:
     return Direct() if device == "cpu" else Copying(torch.device(device))
 
 
-def in_host_memory(tensor: torch.Tensor) -> torch.Tensor:
-    """A copy there."""
-    here = tensor.cpu()
-    return here.clone() if here is tensor else here
-
-
 def collected(size_bytes: int, pieces: Sequence[tuple[int, torch.Tensor]]) -> torch.Tensor:
     """New bytes in host memory: of each piece those of its tensor, which is 1-D, from an offset on, zeros between them. One
     wait for a GPU brings all that lie there, into page-locked memory."""

@@ -157,8 +157,8 @@ class WorkerHooks:
             def tell(whole: str | None) -> Entry:
                 return {"trace": trace.with_digests(line, whole, single), **again}
 
-            # Replicas that run free move their parameters in passes, and at the end nothing is left to do beside it.
-            digested = boundary.digested() if is_due and not digest and barrier is None else None
+            # At the end nothing is left to do beside it.
+            digested = boundary.digested() if is_due and not digest else None
             if digested is None or not self._state.digests.begin(*digested, tell):
                 emit(tell(boundary.digest() if digest or is_due else None))
         if barrier is not None:

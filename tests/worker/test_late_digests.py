@@ -90,6 +90,22 @@ def test_the_trace_is_that_of_digests_that_steps_wait_for(
     assert (beside.trace, beside.digest) == (plain.trace, plain.digest)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "mode", [{"name": "asp", "threshold": 0.05, "rest_every": 2}, {"name": "gossip", "rest_every": 2}]
+)
+def test_replicas_that_run_free_do_not_wait_either(
+    cards: list[Card], monkeypatch: pytest.MonkeyPatch, mode: dict[str, Any]
+) -> None:
+    """One worker, whose updates do not depend on timing. The last digest is that of the end."""
+    given: dict[str, Any] = {"steps": 7, "args": {"rows": 21, "held_out": 4}, "digest_every": 2, "sync": mode}
+    beside = train(p.Batchnorm, **given)
+    assert {card.begun for card in cards} == {3}
+    monkeypatch.undo()
+    plain = train(p.Batchnorm, **given)
+    assert (beside.trace, beside.rests, beside.digest) == (plain.trace, plain.rests, plain.digest)
+
+
 def model() -> torch.nn.Module:
     return torch.nn.Sequential(torch.nn.Linear(3, 5), torch.nn.BatchNorm1d(5))
 

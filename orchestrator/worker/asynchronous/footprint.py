@@ -6,11 +6,11 @@ window of deltas:
     regions         16 + partial sums, 8 w, 8 w for each other worker's delta that it hands on
     replica         8 parameters as integers, 8 as of the last rest, 4 of that in float32, 8 not sent yet
     an update       4 before, 4 gradient, 8 the update; with a significance filter 8 read, and 8 s held back
-    optimizers      4 m s three times: in use, as of the last rest, and while the next one is staged
-    a model each    of gossip, instead of replica and deltas: 8 s four times so, with the updates of a step, and 8 of each
-                    foreign neighbour
+    optimizers      4 m s twice: in use, and as of the last rest
+    a model each    of gossip, instead of replica and deltas: 8 s four times, with those before a step and its updates, and 8
+                    of each foreign neighbour
 
-With a GPU all this is in its memory, but for what optimizers remember as of the last rest and for the next one.
+With a GPU all this is in its memory.
 
 For memory that it does not count see `voting/footprint.py`.
 """
@@ -56,9 +56,9 @@ def worker_needs(
     trained = sum(slot.elements for slot in layout.slots)
     optimizers = round(_FLOAT * max(map(len, hosted)) * trained * (state or 0))
     most = max(_rank_bytes(layout, schedule, plan, hosted, rank) for rank in ranks_that_tell(schedule.workers))
-    if plan.updates_stay_on_device:  # rows are kept in host memory; beside the replica are the gradients of a pass
-        return Needed(2 * optimizers, most + optimizers + _FLOAT * (parameters + trained))
-    return Needed(most + 3 * optimizers + _FLOAT * parameters)
+    if plan.updates_stay_on_device:  # beside the replica are the gradients of a pass
+        return Needed(0, most + 2 * optimizers + _FLOAT * (parameters + trained))
+    return Needed(most + 2 * optimizers + _FLOAT * parameters)
 
 
 def _rank_bytes(layout: Layout, schedule: Schedule, plan: Plan, hosted: Sequence[Sequence[int]], rank: int) -> int:

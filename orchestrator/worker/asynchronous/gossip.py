@@ -28,7 +28,6 @@ from orchestrator.comm.topologies.schedule import Send
 from orchestrator.errors import OrchestratorError
 from orchestrator.numerics import exact
 from orchestrator.numerics.fixed_point import FixedPoint, divided, exponent_for, largest
-from orchestrator.numerics.staging import in_host_memory
 from orchestrator.optim.transforms import State
 from orchestrator.worker.asynchronous import reports
 from orchestrator.worker.asynchronous import rows as shard_rows
@@ -179,9 +178,9 @@ class ShardModels:
 
     def _row(self, shard: int) -> State:
         kept = dict(self._updates.optimizers.row(shard))
-        kept[_MODEL] = in_host_memory(self.models[shard])
+        kept[_MODEL] = self.models[shard]  # a step makes a new one
         kept[_EXPONENTS] = torch.tensor(self._exponents, dtype=torch.int64)
-        kept.update({f"{_BUFFER}{i}": in_host_memory(b) for i, b in enumerate(self._updates.buffers_of(shard))})
+        kept.update({f"{_BUFFER}{i}": b for i, b in enumerate(self._updates.buffers_of(shard))})
         return kept
 
     def _buffers_in(self, row: State) -> list[torch.Tensor]:

@@ -20,7 +20,7 @@ def encode(rows: Mapping[int, State]) -> torch.Tensor:
     header = json.dumps([[n, str(t.dtype).removeprefix("torch."), list(t.shape)] for n, t in tensors.items()]).encode()
     length = len(header).to_bytes(_LENGTH_BYTES, "little")
     parts = [torch.frombuffer(bytearray(length + header), dtype=torch.uint8)]
-    parts += [tensor.detach().contiguous().reshape(-1).view(torch.uint8) for tensor in tensors.values()]
+    parts += [tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8) for tensor in tensors.values()]
     return torch.cat(parts)
 
 

@@ -1,8 +1,9 @@
 """One optimizer for each hosted shard, over the same parameters: replicas that run free have no common gradient.
 
-There is one object of torch's and as many states as shards, which take turns in it. As a row (`compute/shard_states.py`) a
-state travels with its shard, stands in checkpoints, and is put back when an async phase is given up. Rows lie in host memory,
-states where the optimizer's step looks for them.
+There is one object of torch's and as many states as shards, which take turns in it. As a row (`model/shard_states.py`) a
+state travels with its shard, stands in checkpoints, and is put back when an async phase is given up. A row is the state itself,
+where the optimizer's step looks for it; the next async phase steps copies. So a GPU makes one copy of it in its own memory
+from one sync barrier to the next.
 """
 
 from __future__ import annotations
@@ -18,7 +19,6 @@ import torch
 
 from orchestrator.checkpoint.state import pack, unpack
 from orchestrator.errors import Inconsistent
-from orchestrator.numerics.staging import in_host_memory
 from orchestrator.optim.transforms import State
 from orchestrator.worker.model import snapshot
 
@@ -46,7 +46,8 @@ class ShardOptimizers:
         self._turns: dict[int, _Turn] = {}
 
     def load(self, rows: Mapping[int, State]) -> None:
-        """These shards are hosted from now on, with these states; an empty one is that of a fresh optimizer."""
+        """These shards are hosted from now on, with copies of these states; an empty one is that of a fresh optimizer."""
+        self._turns = {}  # make room for the copies
         self._turns = {shard: self._loaded(shard, row) for shard, row in rows.items()}
 
     def begin(self, shard: int) -> None:
@@ -64,12 +65,12 @@ class ShardOptimizers:
             group.update({key: _own(value) for key, value in values.items()})
 
     def row(self, shard: int) -> State:
-        """A copy of the shard's state. Raises RunFailed for what a checkpoint cannot hold."""
+        """The shard's state, of which nothing is copied: from here on no step may be taken before `load`. Raises RunFailed for
+        what a checkpoint cannot hold."""
         turn = self._turns[shard]
         state = [[self._numbers[parameter], dict(entry)] for parameter, entry in turn.state.items()]
-        tensors: dict[str, torch.Tensor] = {}
-        packed = pack({"groups": turn.groups, "state": state}, tensors, "optimizer")
-        row = {name: in_host_memory(tensor) for name, tensor in tensors.items()}
+        row: dict[str, torch.Tensor] = {}
+        packed = pack({"groups": turn.groups, "state": state}, row, "optimizer")
         row[_TREE] = torch.frombuffer(bytearray(json.dumps(packed).encode()), dtype=torch.uint8)
         return row
 

@@ -5,7 +5,8 @@ steps. So it is copied as a checkpoint is, beside the next step's passes (`check
 The digest is that of `numerics.digests`, to the bit.
 
     buffers        copied in the stream that computes, before anything that is launched later
-    parameters     copied on a stream of their own; the next update has the card wait for them (`copied`)
+    parameters     copied on a stream of their own; the next update has the card wait for them (`copied`), and so do
+                   replicas that run free before they begin, since they move parameters in each pass
     the line       told when the digest is there, and the entries of the run behind it only then, in their order
 
 A checkpoint and the end of a generation call `settle` before, since others then go by what was told. A tensor that was
