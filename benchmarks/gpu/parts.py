@@ -53,7 +53,7 @@ class Scale:
     rows: int = 64  # of a step
     steps: int = 24  # of a run that is timed
     small_steps: int = 300  # of one of a small model
-    kill_steps: int = 120  # of one whose worker is killed
+    kill_steps: int = 80  # of one whose worker is killed
     nap_s: float = 0.0015  # that reading a sample takes in such a run
     layouts: int = 200  # that sums are tried with
     backend: str = "inductor"  # of torch.compile
