@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import gc
 import threading
-from concurrent.futures import Future
-from types import SimpleNamespace
-from typing import Any
+import weakref
 
-from orchestrator.cluster.ray_calls import Answers, unless_gone
+import pytest
+import ray
+
+from orchestrator.cluster.ray_calls import shut_down, unless_gone
 
 
 def test_a_call_is_over_before_what_follows() -> None:
@@ -34,21 +36,16 @@ def test_a_ray_that_is_gone_is_not_asked_and_one_that_goes_is_not_waited_for() -
     gone.set()
 
 
-def test_answers_that_are_still_to_come_are_waited_for() -> None:
-    answers, taken = Answers(), list[Any]()
-    futures = [Future[str]() for _ in range(2)]
-    for future in futures:
-        answers.expect(SimpleNamespace(future=lambda future=future: future), taken.append)
-    waiting = threading.Thread(target=answers.wait, args=(lambda: None,))
-    waiting.start()
-    futures[0].set_result("gone")
-    assert waiting.is_alive()
-    futures[1].set_exception(ValueError())
-    waiting.join()
-    assert taken == futures
+def test_nothing_is_collected_while_ray_is_shut_down(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a thread that allocates meanwhile, a reference of Ray would end this process."""
 
+    class Held:
+        def __init__(self) -> None:
+            self.itself = self
 
-def test_of_a_ray_in_trouble_no_answer_is_waited_for() -> None:
-    answers = Answers()
-    answers.expect(SimpleNamespace(future=Future), lambda _: None)
-    answers.wait(lambda: "its head has ended")
+    held = weakref.ref(Held())
+    seen = list[tuple[bool, bool]]()
+    monkeypatch.setattr(ray, "shutdown", lambda: seen.append((held() is None, gc.isenabled())))
+    shut_down()
+    assert seen == [(True, False)]
+    assert gc.isenabled()

@@ -15,7 +15,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from orchestrator.cluster.actors.calls import Unconfirmed
 from orchestrator.cluster.actors.host_relay import Call, HostRelay, Report, actor_kind
-from orchestrator.cluster.ray_calls import Answers, unless_gone
+from orchestrator.cluster.ray_calls import unless_gone
 
 _GATHER_S = 0.1  # for reports that come together, so that many members do not wake the driver more often
 _GATHER_THERE_S = 0.25  # on another node, where each answer is a call of Ray
@@ -51,7 +51,6 @@ class HostRelays:
         self._others: dict[str, _Other] = {}
         self._by_member: dict[int, _Other] = {}
         self._answered: deque[tuple[_Other, Any]] = deque()
-        self._answers = Answers()
         self.eager: int | None = None  # the member whose entries are wanted at once
 
     def reach(self, member: int, node: str, runtime_env: Mapping[str, Any]) -> None:
@@ -131,7 +130,6 @@ class HostRelays:
         for other in self._others.values():
             if other.actor is not None:
                 unless_gone(lambda actor=other.actor: ray.kill(actor, no_restart=True), trouble)  # type: ignore[misc]
-        self._answers.wait(trouble)
         self._own.close()
 
     def _ask(self, other: _Other) -> None:
@@ -150,7 +148,7 @@ class HostRelays:
         gather_s = _GATHER_S if self.eager in other.members else _GATHER_THERE_S
         reference = other.actor.exchange.remote(other.kept, other.dropped, _HELD_S, gather_s)
         other.kept, other.dropped, other.asked = {}, [], True
-        self._answers.expect(reference, partial(self._hear, other))
+        reference.future().add_done_callback(partial(self._hear, other))
 
     def _hear(self, other: _Other, future: Any) -> None:
         """In a thread of Ray."""

@@ -31,7 +31,7 @@ from orchestrator.cluster.actors.host_relay import Report
 from orchestrator.cluster.actors.host_relays import HostRelays
 from orchestrator.cluster.actors.member_actor import Answer, MemberActor, Role
 from orchestrator.cluster.actors.reporter import beat_s
-from orchestrator.cluster.ray_calls import Answers, unless_gone
+from orchestrator.cluster.ray_calls import unless_gone
 from orchestrator.comm.transports.tls import Credentials
 from orchestrator.common import processes
 from orchestrator.config.plan import Plan
@@ -134,7 +134,6 @@ class Members:
         # what came and was not handed on yet; with entries, the number of the next one
         self._messages: deque[tuple[MemberMessage, int]] = deque()
         self._located: deque[tuple[int, Any]] = deque()  # filled by threads of Ray
-        self._answers = Answers()
         # the generation that was begun last, and its bytes: it is the same for hundreds of members, and pickled once
         self._packed: tuple[Generation, bytes] | None = None
         self._dying: dict[int, tuple[float, str]] = {}  # who has died: until when last reports are waited for; why
@@ -153,7 +152,6 @@ class Members:
         for member in self._members.values():
             unless_gone(lambda actor=member.actor: ray.kill(actor, no_restart=True), self._trouble)  # type: ignore[misc]
             member.close()
-        self._answers.wait(self._trouble)
         self._relays.close(self._trouble)
         os.close(self._lasting_memory)
 
@@ -167,7 +165,7 @@ class Members:
         self._members[member] = _Member(actor, runtime_env=place.options.get("runtime_env", {}))
         for answer in (actor.locate.remote(), actor.serve.remote()):
             self._members[member].pending += 1
-            self._answers.expect(answer, partial(self._of_ray, member))
+            answer.future().add_done_callback(partial(self._of_ray, member))
         self._call(member, "prepare", told="prepared")
 
     def run(self, member: int, generation: Generation, rank: int, peers: dict[int, Any]) -> None:

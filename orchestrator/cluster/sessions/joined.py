@@ -19,6 +19,7 @@ from collections.abc import Mapping
 from types import TracebackType
 from typing import Any, Self
 
+from orchestrator.cluster.ray_calls import shut_down
 from orchestrator.cluster.sessions.diagnosis import Diagnosis
 from orchestrator.cluster.sessions.environment import enter, prepare_environment
 from orchestrator.common.processes import has_ended, open_pidfd
@@ -106,11 +107,9 @@ class JoinedRay:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         """Ends this run's actors with the connection; the cluster goes on."""
-        import ray
-
         self._over.set()
         self._asking.acquire(timeout=_CONNECT_S)  # Ray's client is not taken away from who uses it
-        ray.shutdown()
+        shut_down()
         if self._raylet is not None:
             os.close(self._raylet)
             self._raylet = None

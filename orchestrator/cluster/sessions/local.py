@@ -19,6 +19,7 @@ from types import TracebackType
 from typing import Any, NamedTuple, Self
 
 from orchestrator.cluster.forkserver.places import OfLaunch
+from orchestrator.cluster.ray_calls import shut_down
 from orchestrator.cluster.sessions import agent, folders, listening, metrics, workers
 from orchestrator.cluster.sessions.diagnosis import Diagnosis, diagnose, how
 from orchestrator.cluster.sessions.environment import (
@@ -184,9 +185,7 @@ class LocalRay:
         self._end()
 
     def _end(self) -> None:
-        import ray
-
-        ray.shutdown()
+        shut_down()
         if self._server is not None:
             self._server.close()
             self._server = None
