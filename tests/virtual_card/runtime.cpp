@@ -43,7 +43,20 @@ const size_t PAGE = 2 << 20;
 size_t whole() { static size_t size = (size_t)((getenv("CARD_GB") ? atof(getenv("CARD_GB")) : 16) * (1ull << 30)); return size; }
 bool late() { static bool is = !getenv("CARD") || strcmp(getenv("CARD"), "early"); return is; }
 std::recursive_mutex all;
-#define LOCKED std::lock_guard<std::recursive_mutex> locked(all)
+std::vector<std::function<void()>> past;  // work that was done and still holds its tensors
+int depth = 0;                            // of calls that have the lock
+
+// To let go of a tensor of Python's needs the interpreter, which a thread that waits for this lock may have. So the outermost call
+// lets go of what was done once it has given the lock back.
+struct Locked {
+    Locked() { all.lock(), depth++; }
+    ~Locked() {
+        std::vector<std::function<void()>> gone;
+        if (--depth == 0) gone.swap(past);
+        all.unlock();
+    }
+};
+#define LOCKED Locked locked
 
 struct Recording;
 struct Event {
@@ -125,6 +138,7 @@ void do_until(Stream* stream, unsigned long turn) {
                 broken = cudaErrorAssert;
             }
         }
+        if (step.work) past.push_back(std::move(step.work));
         if (step.reached) step.reached->done = true, step.reached->at = Clock::now();
         stream->first++;
     }
