@@ -111,7 +111,7 @@ def main(arguments: Sequence[str] | None = None, scale: Scale = CARD, total_s: f
     total_s = total_s or chosen.seconds or usual
     perform(bench, parts, total_s, 1.0 if chosen.only else max(1.0, (chosen.seconds or usual) / usual))
     today = datetime.datetime.now(datetime.UTC).strftime("%d %B %Y").lstrip("0")
-    where = f"{today}, {found}; {side_by_side.machine()}; {bench.elapsed_s / 60:.1f} minutes."
+    where = f"{today}, {found}. Beside it: {side_by_side.machine()}. It took {bench.elapsed_s / 60:.1f} minutes."
     print(where)
     if not chosen.check:
         print(table(bench.found))

@@ -116,7 +116,8 @@ Places = list[tuple[Any, str | int]]  # where the model's modules hold a tensor:
 
 
 class Stage:
-    """One stage of a model in this process. held: the parameters and buffers that it uses, by name. `hosting` puts fake
+    """One stage of a model in this process. held: the parameters and buffers that it uses, by name; parameters: the
+    parameters among them. `hosting` puts fake
     tensors in the place of what other stages hold; `close` takes the hooks off the model's modules. staging: to where it
     computes; its caller moves there what it holds."""
 
@@ -133,6 +134,7 @@ class Stage:
         self._places = places_of(model, tensors)
         earlier = frozenset().union(*cuts.hosted[:index]) if index else frozenset()
         self.held = {name: tensors[name] for name in tensors if name in cuts.hosted[index]}
+        self.parameters = {name: each for name, each in self.held.items() if isinstance(each, torch.nn.Parameter)}
         self._foreign = [name for name in tensors if name not in cuts.hosted[index]]
         self._twice = [name for name in self.held if name in earlier]  # fake in the prefix, values behind it
         home = self._staging.empty(0, torch.float32).device  # which has a number, as those of tensors have
@@ -149,11 +151,6 @@ class Stage:
                 module.register_forward_hook(self._after(name)),
             )
         ]
-
-    @property
-    def parameters(self) -> dict[str, torch.nn.Parameter]:
-        """Those that it uses, its own and guests."""
-        return {name: each for name, each in self.held.items() if isinstance(each, torch.nn.Parameter)}
 
     def close(self) -> None:
         """Take stubs and hooks off the model. Close several stages in reverse order."""

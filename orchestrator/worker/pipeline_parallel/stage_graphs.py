@@ -75,6 +75,7 @@ class Recording:
         like: Example,  # of the shape that is recorded
     ) -> None:
         self._stage, self._replica, self._workload, self._staging = stage, replica, workload, staging
+        self.key = _key(like.call, like.came)  # of the micro-batches that it serves
         self._call = like.call
         given = like.call.given
         assert given is not None
@@ -93,7 +94,8 @@ class Recording:
 
     def make(self, recorder: Recorder, like: Example) -> None:
         """Raises what the recorder raises."""
-        self._fill(like)
+        _put(like.came, self._came)
+        _put(like.behind, self._behind)
         self._passes = recorder.record(self._forward, self._backward, apart=True)
         self._record = Record([], [])  # the nodes of its passes are of no use any more
 
@@ -125,10 +127,6 @@ class Recording:
         for parameter, gradient in zip(self._stage.parameters.values(), self._gradients, strict=True):
             parameter.grad = gradient
         return self._back
-
-    def _fill(self, like: Example) -> None:
-        _put(like.came, self._came)
-        _put(like.behind, self._behind)
 
     def _forward(self) -> None:
         call = self._call
@@ -195,9 +193,9 @@ class StageGraphs:
         free = self._free.get(_key(call, came)) if self._free else None
         return free.pop() if free else None
 
-    def give_back(self, recording: Recording, call: Call, came: Activations | None) -> None:
-        """The micro-batch is not under way any more."""
-        self._free[_key(call, came)].append(recording)
+    def give_back(self, recording: Recording) -> None:
+        """Its micro-batch is not under way any more."""
+        self._free[recording.key].append(recording)
 
     def note(self, example: Example) -> None:
         """Passes that were computed eagerly."""
@@ -230,9 +228,6 @@ class StageGraphs:
             replica.continue_shard(buffers)
             for parameter, gradient in zip(parameters, gradients, strict=True):
                 parameter.grad = gradient
-        if not self._goes:
-            self._shapes.clear()
-            self._free.clear()
 
     def _learn(self, key: Any, example: Example, step: int, under_way: int) -> None:
         if key not in self._shapes:
@@ -304,6 +299,7 @@ class StageGraphs:
         if self._goes:
             self._tell(f"{WITHOUT}: {why}")
         self._goes = False
+        self._shapes.clear()  # what is under way is done to its end, and from the next step on all is computed eagerly
 
 
 def _key(call: Call, came: Activations | None) -> Any:

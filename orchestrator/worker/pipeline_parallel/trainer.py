@@ -259,7 +259,7 @@ class StageTrainer:
         tally.counters = counters
         if parts.graphs is not None:
             if flight.recording is not None:
-                parts.graphs.give_back(flight.recording, flight.call, flight.came)
+                parts.graphs.give_back(flight.recording)
             else:
                 found = None if flight.record is None else flight.record.found
                 example = Example(flight.call, flight.came, behind, flight.seeded, flight.generators, found)

@@ -7,6 +7,8 @@ for the card's.
 from __future__ import annotations
 
 import random
+from contextlib import nullcontext
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,7 +18,9 @@ from torch import nn
 from orchestrator.config.settings import Every
 from orchestrator.numerics import staging
 from orchestrator.worker import device
+from orchestrator.worker.model.pipeline_adapter import Call, Given
 from orchestrator.worker.pipeline_parallel import border_values, stage_graphs
+from orchestrator.worker.pipeline_parallel.border_values import Generators
 from pipelines.characters import Characters
 from tests.comm.transports import device_double
 from tests.numerics.device import host
@@ -142,3 +146,22 @@ def test_a_step_that_is_repeated_is_compared_once(monkeypatch: pytest.MonkeyPatc
         split = train(Peeking, Layout(2, stages=2), wire=sockets.transport, regions=sockets.regions, steps=5)
     assert split.trace == unsplit.trace
     assert any("other bits" in why for why in recorders.told)
+
+
+def test_what_was_given_up_is_computed_eagerly_from_the_next_step_on() -> None:
+    told: list[str] = []
+    nothing: Any = None
+    graphs = stage_graphs.StageGraphs(Retracer(), nothing, nothing, nothing, nothing, told.append)
+    call = Call(lambda: None, nullcontext, 1, "", Given(torch.ones(2), lambda _: None))
+    recording: Any = SimpleNamespace(key=stage_graphs._key(call, None))
+    graphs._shapes[recording.key] = stage_graphs._Shape([recording], {0, 1})
+    graphs.begin_step()
+    taken = graphs.take(call, None)
+    assert taken is not None
+    assert taken is recording
+    strange, now = call._replace(given=Given(object(), lambda _: None)), Generators.now()
+    graphs.note(stage_graphs.Example(strange, None, None, seeded=now, drawn=now, found=None))
+    graphs.give_back(taken)
+    graphs.begin_step()
+    assert graphs.take(call, None) is None
+    assert len(told) == 1
