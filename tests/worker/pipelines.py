@@ -277,7 +277,8 @@ class Cached(nn.Linear):
         self._calls += 1
         self.seen.append(len(inputs))
         if len(inputs) > self.largest:
-            self.largest, self.table = len(inputs), torch.arange(len(inputs)) / 10
+            # Where the inputs are, also on a device that is none, whose name cannot be given (tests/worker/apart.py).
+            self.largest, self.table = len(inputs), torch.arange(len(inputs), out=inputs.new_empty(len(inputs))) / 10
         outputs = super().forward(inputs) * self.table[: len(inputs), None].cos()
         self.last_mean = outputs.mean().item()
         return outputs
