@@ -1,8 +1,8 @@
 """Files from before modules moved are still read: a logged model, a checkpoint, a crate, and names that pages promised.
 
 `before/` was written by the version that had `orchestrator/serving` and `orchestrator/engine`: six steps of the project that
-`python -m orchestrator new spirals` makes, with two workers and two shards. The crate's run has portable arithmetic: its bits are those
-of any processor.
+`python -m orchestrator new spirals` makes, with two workers and two shards. The crate's run has portable
+arithmetic: its bits are those of any processor.
 """
 
 from __future__ import annotations

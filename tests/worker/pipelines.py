@@ -277,7 +277,7 @@ class Cached(nn.Linear):
         self._calls += 1
         self.seen.append(len(inputs))
         if len(inputs) > self.largest:
-            # Where the inputs are, also on a device that is none, whose name cannot be given (tests/worker/apart.py).
+            # `out` puts the table where the inputs are. The device of tests/worker/apart.py has no name to be given.
             self.largest, self.table = len(inputs), torch.arange(len(inputs), out=inputs.new_empty(len(inputs))) / 10
         outputs = super().forward(inputs) * self.table[: len(inputs), None].cos()
         self.last_mean = outputs.mean().item()
