@@ -19,8 +19,8 @@ from orchestrator import Pipeline
 from pipelines import characters, digits, llama
 
 
-class Random(Dataset[Any]):
-    """The items of `samples`."""
+class Slow(Dataset[Any]):
+    """The items of `samples`, each after a nap."""
 
     def __init__(self, samples: TensorDataset, nap_s: float) -> None:
         self.samples = samples
@@ -30,9 +30,12 @@ class Random(Dataset[Any]):
         return len(self.samples)
 
     def __getitem__(self, index: int) -> Any:
-        if self.nap_s:
-            time.sleep(self.nap_s)
+        time.sleep(self.nap_s)
         return self.samples[index]
+
+
+def read(samples: TensorDataset, nap_s: float) -> Dataset[Any]:
+    return Slow(samples, nap_s) if nap_s else samples
 
 
 def tokens(rows: int, length: int, vocabulary: int) -> TensorDataset:
@@ -62,7 +65,7 @@ class Gpt(Pipeline):
         return Transformer(self.width, self.layers, self.heads, self.vocabulary, self.window)
 
     def datasets(self) -> tuple[Dataset[Any], None]:
-        return Random(tokens(2048, self.window, self.vocabulary), self.nap_s), None
+        return read(tokens(2048, self.window, self.vocabulary), self.nap_s), None
 
     def loss(self, model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
         inputs, targets = batch
@@ -73,7 +76,7 @@ class Llama(llama.Llama):
     """1.3 billion parameters as it stands."""
 
     def datasets(self) -> tuple[Any, Any]:
-        return Random(tokens(512, self.window, self.vocabulary), 0.0), None
+        return tokens(512, self.window, self.vocabulary), None
 
 
 class Transformer(nn.Module):
@@ -101,7 +104,7 @@ class Digits(digits.Digits):
     def datasets(self) -> tuple[Any, Any]:
         dice = torch.Generator().manual_seed(0)
         images, labels = torch.rand(1437, 1, 8, 8, generator=dice), torch.randint(0, 10, (1437,), generator=dice)
-        return Random(TensorDataset(images, labels), self.nap_s), None
+        return read(TensorDataset(images, labels), self.nap_s), None
 
 
 class Characters(characters.Characters):
@@ -117,7 +120,7 @@ class Characters(characters.Characters):
         return characters.GPT(self.vocabulary, self.width, self.layers, self.heads, self.window, self.dropout)
 
     def datasets(self) -> tuple[Any, Any]:
-        return Random(tokens(2048, self.window, self.vocabulary), self.nap_s), None
+        return read(tokens(2048, self.window, self.vocabulary), self.nap_s), None
 
 
 class Wide(Pipeline):
@@ -154,7 +157,7 @@ class Sequences(Pipeline):
         return Recurrent(self.width, self.vocabulary)
 
     def datasets(self) -> tuple[Any, Any]:
-        return Random(tokens(1024, self.window, self.vocabulary), self.nap_s), None
+        return read(tokens(1024, self.window, self.vocabulary), self.nap_s), None
 
     def loss(self, model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
         inputs, targets = batch

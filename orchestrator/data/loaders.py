@@ -279,11 +279,10 @@ def _answer(recipe: Recipe, source: tuple[Pipeline, Any] | OrchestratorError, ke
         return {"failed": source.as_dict()}
     pipeline, train = source
     try:
-        with (
-            naming(f"reading samples (step {key.step}, shard {key.shard})"),
-            streams.seeded(recipe.seed, "samples", key.step, key.shard),
-        ):
-            return {"batch": fetch(train, key.indices, pipeline.collate), "taken": tuple(waiting.take_counts())}
+        with naming(f"reading samples (step {key.step}, shard {key.shard})"):
+            seeded = streams.seeded(recipe.seed, "samples", key.step, key.shard)
+            batch = fetch(train, key.indices, pipeline.collate, seeded)
+            return {"batch": batch, "taken": tuple(waiting.take_counts())}
     except OrchestratorError as error:
         return {"failed": error.as_dict()}
 

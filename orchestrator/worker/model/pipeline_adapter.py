@@ -368,8 +368,7 @@ class PipelineAdapter:
         """As `loss`, of a validation batch: by that workers prove that they compute alike who may not read the same training
         samples."""
         indices, where = self.evaluation_batches[batch], _evaluated(-1, batch)
-        with naming(f"reading samples ({where})"), streams.seeded(self._seed, "evaluation samples", -1, batch):
-            items = fetch(self._validation, indices, self.pipeline.collate)
+        items = self._read_validation(indices, -1, batch, where)
         seed = streams.seed_of(self._seed, "compute", -1, batch)
         computed = self._gradients(self._staging.begin(items), 0, len(indices), where, seed)
         return None if computed is None else (float(computed[0]), float(computed[1]))
@@ -487,8 +486,7 @@ class PipelineAdapter:
         second goes on with the generators of the first, is the caller's care."""
         indices, where = self.evaluation_batches[batch], _evaluated(step, batch)
         self._tell_batch(batch)
-        with naming(f"reading samples ({where})"), streams.seeded(self._seed, "evaluation samples", step, batch):
-            items = fetch(self._validation, indices, self.pipeline.collate)
+        items = self._read_validation(indices, step, batch, where)
         updates = (step + 1) * self._steps_per_round
         with naming(f"evaluation ({where})"), streams.seeded(self._seed, "evaluation", step, batch), torch.no_grad():
             items = self._staging.batch(items)
@@ -591,8 +589,7 @@ class PipelineAdapter:
         """As `evaluate`, of these validation samples and in the place of the model another one."""
         where = _evaluated(step, batch)
         self._tell_batch(batch)
-        with naming(f"reading samples ({where})"), streams.seeded(self._seed, "evaluation samples", step, batch):
-            items = fetch(self._validation, indices, self.pipeline.collate)
+        items = self._read_validation(indices, step, batch, where)
         with naming(f"evaluation ({where})"), streams.seeded(self._seed, "evaluation", step, batch), torch.no_grad():
             items = self._staging.batch(items)
             with self._autocast():
@@ -715,8 +712,14 @@ class PipelineAdapter:
     def _read(self, micro_batch: _MicroBatch) -> Any:
         if self.streams is not None:
             return self._taken(self.streams, micro_batch)
-        with naming(f"reading samples ({micro_batch.where})"), streams.seeded_with(micro_batch.samples_seed):
-            return fetch(self._train, micro_batch.key.indices, self.pipeline.collate)
+        seeded = streams.seeded_with(micro_batch.samples_seed)
+        with naming(f"reading samples ({micro_batch.where})"):
+            return fetch(self._train, micro_batch.key.indices, self.pipeline.collate, seeded)
+
+    def _read_validation(self, indices: Sequence[int], step: int, batch: int, where: str) -> Any:
+        with naming(f"reading samples ({where})"):
+            seeded = streams.seeded(self._seed, "evaluation samples", step, batch)
+            return fetch(self._validation, indices, self.pipeline.collate, seeded)
 
     def _refuse_small_cache(self) -> None:
         """Raises ConfigurationError where the cache does not hold what a shard reads together."""

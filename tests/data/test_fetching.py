@@ -1,0 +1,93 @@
+"""Rows of tensors that are fetched at once are the batch that torch collates of single samples."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch.utils.data import ConcatDataset, Dataset, StackDataset, Subset, TensorDataset, default_collate
+
+from orchestrator.data import fetching
+from orchestrator.pipeline import Pipeline
+
+SAMPLES = 12
+SHAPES = st.lists(st.lists(st.integers(0, 3), max_size=3), min_size=1, max_size=3)
+TYPES = (torch.float32, torch.float64, torch.bfloat16, torch.int64, torch.uint8, torch.bool, torch.complex64)
+
+
+class Plain(Pipeline):
+    """It collates as every pipeline does."""
+
+
+class Reversing(Pipeline):
+    def collate(self, items: Sequence[Any]) -> Any:
+        return super().collate(items[::-1])
+
+
+def _same(one: Any, other: Any) -> bool:
+    return (
+        type(one) is type(other)
+        and len(one) == len(other)
+        and all(
+            (mine.dtype, mine.shape, mine.stride()) == (theirs.dtype, theirs.shape, theirs.stride())
+            and torch.equal(mine, theirs)
+            for mine, theirs in zip(one, other, strict=True)
+        )
+    )
+
+
+def _one_by_one(dataset: Dataset[Any], indices: Sequence[int]) -> Any:
+    return default_collate([dataset[index] for index in indices])
+
+
+@given(SHAPES, st.data())
+def test_rows_are_what_single_samples_are_collated_to(shapes: list[list[int]], data: st.DataObject) -> None:
+    dice = torch.Generator().manual_seed(1)
+    tensors = [
+        torch.randint(0, 200, (SAMPLES, *shape), generator=dice).to(data.draw(st.sampled_from(TYPES)))
+        for shape in shapes
+    ]
+    if data.draw(st.booleans()):  # columns before rows
+        tensors = [tensor.transpose(0, -1).contiguous().transpose(0, -1) for tensor in tensors]
+    dataset: Any = TensorDataset(*tensors)
+    for _ in range(data.draw(st.integers(0, 2))):
+        dataset = Subset(dataset, data.draw(st.lists(st.integers(0, len(dataset) - 1), min_size=1)))
+    indices = data.draw(st.lists(st.integers(-len(dataset), len(dataset) - 1), min_size=1))
+    assert _same(fetching.fetch(dataset, indices, Plain().collate), _one_by_one(dataset, indices))
+
+
+def test_rows_are_copies() -> None:
+    tensor = torch.arange(SAMPLES)
+    fetching.fetch(TensorDataset(tensor), [0, 1], Plain().collate)[0].fill_(-1)
+    assert torch.equal(tensor, torch.arange(SAMPLES))
+
+
+@pytest.mark.parametrize("wrapped", [ConcatDataset, StackDataset])
+def test_other_datasets_are_asked_for_each_sample(wrapped: Any) -> None:
+    inner = TensorDataset(torch.arange(SAMPLES))
+    dataset = wrapped([inner]) if wrapped is ConcatDataset else wrapped(inner)
+    mine = fetching.fetch(dataset, [3, 1], Plain().collate)
+    theirs = _one_by_one(dataset, [3, 1])
+    assert str(mine) == str(theirs)
+
+
+def test_a_collate_of_the_users_own_is_called() -> None:
+    assert fetching.fetch(TensorDataset(torch.arange(SAMPLES)), [3, 1], Reversing().collate)[0].tolist() == [1, 3]
+
+
+def test_a_dataset_that_overrides_reading_is_read_by_it() -> None:
+    class Doubling(TensorDataset):
+        def __getitem__(self, index: int) -> tuple[torch.Tensor, ...]:
+            return tuple(2 * tensor[index] for tensor in self.tensors)
+
+    assert fetching.fetch(Doubling(torch.arange(SAMPLES)), [3], Plain().collate)[0].tolist() == [6]
+
+
+@pytest.mark.parametrize("index", [SAMPLES, -SAMPLES - 1])
+def test_a_sample_that_is_not_there_is_an_error(index: int) -> None:
+    with pytest.raises(IndexError):
+        fetching.fetch(TensorDataset(torch.arange(SAMPLES)), [0, index], Plain().collate)
