@@ -7,7 +7,7 @@
 
 Only the thread that reads what was copied waits for the card. To page-lock memory takes long, so `PartWriter.reserve` does that
 beside a step.
-The calls are those of torch.cuda; tests have a double. No card has run this yet.
+The calls are those of torch.cuda; tests have a double.
 """
 
 from __future__ import annotations

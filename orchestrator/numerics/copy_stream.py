@@ -6,7 +6,7 @@
 The copies' memory is allocated in the copy stream. So it is told which other stream uses it, and the allocator gives it to a
 later copy only when that use is over. A batch that never arrives may be dropped at any time.
 
-Source: PyTorch, "CUDA semantics", sections CUDA streams and Use pinned memory buffers. No card has run this yet.
+Source: PyTorch, "CUDA semantics", sections CUDA streams and Use pinned memory buffers.
 """
 
 from __future__ import annotations

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -28,7 +29,7 @@ class Slot:
     stride: tuple[int, ...]
     offset: int
 
-    @property
+    @cached_property
     def elements(self) -> int:
         return math.prod(self.shape)
 

@@ -35,10 +35,14 @@ class Noting(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 class Retracer:
-    """Implements `shard_graphs.Recorder`. recorded: how many recordings were made; replays: how often they were done again."""
+    """Implements `shard_graphs.Recorder`. recorded: how many recordings were made; replays: how often they were done again;
+    given_back: how often memory was."""
 
     def __init__(self) -> None:
-        self.recorded = self.replays = 0
+        self.recorded = self.replays = self.given_back = 0
+
+    def give_back(self) -> None:
+        self.given_back += 1
 
     def record(self, *works: Callable[[], None], apart: bool = False) -> Sequence[Callable[[], None]]:  # noqa: ARG002
         for work in works:

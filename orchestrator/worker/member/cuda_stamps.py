@@ -1,7 +1,6 @@
 """Moments of what a GPU does: CUDA events in the stream that is current, asked later whether the GPU has come to them.
 
-Source: NVIDIA, "CUDA Runtime API", event management. The calls are those of torch.cuda; tests have a double. No card has run
-this yet.
+Source: NVIDIA, "CUDA Runtime API", event management. The calls are those of torch.cuda; tests have a double.
 """
 
 from __future__ import annotations

@@ -56,6 +56,9 @@ class Recorder(Protocol):
         they leave stays until they are done again, whatever else is recorded. Raises RuntimeError for work that cannot be
         recorded."""
 
+    def give_back(self) -> None:
+        """Give the device the memory that passes without a recording took: those of a shape are recorded now."""
+
 
 class CudaRecorder:
     """Implements `Recorder`. Source: PyTorch, "CUDA semantics", section CUDA Graphs.
@@ -109,6 +112,9 @@ class CudaRecorder:
             torch.cuda.synchronize()
             torch.cuda.empty_cache()  # what the warm-ups took
         return [graph.replay for graph in graphs]
+
+    def give_back(self) -> None:
+        torch.cuda.empty_cache()
 
     def _end(self, graph: torch.cuda.CUDAGraph, pool: Any) -> None:
         """A graph's hold of its pool may be released only once: here if allocations still go there, else by the graph."""
@@ -215,11 +221,13 @@ class ShardGraphs:
         recorded.compared += 1
         if not same:
             self._give_up("done again from a recording, a micro-batch gives other bits")
+        elif recorded.compared == _COMPARED and self._recorder is not None:
+            self._recorder.give_back()
 
     def _result(self, recorded: _Recorded) -> Judged:
         for parameter, gradient in zip(self._replica.parameters, recorded.gradients, strict=True):
             parameter.grad = gradient
-        loss, *weight = recorded.numbers.clone()
+        loss, *weight = recorded.numbers.clone().unbind()
         return loss, weight[0] if weight else recorded.judged[1]
 
     def _kept(self) -> tuple[list[torch.Tensor | None], list[torch.Tensor]]:
