@@ -6,8 +6,9 @@
 // Runs of `benchmarks.gpu --check` have the same digests here over layouts, kills and repeats, with both. What no operation here does:
 // `torch.compile`, kernels of attention, depthwise convolutions, and embeddings whose CUDA form takes other arguments.
 //
-// CARD_GB, CARD_COUNT: what there is; CARD_SEED: of chance; CARD_LOG: a file for what it says; CARD_TRACE=1: says more; CARD_NOW: operations
-// (a pattern) that are done at once; CARD_OPS: a file with a line for each operation and its stream.
+// CARD_GB, CARD_COUNT: what there is; CARD_SEED: of chance; CARD_LOG: a file for what it says; CARD_TRACE=1: says more, such as each wait and
+// the lines of Python that wait; CARD_NOW: operations (a pattern) that are done at once; CARD_OPS: a file with a line for each operation and
+// its stream.
 // Kernels of torch are not run: operations.cpp has its operations on the processor. Those of sums.cu are (host.cpp).
 #include <cuda.h>
 #include <dlfcn.h>
@@ -118,6 +119,29 @@ void note(const char* format, ...) {
     fprintf(file, "\n");
     if (file != stderr) fclose(file);
     va_end(values);
+}
+// Who waits: the innermost calls of this thread's Python, which need not hold the interpreter's lock to be read.
+std::string python_here() {
+    static auto dump = (void (*)(int, void*))dlsym(RTLD_DEFAULT, "_Py_DumpTraceback");
+    static auto thread = (void* (*)())dlsym(RTLD_DEFAULT, "PyGILState_GetThisThreadState");
+    void* state = dump && thread ? thread() : nullptr;
+    if (!state) return "";
+    const int file = memfd_create("trace", 0);
+    dump(file, state);
+    std::string text(1 << 14, 0), found;
+    const ssize_t size = pread(file, text.data(), text.size(), 0);
+    close(file);
+    text.resize(size > 0 ? size : 0);
+    size_t at = 0;
+    for (int calls = 0; calls < 6 && (at = text.find("File \"", at)) != std::string::npos; calls++) {
+        const size_t end = text.find('\n', at), name = text.rfind('/', text.find("\", line", at)) + 1;
+        found += " < " + text.substr(name, end - name);
+        at = end;
+    }
+    return found;
+}
+void note_wait(const char* what) {
+    if (getenv("CARD_TRACE")) note("waits for %s%s", what, python_here().c_str());
 }
 cudaError_t failed(cudaError_t error) {
     if (getenv("CARD_TRACE")) note("error %d", error);
@@ -423,6 +447,7 @@ SHOWN cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t size, cudaM
     const cudaError_t error = card_enqueue(stream, [=] { memmove(to, from, size); });
     if (error == cudaSuccess && !card_is_recorded(stream) && (pageable(to) || pageable(from))) {
         LOCKED;
+        note_wait("a copy of memory that is not page-locked");
         do_all(of(stream));
     }
     return error;
@@ -468,7 +493,7 @@ static cudaError_t waited(Stream* stream) {
 }
 SHOWN cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
     LOCKED;
-    if (getenv("CARD_TRACE")) note("waits for a stream");
+    note_wait("a stream");
     if (of(stream)->own)
         if (cudaError_t no = unsafe()) return no;
     return waited(of(stream));
@@ -484,6 +509,7 @@ SHOWN cudaError_t cudaStreamQuery(cudaStream_t stream) {
 SHOWN cudaError_t cudaDeviceSynchronize() {
     if (cudaError_t no = unsafe()) return no;
     LOCKED;
+    note_wait("the card");
     do_everything();
     return broken == cudaSuccess ? cudaSuccess : failed(broken);
 }
@@ -534,7 +560,7 @@ SHOWN cudaError_t cudaEventQuery(cudaEvent_t event) {
 }
 SHOWN cudaError_t cudaEventSynchronize(cudaEvent_t event) {
     LOCKED;
-    if (getenv("CARD_TRACE")) note("waits for an event");
+    note_wait("an event");
     auto found = events.find((void*)event);
     if (found == events.end()) return failed(cudaErrorInvalidResourceHandle);
     Event& known = *found->second;
