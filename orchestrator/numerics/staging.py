@@ -287,16 +287,26 @@ def on(device: str) -> Staging:
 
 
 def collected(size_bytes: int, pieces: Sequence[tuple[int, torch.Tensor]]) -> torch.Tensor:
-    """New bytes in host memory: of each piece those of its tensor, which is 1-D, from an offset on, zeros between them. One
-    wait for a GPU brings all that lie there, into page-locked memory."""
-    on_card = any(tensor.device.type == "cuda" for _, tensor in pieces)
+    """As `collecting`, when they are there. One wait brings all that lie on a GPU."""
+    bytes_here = collecting(size_bytes, pieces)
+    if _on_card(pieces):
+        torch.cuda.current_stream().synchronize()
+    return bytes_here
+
+
+def collecting(size_bytes: int, pieces: Sequence[tuple[int, torch.Tensor]]) -> torch.Tensor:
+    """New bytes in host memory: of each piece those of its tensor, which is 1-D, from an offset on, zeros between them. The
+    memory is page-locked if some lie on a GPU, and they are there when that has done what was enqueued up to now."""
+    on_card = _on_card(pieces)
     bytes_here = torch.zeros(size_bytes, dtype=torch.uint8, pin_memory=on_card)
     for offset, tensor in pieces:
         found = tensor.detach().view(torch.uint8)
         bytes_here[offset : offset + found.numel()].copy_(found, non_blocking=on_card)
-    if on_card:
-        torch.cuda.current_stream().synchronize()
     return bytes_here
+
+
+def _on_card(pieces: Sequence[tuple[int, torch.Tensor]]) -> bool:
+    return any(tensor.device.type == "cuda" for _, tensor in pieces)
 
 
 def taken_apart(batch: Any) -> tuple[list[torch.Tensor], Any] | None:

@@ -344,11 +344,11 @@ class Wire:
     def sent_bytes(self) -> int:
         return self._inner.sent_bytes
 
-    def send(self, peer: int, tag: Tag, payload: torch.Tensor, note: int = 0) -> None:
+    def send(self, peer: int, tag: Tag, payload: torch.Tensor, note: int = 0, *, done: bool = False) -> None:
         self._cluster.misfortune.sends(self._member, tag)
         self._cluster.meet(self._member)
         self._check(peer)
-        self._inner.send(peer, tag, payload, note)
+        self._inner.send(peer, tag, payload, note, done=done)
 
     def receive(self, peer: int, tag: Tag, timeout_s: float) -> Received:
         self._check(peer)

@@ -154,8 +154,8 @@ class Many:
         traffic = self.traffic
 
         class Noted(cluster.Wire):
-            def send(self, peer: int, tag: Tag, payload: torch.Tensor, note: int = 0) -> None:
-                super().send(peer, tag, payload, note)
+            def send(self, peer: int, tag: Tag, payload: torch.Tensor, note: int = 0, *, done: bool = False) -> None:
+                super().send(peer, tag, payload, note, done=done)
                 self._cluster.schedule.touch(self._present[peer])
                 traffic.note(self._inner._rank, tag, peer, sends=True)
 

@@ -195,10 +195,10 @@ class Scripted:
     def sent_bytes(self) -> int:
         return self._inner.sent_bytes
 
-    def send(self, peer: int, tag: Tag, payload: torch.Tensor, note: int = 0) -> None:
+    def send(self, peer: int, tag: Tag, payload: torch.Tensor, note: int = 0, *, done: bool = False) -> None:
         self._meet()
         self._meet_sending(tag.phase)
-        self._inner.send(peer, tag, payload, note)
+        self._inner.send(peer, tag, payload, note, done=done)
 
     def receive(self, peer: int, tag: Tag, timeout_s: float) -> Received:
         return self._inner.receive(peer, tag, timeout_s)  # a beat comes before each

@@ -313,11 +313,11 @@ class Mortal:
     def sent_bytes(self) -> int:
         return self._inner.sent_bytes
 
-    def send(self, peer: int, tag: Tag, payload: torch.Tensor, note: int = 0) -> None:
+    def send(self, peer: int, tag: Tag, payload: torch.Tensor, note: int = 0, *, done: bool = False) -> None:
         if self._left == 0:
             self._hub.kill(self._rank)
         self._left -= 1
-        self._inner.send(peer, tag, payload, note)
+        self._inner.send(peer, tag, payload, note, done=done)
 
 
 class Dawdling:

@@ -268,11 +268,11 @@ def test_a_region_that_peers_map_never_holds_a_plain_sum() -> None:
         transport = hub.transport(rank, regions)
         send = transport.send
 
-        def look(peer: int, tag: Tag, payload: torch.Tensor, note: int = 0) -> None:
+        def look(peer: int, tag: Tag, payload: torch.Tensor, note: int = 0, *, done: bool = False) -> None:
             for region in regions._regions:
                 if region.dtype == torch.int64 and region.numel() and rank == 1 and tag.phase in (VOTE, GRID_SUM):
                     strange.append(int((region.abs() < 2**45).sum()) if bool(region.any()) else 0)
-            send(peer, tag, payload, note)
+            send(peer, tag, payload, note, done=done)
 
         transport.send = look  # type: ignore[method-assign]
         return transport

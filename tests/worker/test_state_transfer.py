@@ -64,11 +64,11 @@ class Altering:
     def sent_bytes(self) -> int:
         return self._inner.sent_bytes
 
-    def send(self, peer: int, tag: Tag, payload: torch.Tensor, note: int = 0) -> None:
+    def send(self, peer: int, tag: Tag, payload: torch.Tensor, note: int = 0, *, done: bool = False) -> None:
         if next(self._numbers) == self._victim:
             payload = payload.clone()
             payload[0] ^= 1
-        self._inner.send(peer, tag, payload, note)
+        self._inner.send(peer, tag, payload, note, done=done)
 
 
 @pytest.mark.parametrize("back", [1, 2, 5])

@@ -103,8 +103,9 @@ class Transport(Protocol):
         """Whether payloads travel between this member and `peer`; both say the same. Then a large one is better sent in
         pieces: while one is on the wire, the next is made ready here and the last is used there."""
 
-    def send(self, peer: int, tag: Tag, payload: torch.Tensor, note: int = 0) -> None:
-        """Hand a 1-D contiguous tensor to `peer`; returns at once, before `peer` has read it.
+    def send(self, peer: int, tag: Tag, payload: torch.Tensor, note: int = 0, *, done: bool = False) -> None:
+        """Hand a 1-D contiguous tensor to `peer`; returns at once, before `peer` has read it. done: the work that the message
+        tells of is done already; else this waits for all that was begun with regions.
 
         A payload that lies in a region of `Regions` that the transport was given is shared, not copied: it must stay as it
         is until the schedule says it was read. Any other payload is copied before this returns.

@@ -91,7 +91,7 @@ class SocketTransport:
     def travels(self, peer: int) -> bool:
         return self._links[peer].travels
 
-    def send(self, peer: int, tag: Tag, payload: torch.Tensor, note: int = 0) -> None:
+    def send(self, peer: int, tag: Tag, payload: torch.Tensor, note: int = 0, *, done: bool = False) -> None:
         if payload.dim() != 1 or not payload.is_contiguous() or payload.device.type not in ("cpu", "cuda"):
             where = f"{payload.shape} on {payload.device}"
             raise ValueError(f"a payload is 1-D, contiguous, on the CPU or a GPU; this one: {where}")
@@ -100,7 +100,7 @@ class SocketTransport:
             place = self._place(payload)
             shares = place is not None and not link.travels
             leaving = self._leaving(link, payload) if not shares else None
-            if self._regions is not None and leaving is None:
+            if self._regions is not None and leaving is None and not done:
                 self._regions.settle()
             if place is not None and shares:
                 region, offset = place

@@ -46,9 +46,9 @@ class CancellableTransport:
     def sent_bytes(self) -> int:
         return self._inner.sent_bytes
 
-    def send(self, peer: int, tag: Tag, payload: torch.Tensor, note: int = 0) -> None:
+    def send(self, peer: int, tag: Tag, payload: torch.Tensor, note: int = 0, *, done: bool = False) -> None:
         injection.at("send", tag.step, tag)
-        self._inner.send(peer, tag, payload, note)
+        self._inner.send(peer, tag, payload, note, done=done)
 
     def receive(self, peer: int, tag: Tag, timeout_s: float) -> Received:
         injection.at("receive", tag.step, tag)

@@ -107,6 +107,10 @@ class Links:
             tag = (*when, messages.GRADIENTS, task.shard)
             self._border.send(self.hosts[self.stage - 1][task.shard], tag, what, seeded or _NOBODY)
 
+    def finish(self) -> None:
+        """Send what the device has not done yet, when it has: before other messages."""
+        self._border.finish()
+
     def refresh(self, held: StageTensors) -> None:
         """Give the other stages that use them the present values of what is owned here, and take those of guests: from the
         host of one's first shard, since all hosts of a stage have equal values. All members do this at the same moments:

@@ -5,21 +5,26 @@
 
 Both are one payload; the note beside it is the length of the header, 0 where nothing comes: the micro-batch has failed, or
 counts nothing. Then all stages behind, or before, are told the same, so that each member's program comes to its end. To a peer
-that maps this member's device memory, tensors are left there (`border_memory.py`), and a second message says where."""
+that maps this member's device memory, tensors are left there (`border_memory.py`), and a second message says where.
+
+A message of tensors on a device leaves when they are there, and this member goes on meanwhile (`departures.py`)."""
 
 from __future__ import annotations
 
 import itertools
 import json
+import time
+from collections import defaultdict, deque
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, Final, NamedTuple
 
 import numpy
 import torch
 
-from orchestrator.comm.transports.base import Tag, Transport
+from orchestrator.comm.transports.base import ProtocolError, Received, Tag, Transport
 from orchestrator.errors import PipelineRaised
-from orchestrator.numerics.staging import collected
+from orchestrator.numerics.staging import collecting
 from orchestrator.worker.pipeline_parallel.border_memory import BorderMemory
 from orchestrator.worker.pipeline_parallel.border_values import (
     TOGETHER,
@@ -30,12 +35,17 @@ from orchestrator.worker.pipeline_parallel.border_values import (
     same_generators,
     same_of_numpy,
 )
+from orchestrator.worker.pipeline_parallel.departures import Departures, mark_of
 
 # Phases, beside those of engine.exchange.collectives.
 ACTIVATIONS, GRADIENTS, DONE, NORMS, TIED, DIGESTED, DIGEST, SAVING, EVALUATED, DRAWN = range(64, 74)
 # The phases in which a member waits for another stage, and whether it then goes on with what it did
 # (`CancellableTransport.waits`).
 WAITS: Final = {ACTIVATIONS: True, GRADIENTS: True, TIED: True, DONE: False, NORMS: False}
+
+# The phases of messages that a member sends while it computes, and looks for before it has sent its own.
+_IN_PASSING: Final = frozenset((ACTIVATIONS, GRADIENTS))
+_LOOK_S: Final = 20e-6  # between two looks for what comes, and for what the device has done
 
 _LEFT: Final = 1  # the piece of a message that says where tensors were left
 _NOTHING: Final = torch.empty(0, dtype=torch.uint8)
@@ -44,7 +54,8 @@ Seeded = Generators  # the states with which a micro-batch began
 
 
 class Message(NamedTuple):
-    """As it travels. left: the bytes of tensors that do not travel with it; None where all do."""
+    """As it travels, when the device of its tensors has done what was enqueued. left: the bytes of tensors that do not travel
+    with it; None where all do."""
 
     payload: torch.Tensor
     note: int
@@ -52,33 +63,67 @@ class Message(NamedTuple):
 
 
 class Border:
-    """One member's border messages in one generation. They raise what the transport raises. sent_bytes: so far."""
+    """One member's border messages in one generation. They raise what the transport raises. sent_bytes: so far. Before this
+    member sends other messages it calls `finish`."""
 
     def __init__(self, transport: Transport, generation: int, timeout_s: float, memory: BorderMemory | None) -> None:
         self._transport = transport
         self._generation = generation
         self._timeout_s = timeout_s
         self._memory = memory
+        self._departures = Departures()
+        self._came: dict[int, deque[tuple[Tag, Received]]] = defaultdict(
+            deque
+        )  # by peer, what came while own ones waited
         self.sent_bytes = 0
 
     def send(self, peer: int, tag: BorderTag, message: Activations | Gradients | None, seeded: Seeded) -> None:
         """seeded: the generators' states at the start of this micro-batch, which the peer
         knows."""
         sent = Message(_NOTHING, 0) if message is None else encode(message, seeded, self._place(peer, tag))
-        self.sent_bytes += sent.payload.numel()
-        self._transport.send(peer, Tag(self._generation, *tag), sent.payload, _note(sent))
+        self.sent_bytes += sent.payload.numel() + (0 if sent.left is None else sent.left.numel())
+        mark = None if message is None else mark_of(_device(message))
+        self._departures.add(mark, partial(self._leave, peer, tag, sent))
+        if tag[2] not in _IN_PASSING:
+            self.finish()
+
+    def finish(self) -> None:
+        """Send what the device has not done yet, when it has."""
+        self._departures.finish()
+
+    def _leave(self, peer: int, tag: BorderTag, sent: Message) -> None:
+        self._transport.send(peer, Tag(self._generation, *tag), sent.payload, _note(sent), done=True)
         if sent.left is not None:
-            self.sent_bytes += sent.left.numel()
-            self._transport.send(peer, Tag(self._generation, *tag, _LEFT), sent.left)
+            self._transport.send(peer, Tag(self._generation, *tag, _LEFT), sent.left, done=True)
         self._transport.flush(self._timeout_s)
 
     def receive(self, peer: int, tag: BorderTag) -> Message:
         """Receive a message, which `activations` or `gradients` reads."""
-        received = self._transport.receive(peer, Tag(self._generation, *tag), self._timeout_s)
+        received = self._receive(peer, Tag(self._generation, *tag))
         if received.note >= 0:
             return Message(received.payload, received.note)
-        left = self._transport.receive(peer, Tag(self._generation, *tag, _LEFT), self._timeout_s)
+        left = self._receive(peer, Tag(self._generation, *tag, _LEFT))
         return Message(received.payload, -received.note, left.payload)
+
+    def _receive(self, peer: int, tag: Tag) -> Received:
+        """The next message of a peer. Before it comes, own ones leave when they may, since the peer may wait for them."""
+        came = self._came[peer]
+        while not came and not self._departures.empty:
+            if not self._departures.go() and not self._look():
+                time.sleep(_LOOK_S)
+        if not came:
+            return self._transport.receive(peer, tag, self._timeout_s)
+        found, received = came.popleft()
+        if found != tag:
+            raise ProtocolError(f"expected {tag} from member {peer}, got {found}")
+        return received
+
+    def _look(self) -> bool:
+        """Take what has come; returns whether there was anything."""
+        found = self._transport.poll(_IN_PASSING, 0.0)
+        for peer, tag, received in found:
+            self._came[peer].append((tag, received))
+        return bool(found)
 
     def _place(self, peer: int, tag: BorderTag) -> torch.Tensor | None:
         """The memory in which tensors of this message may be left for the peer; None if they have to travel."""
@@ -88,13 +133,19 @@ class Border:
         return self._memory.place(shard, onward=phase == ACTIVATIONS)
 
 
+def _device(message: Activations | Gradients) -> torch.device:
+    """The device of its tensors."""
+    tied = message.tied.values() if isinstance(message, Gradients) else ()
+    return next((value.data.device for value in (*message.border_values, *tied) if value is not None), _NOTHING.device)
+
+
 def _note(message: Message) -> int:
     return message.note if message.left is None else -message.note
 
 
 def encode(message: Activations | Gradients, seeded: Seeded, place: torch.Tensor | None = None) -> Message:
-    """The payload is uint8 in host memory, the note the length of its header. place: bytes on the device where the tensors that
-    cross the border are left if they fit."""
+    """The payload is uint8 in host memory, the note the length of its header. The bytes of tensors on a device are there when
+    it has done all that was enqueued. place: bytes on the device where the tensors that cross the border are left if they fit."""
     header: dict[str, Any]
     if isinstance(message, Activations):
         border_values: list[BorderValue | None] = list(message.border_values)
@@ -113,7 +164,7 @@ def encode(message: Activations | Gradients, seeded: Seeded, place: torch.Tensor
     text = json.dumps(header).encode()
     bodies = [torch.frombuffer(bytearray(text), dtype=torch.uint8), *bodies]
     *starts, end = _offsets(bodies)
-    return Message(collected(end, list(zip(starts, bodies, strict=True))), len(text), left)
+    return Message(collecting(end, list(zip(starts, bodies, strict=True))), len(text), left)
 
 
 def _offsets(bodies: Sequence[torch.Tensor]) -> list[int]:

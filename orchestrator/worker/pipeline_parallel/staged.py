@@ -243,8 +243,8 @@ class Among:
     def travels(self, peer: int) -> bool:
         return self._transport.travels(self._ranks[peer])
 
-    def send(self, peer: int, tag: Any, payload: torch.Tensor, note: int = 0) -> None:
-        self._transport.send(self._ranks[peer], tag, payload, note)
+    def send(self, peer: int, tag: Any, payload: torch.Tensor, note: int = 0, *, done: bool = False) -> None:
+        self._transport.send(self._ranks[peer], tag, payload, note, done=done)
 
     def receive(self, peer: int, tag: Any, timeout_s: float) -> Any:
         return self._transport.receive(self._ranks[peer], tag, timeout_s)

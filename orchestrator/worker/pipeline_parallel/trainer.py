@@ -126,6 +126,7 @@ class StageTrainer:
             if self._parts.workload.rows(step, task.shard):
                 walk = self._forward if task.kind == "forward" else self._backward
                 walk(task, (step, attempt), tally, flights, local)
+        links.finish()
         self._complete(step, tally)
         self._check(tally, options)
         self._faults, self._left = tally.faults, tally.left

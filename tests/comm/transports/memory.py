@@ -113,7 +113,7 @@ class MemoryTransport:
     def travels(self, peer: int) -> bool:
         return self._hub.travels(min(self._rank, peer), max(self._rank, peer))
 
-    def send(self, peer: int, tag: Tag, payload: torch.Tensor, note: int = 0) -> None:
+    def send(self, peer: int, tag: Tag, payload: torch.Tensor, note: int = 0, *, done: bool = False) -> None:  # noqa: ARG002
         if payload.dim() != 1 or not payload.is_contiguous() or payload.device.type != "cpu":
             raise ValueError(f"a payload is 1-D, contiguous, on the CPU; this one: {payload.shape} on {payload.device}")
         shared = self._regions is not None and self._regions.holds(payload)
