@@ -307,11 +307,11 @@ def windows_of(pipeline: type[Pipeline], layout: Layout, **settings: Any) -> dic
 
 
 def members_end(
-    pipeline: type[Pipeline], layout: Layout = ONE, wire: Wire = Hub.transport, **settings: Any
+    pipeline: type[Pipeline], layout: Layout = ONE, wire: Wire = Hub.transport, regions: Any = None, **settings: Any
 ) -> list[End]:
-    """How each member ended; an exception while preparing ends all."""
+    """How each member ended; an exception while preparing ends all. regions: makes those of a member."""
     try:
-        members = _Members(settings_for(pipeline, layout, **settings), wire, layout=layout)
+        members = _Members(settings_for(pipeline, layout, **settings), wire, regions=regions, layout=layout)
     except Exception as error:
         return [error]
     return members.run()

@@ -476,6 +476,15 @@ class PipelineAdapter:
         NonFinite."""
         return _judged(returned, call.rows, call.where)
 
+    def judge_late(self, returned: Any, call: Call) -> tuple[torch.Tensor, float | torch.Tensor, float] | None:
+        """As `judge`, of a repetition. The loss is not looked at, and may be infinite or NaN, unless its weight is on the
+        device, too, for which this waits."""
+        if _is_late(returned[1], returned[0]):
+            return _judged(returned, call.rows, call.where)
+        loss, weight = _mean_and_weight(returned, call.rows, call.where)
+        loss = loss.clone()  # the next repetition leaves another there
+        return None if weight == 0 else (loss, loss, weight)
+
     def unjudged(self, returned: Any, call: Call) -> tuple[torch.Tensor, Any]:
         """Loss and weight, without looking at any value. Raises PipelineRaised."""
         return _pair(returned, call.rows, call.where)

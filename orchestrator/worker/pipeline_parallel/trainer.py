@@ -34,7 +34,7 @@ from orchestrator.worker.between_steps.run_state import RunState, SecondVote
 from orchestrator.worker.member.generation import ProcessServices
 from orchestrator.worker.model.moving_buffers import BufferRemains
 from orchestrator.worker.model.pipeline_adapter import PipelineAdapter
-from orchestrator.worker.model.replica import Replica
+from orchestrator.worker.model.replica import Replica, Unread
 from orchestrator.worker.model.updater import Updater
 from orchestrator.worker.pipeline_parallel import messages
 from orchestrator.worker.pipeline_parallel.border_values import Generators, Gradients, pack, unpack
@@ -47,7 +47,7 @@ from orchestrator.worker.pipeline_parallel.stage_module import PartLayout, sprea
 from orchestrator.worker.pipeline_parallel.stage_state import StageState
 from orchestrator.worker.pipeline_parallel.whole import take_gradients
 from orchestrator.worker.step.summation import DirectSum
-from orchestrator.worker.step.trainer_checks import SentBytes, check_counters, joined, not_finite
+from orchestrator.worker.step.trainer_checks import SentBytes, check_counters, joined, looked_at, not_finite
 from orchestrator.worker.voting.step_report import EMPTY, Consensus, StepReport, to_slots
 
 
@@ -75,10 +75,12 @@ class _Tally:
 
     left: BufferRemains  # what they leave in buffers that are joined
     weights: dict[int, float] = field(default_factory=dict)  # by shard
-    losses: dict[int, float] = field(default_factory=dict)  # by shard, of the last stage
+    # by shard, of the last stage; a tensor where a look at it would wait for a device
+    losses: dict[int, float | torch.Tensor] = field(default_factory=dict)
     # by shard in their order, for each tensor whether it has a gradient
     present: list[Sequence[bool]] = field(default_factory=list)
     counters: list[int] | None = None  # as the shards leave them, all alike; None: no shard was computed
+    unread: dict[int, Unread] = field(default_factory=dict)  # by shard, what is not in `present` and `counters` yet
     faults: dict[int, OrchestratorError] = field(default_factory=dict)  # by shard, what it raised
     magnitudes: list[int] = field(default_factory=list)  # bits of the largest weighted element, by tensor
 
@@ -131,7 +133,7 @@ class StageTrainer:
         self._check(tally, options)
         self._faults, self._left = tally.faults, tally.left
         if self._faults:
-            return StepReport(failing_shard=min(self._faults))
+            return StepReport(failing_shard=min(self._faults), losses=looked_at(tally.losses))
         if graphs is not None:
             with self._parts.workload.going_on(step, links.shards[-1]):
                 graphs.learn(step, most_under_way(links.program))
@@ -196,7 +198,8 @@ class StageTrainer:
                         leaves, value = recording.forward(call, came)
                     buffers = parts.replica.buffers()
                     flight = Flight(record, call, came, Generators.now(), seeded, buffers, recording=recording)
-                    if leaves is None and (judged := parts.workload.judge(value, call)) is not None:
+                    judge = parts.workload.judge if recording is None else parts.workload.judge_late
+                    if leaves is None and (judged := judge(value, call)) is not None:
                         flight = replace(flight, loss=judged[0], weight=judged[2])
                         tally.losses[shard] = judged[1]
                 parts.replica.check_shard(buffers=recording is None)
@@ -253,11 +256,11 @@ class StageTrainer:
         contribution = parts.host_transfer.out(replica.contribution(), nth)
         self._summation.add(shard, contribution, weight, grid)
         tally.weights[shard] = weight
-        tally.present.append(replica.present(contribution))
         tally.left.add(shard)
-        counters = replica.counter_values()
-        check_counters(replica, tally.counters, counters)
-        tally.counters = counters
+        if parts.staging.answers_late:
+            tally.unread[shard] = replica.unread(contribution)
+        else:
+            self._take(tally, replica.present(contribution), replica.counter_values())
         if parts.graphs is not None:
             if flight.recording is not None:
                 parts.graphs.give_back(flight.recording)
@@ -270,11 +273,32 @@ class StageTrainer:
 
     def _complete(self, step: int, tally: _Tally) -> None:
         magnitudes = self._summation.complete(math.fsum(tally.weights.values()), alone=self._links.alone)
+        self._look_back(step, tally)
         shards = list(tally.weights)
         for nth, i in numpy.argwhere(magnitudes >= INFINITE):
             named = self._parts.workload.named(step, shards[nth])
             tally.faults.setdefault(shards[nth], not_finite(self._parts.replica, i, step, shards[nth], named))
         tally.magnitudes = magnitudes.max(0, initial=ABSENT).tolist()
+
+    def _look_back(self, step: int, tally: _Tally) -> None:
+        """Look at what nobody has looked at, of all shards together."""
+        losses = looked_at(tally.losses)
+        tally.losses.update(losses)
+        for shard, loss in losses.items():
+            if not math.isfinite(loss):
+                tally.faults.setdefault(shard, self._parts.workload.not_finite(step, shard, loss))
+        unread, tally.unread = tally.unread, {}
+        for shard, (present, counters) in zip(unread, self._parts.replica.read([*unread.values()]), strict=True):
+            try:
+                self._take(tally, present, counters)
+            except PipelineRaised as error:
+                tally.faults.setdefault(shard, error)
+
+    def _take(self, tally: _Tally, present: Sequence[bool], counters: list[int]) -> None:
+        """The next shard's. Raises PipelineRaised where it left other counters than those before."""
+        tally.present.append(present)
+        check_counters(self._parts.replica, tally.counters, counters)
+        tally.counters = counters
 
     def _check(self, tally: _Tally, options: list[dict[str, object]]) -> None:
         """Changes that the user's code made while the shards were computed are attributed to the last of them."""
@@ -294,7 +318,7 @@ class StageTrainer:
             magnitudes=spread(tally.magnitudes, places, self._tensors, ABSENT),
             present=spread(present, places, self._tensors, False),
             weights=tally.weights,
-            losses=tally.losses,
+            losses=looked_at(tally.losses),
             counters=counters,
         )
 
@@ -306,4 +330,5 @@ class StageTrainer:
         there = [i for i in range(count) if consensus.present[layout.places[i]]]
         views = self._parts.host_transfer.result
         norms = foreach.norms([views[i].to(dtype) for i in there])
-        return to_slots(self._tensors, {layout.places[i]: float(norm) for i, norm in zip(there, norms, strict=True)})
+        found = torch.stack(list(norms)).tolist() if there else ()  # a device is asked once
+        return to_slots(self._tensors, {layout.places[i]: norm for i, norm in zip(there, found, strict=True)})

@@ -28,7 +28,7 @@ from orchestrator.worker.model.updater import Updater
 from orchestrator.worker.step.checking import EMPTY_SHARD, FAILED, NEVER, Checks, answer_of
 from orchestrator.worker.step.shard_gradients import Contributing, Contribution
 from orchestrator.worker.step.summation import Summation
-from orchestrator.worker.step.trainer_checks import SentBytes, check_counters, joined, not_finite
+from orchestrator.worker.step.trainer_checks import SentBytes, check_counters, joined, looked_at, not_finite
 from orchestrator.worker.voting.step_report import EMPTY, Consensus, StepReport
 
 
@@ -328,12 +328,9 @@ class _Tally:
 
     def looked_at(self) -> dict[int, float]:
         """The losses by shard; those on a device are read all at once."""
-        unread = {shard: loss for shard, loss in self._losses.items() if isinstance(loss, torch.Tensor)}
-        if unread:
-            self._losses.update(
-                zip(unread, torch.stack([loss.double() for loss in unread.values()]).tolist(), strict=True)
-            )
-        return {shard: float(loss) for shard, loss in self._losses.items()}
+        losses = looked_at(self._losses)
+        self._losses.update(losses)
+        return losses
 
     def look_back(self) -> tuple[int, PipelineRaised] | None:
         """Look at what was not looked at, of all shards together. Returns the first that left other counters, and the error."""

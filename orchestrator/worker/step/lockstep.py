@@ -11,6 +11,7 @@ that will not come.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, NoReturn, Protocol, Self
@@ -159,7 +160,10 @@ class Lockstep:
         vector = self._exchange.maximum(step, attempt, VOTE, step_report.encode(shape))
         consensus = Consensus.decode(vector, shape)
         if consensus.failing_shard is not None:
-            self._fail(step, attempt, consensus.failing_shard)
+            # Its loss explains what its gradients are to other stages: who has the loss tells.
+            shard, losses = consensus.failing_shard, consensus.losses
+            explained = shard not in step_report.losses and not math.isfinite(losses.get(shard, 0.0))
+            self._fail(step, attempt, shard, told_elsewhere=explained)
         if consensus.disputed:
             self._contents.checks.settle(self._exchange, step, attempt, consensus.disputed[0], self._checked)
         if self._contents.weighted and consensus.total_weight == 0:
@@ -177,8 +181,8 @@ class Lockstep:
             )
         return consensus
 
-    def _fail(self, step: int, attempt: int, shard: int) -> NoReturn:
-        fault = self._member.fault(shard)
+    def _fail(self, step: int, attempt: int, shard: int, *, told_elsewhere: bool) -> NoReturn:
+        fault = None if told_elsewhere else self._member.fault(shard)
         is_not_finite = isinstance(fault, NonFinite)
         self._contents.checks.doubt(self._exchange, step, attempt, shard, self._checked, not_finite=is_not_finite)
         raise fault or Withdrawn(f"shard {shard} failed")

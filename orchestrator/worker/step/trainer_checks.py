@@ -3,7 +3,7 @@ stage."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 
@@ -38,6 +38,14 @@ def joined(
     if not left:
         return []
     return left.joined(exchange.gather(step, attempt, BUFFERS, left.payload(consensus.first)))
+
+
+def looked_at(losses: Mapping[int, float | torch.Tensor]) -> dict[int, float]:
+    """The losses by shard; those on a device are read all at once."""
+    unread = {shard: loss for shard, loss in losses.items() if isinstance(loss, torch.Tensor)}
+    numbers = torch.stack([loss.double() for loss in unread.values()]).tolist() if unread else ()
+    known = dict(zip(unread, numbers, strict=True))
+    return {shard: known[shard] if shard in known else float(loss) for shard, loss in losses.items()}
 
 
 def check_counters(replica: Replica, before: Sequence[int] | None, now: Sequence[int]) -> None:

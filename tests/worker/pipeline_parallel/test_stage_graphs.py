@@ -16,6 +16,7 @@ import torch
 from torch import nn
 
 from orchestrator.config.settings import Every
+from orchestrator.controller.events import Ended
 from orchestrator.numerics import staging
 from orchestrator.worker import device
 from orchestrator.worker.model.pipeline_adapter import Call, Given
@@ -30,7 +31,7 @@ from tests.worker.pipeline_parallel.sockets import Sockets
 from tests.worker.pipeline_parallel.test_on_device import TINY
 from tests.worker.pipeline_parallel.test_runs import ADAM, KINDS, MESHES
 from tests.worker.retracing import Retracer
-from tests.worker.runs import ONE, Layout, train
+from tests.worker.runs import ONE, Layout, members_end, train
 
 pytestmark = pytest.mark.slow
 
@@ -165,3 +166,29 @@ def test_what_was_given_up_is_computed_eagerly_from_the_next_step_on() -> None:
     graphs.begin_step()
     assert graphs.take(call, None) is None
     assert len(told) == 1
+
+
+class Exploding(pipelines.Mlp):
+    """The loss of one sample is infinite, in a step that has recordings."""
+
+    threshold = 2.35
+
+    def __init__(self) -> None:
+        super().__init__(rows=100)
+
+    def loss(self, model: nn.Module, batch: Any) -> Any:
+        factor = torch.where(batch[0].max() > self.threshold, float("inf"), 1.0)
+        return super().loss(model, batch) * factor
+
+
+def test_of_an_infinite_loss_who_has_it_tells(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Other stages find gradients that are not finite, and say nothing of them."""
+    (expected,) = [end for end in members_end(Exploding, ONE, steps=12) if isinstance(end, Exception)]
+    recorders = Recorders(monkeypatch)
+    with Sockets("unix", 2) as sockets:
+        ends = members_end(Exploding, Layout(2, stages=2), wire=sockets.transport, regions=sockets.regions, steps=12)
+
+    (told,) = [end for end in ends if isinstance(end, Exception)]
+    assert str(told) == str(expected)
+    assert {end.kind for end in ends if isinstance(end, Ended)} == {"withdrew"}
+    assert all(recorder.replays for recorder in recorders.made)
