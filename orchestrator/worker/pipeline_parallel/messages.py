@@ -145,7 +145,7 @@ def _note(message: Message) -> int:
 
 def encode(message: Activations | Gradients, seeded: Seeded, place: torch.Tensor | None = None) -> Message:
     """The payload is uint8 in host memory, the note the length of its header. The bytes of tensors on a device are there when
-    it has done all that was enqueued. place: bytes on the device where the tensors that cross the border are left if they fit."""
+    it has done all that was enqueued. place: bytes on the device where tensors that cross the border are left if they fit."""
     header: dict[str, Any]
     if isinstance(message, Activations):
         border_values: list[BorderValue | None] = list(message.border_values)
