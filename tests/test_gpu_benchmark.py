@@ -11,12 +11,15 @@ import tarfile
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from benchmarks import pages
 from benchmarks.gpu import __main__ as gpu
@@ -24,7 +27,8 @@ from benchmarks.gpu import bits, machine, memory, parts, plain, runs, sharing
 from benchmarks.gpu.__main__ import NO_GPU, main, perform
 from benchmarks.gpu.budget import granted
 from benchmarks.gpu.kept import Kept
-from benchmarks.gpu.parts import CARD, CASES, PARTS, TOY, Bench, Part, Step
+from benchmarks.gpu.order import Slots, ordered
+from benchmarks.gpu.parts import CARD, CASES, PARTS, TOY, Bench, Part, Step, half, trials
 from benchmarks.gpu.plain import Loop, heard
 from benchmarks.gpu.report import ROWS, Row, page, table
 from benchmarks.gpu.runs import OutOfTime, RunFailed, checkpoint_ms, number, step_ms
@@ -60,11 +64,114 @@ def test_a_part_takes_its_share_and_what_was_left_and_never_more_than_there_is(
     assert granted(share, planned, elapsed, 100) == seconds
 
 
-def test_checks_alone_fit_their_time() -> None:
-    assert sum(part.share_s for part in PARTS if part.check) <= gpu.CHECKS_S
-    assert gpu.ALL_S < 8 * 60
+def needed(*, checks: bool) -> list[float]:
+    """Seconds of a half, from the look at the card to the last part that is not spare."""
+    return [gpu.LOOK_S, *(part.share_s for part in half(checks=checks) if part.half != "spare")]
+
+
+def test_the_shares_of_each_half_fit_its_time_and_a_command_of_8_minutes() -> None:
+    assert sum(needed(checks=True)) <= gpu.CHECKS_S < 8 * 60
+    assert sum(needed(checks=False)) <= gpu.TIMES_S < 8 * 60
     names = [part.name for part in PARTS]
     assert len(set(names)) == len(names)
+    assert {part.name for checks in (True, False) for part in half(checks=checks)} == set(names)
+
+
+@given(st.lists(st.tuples(st.floats(0.5, 500), st.floats(0, 1)), max_size=20), st.floats(0, 100), st.floats(0, 1))
+def test_where_all_shares_fit_each_part_gets_its_own_at_least_and_the_end_is_in_time(
+    parts_of_time: list[tuple[float, float]], look_s: float, looked: float
+) -> None:
+    """Each part takes some of what it is granted, also all of it."""
+    planned_s, elapsed_s = look_s, look_s * looked
+    total_s = look_s + math.fsum(share for share, _ in parts_of_time)
+    for share_s, used in parts_of_time:
+        seconds = granted(share_s, planned_s, elapsed_s, total_s)
+        assert seconds is not None
+        assert seconds >= share_s * (1 - 1e-9)
+        planned_s, elapsed_s = planned_s + share_s, elapsed_s + used * seconds
+    assert elapsed_s <= total_s * (1 + 1e-9)
+
+
+def test_each_goal_is_measured_by_a_part_that_is_not_spare() -> None:
+    """But those of one shard that is compiled, and of what only `--only` has the time for."""
+    keys = set(map(measured_by, (part for part in half(checks=False) if part.half != "spare")))
+    wanted = {row.key for row in ROWS if row.wanted is not None or row.ratio is not None}
+    assert wanted - set().union(*keys) == {"bfloat16, 1, compile", "llama, memory", "memory, card"}
+
+
+def measured_by(part: Part) -> frozenset[str]:
+    """The keys of what a part measures."""
+    step = part.work.args[0] if isinstance(part.work, partial) else part.work
+    if isinstance(step, Step):
+        further = {"checkpoint", "memory"} if step.saves else set()
+        return frozenset({step.key} | further | ({"start"} if step.model != "Gpt" else set()))
+    return frozenset({part.name})
+
+
+# --- Small runs side by side ------------------------------------------------------------------------------------------------
+
+
+SHOWN = st.lists(st.frozensets(st.sampled_from("abcdef")), max_size=12)
+
+
+@given(SHOWN, st.data())
+def test_all_that_can_be_shown_is_shown_before_anything_is_shown_again(
+    shown: list[frozenset[str]], data: st.DataObject
+) -> None:
+    after = {place: data.draw(st.integers(0, place - 1)) for place in range(1, len(shown)) if data.draw(st.booleans())}
+    after = {place: other for place, other in after.items() if other not in after}  # of one that needs none itself
+    order = ordered(shown, after)
+    assert sorted(order) == list(range(len(shown)))
+    assert all(order.index(other) < order.index(place) for place, other in after.items())
+    seen: set[str] = set()
+    for place in order:
+        if seen == frozenset().union(*shown):
+            break
+        assert shown[place] - seen or place in after.values()
+        seen |= shown[place]
+
+
+def test_each_promise_is_shown_once_before_second_examples() -> None:
+    order = trials(CASES)
+    kinds = {layout.kind for _, layout in order}
+    assert kinds == {"1 worker", "SIGKILL", "4 workers", "checked", "stages", "repeated"}
+    beginnings = {case.name: next(case.layouts) for case in CASES}
+    compared = [(case, layout) for case, layout in order if layout != beginnings[case.name]]
+    first = compared[: len(CASES) + 2]
+    assert {case.name for case, _ in first} == set(beginnings)
+    assert {layout.kind for _, layout in first} == kinds - {"1 worker"}
+    assert len(order) == len(set(order_of_names(order))) == sum(len([*case.layouts]) + 1 for case in CASES)
+
+
+def order_of_names(order: Sequence[tuple[Any, Any]]) -> list[tuple[str, str]]:
+    return [(case.name, layout.name) for case, layout in order]
+
+
+def test_who_asks_for_processors_first_is_served_first_and_never_more_are_taken_than_there_are() -> None:
+    slots, lock = Slots(4), threading.Lock()
+    began: list[int] = []
+    taken, most = 0, 0
+
+    def runs_on(place: int, turn: Any) -> None:
+        nonlocal taken, most
+        with turn:
+            with lock:
+                began.append(place)
+                taken += turn.wanted
+                most = max(most, taken)
+            threading.Event().wait(0.002)
+            with lock:
+                taken -= turn.wanted
+
+    wanted = [2, 1, 9, 1, 1, 3, 2, 4, 1]  # nine are more than there are: all are taken
+    threads = [threading.Thread(target=runs_on, args=(place, slots.turn(each))) for place, each in enumerate(wanted)]
+    for thread in reversed(threads):
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert sorted(began) == list(range(9))
+    assert began.index(2) == 2
+    assert most <= 4
 
 
 def test_parts_that_fail_are_told_and_the_others_follow(
@@ -133,7 +240,7 @@ def test_a_run_that_fails_or_stands_still_hides_nothing_of_the_others_of_its_cas
 ) -> None:
     given: list[float] = []
 
-    def launch(_project: Path, settings: Mapping[str, Any], timeout_s: float) -> runs.Run:
+    def launch(_project: Path, settings: Mapping[str, Any], timeout_s: float, **_: Any) -> runs.Run:
         given.append(timeout_s)
         cluster = settings["cluster"]
         if cluster["workers"] == 1:
@@ -145,6 +252,7 @@ def test_a_run_that_fails_or_stands_still_hides_nothing_of_the_others_of_its_cas
 
     monkeypatch.setattr(parts, "launched", launch)
     monkeypatch.setattr(parts, "CASES", CASES[:1])
+    monkeypatch.setattr(parts, "processors", lambda: 1)
     monkeypatch.setattr(runs, "said", lambda *_: {"verdict": "exact"})
     bench = Bench(CARD, kept=Kept(tmp_path))
     parts.digests(bench, 1000)
@@ -242,6 +350,7 @@ def test_a_step_is_that_of_rank_0_after_the_warm_up_without_what_lies_around() -
     ]
     assert step_ms(windows) == [100.0, pytest.approx(100.0)]
     assert step_ms(windows[:2]) == [100.0]
+    assert step_ms(windows, until=15) == [100.0]  # the last of them is whole: the run goes on
     with pytest.raises(RunFailed, match="no window"):
         step_ms(windows[:1])
 
@@ -256,6 +365,11 @@ def test_what_steps_wait_for_a_checkpoint_leaves_out_the_last_one() -> None:
     assert checkpoint_ms(windows, journal) == [pytest.approx(20.0)]
     with pytest.raises(RunFailed, match="no checkpoint"):
         checkpoint_ms(windows[:1], journal)
+
+
+def test_the_bytes_of_a_parameter_are_those_that_workers_count() -> None:
+    journal = [{"event": "memory", "worker": 0, "per_parameter": 28.034}, {"event": "memory", "worker": 1}]
+    assert runs.bytes_per_parameter([*journal, {"event": "run_ended"}]) == [28.034]
 
 
 def test_what_plain_loops_have_printed_is_heard_up_to_where_they_were_cut_off() -> None:
@@ -308,6 +422,17 @@ def test_the_page_is_replaced_by_what_one_run_found(tmp_path: Path) -> None:
     assert shown.endswith("Not measured:\n\n- kill: nobody was killed\n")
 
 
+def test_the_page_of_the_checks_has_no_table(tmp_path: Path) -> None:
+    place = tmp_path / "gpu.md"
+    before = (REPOSITORY / "docs" / "benchmarks" / "gpu.md").read_text()
+    place.write_text(before)
+    pages.replace(place, "gpu-checks", page("today, a card", ["sums: 3 of 3"], None, ["hosts: no root (skipped)"]))
+    text = place.read_text()
+    shown = text.partition("<!-- gpu-checks:")[2].partition("<!-- end of gpu-checks")[0]
+    assert shown.endswith("\ntoday, a card\n\n- sums: 3 of 3\n\nNot checked:\n\n- hosts: no root (skipped)\n")
+    assert text.partition("<!-- gpu: ")[2] == before.partition("<!-- gpu: ")[2]
+
+
 # --- The command ------------------------------------------------------------------------------------------------------------
 
 
@@ -323,7 +448,7 @@ def test_without_a_gpu_it_says_so_and_exits_with_2(capsys: pytest.CaptureFixture
     ("arguments", "why"),
     [
         (["--only", "kernels,speed"], "no part speed; there are cards, kernels,"),
-        (["--check", "--page", "x"], "needs all parts"),
+        (["--only", "digits", "--page", "x"], "needs all parts of a half"),
     ],
 )
 def test_what_is_not_there_is_refused_in_one_line(
@@ -337,13 +462,12 @@ def test_what_is_not_there_is_refused_in_one_line(
 def all_settings() -> Iterator[dict[str, Any]]:
     """The settings of the runs that are checked, and of those whose step is measured."""
     for case in CASES:
-        for _, layout in case.layouts:
-            yield parts.settings(CARD, case.model, steps=9, precision=case.precision, **case.more, **layout)
+        for layout in case.layouts:
+            yield parts.settings(CARD, case.model, steps=9, precision=case.precision, **case.more, **layout.changes)
     yield parts.llama_settings(CARD, 60.0)
     beside = [parts.four_workers.args[0], parts.two_stages.args[0]]
     for step in (*beside, *(part.work for part in PARTS if isinstance(part.work, Step))):
-        more = {"precision": step.precision, "shards": step.shards, "run": step.run, **step.more}
-        yield parts.settings(CARD, step.model, steps=9, workers=step.workers, stages=step.stages, **more)
+        yield step.asked(CARD)
 
 
 @pytest.mark.slow
@@ -422,7 +546,7 @@ def test_what_one_kernel_does_wrong_hides_nothing_of_another(capsys: pytest.Capt
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", thinned(["deterministic", "eager", "save", "memory", "empty"], 5))
+@pytest.mark.parametrize("kind", thinned(["deterministic", "eager", "torch.save", "memory", "empty"], 5))
 def test_every_plain_loop_runs(kind: str) -> None:
     before = torch.are_deterministic_algorithms_enabled()
     try:

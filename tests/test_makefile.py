@@ -1,5 +1,5 @@
 """The output of `make setup`: what failed, and nothing of what pip warns of on the way. Also the environment that makes the
-data."""
+data, and the two halves of `make gpu`."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ import os
 import shutil
 import subprocess
 from pathlib import Path
+
+import pytest
 
 from tests.projects import REPOSITORY
 
@@ -66,3 +68,23 @@ def test_data_are_made_by_the_environment_that_is_active_where_it_has_what_they_
         assert ("-m pip install" in said) == installs, said
         assert (f"in the active environment {folder}/own" in said) == (not installs)
         assert "dvc repro --quiet prepare_digits" in said
+
+
+@pytest.mark.parametrize(
+    ("checks", "times", "code"),
+    [(0, 0, 0), (1, 0, 1), (0, 1, 1), (2, None, 2)],
+    ids=["all is well", "a check failed", "a part failed", "no GPU"],
+)
+def test_times_are_measured_also_where_a_check_failed_and_not_where_no_gpu_is(
+    checks: int, times: int | None, code: int, tmp_path: Path
+) -> None:
+    shutil.copy(REPOSITORY / "Makefile", tmp_path)
+    python, asked = tmp_path / ".venv" / "bin" / "python", tmp_path / "asked"
+    python.parent.mkdir(parents=True)
+    python.write_text(f'#!/bin/sh\necho "$*" >>{asked}\ncase "$*" in *--check*) exit {checks};; esac\nexit {times}\n')
+    python.chmod(0o755)
+    done = subprocess.run(["make", "gpu"], cwd=tmp_path, capture_output=True, text=True, check=False)
+    page = "--page docs/benchmarks/gpu.md"
+    wanted = [f"-m benchmarks.gpu --check {page}", f"-m benchmarks.gpu {page}"]
+    assert asked.read_text().splitlines() == wanted[: 1 if times is None else 2]
+    assert (f"Error {code}" in done.stderr) == (done.returncode != 0) == (code != 0)

@@ -7,7 +7,7 @@ A process that prints a line of JSON for each loop as it is done, so that one wh
     eager            as it comes
     deterministic    with torch.use_deterministic_algorithms
     compiled         eager, after model.compile()
-    save             not steps: torch.save of model and optimizer to a file
+    torch.save       not steps: of model and optimizer, to a file
     memory           not steps: two steps, and the process ends holding what it held
     empty            not steps: a process that has started CUDA and computed a product
 """
@@ -131,7 +131,7 @@ def held(training: Training) -> list[float]:
     return [float(sum(parameter.numel() for parameter in training.model.parameters()))]
 
 
-MEASURES = {"save": saved, "memory": held}
+MEASURES = {"torch.save": saved, "memory": held}
 
 
 def measured(loop: Loop, device: str) -> list[float]:

@@ -79,7 +79,8 @@ ROWS: Final = (
     Row("llama, memory", "tensors and sums of a stage of it, at most at once", "GB", (), None, 20),
     Row("digits", "digits, 8 shards", "ms", PLAIN, None, 4),
     Row("characters", "characters, 8 shards", "ms", PLAIN, None, 5),
-    Row("memory", "device memory per parameter, beside activations", "bytes", ("plain", "counted"), None, 28),
+    Row("memory", "device memory per parameter, beside activations", "bytes", (), None, 28),
+    Row("memory, card", "device memory per parameter, all processes of the card", "bytes", ("plain",), None, 28),
     Row("kill", "SIGKILL of a worker to the next step", "s", (), None, 0.15),
     Row("start", "command to first step, small models", "s", ("Ray Train on processors",), None, 10),
     Row("checkpoint", f"what steps wait for a checkpoint, {GPT}", "ms", ("torch.save",), None, 50),
@@ -110,19 +111,20 @@ def _wanted(row: Row) -> str:
     return f"at most {', '.join(parts)}" if parts else ""
 
 
-def page(where: str, checks: Sequence[str], found: Mapping[str, Sequence[float]], missing: Sequence[str]) -> str:
-    """The text between the marks of docs/benchmarks/gpu.md. where: card, machine and date; missing: what failed or was
-    skipped, with reasons."""
+def page(where: str, checks: Sequence[str], found: Mapping[str, Sequence[float]] | None, missing: Sequence[str]) -> str:
+    """The text between two marks of docs/benchmarks/gpu.md. where: card, machine and date; found: None where nothing was to be
+    measured; missing: what failed or was skipped, with reasons."""
     return "\n\n".join(_paragraphs(where, checks, found, missing))
 
 
 def _paragraphs(
-    where: str, checks: Sequence[str], found: Mapping[str, Sequence[float]], missing: Sequence[str]
+    where: str, checks: Sequence[str], found: Mapping[str, Sequence[float]] | None, missing: Sequence[str]
 ) -> Iterator[str]:
     yield where
     if checks:
         yield "\n".join(f"- {line}" for line in checks)
-    yield table(found)
+    if found is not None:
+        yield table(found)
     if missing:
-        yield "Not measured:"
+        yield "Not checked:" if found is None else "Not measured:"
         yield "\n".join(f"- {line}" for line in missing)

@@ -66,17 +66,19 @@ def losses(recoveries: Iterable[Mapping[str, Any]]) -> list[float]:
     return [each["seconds"] for each in recoveries if each.get("kind") == "lost" and "seconds" in each]
 
 
-def step_ms(windows: Windows) -> list[float]:
+def step_ms(windows: Windows, until: int | None = None) -> list[float]:
     """Milliseconds of a step of rank 0, window by window, without the warm-up, what lies between steps, and the last window, in
-    which the run ends; unless it is the only one. Pure. Raises RunFailed."""
+    which the run ends; unless it is the only one. until: steps after that one are not looked at. Pure. Raises RunFailed."""
+    own = [window for window in windows if window.get("rank") == 0 and window["steps"] > 0]
+    whole = [window for window in own if until is None or window["first"] + window["steps"] <= until]
     found = [
         1e3 * (window["wall"] - sum(window["seconds"].get(kind, 0.0) for kind in _AROUND)) / window["steps"]
-        for window in windows
-        if window.get("rank") == 0 and window["first"] >= WARM_UP and window["steps"] > 0
+        for window in whole
+        if window["first"] >= WARM_UP
     ]
     if not found:
         raise RunFailed(f"its record has no window of time after the first {WARM_UP} steps")
-    return found[:-1] or found
+    return found[:-1] or found if whole[-1] is own[-1] else found
 
 
 def checkpoint_ms(windows: Windows, journal: Iterable[Mapping[str, Any]]) -> list[float]:
@@ -88,6 +90,11 @@ def checkpoint_ms(windows: Windows, journal: Iterable[Mapping[str, Any]]) -> lis
     if not saved:
         raise RunFailed("it saved no checkpoint between its steps")
     return [1e3 * sum(window["seconds"].get("checkpoint", 0.0) for window in own) / saved]
+
+
+def bytes_per_parameter(journal: Iterable[Mapping[str, Any]]) -> list[float]:
+    """Device memory beside activations, as workers count it; empty for a run without a card. Pure."""
+    return [event["per_parameter"] for event in journal if event["event"] == "memory" and "per_parameter" in event]
 
 
 def has_setting(section: str, name: str) -> bool:
@@ -115,7 +122,7 @@ def project(kept: Kept, name: str, failed: Callable[[], bool] = lambda: False) -
         for module in ("models", "zoo"):
             shutil.copy2(Path(__file__).with_name(f"{module}.py"), folder / f"gpu_{module}.py")
         shutil.copytree(REPOSITORY / "pipelines", folder / "pipelines", ignore=shutil.ignore_patterns("__pycache__"))
-        (folder / ".gitignore").write_text(".orchestrator/\n__pycache__/\nrun.yaml\n")
+        (folder / ".gitignore").write_text(".orchestrator/\n__pycache__/\n/*.yaml\n")
         if shutil.which("git"):  # without it, no run can be repeated
             who = ["-c", "user.name=benchmark", "-c", "user.email=benchmark@benchmark.invalid"]
             for arguments in (["init", "--quiet"], ["add", "--all"], ["commit", "--quiet", "--message", "as it is"]):
