@@ -52,7 +52,8 @@ class Scale:
     wired: Mapping[str, Any] = field(default_factory=lambda: dict(_WIRED))  # arguments of the model on several hosts
     rows: int = 64  # of a step
     steps: int = 24  # of a run that is timed
-    small_steps: int = 300  # of one of a small model
+    small_steps: int = 1000  # of one of a small model: in its first two seconds a worker describes itself beside its steps
+    small_loop: int = 40  # steps of plain PyTorch beside it
     kill_steps: int = 80  # of one whose worker is killed
     nap_s: float = 0.0015  # that reading a sample takes in such a run
     layouts: int = 200  # that sums are tried with
@@ -71,6 +72,7 @@ TOY: Final = Scale(  # all of it, on processors: that nothing is mistyped
     rows=8,
     steps=150,
     small_steps=150,
+    small_loop=18,
     kill_steps=80,
     nap_s=0.01,
     layouts=10,
@@ -588,7 +590,7 @@ _ASP: Final = {"sync": {"name": "asp"}}
 def loops(scale: Scale, kinds: Sequence[str]) -> list[Loop]:
     """Loops of plain PyTorch that do what the runs do."""
     large = partial(Loop, model="Gpt", rows=scale.rows, steps=max(4, scale.steps // 3), args=scale.gpt, lr=1e-4)
-    small = partial(Loop, precision="float32", shards=8, steps=max(4, scale.small_steps // 8), lr=1e-4)
+    small = partial(Loop, precision="float32", shards=8, steps=scale.small_loop, lr=1e-4)
     made = (
         partial(large, key="bfloat16, 8", precision="bfloat16", shards=8),
         partial(large, key="bfloat16, 1", precision="bfloat16", shards=1),
