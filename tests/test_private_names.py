@@ -43,6 +43,7 @@ GATED = {
     "cluster/sessions/workers.py": "forked workers",
     "data/files/readers/litdata.py": "litData's own serializers and trees",
     "numerics/compiled.py": "loops that are kept as machine code",
+    "numerics/shape_kernels.py": "shapes without torch's compiler",
 }
 # Private names of torch. If it lacks one, the work is done in a public way (`AROUND`), or refused before a run starts
 # (`torch_names.NEEDED`).
@@ -236,7 +237,7 @@ def _looked_for() -> set[str]:
 
 @pytest.mark.parametrize("name", GATED)
 def test_what_is_gated_asks_for_the_version(name: str) -> None:
-    assert re.search(r"(RAY|NUMBA|LITDATA)\.is_here", _sources()[name].text)
+    assert re.search(r"(RAY|NUMBA|LITDATA|TORCH)\.is_here", _sources()[name].text)
 
 
 def _told() -> dict[tuple[str, str], set[str]]:

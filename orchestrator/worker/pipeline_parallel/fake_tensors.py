@@ -16,6 +16,8 @@ from typing import Any, Final, NamedTuple, Protocol
 import torch
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
+from orchestrator.numerics.shape_kernels import leave_the_compiler_out
+
 # Functions that read the value of a tensor into Python.
 VALUE_READS: Final = frozenset(
     {"item", "__bool__", "__int__", "__float__", "__index__", "__complex__", "tolist", "numpy", "__array__", "nonzero"}
@@ -269,6 +271,7 @@ class _Recipe(NamedTuple):
 
 
 def _computed(func: Callable[..., Any], name: str, leaves: list[Any], spec: Any, first: FakeTensor) -> _Recipe:
+    leave_the_compiler_out()
     moved = [_moved(leaf) for leaf in leaves]
     args, kwargs = tree_unflatten(moved, spec)
     try:

@@ -67,7 +67,7 @@ def _serve() -> None:
     asker = parent()
     plan: Plan = pickle.loads(asker.receive() or b"")
     end_with(asker)
-    determinism.prepare_thread(1)
+    determinism.prepare_thread(len(os.sched_getaffinity(0)))  # what is counted is the same with any number
     asker.send(json.dumps(_answer(plan)).encode())
 
 
