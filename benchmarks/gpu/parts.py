@@ -52,7 +52,7 @@ class Scale:
     wired: Mapping[str, Any] = field(default_factory=lambda: dict(_WIRED))  # arguments of the model on several hosts
     rows: int = 64  # of a step
     steps: int = 24  # of a run that is timed
-    small_steps: int = 1000  # of one of a small model: in its first two seconds a worker describes itself beside its steps
+    small_steps: int = 1000  # of one of a small model: its worker describes itself beside the first hundreds
     small_loop: int = 40  # steps of plain PyTorch beside it
     kill_steps: int = 80  # of one whose worker is killed
     nap_s: float = 0.0015  # that reading a sample takes in such a run
