@@ -493,16 +493,17 @@ def settings(
     loaders: int = 0,
     args: Mapping[str, Any] | None = None,
     run: Mapping[str, Any] | None = None,
+    cluster: Mapping[str, Any] | None = None,
     module: str = "gpu_models",
     **more: Any,
 ) -> dict[str, Any]:
-    """The settings of a run of a pipeline of this module. run: more keys of that section; more: sections."""
+    """The settings of a run of a pipeline of this module. run, cluster: more keys of these sections; more: sections."""
     given = {"name": model.lower(), "steps": steps, "seed": 1, "device": scale.device, "precision": precision}
     return {
         "run": {**given, **(run or {})},
         "pipeline": {"target": f"{module}:{model}", "args": dict(args or {})},
         "data": {"shards": shards, "batch_size": rows_of(scale, model), "loaders": loaders},
-        "cluster": {"workers": workers, "stages": stages, "gpus_per_worker": scale.share},
+        "cluster": {"workers": workers, "stages": stages, "gpus_per_worker": scale.share, **(cluster or {})},
         "optimizer": {"name": "adamw", "lr": 1e-4},
         "checkpoint": {"every": None},
         **more,
@@ -582,7 +583,10 @@ def beside_one_worker(step: Step, bench: Bench, seconds: float) -> None:
 four_workers: Final = partial(
     beside_one_worker, Step("bfloat16, 8, 4 workers", "bfloat16", workers=4, more={"topology": "peer_to_peer"})
 )
-two_stages: Final = partial(beside_one_worker, Step("bfloat16, 8, 2 stages", "bfloat16", workers=2, stages=2))
+_AHEAD: Final = {"cluster": {"pipeline": {"name": "1f1b", "ahead": 1}}}
+two_stages: Final = partial(
+    beside_one_worker, Step("bfloat16, 8, 2 stages", "bfloat16", workers=2, stages=2, more=_AHEAD)
+)
 
 
 _ASP: Final = {"sync": {"name": "asp"}}

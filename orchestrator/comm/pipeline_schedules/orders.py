@@ -10,7 +10,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import Field
 
 from orchestrator.common.registry import Table
 
@@ -38,13 +40,25 @@ class Order:
 Decide = Callable[[PipelinePosition], Order]
 
 
-def one_forward_one_backward(place: PipelinePosition) -> Order:
+def one_forward_one_backward(
+    place: PipelinePosition,
+    *,
+    ahead: Annotated[
+        int,
+        Field(
+            ge=0,
+            description="Shards that a worker holds beyond those, unless its stage is the last one: it waits less.",
+        ),
+    ] = 0,
+) -> Order:
     """A worker holds as many shards as there are stages from its own on, and no more.
 
     Source: Narayanan et al., "PipeDream", SOSP 2019, section 3.2; without weight versions, as in Fan et al., "DAPPLE", PPoPP
-    2021.
+    2021. ahead: what a stage needs is there before it has done its last task; more of them the earlier the stage are the
+    "eager-1F1B" of Zhuang et al., "On Optimizing the Communication of Model Parallelism", MLSys 2023.
     """
-    return Order(in_flight=place.stages - place.stage)
+    own = place.stages - place.stage
+    return Order(in_flight=own + ahead if own > 1 else own)
 
 
 def gpipe(place: PipelinePosition) -> Order:

@@ -46,6 +46,16 @@ def test_one_forward_one_backward_holds_fewer_shards() -> None:
     assert in_flight(hosts, programs(hosts, "gpipe")) == [16, 16, 16, 16]
 
 
+def test_shards_ahead_are_held_before_the_last_stage() -> None:
+    hosts = columns(4, 1, 16)
+    assert in_flight(hosts, programs(hosts, "1f1b", {"ahead": 1})) == [5, 4, 3, 1]
+    words = [
+        " ".join(f"{task.kind[0]}{task.shard}" for task in program)
+        for program in programs(((0,) * 4, (1,) * 4), "1f1b", {"ahead": 1})
+    ]
+    assert words == ["f0 f1 f2 b0 f3 b1 b2 b3", "f0 b0 f1 b1 f2 b2 f3 b3"]
+
+
 def test_gpipe_goes_forward_with_all_and_then_back() -> None:
     for program in programs(columns(3, 2, 8), "gpipe"):
         assert [kind for kind, _ in groupby(program, lambda task: task.kind)] == ["forward", "backward"]

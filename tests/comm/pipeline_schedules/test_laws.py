@@ -8,6 +8,7 @@ from itertools import product
 
 import pytest
 from hypothesis import given
+from hypothesis.strategies import integers
 
 from orchestrator.comm.pipeline_schedules import Hosts, Order, PipelinePosition, Programs, Task, programs
 from orchestrator.comm.pipeline_schedules.laws import broken, problems
@@ -25,6 +26,11 @@ def test_every_order_keeps_to_all_in_columns(name: str) -> None:
 @given(hosts=ragged())
 def test_every_order_keeps_to_all_on_ragged_columns(name: str, hosts: Hosts) -> None:
     assert problems(name, {}, [hosts]) == []
+
+
+@given(hosts=ragged(), ahead=integers(0, 3))
+def test_shards_ahead_keep_to_them_too(hosts: Hosts, ahead: int) -> None:
+    assert problems("1f1b", {"ahead": ahead}, [hosts]) == []
 
 
 F0, F1, B0, B1 = (Task(kind, 0, shard) for kind in ("forward", "backward") for shard in (0, 1))
