@@ -6,12 +6,14 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
+import numpy
 import torch
 from torch.utils.data import Subset, TensorDataset
 
 from orchestrator.pipeline import Pipeline
 
 _AS_IT_IS = nullcontext()
+_PLACES = (torch.int64, torch.int32, torch.int16, torch.int8)  # types that index; torch.uint8 is a mask
 
 
 def fetch(
@@ -33,13 +35,22 @@ def fetch(
 def _rows(dataset: Any, indices: Sequence[int]) -> list[torch.Tensor] | None:
     """The batch as `default_collate` makes it of the samples of a TensorDataset, or of a Subset of one, but taken from each
     tensor at once: that takes a sixth of the time for sixteen small samples. None for other datasets."""
-    wanted = list(indices)
+    found: list[Any] = list(indices)
     while type(dataset) is Subset:
-        wanted = [dataset.indices[index] for index in wanted]
+        found = [dataset.indices[index] for index in found]
         dataset = dataset.dataset
-    if type(dataset) is not TensorDataset or not wanted or not all(_is_plain(tensor) for tensor in dataset.tensors):
+    if type(dataset) is not TensorDataset or not found or not all(_is_plain(tensor) for tensor in dataset.tensors):
         return None
-    return [tensor[wanted] for tensor in dataset.tensors]
+    wanted = [_number(index) for index in found]
+    return None if None in wanted else [tensor[wanted] for tensor in dataset.tensors]
+
+
+def _number(index: Any) -> int | None:
+    """It as torch takes it for the place of one row. A list of tensors, or of numpy's bytes, would be taken for another kind of
+    index. None for what is not one number, or a mask."""
+    if isinstance(index, torch.Tensor):
+        index = index.numpy()[()] if index.device.type == "cpu" and index.dtype in _PLACES else None
+    return int(index) if isinstance(index, (int, numpy.integer)) and not isinstance(index, bool) else None
 
 
 def _is_plain(tensor: torch.Tensor) -> bool:
@@ -48,7 +59,18 @@ def _is_plain(tensor: torch.Tensor) -> bool:
         type(tensor) is torch.Tensor
         and tensor.device.type == "cpu"
         and tensor.layout == torch.strided
-        and tensor.is_contiguous()
         and tensor.numel() > 0
+        and _is_row_by_row(tensor)
         and not (tensor.requires_grad or tensor.is_quantized or tensor.is_conj() or tensor.is_neg())
     )
+
+
+def _is_row_by_row(tensor: torch.Tensor) -> bool:
+    """Whether its strides are those of a new tensor. They say more than `is_contiguous`: torch keeps the strides of dimensions
+    of one element, and chooses kernels by them."""
+    expected = 1
+    for size, stride in zip(reversed(tensor.shape), reversed(tensor.stride()), strict=True):
+        if stride != expected:
+            return False
+        expected *= size
+    return True

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import numpy
 import pytest
 import torch
 from hypothesis import given
@@ -58,6 +59,37 @@ def test_rows_are_what_single_samples_are_collated_to(shapes: list[list[int]], d
         dataset = Subset(dataset, data.draw(st.lists(st.integers(0, len(dataset) - 1), min_size=1)))
     indices = data.draw(st.lists(st.integers(-len(dataset), len(dataset) - 1), min_size=1))
     assert _same(fetching.fetch(dataset, indices, Plain().collate), _one_by_one(dataset, indices))
+
+
+@pytest.mark.parametrize(
+    "chosen",
+    [
+        torch.tensor([4, 1, 3]),
+        torch.tensor([4, 1, 3], dtype=torch.int32),
+        torch.tensor([4, 1, 3], dtype=torch.uint8),  # a mask, to torch
+        torch.tensor([[4], [1], [3]]),
+        numpy.array([4, 1, 3]),
+        numpy.array([4, 1, 3], numpy.uint8),
+        [[4], [1], [3]],
+        [True, True, True],
+    ],
+    ids=lambda chosen: f"{type(chosen).__name__}-{getattr(chosen, 'dtype', type(chosen[0]).__name__)}",
+)
+@pytest.mark.parametrize("indices", [[2], [2, 0], [2, 0, 1]])
+def test_a_subset_is_chosen_by_numbers_of_any_kind(chosen: Any, indices: Sequence[int]) -> None:
+    dataset = Subset(TensorDataset(torch.arange(SAMPLES * 25).reshape(SAMPLES, 5, 5)), chosen)
+    assert _same(fetching.fetch(dataset, indices, Plain().collate), _one_by_one(dataset, indices))
+
+
+@pytest.mark.parametrize("strides", [(15, 3, 1), (3, 1, 15), (3, 1, 1)])
+def test_rows_have_the_strides_of_single_samples(strides: tuple[int, ...]) -> None:
+    dataset = TensorDataset(torch.arange(75).as_strided((5, 3, 1), strides))
+    assert _same(fetching.fetch(dataset, [3, 0], Plain().collate), _one_by_one(dataset, [3, 0]))
+
+
+def test_images_of_one_channel_keep_their_format() -> None:
+    dataset = TensorDataset(torch.rand(SAMPLES, 1, 4, 4).to(memory_format=torch.channels_last))
+    assert _same(fetching.fetch(dataset, [3, 0], Plain().collate), _one_by_one(dataset, [3, 0]))
 
 
 def test_rows_are_copies() -> None:
