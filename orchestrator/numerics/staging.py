@@ -59,11 +59,11 @@ class Arriving:
         self._begun = begun
 
     def there(self) -> Any:
-        """The batch on the device, for what is enqueued from now on. Called once at most."""
+        """The batch on the device, for what is enqueued from now on. A copy each time, unless copies are under way."""
         return self._bring()
 
     def nearest(self) -> Any:
-        """The batch to be copied from by what is enqueued now: on the device if it is under way. Called instead of `there`."""
+        """The batch to be copied from by what is enqueued now: on the device if it is under way."""
         return self._bring() if self._begun else self.host
 
 

@@ -22,7 +22,7 @@ from orchestrator.numerics.device.kernels import Operations
 from orchestrator.numerics.staging import Arriving, Copying, Resident
 from orchestrator.records.input_audit import InputAudit
 from orchestrator.worker import device, worker
-from orchestrator.worker.model import shard_graphs
+from orchestrator.worker.model import batch_place, shard_graphs
 from orchestrator.worker.model.pipeline_adapter import PipelineAdapter
 from tests.comm.transports import device_double
 from tests.numerics.ordered_streams import Ordered, Stream, order_streams
@@ -173,12 +173,12 @@ def test_a_call_that_is_left_out_is_found(seen: Seen, monkeypatch: pytest.Monkey
 
 @pytest.mark.parametrize("seen", ["recorded"], indirect=True)
 def test_a_recording_that_is_filled_in_another_stream_is_found(seen: Seen, monkeypatch: pytest.MonkeyPatch) -> None:
-    load, stream = shard_graphs._Recorded.load, Stream()
+    load, stream = batch_place.BatchPlace.load, Stream()
 
     def early(recorded: Any, arriving: Arriving, tensors: Any) -> Any:
         with seen.ordered.within(stream):
             return load(recorded, arriving, tensors)
 
-    monkeypatch.setattr(shard_graphs._Recorded, "load", early)
+    monkeypatch.setattr(batch_place.BatchPlace, "load", early)
     train(p.Mlp, loaders=1, steps=3)
     assert any("still uses" in each for each in seen.ordered.wrong)

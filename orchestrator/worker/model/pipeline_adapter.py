@@ -10,6 +10,7 @@ import math
 import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import torch
@@ -67,11 +68,16 @@ class _MicroBatch(NamedTuple):
     seed: int
 
 
-class Given(NamedTuple):
-    """A micro-batch where the model computes, and what the user's loss gives of it, or of another one."""
+class Given:
+    """A micro-batch, and what the user's loss gives of it, or of another one."""
 
-    batch: Any
-    function: Callable[[Any], Any]
+    def __init__(self, arriving: Arriving, function: Callable[[Any], Any]) -> None:
+        self.arriving, self.function = arriving, function
+
+    @cached_property
+    def batch(self) -> Any:
+        """The micro-batch where the model computes, to which it is brought for the first that asks."""
+        return self.arriving.there()
 
 
 class Call(NamedTuple):
@@ -460,10 +466,9 @@ class PipelineAdapter:
         fetched = self._fetch(micro_batch)
         naming_samples = self._naming_samples(micro_batch.key, fetched.host)
         with naming_samples, naming(f"loss() ({micro_batch.where})"), streams.seeded_with(micro_batch.seed):
-            batch = fetched.there()
-            given = Given(batch, lambda other: self._loss(other, step))
+            given = Given(fetched, lambda other: self._loss(other, step))
             rows, where = len(micro_batch.key.indices), micro_batch.where
-            yield Call(lambda: self._loss(batch, step), self._autocast, rows, where, given)
+            yield Call(lambda: given.function(given.batch), self._autocast, rows, where, given)
 
     @contextmanager
     def going_on(self, step: int, shard: int) -> Iterator[None]:

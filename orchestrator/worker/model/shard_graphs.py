@@ -27,13 +27,12 @@ import numpy
 import torch
 
 from orchestrator.common import gpu_memory
-from orchestrator.numerics.copy_stream import page_locked
-from orchestrator.numerics.staging import Arriving, Staging, rebuilt, taken_apart
+from orchestrator.numerics.staging import Arriving, Staging, taken_apart
+from orchestrator.worker.model.batch_place import BatchPlace
 from orchestrator.worker.model.replica import Replica
 
 _MOST: Final = 4  # shapes; each recording keeps gradients of its own
 _COMPARED: Final = 2  # micro-batches of a shape
-_ALIGNMENT: Final = 512  # bytes: as torch's allocator places tensors, for kernels may depend on it
 _WARM_UPS: Final = 3  # what libraries choose or allocate in their first calls is no part of a recording
 
 WITHOUT: Final = "micro-batches are computed without graphs, which is slower"
@@ -174,11 +173,11 @@ class ShardGraphs:
         tensors, shape = apart
         recorded = self._recorded.get(shape)
         if recorded is not None and recorded.compared == _COMPARED:
-            recorded.load(arriving, tensors)
+            recorded.place.load(arriving, tensors)
             recorded.replay()
             self.replayed = True
             return self._result(recorded)
-        there = recorded.load(arriving, tensors) if recorded is not None else arriving.there()
+        there = recorded.place.load(arriving, tensors) if recorded is not None else arriving.there()
         before, start = _host_generators(), self._replica.buffers()
         judged = work.eager(there)
         if judged is None:
@@ -194,7 +193,7 @@ class ShardGraphs:
     def _record(self, tensors: Sequence[torch.Tensor], shape: Any, batch: Any, work: Work) -> _Recorded | None:
         assert self._recorder is not None
         kept = self._kept()
-        recorded = _Recorded(tensors, batch, self._replica, self._staging)
+        recorded = _Recorded(BatchPlace(tensors, batch, self._staging), self._replica)
         try:
             with work.seeded():
                 (recorded.replay,) = self._recorder.record(lambda: recorded.run(work))
@@ -248,72 +247,22 @@ class ShardGraphs:
 
 
 class _Recorded:
-    """One recording. compared: with how many micro-batches it was."""
+    """One recording. place: from which it reads; compared: with how many micro-batches it was."""
 
-    def __init__(self, tensors: Sequence[torch.Tensor], batch: Any, replica: Replica, staging: Staging) -> None:
-        """batch: of these tensors, as the first one."""
+    def __init__(self, place: BatchPlace, replica: Replica) -> None:
+        self.place = place
         self._replica = replica
-        self._device = staging.device
-        self._memory: torch.Tensor | None = (
-            None  # in which all lie; not those of a class that may hold more than elements
-        )
-        if all(type(tensor) is torch.Tensor and not tensor.is_quantized for tensor in tensors):
-            self._lay_out(tensors)
-            self._memory = staging.empty(self._size, torch.uint8)
-            # Each with a version of its own: code that writes into one changes no other.
-            self._places = [place.data for place in self._within(self._memory)]
-        else:
-            self._places = [staging.batch(tensor) for tensor in tensors]
-        self._batch = rebuilt(batch, self._places)
-        self._copy(tensors)
         self.gradients: list[torch.Tensor | None] = []
         self.judged: Judged
         self.numbers: torch.Tensor  # the loss, and the weight if the device computes it, as float64
         self.replay: Callable[[], None] = lambda: None
         self.compared = 0
 
-    def load(self, arriving: Arriving, tensors: Sequence[torch.Tensor]) -> Any:
-        """Put a micro-batch where the recording reads it; returns it there. In the stream that computes, so that the repetition
-        before has read what lay there. tensors: of the batch in host memory."""
-        nearest = arriving.nearest()
-        if nearest is not arriving.host:
-            apart = taken_apart(nearest)
-            assert apart is not None
-            tensors = apart[0]
-        self._copy(tensors)
-        return self._batch
-
-    def _lay_out(self, tensors: Sequence[torch.Tensor]) -> None:
-        self._size = 0
-        self._parts: list[tuple[int, int, torch.dtype, tuple[int, ...], tuple[int, ...]]] = []
-        for tensor in tensors:
-            like = torch.empty_like(tensor, device="meta")
-            self._parts.append((self._size, self._size + like.nbytes, like.dtype, tuple(like.shape), like.stride()))
-            self._size += -(-like.nbytes // _ALIGNMENT) * _ALIGNMENT
-
-    def _copy(self, tensors: Sequence[torch.Tensor]) -> None:
-        """From page-locked memory, or else the thread would wait."""
-        if self._memory is None or any(tensor.device.type != "cpu" for tensor in tensors):
-            for place, tensor in zip(self._places, tensors, strict=True):
-                place.copy_(page_locked(tensor, self._device), non_blocking=True)
-            return
-        # As one: small tensors cost calls.
-        together = torch.empty(self._size, dtype=torch.uint8, pin_memory=self._device.type == "cuda")
-        for place, tensor in zip(self._within(together), tensors, strict=True):
-            place.copy_(tensor.detach())
-        self._memory.copy_(together, non_blocking=True)
-
-    def _within(self, memory: torch.Tensor) -> list[torch.Tensor]:
-        """The tensors of a batch that lie in this memory."""
-        return [
-            memory[start:end].view(dtype).as_strided(shape, stride) for start, end, dtype, shape, stride in self._parts
-        ]
-
     def run(self, work: Work) -> None:
         """The forward and backward pass that is recorded."""
         for parameter in self._replica.parameters:
             parameter.grad = None
-        loss, weight = self.judged = work.whole(self._batch)
+        loss, weight = self.judged = work.whole(self.place.batch)
         on_device = isinstance(weight, torch.Tensor) and weight.numel() == 1 and weight.device == loss.device
         numbers = [loss, weight.reshape(())] if on_device and not weight.is_complex() else [loss]
         self.numbers = torch.stack([number.double() for number in numbers])

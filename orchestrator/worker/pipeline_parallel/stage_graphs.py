@@ -22,7 +22,8 @@ from typing import Any, Final, NamedTuple
 import torch
 
 from orchestrator.numerics.copy_stream import page_locked
-from orchestrator.numerics.staging import Staging, rebuilt, taken_apart
+from orchestrator.numerics.staging import Staging, taken_apart
+from orchestrator.worker.model.batch_place import BatchPlace
 from orchestrator.worker.model.pipeline_adapter import Call, PipelineAdapter
 from orchestrator.worker.model.replica import Replica
 from orchestrator.worker.model.shard_graphs import WITHOUT, Recorder, reason, same_bits
@@ -79,10 +80,9 @@ class Recording:
         self._call = like.call
         given = like.call.given
         assert given is not None
-        apart = taken_apart(given.batch)
+        apart = taken_apart(given.arriving.host)
         assert apart is not None, "examples without this are not kept"
-        self._places = [tensor.clone() for tensor in apart[0]]
-        self._batch = rebuilt(given.batch, self._places)
+        self._place = BatchPlace(apart[0], given.arriving.host, staging)
         self._came = None if like.came is None else _with_places(like.came, staging)
         self._behind = None if like.behind is None else _with_places(_used(like.behind, stage), staging)
         self._record = Record([], [])
@@ -107,10 +107,9 @@ class Recording:
     def forward(self, call: Call, came: Activations | None) -> tuple[Activations | None, Value]:
         """The forward pass of a micro-batch of this shape, with the generators as they are, or as they come."""
         assert call.given is not None
-        apart = taken_apart(call.given.batch)
+        apart = taken_apart(call.given.arriving.host)
         assert apart is not None
-        for place, tensor in zip(self._places, apart[0], strict=True):
-            place.copy_(page_locked(tensor, place.device), non_blocking=True)
+        self._place.load(call.given.arriving, apart[0])
         if came is not None:
             _put(came, self._came)
             came.generators.restore()
@@ -131,7 +130,7 @@ class Recording:
     def _forward(self) -> None:
         call = self._call
         assert call.given is not None
-        function, batch = call.given.function, self._batch
+        function, batch = call.given.function, self._place.batch
         for parameter in self._stage.parameters.values():
             parameter.grad = None
         on_places = call._replace(function=lambda: function(batch))
@@ -304,7 +303,7 @@ class StageGraphs:
 
 def _key(call: Call, came: Activations | None) -> Any:
     """Equal for two micro-batches that one recording serves; None where the batch cannot be copied into place."""
-    apart = None if call.given is None else taken_apart(call.given.batch)
+    apart = None if call.given is None else taken_apart(call.given.arriving.host)
     return None if apart is None else (apart[1], call.rows, _shape(came))
 
 

@@ -149,18 +149,22 @@ def test_a_step_that_is_repeated_is_compared_once(monkeypatch: pytest.MonkeyPatc
     assert any("other bits" in why for why in recorders.told)
 
 
+def _given(batch: Any) -> Given:
+    return Given(staging.Arriving(batch, lambda: batch), lambda _: None)
+
+
 def test_what_was_given_up_is_computed_eagerly_from_the_next_step_on() -> None:
     told: list[str] = []
     nothing: Any = None
     graphs = stage_graphs.StageGraphs(Retracer(), nothing, nothing, nothing, nothing, told.append)
-    call = Call(lambda: None, nullcontext, 1, "", Given(torch.ones(2), lambda _: None))
+    call = Call(lambda: None, nullcontext, 1, "", _given(torch.ones(2)))
     recording: Any = SimpleNamespace(key=stage_graphs._key(call, None))
     graphs._shapes[recording.key] = stage_graphs._Shape([recording], {0, 1})
     graphs.begin_step()
     taken = graphs.take(call, None)
     assert taken is not None
     assert taken is recording
-    strange, now = call._replace(given=Given(object(), lambda _: None)), Generators.now()
+    strange, now = call._replace(given=_given(object())), Generators.now()
     graphs.note(stage_graphs.Example(strange, None, None, seeded=now, drawn=now, found=None))
     graphs.give_back(taken)
     graphs.begin_step()
