@@ -93,10 +93,12 @@ def test_first_members_that_are_killed_while_they_prepare_are_made_good(digits: 
 
 @pytest.mark.long
 @pytest.mark.parametrize("process", ["raylet", "gcs_server"])
+@pytest.mark.parametrize("supervised", ["false", "true"])
 def test_a_run_whose_ray_dies_says_so_at_once_and_can_be_resumed(
-    digits: Project, undisturbed: Alone, process: str
+    digits: Project, undisturbed: Alone, process: str, supervised: str
 ) -> None:
-    run = WatchedRun(digits, *DIGITS, "cluster.workers=2", "checkpoint.every=20")
+    """A supervised run has workers that outlive its Ray; they end with the launch all the same."""
+    run = WatchedRun(digits, *DIGITS, "cluster.workers=2", "checkpoint.every=20", f"run.supervised={supervised}")
     run.wait_for("checkpoint_saved")
     (pid,) = _processes(digits, process)
     run.kill(pid)

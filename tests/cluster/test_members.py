@@ -18,6 +18,7 @@ import pytest
 from ray.exceptions import RayActorError
 
 from orchestrator.cluster.actors import host_relays, members
+from orchestrator.cluster.actors.driver_loss import DriverHandle
 from orchestrator.cluster.actors.event_queue import ANSWERS
 from orchestrator.cluster.actors.host_relay import Call, RelayActor, Report
 from orchestrator.cluster.actors.members import ActorPlacement, MemberMessage, Members
@@ -98,10 +99,13 @@ class DeadlyRay(DoubleOfRay):
 FAR = "fa" * 28  # another node, by its id
 
 
-def members_on(ray: Any, monkeypatch: pytest.MonkeyPatch, *settings: str) -> Members:
+def members_on(
+    ray: Any, monkeypatch: pytest.MonkeyPatch, *settings: str, handle: DriverHandle | None = None
+) -> Members:
     monkeypatch.setattr(members, "ray", ray)
     monkeypatch.setattr(members, "this_node", lambda: NODE)
-    found = Members(resolve(load([{"run": {"steps": 1}, "pipeline": {"target": "a:B"}}], settings)), b"secret")
+    plan = resolve(load([{"run": {"steps": 1}, "pipeline": {"target": "a:B"}}], settings))
+    found = Members(plan, b"secret", driver_handle=handle)
     _held.append(found)
     found.start(0, "worker", ActorPlacement(None, {}))
     if ray.told("locate") is None:
@@ -270,6 +274,31 @@ def test_one_worker_of_a_run_tries_how_the_model_may_be_asked(monkeypatch: pytes
     held.start(1, "server", ActorPlacement(None, {}))
     held.start(2, "worker", ActorPlacement(None, {}))
     assert tries == [("worker", True), ("server", False), ("worker", False)]
+
+
+@pytest.mark.parametrize("handle", [None, DriverHandle(1, "lock")])
+def test_members_that_outlive_their_driver_are_not_its_rays_to_kill(
+    monkeypatch: pytest.MonkeyPatch, handle: DriverHandle | None
+) -> None:
+    """Ray kills the actors of a driver that is gone, if it lives a moment longer, unless they are detached. None has a name,
+    which another member would have to do without."""
+    asked: list[dict[str, Any]] = []
+    ray = DoubleOfRay()
+    usual: Any = ray.remote()(None)
+
+    def options(**given: Any) -> Any:
+        asked.append(given)
+        return usual.options()
+
+    kind = SimpleNamespace(options=options)
+    monkeypatch.setattr(ray, "remote", lambda **_: lambda _: kind)
+    held = members_on(ray, monkeypatch, handle=handle)
+    asked.clear()
+    for member in (1, 2):
+        held.start(member, "worker", ActorPlacement(None, {"num_cpus": 1}))
+    assert [each["num_cpus"] for each in asked] == [1, 1]
+    assert [each.get("lifetime") for each in asked] == [None if handle is None else "detached"] * 2
+    assert not any("name" in each for each in asked)
 
 
 def test_what_one_that_is_over_has_said_before_is_heard(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,8 +6,9 @@ has the state of the same step, and write it as the parts of a checkpoint. Their
 parts, goes into a file beside the checkpoints, which a later driver reads (`driver.recording.failover_reports`). A worker
 that is left by a peer in that moment, and has a whole state, writes that alone.
 
-Ray ends a worker within seconds after its raylet, which dies with the driver; `sessions.local` has it wait for longer. The
-lease (rule C6) bounds all of it.
+Ray ends a worker within seconds after its raylet, which dies with the driver; `sessions.local` has it wait for longer. Head
+and raylet of a driver that is gone end its actors, if they live for a moment longer, but not detached ones (`members`). The
+lease (rule C6) bounds all of it. A member that is stopped by then is ended by a later launch (`sessions.folders`).
 """
 
 from __future__ import annotations

@@ -51,6 +51,10 @@ _SILENT_S = 30.0  # who has not answered for so long is stopped, or its host is 
 _PIECE_BYTES = 32 * 2**20
 _LOOK_S = 1.0  # between two looks whether a member that is to answer has died
 _STACKS_S = 10.0  # for a process of Ray's to start on another node
+# Options of actors that go on when this process is gone. Its Ray ends then, too, but not at once. On a busy machine raylet and
+# head live for some milliseconds more, in which they would kill the actors of a driver that is gone. A detached one is
+# nobody's. Ray asks for the name of a namespace where it is.
+_OUTLIVING = {"lifetime": "detached", "namespace": "orchestrator"}
 
 
 @dataclass(frozen=True)
@@ -127,6 +131,7 @@ class Members:
         self._plan = plan
         self._secrets = secret, credentials
         self._driver_handle = driver_handle
+        self._outliving = {} if driver_handle is None else _OUTLIVING
         self._here = this_node()
         self._relays = HostRelays(secret, self._here)
         self._acknowledge_s = _ACKNOWLEDGE_SHARE * beat_s(plan.cluster.timeouts)
@@ -159,7 +164,7 @@ class Members:
         """Start its process and have it prepare; "prepared" is heard when it is ready."""
         tries = role == "worker" and self._tries_answers
         self._tries_answers = self._tries_answers and not tries
-        actor = self._kind.options(**place.options).remote(
+        actor = self._kind.options(**place.options, **self._outliving).remote(
             role, member, self._plan, self._secrets, place.project, self._driver_handle, tries_answers=tries
         )
         self._members[member] = _Member(actor, runtime_env=place.options.get("runtime_env", {}))
