@@ -7,6 +7,8 @@ for the card's.
 from __future__ import annotations
 
 import random
+import sys
+from collections import Counter
 from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any
@@ -32,6 +34,7 @@ from tests.worker.pipeline_parallel.test_on_device import TINY
 from tests.worker.pipeline_parallel.test_runs import ADAM, KINDS, MESHES
 from tests.worker.retracing import Retracer
 from tests.worker.runs import ONE, Layout, members_end, train
+from tests.worker.test_shard_graphs import IN_HOST_MEMORY, LOOKS
 
 pytestmark = pytest.mark.slow
 
@@ -196,3 +199,43 @@ def test_of_an_infinite_loss_who_has_it_tells(monkeypatch: pytest.MonkeyPatch) -
     assert str(told) == str(expected)
     assert {end.kind for end in ends if isinstance(end, Ended)} == {"withdrew"}
     assert all(recorder.replays for recorder in recorders.made)
+
+
+OF_NO_DEVICE = (*IN_HOST_MEMORY, "messages.py", "border_values.py", "socket_transport.py")
+
+
+@pytest.mark.parametrize("kind", [pipelines.Mlp, pipelines.Batchnorm])
+def test_a_step_waits_for_its_device_as_often_however_many_shards_it_has(
+    monkeypatch: pytest.MonkeyPatch, kind: Any
+) -> None:
+    """Neither for losses, statistics and counters of each shard, nor before what it tells its neighbours."""
+    found: list[str] = []
+
+    def counted(look: Any) -> Any:
+        def counting(*given: Any) -> Any:
+            where = sys._getframe(1).f_code
+            if not where.co_filename.endswith(OF_NO_DEVICE):
+                found.append(where.co_qualname)
+            return look(*given)
+
+        return counting
+
+    Recorders(monkeypatch)
+    for name in LOOKS:
+        monkeypatch.setattr(torch.Tensor, name, counted(getattr(torch.Tensor, name)))
+    monkeypatch.setattr(torch, "equal", counted(torch.equal))
+    monkeypatch.setattr(device_double.HostDriver, "settle", counted(device_double.HostDriver.settle))
+
+    def of_two_steps(shards: int) -> Counter[str]:
+        """Behind those that compare recordings."""
+        counts = []
+        for steps in (4, 6):
+            found.clear()
+            with Sockets("unix", 2) as sockets:
+                layout = Layout(2, stages=2)
+                settings = {"steps": steps, "shards": shards, "batch_size": 2 * shards, "args": {"rows": 80}}
+                train(kind, layout, wire=sockets.transport, regions=sockets.regions, **settings)
+            counts.append(Counter(found))
+        return counts[1] - counts[0]
+
+    assert of_two_steps(2) == of_two_steps(6)
