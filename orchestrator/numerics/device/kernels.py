@@ -156,11 +156,14 @@ class Accumulator:
         if not self._weights:
             self._total.zero_()
             return numpy.empty((0, len(self._slots)), numpy.int64)
-        largest = torch.stack(self._largest).cpu().numpy()
-        if alone is not None:
+        largest = torch.stack(self._largest)
+        if alone is not None:  # before the wait, so that the device has something to do meanwhile
             divisor, result = alone
-            self.finished = finished(self._kernels, self._total, divisor, result, 0, None)
-        return weighted(largest, numpy.array(self._weights)[:, None])
+            fingerprint = _finishing(self._kernels, self._total, divisor, result, 0, None)
+        largest = largest.cpu()
+        if alone is not None:
+            self.finished = int(fingerprint)
+        return weighted(largest.numpy(), numpy.array(self._weights)[:, None])
 
 
 def finished(
@@ -172,10 +175,22 @@ def finished(
     last: torch.Tensor | None,
 ) -> int:
     """As `exact.finish`. Waits for the fingerprint."""
+    return int(_finishing(kernels, total, divisor, result, first_block, last))
+
+
+def _finishing(
+    kernels: Kernels,
+    total: torch.Tensor,
+    divisor: float,
+    result: torch.Tensor,
+    first_block: int,
+    last: torch.Tensor | None,
+) -> torch.Tensor:
+    """The fingerprint, when the device has it."""
     assert result.numel() == total.numel() == (total if last is None else last).numel()
     fingerprint = total.new_zeros(1, dtype=torch.int64)
     kernels.finish(total, last, divisor, result, first_block, fingerprint)
-    return int(fingerprint)
+    return fingerprint
 
 
 class Updating:
