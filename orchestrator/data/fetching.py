@@ -13,6 +13,10 @@ from torch.utils.data import Subset, TensorDataset
 from orchestrator.pipeline import Pipeline
 
 _AS_IT_IS = nullcontext()
+_TYPES = (
+    *(torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.complex64, torch.complex128),
+    *(torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool),
+)  # that torch indexes on a processor
 _PLACES = (torch.int64, torch.int32, torch.int16, torch.int8)  # types that index; torch.uint8 is a mask
 
 
@@ -59,9 +63,10 @@ def _is_plain(tensor: torch.Tensor) -> bool:
         type(tensor) is torch.Tensor
         and tensor.device.type == "cpu"
         and tensor.layout == torch.strided
+        and tensor.dtype in _TYPES
         and tensor.numel() > 0
         and _is_row_by_row(tensor)
-        and not (tensor.requires_grad or tensor.is_quantized or tensor.is_conj() or tensor.is_neg())
+        and not (tensor.requires_grad or tensor.is_conj() or tensor.is_neg())
     )
 
 

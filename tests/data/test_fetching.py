@@ -87,6 +87,12 @@ def test_rows_have_the_strides_of_single_samples(strides: tuple[int, ...]) -> No
     assert _same(fetching.fetch(dataset, [3, 0], Plain().collate), _one_by_one(dataset, [3, 0]))
 
 
+def test_types_that_cannot_be_indexed_are_stacked() -> None:
+    dataset = TensorDataset(torch.arange(SAMPLES, dtype=torch.uint8).view(torch.bits8))
+    batch = fetching.fetch(dataset, [3, 0], Plain().collate)
+    assert batch[0].view(torch.uint8).tolist() == [3, 0]
+
+
 def test_images_of_one_channel_keep_their_format() -> None:
     dataset = TensorDataset(torch.rand(SAMPLES, 1, 4, 4).to(memory_format=torch.channels_last))
     assert _same(fetching.fetch(dataset, [3, 0], Plain().collate), _one_by_one(dataset, [3, 0]))
