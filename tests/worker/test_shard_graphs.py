@@ -106,6 +106,15 @@ class MaskedByInfinity(MaskedLater):
     bad = float("inf")
 
 
+class Spoiled(p.Mlp):
+    """A sample is no number, and is met when recordings are done again."""
+
+    def inputs(self, rows: int) -> torch.Tensor:
+        found = super().inputs(rows)
+        found[rows // 2, 0] = float("nan")
+        return found
+
+
 class Rolling(p.Mlp):
     """A loss that depends on numbers of Python."""
 
@@ -275,6 +284,15 @@ def test_faults_are_told_alike(monkeypatch: pytest.MonkeyPatch, pipeline: type[P
     monkeypatch.undo()
     (plain,) = members_end(pipeline)
     assert isinstance(plain, Exception)
+    assert str(recorded) == str(plain)
+
+
+@pytest.mark.usefixtures("retracer")
+def test_a_loss_that_is_read_late_names_its_samples(monkeypatch: pytest.MonkeyPatch) -> None:
+    (recorded,) = members_end(Spoiled)
+    monkeypatch.undo()
+    (plain,) = members_end(Spoiled)
+    assert "not finite itself" in str(plain)
     assert str(recorded) == str(plain)
 
 

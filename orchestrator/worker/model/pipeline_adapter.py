@@ -442,10 +442,13 @@ class PipelineAdapter:
         try:
             yield
         except NonFinite as error:
-            found = strange(batch, key.indices)
-            named = self.named(key.step, key.shard)
-            named_samples = f"; not finite itself: {listed(found)}" if found and named else ""
-            raise NonFinite(f"{error.message}{named}{named_samples}", error.remedy, code=error.code) from None
+            raise self._with_samples(error, key, batch) from None
+
+    def _with_samples(self, error: NonFinite, key: Key, batch: Any) -> NonFinite:
+        found = strange(batch, key.indices)
+        named = self.named(key.step, key.shard)
+        named_samples = f"; not finite itself: {listed(found)}" if found and named else ""
+        return NonFinite(f"{error.message}{named}{named_samples}", error.remedy, code=error.code)
 
     def named(self, step: int, shard: int) -> str:
         """The samples of a micro-batch as its data set numbers them, to follow a message; nothing where they are the secret of
@@ -630,9 +633,15 @@ class PipelineAdapter:
         )
 
     def not_finite(self, step: int, shard: int, loss: float) -> NonFinite:
-        """The error of micro-batch (step, shard) whose loss is no number, or infinite."""
-        error = loss_not_finite(loss, self._known(step, shard).where)
-        return NonFinite(f"{error.message}{self.named(step, shard)}", error.remedy, code=error.code)
+        """The error of micro-batch (step, shard) whose loss is no number, or infinite. Its batch is gone by now, so samples are
+        read once more, unless they come in a stream."""
+        micro_batch = self._known(step, shard)
+        error = loss_not_finite(loss, micro_batch.where)
+        batch = None
+        if self.streams is None:
+            with suppress(OrchestratorError):  # the loss is told, whatever becomes of reading
+                batch = self._read(micro_batch)
+        return self._with_samples(error, micro_batch.key, batch)
 
     def _where(self, step: int, shard: int) -> str:
         """A micro-batch for messages. step: of the run, or where a step of the run is a round the local one, as `local_steps`
