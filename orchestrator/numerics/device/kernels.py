@@ -4,8 +4,8 @@
     Compiled      `sums.cu`, compiled for the card at hand (`compiling.py`). It takes one pass where the operations take five.
 
 All give the bits of `numerics.exact` (rule A1). One contract suite holds all of them (`tests/numerics/device`). Work is
-enqueued on torch's current stream. Only `Accumulator.weights` and `complete`, and `finished`, wait for it, since they read an
-answer.
+enqueued on torch's current stream. `Accumulator.weights` and `complete`, `Updating`, and `finish` of `sums_on` read an answer,
+and wait for it.
 """
 
 from __future__ import annotations
@@ -157,36 +157,22 @@ class Accumulator:
             self._total.zero_()
             return numpy.empty((0, len(self._slots)), numpy.int64)
         largest = torch.stack(self._largest)
-        if alone is not None:  # before the wait, so that the device has something to do meanwhile
-            divisor, result = alone
-            fingerprint = _finishing(self._kernels, self._total, divisor, result, 0, None)
-        largest = largest.cpu()
-        if alone is not None:
-            self.finished = int(fingerprint)
-        return weighted(largest.numpy(), numpy.array(self._weights)[:, None])
+        # Before the wait, so that the device has something to do meanwhile.
+        fingerprint = None if alone is None else _finished(self._kernels, self._total, *alone)
+        magnitudes = weighted(largest.cpu().numpy(), numpy.array(self._weights)[:, None])
+        self.finished = None if fingerprint is None else int(fingerprint)
+        return magnitudes
 
 
-def finished(
+def _finished(
     kernels: Kernels,
     total: torch.Tensor,
     divisor: float,
     result: torch.Tensor,
-    first_block: int,
-    last: torch.Tensor | None,
-) -> int:
-    """As `exact.finish`. Waits for the fingerprint."""
-    return int(_finishing(kernels, total, divisor, result, first_block, last))
-
-
-def _finishing(
-    kernels: Kernels,
-    total: torch.Tensor,
-    divisor: float,
-    result: torch.Tensor,
-    first_block: int,
-    last: torch.Tensor | None,
+    first_block: int = 0,
+    last: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """The fingerprint, when the device has it."""
+    """As `exact.finish`; the fingerprint is one element, when the device has it."""
     assert result.numel() == total.numel() == (total if last is None else last).numel()
     fingerprint = total.new_zeros(1, dtype=torch.int64)
     kernels.finish(total, last, divisor, result, first_block, fingerprint)
@@ -221,7 +207,7 @@ def sums_on(kernels: Kernels) -> Sums:
         total: torch.Tensor, divisor: float, result: torch.Tensor, first_block: int, last: torch.Tensor | None = None
     ) -> int:
         last = None if last is None else last.to(total.device)
-        return finished(kernels, total, divisor, result, first_block, last)
+        return int(_finished(kernels, total, divisor, result, first_block, last))
 
     return Sums(torch.float64, torch.float32, finish, kernels.unpack)
 
