@@ -197,11 +197,8 @@ class Copying:
         return torch.empty(elements, dtype=dtype, device=self.device)
 
     def mark(self) -> Callable[[], None]:
-        if self.device.type != "cuda":
-            return _nothing
-        event = torch.cuda.Event()  # type: ignore[no-untyped-call]
-        event.record()
-        return event.synchronize
+        mark = mark_of(self.device)
+        return _nothing if mark is None else mark.synchronize
 
     def to_sums(self, tensor: torch.Tensor) -> torch.Tensor:
         return tensor.cpu()
@@ -284,6 +281,25 @@ class Resident(Copying):
 def on(device: str) -> Staging:
     """The staging for `run.device`."""
     return Direct() if device == "cpu" else Copying(torch.device(device))
+
+
+class Mark(Protocol):
+    """A point in what was enqueued on a device, as `torch.cuda.Event`."""
+
+    def query(self) -> bool:
+        """Whether the device has come there."""
+
+    def synchronize(self) -> None:
+        """Wait until it has."""
+
+
+def mark_of(device: torch.device) -> Mark | None:
+    """The present end of what is enqueued there; None where nothing ever is."""
+    if device.type != "cuda":
+        return None
+    event: Mark = torch.cuda.Event()  # type: ignore[no-untyped-call]
+    event.record()  # type: ignore[attr-defined]
+    return event
 
 
 def collected(size_bytes: int, pieces: Sequence[tuple[int, torch.Tensor]]) -> torch.Tensor:

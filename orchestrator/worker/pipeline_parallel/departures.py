@@ -8,28 +8,8 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from typing import Protocol
 
-import torch
-
-
-class Mark(Protocol):
-    """A point in what was enqueued on a device, as `torch.cuda.Event`."""
-
-    def query(self) -> bool:
-        """Whether the device has come there."""
-
-    def synchronize(self) -> None:
-        """Wait until it has."""
-
-
-def mark_of(device: torch.device) -> Mark | None:
-    """The present end of what is enqueued there; None where nothing ever is."""
-    if device.type != "cuda":
-        return None
-    event: Mark = torch.cuda.Event()  # type: ignore[no-untyped-call]
-    event.record()  # type: ignore[attr-defined]
-    return event
+from orchestrator.numerics.staging import Mark
 
 
 class Departures:

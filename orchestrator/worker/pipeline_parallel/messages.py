@@ -24,7 +24,7 @@ import torch
 
 from orchestrator.comm.transports.base import ProtocolError, Received, Tag, Transport
 from orchestrator.errors import PipelineRaised
-from orchestrator.numerics.staging import collecting
+from orchestrator.numerics.staging import collecting, mark_of
 from orchestrator.worker.pipeline_parallel.border_memory import BorderMemory
 from orchestrator.worker.pipeline_parallel.border_values import (
     TOGETHER,
@@ -35,9 +35,9 @@ from orchestrator.worker.pipeline_parallel.border_values import (
     same_generators,
     same_of_numpy,
 )
-from orchestrator.worker.pipeline_parallel.departures import Departures, mark_of
+from orchestrator.worker.pipeline_parallel.departures import Departures
 
-# Phases, beside those of engine.exchange.collectives.
+# Phases, beside those of comm.collectives.
 ACTIVATIONS, GRADIENTS, DONE, NORMS, TIED, DIGESTED, DIGEST, SAVING, EVALUATED, DRAWN = range(64, 74)
 # The phases in which a member waits for another stage, and whether it then goes on with what it did
 # (`CancellableTransport.waits`).
@@ -72,9 +72,8 @@ class Border:
         self._timeout_s = timeout_s
         self._memory = memory
         self._departures = Departures()
-        self._came: dict[int, deque[tuple[Tag, Received]]] = defaultdict(
-            deque
-        )  # by peer, what came while own ones waited
+        # by peer, what came while own ones waited
+        self._came: dict[int, deque[tuple[Tag, Received]]] = defaultdict(deque)
         self.sent_bytes = 0
 
     def send(self, peer: int, tag: BorderTag, message: Activations | Gradients | None, seeded: Seeded) -> None:
