@@ -10,6 +10,7 @@ from typing import Any, Final
 
 import torch
 
+from orchestrator.numerics.byte_layout import ByteLayout
 from orchestrator.numerics.copy_stream import page_locked
 from orchestrator.numerics.staging import Arriving, Staging, rebuilt, taken_apart
 
@@ -22,22 +23,21 @@ class BatchPlace:
     def __init__(self, tensors: Sequence[torch.Tensor], batch: Any, staging: Staging) -> None:
         """batch: of these tensors, as the first one."""
         self._device = staging.device
-        self._memory: torch.Tensor | None = (
-            None  # in which all lie; not those of a class that may hold more than elements
-        )
+        # in which all lie; not those of a class that may hold more than elements
+        self._memory: torch.Tensor | None = None
         if all(type(tensor) is torch.Tensor and not tensor.is_quantized for tensor in tensors):
-            self._lay_out(tensors)
-            self._memory = staging.empty(self._size, torch.uint8)
+            self._layout = ByteLayout(tensors, _ALIGNMENT)
+            self._memory = staging.empty(self._layout.offsets[-1], torch.uint8)
             # Each with a version of its own: code that writes into one changes no other.
-            self._places = [place.data for place in self._within(self._memory)]
+            self._places = [place.data for place in self._layout.views(self._memory)]
         else:
             self._places = [staging.batch(tensor) for tensor in tensors]
         self.batch = rebuilt(batch, self._places)
         self._copy(tensors)
 
     def load(self, arriving: Arriving, tensors: Sequence[torch.Tensor]) -> Any:
-        """Put a micro-batch there; returns it there. In the stream that computes, so that the repetition
-        before has read what lay there. tensors: of the batch in host memory."""
+        """Put a micro-batch there; returns it there. In the stream that computes, so that the repetition before has read what
+        lay there. tensors: of the batch in host memory."""
         nearest = arriving.nearest()
         if nearest is not arriving.host:
             apart = taken_apart(nearest)
@@ -46,14 +46,6 @@ class BatchPlace:
         self._copy(tensors)
         return self.batch
 
-    def _lay_out(self, tensors: Sequence[torch.Tensor]) -> None:
-        self._size = 0
-        self._parts: list[tuple[int, int, torch.dtype, tuple[int, ...], tuple[int, ...]]] = []
-        for tensor in tensors:
-            like = torch.empty_like(tensor, device="meta")
-            self._parts.append((self._size, self._size + like.nbytes, like.dtype, tuple(like.shape), like.stride()))
-            self._size += -(-like.nbytes // _ALIGNMENT) * _ALIGNMENT
-
     def _copy(self, tensors: Sequence[torch.Tensor]) -> None:
         """From page-locked memory, or else the thread would wait."""
         if self._memory is None or any(tensor.device.type != "cpu" for tensor in tensors):
@@ -61,13 +53,7 @@ class BatchPlace:
                 place.copy_(page_locked(tensor, self._device), non_blocking=True)
             return
         # As one: small tensors cost calls.
-        together = torch.empty(self._size, dtype=torch.uint8, pin_memory=self._device.type == "cuda")
-        for place, tensor in zip(self._within(together), tensors, strict=True):
+        together = torch.empty(self._memory.numel(), dtype=torch.uint8, pin_memory=self._device.type == "cuda")
+        for place, tensor in zip(self._layout.views(together), tensors, strict=True):
             place.copy_(tensor.detach())
         self._memory.copy_(together, non_blocking=True)
-
-    def _within(self, memory: torch.Tensor) -> list[torch.Tensor]:
-        """The tensors of a batch that lie in this memory."""
-        return [
-            memory[start:end].view(dtype).as_strided(shape, stride) for start, end, dtype, shape, stride in self._parts
-        ]

@@ -12,12 +12,13 @@ from typing import Final
 import torch
 
 from orchestrator.numerics import foreach
+from orchestrator.numerics.byte_layout import ByteLayout
 
 _ALIGNMENT: Final = 64  # bytes
 
 
 class OnePiece:
-    """offsets: in bytes, where each tensor begins, and at last where all end; no two are equal."""
+    """layout: where the tensors lie in it."""
 
     def __init__(
         self,
@@ -28,30 +29,18 @@ class OnePiece:
         moves: bool,  # whether the tensors may be moved
     ) -> None:
         self._tensors = tensors
-        self._strides = [torch.empty_like(tensor, device="meta").stride() for tensor in tensors]
-        self.offsets = [0]
-        for tensor in tensors:
-            self.offsets.append(self.offsets[-1] + max(1, -(-tensor.nbytes // _ALIGNMENT)) * _ALIGNMENT)
+        self.layout = ByteLayout(tensors, _ALIGNMENT)
         self._empty = empty
         self._bytes: torch.Tensor | None = None
         if moves and _movable(tensors, others):
-            self._bytes = self.memory(self.offsets[-1])
-            for tensor, place in zip(tensors, self.views(self._bytes), strict=True):
+            self._bytes = self.memory(self.layout.offsets[-1])
+            for tensor, place in zip(tensors, self.layout.views(self._bytes), strict=True):
                 place.copy_(tensor)
                 tensor.data = place
 
     def memory(self, size: int) -> torch.Tensor:
         """Zeros for the first tensors, up to an offset."""
         return self._empty(size, torch.uint8).zero_()
-
-    def views(self, memory: torch.Tensor) -> list[torch.Tensor]:
-        """Tensors like those that begin in this memory, where they lie there."""
-        places = zip(self._tensors, self._strides, self.offsets, strict=False)
-        return [
-            memory[start : start + tensor.nbytes].view(tensor.dtype).as_strided(tensor.shape, stride)
-            for tensor, stride, start in places
-            if start < memory.numel()
-        ]
 
     def take(self, into: torch.Tensor, views: Sequence[torch.Tensor]) -> None:
         """Copy all tensors there. views: those of that memory."""
@@ -65,7 +54,7 @@ class OnePiece:
         if self._bytes is not None:
             return self._bytes[:size].clone()
         memory = self.memory(size)
-        views = self.views(memory)
+        views = self.layout.views(memory)
         foreach.copy(views, self._tensors[: len(views)])
         return memory
 

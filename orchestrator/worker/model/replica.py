@@ -81,13 +81,13 @@ class Replica:
         self._buffers = dict(model.named_buffers())
         others = list(self._buffers.values())
         self._piece = OnePiece(self._moving, others, staging.empty, moves=staging.answers_late)
-        ends = self._piece.offsets
+        ends = self._piece.layout.offsets
         self._statistics_end, self._counters_end = (
             ends[len(self.statistics)],
             ends[len(self.statistics) + len(self.counters)],
         )
         self._start_bytes = self._piece.memory(ends[-1])
-        self._start = self._piece.views(self._start_bytes)
+        self._start = self._piece.layout.views(self._start_bytes)
         self._places = list(_places(list(self.counters.values()), ends[len(self.statistics) :]))
         # The contents of each module, now and when the run began: a walk through the tree for each shard would cost more.
         self._held = [
@@ -212,7 +212,7 @@ class Replica:
         for dtype, positions, columns in self._places:
             values[:, columns] = counters.view(dtype)[:, positions].long().numpy()
         if self.statistics:
-            starts = [offset // 4 for offset in self._piece.offsets[: len(self.statistics)]]
+            starts = [offset // 4 for offset in self._piece.layout.offsets[: len(self.statistics)]]
             statistics = numpy.logical_or.reduceat(changed.numpy(), starts, 1)
         else:
             statistics = numpy.empty((len(left), 0), bool)
