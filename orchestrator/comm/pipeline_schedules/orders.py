@@ -47,7 +47,7 @@ def one_forward_one_backward(
         int,
         Field(
             ge=0,
-            description="Shards that a worker holds beyond those, unless its stage is the last one: it waits less.",
+            description="Shards that a worker holds beyond one for each stage from its own on; a last stage holds one.",
         ),
     ] = 0,
 ) -> Order:

@@ -117,9 +117,8 @@ Places = list[tuple[Any, str | int]]  # where the model's modules hold a tensor:
 
 class Stage:
     """One stage of a model in this process. held: the parameters and buffers that it uses, by name; parameters: the
-    parameters among them. `hosting` puts fake
-    tensors in the place of what other stages hold; `close` takes the hooks off the model's modules. staging: to where it
-    computes; its caller moves there what it holds."""
+    parameters among them. `hosting` puts fake tensors in the place of what other stages hold; `close` takes the hooks off the
+    model's modules. staging: to where it computes; its caller moves there what it holds."""
 
     def __init__(self, model: torch.nn.Module, cuts: Cuts, index: int, staging: Staging | None = None) -> None:
         self.index = index
