@@ -249,13 +249,13 @@ class Chosen(_Texts):
 
 
 class Reflected(_Images):
-    """Padding by reflection has no deterministic backward pass on a card."""
+    """Padding of sequences by reflection has no deterministic backward pass on a card."""
 
-    refused: ClassVar[str] = "padding by reflection"  # as the table of the page names it
+    refused: ClassVar[str] = "padding by reflection, but for images"  # as the table of the page names it
 
     def model(self) -> nn.Module:
-        padded = nn.Conv2d(8, 8, 3, padding=1, padding_mode="reflect")
-        return nn.Sequential(nn.Conv2d(3, 8, 3), padded, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, _CLASSES))
+        padded = nn.Conv1d(8, 8, 3, padding=1, padding_mode="reflect")
+        return nn.Sequential(nn.Flatten(2), nn.Conv1d(3, 8, 3), padded, nn.Flatten(), nn.Linear(8 * 254, _CLASSES))
 
 
 ZOO = (

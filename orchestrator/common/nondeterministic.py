@@ -75,10 +75,12 @@ OPERATIONS = (
         "UpsampleBilinear2DAa",
     ),
     _row(
-        "padding by reflection",
-        r"reflection_pad",
-        "mode='replicate'; or torch.cat of the edges, flipped, with the rest, which is the same padding",
-        "ReflectionPad",
+        "padding by reflection, but for images",
+        r"reflection_pad[13]d",
+        "mode='replicate'; of a sequence, F.pad(x.unsqueeze(-2), (left, right, 0, 0), mode='reflect').squeeze(-2); of a "
+        "volume, torch.cat of the edges, flipped, with the rest",
+        "ReflectionPad1D",
+        "ReflectionPad3D",
     ),
     _row(
         "CTCLoss",

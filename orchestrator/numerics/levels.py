@@ -51,7 +51,7 @@ def add_levels(
 
 
 def mean_of_levels(total: torch.Tensor, spacing: float, total_weight: float, result: torch.Tensor) -> None:
-    """result (float32) = total * spacing / total_weight."""
+    """result (float32) = total * spacing / total_weight; infinite where float32 does not hold that."""
     assert result.numel() == total.numel()
     factor = spacing / total_weight
     loop("dequantize", total)(start_of(total), total.numel(), factor, start_of(result, torch.float32))

@@ -29,7 +29,10 @@ NAMES = {
         "upsample_bicubic2d_backward_out_cuda",
         "upsample_bicubic2d_aa_backward_out_cuda",
     ],
-    "padding by reflection": ["reflection_pad1d_backward_out_cuda", "reflection_pad2d_backward_cuda"],
+    "padding by reflection, but for images": [
+        "reflection_pad1d_backward_out_cuda",
+        "reflection_pad3d_backward_out_cuda",
+    ],
     "CTCLoss": ["ctc_loss_backward_gpu"],
     "grid_sample": ["grid_sampler_2d_backward_cuda", "grid_sampler_3d_backward_cuda"],
     "cumsum of floats": ["cumsum_cuda_kernel"],
@@ -91,10 +94,10 @@ PAIRS: dict[str, tuple[tuple[int, ...], Callable[[Tensor], Tensor], Callable[[Te
         lambda x: functional.interpolate(x, size=9, mode="linear"),
         lambda x: functional.interpolate(x.unsqueeze(2), size=(1, 9), mode="bilinear").squeeze(2),
     ),
-    "padding by reflection": (
+    "padding by reflection, but for images": (
         LINE,
         lambda x: functional.pad(x, (2, 1), mode="reflect"),
-        lambda x: torch.cat([x[..., 1:3].flip(-1), x, x[..., -2:-1].flip(-1)], -1),
+        lambda x: functional.pad(x.unsqueeze(-2), (2, 1, 0, 0), mode="reflect").squeeze(-2),
     ),
     "cumsum of floats": (LINE, lambda x: x.cumsum(-1), lambda x: x @ torch.ones(6, 6, device=x.device).triu()),
     "EmbeddingBag with mode='max'": (
@@ -133,7 +136,7 @@ OTHERS: dict[str, Callable[[], Tensor]] = {
     "linear and bicubic interpolation, and antialias=True": lambda: functional.interpolate(
         of(*IMAGE), size=9, mode="bicubic"
     ),
-    "padding by reflection": lambda: functional.pad(of(*VOLUME), (1,) * 6, mode="reflect"),
+    "padding by reflection, but for images": lambda: functional.pad(of(*VOLUME), (1,) * 6, mode="reflect"),
     "cumsum of floats": lambda: of(4).cumprod(0),
 }
 

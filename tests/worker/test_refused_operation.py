@@ -72,9 +72,9 @@ def refusal(kind: type[Padded], precision: Any = "float32") -> PipelineRaised:
 def test_the_operation_its_line_and_what_to_write_are_named(kind: type[Padded], precision: str) -> None:
     error = refusal(kind, precision)
     assert error.message.startswith("loss() (step 0, shard 1) uses an operation whose bits could not be repeated")
-    assert "kernel: padding by reflection\n" in error.message
+    assert "kernel: padding by reflection, but for images\n" in error.message
     assert error.message.endswith('in loss: edges = functional.pad(rows.unsqueeze(1), (1, 0), mode="reflect")')
-    assert error.remedy.startswith("instead: mode='replicate'; or torch.cat of the edges")
+    assert error.remedy.startswith("instead: mode='replicate'; of a sequence")
     assert (error.code, error.recurs) == ("pipeline.nondeterministic", True)
 
 
@@ -84,5 +84,5 @@ def test_an_operation_of_no_table_is_told_by_its_name() -> None:
 
 def test_a_loss_that_cannot_be_computed_again_hides_nothing() -> None:
     error = refusal(Once)
-    assert "kernel: padding by reflection\n" in error.message
+    assert "kernel: padding by reflection, but for images\n" in error.message
     assert "again" not in error.message

@@ -115,7 +115,7 @@ def test_an_operation_of_a_layer_is_named_with_its_line_and_what_to_write(precis
     assert "the first to differ is the gradient of 0." in error.message
     assert "what aten::reflection_pad1d_backward computes, in layer 1 (Padding)\n" in error.message
     assert error.message.endswith('return functional.pad(x.unsqueeze(1), (1, 0), mode="reflect").squeeze(1)')
-    assert error.remedy.startswith("instead of padding by reflection: mode='replicate'")
+    assert error.remedy.startswith("instead of padding by reflection, but for images: mode='replicate'")
 
 
 def test_one_in_loss_is_of_no_layer() -> None:
