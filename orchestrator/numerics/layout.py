@@ -11,7 +11,7 @@ import math
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -42,6 +42,14 @@ class Slot:
     def view(self, flat: torch.Tensor) -> torch.Tensor:
         """The tensor as a view of `flat`, which has the layout's size."""
         return flat.as_strided(self.shape, self.stride, flat.storage_offset() + self.offset)
+
+
+class Run(NamedTuple):
+    """Whole blocks of a layout that lie one behind the other in a larger one, too: elements [start, end) of the first."""
+
+    start: int
+    end: int
+    first_block: int  # in the larger layout
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from orchestrator.numerics.exact import ANCHOR, Sums, Tensors, fingerprint_by_operations, in_order, weighted
 from orchestrator.numerics.fixed_point import LIMIT, Pieces
 from orchestrator.numerics.grid import ABSENT, Grid
-from orchestrator.numerics.layout import Layout, Slot
+from orchestrator.numerics.layout import Layout, Run, Slot
 from orchestrator.numerics.lossless_packing import PackedVector, most_bytes, pack
 
 _WHOLE: Final = 2.0**51  # from here on to add an anchor rounds no more
@@ -98,8 +98,10 @@ class Accumulator:
 
     most_waiting = 1
 
-    def __init__(self, layout: Layout, total: torch.Tensor, kernels: Kernels) -> None:
+    def __init__(self, layout: Layout, total: torch.Tensor, kernels: Kernels, runs: Sequence[Run] = ()) -> None:
+        """runs: all of the layout, if it is a part of a larger one, in which `finished` is its part of the fingerprint."""
         self._slots = layout.slots
+        self._runs = runs or [Run(0, layout.size, 0)]
         self._total = total
         self._kernels = kernels
         self._add = kernels.adder(layout, total)
@@ -158,10 +160,18 @@ class Accumulator:
             return numpy.empty((0, len(self._slots)), numpy.int64)
         largest = torch.stack(self._largest)
         # Before the wait, so that the device has something to do meanwhile.
-        fingerprint = None if alone is None else _finished(self._kernels, self._total, *alone)
+        fingerprint = None if alone is None else self._finish(*alone)
         magnitudes = weighted(largest.cpu().numpy(), numpy.array(self._weights)[:, None])
         self.finished = None if fingerprint is None else int(fingerprint)
         return magnitudes
+
+    def _finish(self, divisor: float, result: torch.Tensor) -> torch.Tensor:
+        """Enqueue the result; returns the fingerprint, as `_finished`."""
+        prints = [
+            _finished(self._kernels, self._total[start:end], divisor, result[start:end], first_block)
+            for start, end, first_block in self._runs
+        ]
+        return sum(prints[1:], prints[0])
 
 
 def _finished(

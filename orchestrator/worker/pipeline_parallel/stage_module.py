@@ -13,8 +13,7 @@ from typing import Any
 
 import torch
 
-from orchestrator.numerics import exact
-from orchestrator.numerics.layout import BLOCK, Layout
+from orchestrator.numerics.layout import BLOCK, Layout, Run
 
 
 class StageModule(torch.nn.Module):
@@ -69,14 +68,13 @@ class PartLayout:
             Layout(tuple(by_name[slot.name] for slot in slots), len(numbers) * BLOCK), tuple(places), tuple(numbers)
         )
 
-    def fingerprint(self, result: torch.Tensor) -> int:
-        """The stage's part of the whole result's fingerprint, modulo 2**64."""
-        total, start = 0, 0
-        for i in range(1, len(self.numbers) + 1):
-            if i == len(self.numbers) or self.numbers[i] != self.numbers[i - 1] + 1:
-                total += exact.fingerprint_of(result[start * BLOCK : i * BLOCK], self.numbers[start])
-                start = i
-        return exact.wrap(total)
+    @property
+    def runs(self) -> list[Run]:
+        """Where blocks lie one behind the other in the whole layout, too."""
+        edges = [i for i in range(1, len(self.numbers)) if self.numbers[i] != self.numbers[i - 1] + 1]
+        starts = [0, *edges] if self.numbers else []
+        ends = [*edges, len(self.numbers)]
+        return [Run(s * BLOCK, e * BLOCK, self.numbers[s]) for s, e in zip(starts, ends, strict=False)]
 
 
 def _blocks(offset: int, elements: int) -> range:

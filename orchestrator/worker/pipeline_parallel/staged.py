@@ -150,7 +150,7 @@ class HostedStage:
             *(staging, staging.host_transfer(layout.layout, self._memory.result), norm, plan.recompute),
             graphs=self._graphs(place, workload, replica),
         )
-        summation = DirectSum(layout.layout, self._memory, None, kernels)
+        summation = DirectSum(layout.layout, self._memory, None, kernels, layout.runs)
         self.trainer = StageTrainer(parts, updater, summation, services)
         self.boundary = Stages(workload, self._stage, self.model_state)
 

@@ -148,7 +148,7 @@ class StageTrainer:
         self._summation.total(self._group, step, attempt, consensus)
         exchange.sent_bytes += self._group.sent_bytes - before + self._links.taken_bytes()
         self._parts.host_transfer.back()  # its norms are taken where the unsplit model's are
-        own = self._parts.layout.fingerprint(self._summation.result)
+        own = self._summation.part_of_fingerprint()
         self._parts.held.sum = HeldSum(step, partial(self._follow, consensus, own))
         self.second_vote = self._ballot.vote(exchange, step, attempt, own, partial(self._norms, consensus))
         return self._ballot.learn(step, own, self.second_vote)

@@ -19,7 +19,7 @@ from orchestrator.numerics import exact, levels
 from orchestrator.numerics.device import kernels as device
 from orchestrator.numerics.device.kernels import Kernels
 from orchestrator.numerics.grid import Grid, magnitude_of
-from orchestrator.numerics.layout import Layout
+from orchestrator.numerics.layout import Layout, Run
 from orchestrator.optim.compressions.codec import Agreement, Codec, Held, Nothing, Result, Rows
 from orchestrator.optim.transforms import State
 from orchestrator.worker.model.shard_states import ShardStates
@@ -78,15 +78,17 @@ class DirectSum:
         memory: Memory,  # of this member
         states: ShardStates | None,  # what shards keep, staged with their contributions; None where they keep nothing
         kernels: Kernels | None = None,  # where the memory is on a device
+        runs: Sequence[Run] = (),  # of a layout that is a part of a larger one
     ) -> None:
         self._accumulator: exact.Accumulator | device.Accumulator
         if kernels is None:
             is_exact = memory.contribution.dtype == torch.float64
             self._accumulator = exact.Accumulator(layout, memory.contribution, exact=is_exact)
         else:
-            self._accumulator = device.Accumulator(layout, memory.contribution, kernels)
+            self._accumulator = device.Accumulator(layout, memory.contribution, kernels, runs)
         self._memory = memory
         self._states = states
+        self._runs = runs
         self._watched = 0
         self.result = memory.result
         self.most_waiting = self._accumulator.most_waiting
@@ -123,6 +125,12 @@ class DirectSum:
         if self._states is not None:
             self._states.secure()
         return exchange.total(step, attempt, consensus.total_weight)
+
+    def part_of_fingerprint(self) -> int:
+        """That of the result in the fingerprint of a larger layout, modulo 2**64."""
+        if self.late is not None and self._memory.finished is not None:
+            return exact.wrap(self._memory.finished)
+        return exact.wrap(sum(exact.fingerprint_of(self.result[start:end], first) for start, end, first in self._runs))
 
     def commit(self) -> None:
         pass

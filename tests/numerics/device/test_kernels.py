@@ -29,7 +29,7 @@ from orchestrator.numerics.device.kernels import (
 )
 from orchestrator.numerics.fixed_point import HOST, Pieces
 from orchestrator.numerics.grid import ABSENT, Grid
-from orchestrator.numerics.layout import BLOCK, Layout
+from orchestrator.numerics.layout import BLOCK, Layout, Run
 from orchestrator.numerics.lossless_packing import PackedVector, most_bytes, pack
 from tests.numerics.device import host
 from tests.products import fewer
@@ -166,6 +166,19 @@ def test_one_worker_alone_gets_the_result_at_once(make: Callable[[], Kernels]) -
     assert accumulator.finished is not None
     assert exact.wrap(accumulator.finished) == exact.wrap(fingerprint)
     assert torch.equal(mine, result)
+
+
+@every
+def test_the_fingerprint_of_a_part_is_that_at_its_places_in_the_whole(make: Callable[[], Kernels]) -> None:
+    layout = Layout.of([("first", torch.empty(2 * BLOCK)), ("second", torch.empty(BLOCK))])
+    runs = [Run(0, 2 * BLOCK, 5), Run(2 * BLOCK, 3 * BLOCK, 11)]
+    result = torch.zeros(layout.size)
+    accumulator = Accumulator(layout, torch.zeros(layout.size, dtype=torch.float64), make(), runs)
+    accumulator.add([torch.randn(2 * BLOCK), torch.randn(BLOCK)], 1.0, Grid((-40, -40), 1))
+    accumulator.complete((3.0, result))
+    assert accumulator.finished is not None
+    parts = [exact.fingerprint_of(result[run.start : run.end], run.first_block) for run in runs]
+    assert exact.wrap(accumulator.finished) == exact.wrap(sum(parts))
 
 
 @every
