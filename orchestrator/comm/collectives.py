@@ -61,7 +61,7 @@ class Memory:
     sums: what kind of sums they hold. contribution: of the dtype of the sums and of the layout's size, empty for a
     server; result: of the dtype of their results, of the layout's size; partial: of the dtype of the sums, as large as
     the generations so far have needed. finished: the fingerprint of the present step's result where a worker that is
-    alone has written it already; else None.
+    alone has written it already, as one element of a device if nobody has looked at it; else None.
     """
 
     def __init__(self, layout: Layout, regions: Regions, *, sums: exact.Sums, contributes: bool = True) -> None:
@@ -70,7 +70,7 @@ class Memory:
         self.contribution = regions.allocate(layout.size if contributes else 0, sums.dtype)
         self.result = regions.allocate(layout.size, sums.result)
         self.partial = torch.empty(0, dtype=sums.dtype)
-        self.finished: int | None = None
+        self.finished: int | torch.Tensor | None = None
         self._regions = regions
 
     def suit(self, schedule: Schedule, rank: int) -> None:
@@ -193,7 +193,7 @@ class Exchange:
         """Sum all contributions into `memory.result`, divided by `divisor`; returns the result's fingerprint. All members bring
         memories of one size and one kind of sums, which suit this generation."""
         if memory.finished is not None:
-            return exact.wrap(memory.finished)
+            return exact.wrap(int(memory.finished))
         call = CollectiveTag(self.generation, step, attempt, phase)
         with self._counted():
             return self._add_up(memory, call, self._way(memory.layout), divisor)

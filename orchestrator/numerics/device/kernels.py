@@ -22,6 +22,7 @@ from orchestrator.numerics.fixed_point import LIMIT, Pieces
 from orchestrator.numerics.grid import ABSENT, Grid
 from orchestrator.numerics.layout import Layout, Run, Slot
 from orchestrator.numerics.lossless_packing import PackedVector, most_bytes, pack
+from orchestrator.numerics.staging import mark_of
 
 _WHOLE: Final = 2.0**51  # from here on to add an anchor rounds no more
 _MAGNITUDE: Final = 0x7FFF_FFFF  # the bits of a float32 without its sign
@@ -116,7 +117,7 @@ class Accumulator:
         self._taken = 0  # rows
         self._largest: list[torch.Tensor] = []
         self._weights: list[float | torch.Tensor] = []
-        self.finished: int | None = None
+        self.finished: torch.Tensor | None = None  # one element; to look at it waits for the result
 
     def add(self, tensors: Tensors, weight: float | torch.Tensor, grid: Grid) -> None:
         """As `exact.Accumulator.add`; the tensors may change in what is enqueued after this. weight: a float64 on the device,
@@ -153,17 +154,20 @@ class Accumulator:
         return found
 
     def complete(self, alone: tuple[float, torch.Tensor] | None = None) -> NDArray[numpy.int64]:
-        """As `exact.Accumulator.complete`. Waits for the magnitudes, and so for all that was added."""
+        """As `exact.Accumulator.complete`. Waits for the magnitudes, and so for all that was added, and not for the result."""
         self.weights()
         if not self._weights:
             self._total.zero_()
             return numpy.empty((0, len(self._slots)), numpy.int64)
-        largest = torch.stack(self._largest)
+        on_card = self._total.device.type == "cuda"
+        largest = torch.empty((len(self._largest), len(self._slots)), dtype=torch.int32, pin_memory=on_card)
+        largest.copy_(torch.stack(self._largest), non_blocking=on_card)
+        mark = mark_of(self._total.device)
         # Before the wait, so that the device has something to do meanwhile.
-        fingerprint = None if alone is None else self._finish(*alone)
-        magnitudes = weighted(largest.cpu().numpy(), numpy.array(self._weights)[:, None])
-        self.finished = None if fingerprint is None else int(fingerprint)
-        return magnitudes
+        self.finished = None if alone is None else self._finish(*alone)
+        if mark is not None:
+            mark.synchronize()
+        return weighted(largest.numpy(), numpy.array(self._weights)[:, None])
 
     def _finish(self, divisor: float, result: torch.Tensor) -> torch.Tensor:
         """Enqueue the result; returns the fingerprint, as `_finished`."""

@@ -129,7 +129,7 @@ class DirectSum:
     def part_of_fingerprint(self) -> int:
         """That of the result in the fingerprint of a larger layout, modulo 2**64."""
         if self.late is not None and self._memory.finished is not None:
-            return exact.wrap(self._memory.finished)
+            return exact.wrap(int(self._memory.finished))
         return exact.wrap(sum(exact.fingerprint_of(self.result[start:end], first) for start, end, first in self._runs))
 
     def commit(self) -> None:

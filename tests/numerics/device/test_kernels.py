@@ -164,7 +164,7 @@ def test_one_worker_alone_gets_the_result_at_once(make: Callable[[], Kernels]) -
         accumulator.add(tensors, weight, grid)
     accumulator.complete((3.0, mine))
     assert accumulator.finished is not None
-    assert exact.wrap(accumulator.finished) == exact.wrap(fingerprint)
+    assert exact.wrap(int(accumulator.finished)) == exact.wrap(fingerprint)
     assert torch.equal(mine, result)
 
 
@@ -178,7 +178,7 @@ def test_the_fingerprint_of_a_part_is_that_at_its_places_in_the_whole(make: Call
     accumulator.complete((3.0, result))
     assert accumulator.finished is not None
     parts = [exact.fingerprint_of(result[run.start : run.end], run.first_block) for run in runs]
-    assert exact.wrap(accumulator.finished) == exact.wrap(sum(parts))
+    assert exact.wrap(int(accumulator.finished)) == exact.wrap(sum(parts))
 
 
 @every
