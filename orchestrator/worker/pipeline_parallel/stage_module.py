@@ -70,7 +70,7 @@ class PartLayout:
 
     @property
     def runs(self) -> list[Run]:
-        """Where blocks lie one behind the other in the whole layout, too."""
+        """The pieces whose blocks lie one behind the other in the whole layout, too."""
         edges = [i for i in range(1, len(self.numbers)) if self.numbers[i] != self.numbers[i - 1] + 1]
         starts = [0, *edges] if self.numbers else []
         ends = [*edges, len(self.numbers)]

@@ -127,7 +127,7 @@ class DirectSum:
         return exchange.total(step, attempt, consensus.total_weight)
 
     def part_of_fingerprint(self) -> int:
-        """That of the result in the fingerprint of a larger layout, modulo 2**64."""
+        """The part of the result in the fingerprint of a larger layout, modulo 2**64."""
         if self.late is not None and self._memory.finished is not None:
             return exact.wrap(int(self._memory.finished))
         return exact.wrap(sum(exact.fingerprint_of(self.result[start:end], first) for start, end, first in self._runs))
