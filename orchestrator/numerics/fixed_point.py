@@ -14,7 +14,7 @@ This module does not decide when the grid is chosen anew.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final, Protocol
 
@@ -25,6 +25,7 @@ from orchestrator.numerics.layout import Layout, Slot
 
 _FRACTION_BITS = 44  # below the largest value of a tensor
 LIMIT: Final = 2**62
+_AT_ONCE: Final = 1 << 22  # elements, of which an operation may keep copies
 
 Pieces = tuple[tuple[int, int, float], ...]  # (first element, end, lsb), in order
 
@@ -103,15 +104,22 @@ class FixedPoint:
         """The lsb of the piece in which this element lies."""
         return next(lsb for start, end, lsb in self.pieces if start <= element < end)
 
+    def parts(self) -> Iterator[tuple[slice, float]]:
+        """All elements, some at a time, with their lsb: an operation may keep copies for which the whole leaves no room."""
+        for start, end, lsb in self.pieces:
+            for first in range(start, end, _AT_ONCE):
+                yield slice(first, min(end, first + _AT_ONCE)), lsb
+
     def integers(self, values: torch.Tensor, into: torch.Tensor) -> None:
         """into (int64) = the multiples nearest to values (float32 or float64)."""
-        for start, end, lsb in self.pieces:
-            into[start:end] = torch.round(values[start:end].double().mul_(1 / lsb))
+        for part, lsb in self.parts():
+            into[part] = values[part].double().mul_(1 / lsb).round_()
 
-    def values(self, integers: torch.Tensor, into: torch.Tensor) -> None:
-        """into (float32) = integers * lsb, cast once."""
-        for start, end, lsb in self.pieces:
-            into[start:end] = integers[start:end].double().mul_(lsb)
+    def values(self, integers: torch.Tensor, into: torch.Tensor, more: torch.Tensor | None = None) -> None:
+        """into (float32) = integers * lsb, cast once. more: integers that are added to them."""
+        for part, lsb in self.parts():
+            whole = integers[part] if more is None else integers[part] + more[part]
+            into[part] = whole.double().mul_(lsb)
 
     def updates(
         self,

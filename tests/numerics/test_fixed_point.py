@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from orchestrator.numerics import fixed_point
 from orchestrator.numerics.exact import fingerprint_of_integers, wrap
 from orchestrator.numerics.fixed_point import FixedPoint, divided, exponent_for, largest, name_of, overflows
 from orchestrator.numerics.layout import Layout
@@ -49,6 +50,21 @@ def test_a_float32_comes_back_to_the_bit_unless_it_is_tiny(seed: int, scale: flo
     large = values.abs() >= lsb * 2**24
     assert torch.equal(values[large], back[large])
     assert float((values - back).abs().max()) <= lsb / 2
+
+
+@given(seeds, seeds, st.integers(1, 70))
+def test_some_at_a_time_come_to_the_same_as_all_at_once(seed: int, other: int, at_once: int) -> None:
+    values, more = flat(seed, 3.0), integers(other)
+    fixed = FixedPoint.fitting(LAYOUT, values, len(LAYOUT.slots))
+    whole = torch.cat([torch.round(values[start:end].double() * (1 / lsb)).long() for start, end, lsb in fixed.pieces])
+    back = torch.cat([((whole + more)[start:end].double() * lsb).float() for start, end, lsb in fixed.pieces])
+    found, sums = torch.zeros_like(whole), torch.zeros_like(back)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(fixed_point, "_AT_ONCE", at_once)
+        fixed.integers(values, found)
+        fixed.values(found, sums, more)
+    assert torch.equal(found, whole)
+    assert torch.equal(sums.view(torch.int32), back.view(torch.int32))
 
 
 @given(seeds, seeds, st.integers(1, 16))

@@ -173,11 +173,11 @@ def test_so_it_does_where_replicas_run_free(on: On, mode: dict[str, Any], monkey
     members.run()
     execution: Any = members.members[0]._execution  # type: ignore[union-attr]
     free, updates = execution._free, execution._free._updates
-    own = [free._x, free._base, free._last_barrier.parameters, execution._deltas.pending]
-    own += [updates._before, updates._gradient, updates._read, updates._update]
+    own = [free._x, free._last_barrier.parameters, execution._deltas.pending]
+    own += [updates._before, updates._memory.gradient, updates._memory.update]
     regions: list[Any] = members._regions
     hosted, size = -(-settings.data.shards // on.workers), free.size
-    held_back = 8 * size * hosted if updates._read.numel() else 0
+    held_back = 8 * size * hosted if mode.get("threshold") else 0
     rows = [[each for each in free._states.of(shard).values() if each.dtype == torch.float32] for shard in free.shards]
     row = max(rows, key=len)  # a shard whose worker was slow may not have made an update, and keeps nothing yet
     elements, steps = (

@@ -4,8 +4,8 @@ Bytes for each element of the layout, where a worker hosts s shards, an optimize
 window of deltas:
 
     regions         16 + partial sums, 8 w, 8 w for each other worker's delta that it hands on
-    replica         8 parameters as integers, 8 as of the last rest, 4 of that in float32, 8 not sent yet
-    an update       4 before, 4 gradient, 8 the update; with a significance filter 8 read, and 8 s held back
+    replica         8 parameters as integers, 4 as of the last rest in float32, 8 not sent yet
+    an update       4 before, 4 gradient, 8 the update; with a significance filter 8 s held back
     optimizers      4 m s twice: in use, and as of the last rest
     a model each    of gossip, instead of replica and deltas: 8 s four times, with those before a step and its updates, and 8
                     of each foreign neighbour
@@ -70,6 +70,6 @@ def _rank_bytes(layout: Layout, schedule: Schedule, plan: Plan, hosted: Sequence
         foreign = sum(rank in workers for shard, workers in needed.items() if shard not in hosted[rank])
         return found + _INTEGER * size * (4 * shards + foreign)
     if plan.replay:  # a reader for each shard, and no deltas on their way
-        return found + delta_bytes(layout, schedule, rank) + _INTEGER * size * (3 + shards)
-    filtered = 1 + shards if plan.mode.threshold else 0
-    return found + delta_bytes(layout, schedule, rank) + _INTEGER * size * (3 + filtered)
+        return found + delta_bytes(layout, schedule, rank) + _INTEGER * size * (2 + shards)
+    filtered = shards if plan.mode.threshold else 0
+    return found + delta_bytes(layout, schedule, rank) + _INTEGER * size * (2 + filtered)

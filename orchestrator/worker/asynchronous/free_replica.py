@@ -52,7 +52,7 @@ class FreeReplica:
         self._services = services
         self._statistics = Statistics(replica)
         size, staging = replica.layout.size, replica.staging
-        self._x, self._base = staging.integers(size), staging.integers(size)
+        self._x = staging.integers(size)
         self._last_barrier = Rollback(replica)
         self._fixed = FixedPoint(())
         self._ledger = 0
@@ -66,10 +66,9 @@ class FreeReplica:
         self._last_barrier.keep()
         start = self._last_barrier.parameters
         self._fixed = FixedPoint.fitting(replica.layout, start, len(replica.parameters))
-        self._fixed.integers(start, self._base)
-        self._x.copy_(self._base)
+        self._start_into(self._x)
         self._memory.contribution.zero_()
-        self._ledger = exact.fingerprint_of_integers(self._base)
+        self._ledger = exact.fingerprint_of_integers(self._x)
         self._updates.begin(self._fixed, {**self.rows(), **fallback_rows})
 
     def compute(self, shard: int, reading: Reading, x: torch.Tensor | None = None) -> tuple[float | None, torch.Tensor]:
@@ -98,13 +97,13 @@ class FreeReplica:
         return {shard: self._states.of(shard) for shard in self.shards}
 
     def start(self) -> torch.Tensor:
-        """A copy of the parameters at the last sync barrier, as integers."""
-        return self._base.clone()
+        """The parameters at the last sync barrier, as integers in new memory."""
+        return self._start_into(torch.empty_like(self._x))
 
     def shown(self) -> tuple[FixedPoint, torch.Tensor]:
         """The parameters at the last sync barrier, for peers to read until the next one: in the memory of its sum, which is
         free until then."""
-        return self._fixed, self._memory.result.copy_(self._base)
+        return self._fixed, self._start_into(self._memory.result)
 
     def check_ledger(self) -> None:
         """Raises Inconsistent unless this replica is the sum of what was added to it: at the rest all replicas are made equal,
@@ -137,8 +136,7 @@ class FreeReplica:
         """Take the sum over; returns the fingerprint of the parameters. shards: of the run. Raises NonFinite."""
         replica, summed = self.replica, self._memory.result
         end = self._statistics.start
-        self._x.copy_(self._base)
-        self._x[:end].add_(summed[:end])
+        self._start_into(self._x)[:end].add_(summed[:end])
         if overflows(self._x):
             name = name_of(replica.layout, int(self._x.abs().argmax()))
             raise NonFinite(
@@ -154,3 +152,8 @@ class FreeReplica:
     def give_up(self) -> None:
         """Back to the last sync barrier."""
         self._last_barrier.bring_back()
+
+    def _start_into(self, integers: torch.Tensor) -> torch.Tensor:
+        """The parameters at the last sync barrier, made anew each time: to keep them would take twice their memory."""
+        self._fixed.integers(self._last_barrier.parameters, integers)
+        return integers

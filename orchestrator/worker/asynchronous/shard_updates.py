@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 import torch
 
@@ -30,6 +30,7 @@ from orchestrator.worker.model.replica import Replica
 from orchestrator.worker.model.updater import Updater
 
 _FLOOR = 1e-2  # magnitudes below it count as this much when a change is called significant
+_LENT = 1 << 22  # elements; what smaller models take stays, which costs less than to take it again
 
 
 class Reading(NamedTuple):
@@ -40,6 +41,20 @@ class Reading(NamedTuple):
     total: int
     steps: int
     reductions: int
+
+
+class _AfterPass(NamedTuple):
+    """The memory that an update takes, and no pass."""
+
+    update: torch.Tensor
+    gradient: torch.Tensor
+    views: Sequence[torch.Tensor]  # of the gradient, one for each parameter
+
+    @classmethod
+    def of(cls, replica: Replica) -> Self:
+        gradient = torch.zeros_like(replica.flat)
+        views = [slot.view(gradient) for slot in replica.layout.slots[: len(replica.parameters)]]
+        return cls(replica.staging.integers(replica.layout.size), gradient, views)
 
 
 class ShardUpdates:
@@ -64,10 +79,9 @@ class ShardUpdates:
         size, staging = replica.layout.size, replica.staging
         self._before = staging.flat(size)
         self._after = staging.reading(replica.flat)
-        self._gradient = torch.zeros_like(replica.flat)
-        self._views = [slot.view(self._gradient) for slot in replica.layout.slots[: len(replica.parameters)]]
-        self._read = staging.integers(size if threshold else 0)
-        self._update = staging.integers(size)
+        # A pass on a GPU gets the memory meanwhile, since torch's allocator gives out again what it has.
+        self._lends = size >= _LENT and staging.integers(0).device.type == "cuda"
+        self._memory = None if self._lends else _AfterPass.of(replica)
         self._buffers: dict[int, list[torch.Tensor]] = {}
         self._residuals: dict[int, torch.Tensor] = {}
         self._fixed = FixedPoint(())
@@ -78,6 +92,7 @@ class ShardUpdates:
         """Replicas run free from here: the shards of these rows are hosted. buffers: statistics, then counters, of each; all
         have the replica's where there are none."""
         self._fixed = fixed
+        self._lend()
         self.optimizers.load(rows)
         self._buffers = dict(buffers) if buffers else {shard: self._replica.buffers() for shard in rows}
         self._residuals = {}
@@ -85,35 +100,36 @@ class ShardUpdates:
     def compute(self, shard: int, x: torch.Tensor, reading: Reading) -> tuple[float | None, torch.Tensor]:
         """Loss and update of the shard's next micro-batch, computed from `x`; None for one that is empty. The update may be
         used until the next call. Raises PipelineRaised, NonFinite."""
-        residual = self._residuals.get(shard)
-        if residual is not None:
-            x = torch.add(x, residual, out=self._read)
-        self.show(x)
+        self._lend()
+        self.show(x, self._residuals.get(shard))
         self._replica.set_buffers(self._buffers[shard])
         self._replica.begin_step()
         self._replica.begin_shard()
         computed = self._workload.recorded_loss(reading.clock, shard)
         self._replica.check_shard(buffers=not self._workload.replayed)
         self._replica.check_step()
+        memory = self._memory = self._memory or _AfterPass.of(self._replica)
         if computed is None:
-            return None, self._filtered(shard, reading.clock, x, self._update.zero_())
-        self._step(shard, reading)
+            return None, self._filtered(shard, reading.clock, x, memory.update.zero_())
+        self._step(shard, reading, memory)
         self._replica.check_frozen()
         self._buffers[shard] = self._replica.buffers()
         after = self._after()
-        if not self._fixed.updates(after, self._before, self._shards, self._update, self._updating):
+        if not self._fixed.updates(after, self._before, self._shards, memory.update, self._updating):
             self._refuse(shard, reading.clock, after)
-        return computed[0], self._filtered(shard, reading.clock, x, self._update)
+        return computed[0], self._filtered(shard, reading.clock, x, memory.update)
 
-    def show(self, x: torch.Tensor) -> None:
-        """The replica has these parameters, given as integers, from here on."""
-        self._fixed.values(x, self._before)
+    def show(self, x: torch.Tensor, residual: torch.Tensor | None = None) -> None:
+        """The replica has these parameters, given as integers, from here on. residual: is added to them."""
+        self._fixed.values(x, self._before, residual)
         self._replica.flat.copy_(self._before)
 
     def residual(self) -> torch.Tensor | None:
         """The sum of what the filter has held back of all hosted shards, which it forgets now; None if there is none."""
         held, self._residuals = list(self._residuals.values()), {}
-        return torch.stack(held).sum(0) if held else None
+        for each in held[1:]:
+            held[0].add_(each)
+        return held[0] if held else None
 
     def buffers(self) -> Sequence[Sequence[torch.Tensor]]:
         """Statistics, then counters, of each hosted shard."""
@@ -123,17 +139,22 @@ class ShardUpdates:
         """The same of one."""
         return self._buffers[shard]
 
-    def _step(self, shard: int, reading: Reading) -> None:
+    def _lend(self) -> None:
+        if self._lends:
+            self._memory = None
+
+    def _step(self, shard: int, reading: Reading, memory: _AfterPass) -> None:
         """The shard's optimizer takes a step, with gradients that are views of one buffer, as in lockstep."""
         where = f"micro-batch {reading.clock} of shard {shard}"
         gradients = self._replica.contribution()[: len(self._replica.parameters)]
-        views = [None if gradient is None else view for view, gradient in zip(self._views, gradients, strict=True)]
+        views = [None if gradient is None else view for view, gradient in zip(memory.views, gradients, strict=True)]
         foreach.copy(
             [view for view in views if view is not None], [gradient for gradient in gradients if gradient is not None]
         )
-        if not bool(torch.isfinite(self._gradient).all()):
-            element = int((~torch.isfinite(self._gradient)).nonzero()[0])
-            self._gradient.zero_()
+        del gradients  # the optimizer's step needs memory, too
+        if not bool(torch.stack(torch.aminmax(memory.gradient)).isfinite().all()):  # without a copy; NaN is passed on
+            element = int((~torch.isfinite(memory.gradient)).nonzero()[0])
+            memory.gradient.zero_()
             name = name_of(self._replica.layout, element)
             named = self._workload.named(reading.clock, shard)
             raise NonFinite(
@@ -142,7 +163,7 @@ class ShardUpdates:
         step = min(reading.total // self._shards, reading.steps - 1)
         self.optimizers.begin(shard)
         try:
-            self._updater.move(step, reading.reductions, views, self._gradient)
+            self._updater.move(step, reading.reductions, views, memory.gradient)
         finally:
             self.optimizers.end(shard)
 
@@ -150,18 +171,16 @@ class ShardUpdates:
         """The significant part of the update and of what was held back; the rest is held back (Gaia, section 3.2)."""
         if not self._threshold:
             return update
-        residual = self._residuals.get(shard)
-        known = x if residual is None else x - residual
-        waiting = update.clone() if residual is None else update + residual
+        waiting = self._residuals.get(shard)
+        if waiting is None:
+            waiting = self._residuals[shard] = torch.zeros_like(update)
         threshold = self._threshold / math.sqrt(clock + 1)
-        significant = torch.empty_like(waiting, dtype=torch.bool)
-        for start, end, lsb in self._fixed.pieces:
-            part = slice(start, end)
-            least = known[part].abs().double().mul_(lsb).clamp_(min=_FLOOR).mul_(threshold / lsb)
-            torch.gt(waiting[part].abs().double(), least, out=significant[part])
-        sent = torch.where(significant, waiting, 0)
-        self._residuals[shard] = waiting.sub_(sent)
-        return sent
+        for part, lsb in self._fixed.parts():
+            least = x[part].abs().double().mul_(lsb).clamp_(min=_FLOOR).mul_(threshold / lsb)
+            waiting[part] += update[part]
+            update[part] = torch.where(waiting[part].abs().double() > least, waiting[part], 0)
+            waiting[part] -= update[part]
+        return update
 
     def _refuse(self, shard: int, clock: int, after: torch.Tensor) -> None:
         strange = (~torch.isfinite(after)).nonzero()

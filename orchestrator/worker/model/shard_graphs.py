@@ -79,6 +79,7 @@ class CudaRecorder:
     def record(self, *works: Callable[[], None], apart: bool = False) -> Sequence[Callable[[], None]]:
         current = torch.cuda.current_stream()
         side = self._side = self._side or torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        torch.cuda.empty_cache()  # what passes before took, which no other stream can have
         side.wait_stream(current)
         try:
             with torch.cuda.stream(side):
@@ -260,6 +261,7 @@ class _Recorded:
 
     def run(self, work: Work) -> None:
         """The forward and backward pass that is recorded."""
+        self.gradients = []  # of a warm-up
         for parameter in self._replica.parameters:
             parameter.grad = None
         loss, weight = self.judged = work.whole(self.place.batch)
