@@ -27,6 +27,7 @@ from orchestrator.numerics.layout import Layout
 
 # Smaller batches are copied where they are computed with: events would cost the thread more than the card waits for the copy.
 _BESIDE_BYTES: Final = 1 << 20
+TOGETHER_BYTES: Final = 1 << 20  # of all batches that are read and brought to a device as one
 
 Tensors = Sequence[torch.Tensor | None]  # float32, in the order of the layout
 
@@ -51,8 +52,7 @@ class Arriving:
         self,
         host: Any,  # as it was fetched
         bring: Callable[[], Any],  # what gives the batch on the device
-        *,
-        begun: bool = False,  # whether its copies are under way
+        begun: Callable[[], Any] | None = None,  # the same to be copied from, if copies are under way
     ) -> None:
         self.host = host
         self._bring = bring
@@ -64,7 +64,7 @@ class Arriving:
 
     def nearest(self) -> Any:
         """The batch to be copied from by what is enqueued now: on the device if it is under way."""
-        return self._bring() if self._begun else self.host
+        return self.host if self._begun is None else self._begun()
 
 
 class Staging(Protocol):
@@ -84,6 +84,10 @@ class Staging(Protocol):
     def begin(self, batch: Any) -> Arriving:
         """Begin to bring the batch there, beside what the device computes. A batch that is dropped on its way costs nothing
         more."""
+
+    def begin_together(self, tensors: Sequence[torch.Tensor], rows: Sequence[int]) -> list[Arriving]:
+        """As `begin`, of small batches with one copy for all. Each has so many rows of the tensors, behind those of the one
+        before."""
 
     def empty(self, elements: int, dtype: torch.dtype) -> torch.Tensor:
         """New memory on the device, 1-D."""
@@ -126,6 +130,9 @@ class Direct:
 
     def begin(self, batch: Any) -> Arriving:
         return Arriving(batch, lambda: batch)
+
+    def begin_together(self, tensors: Sequence[torch.Tensor], rows: Sequence[int]) -> list[Arriving]:
+        return [self.begin(batch) for batch in _by_rows(tensors, rows)]
 
     def empty(self, elements: int, dtype: torch.dtype) -> torch.Tensor:
         return torch.empty(elements, dtype=dtype)
@@ -191,7 +198,11 @@ class Copying:
             left = iter([next(found) if _in_host_memory(tensor) else self._copied(tensor) for tensor in tensors])
             return self._moved(batch, lambda _: next(left))
 
-        return Arriving(batch, bring, begun=True)
+        return Arriving(batch, bring, bring)
+
+    def begin_together(self, tensors: Sequence[torch.Tensor], rows: Sequence[int]) -> list[Arriving]:
+        there = _by_rows([self._copied(tensor) for tensor in tensors], rows)
+        return [self._part(*pair) for pair in zip(_by_rows(tensors, rows), there, strict=True)]
 
     def empty(self, elements: int, dtype: torch.dtype) -> torch.Tensor:
         return torch.empty(elements, dtype=dtype, device=self.device)
@@ -226,6 +237,11 @@ class Copying:
         with suppress(torch.OutOfMemoryError):
             return self._copies.begin(tensors)
         return None
+
+    def _part(self, here: list[torch.Tensor], there: list[torch.Tensor]) -> Arriving:
+        """There: within memory of several. A batch to compute with gets memory of its own, for kernels may depend on where it
+        begins."""
+        return Arriving(here, lambda: [tensor.clone() for tensor in there], lambda: there)
 
     def _copied(self, tensor: torch.Tensor) -> torch.Tensor:
         return page_locked(tensor, self.device).to(self.device, copy=True, non_blocking=True)
@@ -435,6 +451,10 @@ def _tensors_of(batch: Any) -> Iterator[torch.Tensor]:
     elif _has_fields(batch):
         for field in dataclasses.fields(batch):
             yield from _tensors_of(getattr(batch, field.name, None))
+
+
+def _by_rows(tensors: Sequence[torch.Tensor], rows: Sequence[int]) -> list[list[torch.Tensor]]:
+    return [list(batch) for batch in zip(*(torch.split(tensor, list(rows)) for tensor in tensors), strict=True)]
 
 
 def _has_fields(batch: Any) -> bool:

@@ -61,6 +61,28 @@ def test_rows_are_what_single_samples_are_collated_to(shapes: list[list[int]], d
     assert _same(fetching.fetch(dataset, indices, Plain().collate), _one_by_one(dataset, indices))
 
 
+@given(SHAPES, st.lists(st.lists(st.integers(-SAMPLES, SAMPLES - 1), min_size=1), min_size=1, max_size=4))
+def test_batches_are_fetched_together_as_each_by_itself(shapes: list[list[int]], parts: list[list[int]]) -> None:
+    dice = torch.Generator().manual_seed(1)
+    dataset = TensorDataset(*(torch.randint(0, 200, (SAMPLES, *shape), generator=dice) for shape in shapes))
+    collate = Plain().collate
+    found = fetching.fetch_together(dataset, [index for part in parts for index in part], collate, 1 << 20)
+    if found is None:  # a tensor without elements is stacked
+        assert any(0 in shape for shape in shapes)
+        return
+    rows = zip(*(torch.split(tensor, list(map(len, parts))) for tensor in found), strict=True)
+    for part, batch in zip(parts, rows, strict=True):
+        assert _same(list(batch), fetching.fetch(dataset, part, collate))
+
+
+def test_nothing_is_fetched_together_that_is_large_or_passes_through_code_of_the_users() -> None:
+    dataset = TensorDataset(torch.zeros(SAMPLES, 2))
+    assert fetching.fetch_together(dataset, [0, 1], Plain().collate, 15) is None
+    assert fetching.fetch_together(dataset, [0, 1], Plain().collate, 16) is not None
+    assert fetching.fetch_together(dataset, [0, 1], Reversing().collate, 16) is None
+    assert fetching.fetch_together([dataset[0]], [0], Plain().collate, 16) is None
+
+
 @pytest.mark.parametrize(
     "chosen",
     [

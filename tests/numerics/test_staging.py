@@ -66,6 +66,18 @@ def test_a_batch_is_moved_wherever_it_holds_tensors() -> None:
     assert batch["default"]["a"] is x
 
 
+def test_batches_that_come_as_one_are_apart_where_they_compute() -> None:
+    rows, names = torch.arange(10.0).view(5, 2), torch.arange(5)
+    first, second = Copying(torch.device("cpu")).begin_together([rows, names], [2, 3])
+    assert [each.tolist() for each in first.host] == [[[0, 1], [2, 3]], [0, 1]]
+    found = second.there()
+    assert [each.storage_offset() for each in found] == [0, 0]
+    found[0].zero_()
+    for again in (second.there(), second.nearest(), second.host):
+        assert [each.tolist() for each in again] == [[[4, 5], [6, 7], [8, 9]], [2, 3, 4]]
+    assert second.nearest()[0].data_ptr() != second.host[0].data_ptr(), "it is on the device by then"
+
+
 def test_what_can_move_itself_does_and_what_cannot_is_left_alone() -> None:
     class Encoding(UserDict[str, torch.Tensor]):
         def to(self, device: torch.device) -> Encoding:

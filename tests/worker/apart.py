@@ -83,14 +83,18 @@ class WatchedCopying(staging.Copying):
         self._there.add(tensors)
 
     def begin(self, batch: Any) -> staging.Arriving:
-        arriving = super().begin(batch)
+        return self._watched(super().begin(batch))
 
+    def begin_together(self, tensors: Sequence[torch.Tensor], rows: Sequence[int]) -> list[staging.Arriving]:
+        return [self._watched(each) for each in super().begin_together(tensors, rows)]
+
+    def _watched(self, arriving: staging.Arriving) -> staging.Arriving:
         def bring() -> Any:
             moved = arriving.there()
             self._there.add(moved)
             return moved
 
-        return staging.Arriving(batch, bring)
+        return staging.Arriving(arriving.host, bring)
 
     def empty(self, elements: int, dtype: torch.dtype) -> torch.Tensor:
         made = super().empty(elements, dtype)

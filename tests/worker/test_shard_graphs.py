@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.utils.data import Subset
 
 from orchestrator.numerics import staging
 from orchestrator.numerics.device.kernels import Operations
@@ -58,6 +59,14 @@ class Counting(p.Mlp):
 
     def loss(self, model: nn.Module, batch: Batch, step: int) -> Any:  # type: ignore[override]
         return super().loss(model, batch) * (1.0 + 0.1 * step)
+
+
+class Beyond(p.Mlp):
+    """One of its samples is not there."""
+
+    def datasets(self) -> Any:
+        train, held_out = super().datasets()
+        return Subset(train, [*range(self.rows - 1), self.rows]), held_out
 
 
 class WithMask(p.Batchnorm):
@@ -294,6 +303,15 @@ def test_a_loss_that_is_read_late_names_its_samples(monkeypatch: pytest.MonkeyPa
     (plain,) = members_end(Spoiled)
     assert "not finite itself" in str(plain)
     assert str(recorded) == str(plain)
+
+
+@pytest.mark.usefixtures("retracer")
+def test_a_sample_that_is_not_there_is_told_when_its_shard_is_computed(monkeypatch: pytest.MonkeyPatch) -> None:
+    (together,) = members_end(Beyond)
+    monkeypatch.undo()
+    (plain,) = members_end(Beyond)
+    assert "reading samples (step" in str(plain)
+    assert str(together) == str(plain)
 
 
 def test_a_batch_is_taken_apart_and_built_again() -> None:

@@ -24,7 +24,7 @@ from orchestrator.data import mixture
 from orchestrator.data.clients import ClientSampler
 from orchestrator.data.division import Division, divide
 from orchestrator.data.drawn import Drawn, PassSampler, WeightedSampler
-from orchestrator.data.fetching import fetch
+from orchestrator.data.fetching import fetch, fetch_together
 from orchestrator.data.files import cache
 from orchestrator.data.files.stream import Stream
 from orchestrator.data.labels import Labels
@@ -40,7 +40,7 @@ from orchestrator.data.sampling.subsets import chosen
 from orchestrator.data.sites import Attendance
 from orchestrator.errors import ConfigurationError, NonFinite, OrchestratorError, PipelineRaised
 from orchestrator.numerics import streams
-from orchestrator.numerics.staging import Arriving, Direct, Staging
+from orchestrator.numerics.staging import TOGETHER_BYTES, Arriving, Direct, Staging
 from orchestrator.optim import optimizers
 from orchestrator.optim.optimizers import kept_aside
 from orchestrator.optim.privacy.keys import Keys
@@ -118,6 +118,7 @@ class PipelineAdapter:
         self.taken_by_other: Callable[[int, int], bool] = lambda _step, _shard: False
         self.attendance = Attendance(data, sites)
         self._planned: dict[tuple[int, int], _MicroBatch] = {}
+        self._together: dict[Key, Arriving] = {}  # those of them that were read as one
         self.pipeline = construction.make_pipeline(kind, run.pipeline.args, seed)
         with naming("reading the parameters of loss()"):
             self._takes_step = takes_step(self.pipeline)
@@ -321,6 +322,21 @@ class PipelineAdapter:
         """Prepare the samples and seeds of these micro-batches together: between two backward passes the same code
         takes ten times as long, because it has been evicted from the processor's cache."""
         self._planned = {(step, shard): self._micro_batch(step, shard) for step in steps for shard in shards}
+        self._together = self._read_together([each.key for each in self._planned.values() if each.key.indices])
+
+    def _read_together(self, keys: Sequence[Key]) -> dict[Key, Arriving]:
+        """Small micro-batches, read and brought to the device as one: each by itself takes as many calls. None where it is not
+        this thread that reads them, or code of the user's runs."""
+        elsewhere = self._loaders is not None or self.streams is not None or self.attendance.is_pinned
+        if elsewhere or len(keys) < 2 or not self._staging.copies_ahead:
+            return {}
+        with suppress(IndexError):  # it is read again when its turn comes, and raises the same then
+            indices = [index for key in keys for index in key.indices]
+            tensors = fetch_together(self._train, indices, self.pipeline.collate, TOGETHER_BYTES)
+            if tensors is not None:
+                begun = self._staging.begin_together(tensors, [len(key.indices) for key in keys])
+                return dict(zip(keys, begun, strict=True))
+        return {}
 
     @property
     def why_not_recorded(self) -> str:
@@ -690,6 +706,9 @@ class PipelineAdapter:
         key = micro_batch.key
         self.attendance.check(key.shard)
         if self._loaders is None or key.shard not in self._hosted:
+            if key in self._together:
+                self.account.add(key.indices, 0)
+                return self._together[key]
             # A shard of another worker is read here, also if there are loaders: they go on with the hosted shards.
             return self._staging.begin(self._counted(key, lambda: self._read(micro_batch)))
         following, self._following = self._following, None
