@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import sys
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from torch import nn
 from torch.utils.data import Subset
 
 from orchestrator.numerics import staging
+from orchestrator.numerics.device import kernels
 from orchestrator.numerics.device.kernels import Operations
 from orchestrator.numerics.staging import rebuilt, taken_apart
 from orchestrator.pipeline import Pipeline
@@ -256,6 +258,9 @@ def test_a_step_waits_for_its_device_as_often_however_many_shards_it_has(monkeyp
     for name in LOOKS:
         monkeypatch.setattr(torch.Tensor, name, counted(getattr(torch.Tensor, name)))
     monkeypatch.setattr(torch, "equal", counted(torch.equal))
+    # On a card the thread waits for the magnitudes at a mark, and reads them where they have come.
+    marked = SimpleNamespace(synchronize=counted(lambda: None))
+    monkeypatch.setattr(kernels, "mark_of", lambda _: marked)
 
     def of_two_steps(shards: int) -> int:
         """With a buffer that has to stay, statistics and counters, and behind those steps that compare recordings."""
