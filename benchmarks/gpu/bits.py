@@ -156,15 +156,21 @@ def _difference_of_updates(kernels: Kernels, layout: Layout, dice: random.Random
 
 
 def _difference_of_results(kernels: Kernels, right: torch.Tensor, divisor: float, device: str) -> str | None:
-    mine, sums = right.to(device, copy=True), sums_on(kernels)
-    for last, first in itertools.product((None, right.flip(0)), (0, 3)):
+    parts = [right, right.flip(0), *(right * 3.0**-n for n in range(1, 10))]  # their sum depends on the order
+    there, sums = [part.to(device, copy=True) for part in parts], sums_on(kernels)
+    for count, first in itertools.product((1, 2, 4, 8, 11), (0, 3)):
         theirs, ours = torch.empty(len(right)), torch.empty(len(right), device=device)
-        wanted = exact.finish(right, divisor, theirs, first, last)
-        found = sums.finish(mine, divisor, ours, first, None if last is None else last.to(device))
+        wanted = exact.finish(parts[:count], divisor, theirs, first)
+        found = sums.finish(there[:count], divisor, ours, first)
         if differs := _first(ours, theirs, torch.int32):
-            return f"result, divided by {divisor}: {differs}"
+            return f"result of {count}, divided by {divisor}: {differs}"
         if exact.wrap(found) != exact.wrap(wanted):
-            return f"fingerprint, divided by {divisor}"
+            return f"fingerprint of the result of {count}, divided by {divisor}"
+        total, joined = torch.empty_like(right), torch.empty_like(there[0])
+        exact.join(parts[:count], total)
+        sums.join(there[:count], joined)
+        if differs := _first(joined, total, torch.int64):
+            return f"sum of {count}: {differs}"
     return None
 
 
@@ -252,7 +258,8 @@ def times(kernels: Kernels) -> dict[str, float]:
     made: dict[str, Callable[[], None]] = {
         "first shard": lambda: add(gradients, weight, anchors, largest, fresh=True),
         "next shard": lambda: add(gradients, weight, anchors, largest, fresh=False),
-        "finish": lambda: kernels.finish(total, None, 3.0, result, 0, fingerprint),
+        "finish": lambda: kernels.finish([total], 3.0, result, 0, fingerprint),
+        "finish of 4": lambda: kernels.finish([total] * 4, 3.0, result, 0, fingerprint),
     }
     found: dict[str, float] = {}
     for name, work in made.items():

@@ -10,6 +10,9 @@ so any schedule gives the same bits.
 Between hosts a chunk of a sum travels in pieces, each a message of its own that is added, finished and handed on when it has
 come, while the next is on the wire. For a piece that is the program of its chunk, in the same order (`schedule.turns`).
 
+A member reads in one pass what several peers add to a chunk, when all of it is there (`schedule.held_back`). It adds at once a
+payload that travels, since that takes memory here until then, and one that is verified, which it copies.
+
 Memory, per member (rule C1): `contribution` is written by the compute phase. `partial` is written only by this module, and
 only by members that add before they hand on. `result` is written once per sum: a member that writes the next one has heard
 from everybody that the last one was read (`tests/comm/topologies/test_happens_before.py`).
@@ -22,6 +25,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import chain
 from typing import Final, NamedTuple
 
 import torch
@@ -33,9 +37,11 @@ from orchestrator.comm.topologies.schedule import (
     Base,
     Copy,
     Finish,
+    Hold,
     Region,
     Schedule,
     Send,
+    held_back,
     program,
     turns,
 )
@@ -98,7 +104,7 @@ class CollectiveTag:
 class PieceAction(NamedTuple):
     """An action on a piece of its chunk, or on the whole of it: the elements of the vector from start to stop."""
 
-    action: Action
+    action: Action | Hold
     piece: int
     whole: bool
     start: int
@@ -124,14 +130,15 @@ class Way(NamedTuple):
 def partial_places(layout: Layout, schedule: Schedule, rank: int) -> dict[int, slice]:
     """chunk -> the place of its sum in `partial`, for each chunk of which this member has to keep a sum."""
     borders = layout.borders(schedule.chunks)
-    return _partial_places(program(schedule, rank, only=_filled(borders)), borders)
+    return _partial_places(turns(schedule, rank, only=_filled(borders)), borders)
 
 
-def _partial_places(actions: Sequence[Action], borders: Sequence[int]) -> dict[int, slice]:
+def _partial_places(ordered: Sequence[Sequence[Action]], borders: Sequence[int]) -> dict[int, slice]:
+    """As many as are needed if no payload stays where it is."""
     places: dict[int, slice] = {}
     end = 0
-    for action, following in zip(actions, [*actions[1:], None], strict=False):
-        if isinstance(action, Add) and not _completes(action, following) and action.chunk not in places:
+    for action in chain.from_iterable(held_back(ordered, _never)):
+        if isinstance(action, Add) and action.chunk not in places:
             start, end = end, end + borders[action.chunk + 1] - borders[action.chunk]
             places[action.chunk] = slice(start, end)
     return places
@@ -164,7 +171,7 @@ class Exchange:
         self.members = schedule.members  # servers among them
         self._verifies = False
         self.damaged: int | None = None  # the peer from whom a part of a sum has arrived otherwise, since `verify`
-        self._ways: dict[int, Way] = {}
+        self._ways: dict[tuple[int, bool], Way] = {}
         self._way(memory.layout)
 
     def maximum(self, step: int, attempt: int, phase: int, vector: torch.Tensor) -> torch.Tensor:
@@ -200,8 +207,8 @@ class Exchange:
 
     def _add_up(self, memory: Memory, call: CollectiveTag, way: Way, divisor: float) -> int:
         prints: defaultdict[int, dict[int, int]] = defaultdict(dict)  # by chunk and piece
-        last: tuple[Add, Received] | None = None  # what is still to be added to the part that is finished next
-        for part, following in zip(way.parts, [*way.parts[1:], None], strict=False):
+        held: defaultdict[tuple[int, int], list[Received]] = defaultdict(list)  # the same: what is still to be added
+        for part in way.parts:
             action = part.action
             chunk, tag = action.chunk, call.tag(action.chunk, part.piece)
             if isinstance(action, Send):
@@ -210,11 +217,7 @@ class Exchange:
                 note = exact.fingerprint_of_sums(payload) if unfinished else _note(part, prints)
                 self._transport.send(action.peer, tag, payload, note)
             elif isinstance(action, Finish):
-                base = way.place(memory, last[0].base if last else action.base, part)
-                more = last[1] if last else None
-                result = way.place(memory, "result", part)
-                prints[chunk][part.piece] = _finish(memory.sums, base, divisor, result, part.start // BLOCK, more)
-                last = None
+                prints[chunk][part.piece] = _finish(way, memory, part, divisor, held.pop((chunk, part.piece), []))
             else:
                 received = self._transport.receive(action.peer, tag, self._timeout_s)
                 if isinstance(action, Copy):
@@ -227,10 +230,9 @@ class Exchange:
                     continue
                 if self._verifies:
                     received = self._taken(action.peer, received)
-                if _completes(action, following.action if following else None):
-                    last = (action, received)
-                else:
-                    _add(way, memory, part, action.base, received)
+                held[chunk, part.piece].append(received)
+                if isinstance(action, Add):
+                    _add(way, memory, part, held.pop((chunk, part.piece)))
         return exact.wrap(sum(sum(of_pieces.values()) for of_pieces in prints.values()))
 
     def _taken(self, peer: int, received: Received) -> Received:
@@ -292,13 +294,15 @@ class Exchange:
         return program(gathering(self._schedule), self._rank)
 
     def _way(self, layout: Layout) -> Way:
-        if layout.size not in self._ways:
-            borders = layout.borders(self._schedule.chunks)
+        key = layout.size, self._verifies
+        if key not in self._ways:
+            borders, travels = layout.borders(self._schedule.chunks), self._transport.travels
             ordered = turns(self._schedule, self._rank, only=_filled(borders))
-            parts = tuple(part for turn in ordered for part in _parts(turn, borders, self._transport.travels))
-            places = _partial_places([action for turn in ordered for action in turn], borders)
-            self._ways[layout.size] = Way(borders, parts, places)
-        return self._ways[layout.size]
+            # A payload that travels takes memory here, and so does the copy of one that is verified.
+            held = held_back(ordered, _never if self._verifies else lambda peer: not travels(peer))
+            parts = tuple(part for turn in held for part in _parts(turn, borders, travels))
+            self._ways[key] = Way(borders, parts, _partial_places(ordered, borders))
+        return self._ways[key]
 
     @contextmanager
     def _counted(self) -> Iterator[None]:
@@ -318,7 +322,7 @@ class Exchange:
 class _Placed(NamedTuple):
     """An action of a turn: it goes in so many pieces, of which one is done in each beat from `first` on."""
 
-    action: Action
+    action: Action | Hold
     whole: bool
     first: int
     pieces: int
@@ -328,7 +332,9 @@ class _Placed(NamedTuple):
         return self.first + self.pieces - 1
 
 
-def _parts(turn: Sequence[Action], borders: Sequence[int], travels: Callable[[int], bool]) -> Iterator[PieceAction]:
+def _parts(
+    turn: Sequence[Action | Hold], borders: Sequence[int], travels: Callable[[int], bool]
+) -> Iterator[PieceAction]:
     """A turn piece by piece, beat by beat. Payloads that do not travel go whole."""
     placed: list[_Placed] = []
     for action in turn:
@@ -345,7 +351,7 @@ def _parts(turn: Sequence[Action], borders: Sequence[int], travels: Callable[[in
                 yield _part(action, beat - first, whole, borders)
 
 
-def _first_beat(action: Send | Add | Copy, whole: bool, placed: Sequence[_Placed]) -> int:
+def _first_beat(action: Send | Hold | Add | Copy, whole: bool, placed: Sequence[_Placed]) -> int:
     """After what was done with its chunk before, piece by piece where both go in pieces; and between two members one message
     after the other, in the order that both know."""
     first = 0
@@ -359,10 +365,8 @@ def _first_beat(action: Send | Add | Copy, whole: bool, placed: Sequence[_Placed
     return first
 
 
-def _completes(action: Add, following: Action | None) -> bool:
-    """Whether this is the last addition to a chunk that is finished at once, so that both are done in one pass."""
-    finishes = isinstance(following, Finish) and (following.chunk, following.base) == (action.chunk, "partial")
-    return finishes and action.base != "nothing"
+def _never(_peer: int) -> bool:
+    return False
 
 
 def _filled(borders: tuple[int, ...]) -> frozenset[int]:
@@ -370,7 +374,7 @@ def _filled(borders: tuple[int, ...]) -> frozenset[int]:
     return frozenset(chunk for chunk in range(len(borders) - 1) if borders[chunk] < borders[chunk + 1])
 
 
-def _part(action: Action, piece: int, whole: bool, borders: Sequence[int]) -> PieceAction:
+def _part(action: Action | Hold, piece: int, whole: bool, borders: Sequence[int]) -> PieceAction:
     start, end = borders[action.chunk], borders[action.chunk + 1]
     if whole:
         return PieceAction(action, piece, whole, start, end)
@@ -388,32 +392,38 @@ def _note(part: PieceAction, prints: Mapping[int, Mapping[int, int]]) -> int:
     return exact.wrap(sum(of_pieces.values())) if part.whole else of_pieces.get(part.piece, 0)
 
 
-def _finish(
-    sums: exact.Sums, base: torch.Tensor, divisor: float, result: torch.Tensor, first_block: int, last: Received | None
-) -> int:
-    if last is not None and last.packed is not None and sums is exact.MEANS:
+def _finish(way: Way, memory: Memory, part: PieceAction, divisor: float, held: Sequence[Received]) -> int:
+    assert isinstance(part.action, Finish)
+    sums, result, first_block = memory.sums, way.place(memory, "result", part), part.start // BLOCK
+    base = None if part.action.base == "nothing" else way.place(memory, part.action.base, part)
+    packed = held[0].packed if held else None
+    if base is not None and packed is not None and sums is exact.MEANS:
         with intact():
-            return last.packed.finish(base, divisor, result, first_block)
-    if last is not None and last.packed is not None and sums.unpack is not None:
+            return packed.finish(base, divisor, result, first_block)
+    if base is not None and packed is not None and sums.unpack is not None:
         there = torch.empty_like(base)
         with intact():
-            sums.unpack(last.packed, None, there)
-        return sums.finish(base, divisor, result, first_block, there)
-    return sums.finish(base, divisor, result, first_block, None if last is None else last.payload)
+            sums.unpack(packed, None, there)
+        return sums.finish([base, there], divisor, result, first_block)
+    return sums.finish(_read(base, held), divisor, result, first_block)
 
 
-def _add(way: Way, memory: Memory, part: PieceAction, base: Base, received: Received) -> None:
-    partial = way.place(memory, "partial", part)
-    if received.packed is not None and memory.sums.unpack is not None:
-        with intact():
-            memory.sums.unpack(received.packed, None if base == "nothing" else way.place(memory, base, part), partial)
-    elif base != "nothing" and received.packed is not None and memory.sums is exact.MEANS:
-        with intact():
-            received.packed.added(way.place(memory, base, part), partial)
-    elif base != "nothing":
-        torch.add(way.place(memory, base, part), received.payload.to(partial.device), out=partial)
-    elif received.packed is not None:
-        with intact():
-            received.packed.unpacked(partial)
-    else:
-        partial.copy_(received.payload)
+def _add(way: Way, memory: Memory, part: PieceAction, held: Sequence[Received]) -> None:
+    assert isinstance(part.action, Add)
+    sums, partial = memory.sums, way.place(memory, "partial", part)
+    base = None if part.action.base == "nothing" else way.place(memory, part.action.base, part)
+    packed = held[0].packed
+    with intact():
+        if packed is not None and sums.unpack is not None:
+            sums.unpack(packed, base, partial)
+        elif packed is not None and base is None:
+            packed.unpacked(partial)
+        elif packed is not None and base is not None and sums is exact.MEANS:
+            packed.added(base, partial)
+        else:
+            sums.join(_read(base, held), partial)
+
+
+def _read(base: torch.Tensor | None, held: Sequence[Received]) -> list[torch.Tensor]:
+    """The parts of the sum, in the order in which they are added up."""
+    return [*([] if base is None else [base]), *(each.payload for each in held)]

@@ -66,10 +66,12 @@ def _entries() -> dict[str, tuple[str, list[Any]]]:
             [_AT, _LONG, _AT, _AT, _AT, _BOOL],
         ),
     }
+    for kind in (*_KINDS, *_INTEGERS):
+        found[f"join {kind}"] = (f"CPointer(int64), int64, int64, CPointer({kind})", [_AT, _LONG, _LONG, _AT])
     for kind in _INTEGERS:
         found[f"keep {kind}"] = (
-            f"CPointer({kind}), CPointer({kind}), boolean, int64, CPointer({kind}), int64",
-            [_AT, _AT, _BOOL, _LONG, _AT, _LONG],
+            f"CPointer(int64), int64, int64, CPointer({kind}), int64, CPointer({kind})",
+            [_AT, _LONG, _LONG, _AT, _LONG, _AT],
         )
     for kind in _INTEGERS[1:]:
         found[f"quantize {kind}"] = (
@@ -88,8 +90,8 @@ def _entries() -> dict[str, tuple[str, list[Any]]]:
             [_LONG, _LONG, _AT, _AT, _AT, _AT, _AT, _LONG, _BOOL, _AT, _BOOL, number, _BOOL, _LONG, _AT, _AT],
         )
         found[f"divide {kind}"] = (
-            f"CPointer({kind}), CPointer({kind}), boolean, int64, {kind}, boolean, int64, int64",
-            [_AT, _AT, _BOOL, _LONG, number, _BOOL, _LONG, _LONG],
+            f"CPointer(int64), int64, int64, {kind}, boolean, int64, int64, CPointer({kind})",
+            [_AT, _LONG, _LONG, number, _BOOL, _LONG, _LONG, _AT],
         )
     return found
 

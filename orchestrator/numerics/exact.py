@@ -19,6 +19,7 @@ Legend: T = tensors of the layout, S = shards that are added up together.
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -38,6 +39,8 @@ ANCHOR: Final = 1.5 * 2.0**52  # multiples of lsb
 _PIECE: Final = 128  # elements, as in `loops`
 LOOPS: Final = Loops()
 _LONG, _DOUBLE = numpy.dtype(numpy.int64), numpy.dtype(numpy.float64)
+# Shared by all threads, since a loop holds the interpreter's lock, and nothing in it outlives a call.
+_scratch: Final = torch.empty(BLOCK, dtype=torch.float64)
 
 
 def load() -> None:
@@ -142,42 +145,51 @@ def loop(name: str, total: torch.Tensor) -> Callable[..., int]:
     return LOOPS[f"{name} {str(total.dtype).removeprefix('torch.')}"]
 
 
-def finish(
-    total: torch.Tensor, divisor: float, result: torch.Tensor, first_block: int, last: torch.Tensor | None = None
-) -> int:
-    """result (float32) = total / divisor, or (total + last) / divisor, cast once; returns the fingerprint of the result.
+def finish(parts: Sequence[torch.Tensor], divisor: float, result: torch.Tensor, first_block: int) -> int:
+    """result (float32) = the sum of the parts / divisor, cast once; returns the fingerprint of the result.
 
-    All are chunks of the flat buffer, whole blocks, starting at block `first_block` of the layout. To add the last partial sum
-    here saves writing and reading a total.
+    All are chunks of the flat buffer, whole blocks, starting at block `first_block` of the layout. Partial sums are added up
+    here, from left to right, to save writing and reading their total.
     """
-    assert result.numel() == total.numel() == (total if last is None else last).numel()
-    return loop("divide", total)(
-        start_of(total),
-        0 if last is None else start_of(last, total.dtype),
-        last is not None,
-        total.numel(),
+    listed = _listed(parts, result)
+    return loop("divide", parts[0])(
+        listed.buffer_info()[0],
+        len(parts),
+        result.numel(),
         divisor,
         inverts(divisor),
         start_of(result, torch.float32),
         first_block,
+        _scratch.data_ptr(),
     )
 
 
-def keep(
-    total: torch.Tensor, divisor: float, result: torch.Tensor, first_block: int, last: torch.Tensor | None = None
-) -> int:
-    """result = total, or total + last, all of one type of integers (int64: modulo 2**64); otherwise as `finish`. Integers are
+def keep(parts: Sequence[torch.Tensor], divisor: float, result: torch.Tensor, first_block: int) -> int:
+    """result = the sum of the parts, all of one type of integers (int64: modulo 2**64); otherwise as `finish`. Integers are
     not divided."""
     assert divisor == 1.0, f"a sum of integers is asked for as it is, not divided by {divisor}"
-    assert result.numel() == total.numel() == (total if last is None else last).numel()
-    return loop("keep", total)(
-        start_of(total),
-        0 if last is None else start_of(last, total.dtype),
-        last is not None,
-        total.numel(),
-        start_of(result, total.dtype),
-        first_block,
+    listed, to = _listed(parts, result), start_of(result, parts[0].dtype)
+    return loop("keep", result)(
+        listed.buffer_info()[0], len(parts), result.numel(), to, first_block, _scratch.data_ptr()
     )
+
+
+def join(parts: Sequence[torch.Tensor], into: torch.Tensor) -> None:
+    """into = the sum of the parts, whole blocks of one type, from left to right. The first part may be `into`."""
+    if len(parts) == 1:
+        into.copy_(parts[0])
+    elif len(parts) == 2:
+        torch.add(*parts, out=into)
+    else:
+        listed, to = _listed(parts, into), start_of(into, parts[0].dtype)
+        loop("join", into)(listed.buffer_info()[0], len(parts), into.numel(), to)
+
+
+def _listed(parts: Sequence[torch.Tensor], like: torch.Tensor) -> array[int]:
+    """The addresses of the parts, which are of one type and as long as that tensor."""
+    kind, elements = parts[0].dtype, like.numel()
+    assert all(part.numel() == elements for part in parts)
+    return array("q", [start_of(part, kind) for part in parts])
 
 
 @dataclass(frozen=True)
@@ -186,16 +198,20 @@ class Sums:
 
     dtype: torch.dtype  # of contributions and partial sums
     result: torch.dtype  # of what everyone gets
-    finish: Callable[[torch.Tensor, float, torch.Tensor, int, torch.Tensor | None], int]  # `finish`, or one like it
+    finish: Callable[[Sequence[torch.Tensor], float, torch.Tensor, int], int]  # `finish`, or one like it
+    join: Callable[[Sequence[torch.Tensor], torch.Tensor], None]  # the same
     # For sums on a device: third tensor = the elements of a `lossless_packing.PackedVector`, plus the second tensor if there
     # is one.
     unpack: Callable[[Any, torch.Tensor | None, torch.Tensor], None] | None = None
 
 
-MEANS: Final = Sums(torch.float64, torch.float32, finish)
-FAST_MEANS: Final = Sums(torch.float32, torch.float32, finish)
-INTEGERS: Final = Sums(torch.int64, torch.int64, keep)
-FEW_LEVELS: Final = {8: Sums(torch.int8, torch.int8, keep), 16: Sums(torch.int16, torch.int16, keep)}  # by their bits
+MEANS: Final = Sums(torch.float64, torch.float32, finish, join)
+FAST_MEANS: Final = Sums(torch.float32, torch.float32, finish, join)
+INTEGERS: Final = Sums(torch.int64, torch.int64, keep, join)
+FEW_LEVELS: Final = {  # by their bits
+    8: Sums(torch.int8, torch.int8, keep, join),
+    16: Sums(torch.int16, torch.int16, keep, join),
+}
 
 
 def fingerprint_of(values: torch.Tensor, first_block: int) -> int:
@@ -225,8 +241,7 @@ def fingerprint_of_integers(values: torch.Tensor) -> int:
     """The same of int64 values, their bits being what they are: linear modulo 2**64."""
     if values.device.type != "cpu":
         return int(fingerprint_by_operations(values, 0))
-    start = start_of(values, torch.int64)
-    return wrap(LOOPS["keep int64"](start, 0, False, values.numel(), start, 0))
+    return wrap(keep([values], 1.0, values, 0))
 
 
 def fingerprint_of_sums(values: torch.Tensor) -> int:

@@ -59,6 +59,16 @@ _to_doubles, _to_longs, _to_bytes = _pointer_to(types.float64), _pointer_to(type
 
 
 @_any_intrinsic
+def _elsewhere(_: Any, pointer: Any, address: Any) -> Any:
+    """An intrinsic: the integer as a pointer of the kind of another pointer."""
+
+    def generate(_context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
+        return builder.inttoptr(arguments[1], arguments[0].type)
+
+    return pointer(pointer, address), generate
+
+
+@_any_intrinsic
 def _fetch_line(_: Any, address: Any) -> Any:
     """An intrinsic: have the processor fetch the cache line that lies there, which may be nobody's, and go on meanwhile."""
 
@@ -236,37 +246,83 @@ def _fingerprint(bits_at: Pointer, elements: int, first_block: int) -> int:
     return int(found)
 
 
+@_inlined
+def _part(parts: Array, n: int, start: int, into: Array, kind: Pointer) -> Array:
+    """The elements of a part that belong to `into`, of which it has as many from `start` on."""
+    return carray(_elsewhere(kind, parts[n] + start * into.itemsize), into.size)
+
+
+@_inlined
+def _sum(parts: Array, count: int, start: int, into: Array, kind: Pointer) -> None:
+    """into = the sum of the first `count` parts, of 2 or more, from left to right. Two or three parts come from memory
+    together; `into` stays in the first-level cache. The first part may be `into`. kind: any pointer to such elements."""
+    a, b = _part(parts, 0, start, into, kind), _part(parts, 1, start, into, kind)
+    if count % 2:
+        c = _part(parts, 2, start, into, kind)
+        for i in range(into.size):
+            into[i] = a[i] + b[i] + c[i]
+    else:
+        for i in range(into.size):
+            into[i] = a[i] + b[i]
+    for n in range(2 + count % 2, count, 2):
+        d, e = _part(parts, n, start, into, kind), _part(parts, n + 1, start, into, kind)
+        for i in range(into.size):
+            into[i] = into[i] + d[i] + e[i]
+
+
+@_inlined
+def _two(parts: Array, start: int, scratch: Array, kind: Pointer) -> Any:
+    """Two arrays whose sum is that of all parts: the second is the last part, or empty where there is only one."""
+    count = parts.size
+    last = _part(parts, count - 1, start, scratch, kind)
+    if count > 2:
+        _sum(parts, count - 1, start, scratch, kind)
+        return scratch, last
+    return _part(parts, 0, start, scratch, kind), last[: 0 if count == 1 else last.size]
+
+
+def _join(parts_at: Pointer, count: int, elements: int, into_at: Pointer) -> int:
+    """into = the sum of all parts, whole blocks; as `_sum`."""
+    parts, into = carray(parts_at, count), carray(into_at, elements)
+    for start in range(0, elements, BLOCK):
+        _sum(parts, count, start, into[start : start + BLOCK], into_at)
+    return 0
+
+
 def _divide(
-    total_at: Pointer,
-    last_at: Pointer,
-    more: bool,
+    parts_at: Pointer,
+    count: int,
     elements: int,
     divisor: float,
     inverts: bool,
     result_at: int,
     first_block: int,
+    scratch_at: Pointer,
 ) -> int:
-    """Block by block, so that the fingerprint reads what is still in the cache. more: whether there is a `last`."""
-    total, last = carray(total_at, elements), carray(last_at, elements if more else 0)
+    """result = the sum of the parts / divisor, and its fingerprint, which reads what is still in the cache. parts: addresses;
+    scratch: a block of their kind."""
+    parts, scratch = carray(parts_at, count), carray(scratch_at, BLOCK)
     found = numpy.int64(0)
     for start in range(0, elements, BLOCK):
-        end = start + BLOCK
-        rest = last[start:end] if more else last
-        summed = _quotients(total[start:end], rest, divisor, inverts, result_at + 4 * start)
+        total, last = _two(parts, start, scratch, scratch_at)
+        summed = _quotients(total, last, divisor, inverts, result_at + 4 * start)
         found += summed * (first_block + start // BLOCK + 1)
     return int(found)
 
 
-def _keep(total_at: Pointer, last_at: Pointer, more: bool, elements: int, result_at: Pointer, first_block: int) -> int:
-    """Block by block as `_divide`; the fingerprint is that of `_fingerprint`, over whole elements."""
-    total, last = carray(total_at, elements), carray(last_at, elements if more else 0)
-    result = carray(result_at, elements)
+def _keep(
+    parts_at: Pointer, count: int, elements: int, result_at: Pointer, first_block: int, scratch_at: Pointer
+) -> int:
+    """result = the sum of the parts; otherwise as `_divide`. The fingerprint is that of `_fingerprint`, over whole elements."""
+    parts, result, scratch = carray(parts_at, count), carray(result_at, elements), carray(scratch_at, BLOCK)
     found = numpy.int64(0)
     for start in range(0, elements, BLOCK):
+        total, last = _two(parts, start, scratch, scratch_at)
+        into = result[start : start + BLOCK]
         summed = numpy.int64(0)
-        for i in range(start, start + BLOCK):
-            result[i] = total[i] + last[i] if more else total[i]
-            summed += result[i]
+        for i in range(into.size):
+            into[i] = total[i] + last[i] if last.size else total[i]
+            summed += into[i]
         found += summed * (first_block + start // BLOCK + 1)
     return int(found)
 

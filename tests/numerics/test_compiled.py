@@ -79,10 +79,10 @@ def construction(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 def _adds(found: compiled.Loops) -> bool:
-    total, last = numpy.ones(BLOCK), numpy.full(BLOCK, 2.0)
+    total, last, scratch = numpy.ones(BLOCK), numpy.full(BLOCK, 2.0), numpy.empty(BLOCK)
     result = numpy.zeros(BLOCK, numpy.float32)
-    arrays = total.ctypes.data, last.ctypes.data
-    found["divide float64"](*arrays, True, BLOCK, 2.0, True, result.ctypes.data, 0)
+    parts = numpy.array([total.ctypes.data, last.ctypes.data])
+    found["divide float64"](parts.ctypes.data, 2, BLOCK, 2.0, True, result.ctypes.data, 0, scratch.ctypes.data)
     return bool((result == 1.5).all())
 
 

@@ -17,7 +17,16 @@ import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from orchestrator.numerics.exact import Accumulator, finish, wrap
+from orchestrator.numerics.exact import (
+    FAST_MEANS,
+    FEW_LEVELS,
+    INTEGERS,
+    MEANS,
+    Accumulator,
+    Sums,
+    finish,
+    wrap,
+)
 from orchestrator.numerics.grid import ABSENT, HEADROOM, INFINITE, SLACK, Grid, needed_exponent
 from orchestrator.numerics.layout import BLOCK, Layout
 
@@ -385,9 +394,52 @@ def test_the_quotient_is_rounded_once(blocks: int, divisor: float, scale: int, t
     dice = numpy.random.default_rng(seed)
     total, last = (dice.normal(size=BLOCK * blocks) * (divisor * 2.0**scale) for _ in range(2))
     result = torch.empty(BLOCK * blocks)
-    finish(torch.from_numpy(total), divisor, result, 0, torch.from_numpy(last) if two else None)
+    finish([torch.from_numpy(each) for each in ((total, last) if two else (total,))], divisor, result, 0)
     expected = ((total + last if two else total) / divisor).astype(numpy.float32)
     assert numpy.array_equal(result.numpy(), expected)
+
+
+def parts_of(dtype: torch.dtype, count: int, blocks: int, seed: int) -> list[torch.Tensor]:
+    """Whose sum depends on the order, if they are floats, and wraps around, if they are integers."""
+    dice = torch.Generator().manual_seed(seed)
+    if not dtype.is_floating_point:
+        limits = torch.iinfo(dtype)
+        return [
+            torch.randint(limits.min, limits.max, (blocks * BLOCK,), generator=dice, dtype=dtype) for _ in range(count)
+        ]
+    parts = [torch.randn(blocks * BLOCK, generator=dice, dtype=dtype) * 3.0 ** (n % 5) for n in range(count)]
+    strange = torch.tensor([0.0, -0.0, math.inf, math.nan, 1e-45, 3e38], dtype=dtype)
+    for part in parts:
+        places = torch.randint(len(part), (20,), generator=dice)
+        part[places] = strange[torch.randint(len(strange), (20,), generator=dice)]
+    return parts
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("sums", [MEANS, FAST_MEANS, INTEGERS, *FEW_LEVELS.values()], ids=lambda each: str(each.dtype))
+@settings(max_examples=40)
+@given(st.integers(1, 11), st.integers(1, 3), st.sampled_from([1.0, 3.0, 4.0]), st.integers(0, 2**32 - 1))
+def test_parts_that_are_added_up_at_once_have_the_bits_of_one_addition_after_the_other(
+    sums: Sums, count: int, blocks: int, divisor: float, seed: int
+) -> None:
+    """Also where the sum depends on the order."""
+    divisor = divisor if sums.dtype.is_floating_point else 1.0
+    parts = parts_of(sums.dtype, count, blocks, seed)
+    total = parts[0].clone()
+    for part in parts[1:]:
+        torch.add(total, part, out=total)
+    wanted, found = (torch.empty(len(total), dtype=sums.result) for _ in range(2))
+    assert sums.finish(parts, divisor, found, 5) == sums.finish([total], divisor, wanted, 5)
+    assert same_bits(found, wanted)
+    joined = torch.empty_like(total)
+    sums.join(parts, joined)
+    assert same_bits(joined, total)
+    sums.join(parts, parts[0])
+    assert same_bits(parts[0], total)
+
+
+def same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
+    return one.numpy().tobytes() == other.numpy().tobytes()
 
 
 @settings(max_examples=60)
@@ -396,7 +448,7 @@ def test_a_fast_quotient_by_a_power_of_two_is_rounded_once_too(exponent: int, se
     """Subnormal quotients, too."""
     values = numpy.random.default_rng(seed).normal(size=BLOCK).astype(numpy.float32) * numpy.float32(2.0**-80)
     result = torch.empty(BLOCK)
-    finish(torch.from_numpy(values), 2.0**exponent, result, 0)
+    finish([torch.from_numpy(values)], 2.0**exponent, result, 0)
     assert numpy.array_equal(result.numpy(), values / numpy.float32(2.0**exponent))
 
 
@@ -427,7 +479,7 @@ def test_a_worker_that_is_alone_finishes_the_same_sum(
             magnitudes = accumulator.complete((divisor, result) if alone else None)
         assert (accumulator.finished is not None) is (alone and at_once)
         if accumulator.finished is None:
-            fingerprint = finish(total, divisor, result, 0)
+            fingerprint = finish([total], divisor, result, 0)
         else:
             fingerprint = accumulator.finished
             assert not total.any()

@@ -71,7 +71,7 @@ def test_swapped_blocks_change_it(pair: tuple[int, int]) -> None:
 def test_finishing_fingerprints_what_it_writes(blocks: int, first_block: int, divisor: int) -> None:
     total = _values(3, blocks).double()
     result = torch.empty(blocks * BLOCK)
-    assert finish(total, float(divisor), result, first_block) == fingerprint_of(result, first_block)
+    assert finish([total], float(divisor), result, first_block) == fingerprint_of(result, first_block)
 
 
 @given(st.integers(-(2**70), 2**70))

@@ -109,7 +109,7 @@ def test_what_is_added_as_it_comes_is_what_is_added_later(shards: int) -> None:
     total, results = torch.empty_like(base), torch.empty(2, base.numel())
     short.added(base, total)
     assert torch.equal(total, base + values)
-    assert short.finish(base, 3.0, results[0], 2) == finish(base, 3.0, results[1], 2, values)
+    assert short.finish(base, 3.0, results[0], 2) == finish([base, values], 3.0, results[1], 2)
     assert torch.equal(*results)
 
 

@@ -51,8 +51,14 @@ def _sums(seed: int, dtype: torch.dtype, *, special: bool) -> Iterator[Any]:
         yield total if alone is None else alone[1]
         for divisor in (3.0, 4.0):
             result = torch.zeros(layout.size)
-            yield exact.finish(total, divisor, result, 1, None if alone else total.clone())
+            yield exact.finish([total] if alone else [total, total.clone()], divisor, result, 1)
+            yield result.clone()
+            yield exact.finish([total] * 4, divisor, result, 1)
             yield result
+        for count in (3, 4, 5):
+            joined = torch.empty_like(total)
+            exact.join([total] * count, joined)
+            yield joined
 
 
 def _packed(values: torch.Tensor) -> Iterator[Any]:
@@ -76,7 +82,11 @@ def _packed(values: torch.Tensor) -> Iterator[Any]:
 def _of_integers(seed: int) -> Iterator[Any]:
     for dtype in (torch.int64, torch.int16, torch.int8):
         values, result = _integers(seed, dtype), torch.empty(ELEMENTS, dtype=dtype)
-        yield exact.keep(values, 1.0, result, 1, values)
+        yield exact.keep([values, values], 1.0, result, 1)
+        yield result.clone()
+        yield exact.keep([values] * 3, 1.0, result, 1)
+        yield result.clone()
+        exact.join([values] * 4, result)
         yield result
     update, *sums = (_integers(seed + i, torch.int64) for i in range(4))
     yield exact.absorb(update, *sums[:2])

@@ -7,9 +7,10 @@ Not here: means, which every run of the engine's other tests computes.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy
 import pytest
@@ -19,7 +20,7 @@ from hypothesis import strategies as st
 
 from orchestrator.comm import collectives
 from orchestrator.comm.collectives import Exchange, Memory
-from orchestrator.comm.topologies import Schedule
+from orchestrator.comm.topologies import Schedule, build_schedule
 from orchestrator.numerics.exact import FAST_MEANS, INTEGERS, MEANS, Sums, wrap
 from orchestrator.numerics.layout import BLOCK, Layout
 from tests.comm.topologies.cases import NAMES, variants
@@ -208,6 +209,53 @@ def test_pieces_and_whole_chunks_give_the_same_bits(
             for (result, fingerprint_, sent), (result_, whole_print, whole_sent) in zip(ends, whole, strict=True):
                 assert torch.equal(result, result_)
                 assert (fingerprint_, sent) == (whole_print, whole_sent)
+
+
+def passes_of(schedule: Schedule, *, verifies: bool = False, travels: bool = False) -> list[list[str]]:
+    """For each member what it does over memory to add up, in order: how many parts it reads at once."""
+    layout = Layout.of([("w", torch.empty(24 * BLOCK))])
+    results: list[torch.Tensor] = []
+
+    def add_up(exchange: Exchange, member: Member, rank: int) -> list[str]:
+        told: list[str] = []
+
+        def finish(parts: Sequence[torch.Tensor], *rest: Any) -> int:
+            told.append(f"finish {len(parts)}")
+            return MEANS.finish(parts, *rest)
+
+        def join(parts: Sequence[torch.Tensor], into: torch.Tensor) -> None:
+            told.append(f"join {len(parts)}")
+            MEANS.join(parts, into)
+
+        memory = Memory(layout, member.regions, sums=replace(MEANS, finish=finish, join=join))
+        memory.suit(schedule, rank)
+        memory.contribution.fill_(rank + 1.0)
+        exchange.verify(verifies)
+        for step in range(2):
+            exchange.add_up(memory, step, 0, PHASE, 1.0)
+        assert exchange.damaged is None
+        results.append(memory.result.clone())
+        assert told[: len(told) // 2] * 2 == told
+        return told[: len(told) // 2]
+
+    found = exchanged(schedule, add_up, PartlyTravelling(lambda _low, _high: travels))
+    total = sum(range(1, schedule.workers + 1))
+    assert all(bool((result == total).all()) for result in results)
+    return found
+
+
+def test_what_is_added_to_a_chunk_is_read_in_one_pass() -> None:
+    assert passes_of(build_schedule("peer_to_peer", 4)) == [["finish 4"]] * 4
+    assert passes_of(build_schedule("tree", 7))[:3] == [["finish 3"] * 4, ["join 3"] * 4, ["join 3"] * 4]
+    assert passes_of(build_schedule("parameter_server", 4))[4] == ["finish 4"]
+    assert passes_of(build_schedule("ring", 3))[0] == ["join 2", "finish 2"]
+
+
+@pytest.mark.parametrize("kind", ["verifies", "travels"])
+def test_what_would_take_memory_until_then_is_added_when_it_comes(kind: str) -> None:
+    assert passes_of(build_schedule("peer_to_peer", 4), **{kind: True}) == [["join 2", "join 2", "finish 2"]] * 4
+    server = passes_of(build_schedule("parameter_server", 3), **{kind: True})[3]
+    assert server == ["join 1", "join 2", "finish 2"]
 
 
 @pytest.mark.parametrize("name", NAMES)

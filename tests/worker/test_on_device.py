@@ -177,7 +177,9 @@ def test_servers_add_up_on_the_device_too(monkeypatch: pytest.MonkeyPatch) -> No
             finished[number] += 1
             kernels.finish(*arguments)
 
-        return SimpleNamespace(adder=kernels.adder, finish=finish, pack=kernels.pack, unpack=kernels.unpack)
+        return SimpleNamespace(
+            adder=kernels.adder, join=kernels.join, finish=finish, pack=kernels.pack, unpack=kernels.unpack
+        )
 
     direct = train(p.Mlp)
     on_device(monkeypatch, make)

@@ -6,6 +6,7 @@ the result. The same object is executed, simulated, drawn and checked:
     matrix(schedule)         runs it on the identity matrix: an exact topology gives ones for every worker and chunk
     program(schedule, rank)  what one member does, in order: sends never wait, so no order of the members can deadlock
     turns(schedule, rank)    the same, as far as it can be done piece by piece
+    held_back(turns, stays)  the same, in which what is added to a chunk is read all at once
 
 A topology answers for one member at a time (`Pattern`), and `program` costs what that member does, not all moves.
 
@@ -21,8 +22,8 @@ A schedule knows no tensors, element types, sizes, transports or time. It need n
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import groupby
 from operator import itemgetter
@@ -137,7 +138,8 @@ class Send:
 
 @dataclass(frozen=True, slots=True)
 class Add:
-    """Receive `chunk` from `peer`: partial = base + payload. From `nothing` the partial is the payload."""
+    """Receive `chunk` from `peer`: partial = base + payload, and between them what is held of the chunk. From `nothing` the
+    partial is the payload."""
 
     peer: int
     chunk: int
@@ -145,11 +147,20 @@ class Add:
 
 
 @dataclass(frozen=True, slots=True)
+class Hold:
+    """Receive `chunk` from `peer`, whose payload is read by the next Add or Finish of the chunk. In no `program`; see
+    `held_back`."""
+
+    peer: int
+    chunk: int
+
+
+@dataclass(frozen=True, slots=True)
 class Finish:
-    """The owner turns the sum that lies in `base` into the result."""
+    """The owner turns the sum that lies in `base`, and what is held of the chunk, into the result."""
 
     chunk: int
-    base: Literal["contribution", "partial"]
+    base: Base
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,6 +215,35 @@ def turns(schedule: Schedule, rank: int, only: Collection[int] | None = None) ->
     if unknown:
         raise ValueError(f"there are no chunks {unknown} in this schedule; chunks are 0 to {schedule.chunks - 1}")
     return tuple(_Member(schedule, rank, kept).turns())
+
+
+def held_back(turns: Sequence[Sequence[Action]], stays: Callable[[int], bool]) -> tuple[tuple[Action | Hold, ...], ...]:
+    """These turns with as few passes over memory as can be: an Add is a Hold where the chunk is added to again before anybody
+    is handed it, or finished. stays: whether payloads of this peer stay where they are until then. One that does not is held
+    only if its chunk is finished at once."""
+    found: list[list[Action | Hold]] = [list(turn) for turn in turns]
+    following: dict[int, Action] = {}  # by chunk: what is done next with it
+    readers: dict[int, tuple[list[Action | Hold], int]] = {}  # by chunk: where what reads the held payloads stands
+    for turn in reversed(found):
+        for place, action in reversed([*enumerate(turn)]):
+            assert not isinstance(action, Hold)
+            if isinstance(action, Add) and _waits(action, following.get(action.chunk), stays):
+                turn[place] = Hold(action.peer, action.chunk)
+                of_turn, at = readers[action.chunk]
+                reader = of_turn[at]
+                assert isinstance(reader, Add | Finish)
+                of_turn[at] = replace(reader, base=action.base)
+            elif isinstance(action, Add | Finish):
+                readers[action.chunk] = turn, place
+            following[action.chunk] = action
+    return tuple(map(tuple, found))
+
+
+def _waits(action: Add, following: Action | None, stays: Callable[[int], bool]) -> bool:
+    """Whether this payload can wait for what is done next with its chunk."""
+    if isinstance(following, Finish):
+        return stays(action.peer) or action.base != "nothing"
+    return isinstance(following, Add) and stays(action.peer) and stays(following.peer)
 
 
 def require_positive(**numbers: int) -> None:

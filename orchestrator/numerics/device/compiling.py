@@ -34,7 +34,9 @@ _BLOCKS: Final = 16  # of kernels whose blocks take several pieces each, for eac
 _TABLES: Final = 64  # of addresses that are kept: gradients often lie where those of a shard before lay
 _POINTER, _DOUBLE, _INT, _LONG = ctypes.c_void_p, ctypes.c_double, ctypes.c_int, ctypes.c_longlong
 ADD: Final = (*[_POINTER] * 7, _DOUBLE, _INT)
-FINISH: Final = (*[_POINTER] * 4, _DOUBLE, _DOUBLE, _LONG, _LONG)
+PARTS: Final = 8  # of a sum, that a kernel adds up in one pass
+JOIN: Final = (*[_POINTER] * PARTS, _INT, _POINTER, _LONG)
+FINISH: Final = (*[_POINTER] * PARTS, _INT, _POINTER, _POINTER, _DOUBLE, _DOUBLE, _LONG, _LONG)
 DIFFER: Final = (*[_POINTER] * 4, _DOUBLE, _DOUBLE, _LONG)
 ABSORB: Final = (*[_POINTER] * 5, _LONG)
 MEASURE: Final = (_POINTER, _LONG, _INT, _POINTER)
@@ -43,6 +45,7 @@ PACK: Final = (_POINTER, _LONG, _INT, *[_POINTER] * 3)
 UNPACK: Final = (_POINTER, _POINTER, _LONG, _INT, _POINTER, _POINTER)
 KINDS: Final = {
     "add": ADD,
+    "join": JOIN,
     "finish": FINISH,
     "differ": DIFFER,
     "absorb": ABSORB,
@@ -119,21 +122,33 @@ class Compiled:
     def adder(self, layout: Layout, total: torch.Tensor) -> Adder:
         return _Adding(self._launch, layout, total)
 
+    def join(self, parts: Sequence[torch.Tensor], into: torch.Tensor) -> None:
+        elements = into.numel()
+        if not elements:
+            return
+        blocks = min(-(-elements // BLOCK), self._most_blocks)
+        self._launch("join", blocks, (*_listed(parts[:PARTS]), start_of(into), elements), JOIN)
+        for start in range(PARTS, len(parts), PARTS - 1):
+            listed = _listed([into, *parts[start : start + PARTS - 1]])
+            self._launch("join", blocks, (*listed, start_of(into), elements), JOIN)
+
     def finish(
         self,
-        total: torch.Tensor,
-        last: torch.Tensor | None,
+        parts: Sequence[torch.Tensor],
         divisor: float,
         result: torch.Tensor,
         first_block: int,
         fingerprint: torch.Tensor,
     ) -> None:
-        blocks = total.numel() // BLOCK
+        blocks = result.numel() // BLOCK
         if not blocks:
             return
-        places = start_of(total), 0 if last is None else start_of(last), start_of(result), start_of(fingerprint)
+        if len(parts) > PARTS:
+            total = torch.empty_like(parts[0])
+            self.join(parts[: 1 - PARTS], total)
+            parts = [total, *parts[1 - PARTS :]]
         divisors = float(divisor), 1.0 / divisor if inverts(divisor) else 0.0
-        values = (*places, *divisors, blocks, first_block)
+        values = (*_listed(parts), start_of(result), start_of(fingerprint), *divisors, blocks, first_block)
         self._launch("finish", min(blocks, self._most_blocks), values, FINISH)
 
     def differ(
@@ -182,6 +197,11 @@ class Compiled:
     def _blocks(self, elements: int) -> int:
         """The number of blocks of a kernel whose warps pack."""
         return max(1, min(-(-blocks_of(elements) // _WARPS), self._most_blocks))
+
+
+def _listed(parts: Sequence[torch.Tensor]) -> tuple[int, ...]:
+    """The addresses of the parts of a sum, of at most PARTS, and their number."""
+    return (*map(start_of, parts), *[0] * (PARTS - len(parts)), len(parts))
 
 
 class _Adding:

@@ -11,6 +11,7 @@ and wait for it.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import reduce
 from typing import Final, Protocol
 
 import numpy
@@ -66,13 +67,18 @@ class Kernels(Packer, Protocol):
     def adder(self, layout: Layout, total: torch.Tensor) -> Adder:
         """total: float64, of the layout's size."""
 
+    def join(
+        self,
+        parts: Sequence[torch.Tensor],  # float64, whole blocks
+        into: torch.Tensor,  # gets their sum, from left to right; may be the first part
+    ) -> None: ...
+
     def finish(
         self,
-        total: torch.Tensor,  # float64, whole blocks
-        last: torch.Tensor | None,  # is added to it
+        parts: Sequence[torch.Tensor],  # float64, whole blocks, added up from left to right
         divisor: float,
         result: torch.Tensor,  # float32: gets the quotient, cast once
-        first_block: int,  # of the total in the layout
+        first_block: int,  # of the parts in the layout
         fingerprint: torch.Tensor,  # int64, one element: that of the result is added to it, modulo 2**64
     ) -> None: ...
 
@@ -172,24 +178,19 @@ class Accumulator:
     def _finish(self, divisor: float, result: torch.Tensor) -> torch.Tensor:
         """Enqueue the result; returns the fingerprint, as `_finished`."""
         prints = [
-            _finished(self._kernels, self._total[start:end], divisor, result[start:end], first_block)
+            _finished(self._kernels, [self._total[start:end]], divisor, result[start:end], first_block)
             for start, end, first_block in self._runs
         ]
         return sum(prints[1:], prints[0])
 
 
 def _finished(
-    kernels: Kernels,
-    total: torch.Tensor,
-    divisor: float,
-    result: torch.Tensor,
-    first_block: int = 0,
-    last: torch.Tensor | None = None,
+    kernels: Kernels, parts: Sequence[torch.Tensor], divisor: float, result: torch.Tensor, first_block: int
 ) -> torch.Tensor:
     """As `exact.finish`; the fingerprint is one element, when the device has it."""
-    assert result.numel() == total.numel() == (total if last is None else last).numel()
-    fingerprint = total.new_zeros(1, dtype=torch.int64)
-    kernels.finish(total, last, divisor, result, first_block, fingerprint)
+    assert all(part.numel() == result.numel() for part in parts)
+    fingerprint = result.new_zeros(1, dtype=torch.int64)
+    kernels.finish(parts, divisor, result, first_block, fingerprint)
     return fingerprint
 
 
@@ -217,29 +218,38 @@ class Updating:
 def sums_on(kernels: Kernels) -> Sums:
     """`exact.MEANS` of totals on a device. A partial sum that has come through host memory goes to the device first."""
 
-    def finish(
-        total: torch.Tensor, divisor: float, result: torch.Tensor, first_block: int, last: torch.Tensor | None = None
-    ) -> int:
-        last = None if last is None else last.to(total.device)
-        return int(_finished(kernels, total, divisor, result, first_block, last))
+    def finish(parts: Sequence[torch.Tensor], divisor: float, result: torch.Tensor, first_block: int) -> int:
+        return int(_finished(kernels, _all_on(result, parts), divisor, result, first_block))
 
-    return Sums(torch.float64, torch.float32, finish, kernels.unpack)
+    def join(parts: Sequence[torch.Tensor], into: torch.Tensor) -> None:
+        kernels.join(_all_on(into, parts), into)
+
+    return Sums(torch.float64, torch.float32, finish, join, kernels.unpack)
 
 
-def _kept(
-    total: torch.Tensor, divisor: float, result: torch.Tensor, first_block: int, last: torch.Tensor | None = None
-) -> int:
+def _all_on(target: torch.Tensor, parts: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """The parts on the device of that tensor."""
+    return [part.to(target.device) for part in parts]
+
+
+def _kept(parts: Sequence[torch.Tensor], divisor: float, result: torch.Tensor, first_block: int) -> int:
     """As `exact.keep`."""
     assert divisor == 1.0, f"a sum of integers is asked for as it is, not divided by {divisor}"
-    result.copy_(total)
-    if last is not None:
-        result += last.to(result.device)
+    _joined(parts, result)
     return int(fingerprint_by_operations(result, first_block))
+
+
+def _joined(parts: Sequence[torch.Tensor], into: torch.Tensor) -> None:
+    """As `exact.join`, by operations of torch."""
+    first, *others = _all_on(into, parts)
+    into.copy_(first)
+    for part in others:
+        into += part
 
 
 def integers_on(kernels: Packer) -> Sums:
     """`exact.INTEGERS` of totals on a device."""
-    return Sums(torch.int64, torch.int64, _kept, kernels.unpack)
+    return Sums(torch.int64, torch.int64, _kept, _joined, kernels.unpack)
 
 
 def packed_room(elements: int) -> int:
@@ -262,18 +272,20 @@ class Operations:
     def adder(self, layout: Layout, total: torch.Tensor) -> Adder:
         return _Adding(layout.slots, total)
 
+    def join(self, parts: Sequence[torch.Tensor], into: torch.Tensor) -> None:
+        _joined(parts, into)
+
     def finish(
         self,
-        total: torch.Tensor,
-        last: torch.Tensor | None,
+        parts: Sequence[torch.Tensor],
         divisor: float,
         result: torch.Tensor,
         first_block: int,
         fingerprint: torch.Tensor,
     ) -> None:
-        sums = total if last is None else total + last
+        sums = reduce(torch.add, parts)
         # By a tensor: torch multiplies by the reciprocal where a CUDA tensor is divided by a number (pytorch#191495).
-        result.copy_(sums / moved([float(divisor)], total))
+        result.copy_(sums / moved([float(divisor)], result))
         fingerprint += fingerprint_by_operations(result.view(torch.int32), first_block)
 
     def differ(

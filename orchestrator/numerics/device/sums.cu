@@ -62,20 +62,57 @@ extern "C" __global__ void add(const i64* addresses, const i64* places, const in
     if (LANE == 0 && most > *(volatile int*)(largest + slot)) atomicMax(largest + slot, most);
 }
 
-// result = (total + last) / divisor, cast once; print += the fingerprint of the result. last: null where there is none.
-// inverse: of a divisor that is a power of two, whose product has the same bits; 0 for others. blocks: of 4096 elements.
-extern "C" __global__ void finish(const double* total, const double* last, float* result, u64* print,
-                                  double divisor, double inverse, i64 blocks, i64 first_block) {
+#define PARTS 8  // of a sum, that are added up in one pass
+
+// Elements 2n and 2n + 1 of the sum of so many parts, from left to right. All are asked of the memory before any is added.
+template <int COUNT> static __device__ __forceinline__ double2 summed(const double* const* parts, i64 n) {
+    double2 v[COUNT];
+#pragma unroll
+    for (int part = 0; part < COUNT; part++) v[part] = ((const double2*)parts[part])[n];
+#pragma unroll
+    for (int part = 1; part < COUNT; part++) {
+        v[0].x = __dadd_rn(v[0].x, v[part].x);
+        v[0].y = __dadd_rn(v[0].y, v[part].y);
+    }
+    return v[0];
+}
+
+#define LISTED {first, second, third, fourth, fifth, sixth, seventh, eighth}
+#define FOR_EACH_COUNT(call) \
+    switch (count) { \
+        case 1: call(1); break; \
+        case 2: call(2); break; \
+        case 3: call(3); break; \
+        case 4: call(4); break; \
+        case 5: call(5); break; \
+        case 6: call(6); break; \
+        case 7: call(7); break; \
+        case 8: call(8); break; \
+    }
+
+template <int COUNT>
+static __device__ __forceinline__ void join_parts(const double* const* parts, double* into, i64 elements) {
+    for (i64 n = (i64)blockIdx.x * blockDim.x + threadIdx.x; n < elements / 2; n += (i64)gridDim.x * blockDim.x)
+        ((double2*)into)[n] = summed<COUNT>(parts, n);
+}
+
+// into = the sum of the first `count` parts; the first one may be `into`. elements: an even number.
+extern "C" __global__ void join(const double* first, const double* second, const double* third, const double* fourth,
+                                const double* fifth, const double* sixth, const double* seventh, const double* eighth,
+                                int count, double* into, i64 elements) {
+    const double* const parts[PARTS] = LISTED;
+#define JOIN(COUNT) join_parts<COUNT>(parts, into, elements)
+    FOR_EACH_COUNT(JOIN)
+}
+
+template <int COUNT>
+static __device__ __forceinline__ void finish_parts(const double* const* parts, float* result, u64* print, double divisor,
+                                                    double inverse, i64 blocks, i64 first_block) {
     i64 sum = 0;
     for (i64 block = blockIdx.x; block < blocks; block += gridDim.x) {
         i64 bits = 0;
         for (i64 n = block * 2048 + threadIdx.x; n < (block + 1) * 2048; n += blockDim.x) {
-            double2 v = ((const double2*)total)[n];
-            if (last) {
-                const double2 more = ((const double2*)last)[n];
-                v.x = __dadd_rn(v.x, more.x);
-                v.y = __dadd_rn(v.y, more.y);
-            }
+            const double2 v = summed<COUNT>(parts, n);
             float2 r;
             r.x = __double2float_rn(inverse != 0.0 ? __dmul_rn(v.x, inverse) : __ddiv_rn(v.x, divisor));
             r.y = __double2float_rn(inverse != 0.0 ? __dmul_rn(v.y, inverse) : __ddiv_rn(v.y, divisor));
@@ -86,6 +123,17 @@ extern "C" __global__ void finish(const double* total, const double* last, float
     }
     for (int distance = 16; distance; distance >>= 1) sum += __shfl_xor_sync(~0u, sum, distance);
     if (LANE == 0) atomicAdd(print, (u64)sum);
+}
+
+// result = the sum of the first `count` parts / divisor, cast once; print += the fingerprint of the result. inverse: of a divisor
+// that is a power of two, whose product has the same bits; 0 for others. blocks: of 4096 elements.
+extern "C" __global__ void finish(const double* first, const double* second, const double* third, const double* fourth,
+                                  const double* fifth, const double* sixth, const double* seventh, const double* eighth,
+                                  int count, float* result, u64* print, double divisor, double inverse, i64 blocks,
+                                  i64 first_block) {
+    const double* const parts[PARTS] = LISTED;
+#define FINISH(COUNT) finish_parts<COUNT>(parts, result, print, divisor, inverse, blocks, first_block)
+    FOR_EACH_COUNT(FINISH)
 }
 
 // update = the integers nearest to (after - before) / divisor * inverse, half to even; 0 where that is not finite or not below

@@ -5,6 +5,8 @@ contribution and every partial sum that went into it has been read. So no contri
 A result of step t + 1 exists only after every worker has sent its contribution to it, and each did so after its own
 step t, its reads of peers' results included. So no result is overwritten unread either, though there is one copy of it.
 
+Contributions to a chunk are read all at once, later than their messages come. The result waits for that.
+
 Not here: what the transport does with a view once it was read.
 """
 
@@ -84,6 +86,19 @@ def test_sums_that_grow_in_the_only_copy_of_the_result_race(name: str, fewest: i
     # overwrites. From `fewest` workers on there is such another.
     racing = [workers for workers in range(1, 9) if races(build_schedule(name, workers), partial_in_result)]
     assert racing == list(range(fewest, 9))
+
+
+@pytest.mark.parametrize("rest", [(Move(2, 1, 0, "add"),), (Move(0, 2, 1, "copy"), Move(2, 1, 0, "add"))])
+def test_what_is_read_late_races_where_it_would_not_if_read_at_once(rest: tuple[Move, ...]) -> None:
+    """Worker 0 adds to the sum that worker 1 has had, after an answer of worker 1. If more is added to the chunk, worker 1
+    reads it only then: beside the addition, or after it, which is as wrong."""
+    moves = Move(3, 0, 0, "add"), Move(0, 1, 0, "add"), Move(1, 0, 1, "copy"), Move(3, 0, 0, "add")
+    plan = listed("answered early", 4, 0, (1, 1), tuple((move,) for move in moves))
+    assert races(plan, steps=1) == []
+    late = listed("read late", 4, 0, (1, 1), tuple((move,) for move in (*moves, *rest)))
+    write, read = Access(0, "write", "partial", 0, 0), Access(1, "read", "partial", 0, 0)
+    (race,) = races(late, steps=1)
+    assert race in (Race(0, write, read), Race(0, read, write))
 
 
 def test_a_worker_that_does_not_wait_for_its_result_races() -> None:

@@ -112,9 +112,14 @@ extern "C" void run_add(int blocks, int threads, const i64* addresses, const i64
                         double* total, int* largest, const double* late, double known, int fresh) {
     run(blocks, threads, [=] { add(addresses, places, slots, anchors, total, largest, late, known, fresh); });
 }
-extern "C" void run_finish(int blocks, int threads, const double* total, const double* last, float* result,
-                           unsigned long long* print, double divisor, double inverse, i64 blocks_of, i64 first_block) {
-    run(blocks, threads, [=] { finish(total, last, result, print, divisor, inverse, blocks_of, first_block); });
+extern "C" void run_join(int blocks, int threads, const double* a, const double* b, const double* c, const double* d, const double* e,
+                         const double* f, const double* g, const double* h, int count, double* into, i64 elements) {
+    run(blocks, threads, [=] { join(a, b, c, d, e, f, g, h, count, into, elements); });
+}
+extern "C" void run_finish(int blocks, int threads, const double* a, const double* b, const double* c, const double* d, const double* e,
+                           const double* f, const double* g, const double* h, int count, float* result, unsigned long long* print,
+                           double divisor, double inverse, i64 blocks_of, i64 first_block) {
+    run(blocks, threads, [=] { finish(a, b, c, d, e, f, g, h, count, result, print, divisor, inverse, blocks_of, first_block); });
 }
 extern "C" void run_differ(int blocks, int threads, const float* after, const float* before, i64* update, int* strange,
                            double divisor, double inverse, i64 elements) {

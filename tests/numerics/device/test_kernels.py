@@ -112,15 +112,40 @@ def test_totals_magnitudes_results_and_fingerprints_are_those_of_the_processor(
         buffer[~covered] = 0.0
     ours, theirs = torch.empty(layout.size), torch.empty(layout.size)
     sums = sums_on(kernels)
-    for last in (None, right.flip(0)):
+    for others in ([], [right.flip(0)]):
         for first in range(2):
-            wanted_print = exact.finish(right, divisor, theirs, 3 * first, last)
-            assert exact.wrap(sums.finish(mine, divisor, ours, 3 * first, last)) == exact.wrap(wanted_print)
+            wanted_print = exact.finish([right, *others], divisor, theirs, 3 * first)
+            assert exact.wrap(sums.finish([mine, *others], divisor, ours, 3 * first)) == exact.wrap(wanted_print)
             assert torch.equal(ours.view(torch.int32), theirs.view(torch.int32))
     if layout.size:
         by_operations = exact.fingerprint_by_operations
         assert int(by_operations(ours.view(torch.int32), 2)) == exact.wrap(exact.fingerprint_of(theirs, 2))
         assert int(by_operations(mine.view(torch.int64), 0)) == exact.fingerprint_of_integers(right.view(torch.int64))
+
+
+@every
+@fewer(1, most=30)
+@given(
+    count=st.integers(1, 20),
+    blocks=st.integers(1, 3),
+    divisor=st.sampled_from([1.0, 3.0, 4.0]),
+    seed=st.integers(0, 2**32 - 1),
+)
+def test_parts_that_are_added_up_at_once_have_the_bits_of_the_processor(
+    make: Callable[[], Kernels], count: int, blocks: int, divisor: float, seed: int
+) -> None:
+    """Also where the sum depends on the order, and of more parts than a kernel takes."""
+    dice = torch.Generator().manual_seed(seed)
+    parts = [torch.randn(blocks * BLOCK, generator=dice, dtype=torch.float64) * 3.0 ** (n % 5) for n in range(count)]
+    sums, ours, theirs = sums_on(make()), torch.empty(blocks * BLOCK), torch.empty(blocks * BLOCK)
+    wanted = exact.finish(parts, divisor, theirs, 5)
+    assert exact.wrap(sums.finish(parts, divisor, ours, 5)) == exact.wrap(wanted)
+    assert torch.equal(ours.view(torch.int32), theirs.view(torch.int32))
+    total, joined = torch.empty_like(parts[0]), torch.empty_like(parts[0])
+    exact.join(parts, total)
+    for into in (joined, parts[0]):
+        sums.join(parts, into)
+        assert torch.equal(into.view(torch.int64), total.view(torch.int64))
 
 
 @every
@@ -157,7 +182,7 @@ def test_one_worker_alone_gets_the_result_at_once(make: Callable[[], Kernels]) -
     grid = Grid((-40, -40), 2)
     right, result = torch.zeros(layout.size, dtype=torch.float64), torch.zeros(layout.size)
     summed(exact.Accumulator(layout, right, exact=True), shards, grid)
-    fingerprint = exact.finish(right, 3.0, result, 0)
+    fingerprint = exact.finish([right], 3.0, result, 0)
     mine = torch.zeros(layout.size)
     accumulator = Accumulator(layout, torch.zeros(layout.size, dtype=torch.float64), make())
     for weight, tensors in shards:
