@@ -56,7 +56,7 @@ def _rows(dataset: Any, indices: Sequence[int], most_bytes: float = math.inf) ->
         dataset = dataset.dataset
     if type(dataset) is not TensorDataset or not indices or not all(_is_plain(tensor) for tensor in dataset.tensors):
         return None
-    if len(indices) * sum(tensor.nbytes // max(1, len(tensor)) for tensor in dataset.tensors) > most_bytes:
+    if len(indices) * sum(tensor.nbytes // len(tensor) for tensor in dataset.tensors) > most_bytes:
         return None
     found: Sequence[Any] = indices
     for each in chosen:

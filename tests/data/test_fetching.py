@@ -151,8 +151,3 @@ def test_a_dataset_that_overrides_reading_is_read_by_it() -> None:
 def test_a_sample_that_is_not_there_is_an_error(index: int) -> None:
     with pytest.raises(IndexError):
         fetching.fetch(TensorDataset(torch.arange(SAMPLES)), [0, index], Plain().collate)
-
-
-def test_of_no_rows_none_is_there_to_be_fetched_together() -> None:
-    with pytest.raises(IndexError):
-        fetching.fetch_together(TensorDataset(torch.zeros(0, 2)), [0], Plain().collate, 16)

@@ -400,7 +400,7 @@ def test_the_quotient_is_rounded_once(blocks: int, divisor: float, scale: int, t
 
 
 def parts_of(dtype: torch.dtype, count: int, blocks: int, seed: int) -> list[torch.Tensor]:
-    """Whose sum depends on the order, if they are floats, and wraps around, if they are integers."""
+    """Parts whose sum depends on the order, if they are floats, and wraps around, if they are integers."""
     dice = torch.Generator().manual_seed(seed)
     if not dtype.is_floating_point:
         limits = torch.iinfo(dtype)

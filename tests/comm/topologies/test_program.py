@@ -114,7 +114,7 @@ def test_every_interleaving_ends_with_the_results_of_the_matrix(case: Case, seed
 @settings(derandomize=True)
 @given(case=cases(), seed=st.integers(0, 2**32 - 1), travelling=st.sets(st.integers(0, 36)) | st.just(range(99)))
 def test_what_is_held_back_is_added_all_the_same(case: Case, seed: int, travelling: Collection[int]) -> None:
-    """Whichever pairs of members let payloads stay; and a member does with its messages what it does otherwise."""
+    """It is, whichever pairs of members let payloads stay. A member does with its messages what it does otherwise."""
     plan = case.schedule
     held, passes = [], 0
     for rank in range(plan.members):
