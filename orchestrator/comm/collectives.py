@@ -73,8 +73,12 @@ class Memory:
     def __init__(self, layout: Layout, regions: Regions, *, sums: exact.Sums, contributes: bool = True) -> None:
         self.layout = layout
         self.sums = sums
-        self.contribution = regions.allocate(layout.size if contributes else 0, sums.dtype)
-        self.result = regions.allocate(layout.size, sums.result)
+        # One region, since a device gives memory in granules of megabytes.
+        first = layout.size * sums.dtype.itemsize if contributes else 0
+        whole = regions.allocate(first + layout.size * sums.result.itemsize, torch.uint8)
+        # By `data` each has versions of its own: who writes one does not change the other.
+        self.contribution = whole[:first].view(sums.dtype).data
+        self.result = whole[first:].view(sums.result).data
         self.partial = torch.empty(0, dtype=sums.dtype)
         self.finished: int | torch.Tensor | None = None
         self._regions = regions

@@ -31,6 +31,7 @@ from orchestrator.comm.transports.region_index import RegionIndex
 from orchestrator.numerics.device.kernels import Operations, Packer
 
 _PROBE_ELEMENTS: Final = 4096  # int64
+_PROBE_BYTES: Final = 8 * _PROBE_ELEMENTS
 _PROBE_FACTOR: Final = 0x9E37_79B9_7F4A_7C15 - 2**64  # spreads a count over all bits: Knuth, TAOCP 3, section 6.4
 
 
@@ -103,8 +104,7 @@ class DeviceRegions:
         self._descriptors: list[Descriptor] = []
         self._mappings: list[DeviceMapping] = []
         self._index = RegionIndex()
-        self.allocate(_PROBE_ELEMENTS, torch.int64).copy_(_pattern())
-        self.settle()  # a peer may look at it at once
+        self._begin()
 
     @property
     def descriptors(self) -> tuple[Descriptor, ...]:
@@ -114,14 +114,12 @@ class DeviceRegions:
         """A new zeroed 1-D tensor on the device. Raises DeviceMemoryFull when the memory is not there now."""
         if elements == 0:
             return torch.empty(0, dtype=dtype, device=self.device)
-        driver = self._driver
-        size_bytes = -(-elements * dtype.itemsize // driver.granularity) * driver.granularity
-        handle = driver.create(size_bytes)
-        mapping = DeviceMapping(driver, handle, size_bytes, writable=True)
-        self._descriptors.append(Descriptor(driver.export(handle), size_bytes))
-        self._index.add(mapping.address, size_bytes)
-        self._mappings.append(mapping)
-        return mapping.tensor(dtype, 0, elements).zero_()
+        size_bytes = elements * dtype.itemsize
+        if not self._bare or len(self._mappings) > 1:
+            return self._add(size_bytes).tensor(dtype, 0, elements).zero_()
+        mapping = self._begin(size_bytes)  # the pattern by itself would take a granule
+        self._remove(0)
+        return mapping.tensor(dtype, _PROBE_BYTES, elements).zero_()
 
     def locate(self, tensor: torch.Tensor) -> tuple[int, int] | None:
         return self._index.locate(tensor)
@@ -133,9 +131,37 @@ class DeviceRegions:
             return
         self.settle()
         position, _ = found
+        if position == 0:
+            self._begin()
+            self._descriptors.insert(1, self._descriptors.pop())
+            self._mappings.insert(1, self._mappings.pop())
+        self._remove(position)
+
+    def _begin(self, size_bytes: int = 0) -> DeviceMapping:
+        """A new region with the pattern, in front of so many bytes."""
+        mapping = self._add(_PROBE_BYTES + size_bytes)
+        mapping.tensor(torch.int64, 0, _PROBE_ELEMENTS).copy_(_pattern())
+        self._bare = not size_bytes
+        self.settle()  # a peer may look at it at once
+        return mapping
+
+    def _add(self, size_bytes: int) -> DeviceMapping:
+        """A new region, in granules."""
+        driver = self._driver
+        size_bytes = -(-size_bytes // driver.granularity) * driver.granularity
+        handle = driver.create(size_bytes)
+        mapping = DeviceMapping(driver, handle, size_bytes, writable=True)
+        self._descriptors.append(Descriptor(driver.export(handle), size_bytes))
+        self._mappings.append(mapping)
+        self._index.add(mapping.address, size_bytes)
+        return mapping
+
+    def _remove(self, position: int) -> None:
         os.close(self._descriptors.pop(position).fd)
         del self._mappings[position]
-        self._index.remove(position)
+        self._index = RegionIndex()
+        for mapping in self._mappings:
+            self._index.add(mapping.address, mapping.size_bytes)
 
     def map_peer(self, descriptor: Descriptor) -> Mapped:
         """Raises RuntimeError where this process cannot have that memory."""

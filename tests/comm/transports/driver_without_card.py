@@ -74,12 +74,13 @@ def main() -> None:
     said: dict[str, Any] = {}
     card_trial.share(cuda_driver())
     mine, theirs = DeviceRegions(cuda_driver()), DeviceRegions(cuda_driver())
-    mine.allocate(1000, torch.float64).fill_(3.0)
+    region = mine.allocate(1000, torch.float64).fill_(3.0)
+    position, offset = mine.locate(region) or (-1, -1)
     memory = [theirs.map_peer(each) for each in mine.descriptors]
     said["trusts"] = theirs.trusts(memory)
-    said["read"] = float(memory[1].tensor(torch.float64, 0, 1000).sum())
+    said["read"] = float(memory[position].tensor(torch.float64, offset, 1000).sum())
     said["full"] = refusal(lambda: cuda_driver().create(1 << 50))
-    said["too long"] = refusal(lambda: theirs.map_peer(Descriptor(mine.descriptors[1].fd, 1 << 26)))
+    said["too long"] = refusal(lambda: theirs.map_peer(Descriptor(mine.descriptors[position].fd, 1 << 26)))
     del memory
     gc.collect()
     kernels = compiling.Compiled(compiling.Launcher(b"\x7fELF"), 8)

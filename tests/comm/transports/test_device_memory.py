@@ -50,7 +50,7 @@ def test_a_generation_leaves_nothing_of_its_peers_mapped() -> None:
         there.send(0, TAG, region[10:20])
         received = here.receive(1, TAG, PATIENCE_S)
         assert received.payload.tolist() == [generation] * 10
-        assert len(drivers[0].mapped) == own[0] + 2  # the pattern and the region
+        assert len(drivers[0].mapped) == own[0] + 1  # the pattern lies in front of the region
         here.close()
         there.close()
         del received
@@ -107,22 +107,24 @@ def test_memory_outlives_its_owner_where_a_peer_has_mapped_it() -> None:
     region = theirs.allocate(100, torch.int64)
     region.copy_(torch.arange(100))
     mine = regions()
-    mapped = mine.map_peer(theirs.descriptors[1])
+    (position, offset) = theirs.locate(region) or (-1, -1)
+    mapped = mine.map_peer(theirs.descriptors[position])
     theirs.close()
     del region, theirs
     gc.collect()
-    assert mapped.tensor(torch.int64, 0, 100).tolist() == list(range(100))
+    assert mapped.tensor(torch.int64, offset, 100).tolist() == list(range(100))
 
 
 def test_a_region_that_was_freed_is_gone_for_peers() -> None:
     driver = HostDriver()
     own = DeviceRegions(driver)
     first, second = (own.allocate(10, torch.float32) for _ in range(2))
-    assert own.locate(second) == (2, 0)
+    assert own.locate(second) == (1, 0)
     own.free(first)
     del first
     gc.collect()
     assert own.locate(second[3:]) == (1, 12)
+    assert own.trusts([own.map_peer(each) for each in own.descriptors])  # the pattern was in front of the first
     assert len(driver.mapped) == len(own.descriptors) == 2
     own.free(torch.empty(0))
     with pytest.raises(ValueError, match="outside a region"):
@@ -184,3 +186,16 @@ def test_what_comes_lies_in_page_locked_memory_while_little_waits_there() -> Non
     assert [int(there.receive(0, TAG, PATIENCE_S).payload) for _ in range(40)] == list(range(40))
     here.close()
     there.close()
+
+
+def test_a_region_shares_its_granules_with_the_pattern() -> None:
+    driver = HostDriver()
+    own = DeviceRegions(driver)
+    (alone,) = own.descriptors
+    region = own.allocate(100, torch.float32)
+    (both,) = own.descriptors
+    assert both.size_bytes == alone.size_bytes + driver.granularity
+    assert own.locate(region) == (0, alone.size_bytes)
+    assert region.tolist() == [0.0] * 100
+    region.fill_(1.0)
+    assert own.trusts([own.map_peer(both)])
