@@ -45,7 +45,7 @@ def viewed(source: Any, device: Any = None, **more: Any) -> torch.Tensor:
 def pretend() -> None:
     given: dict[str, Any] = {
         "current_device": lambda: 0,
-        "current_stream": lambda: SimpleNamespace(cuda_stream=0, synchronize=lambda: None),
+        "current_stream": lambda *_: SimpleNamespace(cuda_stream=0, synchronize=lambda: None),
         "is_current_stream_capturing": lambda: False,
         "empty_cache": lambda: None,
     }
