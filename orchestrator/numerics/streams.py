@@ -36,12 +36,25 @@ def seeded(seed: int, purpose: str, step: int = 0, shard: int = 0) -> Iterator[N
 @contextmanager
 def seeded_with(value: int) -> Iterator[None]:
     """The same for a seed that was derived before."""
+    with seeded_for_torch(value):
+        seed_others(value)
+        yield
+
+
+@contextmanager
+def seeded_for_torch(value: int) -> Iterator[None]:
+    """The same for work that draws from generators of torch alone, such as what a device does again. To seed the others takes
+    longer than to begin such work."""
     with _generators:
         for generator in torch_generators():
             generator.manual_seed(value)
-        random.seed(value)
-        numpy.random.seed(value)
         yield
+
+
+def seed_others(value: int) -> None:
+    """Seed the generators of `random` and numpy, for code that runs behind such work."""
+    random.seed(value)
+    numpy.random.seed(value)
 
 
 @contextmanager

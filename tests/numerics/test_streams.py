@@ -11,7 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from orchestrator.numerics.streams import permutation, seed_of, seeded
+from orchestrator.numerics.streams import permutation, seed_of, seed_others, seeded, seeded_for_torch, seeded_with
 
 Draw = tuple[float, float, float]
 
@@ -60,6 +60,18 @@ def test_all_generators_follow_the_stream(seed: int, purpose: str, step: int, sh
         with seeded(seed, purpose, step, shard):
             draws.append(_draw())
     assert draws[0] == draws[1]
+
+
+def test_the_others_are_seeded_by_themselves_where_no_code_runs() -> None:
+    with seeded_with(3):
+        whole = _draw()
+    random.seed(1)
+    numpy.random.seed(1)
+    left = random.getstate()
+    with seeded_for_torch(3):
+        assert random.getstate() == left
+        seed_others(3)
+        assert _draw() == whole
 
 
 @pytest.mark.parametrize(

@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import random
 import sys
+from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
 
+import numpy
 import pytest
 import torch
 from torch import nn
 from torch.utils.data import Subset
 
+from orchestrator.config.plan import Variant
 from orchestrator.numerics import staging
 from orchestrator.numerics.device import kernels
 from orchestrator.numerics.device.kernels import Operations
 from orchestrator.numerics.staging import rebuilt, taken_apart
+from orchestrator.optim.transforms import Gradients, State
 from orchestrator.pipeline import Pipeline
 from orchestrator.worker import device
 from orchestrator.worker.model import shard_graphs
@@ -182,6 +186,31 @@ class Holding(torch.optim.Optimizer):
                 parameter.sub_(parameter.grad + before, alpha=group["lr"])
                 self.state[parameter]["before"] = parameter.grad
         return closure
+
+
+class Drawing:
+    """Scales by numbers of Python and numpy what it finds at the parameters."""
+
+    def init(self, parameters: Sequence[torch.Tensor]) -> State:
+        self.parameters = parameters
+        return {}
+
+    def update(self, gradients: Gradients, state: State) -> tuple[Gradients, State]:
+        factor = random.random() + float(numpy.random.random())
+        found = [parameter.grad for parameter in self.parameters]
+        assert [each is None for each in found] == [each is None for each in gradients]
+        return [None if each is None else each * factor for each in found], state
+
+
+def test_code_behind_a_repetition_finds_what_it_finds_behind_a_backward_pass(
+    retracer: Retracer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings: dict[str, Any] = {"steps": 4, "shards": 2, "contribution": Variant(f"{__name__}:Drawing")}
+    recorded = train(p.Mlp, **settings)
+    assert retracer.replays > 2 * retracer.recorded > 0
+    monkeypatch.undo()
+    eager = train(p.Mlp, **settings)
+    assert (recorded.trace, recorded.digest) == (eager.trace, eager.digest)
 
 
 HOLDING: list[dict[str, Any]] = [

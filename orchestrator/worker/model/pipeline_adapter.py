@@ -10,7 +10,7 @@ import math
 import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, NamedTuple
 
 import torch
@@ -356,6 +356,11 @@ class PipelineAdapter:
         computed = self._computed(step, shard, self.graphs, looks=True)
         return None if computed is None else (float(computed[0]), float(computed[1]))
 
+    def seed_behind(self, step: int, shard: int) -> None:
+        """For code that runs behind a repetition of micro-batch (step, shard), which has left generators of the host as they
+        were: a loss that draws from them is not recorded."""
+        streams.seed_others(self._known(step, shard).seed)
+
     @property
     def replayed(self) -> bool:
         """Whether the last micro-batch was done again from a recording."""
@@ -435,15 +440,17 @@ class PipelineAdapter:
             loss.backward()  # type: ignore[no-untyped-call]
             return loss.detach(), weight.detach() if isinstance(weight, torch.Tensor) else weight
 
-        with naming(f"loss() ({where})", hint), streams.seeded_with(seed):
+        with naming(f"loss() ({where})", hint):
             if graphs is None:
-                judged = eager(arriving.there())
+                with streams.seeded_with(seed):
+                    judged = eager(arriving.there())
                 if judged is None:
                     return None
                 mean = judged[0].item()
                 check_finite(mean, where)
                 return mean, judged[1]
-            judged = graphs.compute(arriving, Work(eager, whole, lambda: streams.seeded_with(seed)))
+            seeded, repeated = (partial(each, seed) for each in (streams.seeded_with, streams.seeded_for_torch))
+            judged = graphs.compute(arriving, Work(eager, whole, seeded, repeated))
             if judged is None:
                 return None
             loss, given = judged

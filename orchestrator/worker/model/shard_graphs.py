@@ -138,6 +138,7 @@ class Work(NamedTuple):
     eager: Callable[[Any], Judged | None]  # returns None where the micro-batch weighs nothing
     whole: Callable[[Any], Judged]  # the same without looking at any value
     seeded: Callable[[], AbstractContextManager[None]]  # sets the generators for this micro-batch
+    repeated: Callable[[], AbstractContextManager[None]]  # sets those from which a repetition draws, which runs no code
 
 
 class ShardGraphs:
@@ -170,20 +171,25 @@ class ShardGraphs:
         apart = taken_apart(batch) if self._goes else None
         if apart is None:
             self._give_up("a batch holds what cannot be copied into place: only tensors in lists, tuples and dicts can")
-            return work.eager(arriving.there())
+            with work.seeded():
+                return work.eager(arriving.there())
         tensors, shape = apart
         recorded = self._recorded.get(shape)
         if recorded is not None and recorded.compared == _COMPARED:
             recorded.place.load(arriving, tensors)
-            recorded.replay()
+            with work.repeated():
+                recorded.replay()
             self.replayed = True
             return self._result(recorded)
         there = recorded.place.load(arriving, tensors) if recorded is not None else arriving.there()
-        before, start = _host_generators(), self._replica.buffers()
-        judged = work.eager(there)
+        start = self._replica.buffers()
+        with work.seeded():
+            before = _host_generators()
+            judged = work.eager(there)
+            draws = before != _host_generators()
         if judged is None:
             return None
-        if before != _host_generators():
+        if draws:
             self._give_up("loss() draws random numbers in host memory")
         elif recorded is None and len(self._recorded) < _MOST:
             recorded = self._record(tensors, shape, batch, work)

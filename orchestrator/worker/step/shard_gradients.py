@@ -105,6 +105,8 @@ class ShardGradients:
         tensors = self._replica.contribution(in_place=self._workload.replayed)
         if self._before:
             count = len(self._replica.parameters)
+            if self._workload.replayed:
+                self._workload.seed_behind(step, shard)
             with naming("update() of the contribution"):
                 kept = self.states.of(shard) if self.keeps_state else {}
                 gradients, state = self._before.update(tensors[:count], kept)
