@@ -12,6 +12,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import reduce
+from itertools import starmap
+from operator import is_
 from typing import Final, Protocol
 
 import numpy
@@ -114,6 +116,7 @@ class Accumulator:
         self._add = kernels.adder(layout, total)
         self._grid: Grid | None = None
         self._anchors = torch.empty(0)
+        self._known: Tensors | None = None  # the last ones, where they lie as the slots say and will be the same
         # Each shard has a row of largest bits. The next step takes the same rows again.
         self._tables: list[torch.Tensor] = []
         self._rows: list[torch.Tensor] = []
@@ -128,12 +131,16 @@ class Accumulator:
     def add(self, tensors: Tensors, weight: float | torch.Tensor, grid: Grid) -> None:
         """As `exact.Accumulator.add`; the tensors may change in what is enqueued after this. weight: a float64 on the device,
         if nobody has looked at it; where it is 0, nothing was added."""
-        ordered = [None if t is None else in_order(t, slot) for t, slot in zip(tensors, self._slots, strict=True)]
+        if tensors is not self._known:
+            # Repetitions of a recording contribute the same tuple each time.
+            given, tensors = tensors, tuple(starmap(_laid_out, zip(tensors, self._slots, strict=True)))
+            stays = isinstance(given, tuple) and all(map(is_, given, tensors))
+            self._known = given if stays else None
         if grid is not self._grid:
             self._grid = grid
             self._anchors = moved([0.0 if e is None else ANCHOR * 2.0**e for e in grid.exponents], self._total)
         largest = self._row()
-        self._add(ordered, weight, self._anchors, largest, fresh=not self._weights)
+        self._add(tensors, weight, self._anchors, largest, fresh=not self._weights)
         self._largest.append(largest)
         self._weights.append(weight)
 
@@ -182,6 +189,10 @@ class Accumulator:
             for start, end, first_block in self._runs
         ]
         return sum(prints[1:], prints[0])
+
+
+def _laid_out(tensor: torch.Tensor | None, slot: Slot) -> torch.Tensor | None:
+    return None if tensor is None else in_order(tensor, slot)
 
 
 def _finished(

@@ -354,6 +354,7 @@ class PipelineAdapter:
     def recorded_loss(self, step: int, shard: int) -> tuple[float, float] | None:
         """As `loss`, done again from a recording where `graphs` are set and have one."""
         computed = self._computed(step, shard, self.graphs, looks=True)
+        self.hand_over()
         return None if computed is None else (float(computed[0]), float(computed[1]))
 
     def seed_behind(self, step: int, shard: int) -> None:
@@ -362,13 +363,24 @@ class PipelineAdapter:
         streams.seed_others(self._known(step, shard).seed)
 
     @property
+    def repeated(self) -> Sequence[torch.Tensor | None] | None:
+        """The gradients of the last micro-batch if it was done again from a recording; the same object for each that was."""
+        return None if self.graphs is None else self.graphs.gradients
+
+    def hand_over(self) -> None:
+        """Have the gradients of a repetition at the parameters."""
+        if self.graphs is not None:
+            self.graphs.hand_over()
+
+    @property
     def replayed(self) -> bool:
         """Whether the last micro-batch was done again from a recording."""
         return self.graphs is not None and self.graphs.replayed
 
     def unread_loss(self, step: int, shard: int, *, late: bool = False) -> Unread | None:
         """As `loss`. With `graphs` the loss is a tensor on the device, and may be infinite or NaN: a look at it would wait
-        for the device. late: a weight that the device has computed is left there as well, as float64, for `weighed`."""
+        for the device. The gradients of a repetition are in `repeated` then. late: a weight that the device has computed is
+        left there as well, as float64, for `weighed`."""
         return self._computed(step, shard, self.graphs, late=late)
 
     def weighed(self, step: int, shard: int, weight: float) -> float:

@@ -98,6 +98,7 @@ class Replica:
         self._fixed_start = {name: buffer.clone() for name, buffer in moving.fixed.items()}
         self._given: list[torch.Tensor | None] = []
         self._given_versions: list[int] = []
+        self._repeated: tuple[Sequence[torch.Tensor | None], Sequence[torch.Tensor | None]] = (), ()
         flat = [("", self._flat)]
         frozen = [(name, _in_memory(parameter)) for name, parameter in self._frozen.items()]
         self._turns = [itertools.cycle(_in_pieces(whole)) for whole in (flat, frozen)]
@@ -146,16 +147,21 @@ class Replica:
         with suppress(torch.AcceleratorError):
             self.begin_shard()
 
-    def contribution(self, *, in_place: bool = False) -> list[torch.Tensor | None]:
+    def contribution(self) -> list[torch.Tensor | None]:
         """After a backward pass: what this shard puts into the sum, in the order of the layout; None for a parameter without
-        gradient. The tensors are the caller's: `check_shard` sees to it that the next shard does not touch them. in_place: it
-        is added up before the next shard, so that statistics may stay where the model has them. Raises PipelineRaised for a
-        sparse gradient."""
+        gradient. The tensors are the caller's: `check_shard` sees to it that the next shard does not touch them. Raises
+        PipelineRaised for a sparse gradient."""
         self._given = [parameter.grad for parameter in self.parameters]
         self._given_versions = _versions(self._given)
-        if in_place:
-            return [*self.gradients(), *self.statistics]
+        self._repeated = (), ()  # nor is the memory of a recording held that may be gone
         return [*self.gradients(), *(statistic.clone() for statistic in self.statistics)]
+
+    def repeated(self, gradients: Sequence[torch.Tensor | None]) -> Sequence[torch.Tensor | None]:
+        """As `contribution`, of a shard that was done again from a recording and left these gradients. It is added up before
+        the next shard, so statistics stay where the model has them. The same object as long as the gradients are."""
+        if gradients is not self._repeated[0]:
+            self._repeated = gradients, (*map(_detached, gradients), *self.statistics)
+        return self._repeated[1]
 
     def gradients(self) -> list[torch.Tensor | None]:
         """After a backward pass: those of the trainable parameters, None where there is none. Raises PipelineRaised for a
@@ -168,7 +174,7 @@ class Replica:
                     "use sparse=False for embeddings",
                     code="model.sparse-gradient",
                 )
-        return [g.detach() if g is not None and g.requires_grad else g for g in gradients]
+        return [*map(_detached, gradients)]
 
     def forget(self) -> None:
         """The last contribution is added up: from now on its tensors may change."""
@@ -191,6 +197,8 @@ class Replica:
     def unread(self, contribution: Sequence[torch.Tensor | None]) -> Unread:
         """The values from which `read` tells later what `present` and `counter_values` tell. Waits for nothing."""
         present = [tensor is not None for tensor in contribution[: len(self.parameters)]]
+        if not self._counters_end:
+            return Unread(present, self._start_bytes[:0], None)
         left = self._piece.taken(self._counters_end)
         if self._statistics_end <= _FEW_BYTES:
             return Unread(present, left, None)
@@ -365,6 +373,10 @@ class Replica:
         """The trainable parameter that a piece of the flat buffer differs in."""
         element = piece.storage_offset() + int((piece != copy).nonzero()[0])
         return next(slot.name for slot in reversed(self.layout.slots) if slot.offset <= element)
+
+
+def _detached(gradient: torch.Tensor | None) -> torch.Tensor | None:
+    return gradient.detach() if gradient is not None and gradient.requires_grad else gradient
 
 
 def _marks(parameters: Iterable[torch.Tensor]) -> list[tuple[int, int]]:

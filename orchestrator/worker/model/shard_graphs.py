@@ -8,7 +8,8 @@ A pass that cannot be recorded is computed eagerly, with the same bits, and told
 on data, another shape in each batch, random numbers of the processor, and a loss that depends on the step. On a card the
 recording is a CUDA graph.
 
-The gradients of a recording lie in the same place each time: they are added up before the next micro-batch.
+The gradients of a recording lie in the same place each time: they are added up before the next micro-batch. They are the same
+tensors, too, so whoever takes them from `gradients` need not look at each of them again.
 """
 
 from __future__ import annotations
@@ -160,13 +161,13 @@ class ShardGraphs:
         self._goes = recorder is not None
         if why_not:
             self._give_up(why_not)
-        self.replayed = (
-            False  # whether the last micro-batch was, so that it has changed nothing that the recording does not
-        )
+        # Those of the last micro-batch if it was done again, so that it has changed nothing that the recording does not.
+        self.gradients: Sequence[torch.Tensor | None] | None = None
 
     def compute(self, arriving: Arriving, work: Work) -> Judged | None:
-        """The loss and the weight of a micro-batch, in memory of their own; its gradients are at the parameters then."""
-        self.replayed = False
+        """The loss and the weight of a micro-batch, in memory of their own; its gradients are at the parameters then, or those
+        of a repetition in `gradients`."""
+        self.gradients = None
         batch = arriving.host
         apart = taken_apart(batch) if self._goes else None
         if apart is None:
@@ -179,8 +180,9 @@ class ShardGraphs:
             recorded.place.load(arriving, tensors)
             with work.repeated():
                 recorded.replay()
-            self.replayed = True
-            return self._result(recorded)
+            self.gradients = recorded.gradients
+            loss, *weight = recorded.numbers.clone().unbind()
+            return loss, weight[0] if weight else recorded.judged[1]
         there = recorded.place.load(arriving, tensors) if recorded is not None else arriving.there()
         start = self._replica.buffers()
         with work.seeded():
@@ -230,11 +232,16 @@ class ShardGraphs:
         elif recorded.compared == _COMPARED and self._recorder is not None:
             self._recorder.give_back()
 
-    def _result(self, recorded: _Recorded) -> Judged:
-        for parameter, gradient in zip(self._replica.parameters, recorded.gradients, strict=True):
-            parameter.grad = gradient
-        loss, *weight = recorded.numbers.clone().unbind()
-        return loss, weight[0] if weight else recorded.judged[1]
+    @property
+    def replayed(self) -> bool:
+        """Whether the last micro-batch was done again from a recording."""
+        return self.gradients is not None
+
+    def hand_over(self) -> None:
+        """Have the gradients of a repetition at the parameters, as code of the user's finds those of a backward pass."""
+        if self.gradients is not None:
+            for parameter, gradient in zip(self._replica.parameters, self.gradients, strict=True):
+                parameter.grad = gradient
 
     def _kept(self) -> tuple[list[torch.Tensor | None], list[torch.Tensor]]:
         """The gradients and the buffers as they are."""

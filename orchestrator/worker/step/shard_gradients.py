@@ -102,8 +102,10 @@ class ShardGradients:
         if computed is None:
             return None
         # A recording writes the next gradients to the same place, so all is added up before.
-        tensors = self._replica.contribution(in_place=self._workload.replayed)
+        repeated = self._workload.repeated
+        tensors = self._replica.contribution() if repeated is None else self._replica.repeated(repeated)
         if self._before:
+            self._workload.hand_over()
             count = len(self._replica.parameters)
             if self._workload.replayed:
                 self._workload.seed_behind(step, shard)

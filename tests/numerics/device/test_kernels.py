@@ -222,6 +222,21 @@ def test_a_value_that_is_not_finite_is_found_wherever_it_stands(
 
 
 @every
+@pytest.mark.parametrize("columns_first", [False, True])
+def test_tensors_that_come_again_are_read_again(make: Callable[[], Kernels], columns_first: bool) -> None:
+    numbers = torch.arange(6.0).view(2, 3)
+    layout = Layout.of([("w", numbers)])
+    gradient = numbers.t().contiguous().t() if columns_first else numbers.clone()
+    same, total = (gradient,), torch.zeros(layout.size, dtype=torch.float64)
+    accumulator = Accumulator(layout, total, make())
+    for factor in (1.0, 10.0):
+        gradient.mul_(factor)
+        accumulator.add(same, 1.0, Grid((-20,), 2))
+    accumulator.complete()
+    assert torch.equal(layout.views(total)[0], numbers.double() * 11)
+
+
+@every
 def test_a_worker_without_a_shard_contributes_nothing(make: Callable[[], Kernels]) -> None:
     layout = Layout.of([("t", torch.empty(10))])
     total = torch.full((layout.size,), 3.0, dtype=torch.float64)
