@@ -130,6 +130,11 @@ class Way(NamedTuple):
         whole = memory.contribution if region == "contribution" else memory.result
         return whole[part.start : part.stop]
 
+    def base(self, memory: Memory, part: PieceAction) -> torch.Tensor | None:
+        """The memory to which an Add or a Finish adds what it reads; None for nothing."""
+        assert isinstance(part.action, Add | Finish)
+        return None if part.action.base == "nothing" else self.place(memory, part.action.base, part)
+
 
 def partial_places(layout: Layout, schedule: Schedule, rank: int) -> dict[int, slice]:
     """chunk -> the place of its sum in `partial`, for each chunk of which this member has to keep a sum."""
@@ -204,7 +209,8 @@ class Exchange:
         """Sum all contributions into `memory.result`, divided by `divisor`; returns the result's fingerprint. All members bring
         memories of one size and one kind of sums, which suit this generation."""
         if memory.finished is not None:
-            return exact.wrap(int(memory.finished))
+            memory.finished = int(memory.finished)  # a device is asked once
+            return exact.wrap(memory.finished)
         call = CollectiveTag(self.generation, step, attempt, phase)
         with self._counted():
             return self._add_up(memory, call, self._way(memory.layout), divisor)
@@ -397,10 +403,8 @@ def _note(part: PieceAction, prints: Mapping[int, Mapping[int, int]]) -> int:
 
 
 def _finish(way: Way, memory: Memory, part: PieceAction, divisor: float, held: Sequence[Received]) -> int:
-    assert isinstance(part.action, Finish)
     sums, result, first_block = memory.sums, way.place(memory, "result", part), part.start // BLOCK
-    base = None if part.action.base == "nothing" else way.place(memory, part.action.base, part)
-    packed = held[0].packed if held else None
+    base, packed = way.base(memory, part), held[0].packed if held else None
     if base is not None and packed is not None and sums is exact.MEANS:
         with intact():
             return packed.finish(base, divisor, result, first_block)
@@ -413,10 +417,8 @@ def _finish(way: Way, memory: Memory, part: PieceAction, divisor: float, held: S
 
 
 def _add(way: Way, memory: Memory, part: PieceAction, held: Sequence[Received]) -> None:
-    assert isinstance(part.action, Add)
     sums, partial = memory.sums, way.place(memory, "partial", part)
-    base = None if part.action.base == "nothing" else way.place(memory, part.action.base, part)
-    packed = held[0].packed
+    base, packed = way.base(memory, part), held[0].packed
     with intact():
         if packed is not None and sums.unpack is not None:
             sums.unpack(packed, base, partial)

@@ -25,7 +25,7 @@ from orchestrator.numerics.fixed_point import LIMIT, Pieces
 from orchestrator.numerics.grid import ABSENT, Grid
 from orchestrator.numerics.layout import Layout, Run, Slot
 from orchestrator.numerics.lossless_packing import PackedVector, most_bytes, pack
-from orchestrator.numerics.staging import mark_of
+from orchestrator.numerics.staging import collecting, mark_of
 
 _WHOLE: Final = 2.0**51  # from here on to add an anchor rounds no more
 _MAGNITUDE: Final = 0x7FFF_FFFF  # the bits of a float32 without its sign
@@ -172,15 +172,14 @@ class Accumulator:
         if not self._weights:
             self._total.zero_()
             return numpy.empty((0, len(self._slots)), numpy.int64)
-        on_card = self._total.device.type == "cuda"
-        largest = torch.empty((len(self._largest), len(self._slots)), dtype=torch.int32, pin_memory=on_card)
-        largest.copy_(torch.stack(self._largest), non_blocking=on_card)
+        largest = torch.stack(self._largest)
+        bytes_here = collecting(largest.nbytes, [(0, largest.reshape(-1))])
         mark = mark_of(self._total.device)
         # Before the wait, so that the device has something to do meanwhile.
         self.finished = None if alone is None else self._finish(*alone)
         if mark is not None:
             mark.synchronize()
-        return weighted(largest.numpy(), numpy.array(self._weights)[:, None])
+        return weighted(bytes_here.view(torch.int32).view(largest.shape).numpy(), numpy.array(self._weights)[:, None])
 
     def _finish(self, divisor: float, result: torch.Tensor) -> torch.Tensor:
         """Enqueue the result; returns the fingerprint, as `_finished`."""
