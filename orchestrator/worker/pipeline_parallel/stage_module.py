@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -72,9 +73,8 @@ class PartLayout:
     def runs(self) -> list[Run]:
         """The pieces whose blocks lie one behind the other in the whole layout, too."""
         edges = [i for i in range(1, len(self.numbers)) if self.numbers[i] != self.numbers[i - 1] + 1]
-        starts = [0, *edges] if self.numbers else []
-        ends = [*edges, len(self.numbers)]
-        return [Run(s * BLOCK, e * BLOCK, self.numbers[s]) for s, e in zip(starts, ends, strict=False)]
+        pieces = pairwise([0, *edges, len(self.numbers)])
+        return [Run(start * BLOCK, end * BLOCK, self.numbers[start]) for start, end in pieces if start < end]
 
 
 def _blocks(offset: int, elements: int) -> range:
