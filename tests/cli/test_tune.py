@@ -10,7 +10,11 @@ import pytest
 
 from orchestrator.comm.topologies import TOPOLOGIES, asks_for_nodes
 from orchestrator.config.settings import from_yaml, load
+from orchestrator.driver.preflight import visible_cards
+from orchestrator.driver.preflight.visible_cards import Visible
 from orchestrator.experiments.tuning import stage_tuning
+from orchestrator.numerics import cuda
+from orchestrator.provenance.environment.cards import CardsUnknown
 from orchestrator.records.lines import read
 from tests.cli.alone import alone, assert_as_alone
 from tests.projects import REPOSITORY, Project
@@ -82,12 +86,55 @@ def test_stages_are_chosen_by_memory(digits: Project, monkeypatch: pytest.Monkey
         stage_tuning.staged(settings)
     for overrides, code in (
         (["cluster.address=127.0.0.1:6379"], "stages.auto-joined"),
-        (["run.device=cuda", "cluster.gpus_per_worker=1"], "stages.auto-gpu"),
         (["sync=ssp"], "stages.sync"),
     ):
         _leaving(monkeypatch, 1_000_000, 4)
         with refused(code):
             stage_tuning.staged(load(["digits"], ["cluster.stages=auto", *overrides]))
+
+
+def _cards(monkeypatch: pytest.MonkeyPatch, free: int | str) -> None:
+    """A machine with one card that has so many bytes free; a text: nobody tells how many, for this reason."""
+
+    def free_bytes() -> list[int]:
+        if isinstance(free, str):
+            raise CardsUnknown(free)
+        return [free]
+
+    monkeypatch.setattr(cuda, "build_problem", lambda: None)
+    monkeypatch.setattr(visible_cards, "look", Visible)
+    monkeypatch.setattr(visible_cards, "free_bytes", free_bytes)
+
+
+@pytest.mark.slow
+def test_on_gpus_stages_are_chosen_by_the_memory_of_the_cards(digits: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(digits.path)
+    monkeypatch.syspath_prepend(str(digits.path))
+    on_card = ["cluster.stages=auto", "run.steps=20", "run.device=cuda", "cluster.gpus_per_worker=0.25"]
+    settings, of_driver = load(["digits"], on_card), 1_500_000_000
+    _leaving(monkeypatch, 10**9, 4)
+    _cards(monkeypatch, 4 * (of_driver + 10**9))
+    chosen, whole = stage_tuning.staged(settings)
+    assert whole is not None
+    assert (chosen.tuning.auto, chosen.cluster.stages, whole.card_room_bytes) == ((), 1, 10**9)
+    short = whole.needs[0].card_bytes - 1
+    _cards(monkeypatch, 4 * (of_driver + short))
+    chosen, choice = stage_tuning.staged(settings)
+    assert choice is not None
+    assert (chosen.cluster.stages, choice.card_room_bytes) == (2, short)
+    assert choice.needs[0] == whole.needs[0]
+    _cards(monkeypatch, "nvidia-smi has no figure for MIG-1")
+    with refused("stages.auto-cards-unknown", "cluster.stages"):
+        stage_tuning.staged(settings)
+    bounded = load(["digits"], [*on_card, f"cluster.gpu_gb={short / 1e9}"])
+    for free in ("nvidia-smi has no figure for MIG-1", 10**12):
+        _cards(monkeypatch, free)
+        chosen, choice = stage_tuning.staged(bounded)
+        assert choice is not None
+        assert (chosen.cluster.stages, choice.card_room_bytes) == (2, short)
+    _cards(monkeypatch, 10**9)
+    with refused("stages.memory", "cluster.stages"):
+        stage_tuning.staged(settings)
 
 
 # A launch that finds a byte less for each worker than the whole model needs.

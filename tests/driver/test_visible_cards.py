@@ -153,6 +153,29 @@ def test_the_preflight_of_a_run_on_a_private_ray_asks(monkeypatch: pytest.Monkey
     assert checks.take_cards(replace(PLAIN, run=RunSettings(steps=1))) == []
 
 
+def test_free_memory_is_told_of_the_cards_that_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    used = {"GPU-6b2a": 1.0 * (1 << 30), "GPU-6b3b": 3.0 * (1 << 30)}
+    monkeypatch.setattr(cards, "look", lambda: Seen(CARDS, []))
+    monkeypatch.setattr(cards, "measure", lambda uuid: {"memory_bytes": used[uuid]})
+    free = [(1 << 36) - (1 << 30), (1 << 36) - (3 << 30)]
+    assert visible_cards.free_bytes({"CUDA_VISIBLE_DEVICES": "0,1"}) == free
+    assert visible_cards.free_bytes({"CUDA_VISIBLE_DEVICES": "GPU-6b3b"}) == free[1:]
+    for named in ("0,MIG-1", "2"):
+        with pytest.raises(CardsUnknown, match="has no figure for"):
+            visible_cards.free_bytes({"CUDA_VISIBLE_DEVICES": named})
+    with pytest.raises(CardsUnknown):  # one of them is cut
+        visible_cards.free_bytes({})
+    monkeypatch.setattr(cards, "look", lambda: Seen(CARDS[:2], []))
+    assert visible_cards.free_bytes({}) == free
+
+    def missing() -> Seen:
+        raise FileNotFoundError("nvidia-smi")
+
+    monkeypatch.setattr(cards, "look", missing)
+    with pytest.raises(CardsUnknown, match="not installed"):
+        visible_cards.free_bytes({})
+
+
 LOST = Lost("0000:3b:00.0", "Unable to determine the device handle for GPU0000:3B:00.0: GPU is lost.")
 LEFT = [CARDS[0], card(2, "GPU-77aa"), card(3, "GPU-88cc", ["MIG-1", "MIG-2"])]  # without the one of index 1
 LEFT_OUT = {

@@ -57,6 +57,27 @@ def look(environ: Mapping[str, str] = os.environ) -> Visible:
     return without_lost(given, found, lost) if lost else Visible(problem_of(given, found))
 
 
+def free_bytes(environ: Mapping[str, str] = os.environ) -> list[int]:
+    """The memory that is free now on each card that a private Ray gives its workers. Called after `look` found no problem.
+    Raises CardsUnknown where nobody tells it, as of a MIG device."""
+    given = environ.get(VARIABLE)
+    try:
+        found, _ = cards.look()
+        names = [_first_of(card) for card in found] if given is None else given.split(",")
+        return [_free(name, found) for name in names]
+    except FileNotFoundError:
+        raise CardsUnknown(f"{cards.PROGRAM} is not installed") from None
+
+
+def _free(name: str, found: Sequence[Card]) -> int:
+    uuid = _meant(name, found)
+    card = next((each for each in found if each.uuid == uuid), None)
+    used = cards.measure(card.uuid).get("memory_bytes") if card is not None and not card.mig else None
+    if card is None or used is None or not card.memory_bytes:
+        raise CardsUnknown(f"{cards.PROGRAM} has no figure for {name}")
+    return card.memory_bytes - round(used)
+
+
 def without_lost(given: str | None, found: Sequence[Card], lost: Sequence[Lost]) -> Visible:
     """The cards that are left to a run. A name that is unknown may be that of a lost card, as these tell no UUID. given: as of
     `problem_of`."""

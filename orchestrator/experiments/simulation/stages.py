@@ -2,64 +2,119 @@
 
 Stages cost time, since workers wait for each other, and redundancy; what they give is memory. So a whole model for each
 worker is best wherever it fits, and speed is no reason for more.
+
+On GPUs the room is on the card. In host memory all workers have a whole model at once where that is what they train; to cut it
+they take turns.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Final, NamedTuple
 
-from orchestrator.common.values import megabytes
+from orchestrator.common.values import megabytes, sized
 from orchestrator.errors import ConfigurationError
+
+# The driver takes so much of a GPU for each process. For two workers on an H200 3.1 GB were measured.
+_DRIVER_BYTES: Final = 1_500_000_000
 
 
 @dataclass(frozen=True)
 class Need:
-    """bytes: of the worker that needs most, with so many stages, while it prepares and when it trains."""
+    """bytes: of host memory, of the worker that needs most with so many stages, while it prepares and when it trains;
+    card_bytes: of its GPU, likewise, with activations; 0 where none computes."""
 
     stages: int
     bytes: int
+    card_bytes: int = 0
 
 
 @dataclass(frozen=True)
 class StageChoice:
-    """needs: that were looked at; room_bytes: for each worker; reason: a sentence for a person, with the figures."""
+    """needs: that were looked at; room_bytes: of host memory, for each worker; card_room_bytes: of its GPU, for each; None
+    where none computes; reason: a sentence for a person, with the figures."""
 
     stages: int
     needs: tuple[Need, ...]
     room_bytes: int
     reason: str
+    card_room_bytes: int | None = None
 
 
-def choose_stages(needs: Iterable[Need], available_bytes: int, workers: int, beside_bytes: int) -> StageChoice:
-    """needs: of one stage, two, and so on, asked for only as far as that goes on; workers: that share what is available;
-    beside_bytes: of a worker's process before it has a model. Raises ConfigurationError where nothing fits."""
-    room = available_bytes // workers - beside_bytes
+class Room(NamedTuple):
+    """For each worker, in bytes."""
+
+    host: int  # of host memory, where all have it at once
+    in_turn: int = 0  # of host memory, for one that prepares while the others wait; counts where GPUs compute
+    card: int | None = None  # of its GPU; None where none computes
+
+    def holds(self, need: Need) -> bool:
+        if self.card is None:
+            return need.bytes <= self.host
+        return need.card_bytes <= self.card and need.bytes <= (self.host if need.stages == 1 else self.in_turn)
+
+    def __str__(self) -> str:
+        if self.card is None:
+            return megabytes(max(0, self.host))
+        together = f"{sized(max(0, self.host))} of host memory, {sized(max(0, self.in_turn))} in turns,"
+        return f"{sized(max(0, self.card))} of a GPU and {together}"
+
+
+def room_of(available_bytes: int, workers: int, beside_bytes: int, card: int | None = None) -> Room:
+    """workers: that share the host memory that is available; beside_bytes: of a worker's process before it has a model; card:
+    as `card_room` has it."""
+    return Room(available_bytes // workers - beside_bytes, available_bytes - workers * beside_bytes, card)
+
+
+def card_room(free_bytes: Sequence[int], sharing: int, limit: int | None = None) -> int:
+    """The bytes of its GPU that a worker can have. free_bytes: by card, at least one if there is no limit; sharing: workers on
+    a card, at most; limit: that no worker may exceed."""
+    rooms = [free // sharing - _DRIVER_BYTES for free in free_bytes]
+    return min([*rooms, *([] if limit is None else [limit])])
+
+
+def sharing(gpus: float, workers: int) -> int:
+    """How many of so many workers share a card at most. gpus: that are reserved for each."""
+    return max(1, min(workers, int(1 / gpus))) if 0 < gpus < 1 else 1
+
+
+def choose_stages(needs: Iterable[Need], room: Room) -> StageChoice:
+    """needs: of one stage, two, and so on, asked for only as far as that goes on. Raises ConfigurationError where nothing
+    fits."""
     seen: list[Need] = []
     for need in needs:
         seen.append(need)
-        if need.bytes <= room:
-            return StageChoice(need.stages, tuple(seen), room, _reason(seen, room))
-    rows = ", ".join(f"{megabytes(need.bytes)} {_with(need.stages)}" for need in seen)
+        if room.holds(need):
+            return StageChoice(need.stages, tuple(seen), room.host, _reason(seen, room), room.card)
+    rows = ", ".join(f"{_size(need)} {_with(need.stages)}" for need in seen)
+    of_card = room.card is not None
     raise ConfigurationError(
         [
-            f"cluster.stages: auto: a worker needs about {rows}, and {megabytes(max(0, room))} are there for each of {workers} "
-            "beside what its process takes"
+            f"cluster.stages: auto: a worker needs about {rows}, and {room} are there for each, beside what its process takes"
         ],
-        "raise cluster.workers, of which each hosts one stage, on machines with more memory; or use a smaller model",
+        "raise cluster.workers, of which each hosts one stage, on "
+        + ("GPUs or machines with more memory, or set run.recompute=true" if of_card else "machines with more memory")
+        + "; or use a smaller model",
         code="stages.memory",
     )
 
 
-def _reason(seen: list[Need], room: int) -> str:
+def _reason(seen: list[Need], room: Room) -> str:
     *before, chosen = seen
-    there = f"{megabytes(room)} are there for each"
+    there = f"{room} are there for each"
     if not before:
-        return f"a worker needs about {megabytes(chosen.bytes)} for the whole model, and {there}"
+        return f"a worker needs about {_size(chosen)} for the whole model, and {there}"
     return (
-        f"a worker needs about {megabytes(chosen.bytes)} {_with(chosen.stages)} and {megabytes(before[-1].bytes)} "
+        f"a worker needs about {_size(chosen)} {_with(chosen.stages)} and {_size(before[-1])} "
         f"{_with(before[-1].stages)}, and {there}"
     )
+
+
+def _size(need: Need) -> str:
+    if not need.card_bytes:
+        return megabytes(need.bytes)
+    return f"{sized(need.card_bytes)} of its GPU and {sized(need.bytes)} of host memory"
 
 
 def _with(stages: int) -> str:

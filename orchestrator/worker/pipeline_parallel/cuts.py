@@ -211,6 +211,14 @@ def _shares(survey: Survey, borders: Sequence[str]) -> tuple[float, ...]:
     return tuple(share / (sum(survey.costs) or 1.0) for share in shares)
 
 
+def activations(survey: Survey, borders: Sequence[str]) -> tuple[int, ...]:
+    """By stage, the bytes that autograd keeps of a micro-batch, as far as they were counted."""
+    kept = [0] * (len(borders) + 1)
+    for position, size in enumerate(survey.kept):
+        kept[_stage_of(survey, borders, position)] += size
+    return tuple(kept)
+
+
 def _stage_of(survey: Survey, borders: Sequence[str], position: int) -> int:
     return sum((survey.position(border) or 0) <= position for border in borders)
 

@@ -77,13 +77,14 @@ def verify(workload: PipelineAdapter, replica: Replica, cuts: Cuts, reference: s
     return whole.seconds
 
 
-def surveyed(workload: PipelineAdapter, replica: Replica) -> dict[Way, Survey]:
-    """One micro-batch and the first validation batch, each computed once while every operation is looked at."""
+def surveyed(workload: PipelineAdapter, replica: Replica, *, keeps: bool = False) -> dict[Way, Survey]:
+    """One micro-batch and the first validation batch, each computed once while every operation is looked at. keeps: as of
+    `survey`, for the micro-batch."""
     shard = next(shard for shard in range(workload.order.shards) if workload.rows(0, shard))
     surveys: dict[Way, Survey] = {}
     replica.begin_shard()
     with workload.call(0, shard) as call:
-        surveys["training"] = survey(workload.model, call.make)
+        surveys["training"] = survey(workload.model, call.make, keeps=keeps)
     if workload.evaluation_batches:
         with evaluation.in_eval_mode(workload.model), workload.evaluation(-1, 0) as calls:
             surveys["evaluation"] = survey(workload.model, calls[0].make)

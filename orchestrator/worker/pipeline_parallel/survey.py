@@ -19,7 +19,7 @@ from __future__ import annotations
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from types import FrameType
 from typing import Any, Final
@@ -74,6 +74,9 @@ class Survey:
     costs: tuple[float, ...]  # by position, what is computed there, in floating-point operations
     draws: bool  # whether random numbers were drawn
     passed: tuple[int, ...] = ()  # by position, the bytes of the tensors among the arguments of the call there
+    kept: tuple[
+        int, ...
+    ] = ()  # by position, the bytes that autograd keeps for the backward pass; empty if nobody asked
 
     @property
     def is_apart(self) -> bool:
@@ -84,9 +87,10 @@ class Survey:
         return self.calls.index(name) + 1 if name in self.calls else None
 
 
-def survey(model: torch.nn.Module, call: Callable[[], Any]) -> Survey:
+def survey(model: torch.nn.Module, call: Callable[[], Any], *, keeps: bool = False) -> Survey:
     """Survey what `call` does with the model. Leaves parameters as they are; buffers, gradients and generators are the
-    caller's care. Raises PipelineRaised for a scripted module, and what the call raises."""
+    caller's care. keeps: whether what autograd keeps is counted. Raises PipelineRaised for a scripted module, and what the
+    call raises."""
     for name, module in model.named_modules():
         if isinstance(module, torch.jit.ScriptModule):
             raise PipelineRaised(
@@ -95,7 +99,7 @@ def survey(model: torch.nn.Module, call: Callable[[], Any]) -> Survey:
                 code="stages.scripted",
             )
     watch, before = _Watch(model), Generators.now()
-    with _hooked(model, watch), _Costs(watch), _Operations(watch):
+    with _counted(model, watch) if keeps else nullcontext(), _hooked(model, watch), _Costs(watch), _Operations(watch):
         call()
     return watch.survey(draws=not same_generators(Generators.now(), before))
 
@@ -133,6 +137,7 @@ class _Watch:
         self.counts: Counter[str] = Counter()
         self.costs: list[float] = [0.0]
         self.passed: list[int] = [0]
+        self.kept: list[int] | None = None  # None: nobody asked
         self.names = {id(tensor): name for name, tensor in [*model.named_parameters(), *model.named_buffers()]}
         self.uses: dict[str, list[int]] = {}
         self.bound: dict[int, _Bound] = {}
@@ -153,6 +158,8 @@ class _Watch:
             return
         self.calls.append(name)
         self.costs.append(0.0)
+        if self.kept is not None:
+            self.kept.append(0)
         tensors = {id(leaf): leaf for leaf in leaves if isinstance(leaf, torch.Tensor)}
         self.passed.append(sum(map(size_of, tensors.values())))
         if not name:
@@ -213,8 +220,8 @@ class _Watch:
                 barred.setdefault(border, f"before it the code reads a value that parameters decide, by {what}")
         crossings = tuple(known.crossing() for known in self.bound.values() if known.used)
         uses = {name: tuple(sorted(set(positions))) for name, positions in self.uses.items()}
-        costs, passed = tuple(self.costs), tuple(self.passed)
-        return Survey(tuple(self.calls), barred, frozenset(glued), uses, crossings, costs, draws, passed)
+        found = tuple(self.costs), draws, tuple(self.passed), tuple(self.kept or ())
+        return Survey(tuple(self.calls), barred, frozenset(glued), uses, crossings, *found)
 
 
 def _loose(known: _Bound) -> str:
@@ -288,6 +295,26 @@ class _Costs(TorchDispatchMode):  # type: ignore[no-untyped-call]
             cost += float(counted(*args, **(kwargs or {}), out_val=out))
         self._watch.costs[-1] += cost
         return out
+
+
+@contextmanager
+def _counted(model: torch.nn.Module, watch: _Watch) -> Iterator[None]:
+    """Within the block the memory that autograd keeps is counted, each piece once. Parameters and buffers do not count, since
+    they are there anyway. Nor does what an activation checkpoint computes again."""
+    known = {each.untyped_storage().data_ptr() for each in [*model.parameters(), *model.buffers()]}
+    kept = watch.kept = [0]
+    alive: list[torch.Tensor] = []  # so that no other memory gets its address
+
+    def note(tensor: torch.Tensor) -> torch.Tensor:
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in known:
+            known.add(storage.data_ptr())
+            alive.append(tensor)
+            kept[-1] += storage.nbytes()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
+        yield
 
 
 @contextmanager

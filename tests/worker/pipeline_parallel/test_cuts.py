@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from orchestrator.worker.pipeline_parallel.cuts import choose, cut
+from orchestrator.worker.pipeline_parallel.cuts import activations, choose, cut
 from orchestrator.worker.pipeline_parallel.survey import survey
 from tests.refusals import refused
 from tests.worker.pipeline_parallel.bits import cuts_of, made, surveyed
@@ -179,3 +179,23 @@ def test_all_ways_to_call_the_model_have_to_meet_the_borders() -> None:
         cut({"training": training, "metrics": metrics}, ["4"], names)
     with refused("stages.not-cut"):
         choose({"training": training, "metrics": metrics}, 5, {})
+
+
+class Widening(nn.Module):
+    """Keeps of 8 rows: the input of each layer, and the result of tanh, which is the input of the next layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second, self.third = nn.Linear(4, 16), nn.Linear(16, 64), nn.Linear(64, 1)
+
+    def forward(self, x: Any) -> Any:
+        return self.third(torch.tanh(self.second(torch.tanh(self.first(x)))))
+
+
+def test_what_autograd_keeps_is_counted_once_where_it_is_made_and_parameters_are_not() -> None:
+    model, x = Widening(), torch.randn(8, 4)
+    found = survey(model, lambda: model(x).sum(), keeps=True)
+    of_input, of_first, of_second = 8 * 4 * 4, 8 * 16 * 4, 8 * 64 * 4
+    assert activations(found, ()) == (of_input + of_first + of_second,)
+    assert activations(found, ("second", "third")) == (of_input + of_first, of_second, 0)
+    assert activations(survey(model, lambda: model(x).sum()), ("second",)) == (0, 0)
