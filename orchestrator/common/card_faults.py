@@ -159,6 +159,11 @@ FAULTS: Final = (
 BY_CODE: Final = {fault.code: fault for fault in FAULTS}
 _KINDS: Final = ("AcceleratorError", "RuntimeError", "ConfigurationError")  # torch's own, and those made of it
 _OF_A_LIBRARY: Final = re.compile(r"(CUBLAS|CUDNN|CUSPARSE|CUFFT|CUSOLVER)_STATUS_")
+# The words of libstdc++, and those of Ray, whose handler a worker has in its place.
+_UNCAUGHT: Final = re.compile(
+    r"(terminate called after throwing an instance of '|Unhandled exception: )\S*(c10\S*Error|runtime_error)\S*\s+"
+    r"what\(\):(?P<what>.*)"
+)
 _OF_A_CARD: Final = re.compile(r"CUDA|NVML|NVIDIA|CUBLAS|CUDNN|GPU|Xid", re.IGNORECASE)
 
 
@@ -175,6 +180,18 @@ def of(error: BaseException) -> CardFault | None:
             fault = (behind() if _OF_A_LIBRARY.search(text) else None) or named_in(text)
             if fault is not None:
                 return fault
+    return None
+
+
+def aborted(said: str) -> tuple[CardFault, str] | None:
+    """The failure of a card for which the runtime of C++ has aborted a process, and the words by which it is known; None where
+    it was not that. said: what the process has written to its standard error. Destructors of torch call the card, and nothing
+    catches what they raise, such as where memory is let go of that another stream has used."""
+    for exception in _UNCAUGHT.finditer(said):
+        what = exception["what"].strip()
+        fault = named_in(what) if _OF_A_CARD.search(what) else None
+        if fault is not None:
+            return fault, what
     return None
 
 

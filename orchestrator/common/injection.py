@@ -17,6 +17,7 @@ from typing import Any, Literal, Protocol
 Moment = Literal[
     # A member begins an activity (`records.progress.Activity`). Subject: its heartbeat.
     "prepare",
+    "admission",
     "compute",
     "exchange",
     "update",

@@ -442,7 +442,8 @@ def _heartbeat(decision: Decision, event: Heartbeat) -> None:
         return
     old = member.heartbeat
     same = old is not None and (old.activity, old.beats) == (event.activity, event.beats)
-    decision.update(member.id, heartbeat=event, heard=decision.now, moved=member.moved if same else decision.now)
+    moved, card = member.moved if same else decision.now, member.card or event.card
+    decision.update(member.id, heartbeat=event, heard=decision.now, moved=moved, card=card)
 
 
 # ---- stopping
@@ -507,7 +508,7 @@ def _watch_start(decision: Decision) -> None:
         return
     last = max((progressed(member) for member in state.members.values()), default=state.started)
     decision.set(start_moved=last)
-    if decision.now - last <= limit:
+    if decision.now - last <= limit or _stood_still_at_start(decision):
         return
     late = [f"{member.name} ({_how_far(member)})" for member in state.members.values() if member.ready is None]
     plan = compose(state)
@@ -520,6 +521,19 @@ def _watch_start(decision: Decision) -> None:
     decision.end(error, "the start has stalled")
 
 
+def _stood_still_at_start(decision: Decision) -> bool:
+    """Whether members are lost because their cards do not end what they prepare with."""
+    found = card_failures.standing_at_start(decision.state, decision.now)
+    stuck = tuple(event.member for event in found)
+    if stuck:
+        decision.do(Inspect(stuck, stuck))
+    for event in found:
+        member = decision.state.members.get(event.member)  # None: it shares a card that is left out by now
+        if member is not None and decision.state.phase != "ended":
+            _card_failed_at_start(decision, member, event)
+    return bool(found)
+
+
 def _how_far(member: Member) -> str:
     return "its process has not started" if member.heartbeat is None else "it is preparing"
 
@@ -530,8 +544,9 @@ def _watch_joiners(decision: Decision) -> None:
     limit = decision.state.requirements.timeouts.start_s
     if decision.now - decision.state.joiners_moved <= limit:
         return
+    _stood_still_at_start(decision)
     preparing = [member for member in decision.state.members.values() if member.ready is None]
-    decision.set(joiners_moved=min(map(progressed, preparing)))
+    decision.set(joiners_moved=min(map(progressed, preparing), default=decision.now))
     for member in preparing:
         if decision.now - progressed(member) > limit:
             decision.kill(member, f"its start has not progressed for {limit:g} s: {_how_far(member)}")

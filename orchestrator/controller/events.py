@@ -84,16 +84,14 @@ class CardFailed:
 
 @dataclass(frozen=True)
 class Heartbeat:
-    """A member's control thread answered just now.
+    """A member's control thread answered just now."""
 
-    beats: how often its compute thread has moved since it was started.
-    """
-
-    member: int
-    activity: Activity
-    step: int | None
-    shard: int | None
-    beats: int
+    member: int  # its id
+    activity: Activity  # at present
+    step: int | None  # in which it is; None outside of steps
+    shard: int | None  # likewise, which it computes
+    beats: int  # how often its compute thread has moved since it was started
+    card: str = ""  # the UUID of its GPU; empty where it has none, or none yet, and in what outlived its process
 
 
 @dataclass(frozen=True)

@@ -76,7 +76,7 @@ class Member:
     node: int = 0  # as in `Ready`, from then on
     speed: float = 1.0  # likewise
     sites: tuple[str, ...] = ()  # likewise
-    card: str = ""  # likewise
+    card: str = ""  # the UUID of its GPU, as it has told; empty where it has none, or none yet
     leaves: float | None = None  # its node goes away, and until then others are waited for; None where it stays
     lately: tuple[float, ...] = ()  # its last reports of the seconds a micro-batch takes; they outlive a generation
     rank: int | None = None  # in the present generation; None where it has no part in it

@@ -11,7 +11,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
-Activity = Literal["prepare", "compute", "exchange", "update", "evaluate", "checkpoint", "state_transfer", "idle"]
+Activity = Literal[
+    "prepare", "admission", "compute", "exchange", "update", "evaluate", "checkpoint", "state_transfer", "idle"
+]
 
 
 @dataclass(frozen=True)

@@ -54,7 +54,6 @@ class Server:
             regions  # in which members exchange; from `prepare` on those of the device, where sums stay there
         )
         self._services = services or ProcessServices()
-        self.card = ""  # the UUID of its GPU, once `prepare` has found one that tells it
         self._sums = sums_of(plan)
         self._memory: Memory | None = None
         self._carriers: Carriers | None = None
@@ -68,7 +67,7 @@ class Server:
         plan = self._plan
         if plan.sums_stay_on_device:
             cuda.start()
-            self.card = cuda.uuid()
+            self._services.on_card(cuda.uuid())
             self._services.heartbeat.times.use(CudaStamps())
         self._prepare_thread()
         tell = lambda line: self._services.emit({"event": "device", "role": "server", "why": line})  # noqa: E731

@@ -78,7 +78,6 @@ class Worker:
         self._callbacks: Callbacks | None = None
         self._left: Generation | None = None  # the last one, unless it was left with all state written
         self.input_audit = InputAudit()  # by the user's code, in `prepare`
-        self.card = ""  # the UUID of its GPU, once `prepare` has found one that tells it
         self._held: Callable[[], Held | None] = lambda: None  # of its GPU, once there is a model
         self._flops_per_sample: float | None = None  # counted on a GPU alone
         self._beside, self._workers = 1, [0]  # workers on this machine, and in each generation
@@ -107,7 +106,7 @@ class Worker:
         allocator.keep_freed_memory()
         if device == "cuda":
             cuda.start()
-            self.card = cuda.uuid()
+            self._services.on_card(cuda.uuid())
             self._services.heartbeat.times.use(CudaStamps())
         self._prepare_thread()
         if plan.run.compute.compiled:
@@ -178,6 +177,7 @@ class Worker:
         ):  # what is proved in host memory holds for any number; a generation sets it again
             own = len(os.sched_getaffinity(0)) // plan.cluster.members.start
             torch.set_num_threads(max(plan.run.compute.threads, own))
+        self._services.heartbeat.beat("admission")
         with phases.of("admission", "worker"):
             reference = proof.reference(self._workload, replica, sparing=in_stages, compiles=plan.run.compute.compiled)
             more = self._execution.verify(reference)

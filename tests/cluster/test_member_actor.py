@@ -5,9 +5,12 @@ from __future__ import annotations
 import os
 import signal
 import sys
+from typing import Any
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from orchestrator.cluster.actors import card_failure
 from orchestrator.cluster.actors.member_actor import Answer, MemberActor, disregard_signals, with_imports
@@ -67,9 +70,41 @@ def test_the_failure_of_a_card_is_answered_with_where_it_was() -> None:
     assert card_failure.answered(KeyError("x"), card_failure.PREPARING, "GPU-a") is None
 
 
+ABORTED = (
+    "terminate called after throwing an instance of 'c10::AcceleratorError'\n  what():  CUDA error: unknown error\n"
+)
+UUID = "GPU-e0cbd06e-0d3d-4c3b-8b0b-5b1c5a1d5f0c"
+
+
+@given(
+    st.text(),
+    st.none() | st.fixed_dictionaries({"step": st.none() | st.integers(), "shard": st.none() | st.integers()}),
+    st.booleans(),
+)
+def test_the_last_words_of_a_process_are_an_answer_where_they_tell_of_a_card(
+    said: str, last: dict[str, Any] | None, prepares: bool
+) -> None:
+    """The step counts where it is known, and none while a member prepares."""
+    answer = card_failure.of_death(f"{said}\n{ABORTED}", last, UUID, prepares=prepares)
+    assert answer is not None
+    at = card_failure.PREPARING if prepares else {key: (last or {}).get(key) for key in ("step", "shard")}
+    assert answer["card"] == {"code": "gpu.failed", "card": UUID, **at}
+    assert "CUDA error: unknown error; it ended the process" in answer["failed"]["message"]
+    assert ABORTED in answer["failed"]["details"]
+    assert card_failure.of_death(said, last, UUID, prepares=prepares) is None
+
+
+def test_a_card_is_known_by_its_uuid_where_that_is_how_it_was_set_aside() -> None:
+    assert card_failure.named_card({"CUDA_VISIBLE_DEVICES": UUID}) == UUID
+    for name in ("", "0", "1,0", "GPU-e0cb", "NoDevFiles"):
+        assert card_failure.named_card({"CUDA_VISIBLE_DEVICES": name}) == ""
+    assert card_failure.named_card({}) == ""
+
+
 def test_while_a_member_prepares_each_import_is_progress(monkeypatch: pytest.MonkeyPatch) -> None:
     heartbeat = {"activity": "prepare", "beats": 3}
     before = with_imports(heartbeat)["beats"]
+    assert with_imports({**heartbeat, "activity": "admission"})["beats"] == before
     monkeypatch.setitem(sys.modules, "imported_just_now", sys)
     assert with_imports(heartbeat)["beats"] == before + 1
     training = {"activity": "compute", "beats": 3}

@@ -129,6 +129,38 @@ def test_a_circle_of_causes_ends() -> None:
     assert card_faults.of(one) is None
 
 
+LIBSTDCXX = "terminate called after throwing an instance of '{}'\n  what():  {}\n"
+RAY = "[2026-11-27 22:19:49,117 E 8789 8789] logging.cc:118: Unhandled exception: {}. what(): {}\n"
+TORCHS = [*((LIBSTDCXX, each) for each in ("c10::AcceleratorError", "c10::Error")), (RAY, "N3c1016AcceleratorErrorE")]
+
+
+@pytest.mark.parametrize(("words", "kind"), TORCHS)
+@given(st.sampled_from([*SAID]), st.text(max_size=40), st.text(max_size=40))
+def test_what_has_aborted_a_process_is_known_by_its_last_words(
+    words: str, kind: str, text: str, before: str, after: str
+) -> None:
+    found = card_faults.aborted(f"{before}\n{words.format(kind, text)}{after}")
+    if card_faults._OF_A_CARD.search(first := text.partition("\n")[0]) is None:
+        assert found is None
+    else:
+        assert found is not None
+        assert (found[0], found[1]) == (card_faults.named_in(first), first)
+
+
+@pytest.mark.parametrize("words", [LIBSTDCXX, RAY])
+@pytest.mark.parametrize("kind", ["std::bad_alloc", "St9bad_alloc", "MyError"])
+@given(st.sampled_from([*SAID]))
+def test_words_behind_other_exceptions_and_of_no_abort_are_none(words: str, kind: str, text: str) -> None:
+    assert card_faults.aborted(words.format(kind, text)) is None
+    assert card_faults.aborted(text) is None
+
+
+@given(st.text())
+def test_what_a_process_has_said_names_a_failure_or_none(said: str) -> None:
+    found = card_faults.aborted(said)
+    assert found is None or found[0] in card_faults.FAULTS
+
+
 @given(st.text(max_size=40))
 def test_any_text_has_at_most_one_meaning(text: str) -> None:
     fault = card_faults.named_in(text)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import Any
 
@@ -206,6 +207,67 @@ def test_one_that_comes_later_and_fails_as_it_prepares_is_tried_again() -> None:
     assert play.state.phase == "running"
     assert len(play.of(Start)) == before + 1
     assert play.of(Start)[-1].member > new
+
+
+def admits(play: Play, member: int, seconds: float, card: str = "GPU-a", moves: bool = False) -> list[Command]:
+    """The first micro-batch of this member takes so long, while it answers; what was ordered meanwhile."""
+    done: list[Command] = []
+    for second in range(math.ceil(seconds)):
+        done += play.wait(1, Heartbeat(member, "admission", None, None, second if moves else 7, card))
+    return done
+
+
+def test_a_worker_whose_first_micro_batch_does_not_end_is_replaced_and_its_card_suspected() -> None:
+    play = Play(requirements(start=2))
+    prepared(play, 0, "GPU-b")
+    limit = play.state.requirements.timeouts.start_s
+    done = admits(play, 1, limit + 3)
+    assert [each for each in done if isinstance(each, Inspect)] == [Inspect((1,), (1,))]
+    (why,) = [each.why for each in done if isinstance(each, Kill)]
+    assert "failed on its GPU as it prepared (gpu.stands-still): a card does not end what it was given" in why
+    assert [(each.card, each.prepares) for each in play.state.card_failures] == [("GPU-a", True)]
+    prepared(play, play.of(Start)[-1].member, "GPU-c")
+    assert play.begin().members == (0, 2)
+
+
+def test_a_card_on_which_two_do_not_end_their_first_micro_batch_ends_a_run_without_another_one() -> None:
+    play = Play(requirements(start=1))
+    limit = play.state.requirements.timeouts.start_s
+    for _ in range(3):
+        assert play.of(End) == []
+        admits(play, play.of(Start)[-1].member, limit + 3)
+    assert play.error().code == "gpu.none-left"
+    assert "GPU GPU-a failed twice, and no worker has another one: a card does not end" in play.error().message
+
+
+def test_one_that_comes_later_and_does_not_end_its_first_micro_batch_is_tried_again() -> None:
+    play = on("GPU-a", "GPU-b")
+    lose(play, failed(0))
+    new, limit = play.of(Start)[-1].member, play.state.requirements.timeouts.start_s
+    alive = [Heartbeat(1, "compute", 4, 1, 0)]
+    for second in range(math.ceil(limit) + 3):
+        play.wait(
+            1, Heartbeat(new, "admission", None, None, 0, "GPU-c"), *(replace(each, beats=second) for each in alive)
+        )
+    assert "gpu.stands-still" in play.of(Kill)[-1].why
+    assert play.state.phase == "running"
+    assert play.of(Start)[-1].member > new
+
+
+@given(st.sampled_from(["prepare", "admission"]), st.sampled_from(["", "GPU-a"]), st.floats(0, 200), st.floats(0, 200))
+def test_no_card_is_blamed_for_what_is_silent_or_computes_nothing_there(
+    activity: Any, card: str, still: float, silent: float
+) -> None:
+    play = Play(requirements(start=1))
+    play(Heartbeat(0, activity, None, None, 1, card))
+    limit, (member,) = play.state.requirements.timeouts.start_s, play.state.members.values()
+    told = replace(member, moved=100 - still, heard=100 - min(silent, still))
+    state = replace(play.state, members=play.state.members.with_one(0, told))
+    found = card_failures.standing_at_start(state, 100)
+    assert bool(found) is (activity == "admission" and card != "" and still > limit >= min(silent, still))
+    for event in found:
+        assert (event.card, event.code, event.prepares) == (card, "gpu.stands-still", True)
+        assert "cluster.start_timeout_s" in event.error.remedy
 
 
 def test_a_driver_that_does_not_match_ends_the_run_before_it_begins() -> None:

@@ -72,6 +72,7 @@ class Script:
     gone: set[int] = field(default_factory=set)
     last_activities: Mapping[int, dict[str, Any]] = field(default_factory=dict)
     seen: Mapping[int, ProcessStacks] = field(default_factory=dict)
+    standard_errors: Mapping[int, str] = field(default_factory=dict)
 
     def hear(self, timeout_s: float) -> Iterator[MemberMessage]:  # noqa: ARG002
         yield next(self.said)
@@ -112,6 +113,12 @@ class Script:
 
     def last_activity(self, member: int) -> dict[str, Any] | None:
         return self.last_activities.get(member)
+
+    def standard_error(self, member: int) -> str:
+        return self.standard_errors.get(member, "")
+
+    def card(self, member: int) -> str:
+        return f"GPU-{member}"
 
     def save_weights(self, member: int, path: str) -> None:
         self.done.append(("save weights", member, Path(path).name))
@@ -168,6 +175,7 @@ def play(
     sync: str = "bsp",
     more: Sequence[str] = (),
     seen: Mapping[int, ProcessStacks] | None = None,
+    standard_errors: Mapping[int, str] | None = None,
     draining: Callable[[], Mapping[str, float | None]] = dict,
     tick: Callable[[], None] = lambda: None,
     **before: Any,
@@ -211,7 +219,11 @@ def play(
     record.seals = lambda _: {}
     record.barriers, record.history = rests, [trace] if rests is None else [trace, rests]
     script = Script(
-        iter(said), last_words or {}, gone=gone or set(), last_activities=last_activities or {}, seen=seen or {}
+        *(iter(said), last_words or {}),
+        gone=gone or set(),
+        last_activities=last_activities or {},
+        seen=seen or {},
+        standard_errors=standard_errors or {},
     )
     members: Any = script
     pending_signal = PendingSignal()
@@ -410,6 +422,40 @@ def test_what_the_dead_were_doing_is_told_though_nothing_of_theirs_was_heard(tmp
     assert "step 1, shard 5: 3 workers in a row were lost while they computed it" in str(played.outcome.error)
     why = [event["why"] for event in played.journal if event["event"] == "worker_lost"]
     assert why[0] == "its process (pid 101) ended in the compute phase of step 1, shard 5"
+
+
+ABORTED = (
+    "terminate called after throwing an instance of 'c10::AcceleratorError'\n  what():  CUDA error: unknown error\n"
+)
+
+
+def test_a_process_that_its_card_has_aborted_is_lost_once_with_the_code(tmp_path: Path) -> None:
+    """Before it was ready, or in a step. One that had nothing to do has only died."""
+    first, second = ({"trace": line} for line in LINES)
+    running = {"event": "generation_running", "generation": 1, "step": 1}
+    said = [
+        MemberMessage(1, "died", why="in Ray's words"),
+        MemberMessage(1, "died", why="in Ray's words"),
+        prepared(0),
+        prepared(2),
+        DESCRIBED,
+        entries(0, first),
+        MemberMessage(2, "died"),
+        left(0, "peer", 1, accuses=1),
+        entries(0, running, second),
+        prepared(3),
+        MemberMessage(3, "died"),
+        finished(0, 1),
+    ]
+    played = play(tmp_path, said, standard_errors=dict.fromkeys((1, 2, 3), ABORTED))
+    assert (played.outcome.status, played.outcome.generations) == ("finished", 2)
+    why = [(event["worker"], event["why"]) for event in played.journal if event["event"] == "worker_lost"]
+    words = "(gpu.failed): a card failed and does not say of what: CUDA error: unknown error; it ended the process"
+    assert why == [
+        (1, f"failed on its GPU as it prepared {words}"),
+        (2, f"failed on its GPU {words}"),
+        (3, "its process (pid 103) ended"),
+    ]
 
 
 @pytest.mark.long

@@ -8,7 +8,7 @@
 //
 // CARD_GB, CARD_COUNT: what there is; CARD_SEED: of chance; CARD_LOG: a file for what it says; CARD_TRACE=1: says more, such as each wait and
 // the lines of Python that wait; CARD_NOW: operations (a pattern) that are done at once; CARD_OPS: a file with a line for each operation and
-// its stream.
+// its stream. CARD_ERROR: the number of the error for which a kernel fails in place of an assertion; 0 for one that never ends.
 // Kernels of torch are not run: operations.cpp has its operations on the processor. Those of sums.cu are (host.cpp).
 #include <cuda.h>
 #include <dlfcn.h>
@@ -159,7 +159,8 @@ void do_until(Stream* stream, unsigned long turn) {
                 step.work();
             } catch (const std::exception& error) {
                 note("an assertion of a kernel: %.600s", error.what());
-                broken = cudaErrorAssert;
+                broken = (cudaError_t)(getenv("CARD_ERROR") ? atoi(getenv("CARD_ERROR")) : cudaErrorAssert);
+                while (!broken) std::this_thread::sleep_for(std::chrono::seconds(1));
             }
         }
         if (step.work) past.push_back(std::move(step.work));
@@ -333,7 +334,8 @@ static const std::map<int, std::pair<const char*, const char*>> TOLD = {
     {2, {"cudaErrorMemoryAllocation", "out of memory"}}, {100, {"cudaErrorNoDevice", "no CUDA-capable device is detected"}},
     {101, {"cudaErrorInvalidDevice", "invalid device ordinal"}}, {600, {"cudaErrorNotReady", "device not ready"}},
     {400, {"cudaErrorInvalidResourceHandle", "invalid resource handle"}}, {700, {"cudaErrorIllegalAddress", "an illegal memory access was encountered"}},
-    {710, {"cudaErrorAssert", "device-side assert triggered"}}, {801, {"cudaErrorNotSupported", "operation not supported"}},
+    {710, {"cudaErrorAssert", "device-side assert triggered"}}, {214, {"cudaErrorECCUncorrectable", "uncorrectable ECC error encountered"}},
+    {719, {"cudaErrorLaunchFailure", "unspecified launch failure"}}, {801, {"cudaErrorNotSupported", "operation not supported"}},
     {712, {"cudaErrorHostMemoryAlreadyRegistered", "part or all of the requested memory range is already mapped"}},
     {713, {"cudaErrorHostMemoryNotRegistered", "pointer does not correspond to a registered memory region"}},
     {900, {"cudaErrorStreamCaptureUnsupported", "operation not permitted when stream is capturing"}},

@@ -85,6 +85,7 @@ class Member(Process):
     ready: bool = False
     stuck: bool = False
     last_beat: dict[str, Any] | None = None  # in its crash record
+    last_words: str = ""  # on its standard error
     hubs: list[tuple[Hub, int]] = field(default_factory=list)
     asked: list[Callable[[], None]] = field(default_factory=list)  # calls of Ray that it has not carried out
     pending: list[Reference] = field(default_factory=list)
@@ -519,7 +520,7 @@ class Relays:
 
 
 class Found:
-    """In place of `crash_record.CrashRecordReader`."""
+    """In place of `crash_record.CrashRecordReader` and of `last_words.LastWords`."""
 
     def __init__(self, cluster: Cluster, pid: int) -> None:
         self._member = next(member for member in cluster.everybody if member.pid == pid)
@@ -528,6 +529,12 @@ class Found:
 
     def last(self) -> dict[str, Any] | None:
         return self._member.last_beat
+
+    def card(self) -> str:
+        return str(self._member.actor._card)
+
+    def read(self) -> str:
+        return self._member.last_words
 
     def close(self) -> None: ...
 
@@ -664,6 +671,7 @@ def simulated(cluster: Cluster) -> Iterator[None]:
         (members, "ray", ray),
         (members, "HostRelays", lambda *_: cluster.relays),
         (members, "CrashRecordReader", lambda pid, _: Found(cluster, pid)),
+        (members, "LastWords", lambda pid: Found(cluster, pid)),
         (member_actor, "ray", ray_inside),
         (member_actor, "os", system),
         (member_actor, "sys", SimpleNamespace(path=[], modules={})),
@@ -673,7 +681,7 @@ def simulated(cluster: Cluster) -> Iterator[None]:
         (member_actor, "begin", lambda *both: cluster.here().relays.begin(*both[:2], cluster.here())),
         (member_actor.MemberActor, "_describe", lambda *_: {"environment": {}, "modules": []}),
         (allocator, "give_back", lambda: None),  # takes as long as a run: all processes are this one
-        (crash_record, "CrashRecord", lambda: SimpleNamespace(fd=0, note=None)),
+        (crash_record, "CrashRecord", lambda: SimpleNamespace(fd=0, note=None, note_card=None)),
         (stack_dump, "StackDump", lambda: SimpleNamespace(place=None)),  # all processes are this one
         (heartbeat, "Heartbeat", lambda _, times: Beating(cluster, times)),
         (sockets, "Listener", Listener),

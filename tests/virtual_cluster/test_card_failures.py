@@ -57,6 +57,34 @@ class Preparing(Chance):
             raise torch.AcceleratorError(self.says)
 
 
+UNCAUGHT = "Unhandled exception: N3c1016AcceleratorErrorE. what(): "
+
+
+class Aborts(Chance):
+    """A destructor of torch raises what a card failed of, so often: as a worker prepares, or as it begins a micro-batch."""
+
+    def __init__(self, drawn: Plan, says: str, times: int, *, prepares: bool) -> None:
+        super().__init__(drawn)
+        self.says, self.left, self.early = says, times, prepares
+
+    def prepares(self, member: Member) -> None:
+        member.actor._card = f"GPU-{member.number}"
+        if self.early:
+            self._abort(member)
+
+    def beats(self, member: Member) -> None:
+        beat = member.last_beat or {}
+        if not self.early and (beat.get("activity"), beat.get("step"), beat.get("shard")) == ("compute", 2, 1):
+            self._abort(member)
+
+    def _abort(self, member: Member) -> None:
+        if self.left:
+            self.left -= 1
+            member.last_words = f"{UNCAUGHT}{self.says}\nException raised from record"
+            self.cluster.kill(member)
+            self.cluster.schedule.pause()
+
+
 class StandsStill(Chance):
     """The first worker that is so far in its third step waits for its card without end; it answers all the while."""
 
@@ -167,6 +195,32 @@ def test_a_card_that_fails_before_the_first_step_costs_no_bit(cards: str, least:
     assert all("failed on its GPU as it prepared (gpu.ecc)" in event["why"] for event in lost(told))
     first = next(event for event in told.journal if event["event"] == "generation_started")
     assert len(first["members"]) == least
+
+
+@pytest.mark.parametrize("prepares", [True, False])
+@pytest.mark.parametrize(
+    ("says", "code"), [(ASSERTION, "gpu.assertion"), (ECC, "gpu.ecc"), (ILLEGAL, "gpu.illegal-access")]
+)
+def test_a_card_that_ends_the_process_is_told_as_its_failure(
+    says: str, code: str, prepares: bool, tmp_path: Path
+) -> None:
+    settings = settings_for(pipelines.Mlp, Layout(2), **PLAIN)
+    told, outcome = through(tmp_path / "run", settings, lambda drawn: Aborts(drawn, says, 1, prepares=prepares))
+    assert outcome.error is None
+    assert outcome.digest == train(pipelines.Mlp, **PLAIN).digest
+    (event,) = lost(told)
+    assert f"failed on its GPU{' as it prepared' * prepares} ({code})" in event["why"]
+    assert event["why"].endswith("it ended the process")
+
+
+@pytest.mark.parametrize("prepares", [True, False])
+def test_a_card_that_ends_the_process_wherever_a_micro_batch_is_computed_is_the_pipelines(
+    prepares: bool, tmp_path: Path
+) -> None:
+    settings = settings_for(pipelines.Mlp, Layout(3), **PLAIN)
+    told, outcome = through(tmp_path / "run", settings, lambda drawn: Aborts(drawn, ASSERTION, 9, prepares=prepares))
+    assert ended_by(outcome).code == "gpu.assertion"
+    assert len(lost(told)) == 1
 
 
 @pytest.mark.long

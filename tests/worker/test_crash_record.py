@@ -9,6 +9,8 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from orchestrator.worker.member.crash_record import CrashRecord, CrashRecordReader
 from orchestrator.worker.member.heartbeat import Heartbeat
@@ -50,6 +52,23 @@ def test_it_tells_what_the_pulse_tells() -> None:
     assert found.last() == heartbeat.snapshot()
     heartbeat.rest()
     assert found.last() == heartbeat.snapshot()
+
+
+@given(
+    st.sampled_from(["", "GPU-e0cbd06e-0d3d-4c3b-8b0b-5b1c5a1d5f0c", "MIG-e0cbd06e-0d3d-4c3b-8b0b-5b1c5a1d5f0c"]),
+    st.integers(0, 5),
+)
+def test_it_tells_the_card_whatever_is_done_there(uuid: str, notes: int) -> None:
+    record = CrashRecord()
+    found = CrashRecordReader(os.getpid(), record.fd)
+    assert found.card() == ""
+    record.note_card(uuid)
+    for step in range(notes):
+        record.note("compute", step, None)
+    assert found.card() == uuid
+    assert (found.last() or {}).get("beats", 0) == notes
+    found.close()
+    os.close(record.fd)
 
 
 def test_a_note_that_death_cut_off_is_not_told() -> None:

@@ -91,7 +91,7 @@ def with_imports(heartbeat: Answer) -> Answer:
     torch alone takes minutes, in which nothing else would show progress."""
     return (
         {**heartbeat, "beats": heartbeat["beats"] + len(sys.modules)}
-        if heartbeat["activity"] == "prepare"
+        if heartbeat["activity"] in ("prepare", "admission")
         else heartbeat
     )
 
@@ -141,7 +141,8 @@ class MemberActor:
         self._heartbeat = Heartbeat(self._crash_record.note, TimeAccount(spans=plan.cadence.timeline))
         self._checkpoint_client: CheckpointClient | None = None
         self._member: Any = None
-        self._card = ""  # the UUID of its GPU, if it computes on one that tells it
+        self._card = ""  # the UUID of its GPU, once it computes on one that tells it
+        self._failure: Exception | None = None  # of its GPU, after which this process is of no use
         self._in_generation = threading.Lock()
         self._calls = CallHandler(self, lambda answer: self._event_queue.put(answer, urgent=True))
         self._reporter = Reporter(
@@ -152,16 +153,20 @@ class MemberActor:
             DriverLossDetector(driver_handle, self._driver_lost)
 
     def locate(self) -> Answer:
-        """`{"pid", "node"}`, at once: it may die while it prepares."""
-        return {"pid": os.getpid(), "node": ray.get_runtime_context().get_node_id()}
+        """`{"pid", "node", "crash_record", "stacks"}`, at once: it may die or stand still while it prepares."""
+        return {
+            "pid": os.getpid(),
+            "node": ray.get_runtime_context().get_node_id(),
+            "crash_record": self._crash_record.fd,
+            "stacks": self._stack_dump.place,
+        }
 
     def serve(self) -> None:
         """Carry out the driver's calls. It never returns: Ray tells the driver of its end, which is that of the process."""
         self._calls.serve()
 
     def prepare(self) -> Answer:
-        """`{"run_manifest", "addresses", "pid", "node", "niceness", "crash_record", "stacks", "reads", "sites", "card"}`:
-        ready to join a generation."""
+        """`{"run_manifest", "addresses", "pid", "node", "niceness", "reads", "sites", "card"}`: ready to join a generation."""
         return self._answer(lambda: self._on_card(self._prepare, lambda: card_failure.PREPARING))
 
     def run(
@@ -235,7 +240,7 @@ class MemberActor:
         return piece
 
     def _beat(self) -> Answer:
-        return with_imports(self._heartbeat.snapshot())
+        return {**with_imports(self._heartbeat.snapshot()), "card": self._card}
 
     def _prepare(self) -> Answer:
         from orchestrator.numerics import allocator
@@ -271,12 +276,12 @@ class MemberActor:
             child,
             self._tries_answers,
             take_turn=HostTurns(secret).take,
+            on_card=self._on_uuid,
         )
         self._member = (Worker if self._role == "worker" else Server)(self._plan, self._regions, services)
         run_manifest = self._member.prepare()
         self._heartbeat.rest()
-        self._card = self._member.card or self._card
-        if self._role == "worker" and self._member.card:
+        if self._role == "worker" and self._card and self._plan.run.compute.device == "cuda":
             card_metrics.begin(self._card, self._emit)
         return {
             "run_manifest": run_manifest,
@@ -284,8 +289,6 @@ class MemberActor:
             "pid": os.getpid(),
             "node": ray.get_runtime_context().get_node_id(),
             "niceness": os.getpriority(os.PRIO_PROCESS, 0),
-            "crash_record": self._crash_record.fd,
-            "stacks": self._stack_dump.place,
             "reads": self._member.input_audit.as_dict(),
             "sites": sites,
             "card": self._card,
@@ -359,11 +362,16 @@ class MemberActor:
         try:
             return action()
         except Exception as error:
-            card = self._card or getattr(self._member, "card", "")
-            answer = card_failure.answered(error, at(), card)
+            answer = card_failure.answered(error, at(), self._card or card_failure.named_card(os.environ))
             if answer is None:
                 raise
+            # Tensors that its traceback holds may abort this process as they are let go of, before the answer is sent.
+            self._failure = error
             return answer
+
+    def _on_uuid(self, card: str) -> None:
+        self._card = card
+        self._crash_record.note_card(card)
 
     def _driver_lost(self) -> None:
         """The driver is gone: stop as if it had asked for that, and leave what it has not heard."""

@@ -29,6 +29,7 @@ from orchestrator.cluster.actors.event_queue import ANSWERS
 from orchestrator.cluster.actors.fault_injection import inject
 from orchestrator.cluster.actors.host_relay import Report
 from orchestrator.cluster.actors.host_relays import HostRelays
+from orchestrator.cluster.actors.last_words import LastWords
 from orchestrator.cluster.actors.member_actor import Answer, MemberActor, Role
 from orchestrator.cluster.actors.reporter import beat_s
 from orchestrator.cluster.ray_calls import unless_gone
@@ -97,17 +98,19 @@ class _Member:
     # by number of the call, answers that somebody waits for; None until they came
     awaited: dict[int, Mapping[str, Any] | None] = field(default_factory=dict)
     acknowledged: float = 0.0  # when it was told last what is kept of it, in monotonic seconds
-    crash_record: CrashRecordReader | None = None  # of its process; None until it is prepared
-    # where its stacks are dumped; None until it is prepared, or where they are not
+    crash_record: CrashRecordReader | None = None  # of its process; None until it has told, or where it is out of reach
+    last_words: LastWords | None = None  # likewise
+    # where its stacks are dumped; None until it has told, or where they are not
     stacks: stack_dump.DumpTarget | None = None
     runtime_env: Mapping[str, Any] = field(default_factory=dict)  # of Ray, with which its actor was started
     pending: int = 0  # answers of Ray that are waited for
     over: bool = False  # it is dead or killed, and what it was doing is known
 
     def close(self) -> None:
-        if self.crash_record is not None:
-            self.crash_record.close()
-            self.crash_record = None
+        for each in (self.crash_record, self.last_words):
+            if each is not None:
+                each.close()
+        self.crash_record = self.last_words = None
 
 
 class _Unanswered(Exception):
@@ -200,9 +203,19 @@ class Members:
         crash_record = self._members[member].crash_record
         return None if crash_record is None else crash_record.last()
 
+    def card(self, member: int) -> str:
+        """The UUID of the GPU of a dead member; empty if it had none, or that cannot be known."""
+        crash_record = self._members[member].crash_record
+        return "" if crash_record is None else crash_record.card()
+
+    def standard_error(self, member: int) -> str:
+        """The end of what the process of a dead member has written to its standard error; empty if it cannot be known."""
+        last_words = self._members[member].last_words
+        return "" if last_words is None else last_words.read()
+
     def stacks(self, members: Collection[int]) -> dict[int, stack_dump.ProcessStacks]:
-        """The stacks of those that have prepared; on other nodes by a process of Ray's there, since who is stuck may answer
-        nothing. Members out of reach are left out."""
+        """The stacks of those that have told where they are; on other nodes by a process of Ray's there, since who is stuck may
+        answer nothing. Members out of reach are left out."""
         by_node: dict[str | None, list[int]] = {}
         for member in members:
             if member in self._members and self._members[member].stacks is not None:
@@ -228,7 +241,7 @@ class Members:
         return [place for member in members if (place := self._members[member].stacks) is not None]
 
     def home(self, member: int) -> Home | None:
-        """The places at which its process finds its code; None before it has prepared."""
+        """The places at which its process finds its code; None before it has told."""
         place = self._members[member].stacks
         return None if place is None else Home(**place.home)
 
@@ -429,6 +442,8 @@ class Members:
         if known.node == self._here:
             with contextlib.suppress(OSError):
                 known.crash_record = CrashRecordReader(answer["pid"], answer["crash_record"])
+            with contextlib.suppress(OSError):
+                known.last_words = LastWords(answer["pid"])
 
     def _fetch(self, member: int, path: str) -> None:
         """In pieces, so that big weights need no more memory here than a piece."""

@@ -74,6 +74,22 @@ def stood_still(decision: Decision, found: Sequence[tuple[LostMember, str]]) -> 
     return [(LostMember(member=member, how="card"), why) for member in sharing]
 
 
+def standing_at_start(state: ControllerState, now: float) -> list[CardFailed]:
+    """The failures of those that answer, and have computed their first micro-batch on a card for longer than a start may stand
+    still."""
+    limit, fault = state.requirements.timeouts.start_s, card_faults.STANDS_STILL
+    remedy = f"{fault.remedy}; where a micro-batch takes so long, raise cluster.start_timeout_s"
+    found = []
+    for member in state.members.values():
+        still, beat = now - member.moved, member.heartbeat
+        computes = member.ready is None and beat is not None and beat.activity == "admission"
+        if computes and member.card and still > limit >= now - member.heard:
+            why = f"{fault.sentence}: the first micro-batch of {member.name} has taken {still:.1f} s, the limit is {limit:g} s"
+            error = RunFailed(why, remedy, code=fault.code)
+            found.append(CardFailed(member.id, error, fault.code, member.card, None, None, prepares=True))
+    return found
+
+
 def none_left(last: CardFailed) -> RunFailed:
     """The error of a run whose cards are left out. last: the last failure."""
     return RunFailed(

@@ -27,6 +27,7 @@ _NAME: Final = "orchestrator-crash-record"
 _ACTIVITIES: Final[tuple[Activity, ...]] = get_args(Activity)
 _SIZE_BYTES: Final = mmap.PAGESIZE
 _RECORD: Final = 3  # words: activity, step, shard; -1 where there is none
+_CARD: Final = 64  # the byte that says how long the UUID of the card is, which follows it
 
 
 class CrashRecord:
@@ -44,6 +45,12 @@ class CrashRecord:
         words[record + 1] = -1 if step is None else step
         words[record + 2] = -1 if shard is None else shard
         words[0] = notes
+
+    def note_card(self, uuid: str) -> None:
+        """This member computes on that GPU from now on. To be called once."""
+        text, there = uuid.encode(), self._words.cast("B")
+        there[_CARD + 1 : _CARD + 1 + len(text)] = text
+        there[_CARD] = len(text)
 
 
 class CrashRecordReader:
@@ -73,6 +80,11 @@ class CrashRecordReader:
             **{key: None if n < 0 else n for key, n in found.items()},
             "beats": notes,
         }
+
+    def card(self) -> str:
+        """The UUID of its GPU; empty where it has none, or none yet."""
+        there = self._words.cast("B")
+        return bytes(there[_CARD + 1 : _CARD + 1 + there[_CARD]]).decode()
 
     def close(self) -> None:
         """Let go of the memory, and of the descriptor that Python keeps of whatever is mapped."""

@@ -236,6 +236,10 @@ def _ignore(entry: Entry) -> None:
     pass
 
 
+def _on_no_card(uuid: str) -> None:
+    pass
+
+
 def _nowhere(shards: int, row: SlotRow) -> ShardSlots | None:  # noqa: ARG001
     return None
 
@@ -260,6 +264,8 @@ class ProcessServices:
     changes: Callable[[], None] = _nothing  # is told before the state changes, for what a card still copies of it
     # takes this of the turns of its host, and returns what gives it back; or None while another one has it. None: it is alone
     take_turn: Callable[[int], Callable[[], None] | None] | None = None
+    # is told the UUID of this member's GPU before anything is computed there; empty where it does not tell
+    on_card: Callable[[str], None] = _on_no_card
 
     def await_copied(self) -> None:
         """Wait until no checkpoint is being copied: before that the state may not change. Raises CalledOff."""

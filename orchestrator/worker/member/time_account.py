@@ -42,6 +42,7 @@ _KIND: Final[dict[Activity, int]] = {
     "evaluate": KINDS.index("evaluate"),
     "checkpoint": KINDS.index("checkpoint"),
     "prepare": KINDS.index("connect"),
+    "admission": KINDS.index("connect"),
     "state_transfer": KINDS.index("connect"),
     "idle": KINDS.index("connect"),
 }
