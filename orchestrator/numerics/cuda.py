@@ -161,6 +161,14 @@ def uuid() -> str:
     return f"GPU-{found.uuid}" if hasattr(found, "uuid") else ""
 
 
+def card_memory() -> dict[str, Any]:
+    """`{"name", "free_bytes", "total_bytes"}` of the GPU of this process, whoever has taken the rest."""
+    import torch
+
+    free, total = torch.cuda.mem_get_info()
+    return {"name": card()["card"], "free_bytes": free, "total_bytes": total}
+
+
 def limit(size_bytes: int) -> None:
     """From now on torch's allocator takes at most so much of the GPU of this process, and has no memory left beyond that."""
     import torch

@@ -5,12 +5,14 @@ Each has the state of the replica and of its shards, memory that suits a generat
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final, Protocol
 
 from orchestrator.comm.collectives import Exchange, Memory
 from orchestrator.comm.topologies.routes import Routes
+from orchestrator.comm.topologies.schedule import Schedule
 from orchestrator.comm.transports.base import Regions, Transport
 from orchestrator.common.values import megabytes
 from orchestrator.config.plan import Plan
@@ -123,6 +125,20 @@ def needed(run_manifest: Mapping[str, Any], plan: Plan) -> list[Needed]:
     parameters, feedback = run_manifest["parameters"], run_manifest["shard_state"]
     state = footprint.remembered(plan)
     return [needs_of(layout, schedule, plan, parameters=parameters, state=state, feedback=feedback)]
+
+
+def needed_at_once(run_manifest: Mapping[str, Any], plan: Plan, schedule: Schedule, stages: Sequence[int]) -> list[int]:
+    """By worker's rank, the bytes of its GPU that it needs while others need theirs, beside activations. stages: by rank, the
+    stage it hosts; empty where every worker has the whole model."""
+    if stages:
+        by_stage = stage_footprint.by_stage(run_manifest["stages"], plan)
+        return [by_stage[stage].card for stage in stages]
+    layout, state = Layout.from_dict(run_manifest["layout"]), footprint.remembered(plan)
+    parameters, feedback = run_manifest["parameters"], run_manifest["shard_state"]
+    needs_of = footprint.worker_needs if plan.lockstep else free_footprint.worker_needs
+    given = 0 if plan.lockstep else free_footprint.given_to_passes(layout)
+    each = partial(needs_of, layout, schedule, plan, parameters=parameters, state=state, feedback=feedback)
+    return [max(0, each(ranks=(rank,)).card - given) for rank in range(schedule.workers)]
 
 
 def _require_memory(context: WorkerContext) -> None:

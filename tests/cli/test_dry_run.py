@@ -9,13 +9,17 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+import torch
 
 from orchestrator.config.plan import Plan
 from orchestrator.config.resolve import resolve
 from orchestrator.controller.shard_assignment import assign_columns, assign_stages
 from orchestrator.driver.launch.dry_run import DryRun
 from orchestrator.driver.launch.memory_plan import planned as memory_planned
-from orchestrator.driver.launch.memory_plan import refuse_what_exceeds
+from orchestrator.driver.launch.memory_plan import refuse_crowded_cards, refuse_what_exceeds
+from orchestrator.driver.preflight import visible_cards
+from orchestrator.numerics.layout import Layout as SlotLayout
+from orchestrator.provenance.environment.cards import Card, CardsUnknown
 from orchestrator.worker.model.construction import Rehearsal, rehearse
 from orchestrator.worker.pipeline_parallel.rehearsal import rehearse_cuts
 from tests.refusals import refused
@@ -135,6 +139,42 @@ def test_and_what_a_worker_needs_that_has_the_whole_model() -> None:
 
 def planned_text(plan: Plan) -> str:
     return DryRun(plan, None, None, [], [], []).as_text()
+
+
+@pytest.mark.parametrize("stages", [1, 2])
+def test_workers_that_do_not_fit_on_the_cards_of_this_machine_are_refused(
+    stages: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two stages need 28 and 2.8 GB, and each of two whole models 31. For small ones nobody is asked."""
+    there = [(Card(0, "GPU-a", "X", "580", 1 << 36, "9.0", False, None), 30_700_000_000)]
+    asked: list[int] = []
+
+    def with_free() -> list[tuple[Card, int]]:
+        asked.append(1)
+        return there
+
+    monkeypatch.setattr(visible_cards, "with_free", with_free)
+    plan, cut = on_cards(Layout(2, stages=stages), None), CUT if stages > 1 else None
+    layout = SlotLayout.of([("w", torch.empty(1_100_000_000, device="meta"))])
+    built = replace(BUILT, layout=layout.as_dict())
+    with refused("gpu.crowded", "2 workers need") as caught:
+        refuse_crowded_cards(plan, built, cut)
+    assert "30.7 GB are free on GPU 0 (X, GPU-a)" in str(caught.value)
+    there[0] = there[0][0], 70_000_000_000
+    refuse_crowded_cards(plan, built, cut)
+    assert len(asked) == 2
+    small = replace(built, parameters=1000, layout=SlotLayout.of([("w", torch.empty(1000))]).as_dict())
+    refuse_crowded_cards(plan, small, {**CUT, "parameters": [600, 400]} if cut else None)
+    refuse_crowded_cards(plan, Rehearsal([], None), None)
+    assert len(asked) == 2
+
+
+def test_where_nobody_tells_the_memory_of_cards_nothing_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    def unknown() -> Any:
+        raise CardsUnknown("of a MIG device")
+
+    monkeypatch.setattr(visible_cards, "with_free", unknown)
+    refuse_crowded_cards(on_cards(Layout(2, stages=2), None), BUILT, CUT)
 
 
 def test_a_card_that_is_too_small_is_refused() -> None:

@@ -176,6 +176,7 @@ def play(
     more: Sequence[str] = (),
     seen: Mapping[int, ProcessStacks] | None = None,
     standard_errors: Mapping[int, str] | None = None,
+    needed: Sequence[int] = (),
     draining: Callable[[], Mapping[str, float | None]] = dict,
     tick: Callable[[], None] = lambda: None,
     **before: Any,
@@ -196,6 +197,7 @@ def play(
         journal=journal,
         trace=trace,
         origin=None,
+        needed_at_once=lambda _: list(needed),
         describe=lambda *_: (["of a node"], ["of new code"]),
     )
     read_by: list[InputAudit] = []
@@ -422,6 +424,27 @@ def test_what_the_dead_were_doing_is_told_though_nothing_of_theirs_was_heard(tmp
     assert "step 1, shard 5: 3 workers in a row were lost while they computed it" in str(played.outcome.error)
     why = [event["why"] for event in played.journal if event["event"] == "worker_lost"]
     assert why[0] == "its process (pid 101) ended in the compute phase of step 1, shard 5"
+
+
+def on_card(member: int, free: int) -> MemberMessage:
+    there = {"card": "GPU-a", "card_memory": {"name": "X", "free_bytes": free, "total_bytes": 10**9}}
+    told = prepared(member)
+    return MemberMessage(member, "prepared", {**told.answer, **there})
+
+
+def test_workers_that_do_not_fit_on_their_card_begin_no_step(tmp_path: Path) -> None:
+    """The memory counts that the first of them found free. The run begins if they fit."""
+    said = [on_card(0, 7 * 10**8), on_card(1, 5 * 10**8), DESCRIBED, finished(0), finished(1)]
+    for name in ("full", "fits"):
+        (tmp_path / name).mkdir()
+    played = play(tmp_path / "full", said, needed=[4 * 10**8, 4 * 10**8])
+    assert played.outcome.error is not None
+    assert played.outcome.error.code == "gpu.crowded"
+    assert "2 workers share GPU GPU-a (X, 1 GB), of which 700 MB were free before" in played.outcome.error.message
+    assert not [each for each in played.done if each[0] == "run"]
+    played = play(tmp_path / "fits", said, needed=[3 * 10**8, 4 * 10**8])
+    assert played.outcome.error is None
+    assert [line for line in played.shown if "memory may run out" in line]
 
 
 ABORTED = (

@@ -167,6 +167,13 @@ def test_the_card_of_this_process_is_named_by_its_uuid(monkeypatch: pytest.Monke
     assert cuda.uuid() == ""
 
 
+def test_what_is_free_on_the_card_is_told_with_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    put_in(monkeypatch, Properties("X 100", "2b"))
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (500, 800))
+    assert cuda.card_memory() == {"name": "X 100", "free_bytes": 500, "total_bytes": 800}
+
+
 @pytest.mark.usefixtures("built")
 def test_a_driver_that_does_not_match_is_told_with_what_mends_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """torch sees no GPU then (`is_available`), and only the start of CUDA says why."""

@@ -246,6 +246,27 @@ def test_on_a_card_no_gradient_waits_and_nothing_is_in_host_memory() -> None:
     )
 
 
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("more", [{}, {"sync": {"name": "asp", "threshold": 0.05}}, {"clip": 1.0}], ids=str)
+def test_no_worker_needs_at_once_more_than_is_told_of_the_one_that_needs_most(name: str, more: dict[str, Any]) -> None:
+    """In lockstep one needs just that; replicas that run free give 12 bytes an element to their passes."""
+    workers = 4
+    plan = _on_cards(on=On(workers, topology=name), shards=4, **more)
+    (most,) = strategies.needed(MANIFEST, plan)
+    each = strategies.needed_at_once(MANIFEST, plan, footprint.first_schedule(plan), ())
+    assert len(each) == workers
+    assert max(each) == most.card - (0 if plan.lockstep else 12 * SIZE)
+
+
+def test_of_stages_each_worker_needs_what_its_own_does() -> None:
+    plan = _on_cards(on=On(4, stages=2), shards=6)
+    cut = {"borders": ["2"], "parameters": [600, 400], "shares": [0.5, 0.5], "crossing": [0]}
+    schedule = footprint.first_schedule(plan)
+    assert strategies.needed_at_once({"stages": cut}, plan, schedule, (0, 1, 1, 0)) == [
+        28 * n for n in (600, 400, 400, 600)
+    ]
+
+
 def test_sums_that_leave_a_card_are_in_host_memory() -> None:
     """There: contributions of the shards that are held, what they kept and keep, and the result."""
     compressed = _on_cards(compression={"name": "topk", "ratio": 0.1}, shards=6)

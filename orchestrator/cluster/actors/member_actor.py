@@ -142,6 +142,7 @@ class MemberActor:
         self._checkpoint_client: CheckpointClient | None = None
         self._member: Any = None
         self._card = ""  # the UUID of its GPU, once it computes on one that tells it
+        self._card_memory: dict[str, Any] | None = None  # what `cuda.card_memory` told before anything was taken
         self._failure: Exception | None = None  # of its GPU, after which this process is of no use
         self._in_generation = threading.Lock()
         self._calls = CallHandler(self, lambda answer: self._event_queue.put(answer, urgent=True))
@@ -166,7 +167,8 @@ class MemberActor:
         self._calls.serve()
 
     def prepare(self) -> Answer:
-        """`{"run_manifest", "addresses", "pid", "node", "niceness", "reads", "sites", "card"}`: ready to join a generation."""
+        """`{"run_manifest", "addresses", "pid", "node", "niceness", "reads", "sites", "card", "card_memory"}`: ready to join a
+        generation."""
         return self._answer(lambda: self._on_card(self._prepare, lambda: card_failure.PREPARING))
 
     def run(
@@ -292,6 +294,7 @@ class MemberActor:
             "reads": self._member.input_audit.as_dict(),
             "sites": sites,
             "card": self._card,
+            "card_memory": self._card_memory,
             "phases": phases.recorded(),
         }
 
@@ -370,8 +373,11 @@ class MemberActor:
             return answer
 
     def _on_uuid(self, card: str) -> None:
+        from orchestrator.numerics import cuda
+
         self._card = card
         self._crash_record.note_card(card)
+        self._card_memory = cuda.card_memory()
 
     def _driver_lost(self) -> None:
         """The driver is gone: stop as if it had asked for that, and leave what it has not heard."""

@@ -2,28 +2,57 @@
 
 from __future__ import annotations
 
-from typing import Any
+from contextlib import suppress
+from typing import Any, Final
 
 from orchestrator.common.values import sized
 from orchestrator.config.plan import Plan
+from orchestrator.controller.shard_assignment import assign_stages
+from orchestrator.driver.preflight import crowded_cards, visible_cards
 from orchestrator.errors import ConfigurationError
+from orchestrator.provenance.environment.cards import CardsUnknown
 from orchestrator.worker import strategies
 from orchestrator.worker.model.construction import Rehearsal
+from orchestrator.worker.voting import footprint
 from orchestrator.worker.voting.footprint import Needed
+
+_ANY_CARD_BYTES: Final = 1_000_000_000  # any GPU has so much, and to ask for more takes a part of a second
 
 
 def planned(plan: Plan, built: Rehearsal, cut: dict[str, Any] | None) -> list[Needed]:
     """The memory that the worker of each stage needs: one entry if the model is whole. Empty if only a worker can tell. cut:
     as `planning.summary`."""
+    known = _known(plan, built, cut)
+    return [] if known is None else strategies.needed(known, plan)
+
+
+def _known(plan: Plan, built: Rehearsal, cut: dict[str, Any] | None) -> dict[str, Any] | None:
+    """The part of a run manifest that tells the needs of workers; None if only a worker can tell."""
     if built.layout is None or (cut is None and plan.cluster.members.stages > 1):
-        return []
-    known = {
+        return None
+    return {
         "parameters": built.parameters,
         "layout": built.layout,
         "shard_state": plan.update.compression is not None,  # of most compressions
         **({} if cut is None else {"stages": cut}),
     }
-    return strategies.needed(known, plan)
+
+
+def refuse_crowded_cards(plan: Plan, built: Rehearsal, cut: dict[str, Any] | None) -> None:
+    """Raises ConfigurationError where the workers of a private Ray do not fit on the GPUs of this machine together, whoever
+    computes where. Small models fit on any, and nobody is asked."""
+    members = plan.cluster.members
+    known = _known(plan, built, cut)
+    if known is None:
+        return
+    stages = assign_stages([None] * members.start, members.stages) if members.stages > 1 else ()
+    needed = strategies.needed_at_once(known, plan, footprint.first_schedule(plan), stages)
+    if sum(needed) < _ANY_CARD_BYTES:
+        return
+    with suppress(CardsUnknown):
+        refusal = crowded_cards.refusal_of_all(needed, visible_cards.with_free())
+        if refusal is not None:
+            raise refusal
 
 
 def refuse_what_exceeds(plan: Plan, memory: list[Needed]) -> None:

@@ -51,6 +51,10 @@ def rehearse(settings: Settings, project: Path, *, cards_elsewhere: bool = False
         from orchestrator.driver.launch import memory_plan  # each launch would wait for what it imports
 
         memory_plan.refuse_what_exceeds(plan, memory_plan.planned(plan, built, cut))
+    if plan.run.compute.device == "cuda" and plan.cluster.address is None and not cards_elsewhere:
+        from orchestrator.driver.launch import memory_plan  # likewise
+
+        memory_plan.refuse_crowded_cards(plan, built, cut)
     provenance = replace(provenance, notes=[*provenance.notes, *crowding.notes(plan, built.parameters)])
     seen = replace(building.audit, variables=whole.audit.variables)
     read = input_audit.undeclared(input_audit.elsewhere(seen, provenance.is_code), settings.environment.variables)

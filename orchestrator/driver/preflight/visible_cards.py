@@ -58,8 +58,13 @@ def look(environ: Mapping[str, str] = os.environ) -> Visible:
 
 
 def free_bytes(environ: Mapping[str, str] = os.environ) -> list[int]:
-    """The memory that is free now on each card that a private Ray gives its workers. Called after `look` found no problem.
-    Raises CardsUnknown where nobody tells it, as of a MIG device."""
+    """The bytes of `with_free`."""
+    return [size for _, size in with_free(environ)]
+
+
+def with_free(environ: Mapping[str, str] = os.environ) -> list[tuple[Card, int]]:
+    """Each card that a private Ray gives its workers, with the bytes of its memory that are free now. Called after `look` found
+    no problem. Raises CardsUnknown where nobody tells it, as of a MIG device."""
     given = environ.get(VARIABLE)
     try:
         found, _ = cards.look()
@@ -69,13 +74,13 @@ def free_bytes(environ: Mapping[str, str] = os.environ) -> list[int]:
         raise CardsUnknown(f"{cards.PROGRAM} is not installed") from None
 
 
-def _free(name: str, found: Sequence[Card]) -> int:
+def _free(name: str, found: Sequence[Card]) -> tuple[Card, int]:
     uuid = _meant(name, found)
     card = next((each for each in found if each.uuid == uuid), None)
     used = cards.measure(card.uuid).get("memory_bytes") if card is not None and not card.mig else None
     if card is None or used is None or not card.memory_bytes:
         raise CardsUnknown(f"{cards.PROGRAM} has no figure for {name}")
-    return card.memory_bytes - round(used)
+    return card, card.memory_bytes - round(used)
 
 
 def without_lost(given: str | None, found: Sequence[Card], lost: Sequence[Lost]) -> Visible:

@@ -51,6 +51,7 @@ from orchestrator.records.hash_seal import Seal, of_barriers, of_trace
 from orchestrator.records.input_audit import InputAudit
 from orchestrator.records.lines import LineFile
 from orchestrator.records.loggers.feed import LoggerFeed
+from orchestrator.worker.member.generation import Generation
 
 _MLFLOW: dict[Status, Literal["FINISHED", "FAILED", "KILLED"]] = {
     "finished": "FINISHED",
@@ -157,6 +158,15 @@ class Record:
         from orchestrator.worker import strategies as executions  # a launch would wait for all that it imports
 
         return executions.sentence(self.run_manifest, resolve(self._settings))
+
+    def needed_at_once(self, generation: Generation) -> list[int]:
+        """By worker's rank, the bytes of its GPU that it needs beside activations, for certain; empty where nobody knows."""
+        from orchestrator.worker import strategies as executions  # as above
+
+        begin, schedule = generation.begin, generation.schedule
+        if "parameters" not in begin.run_manifest:
+            return []
+        return executions.needed_at_once(begin.run_manifest, resolve(self._settings), schedule, begin.stages)
 
     def was_read(self, audit: InputAudit) -> tuple[list[str], list[str]]:
         """Record what the user's code has read in a process of a worker. Returns the obstacles to a rerun and the notes that

@@ -13,6 +13,8 @@ from typing import Any
 
 from orchestrator.common import injection
 from orchestrator.controller import events
+from orchestrator.driver.preflight import crowded_cards
+from orchestrator.driver.preflight.crowded_cards import CardMemory, Tenant
 from orchestrator.driver.recording.record import Record
 from orchestrator.driver.report.outcome import RunOutcome
 from orchestrator.driver.run.checkpointing import SavedCheckpoint
@@ -21,7 +23,7 @@ from orchestrator.driver.run.event_table import EVENTS
 from orchestrator.driver.run.time_log import TimeLog
 from orchestrator.driver.supervision import TakenOver
 from orchestrator.driver.terminal.progress import PLAIN_EVERY_S, ProgressDisplay, say_obstacles
-from orchestrator.errors import NotRerunnable, OrchestratorError, RunFailed
+from orchestrator.errors import ConfigurationError, NotRerunnable, OrchestratorError, RunFailed
 from orchestrator.provenance.tracking import EXECUTION
 from orchestrator.records import input_audit, phases, trace
 from orchestrator.records.lines import LineFile
@@ -119,6 +121,19 @@ class EventSink:
                 f"note: run.arithmetic=portable: {', '.join(unknown)} is on no page of operators, so nobody knows whether its "
                 "bits are the same on another processor"
             )
+
+    def crowded(self, generation: Generation, cards: Mapping[int, CardMemory]) -> ConfigurationError | None:
+        """Say it if workers of the first generation hardly fit on the GPUs that they share. Returns why they do not. cards: by
+        rank."""
+        needed = self._record.needed_at_once(generation) if cards else []
+        names = (f"worker {member}" for member in generation.begin.members)
+        each = [
+            Tenant(name, cards[rank], size)
+            for rank, (name, size) in enumerate(zip(names, needed, strict=False))
+            if rank in cards
+        ]
+        self._say((), [*crowded_cards.notes(each)])
+        return crowded_cards.refusal(each)
 
     def described(self, node: str, environment: Mapping[str, Any], modules: list[dict[str, Any]]) -> None:
         """Record what the process of a worker on this node is made of."""

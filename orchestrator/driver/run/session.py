@@ -18,6 +18,7 @@ from orchestrator.cluster.sessions.diagnosis import Diagnosis
 from orchestrator.common import injection
 from orchestrator.controller import controller, events, fault_attribution
 from orchestrator.controller.membership import ControllerState, Requirements, waiting
+from orchestrator.driver.preflight.crowded_cards import CardMemory
 from orchestrator.driver.run import trained_weights
 from orchestrator.driver.run.checkpointing import Saving
 from orchestrator.driver.run.event_sink import EventSink
@@ -162,6 +163,7 @@ class Session:
         self._first = run_start.first
         self._servers: list[int] = []  # of the present generation
         self._nodes: dict[int, str] = {}  # of every member that was ever ready
+        self._cards: dict[int, CardMemory] = {}  # of those that are ready and compute on one
         self._keys = keys
         # Steps that are done again come out otherwise if state that nobody kept is replaced, or a site sits out.
         supersedes = run_start.requirements.supersedes
@@ -343,6 +345,8 @@ class Session:
         self._member_directory.add(member, answer["addresses"], answer["node"])
         card = answer.get("card", "")
         self._ready[member] = {"pid": answer["pid"], "node": answer["node"], **({"card": card} if card else {})}
+        if (memory := answer.get("card_memory")) is not None:
+            self._cards[member] = CardMemory(card, **memory)
         self._nodes[member] = answer["node"]
         name = f"{self._roles[member]} {member}"
         self._event_sink.began([{**line, "member": name} for line in answer.get("phases", ())])
@@ -507,6 +511,12 @@ class Session:
             self._decide(events.Failed(None, error))
             return
         generation = self._member_directory.generation(begin, checkpoint)
+        if self._event_sink.outcome.generations == 0:
+            cards = {rank: self._cards[member] for rank, member in enumerate(begin.members) if member in self._cards}
+            crowded = self._event_sink.crowded(generation, cards)
+            if crowded is not None:
+                self._decide(events.Failed(None, crowded))
+                return
         ranks: dict[int, int | None] = {member: rank for rank, member in enumerate(begin.members)}
         for member in self._ready if self._event_sink.outcome.generations == 0 else ():
             rank = ranks.get(member)
@@ -582,6 +592,7 @@ class Session:
         self._over.add(member)
         self._asked.pop(member, None)
         self._ready.pop(member, None)
+        self._cards.pop(member, None)
         if self._inspection is not None:
             self._inspection.gone(member)
         self._actor_slots.leave(member)

@@ -11,13 +11,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
+from orchestrator.common.gpu_memory import PROCESS_BYTES
 from orchestrator.common.values import megabytes, sized
 from orchestrator.errors import ConfigurationError
-
-# The driver takes so much of a GPU for each process. For two workers on an H200 3.1 GB were measured.
-_DRIVER_BYTES: Final = 1_500_000_000
 
 
 @dataclass(frozen=True)
@@ -70,7 +68,7 @@ def room_of(available_bytes: int, workers: int, beside_bytes: int, card: int | N
 def card_room(free_bytes: Sequence[int], sharing: int, limit: int | None = None) -> int:
     """The bytes of its GPU that a worker can have. free_bytes: by card, at least one if there is no limit; sharing: workers on
     a card, at most; limit: that no worker may exceed."""
-    rooms = [free // sharing - _DRIVER_BYTES for free in free_bytes]
+    rooms = [free // sharing - PROCESS_BYTES for free in free_bytes]
     return min([*rooms, *([] if limit is None else [limit])])
 
 

@@ -49,16 +49,23 @@ def worker_needs(
     parameters: int,
     state: float | None = None,
     feedback: bool = False,
+    ranks: Sequence[int] | None = None,
 ) -> Needed:
     """As `voting.footprint.worker_needs`, for async phases and gossip."""
     del feedback  # of a compression, which is for lockstep
     hosted = assign_shards(plan.data.shards, schedule.workers)
     trained = sum(slot.elements for slot in layout.slots)
-    optimizers = round(_FLOAT * max(map(len, hosted)) * trained * (state or 0))
-    most = max(_rank_bytes(layout, schedule, plan, hosted, rank) for rank in ranks_that_tell(schedule.workers))
+    looked_at = ranks_that_tell(schedule.workers) if ranks is None else ranks
+    optimizers = round(_FLOAT * max(len(hosted[rank]) for rank in looked_at) * trained * (state or 0))
+    most = max(_rank_bytes(layout, schedule, plan, hosted, rank) for rank in looked_at)
     if plan.updates_stay_on_device:  # beside the replica are the gradients of a pass
         return Needed(0, most + 2 * optimizers + _FLOAT * (parameters + trained))
     return Needed(most + 2 * optimizers + _FLOAT * parameters)
+
+
+def given_to_passes(layout: Layout) -> int:
+    """The bytes of a GPU that a worker does not have while it computes a micro-batch: an update, and what was before it."""
+    return (_FLOAT + _INTEGER) * layout.size
 
 
 def _rank_bytes(layout: Layout, schedule: Schedule, plan: Plan, hosted: Sequence[Sequence[int]], rank: int) -> int:

@@ -42,8 +42,9 @@ def ranks_that_tell(workers: int) -> Sequence[int]:
     return [*range(first), *(workers - 1 - place * (workers - first) // more for place in range(more))]
 
 
-def _most_region_bytes(layout: Layout, schedule: Schedule, sums: exact.Sums) -> int:
-    return max(region_bytes(layout, schedule, rank, sums) for rank in ranks_that_tell(schedule.workers))
+def _most_region_bytes(layout: Layout, schedule: Schedule, sums: exact.Sums, ranks: Sequence[int] | None = None) -> int:
+    looked_at = ranks_that_tell(schedule.workers) if ranks is None else ranks
+    return max(region_bytes(layout, schedule, rank, sums) for rank in looked_at)
 
 
 class Needed(NamedTuple):
@@ -66,12 +67,13 @@ def worker_needs(
     parameters: int,
     state: float | None = None,
     feedback: bool = False,
+    ranks: Sequence[int] | None = None,
 ) -> Needed:
     """The memory that the worker that needs most has for parameters, gradients, sums and the state of the optimizer.
     parameters: elements, frozen ones too; state: elements that the optimizer remembers of each trained one; feedback: whether
-    shards keep what a compression drops."""
+    shards keep what a compression drops; ranks: the workers that are looked at, None for all."""
     trained = sum(slot.elements for slot in layout.slots)
-    summing = _summing_bytes(layout, schedule, plan, trained, feedback=feedback)
+    summing = _summing_bytes(layout, schedule, plan, trained, feedback=feedback, ranks=ranks)
     beside: float = (plan.update.clip is not None) + (state or 0)
     local = plan.update.local
     if local is not None:  # where the round began, and what the local optimizer remembers
@@ -85,16 +87,18 @@ def worker_needs(
     return Needed(summing, model + carried * _FLOAT32)
 
 
-def _summing_bytes(layout: Layout, schedule: Schedule, plan: Plan, trained: int, *, feedback: bool) -> int:
+def _summing_bytes(
+    layout: Layout, schedule: Schedule, plan: Plan, trained: int, *, feedback: bool, ranks: Sequence[int] | None
+) -> int:
     """For contributions and their sums, where these are made."""
     hosted, sums = -(-plan.data.shards // schedule.workers), sums_of(plan)
     gradients = 1 if plan.sums_stay_on_device else min(hosted, most_waiting(layout.size))
-    regions = _most_region_bytes(layout, schedule, sums)
+    regions = _most_region_bytes(layout, schedule, sums, ranks)
     if plan.update.compression is not None:  # held until the vote, with what they kept and what they keep
         gradients = hosted * (3 if feedback else 1)
         regions = layout.size * sums.result.itemsize
     if plan.data.privacy is not None:  # integers: the own sum beside the regions; float64 of a single contribution
-        regions = layout.size * sums.result.itemsize + _most_region_bytes(layout, schedule, exact.INTEGERS)
+        regions = layout.size * sums.result.itemsize + _most_region_bytes(layout, schedule, exact.INTEGERS, ranks)
         gradients = 1 + 2 * 2
     return regions + trained * gradients * _FLOAT32
 
