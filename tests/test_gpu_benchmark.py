@@ -10,7 +10,8 @@ import sys
 import tarfile
 import threading
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -508,20 +509,28 @@ class OffByOne(Operations):
     """The last bit of a total is another one."""
 
     def adder(self, layout: Layout, total: torch.Tensor) -> Adder:
-        add = super().adder(layout, total)
+        return Spoiling(super().adder(layout, total), total.view(torch.int64)[: layout.slots[0].elements])
 
-        def adds(
-            tensors: Sequence[torch.Tensor | None],
-            weight: float | torch.Tensor,
-            anchors: torch.Tensor,
-            largest: torch.Tensor,
-            *,
-            fresh: bool,
-        ) -> None:
-            add(tensors, weight, anchors, largest, fresh=fresh)
-            total.view(torch.int64)[: layout.slots[0].elements] ^= 1
 
-        return adds
+@dataclass
+class Spoiling:
+    adder: Adder
+    first: torch.Tensor  # the total of the first tensor, as integers
+
+    def __call__(
+        self,
+        tensors: Sequence[torch.Tensor | None],
+        weight: float | torch.Tensor,
+        anchors: torch.Tensor,
+        largest: torch.Tensor,
+        *,
+        fresh: bool,
+    ) -> None:
+        self.adder(tensors, weight, anchors, largest, fresh=fresh)
+        self.first ^= 1
+
+    def recording(self, shards: int) -> AbstractContextManager[object]:
+        return self.adder.recording(shards)
 
 
 def test_a_bit_that_differs_is_found() -> None:

@@ -17,6 +17,7 @@ import copy
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Any, Final, Protocol
 
 import torch
@@ -53,8 +54,11 @@ class Arriving:
         host: Any,  # as it was fetched
         bring: Callable[[], Any],  # what gives the batch on the device
         begun: Callable[[], Any] | None = None,  # the same to be copied from, if copies are under way
+        *,
+        waits: bool = False,  # whether those copies only begin when somebody asks
     ) -> None:
         self.host = host
+        self.is_under_way = begun is not None and not waits
         self._bring = bring
         self._begun = begun
 
@@ -86,8 +90,8 @@ class Staging(Protocol):
         more."""
 
     def begin_together(self, tensors: Sequence[torch.Tensor], rows: Sequence[int]) -> list[Arriving]:
-        """As `begin`, of small batches with one copy for all. Each has so many rows of the tensors, behind those of the one
-        before."""
+        """As `begin`, of small batches, with one copy for all when the first is asked for. Each has so many rows of the
+        tensors, behind those of the one before."""
 
     def empty(self, elements: int, dtype: torch.dtype) -> torch.Tensor:
         """New memory on the device, 1-D."""
@@ -201,8 +205,14 @@ class Copying:
         return Arriving(batch, bring, bring)
 
     def begin_together(self, tensors: Sequence[torch.Tensor], rows: Sequence[int]) -> list[Arriving]:
-        there = _by_rows([self._copied(tensor) for tensor in tensors], rows)
-        return [self._part(*pair) for pair in zip(_by_rows(tensors, rows), there, strict=True)]
+        there: list[list[torch.Tensor]] = []
+
+        def of(nth: int) -> list[torch.Tensor]:
+            if not there:
+                there.extend(_by_rows([self._copied(tensor) for tensor in tensors], rows))
+            return there[nth]
+
+        return [self._part(here, partial(of, nth)) for nth, here in enumerate(_by_rows(tensors, rows))]
 
     def empty(self, elements: int, dtype: torch.dtype) -> torch.Tensor:
         return torch.empty(elements, dtype=dtype, device=self.device)
@@ -238,10 +248,10 @@ class Copying:
             return self._copies.begin(tensors)
         return None
 
-    def _part(self, here: list[torch.Tensor], there: list[torch.Tensor]) -> Arriving:
+    def _part(self, here: list[torch.Tensor], there: Callable[[], list[torch.Tensor]]) -> Arriving:
         """There: within memory of several. A batch to compute with gets memory of its own, for kernels may depend on where it
         begins."""
-        return Arriving(here, lambda: [tensor.clone() for tensor in there], lambda: there)
+        return Arriving(here, lambda: [tensor.clone() for tensor in there()], there, waits=True)
 
     def _copied(self, tensor: torch.Tensor) -> torch.Tensor:
         return page_locked(tensor, self.device).to(self.device, copy=True, non_blocking=True)

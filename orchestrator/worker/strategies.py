@@ -59,6 +59,7 @@ from orchestrator.worker.step.local_steps import LocalSteps
 from orchestrator.worker.step.local_trainer import LocalTrainer
 from orchestrator.worker.step.lockstep import Lockstep, StepContents
 from orchestrator.worker.step.shard_gradients import Contributing, ShardGradients
+from orchestrator.worker.step.step_graphs import StepGraphs
 from orchestrator.worker.step.summation import CompressedSum, DirectSum, Summation, first_residuals
 from orchestrator.worker.voting import footprint
 from orchestrator.worker.voting.footprint import Needed, sums_of
@@ -242,6 +243,7 @@ class LockstepStrategy(_Unsplit):
             self._trainer = LocalTrainer(
                 gradients, replica, updater, self._summation, host_transfer, context.services, checks_of(plan)
             )
+            self._trainer.step_graphs = self._step_graphs(context, gradients)
         keeps, summation = gradients.keeps_state, self._summation
         self.model_state = ReplicaState(
             replica, updater, gradients.states, keeps_shard_state=keeps, summation=summation
@@ -256,6 +258,15 @@ class LockstepStrategy(_Unsplit):
         statistics = [statistic.numel() for statistic in context.replica.statistics]
         carriers = Carriers(codec, statistics, context.plan.data.shards, context.regions)
         return CompressedSum(codec, carriers, layout, self._memory.result, states)
+
+    def _step_graphs(self, context: WorkerContext, gradients: Contributing) -> StepGraphs | None:
+        """The recordings of whole steps, where nothing happens between two micro-batches."""
+        accumulator, recorder = self._summation.late, context.recorder
+        between = not isinstance(gradients, ShardGradients) or gradients.keeps_state or context.before
+        if accumulator is None or recorder is None or between or context.replica.joined:
+            return None
+        total = self._memory.contribution
+        return StepGraphs(context.workload, context.replica, accumulator, total, recorder, context.tell)
 
     def suit(self, generation: Generation, rank: int) -> None:
         self._summation.suit(generation.schedule, rank)

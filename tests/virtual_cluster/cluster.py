@@ -545,9 +545,9 @@ class Beating(heartbeat.Heartbeat):
         self._member = cluster.here()
         super().__init__(self._remember, times)
 
-    def beat(self, activity: Activity, step: int | None = None, shard: int | None = None) -> None:
+    def beat(self, activity: Activity, step: int | None = None, shard: int | None = None, *, together: int = 0) -> None:
         self._cluster.meet(self._member)
-        super().beat(activity, step, shard)
+        super().beat(activity, step, shard, together=together)
         self._cluster.misfortune.beats(self._member)
 
     def _remember(self, activity: Activity, step: int | None, shard: int | None) -> None:

@@ -28,6 +28,9 @@ class Card:
         self.pools: dict[int, int] = {}  # how many hold each
         self.underway: list[int] = []  # pools that take what is allocated
         self.capturing = False
+        self.graphs: list[Graph] = []  # that were captured
+        self.state = torch.Generator()  # of the generator of this card
+        self.drawn: list[list[int]] = []  # the seeds of each replay
         self.draws_in_capture = False  # whether the generator refuses to draw elsewhere
         self.invalid = False
         self._ended = ended
@@ -56,6 +59,7 @@ class Card:
     def capture(self, graph: Graph, pool: int, capture_error_mode: str) -> Iterator[None]:
         assert capture_error_mode == "thread_local"
         graph.card = self
+        self.graphs.append(graph)
         before, self.stream = self.stream, CAPTURE
         self.pools[pool] = self.pools.get(pool, 0) + 1
         self.underway.append(pool)
@@ -87,11 +91,18 @@ class Card:
 class Graph:
     def __init__(self) -> None:
         self.replays = 0
+        self.states: list[torch.Generator] = []
         self.card: Card | None = None
         self.pool: int | None = None  # that it is to release
 
+    def register_generator_state(self, state: torch.Generator) -> None:
+        assert self.card is None, "before its capture begins"
+        self.states.append(state)
+
     def replay(self) -> None:
         self.replays += 1
+        assert self.card is not None
+        self.card.drawn.append([state.initial_seed() for state in self.states])
 
     def reset(self) -> None:
         if self.card is not None and self.pool is not None:
@@ -105,9 +116,14 @@ class Generator:
     def __init__(self, card: Card) -> None:
         self._card = card
 
+    def graphsafe_get_state(self) -> torch.Generator:
+        return self._card.state
+
     def graphsafe_set_state(self, state: torch.Generator) -> None:
         assert isinstance(state, torch.Generator)
-        self._card.draws_in_capture = False
+        self._card.state = state
+        if not self._card.capturing:
+            self._card.draws_in_capture = False
 
 
 class Stream:

@@ -177,9 +177,9 @@ class Counted(Heartbeat):
         super().__init__()
         self._meet = meet
 
-    def beat(self, activity: Activity, step: int | None = None, shard: int | None = None) -> None:
+    def beat(self, activity: Activity, step: int | None = None, shard: int | None = None, *, together: int = 0) -> None:
         self._meet()
-        super().beat(activity, step, shard)
+        super().beat(activity, step, shard, together=together)
 
 
 class Scripted:

@@ -6,12 +6,20 @@ Random numbers come from the generator of the processor, which is seeded before 
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
+
+from orchestrator.numerics import staging
+from orchestrator.numerics.device.kernels import Operations
+from orchestrator.worker import device
+from orchestrator.worker.model import shard_graphs
+from tests.comm.transports import device_double
 
 _TAKES_MEMORY = {"empty", "empty_like", "empty_strided", "new_empty"}  # which a replay finds as it is
 _READS = {"_local_scalar_dense", "equal", "is_nonzero"}
@@ -36,10 +44,10 @@ class Noting(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 class Retracer:
     """Implements `shard_graphs.Recorder`. recorded: how many recordings were made; replays: how often they were done again;
-    given_back: how often memory was."""
+    steps: how often those of a whole step were; given_back: how often memory was."""
 
     def __init__(self) -> None:
-        self.recorded = self.replays = self.given_back = 0
+        self.recorded = self.replays = self.steps = self.given_back = 0
 
     def give_back(self) -> None:
         self.given_back += 1
@@ -49,14 +57,33 @@ class Retracer:
             work()
         return [self._recorded(work) for work in works]
 
+    def in_turn(self, works: Sequence[Callable[[], None]]) -> Callable[[Sequence[int]], None]:
+        replays = [self._noted(work) for work in works]
+
+        def again(seeds: Sequence[int]) -> None:
+            self.steps += 1
+            for seed, replay in zip(seeds, replays, strict=True):
+                torch.default_generator.manual_seed(seed)
+                replay()
+
+        return again
+
     def _recorded(self, work: Callable[[], None]) -> Callable[[], None]:
-        noting = Noting()
-        with noting:
-            work()
+        noted = self._noted(work)
         self.recorded += 1
 
         def replay() -> None:
             self.replays += 1
+            noted()
+
+        return replay
+
+    def _noted(self, work: Callable[[], None]) -> Callable[[], None]:
+        noting = Noting()
+        with noting:
+            work()
+
+        def replay() -> None:
             with torch.no_grad(), torch._C._AutoDispatchBelowAutograd():
                 for operation, args, kwargs, results in noting.operations:
                     given = {tensor.untyped_storage().data_ptr() for tensor in _tensors((args, kwargs))}
@@ -65,6 +92,16 @@ class Retracer:
                             place.copy_(value)
 
         return replay
+
+
+def records(monkeypatch: pytest.MonkeyPatch, recorder: Retracer) -> None:
+    """From now on, and until the test ends, workers sum on a device, and record with this."""
+    here = staging.Resident(torch.device("cpu"))
+    opened = device.Device(here, None, Operations(), recorder)
+    monkeypatch.setattr(device, "opened", lambda *_: opened._replace(regions=device_double.regions()))
+    # Random numbers that torch draws on the processor are part of a recording of `Retracer`; those of Python are not.
+    monkeypatch.setattr(shard_graphs, "_host_generators", random.getstate)
+    monkeypatch.setattr(shard_graphs, "_LIBRARIES", (*shard_graphs._LIBRARIES, __file__))
 
 
 def _tensors(tree: Any) -> list[torch.Tensor]:

@@ -42,6 +42,31 @@ def test_nothing_of_a_pass_before_is_alive_when_one_is_captured(monkeypatch: pyt
     assert len(passes) == 3
 
 
+def test_works_in_turn_draw_from_states_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    card, recorder = patched(monkeypatch), CudaRecorder()
+    recorder.record(card.launch)
+    before, drawing = card.state, list[object]()
+    again = recorder.in_turn([lambda: drawing.append(card.state)] * 3)
+    assert card.state is before
+    assert card.pools == {7: 2}  # that of the other recordings
+    assert len({id(state) for state in drawing}) == 3
+    assert drawing == card.graphs[-1].states
+    for seeds in ([1, 2, 3], [7, 8, 9]):
+        again(seeds)
+    assert card.drawn == [[1, 2, 3], [7, 8, 9]]
+
+
+def test_works_in_turn_that_fail_leave_nothing_half_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    card, recorder = patched(monkeypatch), CudaRecorder()
+    recorder.record(card.launch)
+    stream = card.stream
+    with pytest.raises(RuntimeError):
+        recorder.in_turn([card.launch, card.look, card.launch])
+    assert card.stream is stream
+    assert not card.underway
+    card.draw()
+
+
 class Node:
     """It is kept by itself."""
 

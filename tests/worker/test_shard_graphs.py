@@ -15,20 +15,15 @@ from torch import nn
 from torch.utils.data import Subset
 
 from orchestrator.config.plan import Variant
-from orchestrator.numerics import staging
 from orchestrator.numerics.device import kernels
-from orchestrator.numerics.device.kernels import Operations
 from orchestrator.numerics.staging import rebuilt, taken_apart
 from orchestrator.optim.transforms import Gradients, State
 from orchestrator.pipeline import Pipeline
-from orchestrator.worker import device
 from orchestrator.worker.model import shard_graphs
-from tests.comm.transports import device_double
 from tests.products import thinned
 from tests.worker import faulty as f
 from tests.worker import pipelines as p
-from tests.worker import retracing
-from tests.worker.retracing import Retracer
+from tests.worker.retracing import Retracer, records
 from tests.worker.runs import Layout, members_end, train
 from tests.worker.test_on_device import trained
 from tests.worker.toys import DELAYED
@@ -43,12 +38,7 @@ MARK = 77.0
 def retracer(monkeypatch: pytest.MonkeyPatch) -> Retracer:
     """Workers sum on a device, and record with this."""
     made = Retracer()
-    here = staging.Resident(torch.device("cpu"))
-    opened = device.Device(here, None, Operations(), made)
-    monkeypatch.setattr(device, "opened", lambda *_: opened._replace(regions=device_double.regions()))
-    # Random numbers that torch draws on the processor are part of a recording of `Retracer`; those of Python are not.
-    monkeypatch.setattr(shard_graphs, "_host_generators", random.getstate)
-    monkeypatch.setattr(shard_graphs, "_LIBRARIES", (*shard_graphs._LIBRARIES, retracing.__file__))
+    records(monkeypatch, made)
     return made
 
 

@@ -140,6 +140,18 @@ def step(card: Card, account: TimeAccount, number: int, seconds: float) -> dict[
     return account.take()
 
 
+def test_micro_batches_that_are_computed_as_one_last_equal_parts_of_the_time() -> None:
+    card = Card()
+    account = begun(card)
+    account.turn("compute", 0, together=4)
+    card.launch(16)
+    card.synchronize()
+    account.turn("exchange", 0)
+    window = account.take(at_once=True)
+    assert window is not None
+    assert (window["seconds"]["compute"], window["micro_batch_s"]) == (16, 4)
+
+
 def test_a_window_tells_what_the_card_did_and_a_step_waits_for_nothing() -> None:
     card = Card()
     account = begun(card)

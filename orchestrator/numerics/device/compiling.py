@@ -12,10 +12,11 @@ import contextlib
 import ctypes
 import hashlib
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import torch
 
@@ -204,11 +205,19 @@ def _listed(parts: Sequence[torch.Tensor]) -> tuple[int, ...]:
     return (*map(start_of, parts), *[0] * (PARTS - len(parts)), len(parts))
 
 
+class _Tables(NamedTuple):
+    """there: on the device; addresses: to be written there."""
+
+    there: Sequence[torch.Tensor]
+    addresses: list[tuple[int, ...]]
+
+
 class _Adding:
     """Implements `Adder`."""
 
     def __init__(self, launch: Any, layout: Layout, total: torch.Tensor) -> None:
         self._launch = launch
+        self._layout = layout
         self._total = total
         pieces = [
             (number, start, slot.offset + start, min(BLOCK, slot.elements - start))
@@ -220,6 +229,20 @@ class _Adding:
         self._slots = torch.tensor([piece[0] for piece in pieces], dtype=torch.int32, device=device)
         self._places = torch.tensor([piece[1:] for piece in pieces], dtype=torch.int64, device=device)
         self._tables: dict[tuple[int, ...], torch.Tensor] = {}
+        self._recorded: _Tables | None = None  # of the recording that is being made
+
+    @contextmanager
+    def recording(self, shards: int) -> Iterator[object]:
+        # Made before, since what a recording makes may lie where it had something else a moment ago. Filled behind it, since
+        # it would copy them from host memory each time that it is done again.
+        there = self._total.new_empty((shards, len(self._layout.slots)), dtype=torch.int64)
+        recorded = self._recorded = _Tables(there.unbind(), [])
+        try:
+            yield there
+        finally:
+            self._recorded = None
+        for table, addresses in zip(recorded.there, recorded.addresses, strict=True):
+            table.copy_(moved(addresses, self._total))
 
     def __call__(
         self,
@@ -239,6 +262,9 @@ class _Adding:
         self._launch("add", self._count, values, ADD)
 
     def _table(self, addresses: tuple[int, ...]) -> torch.Tensor:
+        if self._recorded is not None:
+            self._recorded.addresses.append(addresses)
+            return self._recorded.there[len(self._recorded.addresses) - 1]
         if addresses not in self._tables:
             if len(self._tables) == _TABLES:
                 del self._tables[next(iter(self._tables))]

@@ -11,10 +11,11 @@ and wait for it.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from functools import reduce
 from itertools import starmap
 from operator import is_
-from typing import Final, Protocol
+from typing import Final, NamedTuple, Protocol
 
 import numpy
 import torch
@@ -45,6 +46,9 @@ class Adder(Protocol):
         *,
         fresh: bool,  # what the total holds does not count
     ) -> None: ...
+
+    def recording(self, shards: int) -> AbstractContextManager[object]:
+        """As of `Accumulator.recording`."""
 
 
 class Packer(Protocol):
@@ -102,6 +106,13 @@ class Kernels(Packer, Protocol):
     ) -> None: ...
 
 
+class Taken(NamedTuple):
+    """The shards that an accumulator has taken in: of each its largest bits and its weight."""
+
+    largest: list[torch.Tensor]
+    weights: list[float | torch.Tensor]
+
+
 class Accumulator:
     """As `exact.Accumulator`, of totals on a device. Shards are added as they come, so none waits."""
 
@@ -115,7 +126,7 @@ class Accumulator:
         self._kernels = kernels
         self._add = kernels.adder(layout, total)
         self._grid: Grid | None = None
-        self._anchors = torch.empty(0)
+        self._anchors = total.new_empty(len(self._slots))
         self._known: Tensors | None = None  # the last ones, where they lie as the slots say and will be the same
         # Each shard has a row of largest bits. The next step takes the same rows again.
         self._tables: list[torch.Tensor] = []
@@ -136,13 +147,32 @@ class Accumulator:
             given, tensors = tensors, tuple(starmap(_laid_out, zip(tensors, self._slots, strict=True)))
             stays = isinstance(given, tuple) and all(map(is_, given, tensors))
             self._known = given if stays else None
-        if grid is not self._grid:
-            self._grid = grid
-            self._anchors = moved([0.0 if e is None else ANCHOR * 2.0**e for e in grid.exponents], self._total)
+        self.use(grid)
         largest = self._row()
         self._add(tensors, weight, self._anchors, largest, fresh=not self._weights)
         self._largest.append(largest)
         self._weights.append(weight)
+
+    def use(self, grid: Grid) -> None:
+        """Round onto this grid in all that is enqueued from now on, also by a recording."""
+        if grid is not self._grid:
+            self._grid = grid
+            anchors = moved([0.0 if e is None else ANCHOR * 2.0**e for e in grid.exponents], self._total)
+            self._anchors.copy_(anchors)
+
+    def recording(self, shards: int) -> AbstractContextManager[object]:
+        """Within the block as many shards are added by what is recorded, to be done again behind it. Gives what has to live as
+        long as the recording."""
+        return self._add.recording(shards)
+
+    @property
+    def taken(self) -> Taken:
+        """The shards that were added since `clear`."""
+        return Taken([*self._largest], [*self._weights])
+
+    def take(self, taken: Taken) -> None:
+        """A recording has added these once more, in place of all that was added before."""
+        self._largest, self._weights = [*taken.largest], [*taken.weights]
 
     def _row(self) -> torch.Tensor:
         """A row that has nothing in it, for the largest bits of the next shard. One call prepares many rows."""
@@ -339,6 +369,9 @@ class _Adding:
 
     def __init__(self, slots: Sequence[Slot], total: torch.Tensor) -> None:
         self._places = [total[slot.offset : slot.offset + slot.elements] for slot in slots]
+
+    def recording(self, shards: int) -> AbstractContextManager[object]:  # noqa: ARG002
+        return nullcontext()
 
     def __call__(
         self,

@@ -77,10 +77,11 @@ class Heartbeat:
             self._generation = generation
         self.beat("state_transfer")
 
-    def beat(self, activity: Activity, step: int | None = None, shard: int | None = None) -> None:
-        """Note that this member has made progress and what it does now. Raises CalledOff."""
+    def beat(self, activity: Activity, step: int | None = None, shard: int | None = None, *, together: int = 0) -> None:
+        """Note that this member has made progress and what it does now. together: so many micro-batches of a step are computed
+        as one, and none by itself. Raises CalledOff."""
         with self._lock:
-            self._be(activity, step, shard)
+            self._be(activity, step, shard, together)
             self._check()
         injection.at(activity, step, self)
 
@@ -106,11 +107,11 @@ class Heartbeat:
             self.computed = self._step, self._shard
             self._be("idle")
 
-    def _be(self, activity: Activity, step: int | None = None, shard: int | None = None) -> None:
+    def _be(self, activity: Activity, step: int | None = None, shard: int | None = None, together: int = 0) -> None:
         self._activity, self._step, self._shard = activity, step, shard
         self._beats += 1
         self._note(activity, step, shard)
-        self.times.turn(activity, step, shard)
+        self.times.turn(activity, step, shard, together)
 
     def snapshot(self) -> dict[str, Any]:
         with self._lock:

@@ -73,7 +73,8 @@ class TimeAccount:
         """Take time by these, before the first generation."""
         self._stamps, self._mark = stamps, stamps.mark
 
-    def turn(self, activity: Activity, step: int | None = None, shard: int | None = None) -> None:
+    def turn(self, activity: Activity, step: int | None = None, shard: int | None = None, together: int = 0) -> None:
+        """together: so many micro-batches are computed as one, each for an equal part of the time."""
         kind = _KIND[activity]
         if self._kind < 0:
             if activity != "state_transfer":
@@ -83,13 +84,14 @@ class TimeAccount:
             self._held = 0  # whatever was under way is over
         elif self._held:
             return
-        computing = shard is not None or self._micro_batch is not None
+        computing = shard is not None or together > 0 or self._micro_batch is not None
         turning = kind != self._kind or self._ledger.spans_left > 0
         if not computing and not turning:
             return
         now = self._mark()
         if computing:
-            self._compute((step, shard) if shard is not None and activity == "compute" else None, now)
+            begins = activity == "compute" and (shard is not None or together > 0)
+            self._compute(MicroBatch(step, shard, max(1, together)) if begins else None, now)
         if turning:
             self._turn(kind, step, shard, now)
 

@@ -18,12 +18,19 @@ import statistics
 from collections import deque
 from collections.abc import Callable
 from time import time as wall_clock
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from orchestrator.records.times import KINDS
 from orchestrator.worker.member.stamps import Stamps
 
-MicroBatch = tuple[int | None, int]  # step and shard
+
+class MicroBatch(NamedTuple):
+    """A micro-batch, or several that are computed as one, which have no shard."""
+
+    step: int | None
+    shard: int | None
+    together: int = 1
+
 
 _SHORTEST_S: Final = 0.25  # of a window
 _PART: Final = 0.01  # of the time that has passed
@@ -118,7 +125,7 @@ class Ledger:
 
     def _count_micro_batch(self, seconds: float, which: MicroBatch) -> None:
         found = self._micro_batches
-        found[which] = found.get(which, 0.0) + seconds
+        found[which] = found.get(which, 0.0) + seconds / which.together
         if len(found) > _MOST_MICRO_BATCHES:
             del found[next(iter(found))]
 

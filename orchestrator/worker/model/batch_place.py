@@ -18,7 +18,7 @@ _ALIGNMENT: Final = 512  # bytes: as torch's allocator places tensors, for kerne
 
 
 class BatchPlace:
-    """The place of one micro-batch at a time. batch: as it lies there."""
+    """The place of one micro-batch at a time, or of all of a step. batch: as it lies there; size_bytes: of its tensors."""
 
     def __init__(self, tensors: Sequence[torch.Tensor], batch: Any, staging: Staging) -> None:
         """batch: of these tensors, as the first one."""
@@ -32,8 +32,9 @@ class BatchPlace:
             self._places = [place.data for place in self._layout.views(self._memory)]
         else:
             self._places = [staging.batch(tensor) for tensor in tensors]
+        self.size_bytes = sum(tensor.nbytes for tensor in tensors)
         self.batch = rebuilt(batch, self._places)
-        self._copy(tensors)
+        self.copy(tensors)
 
     def load(self, arriving: Arriving, tensors: Sequence[torch.Tensor]) -> Any:
         """Put a micro-batch there; returns it there. In the stream that computes, so that the repetition before has read what
@@ -43,11 +44,11 @@ class BatchPlace:
             apart = taken_apart(nearest)
             assert apart is not None
             tensors = apart[0]
-        self._copy(tensors)
+        self.copy(tensors)
         return self.batch
 
-    def _copy(self, tensors: Sequence[torch.Tensor]) -> None:
-        """From page-locked memory, or else the thread would wait."""
+    def copy(self, tensors: Sequence[torch.Tensor]) -> None:
+        """Put these there. From page-locked memory, or else the thread would wait."""
         if self._memory is None or any(tensor.device.type != "cpu" for tensor in tensors):
             for place, tensor in zip(self._places, tensors, strict=True):
                 place.copy_(page_locked(tensor, self._device), non_blocking=True)

@@ -119,6 +119,7 @@ class PipelineAdapter:
         self.attendance = Attendance(data, sites)
         self._planned: dict[tuple[int, int], _MicroBatch] = {}
         self._together: dict[Key, Arriving] = {}  # those of them that were read as one
+        self._read_before: dict[Key, Arriving] = {}  # each is computed once
         self.pipeline = construction.make_pipeline(kind, run.pipeline.args, seed)
         with naming("reading the parameters of loss()"):
             self._takes_step = takes_step(self.pipeline)
@@ -323,6 +324,28 @@ class PipelineAdapter:
         takes ten times as long, because it has been evicted from the processor's cache."""
         self._planned = {(step, shard): self._micro_batch(step, shard) for step in steps for shard in shards}
         self._together = self._read_together([each.key for each in self._planned.values() if each.key.indices])
+        self._read_before = {}
+
+    def read_all(self, step: int, shards: Sequence[int]) -> list[Arriving] | None:
+        """The micro-batches of these shards, before any of them is computed. None if one is empty, or cannot be read: it is
+        read again when its turn comes, and raises the same then."""
+        wanted = [self._known(step, shard) for shard in shards]
+        if not all(each.key.indices for each in wanted):
+            return None
+        with suppress(OrchestratorError):
+            for each in wanted:
+                self._read_before[each.key] = self._fetch(each)
+            return list(self._read_before.values())
+        return None
+
+    def compute_read(self, step: int, shards: Sequence[int], batches: Sequence[Arriving]) -> None:
+        """The micro-batches of these shards are computed once more, as `read_all` gave them."""
+        keys = (self._known(step, shard).key for shard in shards)
+        self._read_before = dict(zip(keys, batches, strict=True))
+
+    def seeds(self, step: int, shards: Sequence[int]) -> list[int]:
+        """From which the passes of these micro-batches draw."""
+        return [self._known(step, shard).seed for shard in shards]
 
     def _read_together(self, keys: Sequence[Key]) -> dict[Key, Arriving]:
         """Small micro-batches, read and brought to the device as one: each by itself takes as many calls. None where it is not
@@ -723,6 +746,8 @@ class PipelineAdapter:
 
     def _fetch(self, micro_batch: _MicroBatch) -> Arriving:
         key = micro_batch.key
+        if (read := self._read_before.pop(key, None)) is not None:
+            return read
         self.attendance.check(key.shard)
         if self._loaders is None or key.shard not in self._hosted:
             if key in self._together:

@@ -19,8 +19,9 @@ import random
 import sys
 import sysconfig
 import traceback
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, NamedTuple, Protocol
 
@@ -56,6 +57,10 @@ class Recorder(Protocol):
         they leave stays until they are done again, whatever else is recorded. Raises RuntimeError for work that cannot be
         recorded."""
 
+    def in_turn(self, works: Sequence[Callable[[], None]]) -> Callable[[Sequence[int]], None]:
+        """Record the works as one, each with random numbers of its own, and do none of them. Returns what does them, given the
+        seed of each. Each was recorded by itself before, or some work like it. Raises as `record`."""
+
     def give_back(self) -> None:
         """Give the device the memory that passes without a recording took: those of a shape are recorded now."""
 
@@ -89,30 +94,58 @@ class CudaRecorder:
                         work()
         finally:  # a pass that raises leaves others under way, which write the model's buffers
             current.wait_stream(side)
-        # A pass before may be kept by a cycle. Its nodes for gradients name the stream on which it was computed, and a capture
-        # that meets them fails.
-        gc.collect()
-        torch.cuda.synchronize()
         graphs: list[torch.cuda.CUDAGraph] = []
-        if apart:
-            pool = torch.cuda.graph_pool_handle()
-        else:
-            pool = self._pool = self._pool or torch.cuda.graph_pool_handle()
+        pool = torch.cuda.graph_pool_handle() if apart else self._shared_pool()
         try:
             for work in works:
                 graphs.append(torch.cuda.CUDAGraph())
-                # Other threads of this process may copy or allocate meanwhile, as a checkpoint's does.
-                with torch.cuda.graph(graphs[-1], pool=pool, capture_error_mode="thread_local"):
-                    work()
+                self._capture(graphs[-1], pool, work)
         except BaseException:
-            torch.cuda.set_stream(current)
             self._failed += graphs[:-1]
-            self._end(graphs[-1], pool)
             raise
         finally:
             torch.cuda.synchronize()
             torch.cuda.empty_cache()  # what the warm-ups took
         return [graph.replay for graph in graphs]
+
+    def in_turn(self, works: Sequence[Callable[[], None]]) -> Callable[[Sequence[int]], None]:
+        graph, generator = torch.cuda.CUDAGraph(), torch.cuda.default_generators[torch.cuda.current_device()]
+        own, states = generator.graphsafe_get_state(), [torch.Generator(generator.device) for _ in works]
+        for state in states:
+            graph.register_generator_state(state)
+
+        def work_in_turn() -> None:
+            for state, work in zip(states, works, strict=True):
+                generator.graphsafe_set_state(state)
+                work()
+
+        def again(seeds: Sequence[int]) -> None:
+            for state, seed in zip(states, seeds, strict=True):
+                state.manual_seed(seed)
+            graph.replay()
+
+        self._capture(graph, self._shared_pool(), work_in_turn)
+        generator.graphsafe_set_state(own)
+        return again
+
+    def _shared_pool(self) -> Any:
+        self._pool = self._pool or torch.cuda.graph_pool_handle()
+        return self._pool
+
+    def _capture(self, graph: torch.cuda.CUDAGraph, pool: Any, work: Callable[[], None]) -> None:
+        # A pass before may be kept by a cycle. Its nodes for gradients name the stream on which it was computed, and a capture
+        # that meets them fails.
+        gc.collect()
+        torch.cuda.synchronize()
+        current = torch.cuda.current_stream()
+        try:
+            # Other threads of this process may copy or allocate meanwhile, as a checkpoint's does.
+            with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
+                work()
+        except BaseException:
+            torch.cuda.set_stream(current)
+            self._end(graph, pool)
+            raise
 
     def give_back(self) -> None:
         torch.cuda.empty_cache()
@@ -163,12 +196,36 @@ class ShardGraphs:
             self._give_up(why_not)
         # Those of the last micro-batch if it was done again, so that it has changed nothing that the recording does not.
         self.gradients: Sequence[torch.Tensor | None] | None = None
+        self._places: Iterator[Any] | None = None
+        self._arrive_early = False
+
+    @property
+    def batch_bytes(self) -> int | None:
+        """The bytes of the largest micro-batch that is done again. None if there is none, if all are computed eagerly, or if
+        copies begin before the turn of a micro-batch."""
+        known = [recorded.place.size_bytes for recorded in self._recorded.values() if recorded.compared == _COMPARED]
+        return max(known, default=None) if self._goes and not self._arrive_early else None
+
+    @contextmanager
+    def passing_through(self, batches: Sequence[Any]) -> Iterator[None]:
+        """Within the block micro-batches are computed where they lie, in the place of what `compute` is given. This enqueues
+        what a recording would do, for one of several micro-batches."""
+        self._places = iter(batches)
+        try:
+            yield
+        finally:
+            self._places = self.gradients = None
 
     def compute(self, arriving: Arriving, work: Work) -> Judged | None:
         """The loss and the weight of a micro-batch, in memory of their own; its gradients are at the parameters then, or those
         of a repetition in `gradients`."""
         self.gradients = None
+        if self._places is not None:
+            passes = _Passes(self._replica)
+            passes.run(work, next(self._places))
+            return self._repeated(passes, passes.numbers)
         batch = arriving.host
+        self._arrive_early = self._arrive_early or arriving.is_under_way
         apart = taken_apart(batch) if self._goes else None
         if apart is None:
             self._give_up("a batch holds what cannot be copied into place: only tensors in lists, tuples and dicts can")
@@ -180,9 +237,7 @@ class ShardGraphs:
             recorded.place.load(arriving, tensors)
             with work.repeated():
                 recorded.replay()
-            self.gradients = recorded.gradients
-            loss, *weight = recorded.numbers.clone().unbind()
-            return loss, weight[0] if weight else recorded.judged[1]
+            return self._repeated(recorded.passes, recorded.passes.numbers.clone())
         there = recorded.place.load(arriving, tensors) if recorded is not None else arriving.there()
         start = self._replica.buffers()
         with work.seeded():
@@ -199,13 +254,19 @@ class ShardGraphs:
             self._compare(recorded, work, judged, start)
         return judged
 
+    def _repeated(self, passes: _Passes, numbers: torch.Tensor) -> Judged:
+        self.gradients = passes.gradients
+        loss, *weight = numbers.unbind()
+        return loss, weight[0] if weight else passes.judged[1]
+
     def _record(self, tensors: Sequence[torch.Tensor], shape: Any, batch: Any, work: Work) -> _Recorded | None:
         assert self._recorder is not None
         kept = self._kept()
-        recorded = _Recorded(BatchPlace(tensors, batch, self._staging), self._replica)
+        recorded = _Recorded(BatchPlace(tensors, batch, self._staging), _Passes(self._replica))
         try:
             with work.seeded():
-                (recorded.replay,) = self._recorder.record(lambda: recorded.run(work))
+                passes = recorded.passes
+                (recorded.replay,) = self._recorder.record(lambda: passes.run(work, recorded.place.batch))
         except Exception as error:  # of the user's code, too, which sees no values while it is recorded
             self._give_up(reason(error))
             return None
@@ -221,10 +282,11 @@ class ShardGraphs:
         self._replica.continue_shard(start)
         with work.seeded():
             recorded.replay()
-        again = [*recorded.gradients, recorded.judged[0], *self._replica.buffers()]
+        passes = recorded.passes
+        again = [*passes.gradients, passes.judged[0], *self._replica.buffers()]
         gradients, buffers = kept
         same = all(same_bits(one, other) for one, other in zip(again, [*gradients, judged[0], *buffers], strict=True))
-        same = same and float(judged[1]) == float(recorded.judged[1])
+        same = same and float(judged[1]) == float(passes.judged[1])
         self._put_back(kept)
         recorded.compared += 1
         if not same:
@@ -260,28 +322,34 @@ class ShardGraphs:
         self._recorded.clear()
 
 
-class _Recorded:
-    """One recording. place: from which it reads; compared: with how many micro-batches it was."""
+class _Passes:
+    """The passes of one micro-batch as they are recorded."""
 
-    def __init__(self, place: BatchPlace, replica: Replica) -> None:
-        self.place = place
+    def __init__(self, replica: Replica) -> None:
         self._replica = replica
         self.gradients: list[torch.Tensor | None] = []
         self.judged: Judged
         self.numbers: torch.Tensor  # the loss, and the weight if the device computes it, as float64
-        self.replay: Callable[[], None] = lambda: None
-        self.compared = 0
 
-    def run(self, work: Work) -> None:
-        """The forward and backward pass that is recorded."""
+    def run(self, work: Work, batch: Any) -> None:
         self.gradients = []  # of a warm-up
         for parameter in self._replica.parameters:
             parameter.grad = None
-        loss, weight = self.judged = work.whole(self.place.batch)
+        loss, weight = self.judged = work.whole(batch)
         on_device = isinstance(weight, torch.Tensor) and weight.numel() == 1 and weight.device == loss.device
         numbers = [loss, weight.reshape(())] if on_device and not weight.is_complex() else [loss]
         self.numbers = torch.stack([number.double() for number in numbers])
         self.gradients = [parameter.grad for parameter in self._replica.parameters]
+
+
+@dataclass
+class _Recorded:
+    """One recording. place: from which it reads; compared: with how many micro-batches it was."""
+
+    place: BatchPlace
+    passes: _Passes
+    replay: Callable[[], None] = lambda: None
+    compared: int = 0
 
 
 def _host_generators() -> tuple[Any, ...]:

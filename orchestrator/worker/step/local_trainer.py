@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 import numpy
@@ -23,12 +23,14 @@ from orchestrator.worker.between_steps.run_state import RunState
 from orchestrator.worker.member.generation import ProcessServices
 from orchestrator.worker.member.shared_queue import QueueConsumer, paced
 from orchestrator.worker.member.shared_queue import check as check_claims
-from orchestrator.worker.model.replica import Replica, Unread
+from orchestrator.worker.model.replica import Replica
 from orchestrator.worker.model.updater import Updater
 from orchestrator.worker.step.checking import EMPTY_SHARD, FAILED, NEVER, Checks, answer_of
 from orchestrator.worker.step.shard_gradients import Contributing, Contribution
+from orchestrator.worker.step.step_graphs import StepGraphs
 from orchestrator.worker.step.summation import Summation
-from orchestrator.worker.step.trainer_checks import SentBytes, check_counters, joined, looked_at, not_finite
+from orchestrator.worker.step.tally import Tally
+from orchestrator.worker.step.trainer_checks import SentBytes, joined, not_finite
 from orchestrator.worker.voting.step_report import EMPTY, Consensus, StepReport
 
 
@@ -48,6 +50,7 @@ class LocalTrainer:
         checks: Checks = NEVER,  # when micro-batches are computed twice
     ) -> None:
         self._checks = checks
+        self.step_graphs: StepGraphs | None = None  # where steps are done again as one
         self._gradients = gradients
         self._replica = replica
         self._updater = updater
@@ -73,6 +76,7 @@ class LocalTrainer:
         other member; consumer: where workers claim shards; nodes: where each worker is."""
         self._nodes = nodes
         self._due = False
+        self._is_first = True  # in this generation: shard by shard, so that one that costs its worker is known
         self._answers: dict[int, list[int]] | None = None
         self._assigned = self._step_assignment = assigned
         self._rank = rank
@@ -96,19 +100,9 @@ class LocalTrainer:
             self._step_assignment = self._gradients.step_assignment(step, self._assigned)
         self._gradients.plan(step, self._shards if attempt else self._step_assignment[self._rank])
         self._options = self._updater.options()
-        tally = _Tally(self._replica, counters_agree=self._gradients.counters_agree)
+        tally = Tally(self._replica, counters_agree=self._gradients.counters_agree)
         self._left = tally.left
-        fault: tuple[int, OrchestratorError] | None = None
-        last: Gradients | None = None
-        for shard in self._turns(step, attempt):
-            self._services.heartbeat.beat("compute", step, shard)
-            self._services.writer.copied(0)  # if so, it is written from here on, and not from the update
-            last = None  # gradients that are added up make room for the next ones
-            try:
-                last = self._add(step, shard, grid, tally)
-            except OrchestratorError as error:
-                fault = (shard, error)
-                break
+        fault, last = self._add_all(step, attempt, grid, tally)
         self._fault = self._complete_sum(step, tally) or fault  # what was added came before what failed
         if self._fault is None and self._answers is not None:
             self._check_another(step, self._answers)
@@ -120,6 +114,39 @@ class LocalTrainer:
         if len(self._shards) == 1 and last is not None and tally.shards and not self._due:
             self._single = last, tally.total_weight, self._step_report(tally)
         return self._step_report(tally)
+
+    def _add_all(
+        self, step: int, attempt: int, grid: Grid, tally: Tally
+    ) -> tuple[tuple[int, OrchestratorError] | None, Gradients | None]:
+        """Compute the shards of this attempt and add them up. Returns the first that failed with its error, behind which none
+        is computed, and what the last one has contributed, if it is to be had."""
+        graphs, shards = self.step_graphs, self._step_assignment[self._rank]
+        read = None
+        if graphs is not None and not attempt and self._answers is None and self._consumer is None:
+            read = graphs.read(step, shards)
+        if graphs is not None and read is not None and graphs.knows(read) and not self._is_first:
+            self._shards = tuple(shards)
+            self._services.heartbeat.beat("compute", step, together=len(shards))
+            self._services.writer.copied(0)
+            graphs.again(step, shards, read, grid, tally)
+            return None, None
+        self._is_first = False
+        last: Gradients | None = None
+        for shard in self._turns(step, attempt):
+            self._services.heartbeat.beat("compute", step, shard)
+            self._services.writer.copied(0)  # if so, it is written from here on, and not from the update
+            last = None  # gradients that are added up make room for the next ones
+            try:
+                last = self._add(step, shard, grid, tally)
+            except OrchestratorError as error:
+                return (shard, error), last
+        if graphs is not None and read is not None:
+
+            def add(shard: int, others: Tally) -> None:
+                self._add(step, shard, grid, others)
+
+            graphs.learn(step, shards, read, tally, add)
+        return None, last
 
     def fault(self, shard: int) -> Exception | None:
         return self._fault[1] if self._fault is not None and self._fault[0] == shard else None
@@ -184,7 +211,7 @@ class LocalTrainer:
             self._shards = (*self._shards, shard)
             yield shard
 
-    def _step_report(self, tally: _Tally) -> StepReport:
+    def _step_report(self, tally: Tally) -> StepReport:
         report = tally.step_report({} if self._consumer is None else dict.fromkeys(self._shards, self._rank))
         return report if self._answers is None else replace(report, checks=self._answers)
 
@@ -217,7 +244,7 @@ class LocalTrainer:
         self._complete(weight)
         return step_report
 
-    def _add(self, step: int, shard: int, grid: Grid, tally: _Tally) -> Gradients | None:
+    def _add(self, step: int, shard: int, grid: Grid, tally: Tally) -> Gradients | None:
         """Compute one shard and take its contribution in; returns that, or None of an empty one."""
         late = self._summation.late is not None and self._answers is None
         computed = self._compute(step, shard, len(tally.shards) % self._summation.most_waiting, late=late)
@@ -257,7 +284,7 @@ class LocalTrainer:
             return self._shards[-1], error
         return None
 
-    def _complete_sum(self, step: int, tally: _Tally) -> tuple[int, OrchestratorError] | None:
+    def _complete_sum(self, step: int, tally: Tally) -> tuple[int, OrchestratorError] | None:
         """Complete the sum and hand the magnitudes to the tally; returns the first shard with one that is not finite."""
         shards, unweighed = self._weigh(step, tally)
         magnitudes = self._complete(tally.total_weight)
@@ -277,7 +304,7 @@ class LocalTrainer:
         tally.magnitudes = magnitudes.max(0, initial=ABSENT).tolist()
         return None
 
-    def _weigh(self, step: int, tally: _Tally) -> tuple[list[int], tuple[int, OrchestratorError] | None]:
+    def _weigh(self, step: int, tally: Tally) -> tuple[list[int], tuple[int, OrchestratorError] | None]:
         """Look at the weights that nobody has looked at, all together. Returns the shards that were added, and the first whose
         weight is none, with the error. In the tally that one counts for nothing, and so do those behind it."""
         if not tally.weighs_late:
@@ -300,87 +327,3 @@ class LocalTrainer:
         if self._due:
             self._summation.watch()
         return magnitudes
-
-
-class _Tally:
-    """The report of the hosted shards of one attempt, apart from the gradient itself."""
-
-    def __init__(self, replica: Replica, *, counters_agree: bool) -> None:
-        self._replica = replica
-        self._counters_agree = counters_agree
-        self.magnitudes: Sequence[int] = ()
-        self._present: list[Sequence[bool]] = []
-        self._weights: dict[int, float] = {}
-        self.weighs_late = False  # whether there is a weight that nobody has looked at
-        self._losses: dict[int, float | torch.Tensor] = {}
-        self._counters: list[int] | None = None
-        self._unread: dict[int, Unread] = {}  # by shard, where a look at it would wait for a device
-        self.left = replica.left()
-
-    @property
-    def shards(self) -> list[int]:
-        """The shards added so far, in order."""
-        return list(self._weights)
-
-    @property
-    def total_weight(self) -> float:
-        return math.fsum(self._weights.values())
-
-    def looked_at(self) -> dict[int, float]:
-        """The losses by shard; those on a device are read all at once."""
-        losses = looked_at(self._losses)
-        self._losses.update(losses)
-        return losses
-
-    def look_back(self) -> tuple[int, PipelineRaised] | None:
-        """Look at what was not looked at, of all shards together. Returns the first that left other counters, and the error."""
-        unread, self._unread = self._unread, {}
-        for shard, (present, counters) in zip(unread, self._replica.read([*unread.values()]), strict=True):
-            try:
-                self._take(present, counters)
-            except PipelineRaised as error:
-                return shard, error
-        return None
-
-    def weigh(self, shard: int, weight: float) -> None:
-        """It weighs so much, as turns out. One that weighs nothing counts for nothing."""
-        self._weights[shard] = weight
-        if not weight:
-            for kept in (self._weights, self._losses, self._unread):
-                kept.pop(shard, None)
-
-    def add(
-        self,
-        shard: int,
-        loss: float | torch.Tensor,
-        weight: float | torch.Tensor,
-        contribution: Sequence[torch.Tensor | None],
-    ) -> None:
-        """Raises PipelineRaised where it left other counters than those before, unless that is looked at later."""
-        late = isinstance(weight, torch.Tensor)
-        self._weights[shard] = math.nan if late else float(weight)
-        self.weighs_late = self.weighs_late or late
-        self._losses[shard] = loss
-        self.left.add(shard)
-        if self._replica.staging.answers_late:
-            self._unread[shard] = self._replica.unread(contribution)
-        else:
-            self._take(self._replica.present(contribution), self._replica.counter_values())
-
-    def _take(self, present: Sequence[bool], counters: list[int]) -> None:
-        self._present.append(present)
-        if self._counters_agree:
-            check_counters(self._replica, self._counters, counters)
-        else:
-            counters = list(map(max, counters, self._counters or counters))
-        self._counters = counters
-
-    def step_report(self, computed_by: Mapping[int, int]) -> StepReport:
-        return StepReport(
-            magnitudes=self.magnitudes,
-            present=[any(shards) for shards in zip(*self._present, strict=True)],
-            weights=self._weights,
-            losses=self.looked_at(),
-            counters=self._counters,
-            computed_by=computed_by,
-        )

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from random import Random
+from typing import Any
 
 import numpy
 import pytest
@@ -234,6 +235,43 @@ def test_tensors_that_come_again_are_read_again(make: Callable[[], Kernels], col
         accumulator.add(same, 1.0, Grid((-20,), 2))
     accumulator.complete()
     assert torch.equal(layout.views(total)[0], numbers.double() * 11)
+
+
+def test_what_a_recording_adds_is_read_where_it_lay_as_it_was_recorded() -> None:
+    """The launches of a recording are made behind it, and again on another grid."""
+    kernels, launched = host.kernels(), list[tuple[Any, ...]]()
+    launch = kernels._launch
+    layout = Layout.of([("a", torch.empty(5000)), ("b", torch.empty(3, 2))])
+    shards: list[list[torch.Tensor | None]] = [[torch.randn(5000), None], [torch.randn(5000), torch.randn(3, 2)]]
+    found = torch.zeros(layout.size, dtype=torch.float64)
+    accumulator = Accumulator(layout, found, kernels)
+    accumulator.use(Grid((-30, -30), 8))
+    accumulator.add(shards[0], 2.0, Grid((-30, -30), 8))  # as before each recording
+    accumulator.clear()
+    adder: Any = accumulator._add
+    adder._launch = lambda *call: launched.append(call)
+    grid = Grid((-20, -25), 8)
+    accumulator.use(grid)
+    with accumulator.recording(len(shards)) as kept:
+        for tensors in shards:
+            accumulator.add(tensors, 3.0, grid)
+    taken = accumulator.taken
+    for exponents in ((-20, -25), (-18, -22)):
+        grid = Grid(exponents, 8)
+        accumulator.clear()
+        accumulator.use(grid)
+        for row in taken.largest:
+            row.fill_(ABSENT)
+        for call in launched:
+            launch(*call)
+        accumulator.take(taken)
+        expected = torch.zeros_like(found)
+        direct = exact.Accumulator(layout, expected, exact=True)
+        for tensors in shards:
+            direct.add(tensors, 3.0, grid)
+        assert numpy.array_equal(accumulator.complete(), direct.complete())
+        assert torch.equal(found, expected)
+    del kept
 
 
 @every

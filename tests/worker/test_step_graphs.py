@@ -1,0 +1,161 @@
+"""Steps that are done again as one recording: the bits of their micro-batches one by one, whoever comes and goes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+from torch.utils.data import TensorDataset
+
+from orchestrator.pipeline import Pipeline
+from orchestrator.records.progress import Activity
+from orchestrator.worker.member.heartbeat import Heartbeat
+from orchestrator.worker.step import step_graphs
+from orchestrator.worker.step.step_graphs import StepGraphs
+from tests.products import thinned
+from tests.worker import pipelines as p
+from tests.worker.elastic import Fault, survive
+from tests.worker.retracing import Retracer, records
+from tests.worker.runs import SGD, Layout, members_end, train
+from tests.worker.test_on_device import trained
+from tests.worker.test_shard_graphs import Masked, WithMask, WithWeight
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture
+def retracer(monkeypatch: pytest.MonkeyPatch) -> Retracer:
+    """Workers sum on a device, and record with this."""
+    made = Retracer()
+    records(monkeypatch, made)
+    return made
+
+
+class Long(p.Mlp):
+    """A sample is no number, and is met when steps are done again."""
+
+    def datasets(self) -> Any:
+        given, held_out = super().datasets()
+        assert isinstance(given, TensorDataset)
+        inputs, labels = given.tensors
+        inputs[len(inputs) // 2] = float("nan")
+        return TensorDataset(inputs, labels), held_out
+
+
+CASES: list[tuple[type[Pipeline], dict[str, Any]]] = [
+    (p.Mlp, {"clip": 0.05, "optimizer": {"name": "adamw", "lr": 0.01}}),
+    (WithMask, {}),
+    (WithWeight, {"batch_size": 13, "args": {"rows": 80}}),  # micro-batches of two lengths in one step
+    (Masked, {"batch_size": 8, "args": {"rows": 160}}),  # some weigh nothing
+    (p.Attention, {"precision": "bfloat16"}),
+    (p.Frozen, {}),
+    (p.Mlp, {"check_every": 2}),
+    (p.Batchnorm, {"args": {"rows": 70}}),  # the last step of an epoch is a short one
+]
+
+
+@pytest.mark.parametrize("number", thinned(range(len(CASES)), 4, 2), ids=lambda number: CASES[number][0].__name__)
+def test_a_step_that_is_done_again_has_the_bits_of_its_micro_batches(
+    retracer: Retracer, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    pipeline, settings = CASES[number]
+    given = {"steps": 14, "shards": 4, "claims": False, **settings}
+    recorded = trained(pipeline, Layout(2), **given)
+    assert retracer.steps > 5
+    monkeypatch.undo()
+    direct = train(pipeline, **given)
+    assert (recorded.trace, recorded.digest) == (direct.trace, direct.digest)
+
+
+def test_members_come_and_go(retracer: Retracer, monkeypatch: pytest.MonkeyPatch) -> None:
+    momentum = {**SGD, "momentum": 0.9}
+    settings: dict[str, Any] = {"steps": 9, "shards": 6, "optimizer": momentum, "checkpoint_every": 1, "claims": False}
+    told = survive(p.Batchnorm, Layout(2), [Fault(0, 40, "join"), Fault(1, 90, "die")], **settings)
+    assert told.generations == 3
+    assert retracer.steps > 3
+    monkeypatch.undo()
+    whole = survive(p.Batchnorm, Layout(1), **settings)
+    assert (told.trace, told.digest, told.metrics) == (whole.trace, whole.digest, whole.metrics)
+
+
+@dataclass
+class Noted:
+    """The micro-batches that heartbeats tell: a shard, or how many are computed as one."""
+
+    steps: dict[int | None, list[Any]] = field(default_factory=dict)
+
+    def beat(
+        self, plain: Any, heart: Any, activity: Activity, step: Any = None, shard: Any = None, *, together: int = 0
+    ) -> None:
+        if activity == "compute":
+            self.steps.setdefault(step, []).append(f"{together} as one" if together else shard)
+        plain(heart, activity, step, shard, together=together)
+
+
+@pytest.mark.usefixtures("retracer")
+def test_a_first_step_is_computed_shard_by_shard_and_so_are_those_that_are_compared(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """So a micro-batch that costs each worker that computes it is known by its number."""
+    noted, plain = Noted(), Heartbeat.beat
+    monkeypatch.setattr(Heartbeat, "beat", lambda *given, **more: noted.beat(plain, *given, **more))
+    train(p.Mlp, steps=6, shards=3, batch_size=6, args={"rows": 60})
+    assert noted.steps[0] == [0, 1, 2] * 2  # the first step is computed twice
+    assert [noted.steps[step] for step in (1, 2)] == [[0, 1, 2]] * 2
+    assert [noted.steps[step] for step in (3, 4, 5)] == [["3 as one"]] * 3
+
+
+class Shifted(Retracer):
+    """Its steps draw other random numbers."""
+
+    def in_turn(self, works: Sequence[Callable[[], None]]) -> Callable[[Sequence[int]], None]:
+        again = super().in_turn(works)
+        return lambda seeds: again([seed + 1 for seed in seeds])
+
+
+class Refusing(Retracer):
+    """It records no step."""
+
+    def in_turn(self, works: Sequence[Callable[[], None]]) -> Callable[[Sequence[int]], None]:
+        works[0]()
+        raise RuntimeError("CUDA error: operation not permitted when stream is capturing")
+
+
+@pytest.mark.parametrize(("kind", "why"), [(Shifted, "gives other bits"), (Refusing, "not permitted")])
+def test_a_step_that_does_not_fit_is_computed_shard_by_shard_and_told_once(
+    monkeypatch: pytest.MonkeyPatch, kind: type[Retracer], why: str
+) -> None:
+    lines, recorder, plain = list[str](), kind(), StepGraphs._give_up
+    records(monkeypatch, recorder)
+
+    def told(graphs: StepGraphs, reason: str) -> None:
+        lines.append(reason)
+        plain(graphs, reason)
+
+    monkeypatch.setattr(StepGraphs, "_give_up", told)
+    found = train(p.Batchnorm, steps=7, shards=3)
+    assert len(lines) == 1
+    assert why in lines[0]
+    assert recorder.replays > recorder.recorded
+    monkeypatch.undo()
+    direct = train(p.Batchnorm, steps=7, shards=3)
+    assert (found.trace, found.digest) == (direct.trace, direct.digest)
+
+
+def test_a_sample_that_is_no_number_is_named(retracer: Retracer, monkeypatch: pytest.MonkeyPatch) -> None:
+    settings: dict[str, Any] = {"steps": 40, "shards": 3, "batch_size": 6, "args": {"rows": 240}}
+    (recorded,) = members_end(Long, **settings)
+    assert retracer.steps > 3
+    monkeypatch.undo()
+    (plain,) = members_end(Long, **settings)
+    assert "not finite itself" in str(plain)
+    assert str(recorded) == str(plain)
+
+
+def test_a_large_model_is_computed_shard_by_shard(retracer: Retracer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(step_graphs, "MOST_ELEMENTS", 10)
+    train(p.Mlp, steps=5, shards=3)
+    assert retracer.recorded
+    assert retracer.steps == 0
