@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 import math
 import os
@@ -466,9 +467,10 @@ def all_settings() -> Iterator[dict[str, Any]]:
         for layout in case.layouts:
             yield parts.settings(CARD, case.model, steps=9, precision=case.precision, **case.more, **layout.changes)
     yield parts.llama_settings(CARD, 60.0)
-    beside = [parts.four_workers.args[0], parts.two_stages.args[0]]
-    for step in (*beside, *(part.work for part in PARTS if isinstance(part.work, Step))):
-        yield step.asked(CARD)
+    of_parts = (part.work.args if isinstance(part.work, partial) else [part.work] for part in PARTS)
+    for step in itertools.chain.from_iterable(of_parts):
+        if isinstance(step, Step):
+            yield step.asked(CARD)
 
 
 @pytest.mark.slow

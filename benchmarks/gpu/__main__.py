@@ -20,8 +20,8 @@ Checked with --check:
     hosts            two hosts, which are network namespaces, with two workers on the card each; as root, with ip and tc; last
 
 Without --check each goal is measured, by runs in processes of their own and by plain PyTorch on the same card: steps, device
-memory, a start, a loss, a checkpoint. Spare parts follow, as far as time is left. A part that has no time left, or whose
-setting this version lacks, is skipped with a line; --only measures it.
+memory, a start, a loss, a checkpoint. Spare parts follow, as far as time is left: what settings cost, for one. A part that has
+no time left, or whose setting this version lacks, is skipped with a line; --only measures it.
 
 --page: the result replaces that of the same half which stands there. --keep: a folder for all lines, and for tracebacks, output
 and records of what failed; else a new one in /tmp. Exits with 1 where a check or a part failed, and with 2 where no GPU is.

@@ -5,13 +5,14 @@ from __future__ import annotations
 import contextlib
 import json
 import subprocess
+import tempfile
 import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Final, Literal, NamedTuple
@@ -36,6 +37,8 @@ _FREE: Final = 4  # shards whose replicas run free, each on a worker of its own
 _FREE_STEPS: Final = 60  # that is three rests, of which the first has warmed up and the last ends the run
 # 7 million parameters: a chunk of a sum goes over the wire in pieces.
 _WIRED: Final = {"width": 256, "layers": 4, "heads": 4, "vocabulary": 8192, "window": 64, "nap_s": 0.0015}
+# 27 million parameters: some settings take a second a step for them, and would take half a minute for the large model.
+_MEDIUM: Final = {"width": 512, "layers": 6, "heads": 8, "vocabulary": 8192}
 SIGKILLS: Final = {"every": "1s", "kinds": ["kill"]}
 
 
@@ -46,12 +49,17 @@ class Scale:
     device: str = "cuda"
     share: float = 0.1  # of the card, for each worker
     gpt: Mapping[str, Any] = field(default_factory=dict)  # arguments of the model
+    medium: Mapping[str, Any] = field(
+        default_factory=lambda: dict(_MEDIUM)
+    )  # likewise, of one whose sums leave the card
     llama: Mapping[str, Any] = field(default_factory=dict)  # likewise
     # the settings of its four workers
     llama_cluster: Mapping[str, Any] = field(default_factory=lambda: {"gpus_per_worker": 0.25, "gpu_gb": _A_STAGE_GB})
     wired: Mapping[str, Any] = field(default_factory=lambda: dict(_WIRED))  # arguments of the model on several hosts
     rows: int = 64  # of a step
     steps: int = 24  # of a run that is timed
+    medium_steps: int = 200  # of one of the medium model
+    slow_steps: int = 16  # of one that moves data of it to host memory
     small_steps: int = 1000  # of one of a small model: its worker describes itself beside the first hundreds
     small_loop: int = 40  # steps of plain PyTorch beside it
     kill_steps: int = 80  # of one whose worker is killed
@@ -66,11 +74,14 @@ TOY: Final = Scale(  # all of it, on processors: that nothing is mistyped
     "cpu",
     0.0,
     {"width": 16, "layers": 1, "heads": 2, "vocabulary": 64, "window": 8},
+    {"width": 16, "layers": 1, "heads": 2, "vocabulary": 64, "window": 8},
     {"width": 16, "layers": 4, "heads": 4, "groups": 2, "inner": 24, "vocabulary": 64, "window": 8},
     {},
     {"width": 64, "layers": 1, "heads": 2, "vocabulary": 4096, "window": 8, "nap_s": 0.01},
     rows=8,
     steps=150,
+    medium_steps=150,
+    slow_steps=150,
     small_steps=150,
     small_loop=18,
     kill_steps=80,
@@ -494,15 +505,16 @@ def settings(
     args: Mapping[str, Any] | None = None,
     run: Mapping[str, Any] | None = None,
     cluster: Mapping[str, Any] | None = None,
+    data: Mapping[str, Any] | None = None,
     module: str = "gpu_models",
     **more: Any,
 ) -> dict[str, Any]:
-    """The settings of a run of a pipeline of this module. run, cluster: more keys of these sections; more: sections."""
+    """The settings of a run of a pipeline of this module. run, cluster, data: more keys of these sections; more: sections."""
     given = {"name": model.lower(), "steps": steps, "seed": 1, "device": scale.device, "precision": precision}
     return {
         "run": {**given, **(run or {})},
         "pipeline": {"target": f"{module}:{model}", "args": dict(args or {})},
-        "data": {"shards": shards, "batch_size": rows_of(scale, model), "loaders": loaders},
+        "data": {"shards": shards, "batch_size": rows_of(scale, model), "loaders": loaders, **(data or {})},
         "cluster": {"workers": workers, "stages": stages, "gpus_per_worker": scale.share, **(cluster or {})},
         "optimizer": {"name": "adamw", "lr": 1e-4},
         "checkpoint": {"every": None},
@@ -519,7 +531,8 @@ def rows_of(scale: Scale, model: str) -> int:
 class Step:
     """A part: a run whose step is measured. model: the GPT where nothing else is said; steps: of the run, None: those of the
     scale; single: an update of one shard is measured, and not a step of all; saves: the steps that are measured are followed by
-    a checkpoint, which is measured, and by as many steps more; more: sections of the run's settings."""
+    a checkpoint, which is measured, and by as many steps more; size: of the GPT, where slow is the medium one with few steps;
+    more: sections of the run's settings."""
 
     key: str
     precision: str = "float32"
@@ -530,6 +543,7 @@ class Step:
     steps: int | None = None
     single: bool = False
     saves: bool = False
+    size: Literal["large", "medium", "slow"] = "large"
     run: Mapping[str, Any] = field(default_factory=dict)
     more: Mapping[str, Any] = field(default_factory=dict)
 
@@ -557,7 +571,9 @@ class Step:
 
     def asked(self, scale: Scale) -> dict[str, Any]:
         large = self.model == "Gpt"
-        steps = self.steps or (scale.steps if large else scale.small_steps)
+        of_size = {"large": scale.steps, "medium": scale.medium_steps, "slow": scale.slow_steps}
+        steps = self.steps or (of_size[self.size] if large else scale.small_steps)
+        args = scale.gpt if self.size == "large" else scale.medium
         saving: dict[str, Any] = {"checkpoint": {"every": 3 * steps // 2, "keep": 1}} if self.saves else {}
         return settings(
             scale,
@@ -567,7 +583,7 @@ class Step:
             steps=3 * steps if self.saves else steps,
             workers=self.workers,
             stages=self.stages,
-            args=scale.gpt if large else {},
+            args=args if large else {},
             run=self.run,
             **saving,
             **self.more,
@@ -588,6 +604,47 @@ two_stages: Final = partial(
     beside_one_worker, Step("bfloat16, 8, 2 stages", "bfloat16", workers=2, stages=2, more=_AHEAD)
 )
 
+
+_MEDIUM_ALONE: Final = Step("medium", "bfloat16", size="medium")
+_MEDIUM_TWO: Final = Step("medium, 2 workers", "bfloat16", workers=2, size="medium", more={"topology": "peer_to_peer"})
+
+
+def beside_itself(step: Step, unchanged: Step, bench: Bench, seconds: float) -> None:
+    """Measure a step with a setting beside one without it, which several parts have in common."""
+    until = time.monotonic() + seconds
+    if unchanged.key not in bench.found:
+        unchanged(bench, seconds / 2)
+    bench.found[f"{step.key}: without it"] = bench.found[unchanged.key]
+    step(bench, until - time.monotonic())
+
+
+def privately(step: Step, unchanged: Step, bench: Bench, seconds: float) -> None:
+    """As that, with a secret that is gone with the run: the user's own is not needed."""
+    with tempfile.TemporaryDirectory(prefix="gpu-secret-") as folder:
+        privacy = {**step.more["privacy"], "secret": f"{folder}/secret"}
+        beside_itself(replace(step, more={**step.more, "privacy": privacy}), unchanged, bench, seconds)
+
+
+_medium: Final = partial(Step, precision="bfloat16", size="slow")
+compression: Final = partial(
+    beside_itself, _medium("compression", more={"compression": {"name": "powersgd"}}), _MEDIUM_ALONE
+)
+_PRIVATE: Final = {
+    "privacy": {"clipping_norm": 1.0, "noise_multiplier": 1.0, "delta": 1e-3},
+    "data": {"partition": {"name": "iid", "clients": 64}},
+}
+privacy: Final = partial(privately, _medium("privacy", more=_PRIVATE), _MEDIUM_ALONE)
+fast_sums: Final = partial(beside_itself, _medium("fast", more={"reduction": "fast"}), _MEDIUM_ALONE)
+_LOCAL: Final = {
+    "optimizer": {"name": "sgd", "lr": 1.0},
+    "local": {"steps": 2, "optimizer": {"name": "sgd", "lr": 0.01}},
+}
+local_steps: Final = partial(beside_itself, Step("local", "bfloat16", size="medium", more=_LOCAL), _MEDIUM_ALONE)
+checked: Final = partial(
+    beside_itself,
+    Step("checked", "bfloat16", workers=2, size="medium", more={**_MEDIUM_TWO.more, "check": {"every": 1}}),
+    _MEDIUM_TWO,
+)
 
 _ASP: Final = {"sync": {"name": "asp"}}
 
@@ -732,6 +789,11 @@ PARTS: Final = (
     Part("compile-1", 60, Step("bfloat16, 1, compile", "bfloat16", 1, run={"compile": True}), "spare", "compile"),
     Part("plain-compiled", 60, plain_compiled, "spare"),
     Part("ray-train", 20, start_of_ray_train, "spare"),
+    Part("compression", 60, compression, "spare"),
+    Part("privacy", 60, privacy, "spare"),
+    Part("fast", 50, fast_sums, "spare"),
+    Part("local", 40, local_steps, "spare"),
+    Part("checked", 40, checked, "spare"),
     Part("llama", 440, llama, "spare"),
 )
 

@@ -49,6 +49,8 @@ class Row:
 
 
 GPT: Final = "GPT of 136 million"
+MEDIUM: Final = "GPT of 27 million, bfloat16, 8 shards"
+WITHOUT: Final = ("without it",)
 ROWS: Final = (
     Row("bfloat16, 8", f"{GPT}, bfloat16, 8 shards", "ms", PLAIN, None, 90, 0.41),
     Row("bfloat16, 8, compile", f"{GPT}, bfloat16, 8 shards, `run.compile`", "ms", PLAIN, "bfloat16, 8", 70, 0.32),
@@ -75,6 +77,11 @@ ROWS: Final = (
         None,
         1.11,
     ),
+    Row("compression", f"{MEDIUM}, `compression=powersgd`", "ms", WITHOUT),
+    Row("privacy", f"{MEDIUM}, `privacy` with noise", "ms", WITHOUT),
+    Row("fast", f"{MEDIUM}, `reduction=fast`", "ms", WITHOUT),
+    Row("local", f"{MEDIUM}, `local.steps=2`: a round", "ms", WITHOUT),
+    Row("checked", f"{MEDIUM}, 2 workers, `check.every=1`", "ms", WITHOUT),
     Row("llama", "Llama of 1.3 billion, bfloat16, 8 shards, 4 stages on one card", "ms"),
     Row("llama, memory", "tensors and sums of a stage of it, at most at once", "GB", (), None, 20),
     Row("digits", "digits, 8 shards", "ms", PLAIN, None, 4),
