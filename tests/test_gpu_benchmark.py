@@ -357,6 +357,37 @@ def test_a_step_is_that_of_rank_0_after_the_warm_up_without_what_lies_around() -
         step_ms(windows[:1])
 
 
+def test_windows_of_few_steps_are_joined_so_that_no_least_is_a_miscount() -> None:
+    """One of these windows of two stages on an H100 has four steps of 64 ms each. The one before it has two of 126."""
+    seen = [
+        (2, 3, 0.2587),
+        (5, 3, 0.2558),
+        (8, 3, 0.268),
+        (11, 3, 0.2659),
+        (14, 3, 0.2789),
+        (17, 2, 0.2514),
+        (19, 4, 0.2562),
+    ]
+    windows = [window(*each) for each in [*seen, (23, 1, 2.2059)]]
+    assert step_ms(windows) == [pytest.approx(87.7, abs=0.1), pytest.approx(87.4, abs=0.1)]
+    assert step_ms(windows[:2]) == [pytest.approx(85.3, abs=0.1)]  # better than none
+
+
+@given(st.floats(0.001, 2.0), st.lists(st.floats(0.25, 1.5), min_size=1, max_size=30), st.floats(0, 1))
+def test_a_sample_is_wrong_by_a_step_in_eight_at_most(step_s: float, walls: list[float], begun: float) -> None:
+    """Each window ends somewhere in a step, which counts in the next one. No sample has few steps if there are enough."""
+    ends = list(itertools.accumulate(walls, initial=begun * step_s))
+    counted = [int(end / step_s) - int(before / step_s) for before, end in itertools.pairwise(ends)]
+    found = runs.joined([*zip(walls, counted, strict=True)])
+    assert math.fsum(seconds for seconds, _ in found) <= math.fsum(walls) + 1e-9
+    assert sum(steps for _, steps in found) == sum(counted)
+    if sum(counted) >= 8:
+        assert math.fsum(seconds for seconds, _ in found) == pytest.approx(math.fsum(walls))
+        for seconds, steps in found:
+            assert steps >= 8
+            assert (steps - 1) * step_s * (1 - 1e-9) <= seconds <= (steps + 1) * step_s * (1 + 1e-9)
+
+
 def test_what_steps_wait_for_a_checkpoint_leaves_out_the_last_one() -> None:
     windows = [
         window(0, 10, 1.0, checkpoint=0.02),

@@ -22,6 +22,7 @@ from benchmarks.gpu.kept import Kept
 
 REPOSITORY: Final = Path(__file__).resolve().parents[2]
 WARM_UP: Final = 3  # steps that are not counted: the grid is fitted, graphs are captured, the device takes its memory
+_SEVERAL: Final = 8  # steps of a sample
 _AROUND: Final = ("evaluate", "checkpoint", "connect")  # what is not a step
 _GRACE_S: Final = 8.0  # for a command that is asked to end
 Windows = Sequence[Mapping[str, Any]]
@@ -67,18 +68,36 @@ def losses(recoveries: Iterable[Mapping[str, Any]]) -> list[float]:
 
 
 def step_ms(windows: Windows, until: int | None = None) -> list[float]:
-    """Milliseconds of a step of rank 0, window by window, without the warm-up, what lies between steps, and the last window, in
-    which the run ends; unless it is the only one. until: steps after that one are not looked at. Pure. Raises RunFailed."""
+    """Milliseconds of a step of rank 0, over several steps each, without the warm-up, what lies between steps, and the last
+    window, in which the run ends; unless it is the only one. until: steps after that one are not looked at. Pure. Raises
+    RunFailed."""
     own = [window for window in windows if window.get("rank") == 0 and window["steps"] > 0]
     whole = [window for window in own if until is None or window["first"] + window["steps"] <= until]
     found = [
-        1e3 * (window["wall"] - sum(window["seconds"].get(kind, 0.0) for kind in _AROUND)) / window["steps"]
+        (window["wall"] - sum(window["seconds"].get(kind, 0.0) for kind in _AROUND), int(window["steps"]))
         for window in whole
         if window["first"] >= WARM_UP
     ]
     if not found:
         raise RunFailed(f"its record has no window of time after the first {WARM_UP} steps")
-    return found[:-1] or found if whole[-1] is own[-1] else found
+    ended = found[:-1] or found if whole[-1] is own[-1] else found
+    return [1e3 * seconds / steps for seconds, steps in joined(ended)]
+
+
+def joined(windows: Sequence[tuple[float, int]]) -> list[tuple[float, int]]:
+    """(seconds, steps) of windows that follow each other, joined until each has several steps, the last with what is left. A
+    step counts in the window in which it ends, so a window has one too few or too many: of three, that is a third. Pure."""
+    found: list[tuple[float, int]] = []
+    seconds, steps = 0.0, 0
+    for more_seconds, more_steps in windows:
+        seconds, steps = seconds + more_seconds, steps + more_steps
+        if steps >= _SEVERAL:
+            found.append((seconds, steps))
+            seconds, steps = 0.0, 0
+    if steps and found:
+        before = found.pop()
+        seconds, steps = seconds + before[0], steps + before[1]
+    return [*found, (seconds, steps)] if steps else found
 
 
 def checkpoint_ms(windows: Windows, journal: Iterable[Mapping[str, Any]]) -> list[float]:
