@@ -71,16 +71,19 @@ def step_ms(windows: Windows, until: int | None = None) -> list[float]:
     """Milliseconds of a step of rank 0, over several steps each, without the warm-up, what lies between steps, and the last
     window, in which the run ends; unless it is the only one. until: steps after that one are not looked at. Pure. Raises
     RunFailed."""
-    own = [window for window in windows if window.get("rank") == 0 and window["steps"] > 0]
+    of_rank = [window for window in windows if window.get("rank") == 0]
+    end = max((place for place, window in enumerate(of_rank, 1) if window["steps"] > 0), default=0)
+    own = of_rank[:end]  # a window without the end of a step belongs to the steps around it
     whole = [window for window in own if until is None or window["first"] + window["steps"] <= until]
     found = [
         (window["wall"] - sum(window["seconds"].get(kind, 0.0) for kind in _AROUND), int(window["steps"]))
         for window in whole
         if window["first"] >= WARM_UP
     ]
-    if not found:
+    if not any(steps for _, steps in found):
         raise RunFailed(f"its record has no window of time after the first {WARM_UP} steps")
-    ended = found[:-1] or found if whole[-1] is own[-1] else found
+    before_end = found[:-1] if whole[-1] is own[-1] else found
+    ended = before_end if any(steps for _, steps in before_end) else found
     return [1e3 * seconds / steps for seconds, steps in joined(ended)]
 
 
@@ -94,10 +97,10 @@ def joined(windows: Sequence[tuple[float, int]]) -> list[tuple[float, int]]:
         if steps >= _SEVERAL:
             found.append((seconds, steps))
             seconds, steps = 0.0, 0
-    if steps and found:
+    if found:
         before = found.pop()
         seconds, steps = seconds + before[0], steps + before[1]
-    return [*found, (seconds, steps)] if steps else found
+    return [*found, (seconds, steps)] if steps else []
 
 
 def checkpoint_ms(windows: Windows, journal: Iterable[Mapping[str, Any]]) -> list[float]:
