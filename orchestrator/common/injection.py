@@ -29,7 +29,8 @@ Moment = Literal[
     "initial parameters",  # their digest is about to be told in the run manifest; subject: the digest
     "send",  # before a message goes out; subject: its tag, whose phase tells a vote from a sum
     "receive",  # before it waits for a message; subject: the tag
-    "contribution",  # a shard of a whole model is computed; subject: what it contributes, None of an empty one
+    # A shard of a whole model is computed, unless a step is one recording; subject: what it contributes, None of an empty one
+    "contribution",
     "parameters",  # the optimizer has written them; subject: the parameters
     "commit",  # before so many steps count as done; subject: the run state before them
     "running",  # the first step of a generation counts; subject: the generation and this member's rank

@@ -327,16 +327,19 @@ class PipelineAdapter:
         self._read_before = {}
 
     def read_all(self, step: int, shards: Sequence[int]) -> list[Arriving] | None:
-        """The micro-batches of these shards, before any of them is computed. None if one is empty, or cannot be read: it is
-        read again when its turn comes, and raises the same then."""
+        """The micro-batches of these shards, if all have been read before any is computed. None where reading goes on while the
+        device computes, or one is empty."""
         wanted = [self._known(step, shard) for shard in shards]
-        if not all(each.key.indices for each in wanted):
+        if not all(each.key.indices and self._has_read(each.key) for each in wanted):
             return None
-        with suppress(OrchestratorError):
+        with suppress(OrchestratorError):  # a loader's, which raises the same when its turn comes
             for each in wanted:
                 self._read_before[each.key] = self._fetch(each)
             return list(self._read_before.values())
         return None
+
+    def _has_read(self, key: Key) -> bool:
+        return key in self._together or (self._loaders is not None and self._loaders.has_read(key))
 
     def compute_read(self, step: int, shards: Sequence[int], batches: Sequence[Arriving]) -> None:
         """The micro-batches of these shards are computed once more, as `read_all` gave them."""
