@@ -43,8 +43,8 @@ class Noting(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 class Retracer:
-    """Implements `shard_graphs.Recorder`. recorded: how many recordings were made; replays: how often they were done again;
-    steps: how often those of a whole step were; given_back: how often memory was."""
+    """Implements `shard_graphs.Recorder`. recorded: how many recordings of one work were made; replays: how often works
+    were done again; steps: how often all of a step were, as one; given_back: how often memory was."""
 
     def __init__(self) -> None:
         self.recorded = self.replays = self.steps = self.given_back = 0
@@ -62,6 +62,7 @@ class Retracer:
 
         def again(seeds: Sequence[int]) -> None:
             self.steps += 1
+            self.replays += len(seeds)
             for seed, replay in zip(seeds, replays, strict=True):
                 torch.default_generator.manual_seed(seed)
                 replay()

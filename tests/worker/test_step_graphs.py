@@ -69,6 +69,17 @@ def test_a_step_that_is_done_again_has_the_bits_of_its_micro_batches(
     assert (recorded.trace, recorded.digest) == (direct.trace, direct.digest)
 
 
+def test_a_worker_claims_its_own_shards_at_once_and_others_after_them(
+    retracer: Retracer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given: dict[str, Any] = {"steps": 40, "shards": 6, "batch_size": 12, "args": {"rows": 120}}
+    recorded = trained(p.Batchnorm, Layout(3), claims=True, **given)
+    assert retracer.steps > 6
+    monkeypatch.undo()
+    direct = train(p.Batchnorm, **given)
+    assert (recorded.trace, recorded.digest) == (direct.trace, direct.digest)
+
+
 def test_members_come_and_go(retracer: Retracer, monkeypatch: pytest.MonkeyPatch) -> None:
     momentum = {**SGD, "momentum": 0.9}
     settings: dict[str, Any] = {"steps": 9, "shards": 6, "optimizer": momentum, "checkpoint_every": 1, "claims": False}

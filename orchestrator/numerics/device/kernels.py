@@ -173,6 +173,7 @@ class Accumulator:
     def take(self, taken: Taken) -> None:
         """A recording has added these once more, in place of all that was added before."""
         self._largest, self._weights = [*taken.largest], [*taken.weights]
+        self._taken = len(taken.largest)
 
     def _row(self) -> torch.Tensor:
         """A row that has nothing in it, for the largest bits of the next shard. One call prepares many rows."""

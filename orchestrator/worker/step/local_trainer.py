@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from itertools import chain, islice
 
 import numpy
 import torch
@@ -120,19 +121,23 @@ class LocalTrainer:
     ) -> tuple[tuple[int, OrchestratorError] | None, Gradients | None]:
         """Compute the shards of this attempt and add them up. Returns the first that failed with its error, behind which none
         is computed, and what the last one has contributed, if it is to be had."""
-        graphs, shards = self.step_graphs, self._step_assignment[self._rank]
-        read = None
-        if graphs is not None and not attempt and self._answers is None and self._consumer is None:
-            read = graphs.read(step, shards)
+        graphs, own = self.step_graphs, self._step_assignment[self._rank]
+        goes = graphs is not None and not attempt and self._answers is None
+        read = graphs.read(step, own) if graphs is not None and goes else None
+        turns = self._turns(step, attempt)
+        begun: list[int] = []
         if graphs is not None and read is not None and graphs.knows(read) and not self._is_first:
-            self._shards = tuple(shards)
-            self._services.heartbeat.beat("compute", step, together=len(shards))
-            self._services.writer.copied(0)
-            graphs.again(step, shards, read, grid, tally)
-            return None, None
+            begun = list(islice(turns, len(own)))
+            if begun == list(own):
+                self._services.heartbeat.beat("compute", step, together=len(own))
+                self._services.writer.copied(0)
+                graphs.again(step, own, read, grid, tally)
+                begun, read = [], None
+                if self._consumer is not None:
+                    self._replica.staging.mark()()  # or this thread would claim all shards of others before the device is done
         self._is_first = False
         last: Gradients | None = None
-        for shard in self._turns(step, attempt):
+        for shard in chain(begun, turns):
             self._services.heartbeat.beat("compute", step, shard)
             self._services.writer.copied(0)  # if so, it is written from here on, and not from the update
             last = None  # gradients that are added up make room for the next ones
@@ -140,12 +145,12 @@ class LocalTrainer:
                 last = self._add(step, shard, grid, tally)
             except OrchestratorError as error:
                 return (shard, error), last
-        if graphs is not None and read is not None:
+        if graphs is not None and read is not None and self._shards == tuple(own):
 
             def add(shard: int, others: Tally) -> None:
                 self._add(step, shard, grid, others)
 
-            graphs.learn(step, shards, read, tally, add)
+            graphs.learn(step, own, read, tally, add)
         return None, last
 
     def fault(self, shard: int) -> Exception | None:
