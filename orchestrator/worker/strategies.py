@@ -5,10 +5,13 @@ Each has the state of the replica and of its shards, memory that suits a generat
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final, Protocol
+
+import torch
 
 from orchestrator.comm.collectives import Exchange, Memory
 from orchestrator.comm.topologies.routes import Routes
@@ -24,6 +27,7 @@ from orchestrator.numerics.layout import Layout
 from orchestrator.numerics.staging import Direct, Staging
 from orchestrator.optim.compressions.codec import Codec
 from orchestrator.optim.transforms import Chain, State
+from orchestrator.worker.admission.proof import Anew
 from orchestrator.worker.asynchronous import footprint as free_footprint
 from orchestrator.worker.asynchronous.async_phase import AsyncPhases, Cadence
 from orchestrator.worker.asynchronous.free_replica import FreeReplica
@@ -46,10 +50,10 @@ from orchestrator.worker.model.shard_states import ShardStates
 from orchestrator.worker.model.updater import Updater
 from orchestrator.worker.pipeline_parallel import footprint as stage_footprint
 from orchestrator.worker.pipeline_parallel import one_by_one
-from orchestrator.worker.pipeline_parallel.planning import plan_stages, summary, verify
+from orchestrator.worker.pipeline_parallel.planning import InStages, summary
 from orchestrator.worker.pipeline_parallel.stage_state import StageState
 from orchestrator.worker.pipeline_parallel.staged import HostedStage, Place, StagedLockstep, Waiting, WholeNames
-from orchestrator.worker.pipeline_parallel.turns import turn
+from orchestrator.worker.pipeline_parallel.turns import once, turn
 from orchestrator.worker.step.carriers import Carriers
 from orchestrator.worker.step.checking import checks_of
 from orchestrator.worker.step.clipped_trainer import ClippedSum, ClippedTrainer
@@ -65,6 +69,8 @@ from orchestrator.worker.voting import footprint
 from orchestrator.worker.voting.footprint import Needed, sums_of
 
 _DEATH_S: Final = 5.0  # until the death of another member is known
+
+Prove = Callable[[Anew | None], str]  # the reference of the first micro-batch, with what computes it anew
 
 
 @dataclass(frozen=True)
@@ -171,9 +177,9 @@ class Strategy(Protocol):
     def keeps_shard_state(self) -> bool:
         """Whether its shards have a state of their own."""
 
-    def verify(self, reference: str) -> dict[str, Any]:
-        """Before the first generation: that what is particular to this way computes the same bits; returns more for the run
-        manifest. reference: of the first micro-batch."""
+    def admit(self, prove: Prove) -> dict[str, Any]:
+        """Before the first generation: show that this worker computes the bits of the others, and that what is particular to
+        this way changes none. Returns the reference, and what more the run manifest has. prove: `admission.proof`."""
 
     def become_spare(self) -> None:
         """Until its first generation, whenever that comes, keep no parameters that will be another worker's."""
@@ -194,8 +200,8 @@ class _Unsplit:
     def keeps_shard_state(self) -> bool:
         return self.model_state.keeps_shard_state
 
-    def verify(self, reference: str) -> dict[str, Any]:  # noqa: ARG002
-        return {}
+    def admit(self, prove: Prove) -> dict[str, Any]:
+        return {"reference": prove(None)}
 
     def become_spare(self) -> None:
         pass
@@ -433,16 +439,31 @@ class PipelineStrategy:
     def boundary(self) -> Boundary:
         return self._here.boundary
 
-    def verify(self, reference: str) -> dict[str, Any]:
+    def admit(self, prove: Prove) -> dict[str, Any]:
+        """In host memory the cut model has to compute what the unsplit one computes. On processors that is also what this
+        worker computes, so each proves it. For GPUs one worker of a host proves it, with all cores, and each shows what its
+        own computes, stage by stage."""
         assert self._replica is not None
-        self._cuts = plan_stages(self._workload, self._replica, self._plan.cluster.members.stages)
-        seconds = verify(self._workload, self._replica, self._cuts, reference)
-        self._services.emit({"event": "stages_proved", "seconds": [round(each, 4) for each in seconds]})
-        cut = {"stages": summary(self._cuts, self._workload.model)}
-        if not reference or isinstance(self._place.staging, Direct):
-            return cut
-        on_device = one_by_one.fingerprint(self._workload, self._replica, self._cuts, self._place.staging)
-        return {**cut, "reference": on_device}
+        in_stages = InStages(self._workload, self._replica, self._plan.cluster.members.stages)
+
+        def proved() -> str:
+            reference = prove(in_stages)
+            self._services.emit({"event": "stages_proved", "seconds": [round(each, 4) for each in in_stages.seconds]})
+            return reference
+
+        if isinstance(self._place.staging, Direct):
+            reference = proved()
+            self._cuts = in_stages.cuts
+        else:
+            with once(self._services) as is_to_prove:
+                if is_to_prove:
+                    own = torch.get_num_threads()
+                    torch.set_num_threads(len(os.sched_getaffinity(0)))  # the others wait
+                    proved()
+                    torch.set_num_threads(own)
+            self._cuts = in_stages.cuts
+            reference = one_by_one.fingerprint(self._workload, self._replica, self._cuts, self._place.staging)
+        return {"stages": summary(self._cuts, self._workload.model), "reference": reference}
 
     def become_spare(self) -> None:
         if self._replica is not None:

@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -179,10 +180,9 @@ class Worker:
             torch.set_num_threads(max(plan.run.compute.threads, own))
         self._services.heartbeat.beat("admission")
         with phases.of("admission", "worker"):
-            reference = proof.reference(self._workload, replica, sparing=in_stages, compiles=plan.run.compute.compiled)
-            more = self._execution.verify(reference)
-            if device == "cuda":
-                self._count_flops(replica)
+            admitted = self._execution.admit(partial(self._prove, replica))
+            if device == "cuda" and (self._flops_per_sample is not None or in_stages):
+                self._services.emit({"event": "flops", "per_sample": self._flops_per_sample, **cuda.card()})
         steps = plan.run.length(self._workload.order.steps_of)
         if steps <= plan.run.first_step:
             raise ConfigurationError(
@@ -206,10 +206,9 @@ class Worker:
             "shard_state": self._execution.keeps_shard_state,
             "initial_parameters": injection.at("initial parameters", None, model_digest(self._workload.model)),
             "compute": compute,
-            "reference": reference,
             **self._portability(replica, updater),
             "machine": determinism.machine(device) | self._compiler(),
-            **more,
+            **admitted,
         }
 
     def become_spare(self) -> None:
@@ -309,13 +308,14 @@ class Worker:
         subset = self._workload.subset
         return {} if subset is None else {"subset": hashlib.sha256(subset.astype("<i8").tobytes()).hexdigest()}
 
-    def _count_flops(self, replica: Replica) -> None:
-        """Once, eagerly, and with nothing kept of it."""
-        with inductor.left_out() if self._plan.run.compute.compiled else nullcontext():
-            found = proof.flops_per_sample(self._workload, replica)
-        self._flops_per_sample = found
-        if found is not None:
-            self._services.emit({"event": "flops", "per_sample": found, **cuda.card()})
+    def _prove(self, replica: Replica, anew: proof.Anew | None) -> str:
+        """The reference. Operations are counted too where a GPU computes: eagerly, and with nothing kept of it."""
+        compute = self._plan.run.compute
+        reference = proof.reference(self._workload, replica, anew=anew, compiles=compute.compiled)
+        if compute.device == "cuda":
+            with inductor.left_out() if compute.compiled else nullcontext():
+                self._flops_per_sample = proof.flops_per_sample(self._workload, replica)
+        return reference
 
     def _compiler(self) -> dict[str, str]:
         return {"compiler": str(inductor.describe())} if self._plan.run.compute.compiled else {}

@@ -198,7 +198,10 @@ def _with_bytes(outcome: RunOutcome, facts: Facts) -> RunOutcome:
 
 def _with_flops(outcome: RunOutcome, facts: Facts) -> RunOutcome:
     cards = {**outcome.cards, facts["uuid"]: facts["card"]}
-    return replace(outcome, flops_per_sample=facts["per_sample"], cards=cards)
+    known = (
+        outcome.flops_per_sample if facts["per_sample"] is None else facts["per_sample"]
+    )  # of stages one worker tells
+    return replace(outcome, flops_per_sample=known, cards=cards)
 
 
 _memory_fields = only(

@@ -4,6 +4,9 @@ Micro-batch 0 is computed, then micro-batch 1, then 0 again. This exposes a pipe
 changes in its objects. The first time, memory that nobody has written is filled, which exposes an operation that reads it.
 The same is done with validation batches, since decisions may follow from metrics; so an error in metrics() is reported before
 the training and not after it.
+
+A model that is to be cut into stages is cut for the last computation (`Anew`). So one pass shows both: the batch comes out
+equally behind another one, and equally in stages.
 """
 
 from __future__ import annotations
@@ -14,6 +17,7 @@ import hashlib
 import struct
 import sys
 from collections.abc import Callable, Collection, Sequence
+from typing import Protocol
 
 import torch
 
@@ -32,29 +36,57 @@ from orchestrator.worker.model.replica import Replica, parameters_of, whole_grad
 Loss = Callable[[int, int], tuple[float, float] | None]
 
 
-def reference(workload: PipelineAdapter, replica: Replica, *, sparing: bool = False, compiles: bool = False) -> str:
+class Anew(Protocol):
+    """Another way to compute what has been computed, which has to come out equally."""
+
+    def fingerprint(self, shard: int) -> str | None:
+        """As `fingerprint_sparing`."""
+
+    def other_gradient(self, shard: int) -> Inconsistent:
+        """The error where it comes out otherwise."""
+
+    def evaluated(self, batch: int) -> str:
+        """The numbers of a validation batch, as `told` has them."""
+
+    def other_evaluation(self, batch: int) -> Inconsistent:
+        """Likewise."""
+
+
+def reference(workload: PipelineAdapter, replica: Replica, *, anew: Anew | None = None, compiles: bool = False) -> str:
     """A digest of all that the first micro-batch contributes; of the first validation batch if shards are pinned to sites,
-    since a worker then reads only its own site's samples. Empty if there is none to compute, as with live samples. sparing:
-    `fingerprint_sparing` takes it; compiles: whether code may be compiled, as the settings say. Raises Inconsistent;
-    PipelineRaised for what may not be changed or used, and for a fault in the metrics."""
+    since a worker then reads only its own site's samples. Empty if there is none to compute, as with live samples. anew:
+    computes it the last time, with whole gradients freed; compiles: whether code may be compiled, as the settings say. Raises
+    Inconsistent; PipelineRaised for what may not be changed or used, and for a fault in the metrics."""
     compiled = _compiled()
     own, pinned = workload.attendance.own, workload.attendance.is_pinned
-    take = fingerprint_sparing if sparing else fingerprint
+    take = fingerprint if anew is None else fingerprint_sparing
     verify = functools.partial(_verify, workload, fills=not compiles)
     first: str | None = ""
     if not workload.is_live:
         what = f"micro-batch (step 0, shard {next(iter(own), 0)})"
         look = functools.partial(varying_operation.found, workload, replica, watches=not compiles)
-        differs = lambda: None if sparing else look(own[0])  # noqa: E731
+        differs = lambda: look(own[0]) if anew is None else None  # noqa: E731
         take_shard = lambda shard: take(workload, replica, shard)  # noqa: E731
-        first = verify(what, own[:2], take_shard, differs=differs) or ("" if not own else None)
+        of_shards = functools.partial(verify, what, own[:2], take_shard, differs=differs)
+        first = of_shards(repeats=anew is None) or ("" if not own else None)
     if pinned and first is not None:
         common = range(min(1, len(workload.evaluation_batches)))
         of = lambda batch: fingerprint(workload, replica, batch, workload.loss_of_validation)  # noqa: E731
         first = verify("the gradient of validation batch 0", common, of) if common else ""
+    in_another_way = anew if first else None
+    evaluated = None
     if first is not None:  # else the words of the step come first
         batches = range(min(2, len(workload.evaluation_batches)))
-        verify("validation batch 0", batches, lambda batch: _evaluated(workload, replica, batch))
+        take_batch = lambda batch: _evaluated(workload, replica, batch)  # noqa: E731
+        of_batches = functools.partial(verify, "validation batch 0", batches, take_batch)
+        evaluated = of_batches(repeats=in_another_way is None)
+    if in_another_way is not None:  # behind what looks at the model's objects, some of which it changes
+        if in_another_way.fingerprint(own[0]) != first:
+            of_shards()  # an error if it is the batch that varies
+            raise in_another_way.other_gradient(own[0])
+        if evaluated is not None and in_another_way.evaluated(0) != evaluated:
+            of_batches()
+            raise in_another_way.other_evaluation(0)
     if workload.has_rate:
         verify("rate(0)", range(1), lambda step: workload.rate(step).hex())
     if _compiled() != compiled and not compiles:
@@ -97,16 +129,20 @@ def _verify(
     *,
     fills: bool,
     differs: Callable[[], Difference | None] = lambda: None,
+    repeats: bool = True,
 ) -> str | None:
     """The result of `compute` for the first of these batches, which has to be the same each time; None if it returns None for
     one of them. fills: whether memory that nobody has written is filled the first time; code that is compiled meanwhile would
-    go on filling it; differs: looks for what differs first. Raises Inconsistent."""
+    go on filling it; differs: looks for what differs first; repeats: whether the first is computed again, also
+    where no object has changed. Raises Inconsistent."""
     if not batches:
         return None
     with determinism.filled() if fills else contextlib.nullcontext():
         results = [compute(batches[0])]
     before = _look(workload)
-    results += [compute(batch) for batch in (*batches[1:], batches[0])]
+    results += [compute(batch) for batch in batches[1:]]
+    if repeats or _look(workload) != before:
+        results.append(compute(batches[0]))
     after = _look(workload)
     grown: dict[str, bool] = {}
     if after != before:
@@ -117,7 +153,7 @@ def _verify(
         "a pipeline must keep no state between batches and draw randomness only from torch, numpy or random; metrics are means "
         "over their own batch, put together here"
     )
-    if results[-1] != results[0]:
+    if len(results) > len(batches) and results[-1] != results[0]:
         why = f"; what had changed: {found}" if found else ""
         difference = differs()
         if difference is not None and difference.its_own:
@@ -234,8 +270,12 @@ def _evaluated(workload: PipelineAdapter, replica: Replica, batch: int) -> str:
     results = evaluation.compute(workload, replica, [batch], len(workload.evaluation_batches), -1, lambda: None)
     if results.fault is not None:
         raise results.fault[1]
-    values = results.rows[batch]
-    return f"{results.names} {struct.pack(f'<{len(values)}d', *values).hex()}"
+    return told(results.names, results.rows[batch])
+
+
+def told(names: Sequence[str] | None, values: Sequence[float]) -> str:
+    """The numbers of a validation batch, bit for bit."""
+    return f"{names} {struct.pack(f'<{len(values)}d', *values).hex()}"
 
 
 def _compiled() -> int:

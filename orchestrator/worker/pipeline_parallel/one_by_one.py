@@ -1,5 +1,5 @@
 """The first micro-batch on the device of a run, stage by stage: one stage at a time is there. A worker shows so what its
-device computes (rule B4), though the whole model may be larger than that.
+device computes (rule B4), though the whole model may be larger than that. The micro-batch is computed again after another one.
 
 Activations go through all stages first. Then each stage is computed once more, just before its backward pass. In between all
 is in host memory.
@@ -26,10 +26,12 @@ from orchestrator.worker.pipeline_parallel.replay import Stage
 
 
 def fingerprint(workload: PipelineAdapter, replica: Replica, cuts: Cuts, staging: Staging) -> str:
-    """The fingerprint of the loss, the gradients and the buffers as each stage leaves them, after computing them twice. Empty
-    where the micro-batch has no rows, weighs nothing or fails, as its step will. The model is in host memory, and is left as
-    it was. Raises PipelineRaised where the device failed of it; Inconsistent where it gives other bits the second time."""
-    first, again = (_digests(workload, replica, cuts, staging) for _ in range(2))
+    """The fingerprint of the loss, the gradients and the buffers as each stage leaves them, twice, with another micro-batch
+    in between. Empty where the micro-batch has no rows, weighs nothing or fails, as its step will. The model is in host
+    memory, and is left as it was. Raises PipelineRaised where the device failed of it;
+    Inconsistent where it gives other bits the second time."""
+    shards = [*range(min(2, workload.order.shards)), 0]
+    first, *_, again = (_digests(workload, replica, cuts, staging, shard) for shard in shards)
     differing = next((name for name, bits in first.items() if again.get(name) != bits), None)
     if differing is not None:
         raise Inconsistent(
@@ -41,15 +43,15 @@ def fingerprint(workload: PipelineAdapter, replica: Replica, cuts: Cuts, staging
     return hashlib.sha256(repr(sorted(first.items())).encode()).hexdigest() if first else ""
 
 
-def _digests(workload: PipelineAdapter, replica: Replica, cuts: Cuts, staging: Staging) -> dict[str, str]:
+def _digests(workload: PipelineAdapter, replica: Replica, cuts: Cuts, staging: Staging, shard: int) -> dict[str, str]:
     """In the order in which they are there; none where there is no fingerprint."""
     replica.begin_shard()
     workload.compute_on(staging)
     try:
-        if not workload.rows(0, 0):
+        if not workload.rows(0, shard):
             return {}
-        with workload.call(0, 0) as call:
-            return _OneByOne(workload, replica, cuts, staging).digests(call)
+        with workload.call(0, shard) as call:
+            return _OneByOne(workload, replica, cuts, staging).digests(call, takes=shard == 0)
     except OrchestratorError as error:
         if isinstance(error.__context__, torch.AcceleratorError):
             raise
@@ -66,7 +68,8 @@ class _OneByOne:
         self._workload, self._cuts, self._staging = workload, cuts, staging
         self._offsets = {slot.name: slot.offset for slot in replica.layout.slots}
 
-    def digests(self, call: Call) -> dict[str, str]:
+    def digests(self, call: Call, *, takes: bool) -> dict[str, str]:
+        """takes: whether they are taken, beside that of the loss."""
         seeded, found = Generators.now(), dict[str, str]()
         arrived = self._arrived(call, seeded)
         came: Gradients | None = None
@@ -84,7 +87,7 @@ class _OneByOne:
                     came.generators.restore()
                 back = stage.backward(record, came, {})
                 came = Gradients(_in_host_memory(back), Generators.now())
-                for name, tensor in sorted(stage.held.items()):
+                for name, tensor in sorted(stage.held.items()) if takes else ():
                     left = tensor.grad if isinstance(tensor, torch.nn.Parameter) else tensor
                     if left is not None:
                         kind = "the gradient of" if left is not tensor else "buffer"

@@ -3,7 +3,9 @@ with the whole model, and all have to find the same."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -52,29 +54,6 @@ def summary(cuts: Cuts, model: torch.nn.Module) -> dict[str, Any]:
         "shares": [round(share, 4) for share in cuts.shares],
         "crossing": list(cuts.crossing),
     }
-
-
-def verify(workload: PipelineAdapter, replica: Replica, cuts: Cuts, reference: str) -> list[float]:
-    """Returns the seconds that each stage has taken. Raises Inconsistent where a micro-batch or a validation batch comes out
-    differently in stages. reference: of micro-batch (0, 0), unsplit; empty where that fails, as the first step will."""
-    whole = WholeModel(workload.model, cuts)
-    try:
-        if reference:
-            compute = lambda step, shard: _loss(workload, whole, step, shard)  # noqa: E731
-            found = proof.fingerprint_sparing(workload, replica, 0, compute, kept=cuts.tied)
-            if found != reference:
-                raise Inconsistent(
-                    f"cut into {cuts.stages} stages at {', '.join(cuts.borders)} the model computes another gradient of "
-                    f"{_differing(workload, replica, whole)} than unsplit",
-                    _REMEDY,
-                    code="stages.other-gradient",
-                )
-        if reference and workload.evaluation_batches:
-            _verify_evaluation(workload, replica, whole, cuts)
-    finally:
-        whole.close()
-        replica.begin_shard()
-    return whole.seconds
 
 
 def surveyed(workload: PipelineAdapter, replica: Replica, *, keeps: bool = False) -> dict[Way, Survey]:
@@ -130,49 +109,92 @@ def _refuse(model: torch.nn.Module, replica: Replica, cuts: Cuts) -> None:
             )
 
 
-def _loss(workload: PipelineAdapter, whole: WholeModel, step: int, shard: int) -> tuple[float, float] | None:
-    """As `PipelineAdapter.loss`."""
-    if not workload.rows(step, shard):
-        return None
-    with workload.call(step, shard) as call:
-        judged = workload.judge(whole.forward(call.make), call)
-        if judged is None:
-            return None
-        loss, mean, weight = judged
-        whole.backward(loss)
-    return mean, weight
+class InStages:
+    """The model of a worker as it is cut, stage by stage in one process (`proof.Anew`). It is cut when that is first needed,
+    behind the first computations of the unsplit model."""
 
+    def __init__(self, workload: PipelineAdapter, replica: Replica, stages: int) -> None:
+        self._workload, self._replica, self._stages = workload, replica, stages
+        self.seconds = [0.0] * stages  # that each stage has taken
 
-def _differing(workload: PipelineAdapter, replica: Replica, whole: WholeModel) -> str:
-    """The first tensor of the layout that comes out differently."""
-    found = []
-    for compute in (workload.loss, lambda step, shard: _loss(workload, whole, step, shard)):
-        replica.begin_shard()
-        compute(0, 0)
-        found.append([None if each is None else each.clone() for each in replica.contribution()])
-        replica.forget()
-    for slot, one, other in zip(replica.layout.slots, *found, strict=True):
-        if (one is None) != (other is None) or (one is not None and other is not None and not torch.equal(one, other)):
-            return str(slot.name)
-    return "some parameter in some bit"
+    @cached_property
+    def cuts(self) -> Cuts:
+        """Raises PipelineRaised where the model cannot be cut so, by name."""
+        return plan_stages(self._workload, self._replica, self._stages)
 
+    @contextmanager
+    def _split(self) -> Iterator[WholeModel]:
+        """Within the block the model is computed in stages."""
+        whole = WholeModel(self._workload.model, self.cuts)
+        try:
+            yield whole
+        finally:
+            whole.close()
+            self.seconds = [one + more for one, more in zip(self.seconds, whole.seconds, strict=True)]
 
-def _verify_evaluation(workload: PipelineAdapter, replica: Replica, whole: WholeModel, cuts: Cuts) -> None:
-    with evaluation.in_eval_mode(workload.model), evaluation.restoring(replica):
-        replica.begin_shard()
-        expected = workload.evaluate(-1, 0)
-        replica.begin_shard()
-        has_metrics = defines(type(workload.pipeline), "metrics")
-        with workload.evaluation(-1, 0) as calls:
-            seeded = Generators.now()
-            loss = whole.forward(calls[0].make, "evaluation")
-            if has_metrics and not cuts.draws:
-                messages.check_undrawn(seeded)
-            metrics = whole.forward(calls[1].make, "metrics") if has_metrics else {}
-            found = workload.evaluated(calls[0], loss, metrics)
-    if repr(found) != repr(expected):
-        raise Inconsistent(
-            f"cut into stages validation batch 0 gives {found} and unsplit {expected}",
+    def fingerprint(self, shard: int) -> str | None:
+        return proof.fingerprint_sparing(self._workload, self._replica, shard, self._loss, kept=self.cuts.tied)
+
+    def other_gradient(self, shard: int) -> Inconsistent:
+        tensor = self._differing(shard)
+        return Inconsistent(
+            f"cut into {self.cuts.stages} stages at {', '.join(self.cuts.borders)} the model computes another gradient of "
+            f"{tensor} than unsplit",
+            _REMEDY,
+            code="stages.other-gradient",
+        )
+
+    def evaluated(self, batch: int) -> str:
+        return proof.told(*self._evaluated(batch))
+
+    def other_evaluation(self, batch: int) -> Inconsistent:
+        with evaluation.in_eval_mode(self._workload.model), evaluation.restoring(self._replica):
+            self._replica.begin_shard()
+            expected = self._workload.evaluate(-1, batch)
+        found = self._evaluated(batch)
+        return Inconsistent(
+            f"cut into stages validation batch {batch} gives {found} and unsplit {expected}",
             _REMEDY,
             code="stages.other-evaluation",
         )
+
+    def _loss(self, step: int, shard: int) -> tuple[float, float] | None:
+        """As `PipelineAdapter.loss`."""
+        workload = self._workload
+        if not workload.rows(step, shard):
+            return None
+        with self._split() as whole, workload.call(step, shard) as call:
+            judged = workload.judge(whole.forward(call.make), call)
+            if judged is None:
+                return None
+            loss, mean, weight = judged
+            whole.backward(loss)
+        return mean, weight
+
+    def _differing(self, shard: int) -> str:
+        """The first tensor of the layout that comes out differently."""
+        replica, found = self._replica, []
+        for compute in (self._workload.loss, self._loss):
+            replica.begin_shard()
+            compute(0, shard)
+            found.append([None if each is None else each.clone() for each in replica.contribution()])
+            replica.forget()
+        for slot, one, other in zip(replica.layout.slots, *found, strict=True):
+            if (one is None) != (other is None) or (
+                one is not None and other is not None and not torch.equal(one, other)
+            ):
+                return str(slot.name)
+        return "some parameter in some bit"
+
+    def _evaluated(self, batch: int) -> tuple[list[str], list[float]]:
+        workload = self._workload
+        with self._split() as whole, evaluation.in_eval_mode(workload.model), evaluation.restoring(self._replica):
+            self._replica.begin_shard()
+            has_metrics = defines(type(workload.pipeline), "metrics")
+            with workload.evaluation(-1, batch) as calls:
+                seeded = Generators.now()
+                loss = whole.forward(calls[0].make, "evaluation")
+                if has_metrics and not self.cuts.draws:
+                    messages.check_undrawn(seeded)
+                metrics = whole.forward(calls[1].make, "metrics") if has_metrics else {}
+                return workload.evaluated(calls[0], loss, metrics)

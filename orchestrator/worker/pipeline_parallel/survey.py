@@ -17,10 +17,12 @@ chooses the same borders by itself, on a busy machine too.
 from __future__ import annotations
 
 import sys
+import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
+from functools import partial
 from types import FrameType
 from typing import Any, Final
 
@@ -106,9 +108,10 @@ def survey(model: torch.nn.Module, call: Callable[[], Any], *, keeps: bool = Fal
 
 @dataclass
 class _Bound:
-    """A bound tensor, with what is known of it."""
+    """A bound tensor, without its values."""
 
-    tensor: torch.Tensor  # held, so that no other one gets its id
+    shape: tuple[int, ...]  # its own
+    size: int  # in bytes, on its way
     born: int  # the position of the operation that it is the result of
     trailed: Key  # its key as the result of that operation
     within: Opened  # the innermost module call that was open then
@@ -120,7 +123,7 @@ class _Bound:
 
     def crossing(self) -> Crossing:
         return Crossing(
-            self.key, self.made, self.trailed, self.born, tuple(self.used), frozenset(self.given), size_of(self.tensor)
+            self.key, self.made, self.trailed, self.born, tuple(self.used), frozenset(self.given), self.size
         )
 
     def loose(self) -> Iterator[int]:
@@ -140,7 +143,9 @@ class _Watch:
         self.kept: list[int] | None = None  # None: nobody asked
         self.names = {id(tensor): name for name, tensor in [*model.named_parameters(), *model.named_buffers()]}
         self.uses: dict[str, list[int]] = {}
-        self.bound: dict[int, _Bound] = {}
+        self.bound: dict[int, _Bound] = {}  # by the id of a tensor that lives
+        self.found: list[_Bound] = []  # all
+        self._lives: dict[int, weakref.ref[torch.Tensor]] = {}
         self.barred: dict[int, str] = {}
         self.read: tuple[int, str] | None = None
         self.drifted = False
@@ -197,7 +202,16 @@ class _Watch:
         """made: the leaves of what an operation has returned."""
         for i, leaf in enumerate(made):
             if isinstance(leaf, torch.Tensor) and id(leaf) not in self.names and id(leaf) not in self.bound:
-                self.bound[id(leaf)] = _Bound(leaf, self.position, label(i), self.trail.inner, drawn=drawn)
+                shape, where = tuple(leaf.shape), self.trail.inner
+                known = _Bound(shape, size_of(leaf), self.position, label(i), where, drawn=drawn)
+                self.found.append(known)
+                self.bound[id(leaf)] = known
+                self._lives[id(leaf)] = weakref.ref(
+                    leaf, partial(self._is_gone, id(leaf))
+                )  # another one may get its id
+
+    def _is_gone(self, number: int, _: object) -> None:
+        del self.bound[number], self._lives[number]
 
     def is_bound(self, leaf: Any) -> bool:
         return id(leaf) in self.names or id(leaf) in self.bound
@@ -208,7 +222,7 @@ class _Watch:
 
     def survey(self, *, draws: bool) -> Survey:
         barred, glued = dict(self.barred), set[int]()
-        for known in self.bound.values():
+        for known in self.found:
             for border in known.loose():
                 if not known.drawn and border <= self.ended.get(known.within, self.position):
                     glued.add(border)
@@ -218,7 +232,7 @@ class _Watch:
             position, what = self.read
             for border in range(position + 1, self.position + 1):
                 barred.setdefault(border, f"before it the code reads a value that parameters decide, by {what}")
-        crossings = tuple(known.crossing() for known in self.bound.values() if known.used)
+        crossings = tuple(known.crossing() for known in self.found if known.used)
         uses = {name: tuple(sorted(set(positions))) for name, positions in self.uses.items()}
         found = tuple(self.costs), draws, tuple(self.passed), tuple(self.kept or ())
         return Survey(tuple(self.calls), barred, frozenset(glued), uses, crossings, *found)
@@ -227,7 +241,7 @@ class _Watch:
 def _loose(known: _Bound) -> str:
     how = "drawn at random before it" if known.drawn else "left behind without being returned before it"
     where = _called(known.within[0])
-    return f"a tensor of shape {tuple(known.tensor.shape)}, {how} in the code of {where}, is used behind it"
+    return f"a tensor of shape {known.shape}, {how} in the code of {where}, is used behind it"
 
 
 def _called(module: str) -> str:

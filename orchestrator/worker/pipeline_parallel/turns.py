@@ -18,6 +18,8 @@ from orchestrator.worker.member.generation import ProcessServices
 
 _LEFT: Final = 4  # one part in so many of the free memory, for activations, batches and whoever else is there
 _LOOK_S: Final = 0.1  # between two looks for a turn
+_AT_IT: Final = -1  # the turn of the one that does what one of a host does
+_DONE: Final = -2  # the turn of the one that has done it
 
 
 def at_once(available: int, needed: int | None, workers: int) -> int:
@@ -43,10 +45,30 @@ def turn(plan: Plan, services: ProcessServices) -> Iterator[None]:
         found = (take(number) for number in range(at_once(available_bytes(), needed, workers)))
         if (give_back := next(filter(None, found), None)) is not None:
             break
-        time.sleep(_LOOK_S)
-        services.heartbeat.live()
+        _wait(services)
     try:
         yield
+    finally:
+        give_back()
+
+
+@contextmanager
+def once(services: ProcessServices) -> Iterator[bool]:
+    """Within the block this worker is to do what one of a host does for all; or not, because a worker that lives has done it.
+    Waits for one that is at it. One that dies leaves it to the next. Raises CalledOff."""
+    if services.take_turn is None:
+        yield True
+        return
+    while (give_back := services.take_turn(_AT_IT)) is None:
+        _wait(services)
+    try:
+        undo = services.take_turn(_DONE)  # kept as long as this process lives
+        try:
+            yield undo is not None
+        except BaseException:
+            if undo is not None:
+                undo()
+            raise
     finally:
         give_back()
 
@@ -56,6 +78,11 @@ def is_to_let_go(plan: Plan, services: ProcessServices) -> bool:
     if plan.cluster.members.stages == 1 or services.take_turn is None:
         return False
     return not may_keep(available_bytes(), plan.cluster.preparing_bytes, _preparing(plan) - 1)
+
+
+def _wait(services: ProcessServices) -> None:
+    time.sleep(_LOOK_S)
+    services.heartbeat.live()
 
 
 def _usable(available: int) -> int:
