@@ -23,7 +23,7 @@ from orchestrator.worker.model import shard_graphs
 from tests.products import thinned
 from tests.worker import faulty as f
 from tests.worker import pipelines as p
-from tests.worker.retracing import Retracer, records
+from tests.worker.retracing import Retracer
 from tests.worker.runs import Layout, members_end, train
 from tests.worker.test_on_device import trained
 from tests.worker.toys import DELAYED
@@ -32,14 +32,6 @@ pytestmark = pytest.mark.slow
 
 Batch = tuple[torch.Tensor, ...]
 MARK = 77.0
-
-
-@pytest.fixture
-def retracer(monkeypatch: pytest.MonkeyPatch) -> Retracer:
-    """Workers sum on a device, and record with this."""
-    made = Retracer()
-    records(monkeypatch, made)
-    return made
 
 
 class Branching(p.Mlp):

@@ -25,14 +25,6 @@ from tests.worker.test_shard_graphs import Masked, WithMask, WithWeight
 pytestmark = pytest.mark.slow
 
 
-@pytest.fixture
-def retracer(monkeypatch: pytest.MonkeyPatch) -> Retracer:
-    """Workers sum on a device, and record with this."""
-    made = Retracer()
-    records(monkeypatch, made)
-    return made
-
-
 class Long(p.Mlp):
     """A sample is no number, and is met when steps are done again."""
 
