@@ -225,6 +225,11 @@ def is_out_of_descriptors(error: Exception) -> bool:
     return isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE)
 
 
+def is_out_of_memory(error: Exception) -> bool:
+    """Whether host memory has ended, for which torch has a plain RuntimeError."""
+    return isinstance(error, RuntimeError) and "can't allocate memory" in str(error)
+
+
 OF_DESCRIPTORS = "let processes have more open files (ulimit -n), or use fewer workers on a machine"
 
 

@@ -20,6 +20,7 @@ from orchestrator.checkpoint.writer import PartWriter
 from orchestrator.numerics import digests
 from orchestrator.numerics.digests import model_digest
 from orchestrator.optim.optimizers import OPTIMIZERS, build, problems
+from orchestrator.worker.model import snapshot
 from orchestrator.worker.model.replica import Replica
 from orchestrator.worker.model.snapshot import capture, restore, rows_of, transforms_of
 from tests.checkpoint.stores import InMemory
@@ -341,6 +342,30 @@ def test_a_state_that_does_not_fit_changes_nothing(
     with refused(code, named):
         restore(spoiled(capture(donor, donors, {}), name, tensor), model, optimizer)
     assert digest(model, optimizer) == before
+
+
+NO_FAULT_OF_A_STATE = [
+    RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried to allocate 4194304 bytes."),
+    torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 MiB."),
+    torch.AcceleratorError("CUDA error: an illegal memory access was encountered", 700),
+]
+
+
+@pytest.mark.parametrize("error", NO_FAULT_OF_A_STATE, ids=lambda error: type(error).__name__)
+def test_memory_that_ends_and_a_card_that_fails_are_no_fault_of_a_state(
+    monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    donor, donors = made(1, adamw)
+    train(donor, donors, 0, 1)
+    state = capture(donor, donors, {})
+
+    def unpack(*_: Any) -> Any:
+        raise error
+
+    monkeypatch.setattr(snapshot, "unpack", unpack)
+    with pytest.raises(type(error)) as raised:
+        restore(state, *made(2, adamw))
+    assert raised.value is error
 
 
 def reordered(model: nn.Module) -> torch.optim.Optimizer:

@@ -56,7 +56,6 @@ _OF_MEMORY = (
     "use a smaller model, fewer workers on a machine, or more memory; or cut the model into stages (cluster.stages, "
     "docs/model-parallel.md)"
 )
-_NO_MEMORY = "can't allocate memory"  # in what torch says then, which raises a plain RuntimeError
 # The end of a recovery, and the parts without which there is no checkpoint, do not wait for more to say.
 _URGENT = ("generation_running", "part_written", "part_failed")
 
@@ -411,7 +410,7 @@ class MemberActor:
             of_card = card_faults.of(error)
             if of_card is not None:
                 return {"failed": of_card.told(str(error).strip(), traceback.format_exc()).as_dict()}
-            if _NO_MEMORY in str(error):
+            if errors.is_out_of_memory(error):
                 return {
                     "failed": errors.RunFailed(
                         str(error).strip(), _OF_MEMORY, traceback.format_exc(), code="worker.no-memory"

@@ -22,7 +22,8 @@ from typing import Any
 import torch
 
 from orchestrator.checkpoint.state import TrainingState, pack, unpack
-from orchestrator.errors import Inconsistent
+from orchestrator.common import card_faults, gpu_memory
+from orchestrator.errors import Inconsistent, is_out_of_memory
 from orchestrator.optim.transforms import State
 from orchestrator.pipeline import naming
 
@@ -187,6 +188,8 @@ def _unpacked(state: TrainingState, key: str, device: torch.device | None = None
     try:
         return unpack(state.values[key], state.tensors, device)
     except (KeyError, TypeError, ValueError, RuntimeError) as error:
+        if is_out_of_memory(error) or gpu_memory.ran_out(error) or card_faults.of(error) is not None:
+            raise  # the state may be whole
         raise Inconsistent(
             f"the state has no whole {key}: {type(error).__name__}: {error}", code="checkpoint.state-not-whole"
         ) from error
