@@ -35,6 +35,11 @@ _SEGMENTS: Final = 40  # in a table, the largest
 _MOST_BYTES: Final = 16 << 20  # of a snapshot, which travels with the error
 
 
+def sharing(gpus: float, workers: int) -> int:
+    """How many of so many workers share a card at most. gpus: that are reserved for each."""
+    return max(1, min(workers, int(1 / gpus))) if 0 < gpus < 1 else 1
+
+
 class Taken(NamedTuple):
     """In bytes. A graph's private pool keeps what its passes need between two replays."""
 

@@ -94,12 +94,15 @@ class Place(NamedTuple):
 
 def place_of(plan: Plan, beside: int, *, lost: bool) -> Place:
     """beside: so many workers are on this machine, itself among them."""
-    gpus = plan.cluster.gpus
-    sharing = max(1, min(beside, int(1 / gpus))) if 0 < gpus < 1 else 1
     card = "of this worker"
     with suppress(RuntimeError, AssertionError):  # it may answer nothing any more
         card = cuda.card()["card"]
-    return Place(card, sharing, max(1, plan.data.batch_size.at(0) // plan.data.shards), lost)
+    return Place(
+        card,
+        gpu_memory.sharing(plan.cluster.gpus, beside),
+        max(1, plan.data.batch_size.at(0) // plan.data.shards),
+        lost,
+    )
 
 
 @contextmanager

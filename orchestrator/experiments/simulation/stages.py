@@ -72,11 +72,6 @@ def card_room(free_bytes: Sequence[int], sharing: int, limit: int | None = None)
     return min([*rooms, *([] if limit is None else [limit])])
 
 
-def sharing(gpus: float, workers: int) -> int:
-    """How many of so many workers share a card at most. gpus: that are reserved for each."""
-    return max(1, min(workers, int(1 / gpus))) if 0 < gpus < 1 else 1
-
-
 def choose_stages(needs: Iterable[Need], room: Room) -> StageChoice:
     """needs: of one stage, two, and so on, asked for only as far as that goes on. Raises ConfigurationError where nothing
     fits."""

@@ -11,13 +11,14 @@ from pathlib import Path
 from typing import Any
 
 from orchestrator.comm.transports.available_memory import available_bytes
+from orchestrator.common.gpu_memory import sharing
 from orchestrator.config.plan import Plan
 from orchestrator.config.resolve import resolve
 from orchestrator.config.settings import Settings
 from orchestrator.config.settings.sections import BY_MEMORY, ClusterSettings
 from orchestrator.driver.preflight import checks, visible_cards
 from orchestrator.errors import ConfigurationError, PipelineRaised
-from orchestrator.experiments.simulation.stages import Need, StageChoice, card_room, choose_stages, room_of, sharing
+from orchestrator.experiments.simulation.stages import Need, StageChoice, card_room, choose_stages, room_of
 from orchestrator.provenance.environment.cards import CardsUnknown
 from orchestrator.worker.pipeline_parallel.needs import needs
 

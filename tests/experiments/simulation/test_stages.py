@@ -6,8 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from orchestrator.common.gpu_memory import sharing
 from orchestrator.errors import ConfigurationError
-from orchestrator.experiments.simulation.stages import Need, Room, card_room, choose_stages, room_of, sharing
+from orchestrator.experiments.simulation.stages import Need, Room, card_room, choose_stages, room_of
 from tests.refusals import refused
 
 NEEDS = [Need(1, 4_000_000_000), Need(2, 2_100_000_000), Need(3, 1_500_000_000), Need(4, 1_100_000_000)]
