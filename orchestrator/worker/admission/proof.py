@@ -141,9 +141,10 @@ def _verify(
         results = [compute(batches[0])]
     before = _look(workload)
     results += [compute(batch) for batch in batches[1:]]
-    if repeats or _look(workload) != before:
+    after = None if repeats else _look(workload)
+    if after is None or after != before:
         results.append(compute(batches[0]))
-    after = _look(workload)
+        after = _look(workload)
     grown: dict[str, bool] = {}
     if after != before:
         compute(batches[0])
