@@ -225,9 +225,12 @@ def is_out_of_descriptors(error: Exception) -> bool:
     return isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE)
 
 
+NO_MEMORY = "can't allocate memory"  # in the plain RuntimeError that torch has for it
+
+
 def is_out_of_memory(error: Exception) -> bool:
-    """Whether host memory has ended, for which torch has a plain RuntimeError."""
-    return isinstance(error, RuntimeError) and "can't allocate memory" in str(error)
+    """Whether host memory has ended."""
+    return isinstance(error, RuntimeError) and NO_MEMORY in str(error)
 
 
 OF_DESCRIPTORS = "let processes have more open files (ulimit -n), or use fewer workers on a machine"

@@ -22,7 +22,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from orchestrator.common import card_faults, gpu_memory, import_string, nondeterministic
-from orchestrator.errors import CardFailed, ConfigurationError, OrchestratorError, PipelineRaised, StopsWaiting
+from orchestrator.errors import (
+    NO_MEMORY,
+    CardFailed,
+    ConfigurationError,
+    OrchestratorError,
+    PipelineRaised,
+    StopsWaiting,
+)
 
 if TYPE_CHECKING:
     import torch
@@ -52,7 +59,7 @@ _ADVICE = {
     "and weight type (torch.cuda.": _ON_TWO_DEVICES,  # convolutions
     ONE_ROW: "batch normalisation needs two rows: where an epoch's last batch leaves a "
     "shard one, choose another data.batch_size or fewer data.shards, or have the data set leave the surplus out",
-    "can't allocate memory": "a worker has not the memory for this: cut the model into stages (cluster.stages=2), "
+    NO_MEMORY: "a worker has not the memory for this: cut the model into stages (cluster.stages=2), "
     "raise data.shards or lower data.batch_size, or let fewer workers share a machine",
     "signal only works in main thread": "samples are read beside the main thread of a process, and Python handles signals in "
     "that one: give a download a timeout of its own (timeout= of requests and urllib, socket.setdefaulttimeout)",
