@@ -28,7 +28,7 @@ from orchestrator.worker.model.replica import Replica
 from orchestrator.worker.model.updater import Updater
 from orchestrator.worker.step.checking import EMPTY_SHARD, FAILED, NEVER, Checks, answer_of
 from orchestrator.worker.step.shard_gradients import Contributing, Contribution
-from orchestrator.worker.step.step_graphs import StepGraphs
+from orchestrator.worker.step.step_graphs import Read, StepGraphs
 from orchestrator.worker.step.summation import Summation
 from orchestrator.worker.step.tally import Tally
 from orchestrator.worker.step.trainer_checks import SentBytes, joined, not_finite
@@ -121,20 +121,15 @@ class LocalTrainer:
     ) -> tuple[tuple[int, OrchestratorError] | None, Gradients | None]:
         """Compute the shards of this attempt and add them up. Returns the first that failed with its error, behind which none
         is computed, and what the last one has contributed, if it is to be had."""
-        graphs, own = self.step_graphs, self._step_assignment[self._rank]
-        goes = graphs is not None and not attempt and self._answers is None
-        read = graphs.read(step, own) if graphs is not None and goes else None
-        turns = self._turns(step, attempt)
-        begun: list[int] = []
+        own = tuple(self._step_assignment[self._rank])
+        graphs = self.step_graphs if not attempt and self._answers is None else None
+        read = None if graphs is None else graphs.read(step, own)
+        turns, begun = self._turns(step, attempt), tuple[int, ...]()
         if graphs is not None and read is not None and graphs.knows(read) and not self._is_first:
-            begun = list(islice(turns, len(own)))
-            if begun == list(own):
-                self._services.heartbeat.beat("compute", step, together=len(own))
-                self._services.writer.copied(0)
-                graphs.again(step, own, read, grid, tally)
-                begun, read = [], None
-                if self._consumer is not None:
-                    self._replica.staging.mark()()  # or this thread would claim all shards of others before the device is done
+            begun = tuple(islice(turns, len(own)))
+            if begun == own:
+                self._add_as_one(graphs, step, own, read, grid, tally)
+                begun, read = (), None
         self._is_first = False
         last: Gradients | None = None
         for shard in chain(begun, turns):
@@ -145,13 +140,22 @@ class LocalTrainer:
                 last = self._add(step, shard, grid, tally)
             except OrchestratorError as error:
                 return (shard, error), last
-        if graphs is not None and read is not None and self._shards == tuple(own):
+        if graphs is not None and read is not None and self._shards == own:
 
             def add(shard: int, others: Tally) -> None:
                 self._add(step, shard, grid, others)
 
             graphs.learn(step, own, read, tally, add)
         return None, last
+
+    def _add_as_one(
+        self, graphs: StepGraphs, step: int, own: Sequence[int], read: Read, grid: Grid, tally: Tally
+    ) -> None:
+        self._services.heartbeat.beat("compute", step, together=len(own))
+        self._services.writer.copied(0)
+        graphs.again(step, own, read, grid, tally)
+        if self._consumer is not None:
+            self._replica.staging.mark()()  # or this thread would claim all shards of others before the device is done
 
     def fault(self, shard: int) -> Exception | None:
         return self._fault[1] if self._fault is not None and self._fault[0] == shard else None
