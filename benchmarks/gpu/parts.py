@@ -49,9 +49,8 @@ class Scale:
     device: str = "cuda"
     share: float = 0.1  # of the card, for each worker
     gpt: Mapping[str, Any] = field(default_factory=dict)  # arguments of the model
-    medium: Mapping[str, Any] = field(
-        default_factory=lambda: dict(_MEDIUM)
-    )  # likewise, of one whose sums leave the card
+    # likewise, of one whose sums leave the card
+    medium: Mapping[str, Any] = field(default_factory=lambda: dict(_MEDIUM))
     llama: Mapping[str, Any] = field(default_factory=dict)  # likewise
     # the settings of its four workers
     llama_cluster: Mapping[str, Any] = field(default_factory=lambda: {"gpus_per_worker": 0.25, "gpu_gb": _A_STAGE_GB})

@@ -198,10 +198,8 @@ def _with_bytes(outcome: RunOutcome, facts: Facts) -> RunOutcome:
 
 def _with_flops(outcome: RunOutcome, facts: Facts) -> RunOutcome:
     cards = {**outcome.cards, facts["uuid"]: facts["card"]}
-    known = (
-        outcome.flops_per_sample if facts["per_sample"] is None else facts["per_sample"]
-    )  # of stages one worker tells
-    return replace(outcome, flops_per_sample=known, cards=cards)
+    told = facts["per_sample"]  # None but of one worker, where a model is in stages
+    return replace(outcome, flops_per_sample=outcome.flops_per_sample if told is None else told, cards=cards)
 
 
 _memory_fields = only(

@@ -206,9 +206,8 @@ class _Watch:
                 known = _Bound(shape, size_of(leaf), self.position, label(i), where, drawn=drawn)
                 self.found.append(known)
                 self.bound[id(leaf)] = known
-                self._lives[id(leaf)] = weakref.ref(
-                    leaf, partial(self._is_gone, id(leaf))
-                )  # another one may get its id
+                # Another one may get its id.
+                self._lives[id(leaf)] = weakref.ref(leaf, partial(self._is_gone, id(leaf)))
 
     def _is_gone(self, number: int, _: object) -> None:
         del self.bound[number], self._lives[number]

@@ -1,9 +1,9 @@
 """All micro-batches of a worker in a step as one recording. A model whose micro-batches take the device less time than Python
 takes to begin them is as fast as the device then.
 
-    each micro-batch    has a recording of its own first (`model/shard_graphs.py`), which is compared with eager passes
-    two steps           are done by those, and once more by one recording for the step, and both are compared to the bit
-    later ones          are one copy of all rows, the seeds, and one call
+    each micro-batch    First it has a recording of its own (`model/shard_graphs.py`).
+    two steps           They are done by those, then by one recording for the step. Both are compared to the bit.
+    later ones          They are one copy of all rows, the seeds, and one call.
 
 The recording is that of the trainer's own loop: passes, what each shard leaves in buffers, and its addition onto the sum. So a
 step that is done again finds its tally and its sum in the same memory. It serves any shards whose micro-batches have these
