@@ -5,8 +5,8 @@ A member that waits for others is never to blame; the stuck one is. A member tha
 stuck too: it waits for its GPU or a device. A card tells late. So if a member stood still there, all its micro-batches of the
 step are inferred.
 
-The last activity of a worker that died on the driver's machine is certain. For any other only the last heartbeat is known,
-which may be older than its death. So a micro-batch is named in one of two ways:
+The last activity of a worker that died is certain if its machine lives. For any other only the last heartbeat is known, which
+may be older than its death. So a micro-batch is named in one of two ways:
 
     seen       it is certain that the worker was computing it, or the heartbeat says so for the step in which the generation
                stood, or for a later one

@@ -11,6 +11,7 @@ from orchestrator.cluster.actors.host_relay import REPORT, WORD, address, hello
 
 SECRET = b"secret"
 NODE = f"node of process {os.getpid()}"  # tests run beside each other
+NO_RECORD = -1  # a descriptor that no process has
 _LONG_S = 60.0  # reached only when a test hangs
 _open: list[socket.socket] = []
 
@@ -18,13 +19,15 @@ _open: list[socket.socket] = []
 class Member:
     """A member that says what it is told to."""
 
-    def __init__(self, number: int, secret: bytes = SECRET, *, says_hello: bool = True) -> None:
+    def __init__(
+        self, number: int, secret: bytes = SECRET, *, says_hello: bool = True, crash_record: int = NO_RECORD
+    ) -> None:
         self.connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         _open.append(self.connection)
         self.connection.connect(address(SECRET, NODE))
         self.connection.settimeout(_LONG_S)
         if says_hello:
-            self.connection.sendall(hello(secret, number))
+            self.connection.sendall(hello(secret, number, crash_record))
 
     def says(self, first: int, *entries: Any, urgent: bool = False, next_call: int = 0) -> None:
         self.connection.sendall(packed(first, *entries, urgent=urgent, next_call=next_call))

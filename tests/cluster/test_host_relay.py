@@ -17,8 +17,9 @@ from orchestrator.cluster.actors.calls import CallFailed, CallHandler, answered
 from orchestrator.cluster.actors.calls import packed as packed_call
 from orchestrator.cluster.actors.event_queue import ANSWERS, EventQueue
 from orchestrator.cluster.actors.host_relay import HostRelay, RelayActor, Report, hello
+from orchestrator.cluster.actors.post_mortem import PostMortem
 from orchestrator.cluster.actors.reporter import Reporter
-from tests.cluster.callers import NODE, SECRET, Member, close_all, packed
+from tests.cluster.callers import NO_RECORD, NODE, SECRET, Member, close_all, packed
 
 _LONG_S = 60.0  # reached only when a test hangs
 
@@ -92,7 +93,9 @@ def test_two_connections_of_a_member_may_have_news_at_once(relay: HostRelay) -> 
     first, again = Member(1), Member(1, says_hello=False)
     relay.take()
     relay.take()  # nothing is there any more, so news is told in the order in which it comes
-    again.connection.sendall(hello(SECRET, 1))  # the first one is closed for that, and has ended in the same moment
+    again.connection.sendall(
+        hello(SECRET, 1, NO_RECORD)
+    )  # the first one is closed for that, and has ended in the same moment
     first.connection.close()
     relay.take()
     again.says(0, "a")
@@ -152,7 +155,7 @@ def test_calls_that_a_stopped_member_has_no_room_for_are_not_torn(relay: HostRel
 def test_what_is_urgent_wakes_an_owner_who_gathers(relay: HostRelay) -> None:
     """Its report is not looked at meanwhile."""
     member = Reported()
-    reporter.begin(member.reporter, member.calls, SECRET, 1, NODE)
+    reporter.begin(member.reporter, member.calls, SECRET, 1, NODE, NO_RECORD)
     began = time.monotonic()
     threading.Timer(0.05, lambda: member.queue.put({"a": 1}, urgent=True)).start()
     found: list[Any] = []
@@ -264,7 +267,7 @@ def test_what_the_driver_has_not_acknowledged_is_sent_again_to_another_relay(mon
     monkeypatch.setattr(reporter, "_GATHER_S", 0.0)
     member = Reported(beat_s=0.05)
     relay = HostRelay(SECRET, NODE)
-    reporter.begin(member.reporter, member.calls, SECRET, 1, NODE)
+    reporter.begin(member.reporter, member.calls, SECRET, 1, NODE, NO_RECORD)
     beat = read(relay, 1)[0]
     assert (beat.first, pickle.loads(beat.body)) == (0, ([], {"beats": 7}))
     member.queue.put({"a": 1})
@@ -297,13 +300,13 @@ def test_the_actor_of_another_node_hands_reports_on_and_acknowledgements_back() 
     reports, ended = actor.exchange({}, [], _LONG_S, 0.0)
     while not reports:
         reports, ended = actor.exchange({}, [], _LONG_S, 0.0)
-    assert (told(reports), ended) == ([(1, 0, "a")], [])
-    assert actor.exchange({1: 1}, [], 0.0, 0.0) == ([], [])
+    assert (told(reports), ended) == ([(1, 0, "a")], {})
+    assert actor.exchange({1: 1}, [], 0.0, 0.0) == ([], {})
     assert member.hears() == 1
     actor.hand([(1, 0, b"a call")])
-    assert actor.exchange({}, [], 0.0, 0.0) == ([], [])
+    assert actor.exchange({}, [], 0.0, 0.0) == ([], {})
     assert member.is_called() == (0, b"a call")
-    assert actor.exchange({}, [1], 0.0, 0.0) == ([], [1])
+    assert actor.exchange({}, [1], 0.0, 0.0) == ([], {1: PostMortem()})
     actor._relay.close()
 
 

@@ -5,16 +5,20 @@ Ranks go host by host, also when a worker is lost and another one joins.
 
 from __future__ import annotations
 
+import re
+import signal
+import subprocess
 import time
 from dataclasses import replace
 from itertools import groupby
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.cli.alone import Alone, alone, assert_as_alone
 from tests.cli.watching import WatchedRun
-from tests.cluster.conftest import SHORT, some_hosts
+from tests.cluster.conftest import SHORT, Hosts, some_hosts
 from tests.projects import Project
 
 
@@ -105,6 +109,43 @@ def test_ranks_go_host_by_host_also_when_one_is_killed_and_another_joins(digits:
     assert sorted(generations[-1]["nodes"]) == [0, 0, 1, 1]
     first, second = generations[-1]["members"][:2]
     assert {first, second} != {1, 2}, "who joined is beside the other one of its host"
+
+
+@pytest.mark.long
+@pytest.mark.ray
+@pytest.mark.root
+def test_what_a_worker_on_another_host_was_doing_and_said_last_is_known(digits: Project) -> None:
+    """One is killed there; and one says what a library of CUDA says as it aborts a process whose card has failed."""
+    undisturbed = alone(digits, "digits", *ENDLESS[1:])
+    with some_hosts(hidden=digits.path) as hosts:
+        project = replace(digits, variables=hosts.access, before=hosts.inside)
+        run = WatchedRun(project, *ENDLESS, f"cluster.address={hosts.address}", "cluster.workers={min: 2, max: 4}")
+        run.wait(lambda: len(run.living()) == 4 or None)
+        run.wait_for_steps(run.steps + 20)
+        run.kill(_there(run, hosts))
+        run.wait_for("worker_lost")
+        run.wait(lambda: len(run.living()) == 4 or None)
+        run.wait_for_steps(run.steps + 20)
+        pid = _there(run, hosts)
+        with Path(f"/proc/{pid}/fd/2").open("a") as standard_error:
+            standard_error.write(f"{UNCAUGHT}\n")
+        run.kill(pid, signal.SIGABRT)
+        run.wait_for("worker_lost", 2)
+        done = run.end()
+    assert_as_alone(project, done, undisturbed)
+    killed, aborted = (each["why"] for each in run.journal("worker_lost"))
+    assert re.search(r"its process \(pid \d+\) ended in the \w+ phase of step \d+", killed), killed
+    assert "failed on its GPU (gpu.ecc)" in aborted
+    assert aborted.endswith("it ended the process")
+
+
+UNCAUGHT = "Unhandled exception: N3c1016AcceleratorErrorE. what(): CUDA error: uncorrectable ECC error encountered"
+
+
+def _there(run: WatchedRun, hosts: Hosts) -> int:
+    """The process of a worker on the last host."""
+    listed = subprocess.run(["ip", "netns", "pids", hosts.far[0]], check=True, capture_output=True, text=True)
+    return next(pid for pid in run.living().values() if str(pid) in listed.stdout.split())
 
 
 def _workers(generation: dict[str, Any]) -> set[int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
@@ -10,8 +11,12 @@ from pathlib import Path
 import pytest
 
 from orchestrator.cluster.actors import last_words
+from orchestrator.cluster.actors.host_relay import RelayActor
 from orchestrator.cluster.actors.last_words import LastWords
+from orchestrator.cluster.actors.post_mortem import PostMortem
+from tests.projects import REPOSITORY
 
+_LONG_S = 60.0  # reached only when a test hangs
 ENDS = "import os, sys; sys.stdin.readline(); os.write(2, b'{}'); os.abort()"
 
 
@@ -39,3 +44,49 @@ def test_those_that_go_to_no_file_are_not_waited_for() -> None:
         process.communicate(b"\n")
     with pytest.raises(FileNotFoundError):
         LastWords(process.pid)
+
+
+MEMBER = """
+import os, socket, sys
+from orchestrator.cluster.actors.host_relay import address, hello
+from orchestrator.worker.member.crash_record import CrashRecord
+from tests.cluster.callers import packed
+node, forks = sys.argv[1], sys.argv[2] == "forks"
+record = CrashRecord()
+record.note("compute", 7, 3)
+record.note_card("GPU-7")
+relay = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+relay.connect(address(b"secret", node))
+relay.sendall(hello(b"secret", 1, record.fd) + packed(0, urgent=True))
+if forks and not os.fork():
+    sys.stdin.read()
+    os._exit(0)
+os.read(int(sys.argv[3]), 1)
+os.write(2, b"all is lost")
+os.abort()
+"""
+
+
+@pytest.mark.parametrize("forks", [False, True])
+def test_the_relay_of_a_host_tells_what_a_dead_member_did_and_said(tmp_path: Path, forks: bool) -> None:
+    """Also where a process that it has forked holds its connection, if the driver tells of its death."""
+    node, file = f"node of {os.getpid()}", tmp_path / "err"
+    actor = RelayActor(b"secret", node)
+    go_on, told = os.pipe()
+    command = [sys.executable, "-c", MEMBER, node, "forks" if forks else "", str(go_on)]
+    with file.open("w") as err:
+        process = subprocess.Popen(command, stdin=subprocess.PIPE, stderr=err, cwd=REPOSITORY, pass_fds=(go_on,))
+    (report,), ended = actor.exchange({}, [], _LONG_S, 0.0)
+    assert (report.member, ended) == (1, {})
+    os.close(told)
+    assert process.wait() == -signal.SIGABRT
+    file.unlink()
+    if forks:
+        actor.died([1])
+    found = PostMortem({"activity": "compute", "step": 7, "shard": 3, "beats": 1}, "GPU-7", "all is lost")
+    assert actor.exchange({}, [], _LONG_S, 0.0) == ([], {1: found})
+    actor.died([1, 2])
+    assert actor.exchange({}, [1], _LONG_S, 0.0)[1] == {1: PostMortem(), 2: PostMortem()}
+    actor._relay.close()
+    process.communicate()
+    os.close(go_on)

@@ -22,11 +22,12 @@ from orchestrator.cluster.actors.driver_loss import DriverHandle
 from orchestrator.cluster.actors.event_queue import ANSWERS
 from orchestrator.cluster.actors.host_relay import Call, RelayActor, Report
 from orchestrator.cluster.actors.members import ActorPlacement, MemberMessage, Members
+from orchestrator.cluster.actors.post_mortem import PostMortem
 from orchestrator.cluster.actors.reporter import beat_s
 from orchestrator.config.resolve import resolve
 from orchestrator.config.settings import load
 from orchestrator.worker.member.crash_record import CrashRecord
-from tests.cluster.callers import NODE, Member, close_all
+from tests.cluster.callers import NO_RECORD, NODE, Member, close_all
 from tests.refusals import refused
 
 
@@ -68,8 +69,8 @@ class DoubleOfRay:
 class Called(Member):
     """A member that answers calls. says: by the verb, what it answers; a verb that is not there is not answered."""
 
-    def __init__(self, number: int = 0, **says: Any) -> None:
-        super().__init__(number)
+    def __init__(self, number: int = 0, crash_record: int = NO_RECORD, **says: Any) -> None:
+        super().__init__(number, crash_record=crash_record)
         self.said = 0
         self._says = says
 
@@ -240,16 +241,16 @@ def test_two_thousand_losses_leave_no_descriptor_and_no_member_behind(monkeypatc
     """The limit of descriptors is 1,024 in most shells."""
     record = CrashRecord()
     record.note("compute", 7, 3)
-    prepared_answer = {"node": NODE, "pid": os.getpid(), "crash_record": record.fd}
+    prepared_answer = {"node": NODE, "pid": os.getpid()}
     with members_on(DeadlyRay(), monkeypatch) as held:
         before = len(list(Path("/proc/self/fd").iterdir()))
         for member in range(2000):
-            caller = Called(member, prepare=prepared_answer)
+            caller = Called(member, crash_record=record.fd, prepare=prepared_answer)
             caller.answer(0, prepared_answer)
             entries, prepared, died = held.hear(0.0)
             assert (entries.kind, prepared.kind, died.kind) == ("entries", "prepared", "died")
             assert entries.member == prepared.member == died.member == member
-            assert held.last_activity(member) == {"activity": "compute", "step": 7, "shard": 3, "beats": 1}
+            assert held.post_mortem(member).activity == {"activity": "compute", "step": 7, "shard": 3, "beats": 1}
             held.forget(member)
             close_all()
             assert list(held.hear(0.0)) == []
@@ -427,6 +428,7 @@ class FarRay(DoubleOfRay):
         self.relays: list[str] = []  # the nodes on which one was started
         self.calls: list[tuple[tuple[Any, ...], Future[Any]]] = []  # of `exchange`
         self.handed: list[list[Call]] = []  # by calls of `hand`
+        self.dead: list[list[int]] = []  # by calls of `died`
         self.stays: Future[Any] = Future()
 
     def told(self, verb: str) -> Any:
@@ -441,7 +443,8 @@ class FarRay(DoubleOfRay):
         def place(scheduling_strategy: Any, runtime_env: Any) -> Any:  # noqa: ARG001
             self.relays.append(scheduling_strategy.node_id)
             hand = SimpleNamespace(options=lambda **_: SimpleNamespace(remote=self.handed.append))
-            actor = SimpleNamespace(exchange=SimpleNamespace(remote=exchange), hand=hand)
+            died = SimpleNamespace(options=lambda **_: SimpleNamespace(remote=self.dead.append))
+            actor = SimpleNamespace(exchange=SimpleNamespace(remote=exchange), hand=hand, died=died)
             return SimpleNamespace(remote=lambda *_: actor)
 
         usual: Any = super().remote(**options)
@@ -470,7 +473,7 @@ def test_all_members_of_another_node_are_heard_by_one_call(monkeypatch: pytest.M
     ((_, call),) = ray.calls
     assert told(held) == []
     assert len(ray.calls) == 1
-    call.set_result(([sent(0, "a"), sent(1, "b")], []))
+    call.set_result(([sent(0, "a"), sent(1, "b")], {}))
     assert told(held) == [("entries", ["a"]), ("entries", ["b"])]
     assert told(held) == []
     assert [arguments[:2] for arguments, _ in ray.calls] == [
@@ -482,14 +485,14 @@ def test_all_members_of_another_node_are_heard_by_one_call(monkeypatch: pytest.M
 def test_another_relay_takes_the_place_of_a_lost_one(monkeypatch: pytest.MonkeyPatch) -> None:
     """Members send it again what was not acknowledged, and each entry is heard once."""
     ray, held = far(monkeypatch)
-    ray.calls[0][1].set_result(([sent(0, "a")], []))
+    ray.calls[0][1].set_result(([sent(0, "a")], {}))
     assert told(held) == [("entries", ["a"])]
     assert told(held) == []
     ray.calls[1][1].set_exception(RayActorError(error_msg="killed"))
     assert told(held) == []
     assert told(held) == []
     assert ray.relays == [FAR, FAR]
-    ray.calls[2][1].set_result(([sent(0, "a", "b")], []))
+    ray.calls[2][1].set_result(([sent(0, "a", "b")], {}))
     assert told(held) == [("entries", ["b"])]
 
 
@@ -499,7 +502,7 @@ def test_another_relay_gets_the_calls_again_that_are_not_confirmed(monkeypatch: 
     held.ask(0, "save", 0)
     assert told(held) == []
     assert [[number for _, number, _ in calls] for calls in ray.handed] == [[0], [1, 2]]
-    ray.calls[0][1].set_result(([sent(0)._replace(next_call=2)], []))
+    ray.calls[0][1].set_result(([sent(0)._replace(next_call=2)], {}))
     assert told(held) == [("entries", {})]
     assert told(held) == []
     ray.calls[1][1].set_exception(RayActorError(error_msg="killed"))
@@ -513,8 +516,12 @@ def test_the_last_reports_of_another_node_go_before_the_news_of_a_death(monkeypa
     ray, held = far(monkeypatch)
     ray.stays.set_exception(RayActorError(error_msg="it died"))
     assert told(held) == []
-    ray.calls[0][1].set_result(([sent(0, "last words")], [0]))
+    assert told(held) == []
+    assert ray.dead == [[0]]
+    found = PostMortem({"activity": "compute"}, "GPU-0", "all is lost")
+    ray.calls[0][1].set_result(([sent(0, "last words")], {0: found}))
     assert told(held) == [("entries", ["last words"]), ("died", "it died")]
+    assert held.post_mortem(0) == found
     held.forget(0)
     assert len(held._members) == 0
 

@@ -21,6 +21,7 @@ from safetensors.torch import load_file
 
 from orchestrator.checkpoint.weights import Weights
 from orchestrator.cluster.actors.members import ActorPlacement, MemberMessage
+from orchestrator.cluster.actors.post_mortem import PostMortem
 from orchestrator.cluster.placement.actor_slots import ActorSlots
 from orchestrator.cluster.placement.reservation import Node
 from orchestrator.config.resolve import resolve
@@ -111,14 +112,8 @@ class Script:
     def pid(self, member: int) -> int | None:
         return 100 + member
 
-    def last_activity(self, member: int) -> dict[str, Any] | None:
-        return self.last_activities.get(member)
-
-    def standard_error(self, member: int) -> str:
-        return self.standard_errors.get(member, "")
-
-    def card(self, member: int) -> str:
-        return f"GPU-{member}"
+    def post_mortem(self, member: int) -> PostMortem:
+        return PostMortem(self.last_activities.get(member), f"GPU-{member}", self.standard_errors.get(member, ""))
 
     def save_weights(self, member: int, path: str) -> None:
         self.done.append(("save weights", member, Path(path).name))

@@ -28,6 +28,7 @@ from orchestrator.checkpoint import catalog, writer
 from orchestrator.checkpoint.storage import Buffer
 from orchestrator.cluster.actors import calls, checkpoint_client, event_queue, member_actor, members, reporter
 from orchestrator.cluster.actors.host_relay import REPORT, Report
+from orchestrator.cluster.actors.post_mortem import PostMortem
 from orchestrator.comm.transports import shared_memory, sockets
 from orchestrator.comm.transports.base import PeerLost, Received, Tag
 from orchestrator.config.plan import Plan, Variant
@@ -509,34 +510,23 @@ class Relays:
         if member.alive:
             reports.kept(kept)
 
+    def died(self, _: int) -> None: ...
+
     def may_say_more(self, _: int) -> bool:
         return False
+
+    def post_mortem(self, number: int) -> PostMortem:
+        """On another node it may be lost with that."""
+        member = self._reporters[number][0] if number in self._reporters else None
+        if member is None or member.actor is None or (member.node != HERE and self._cluster.dice.random() < 0.5):
+            return PostMortem()
+        return PostMortem(member.last_beat, str(member.actor._card), member.last_words)
 
     def drop(self, number: int) -> None:
         self._reporters.pop(number, None)
         self._unconfirmed.pop(number, None)
 
     def close(self, _: object) -> None: ...
-
-
-class Found:
-    """In place of `crash_record.CrashRecordReader` and of `last_words.LastWords`."""
-
-    def __init__(self, cluster: Cluster, pid: int) -> None:
-        self._member = next(member for member in cluster.everybody if member.pid == pid)
-        if not self._member.alive:
-            raise FileNotFoundError("its process has ended")
-
-    def last(self) -> dict[str, Any] | None:
-        return self._member.last_beat
-
-    def card(self) -> str:
-        return str(self._member.actor._card)
-
-    def read(self) -> str:
-        return self._member.last_words
-
-    def close(self) -> None: ...
 
 
 class Beating(heartbeat.Heartbeat):
@@ -670,8 +660,6 @@ def simulated(cluster: Cluster) -> Iterator[None]:
         (writer, "Background", lambda name, **_: Background(cluster, name)),
         (members, "ray", ray),
         (members, "HostRelays", lambda *_: cluster.relays),
-        (members, "CrashRecordReader", lambda pid, _: Found(cluster, pid)),
-        (members, "LastWords", lambda pid: Found(cluster, pid)),
         (member_actor, "ray", ray_inside),
         (member_actor, "os", system),
         (member_actor, "sys", SimpleNamespace(path=[], modules={})),

@@ -1,7 +1,8 @@
 """A relay on each host, by Unix sockets: reports of its members go to the driver, and calls of the driver to them.
 
     member                                               relay, one for each host
-    HELLO   magic, member, proof of the secret       ->
+    HELLO   magic, member, the descriptor of its     ->
+            crash record, proof of the secret
     REPORT  bytes, numbers of the first entry and of ->
             the next call, urgent; entries and heartbeat
                                                      <-  WORD  number of the next entry: the driver has those before it;
@@ -12,7 +13,8 @@ is an object of the driver. On every other node it is an actor that does not nee
 all members of that node (`host_relays.py`).
 
 A relay has no thread: its owner waits in it. Until then the kernel keeps what comes, and a member waits that sends much. A
-process that ends leaves what it sent, so all of it can be read once its death is known. A relay keeps no report: a
+process that ends leaves what it sent, so all of it can be read once its death is known. The relay can then also read
+what it was doing, and the end of its standard error (`post_mortem.py`). A relay keeps no report: a
 member sends again what the driver has not acknowledged when its relay is another one. Calls it keeps until the member has
 confirmed them, which may not have connected yet.
 
@@ -39,15 +41,16 @@ from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
 from orchestrator.cluster.actors.calls import Unconfirmed
+from orchestrator.cluster.actors.post_mortem import PostMortem, Witness
 from orchestrator.common.processes import peer_credentials
 
-HELLO: Final = struct.Struct("=4sq32s")  # magic, member, proof
+HELLO: Final = struct.Struct("=4sqi32s")  # magic, member, descriptor of its crash record, proof
 # bytes of the body, number of the first entry, number of the next call, whether it is urgent
 REPORT: Final = struct.Struct("=Iqq?")
 WORD: Final = struct.Struct(
     "=qqI"
 )  # number of the next entry, number of a call, its bytes; none where there are no bytes
-_MAGIC: Final = b"orc2"
+_MAGIC: Final = b"orc3"
 _READ_BYTES: Final = 2**18
 
 
@@ -74,8 +77,8 @@ def bell(relay: str) -> str:
     return relay + "!"
 
 
-def hello(secret: bytes, member: int) -> bytes:
-    return HELLO.pack(_MAGIC, member, _proof(secret, member))
+def hello(secret: bytes, member: int, crash_record: int) -> bytes:
+    return HELLO.pack(_MAGIC, member, crash_record, _proof(secret, member))
 
 
 def _proof(secret: bytes, member: int) -> bytes:
@@ -104,6 +107,7 @@ class HostRelay:
         self._ended: list[int] = []
         self._callers: dict[int, _Caller] = {}  # by member
         self._calls: dict[int, Unconfirmed] = {}  # by member
+        self._witnesses: dict[int, Witness] = {}  # by member
         self._has_called = False  # a member, of which nothing was read yet
         self._closing = threading.Lock()  # `_wake` is open
         self._selector = selectors.DefaultSelector()
@@ -165,10 +169,16 @@ class HostRelay:
         if caller is not None:
             self._tell(caller, WORD.pack(0, number, len(call)) + call)
 
+    def post_mortem(self, member: int) -> PostMortem:
+        """The post-mortem of a member that is gone, until it is dropped."""
+        witness = self._witnesses.get(member)
+        return PostMortem() if witness is None else witness.tells()
+
     def drop(self, member: int) -> None:
         """It is gone, also where a process that it has forked holds its connection."""
         self._calls.pop(member, None)
         self._end_call_of(member)
+        self._let_go_of(self._witnesses.pop(member, None))
 
     def close(self) -> None:
         """Safe to call twice."""
@@ -176,6 +186,8 @@ class HostRelay:
             if isinstance(key.data, _Caller):
                 key.data.connection.close()
         self._callers.clear()
+        while self._witnesses:
+            self._let_go_of(self._witnesses.popitem()[1])
         self._listening.close()
         self._bell.close()
         self._selector.close()
@@ -238,11 +250,12 @@ class HostRelay:
         if caller.member is None:
             if len(unread) < HELLO.size:
                 return True
-            magic, member, proof = HELLO.unpack_from(unread)
+            magic, member, crash_record, proof = HELLO.unpack_from(unread)
             if magic != _MAGIC or not hmac.compare_digest(proof, _proof(self._secret, member)):
                 return False
             self._end_call_of(member)  # its connection before, whose end may not have been read
             caller.member, self._callers[member] = member, caller
+            self._watch(caller.connection, member, crash_record)
             at = HELLO.size
             for number, call in self._calls[member].rest() if member in self._calls else ():
                 self._tell(caller, WORD.pack(0, number, len(call)) + call)
@@ -257,6 +270,17 @@ class HostRelay:
                 self._calls[caller.member].confirm(next_call)
         del unread[:at]
         return True
+
+    def _watch(self, connection: socket.socket, member: int, crash_record: int) -> None:
+        witness = Witness.of(peer_credentials(connection)[0], crash_record)
+        if witness is not None:
+            self._let_go_of(self._witnesses.get(member))
+            self._witnesses[member] = witness
+
+    @staticmethod
+    def _let_go_of(witness: Witness | None) -> None:
+        if witness is not None:
+            witness.close()
 
     def _tell(self, caller: _Caller, word: bytes) -> None:
         waits = bool(caller.unsent)
@@ -294,22 +318,29 @@ class HostRelay:
 
 
 class RelayActor:
-    """The relay of another node than the driver's, as an actor of Ray: `hand` is carried out beside `exchange`."""
+    """The relay of another node than the driver's, as an actor of Ray: `hand` and `died` are carried out beside `exchange`."""
 
     def __init__(self, secret: bytes, node: str) -> None:
         self._relay = HostRelay(secret, node)
         self._handed = deque[Call]()
+        self._dead = deque[int]()
 
     def hand(self, calls: list[Call]) -> None:
         """Take calls for members of this node."""
         self._handed.extend(calls)
         self._relay.wake()
 
+    def died(self, members: list[int]) -> None:
+        """The driver knows of their deaths, and wants what is known of each here: a process that one has forked may hold its
+        connection."""
+        self._dead.extend(members)
+        self._relay.wake()
+
     def exchange(
         self, kept: Mapping[int, int], dropped: list[int], wait_s: float, gather_s: float
-    ) -> tuple[list[Report], list[int]]:
-        """Tell members what the driver has of them, and wait for reports. kept: by member, the number of the next entry;
-        dropped: members that are gone."""
+    ) -> tuple[list[Report], dict[int, PostMortem]]:
+        """Tell members what the driver has of them, and wait for reports. Returns those, and the members that are gone. kept:
+        by member, the number of the next entry; dropped: members of which nothing more is wanted."""
         for member, number in kept.items():
             self._relay.acknowledge(member, number)
         for member in dropped:
@@ -317,7 +348,9 @@ class RelayActor:
         self._hand_on()
         self._relay.wait_watchful(wait_s, gather_s)
         self._hand_on()
-        return self._relay.take()
+        dead = [self._dead.popleft() for _ in range(len(self._dead))]
+        reports, ended = self._relay.take()
+        return reports, {member: self._relay.post_mortem(member) for member in (*ended, *dead)}
 
     def _hand_on(self) -> None:
         for _ in range(len(self._handed)):

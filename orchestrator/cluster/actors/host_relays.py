@@ -15,6 +15,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from orchestrator.cluster.actors.calls import Unconfirmed
 from orchestrator.cluster.actors.host_relay import Call, HostRelay, Report, actor_kind
+from orchestrator.cluster.actors.post_mortem import PostMortem
 from orchestrator.cluster.ray_calls import unless_gone
 
 _GATHER_S = 0.1  # for reports that come together, so that many members do not wake the driver more often
@@ -35,7 +36,8 @@ class _Other:
     retry: float = 0.0  # when to start the next one, in monotonic seconds
     kept: dict[int, int] = field(default_factory=dict)  # by member, the number of the next entry; not told it yet
     dropped: list[int] = field(default_factory=list)  # members that are gone; not told of it yet
-    ended: set[int] = field(default_factory=set)  # members whose connections have ended
+    dead: list[int] = field(default_factory=list)  # members that are dead as Ray says; not told of it yet
+    ended: dict[int, PostMortem] = field(default_factory=dict)  # members whose connections have ended, or that are dead
     calls: dict[int, Unconfirmed] = field(default_factory=dict)  # by member
     unsent: list[Call] = field(default_factory=list)  # calls that its relay does not have yet
 
@@ -82,11 +84,11 @@ class HostRelays:
                 other.actor, other.retry = None, time.monotonic() + _RETRY_S
                 other.ended.clear()
                 continue
-            other.ended.difference_update(report.member for report in there)
-            other.ended.update(ended)
             for report in there:
+                other.ended.pop(report.member, None)
                 if report.member in other.calls:
                     other.calls[report.member].confirm(report.next_call)
+            other.ended.update(ended)
             reports += there
         return reports
 
@@ -107,6 +109,17 @@ class HostRelays:
             other.calls.setdefault(member, Unconfirmed()).put(number, call)
             other.unsent.append((member, number, call))
 
+    def died(self, member: int) -> None:
+        """Ray says so: have the relay of its node tell what is known of it there."""
+        other = self._by_member.get(member)
+        if other is not None:
+            other.dead.append(member)
+
+    def post_mortem(self, member: int) -> PostMortem:
+        """The post-mortem of a dead member, once it may say no more."""
+        other = self._by_member.get(member)
+        return self._own.post_mortem(member) if other is None else other.ended.get(member, PostMortem())
+
     def may_say_more(self, member: int) -> bool:
         """Whether reports of a member that has died may be on their way still. Here none are once `take` has been called."""
         other = self._by_member.get(member)
@@ -119,7 +132,7 @@ class HostRelays:
             self._own.drop(member)
             return
         other.members.discard(member)
-        other.ended.discard(member)
+        other.ended.pop(member, None)
         other.kept.pop(member, None)
         other.calls.pop(member, None)
         other.unsent = [call for call in other.unsent if call[0] != member]
@@ -143,6 +156,9 @@ class HostRelays:
         if other.unsent:
             other.actor.hand.options(concurrency_group="calls").remote(other.unsent)
             other.unsent = []
+        if other.dead:
+            other.actor.died.options(concurrency_group="calls").remote(other.dead)
+            other.dead = []
         if other.asked:
             return
         gather_s = _GATHER_S if self.eager in other.members else _GATHER_THERE_S

@@ -3,7 +3,7 @@
 Python's own words go to the event queue (`capture_prints`), so libraries in C++ say the rest. An exception that nothing
 catches, such as that of a destructor, aborts the process, and its text stands there alone. Ray has the descriptor lead to a
 file for each process. It is opened while the process lives, so that it can be read when process and file are gone. Linux only,
-and of processes of this host.
+and of processes of this host: the relay of each host opens those there (`post_mortem.py`).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _MOST_BYTES: Final = 2**20  # Ray puts the stacks behind them
 
 
 class LastWords:
-    """The driver's side, for one process."""
+    """Those of one process."""
 
     def __init__(self, pid: int) -> None:
         """Raises OSError when there are none to be read: the process is dead already, or writes to no file."""

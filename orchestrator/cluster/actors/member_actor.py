@@ -148,16 +148,15 @@ class MemberActor:
         self._reporter = Reporter(
             *(self._event_queue, self._beat, self._lease.renew, beat_s(plan.cluster.timeouts), lambda: self._calls.next)
         )
-        begin(self._reporter, self._calls, secrets[0], member, node)
+        begin(self._reporter, self._calls, secrets[0], member, node, self._crash_record.fd)
         if driver_handle is not None:
             DriverLossDetector(driver_handle, self._driver_lost)
 
     def locate(self) -> Answer:
-        """`{"pid", "node", "crash_record", "stacks"}`, at once: it may die or stand still while it prepares."""
+        """`{"pid", "node", "stacks"}`, at once: it may die or stand still while it prepares."""
         return {
             "pid": os.getpid(),
             "node": ray.get_runtime_context().get_node_id(),
-            "crash_record": self._crash_record.fd,
             "stacks": self._stack_dump.place,
         }
 

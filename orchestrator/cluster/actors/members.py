@@ -29,8 +29,8 @@ from orchestrator.cluster.actors.event_queue import ANSWERS
 from orchestrator.cluster.actors.fault_injection import inject
 from orchestrator.cluster.actors.host_relay import Report
 from orchestrator.cluster.actors.host_relays import HostRelays
-from orchestrator.cluster.actors.last_words import LastWords
 from orchestrator.cluster.actors.member_actor import Answer, MemberActor, Role
+from orchestrator.cluster.actors.post_mortem import PostMortem
 from orchestrator.cluster.actors.reporter import beat_s
 from orchestrator.cluster.ray_calls import unless_gone
 from orchestrator.comm.transports.tls import Credentials
@@ -40,11 +40,10 @@ from orchestrator.controller.fault_injection import Fault
 from orchestrator.errors import RunFailed, WorkerLost
 from orchestrator.records.stacks import Home
 from orchestrator.worker.member import lasting_memory, stack_dump
-from orchestrator.worker.member.crash_record import CrashRecordReader
 from orchestrator.worker.member.generation import Generation, packed
 
 _ACKNOWLEDGE_SHARE = 0.75  # of the time between two heartbeats: each word costs the driver as much as a report
-_LAST_WORDS_S = 0.25  # for the last reports of a member that has died on another node
+_LAST_WORDS_S = 2.0  # for the last reports of a member that has died on another node, whose relay may be busy
 _DRAIN_S = 5.0  # how long a member may take for its last words; one that is stopped never answers
 _PROFILE_S = 30.0
 _ANSWERS_S = 120.0
@@ -98,19 +97,11 @@ class _Member:
     # by number of the call, answers that somebody waits for; None until they came
     awaited: dict[int, Mapping[str, Any] | None] = field(default_factory=dict)
     acknowledged: float = 0.0  # when it was told last what is kept of it, in monotonic seconds
-    crash_record: CrashRecordReader | None = None  # of its process; None until it has told, or where it is out of reach
-    last_words: LastWords | None = None  # likewise
     # where its stacks are dumped; None until it has told, or where they are not
     stacks: stack_dump.DumpTarget | None = None
     runtime_env: Mapping[str, Any] = field(default_factory=dict)  # of Ray, with which its actor was started
     pending: int = 0  # answers of Ray that are waited for
     over: bool = False  # it is dead or killed, and what it was doing is known
-
-    def close(self) -> None:
-        for each in (self.crash_record, self.last_words):
-            if each is not None:
-                each.close()
-        self.crash_record = self.last_words = None
 
 
 class _Unanswered(Exception):
@@ -159,7 +150,6 @@ class Members:
         """End all members; a Ray that outlives the run must not keep them."""
         for member in self._members.values():
             unless_gone(lambda actor=member.actor: ray.kill(actor, no_restart=True), self._trouble)  # type: ignore[misc]
-            member.close()
         self._relays.close(self._trouble)
         os.close(self._lasting_memory)
 
@@ -198,20 +188,9 @@ class Members:
             return False
         return not processes.lives(known.pid)
 
-    def last_activity(self, member: int) -> Mapping[str, Any] | None:
-        """The last activity of a dead member, in the form of its heartbeat; None if it cannot be known."""
-        crash_record = self._members[member].crash_record
-        return None if crash_record is None else crash_record.last()
-
-    def card(self, member: int) -> str:
-        """The UUID of the GPU of a dead member; empty if it had none, or that cannot be known."""
-        crash_record = self._members[member].crash_record
-        return "" if crash_record is None else crash_record.card()
-
-    def standard_error(self, member: int) -> str:
-        """The end of what the process of a dead member has written to its standard error; empty if it cannot be known."""
-        last_words = self._members[member].last_words
-        return "" if last_words is None else last_words.read()
+    def post_mortem(self, member: int) -> PostMortem:
+        """The last activity of a dead member, its card and the end of its standard error, as far as they are known."""
+        return self._relays.post_mortem(member)
 
     def stacks(self, members: Collection[int]) -> dict[int, stack_dump.ProcessStacks]:
         """The stacks of those that have told where they are; on other nodes by a process of Ray's there, since who is stuck may
@@ -250,7 +229,6 @@ class Members:
         its way any more. A run may lose any number of members."""
         known = self._members[member]
         known.over = True
-        known.close()
         self._drop_if_over(member)
 
     def ask(self, member: int, what: str, generation: int) -> None:
@@ -410,6 +388,7 @@ class Members:
             if known.lost is None:
                 known.lost = str(error)
                 self._dying[member] = (time.monotonic() + _LAST_WORDS_S, known.lost)
+                self._relays.died(member)
         self._drop_if_over(member)
 
     def _acknowledge(self, member: int, number: int) -> None:
@@ -436,14 +415,8 @@ class Members:
         for call in known.unplaced:
             self._relays.call(member, *call)
         known.unplaced.clear()
-        if "crash_record" not in answer:
-            return
-        known.stacks = stack_dump.DumpTarget(**answer["stacks"]) if answer.get("stacks") else None
-        if known.node == self._here:
-            with contextlib.suppress(OSError):
-                known.crash_record = CrashRecordReader(answer["pid"], answer["crash_record"])
-            with contextlib.suppress(OSError):
-                known.last_words = LastWords(answer["pid"])
+        if answer.get("stacks"):
+            known.stacks = stack_dump.DumpTarget(**answer["stacks"])
 
     def _fetch(self, member: int, path: str) -> None:
         """In pieces, so that big weights need no more memory here than a piece."""

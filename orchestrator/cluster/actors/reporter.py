@@ -77,7 +77,14 @@ class Reporter:
             sent, wait_s = batch.first + len(batch.entries), self._beat_s
 
 
-def begin(reporter: Reporter, calls: CallHandler, secret: bytes, member: int, node: str) -> None:
+def begin(
+    reporter: Reporter,
+    calls: CallHandler,
+    secret: bytes,
+    member: int,
+    node: str,
+    crash_record: int,  # its descriptor
+) -> None:
     """Have it report to the relay of this node from now on, and hear the driver's calls, in threads."""
     relay = address(secret, node)
 
@@ -87,7 +94,7 @@ def begin(reporter: Reporter, calls: CallHandler, secret: bytes, member: int, no
             connection.connect(relay)
             if not is_own_user(connection):
                 raise PermissionError("the relay is not of this user")
-            connection.sendall(hello(secret, member))
+            connection.sendall(hello(secret, member, crash_record))
         except BaseException:
             connection.close()
             raise

@@ -14,6 +14,7 @@ from typing import Any, Protocol, Self
 
 from orchestrator.cluster.actors import card_failure
 from orchestrator.cluster.actors.members import ActorPlacement, MemberMessage, Members
+from orchestrator.cluster.actors.post_mortem import PostMortem
 from orchestrator.cluster.sessions.diagnosis import Diagnosis
 from orchestrator.common import injection
 from orchestrator.controller import controller, events, fault_attribution
@@ -427,26 +428,26 @@ class Session:
         if member in self._over:
             return
         pid = self._members.pid(member)
-        activity = self._members.last_activity(member)
-        of_card = self._failed_of_card(member, activity)
+        found = self._members.post_mortem(member)
+        of_card = self._failed_of_card(member, found)
         if of_card is not None:
             self._decide(of_card)
             return
-        last = None if activity is None else events.Heartbeat(member, **activity)
+        last = None if found.activity is None else events.Heartbeat(member, **found.activity)
         why = f"its process (pid {pid}) ended" if pid is not None else "its process ended"
         why += "" if last is None else f" {fault_attribution.where(last)}"
         self._forget(member)
         self._event_sink.lost(self._roles[member], member, why, self._where(member))
         self._decide(events.Died(member, why, details, last, self._diagnosis().oom_kills))
 
-    def _failed_of_card(self, member: int, activity: Mapping[str, Any] | None) -> events.CardFailed | None:
+    def _failed_of_card(self, member: int, found: PostMortem) -> events.CardFailed | None:
         """The failure of a GPU that has ended its process, as far as its last words tell; None where it is no loss of more than
         a process, since the member had nothing to do."""
         known = self._state.members.get(member)
         if known is None or (known.ready is not None and known.rank is None):
             return None
-        said, card = self._members.standard_error(member), known.card or self._members.card(member)
-        answer = card_failure.of_death(said, activity, card, prepares=known.ready is None)
+        card, prepares = known.card or found.card, known.ready is None
+        answer = card_failure.of_death(found.standard_error, found.activity, card, prepares=prepares)
         return None if answer is None else _of_card(member, answer)
 
     def _decide(self, event: events.Event) -> None:

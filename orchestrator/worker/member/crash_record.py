@@ -1,16 +1,16 @@
-"""A record of what a member was doing when it died: a small piece of memory that outlives it, because its driver has mapped
-it too.
+"""A record of what a member was doing when it died: a small piece of memory that outlives it, because the relay of its host
+has mapped it too.
 
 The last heartbeat that the driver has received is older than the death that it has to explain, and the death of a lone
-worker ends the run's state too. A memfd has no name, so nothing stays behind; the driver on the same host opens it
+worker ends the run's state too. A memfd has no name, so nothing stays behind; the relay on the same host opens it
 through /proc while the member lives, and the kernel keeps the pages as long as they are mapped. To note an activity
 costs a few stores and no system call.
 
 A member may die between two stores. Therefore two records are written by turns, and the word that says which one is
 complete is written last; a word of eight bytes is written at once.
 
-Source: memfd_create(2), proc_pid_fd(5). Linux only. It does not report on a living member, whose heartbeat is asked instead,
-nor on one on another host.
+Source: memfd_create(2), proc_pid_fd(5). Linux only. It does not report on a living member, whose heartbeat is asked
+instead.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class CrashRecord:
 
 
 class CrashRecordReader:
-    """The driver's side: reads the record of the member that is process `pid` and reported the descriptor `fd`."""
+    """The other side: reads the record of the member that is process `pid` and reported the descriptor `fd`."""
 
     def __init__(self, pid: int, fd: int) -> None:
         """Raises OSError when there is none: the member is dead already, or another user's."""
