@@ -296,6 +296,13 @@ class Plan:
         return self.run.compute.device == "cuda" and self.lockstep and self.exchange.exact and plain
 
     @property
+    def encodes_on_device(self) -> bool:
+        """Whether contributions are compressed or clipped on the device of the model: what is made of them leaves it, to be
+        added up in host memory."""
+        encoded = self.update.compression is not None or self.data.privacy is not None
+        return self.run.compute.device == "cuda" and self.lockstep and encoded
+
+    @property
     def updates_stay_on_device(self) -> bool:
         """Whether replicas that run free, and the updates that are added to them, never leave the device of the model."""
         return self.run.compute.device == "cuda" and not self.lockstep

@@ -5,6 +5,9 @@
     values = rounded to the nearest with 8 bits (bfloat16), ties to even: two bytes each
     mean   = sum of values * weight, shard after shard, in float64
 
+A vector on a device is searched there by operations of torch, with the same choice. Elements are packed in host memory, and
+added up where their sum is wanted.
+
 These sums are not exact, so they are made in one order, that of the shards, wherever the shards are. The order is part of the
 result; who adds up is not.
 
@@ -21,17 +24,19 @@ import numpy
 import torch
 from numpy.typing import NDArray
 
-from orchestrator.numerics.exact import LOOPS, start_of
+from orchestrator.numerics.exact import LOOPS, in_host_memory, start_of, there
 
 _DIGITS: Final = 2048
 _MOST_BYTES: Final = 9  # of a gap
 _VALUE_BYTES: Final = 2
+_MAGNITUDE: Final = 0x7FFF_FFFF  # the bits of a float32 without its sign
 _LARGEST: Final = numpy.float32(3.3895313892515355e38)  # of bfloat16; what is above would become infinite
 
 
 @dataclass(frozen=True)
 class Chosen:
-    """Elements of one vector. packed: their places, uint8; values: float32, of which the upper 16 bits tell all."""
+    """Elements of one vector, in host memory. packed: their places, uint8; values: float32, of which the upper 16 bits tell
+    all."""
 
     packed: torch.Tensor
     values: torch.Tensor
@@ -39,28 +44,56 @@ class Chosen:
     @classmethod
     def of(cls, vector: torch.Tensor, count: int, *, keeps: bool) -> Self:
         """The `count` largest elements of a float32 vector. keeps: what rounding leaves of them takes their place in it."""
-        count = min(count, vector.numel())
-        histogram = torch.empty(_DIGITS, dtype=torch.int64)
-        places = torch.empty(count, dtype=torch.int64)
-        found = LOOPS["choose"](
-            start_of(vector, torch.float32), vector.numel(), count, start_of(histogram), start_of(places)
-        )
-        places = places[:found]
-        packed = torch.empty(_MOST_BYTES * found, dtype=torch.uint8)
-        size = LOOPS["pack_gaps"](start_of(places), found, start_of(packed))
+        choose = _chosen if in_host_memory(vector) else chosen_by_operations
+        places = choose(vector, min(count, vector.numel()))
         exact = vector[places]
-        values = rounded(exact)
+        found, values = places.cpu(), rounded(exact.cpu())
+        packed = torch.empty(_MOST_BYTES * found.numel(), dtype=torch.uint8)
+        size = LOOPS["pack_gaps"](start_of(found), found.numel(), start_of(packed))
         if keeps:
-            vector[places] = exact - values
+            vector[places] = exact - there(values, vector)
         return cls(packed[:size].clone(), values)
 
     def add(self, weight: float, total: torch.Tensor) -> None:
         """total (float64) += weight * these."""
+        if not in_host_memory(total):
+            added = self.values.double().mul_(weight)
+            total.index_add_(0, there(self._places(), total), there(added, total))  # no place comes twice
+            return
         packed, values = start_of(self.packed), start_of(self.values, torch.float32)
         count = self.values.numel()
         LOOPS["add_chosen"](
             packed, self.packed.numel(), values, count, weight, start_of(total, torch.float64), total.numel()
         )
+
+    def _places(self) -> torch.Tensor:
+        """The places that are packed, int64."""
+        packed = self.packed.numpy().astype(numpy.int64)
+        if not packed.size:
+            return torch.empty(0, dtype=torch.int64)
+        ends = numpy.flatnonzero(packed < 128)
+        starts = numpy.concatenate([[0], ends[:-1] + 1])
+        digits = numpy.arange(packed.size) - numpy.repeat(starts, ends - starts + 1)
+        gaps = numpy.add.reduceat((packed & 127) << 7 * digits, starts)
+        return torch.from_numpy(gaps.cumsum() - 1)
+
+
+def _chosen(vector: torch.Tensor, count: int) -> torch.Tensor:
+    """The places of the `count` largest elements, in order; of equal ones the first, and none of zeros."""
+    histogram = torch.empty(_DIGITS, dtype=torch.int64)
+    places = torch.empty(count, dtype=torch.int64)
+    at = start_of(vector, torch.float32)
+    return places[: LOOPS["choose"](at, vector.numel(), count, start_of(histogram), start_of(places))]
+
+
+def chosen_by_operations(vector: torch.Tensor, count: int) -> torch.Tensor:
+    """As `_chosen`, on any device. The order in which `topk` finds equal elements does not show."""
+    if not count:
+        return torch.empty(0, dtype=torch.int64, device=vector.device)
+    bits = vector.view(torch.int32) & _MAGNITUDE
+    least = bits.topk(count, sorted=False).values.min()
+    above, equal = bits > least, (bits == least) & (least > 0)
+    return (above | (equal & (equal.cumsum(0) <= count - above.sum()))).nonzero().flatten()
 
 
 def rounded(values: torch.Tensor) -> torch.Tensor:

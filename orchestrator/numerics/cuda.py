@@ -12,6 +12,7 @@ import ctypes
 import os
 import re
 import threading
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -143,6 +144,12 @@ class DriverCalls:
             answered(self.driver.cuCtxSetCurrent(self._context), "cuCtxSetCurrent")
             self._of_thread.has_context = True
         return getattr(self.driver, name)(*arguments)
+
+
+def page_lock(address: int, size_bytes: int) -> None:
+    """Have a GPU copy to this host memory three times as fast. Copies are slower, and as right, where the driver refuses."""
+    with suppress(ImportError, RuntimeError):
+        DriverCalls().answer("cuMemHostRegister", address, size_bytes, 0)
 
 
 def card() -> dict[str, str]:

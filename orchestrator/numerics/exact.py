@@ -218,7 +218,7 @@ def fingerprint_of(values: torch.Tensor, first_block: int) -> int:
     """Fingerprint of float32 values that fill whole blocks: sums of the bits per block, weighted by the block's position,
     modulo 2**64 (rule A10). Fingerprints of disjoint chunks add up to the fingerprint of the whole. For values on a device it
     takes operations of torch, and waits for the device."""
-    if values.device.type != "cpu":
+    if not in_host_memory(values):
         return int(fingerprint_by_operations(values.view(torch.int32), first_block))
     return LOOPS["fingerprint"](start_of(values, torch.float32), values.numel(), first_block)
 
@@ -239,7 +239,7 @@ def absorb(update: torch.Tensor, *sums: torch.Tensor) -> int:
 
 def fingerprint_of_integers(values: torch.Tensor) -> int:
     """The same of int64 values, their bits being what they are: linear modulo 2**64."""
-    if values.device.type != "cpu":
+    if not in_host_memory(values):
         return int(fingerprint_by_operations(values, 0))
     return wrap(keep([values], 1.0, values, 0))
 
@@ -261,6 +261,16 @@ def fingerprint_by_operations(bits: torch.Tensor, first_block: int) -> torch.Ten
 def wrap(value: int) -> int:
     """The signed 64-bit integer that is congruent to `value` modulo 2**64."""
     return (value + 2**63) % 2**64 - 2**63
+
+
+def in_host_memory(tensor: torch.Tensor) -> bool:
+    """Whether compiled loops can read it, which take addresses."""
+    return tensor.device.type == "cpu"
+
+
+def there(tensor: torch.Tensor, beside: torch.Tensor) -> torch.Tensor:
+    """The same values, from host memory to where another tensor is."""
+    return tensor if in_host_memory(beside) else beside.new_empty(tensor.shape, dtype=tensor.dtype).copy_(tensor)
 
 
 def in_order(tensor: torch.Tensor, slot: Slot) -> torch.Tensor:

@@ -8,6 +8,9 @@ With levels = (2**(bits - 1) - 1) // shards every partial sum of any shards fits
 may keep what rounding dropped, x - level * spacing / weight, and add it to its next contribution (error feedback).
 
 It is the grid of `exact` with few levels; but since it has none to spare, `largest` has to be that of the step itself.
+
+Values in host memory go through compiled loops (`loops`). On a device operations of torch give the same bits, a piece at a
+time, since they work in float64.
 Source: Seide et al., "1-bit stochastic gradient descent and its application to data-parallel distributed training of speech
 DNNs" (2014), for the feedback; integers that add up: Xin et al. and others, SwitchML (2021), section 3.
 """
@@ -15,13 +18,14 @@ DNNs" (2014), for the feedback; integers that add up: Xin et al. and others, Swi
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Final
 
-import numpy
 import torch
-from numpy.typing import NDArray
 
-from orchestrator.numerics.exact import LOOPS, loop, start_of, weighted
+from orchestrator.numerics.exact import ANCHOR, LOOPS, in_host_memory, loop, start_of
 from orchestrator.numerics.grid import ABSENT
+
+_PIECE: Final = 1 << 22  # elements that operations of torch take at once
 
 
 def levels_of(bits: int, shards: int) -> int:
@@ -37,30 +41,69 @@ def spacing_of(largest: float, levels: int) -> float:
 def add_levels(
     values: torch.Tensor, weight: float, spacing: float, levels: int, total: torch.Tensor, *, keeps: bool
 ) -> None:
-    """total += levels of weight * values. Both 1-D, contiguous; values: float32, total: int8 or int16.
+    """total += levels of weight * values. Both 1-D, contiguous, on one device; values: float32, total: int8 or int16.
 
     keeps: what rounding dropped takes the values' place. If the spacing is zero, all values are, and nothing changes.
     """
     assert values.numel() == total.numel()
     if spacing == 0 or not values.numel():
         return
-    place = start_of(values, torch.float32)
-    loop("quantize", total)(
-        place, values.numel(), weight / spacing, spacing / weight, float(levels), start_of(total), keeps
-    )
+    factor, back, most = weight / spacing, spacing / weight, float(levels)
+    if in_host_memory(values):
+        place = start_of(values, torch.float32)
+        loop("quantize", total)(place, values.numel(), factor, back, most, start_of(total), keeps)
+        return
+    for part, sums in zip(torch.split(values, _PIECE), torch.split(total, _PIECE), strict=True):
+        add_levels_by_operations(part, factor, back, most, sums, keeps=keeps)
+
+
+def add_levels_by_operations(
+    values: torch.Tensor, factor: float, back: float, levels: float, total: torch.Tensor, *, keeps: bool
+) -> None:
+    """total += values * factor, rounded half to even and held within the levels; back: what a level is worth."""
+    level = values.double().mul_(factor).add_(ANCHOR).sub_(ANCHOR).clamp_(-levels, levels)
+    total.add_(level.to(total.dtype))
+    if keeps:
+        values.copy_(values.double().sub_(level.mul_(back)))
 
 
 def mean_of_levels(total: torch.Tensor, spacing: float, total_weight: float, result: torch.Tensor) -> None:
-    """result (float32) = total * spacing / total_weight; infinite where float32 does not hold that."""
+    """result (float32) = total * spacing / total_weight; infinite where float32 does not hold that. Both on one device."""
     assert result.numel() == total.numel()
     factor = spacing / total_weight
-    loop("dequantize", total)(start_of(total), total.numel(), factor, start_of(result, torch.float32))
+    if in_host_memory(total):
+        loop("dequantize", total)(start_of(total), total.numel(), factor, start_of(result, torch.float32))
+        return
+    for part, mean in zip(torch.split(total, _PIECE), torch.split(result, _PIECE), strict=True):
+        mean_of_levels_by_operations(part, factor, mean)
 
 
-def magnitudes(tensors: Sequence[torch.Tensor | None], weight: float) -> NDArray[numpy.int64]:
-    """For each tensor (1-D, contiguous, float32) the bits of its largest |weight * element| as a float64; ABSENT for no
-    tensor. The bits of infinity and NaN lie above those of every number."""
-    largest = numpy.array(
-        [ABSENT if t is None else LOOPS["largest"](start_of(t, torch.float32), t.numel()) for t in tensors], numpy.int32
-    )
-    return weighted(largest, numpy.array([weight]))
+def mean_of_levels_by_operations(total: torch.Tensor, factor: float, result: torch.Tensor) -> None:
+    """result = total * factor."""
+    result.copy_(total.double().mul_(factor))
+
+
+def largest(tensors: Sequence[torch.Tensor | None]) -> torch.Tensor:
+    """For each tensor (1-D, contiguous, float32) the bits of its largest element without sign, as int32 where the tensors
+    are; ABSENT for no tensor. The bits of infinity and NaN lie above those of every number."""
+    found = [tensor for tensor in tensors if tensor is not None]
+    if not found or in_host_memory(found[0]):
+        bits = [ABSENT if t is None else LOOPS["largest"](start_of(t, torch.float32), t.numel()) for t in tensors]
+        return torch.tensor(bits, dtype=torch.int32)
+    return largest_by_operations(tensors, found[0].device)
+
+
+def largest_by_operations(tensors: Sequence[torch.Tensor | None], device: torch.device) -> torch.Tensor:
+    """As `largest`; all NaN have the same bits. It waits for nothing."""
+    absent = torch.full((), ABSENT, dtype=torch.int32, device=device)
+    zero = torch.zeros((), dtype=torch.int32, device=device)
+    infinite = float("inf")
+    bits = [
+        absent
+        if tensor is None
+        else torch.linalg.vector_norm(tensor, infinite).view(torch.int32)
+        if tensor.numel()
+        else zero
+        for tensor in tensors
+    ]
+    return torch.stack(bits)

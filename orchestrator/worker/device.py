@@ -1,4 +1,5 @@
-"""Opens a member's device before its first generation. If sums stay there, it has memory that peers map, and kernels.
+"""Opens a member's device before its first generation. If sums stay there, it has memory that peers map, and kernels. If only
+contributions do, which are compressed or clipped, it needs neither: what is made of them is added up in host memory.
 
 If either cannot be had, the run goes on as with a device whose gradients leave for host memory: the same bits, slower. The
 member tells so once.
@@ -43,10 +44,11 @@ def opened(plan: Plan, tell: Callable[[str], None]) -> Device:
     """The device of a worker of this plan, where CUDA was started if it is a GPU. tell: takes a line on what is slower."""
     device = plan.run.compute.device
     found = _summing(tell) if plan.sums_stay_on_device or plan.updates_stay_on_device else None
-    if found is None:
+    if found is None and not plan.encodes_on_device:
         return Device(staging.on(device))
     recorder = CudaRecorder() if plan.run.compute.graphs else None
-    return Device(staging.Resident(torch.device(device)), *found, recorder)
+    there = Device(staging.Resident(torch.device(device)), recorder=recorder)
+    return there if found is None else there._replace(regions=found.regions, kernels=found.kernels)
 
 
 def summing(plan: Plan, tell: Callable[[str], None]) -> Summing | None:

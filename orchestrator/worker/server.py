@@ -146,12 +146,12 @@ class Server:
             self._deltas = DeltaMemory(layout, self.regions, sends=False)
         if plan.data.privacy is not None:
             masked = plan.exchange.masked
-            self._grid_carrier = GridCarrier(layout.size, self.regions, masked=masked, contributes=False)
+            self._grid_carrier = GridCarrier(layout.size, self.regions, masked=masked, staging=None)
         parameters = run_manifest["trained"]
         codec = construction.make_codec(plan, layout, parameters)
         if codec is not None:
             statistics = [slot.elements for slot in layout.slots[parameters:]]
-            self._carriers = Carriers(codec, statistics, plan.data.shards, self.regions, contributes=False)
+            self._carriers = Carriers(codec, statistics, plan.data.shards, self.regions, staging=None)
         return self._memory
 
     def close(self) -> None:

@@ -24,7 +24,7 @@ from orchestrator.numerics import allocator
 from orchestrator.numerics.device.kernels import Kernels, Updating, integers_on, sums_on
 from orchestrator.numerics.fixed_point import HOST
 from orchestrator.numerics.layout import Layout
-from orchestrator.numerics.staging import Direct, Staging
+from orchestrator.numerics.staging import Direct, Resident, Staging
 from orchestrator.optim.compressions.codec import Codec
 from orchestrator.optim.transforms import Chain, State
 from orchestrator.worker.admission.proof import Anew
@@ -218,7 +218,14 @@ class LockstepStrategy(_Unsplit):
         self._workload = context.workload
         codec = construction.make_codec(plan, replica.layout, len(replica.parameters))
         _require_memory_for_a_step(context)
-        keep = lambda: {**first_residuals(codec, replica.layout), **context.workload.shard_state()}  # noqa: E731
+        plain = codec is None and plan.data.privacy is None
+        # Contributions that stay on a device are encoded there: what comes of them is copied to where the update reads it.
+        encodes_there = not plain and isinstance(context.staging, Resident)
+        sums = sums_of(plan) if context.kernels is None else sums_on(context.kernels)
+        layout = Layout.of([]) if encodes_there else replica.layout
+        self._memory = Memory(layout, context.regions, sums=sums, contributes=plain)
+        result = context.staging.flat(replica.layout.size) if encodes_there else self._memory.result
+        keep = lambda: {**first_residuals(codec, result, replica.layout), **context.workload.shard_state()}  # noqa: E731
         gradients = _contributing(context, keep)
         if gradients.keeps_state and plan.cluster.claims_required:
             raise ConfigurationError(
@@ -230,22 +237,20 @@ class LockstepStrategy(_Unsplit):
         if gradients.keeps_state and plan.cadence.check_every:
             kept = "the state of shards for their contribution stays with their workers, so no other one can compute it"
             raise ConfigurationError([f"check.every: {kept}; leave check.every out"], code="check.kept")
-        plain = codec is None and plan.data.privacy is None
-        sums = sums_of(plan) if context.kernels is None else sums_on(context.kernels)
-        self._memory = Memory(replica.layout, context.regions, sums=sums, contributes=plain)
         self._states = gradients.states
-        host_transfer = context.staging.host_transfer(replica.layout, self._memory.result)
+        host_transfer = context.staging.host_transfer(replica.layout, result)
+        encoding = context.staging if encodes_there else Direct()
         self._summation: Summation
         self._trainer: LocalTrainer
         if plan.data.privacy is not None:
             masked = plan.exchange.masked
-            carrier = GridCarrier(replica.layout.size, context.regions, masked=masked)
-            self._summation = clipped = ClippedSum(plan.data.privacy, carrier, replica.layout, self._memory.result)
+            carrier = GridCarrier(replica.layout.size, context.regions, masked=masked, staging=encoding)
+            self._summation = clipped = ClippedSum(plan.data.privacy, carrier, replica.layout, result)
             self._trainer = ClippedTrainer(
                 context.workload, gradients, replica, updater, clipped, host_transfer, context.services
             )
         else:
-            self._summation = self._sum(context, codec, gradients)
+            self._summation = self._sum(context, codec, gradients, encoding, result)
             self._trainer = LocalTrainer(
                 gradients, replica, updater, self._summation, host_transfer, context.services, checks_of(plan)
             )
@@ -256,14 +261,22 @@ class LockstepStrategy(_Unsplit):
         )
         self.boundary = _whole(context)
 
-    def _sum(self, context: WorkerContext, codec: Codec | None, gradients: Contributing) -> Summation:
+    def _sum(
+        self,
+        context: WorkerContext,
+        codec: Codec | None,
+        gradients: Contributing,
+        encoding: Staging,  # to the device on which contributions are encoded
+        result: torch.Tensor,
+    ) -> Summation:
         layout = context.replica.layout
         states = gradients.states if gradients.keeps_state else None
         if codec is None:
             return DirectSum(layout, self._memory, states, context.kernels)
         statistics = [statistic.numel() for statistic in context.replica.statistics]
-        carriers = Carriers(codec, statistics, context.plan.data.shards, context.regions)
-        return CompressedSum(codec, carriers, layout, self._memory.result, states)
+        carriers = Carriers(codec, statistics, context.plan.data.shards, context.regions, staging=encoding)
+        copies = context.recorder is not None  # whose passes leave each gradient in the same memory
+        return CompressedSum(codec, carriers, layout, result, states, copies=copies)
 
     def _step_graphs(self, context: WorkerContext, gradients: Contributing) -> StepGraphs | None:
         """The recordings of whole steps, where nothing happens between two micro-batches."""

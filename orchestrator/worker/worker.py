@@ -157,7 +157,7 @@ class Worker:
             recorder=there.recorder,
             tell=tell,
         )
-        if there.kernels is not None and not in_stages:
+        if isinstance(self._staging, staging.Resident) and not in_stages:
             why_not = self._workload.why_not_recorded
             self._workload.graphs = ShardGraphs(there.recorder, replica, self._staging, tell, why_not)
         self._execution = execution(parts)

@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from orchestrator.numerics.chosen import Chosen, ChosenRow, pack, unpack
+from orchestrator.numerics import chosen
+from orchestrator.numerics.chosen import Chosen, ChosenRow, chosen_by_operations, pack, unpack
 
 FLOATS = st.floats(width=32, allow_nan=False, allow_infinity=False) | st.sampled_from([0.0, -0.0, 1.0, -1.0, 2.0])
 LARGEST = torch.finfo(torch.bfloat16).max
@@ -40,6 +41,31 @@ def test_the_largest_are_chosen_and_of_equal_ones_the_first(values: numpy.ndarra
     assert found.values.numel() == sum(values[i] != 0 for i in order)
 
 
+@given(VECTORS, st.integers(0, 50))
+def test_operations_of_torch_choose_what_the_loop_chooses(values: numpy.ndarray, count: int) -> None:
+    vector, count = torch.from_numpy(values), min(count, len(values))
+    assert torch.equal(chosen_by_operations(vector, count), chosen._chosen(vector, count))
+
+
+@given(VECTORS, st.integers(0, 50), st.floats(0.1, 9.0), st.booleans())
+def test_on_a_device_the_same_is_sent_kept_and_added(
+    values: numpy.ndarray, count: int, weight: float, keeps: bool
+) -> None:
+    """All but the packing is done by operations of torch there."""
+    found = []
+    for in_host_memory in (True, False):
+        vector, total = torch.from_numpy(values.copy()), torch.ones(len(values), dtype=torch.float64)
+        with pytest.MonkeyPatch.context() as patched:
+            patched.setattr(chosen, "in_host_memory", lambda _, here=in_host_memory: here)
+            one = Chosen.of(vector, count, keeps=keeps)
+            one.add(weight, total)
+        found.append((one.packed.tolist(), one.values.tolist(), vector, total))
+    (packed, sent, kept, sums), (packed_there, sent_there, kept_there, sums_there) = found
+    assert (packed, sent) == (packed_there, sent_there)
+    assert torch.equal(kept.view(torch.int32), kept_there.view(torch.int32))
+    assert torch.equal(sums, sums_there)
+
+
 @given(VECTORS, st.integers(1, 50))
 def test_what_is_chosen_and_what_is_kept_are_the_whole(values: numpy.ndarray, count: int) -> None:
     vector = torch.from_numpy(values.copy())
@@ -49,7 +75,9 @@ def test_what_is_chosen_and_what_is_kept_are_the_whole(values: numpy.ndarray, co
     assert ((vector.abs() <= sent.abs() / 2**8) | (sent == 0) | (sent.abs() == LARGEST) | (vector.abs() < 1e-38)).all()
 
 
-def test_long_gaps_come_back() -> None:
+@pytest.mark.parametrize("in_host_memory", [True, False])
+def test_long_gaps_come_back(in_host_memory: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(chosen, "in_host_memory", lambda _: in_host_memory)
     vector = torch.zeros(3_000_000)
     places = [0, 127, 128, 16_511, 2_999_999]
     vector[places] = torch.arange(1.0, 6.0)

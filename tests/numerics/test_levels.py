@@ -10,11 +10,21 @@ import torch
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from orchestrator.numerics.exact import FEW_LEVELS
+from orchestrator.numerics.exact import FEW_LEVELS, weighted
 from orchestrator.numerics.grid import ABSENT, INFINITE, magnitude_bits, magnitude_of
-from orchestrator.numerics.levels import add_levels, levels_of, magnitudes, mean_of_levels, spacing_of
+from orchestrator.numerics.levels import (
+    add_levels,
+    add_levels_by_operations,
+    largest,
+    largest_by_operations,
+    levels_of,
+    mean_of_levels,
+    mean_of_levels_by_operations,
+    spacing_of,
+)
 from orchestrator.optim.compressions.quantize import BITS, most_shards
 
+INFINITE_BITS = 0x7F800000  # of a float32
 FLOATS = st.floats(width=32, allow_nan=False, allow_infinity=False)
 WEIGHTS = st.floats(min_value=1e-100, max_value=1e100)
 
@@ -83,7 +93,7 @@ def test_without_feedback_the_gradient_stays_as_it_is() -> None:
 
 @given(st.lists(st.floats(width=32), min_size=1, max_size=9), WEIGHTS)
 def test_magnitudes_are_those_of_the_products(values: list[float], weight: float) -> None:
-    (found,) = magnitudes([torch.tensor(values)], weight)
+    (found,) = weighted(largest([torch.tensor(values)]).numpy(), numpy.array([weight]))
     if all(math.isfinite(value) for value in values):
         assert magnitude_of(int(found)) == max(abs(value) * weight for value in values)
     else:
@@ -91,7 +101,42 @@ def test_magnitudes_are_those_of_the_products(values: list[float], weight: float
 
 
 def test_what_is_not_there_has_no_magnitude() -> None:
-    assert magnitudes([None, torch.zeros(3)], 2.0).tolist() == [ABSENT, 0]
+    assert weighted(largest([None, torch.zeros(3)]).numpy(), numpy.array([2.0])).tolist() == [ABSENT, 0]
+
+
+@given(
+    bits=st.sampled_from(BITS),
+    values=st.lists(FLOATS, min_size=1, max_size=9),
+    weight=st.floats(0.01, 64),
+    shards=st.integers(1, 8),
+    keeps=st.booleans(),
+)
+def test_operations_of_torch_round_as_the_loops_do(
+    bits: int, values: list[float], weight: float, shards: int, keeps: bool
+) -> None:
+    levels = levels_of(bits, shards)
+    spacing = spacing_of(max(map(abs, values)) * weight, levels)
+    if not spacing or not math.isfinite(weight / spacing):
+        return
+    rows = [torch.tensor(values) for _ in range(2)]
+    totals = [torch.full((len(values),), 3, dtype=FEW_LEVELS[bits].dtype) for _ in range(2)]
+    means = [torch.empty(len(values)) for _ in range(2)]
+    add_levels(rows[0], weight, spacing, levels, totals[0], keeps=keeps)
+    add_levels_by_operations(rows[1], weight / spacing, spacing / weight, float(levels), totals[1], keeps=keeps)
+    mean_of_levels(totals[0], spacing, 7.0, means[0])
+    mean_of_levels_by_operations(totals[1], spacing / 7.0, means[1])
+    for loops, operations in (rows, totals, means):
+        assert torch.equal(loops.view(torch.uint8), operations.view(torch.uint8))
+
+
+@given(st.lists(st.floats(width=32), max_size=9))
+def test_operations_of_torch_find_the_largest_that_the_loops_find(values: list[float]) -> None:
+    tensors = [torch.tensor(values, dtype=torch.float32), None, torch.tensor([-2.0, 1.0])]
+    loops, operations = largest(tensors), largest_by_operations(tensors, torch.device("cpu"))
+    if any(map(math.isnan, values)):
+        assert min(loops[0], operations[0]) > INFINITE_BITS
+        loops, operations = loops[1:], operations[1:]
+    assert torch.equal(loops, operations)
 
 
 @given(FLOATS)

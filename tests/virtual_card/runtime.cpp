@@ -844,6 +844,7 @@ SHOWN CUresult cuLaunchKernel(CUfunction function, unsigned x, unsigned y, unsig
 SHOWN CUresult cuMemsetD32Async(CUdeviceptr to, unsigned value, size_t count, CUstream stream) {
     return as_driver(card_enqueue((cudaStream_t)stream, [=] { std::fill_n((unsigned*)to, count, value); }));
 }
+SHOWN CUresult cuMemHostRegister_v2(void* address, size_t size, unsigned flags) { return as_driver(cudaHostRegister(address, size, flags)); }
 // torch looks them up and does not call them here.
 #define REFUSED(name) SHOWN CUresult refused_##name() __asm__(#name); CUresult refused_##name() { return note("no %s", #name), CUDA_ERROR_NOT_SUPPORTED; }
 #undef cuStreamWriteValue32

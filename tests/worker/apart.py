@@ -22,13 +22,15 @@ from torch.utils._pytree import tree_leaves
 
 from orchestrator.comm.transports.base import Descriptor, Mapped
 from orchestrator.comm.transports.device_memory import DeviceRegions
-from orchestrator.numerics import exact, staging
+from orchestrator.numerics import chosen, exact, levels, staging
 from orchestrator.numerics.device import kernels
 from orchestrator.numerics.layout import Layout
 from orchestrator.worker import device, worker
 from orchestrator.worker.model import snapshot
 from orchestrator.worker.model.replica import Replica
+from orchestrator.worker.model.shard_graphs import Recorder
 from orchestrator.worker.pipeline_parallel import staged
+from orchestrator.worker.step import carriers
 from tests.comm.transports.device_double import HostDriver
 
 CARRIERS = {"copy_", "_foreach_copy_"}
@@ -168,6 +170,15 @@ def sum_apart(monkeypatch: pytest.MonkeyPatch) -> There:
         return device.Device(WatchedResident(there), WatchedRegions(there), kernels.Operations())
 
     monkeypatch.setattr(device, "opened", opened)
+    return there
+
+
+def encode_apart(monkeypatch: pytest.MonkeyPatch, recorder: Recorder | None = None) -> There:
+    """As `compute_apart`, and contributions are compressed or clipped there."""
+    there = compute_apart(monkeypatch)
+    for module in (exact, levels, chosen, carriers):
+        monkeypatch.setattr(module, "in_host_memory", lambda tensor: tensor not in there)
+    monkeypatch.setattr(device, "opened", lambda *_: device.Device(WatchedResident(there), recorder=recorder))
     return there
 
 

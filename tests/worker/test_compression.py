@@ -11,9 +11,12 @@ import torch
 
 from orchestrator.numerics import staging
 from orchestrator.pipeline import Pipeline
+from orchestrator.worker import device
 from tests.products import thinned
 from tests.worker import pipelines as p
+from tests.worker.apart import encode_apart
 from tests.worker.elastic import EVERYTHING, Elastic, Fault, Saved, Told, What, elastic_settings
+from tests.worker.retracing import Retracer
 from tests.worker.runs import LAYOUTS, LONELY, Layout, Run, rotating, train
 from tests.worker.test_one_result import ADAM
 
@@ -79,6 +82,28 @@ def test_computing_beside_host_memory_changes_no_bit(method: dict[str, Any], mon
     direct = train(p.Batchnorm, compression=method)
     monkeypatch.setattr(staging, "on", lambda _: staging.Copying(torch.device("cpu")))
     _assert_same(train(p.Batchnorm, Layout(2), compression=method), direct)
+
+
+@pytest.mark.parametrize("method", thinned(METHODS, 10, 9), ids=str)
+@pytest.mark.parametrize("pipeline", thinned([p.Batchnorm, p.FrozenBatchnorm, p.ChannelsLast], 3, 1))
+def test_encoding_on_a_device_changes_no_bit(
+    pipeline: type[Pipeline], method: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    direct = train(pipeline, compression=method)
+    encode_apart(monkeypatch)
+    _assert_same(train(pipeline, Layout(2, "tree"), compression=method), direct)
+
+
+@pytest.mark.parametrize("method", thinned(METHODS, 10, 2), ids=str)
+def test_contributions_of_recordings_are_held_though_the_next_takes_their_memory(
+    method: dict[str, Any], retracer: Retracer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    there = device.Device(staging.Resident(torch.device("cpu")), recorder=retracer)
+    monkeypatch.setattr(device, "opened", lambda *_: there)
+    recorded = train(p.Batchnorm, compression=method, steps=6)
+    assert retracer.replays > 6
+    monkeypatch.undo()
+    _assert_same(recorded, train(p.Batchnorm, compression=method, steps=6))
 
 
 @pytest.mark.parametrize("every", thinned([5, 1], 2))

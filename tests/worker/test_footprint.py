@@ -268,11 +268,24 @@ def test_of_stages_each_worker_needs_what_its_own_does() -> None:
 
 
 def test_sums_that_leave_a_card_are_in_host_memory() -> None:
-    """There: contributions of the shards that are held, what they kept and keep, and the result."""
+    """There: three gradients that wait, the own sum and the result, all of float32."""
+    (kept,) = strategies.needed(MANIFEST, _on_cards(reduction="fast", shards=6))
+    assert kept == Needed((3 * 4 + 4 + 4) * SIZE, (4 + 8 + 4 + 4) * SIZE)
+    assert str(kept) == f"{20 * SIZE / 1e3:.3g} kB of its GPU and {20 * SIZE / 1e3:.3g} kB of host memory"
+
+
+@pytest.mark.parametrize(("feedback", "each"), [(False, 4), (True, 8)])
+def test_contributions_that_are_compressed_are_held_on_the_card(feedback: bool, each: int) -> None:
+    """They are of three shards, with what those kept; beside them a gradient, the result and the model."""
     compressed = _on_cards(compression={"name": "topk", "ratio": 0.1}, shards=6)
-    (kept,) = strategies.needed({**MANIFEST, "shard_state": True}, compressed)
-    assert kept == Needed((4 + 3 * 3 * 4) * SIZE, (4 + 8 + 4 + 4) * SIZE)
-    assert str(kept) == f"{20 * SIZE / 1e3:.3g} kB of its GPU and {40 * SIZE / 1e6:.3g} MB of host memory"
+    (kept,) = strategies.needed({**MANIFEST, "shard_state": feedback}, compressed)
+    assert kept == Needed(0, (3 * each + 4 + 4 + 4 + 8) * SIZE)
+
+
+def test_clipped_contributions_are_integers_on_the_card_and_add_up_in_host_memory() -> None:
+    """Own sum 8, gradient 4, result 4, and the model; a copy of the own sum, what is contributed, and the sum."""
+    (kept,) = strategies.needed(MANIFEST, _on_cards(privacy={"clipping_norm": 1.0}))
+    assert kept == Needed((8 + 8 + 8) * SIZE, (8 + 4 + 4 + 4 + 8) * SIZE)
 
 
 @pytest.mark.parametrize("mode", [{"name": "bap"}, {"name": "asp", "threshold": 0.05}, {"name": "gossip"}], ids=str)

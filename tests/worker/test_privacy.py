@@ -34,6 +34,7 @@ from tests.products import thinned
 from tests.refusals import refused
 from tests.worker import pipelines as p
 from tests.worker import runs
+from tests.worker.apart import encode_apart
 from tests.worker.elastic import Dead, Elastic, Fault, Saved, Told, elastic_settings, survive
 from tests.worker.runs import (
     LAYOUTS,
@@ -101,6 +102,13 @@ def _unmasked() -> Run:
 @pytest.mark.parametrize("layout", thinned([each for each in [*LAYOUTS, *LONELY] if each.workers <= 4], 12, 1), ids=str)
 def test_masks_change_no_bit_on_any_layout(layout: Layout) -> None:
     _assert_same(train(Labelled, layout, masked=True, steps=2, **CASES[4]), _unmasked())
+
+
+@pytest.mark.parametrize("number", thinned(range(len(CASES)), 7, 4), ids=lambda number: str(CASES[number]))
+def test_clipping_on_a_device_changes_no_bit(number: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    expected = _alone(number)
+    encode_apart(monkeypatch)
+    _assert_same(train(Labelled, Layout(2, "tree"), masked=True, **CASES[number]), expected)
 
 
 @pytest.mark.parametrize("every", thinned([5, 1], 2))

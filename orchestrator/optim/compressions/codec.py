@@ -10,7 +10,8 @@ depends on who hosts what. A method keeps nothing between calls: what it needs f
 equal at all workers, and what a shard keeps (error feedback): what is left in `Held.tensors` after the last phase is encoded.
 Both are saved, and move with workers and shards.
 
-Tensors are flat here, in the order in which they lie in memory; shapes are in that order too.
+Tensors are flat here, in the order in which they lie in memory; shapes are in that order too. They are on the device of the
+gradients; `replicated` is in host memory, and a result is written wherever it is wanted.
 Legend: P = parameters of the model that are trained, S = shards that this worker holds.
 """
 

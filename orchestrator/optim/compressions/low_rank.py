@@ -22,11 +22,12 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 import torch
 
+from orchestrator.numerics.exact import there
 from orchestrator.optim.compressions.codec import Agreement, Held, Means, Model, Phase, Result, Rows
 from orchestrator.optim.transforms import State
 
@@ -90,7 +91,8 @@ class LowRank:
             seen = torch.empty(columns * self._rank)
             results[_RIGHT].write(number, seen)
             right = seen.view(columns, self._rank)
-            mean[i].view(rows, columns).copy_(self._left(results[_LEFT], i) @ right.t())
+            left = there(self._left(results[_LEFT], i), mean[i])
+            mean[i].view(rows, columns).copy_(left @ there(right, mean[i]).t())
             following[str(i)] = self._basis(right, i, agreement.step)
         for i, out in enumerate(mean):
             if i not in self._matrices:
@@ -119,6 +121,7 @@ class LowRank:
         rights = {i: _operand(agreement.replicated[str(i)]) for i in self._matrices}
         for i, right in rights.items():
             largest[i] = _bound(largest[i], right)
+        rights = _beside(held, rights)
         rows = []
         for each in held:
             row = list(each.tensors)
@@ -131,6 +134,7 @@ class LowRank:
     def _second(self, agreement: Agreement, held: Sequence[Held], first: Result) -> Rows:
         lefts = {i: self._left(first, i) for i in self._matrices}
         largest = [_bound(agreement.largest[i], left) for i, left in lefts.items()]
+        lefts = _beside(held, lefts)
         rows = []
         for each in held:
             row: list[torch.Tensor | None] = []
@@ -192,6 +196,12 @@ def _operand(tensor: torch.Tensor) -> torch.Tensor:
     """The tensor as all workers have it in a product, wherever they have it from."""
     tensor = tensor.contiguous()
     return tensor if tensor.data_ptr() % _ALIGNED == 0 else tensor.clone()
+
+
+def _beside(held: Sequence[Held], factors: Mapping[int, torch.Tensor]) -> dict[int, torch.Tensor]:
+    """The thin matrices where those of the shards are."""
+    found = next((tensor for each in held for tensor in each.tensors if tensor is not None), None)
+    return {i: factor if found is None else there(factor, found) for i, factor in factors.items()}
 
 
 def _bound(largest: float | None, columns: torch.Tensor) -> float | None:

@@ -20,7 +20,7 @@ from typing import Final
 
 import torch
 
-from orchestrator.numerics.exact import in_order
+from orchestrator.numerics.exact import in_order, there
 from orchestrator.numerics.layout import Layout, Slot
 from orchestrator.optim.privacy import noise
 from orchestrator.optim.privacy.keys import Stream
@@ -46,17 +46,18 @@ class QuantizationGrid:
     def add(self, tensors: Tensors, total: torch.Tensor) -> bool:
         """total (int64) += the clipped tensors (float32, None for zeros). False, and nothing is added, where one is not
         finite."""
-        flat = [None if t is None else in_order(t, slot) for t, slot in zip(tensors, self._slots, strict=True)]
-        wide = [None if t is None else t.as_strided((t.numel(),), (1,)).double() for t in flat]
-        norm = math.sqrt(math.fsum(float(t.square().sum()) for t in wide if t is not None))
+        ordered = [None if t is None else in_order(t, slot) for t, slot in zip(tensors, self._slots, strict=True)]
+        flat = [None if t is None else t.as_strided((t.numel(),), (1,)) for t in ordered]
+        squares = [t.double().square_().sum() for t in flat if t is not None]
+        norm = math.sqrt(math.fsum(torch.stack(squares).tolist() if squares else []))  # a device is asked once
         if not math.isfinite(norm):
             return False
         factor = 1.0
         if norm * (1 + self._margin) > self.clipping_norm:
             factor = self.clipping_norm / norm * (1 - self._margin)
-        for slot, tensor in zip(self._slots, wide, strict=True):
+        for slot, tensor in zip(self._slots, flat, strict=True):
             if tensor is not None:
-                self._place(slot, total).add_(tensor.mul_(factor / self.lsb).to(torch.int64))
+                self._place(slot, total).add_(tensor.double().mul_(factor / self.lsb).to(torch.int64))
         return True
 
     def add_noise(self, multiplier: float, stream: Stream, total: torch.Tensor) -> None:
@@ -64,10 +65,11 @@ class QuantizationGrid:
         scale = multiplier * self.clipping_norm / self.lsb
         for slot in self._slots:
             numbers = torch.from_numpy(noise.normal(stream, slot.elements))
-            self._place(slot, total).add_(numbers.mul_(scale).round_().to(torch.int64))
+            place = self._place(slot, total)
+            place.add_(there(numbers.mul_(scale).round_().to(torch.int64), place))
 
     def mean(self, total: torch.Tensor, expected: float, result: torch.Tensor) -> None:
-        """result (float32) = total * lsb / expected."""
+        """result (float32) = total * lsb / expected. The result may be on a device, the total is in host memory."""
         result.copy_(total.double().mul_(self.lsb / expected))
 
     def _place(self, slot: Slot, total: torch.Tensor) -> torch.Tensor:

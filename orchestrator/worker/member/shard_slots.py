@@ -30,6 +30,7 @@ import torch
 from orchestrator.comm.transports.available_memory import available_bytes
 from orchestrator.comm.transports.shared_memory import Mapping as Mapped
 from orchestrator.errors import Inconsistent
+from orchestrator.numerics import cuda
 
 _SLOTS: Final = 2
 _ALIGNED_BYTES: Final = 64
@@ -46,6 +47,7 @@ class ShardSlots:
         self._fd = fd
         self._reserved: set[int] = set()
         self._kinds = {name: (tensor.dtype, tensor.shape) for name, tensor in row.items()}
+        self._from_card = any(tensor.device.type == "cuda" for tensor in row.values())
         sizes = [-(-tensor.numel() * tensor.itemsize // _ALIGNED_BYTES) * _ALIGNED_BYTES for tensor in row.values()]
         self._offsets = dict(zip(row, [sum(sizes[:i]) for i in range(len(sizes))], strict=True))
         self._slot_bytes = _in_pages(max(1, sum(sizes)))
@@ -73,6 +75,8 @@ class ShardSlots:
             for shard in wanted:
                 os.posix_fallocate(self._fd, self._start(shard, 0), size_bytes)
                 self._reserved.add(shard)
+                if self._from_card:
+                    cuda.page_lock(self._memory.address + self._start(shard, 0), size_bytes)
         except OSError as error:
             raise MemoryError(f"what {len(wanted)} shards keep needs memory: {error.strerror}") from error
 
@@ -83,7 +87,9 @@ class ShardSlots:
             return
         self._stamps[shard, slot] = 0
         for name, tensor in self._tensors(shard, slot).items():
-            tensor.copy_(row[name])
+            tensor.copy_(row[name], non_blocking=True)
+        if self._from_card:
+            torch.cuda.current_stream().synchronize()
         self._stamps[shard, slot] = stamp
 
     def stamped(self, stamp: int) -> set[int]:

@@ -3,6 +3,9 @@
     load    a worker puts its shards' rows into its contribution, rounded so that sums are exact
     carry   all members add up; a worker gets the means, a server (which loads nothing) only takes part
 
+Sums are made in host memory. Rows on a device are encoded there, and only what is sent leaves it. Results are decoded where
+they are written.
+
 Phases follow the vote, so every member knows the largest magnitudes over all shards. Each phase rounds to what suits this
 very step, and none is ever repeated. The running statistics of normalisation layers are not compressed; their exact means are
 a phase of their own, before the others.
@@ -10,8 +13,9 @@ a phase of their own, before the others.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Final, Protocol
 
 import torch
 
@@ -19,10 +23,13 @@ from orchestrator.comm.collectives import COMPRESSED, Exchange, Memory
 from orchestrator.comm.topologies.schedule import Schedule
 from orchestrator.comm.transports.base import Regions
 from orchestrator.numerics import chosen, levels
-from orchestrator.numerics.exact import FEW_LEVELS, MEANS, Accumulator
+from orchestrator.numerics.exact import FEW_LEVELS, MEANS, Accumulator, in_host_memory, there
 from orchestrator.numerics.grid import Grid, magnitude_bits, needed_exponent
 from orchestrator.numerics.layout import Layout
+from orchestrator.numerics.staging import Direct, Staging, collected
 from orchestrator.optim.compressions.codec import Codec, Held, Largest, Levels, Means, Phase, Result, Rows
+
+_HERE: Final = Direct()
 
 
 class Carrier(Protocol):
@@ -48,10 +55,10 @@ class Carriers:
         shards: int,  # of the run
         regions: Regions,  # the memory that members exchange through
         *,
-        contributes: bool = True,  # whether shards are computed here; not so at a server
+        staging: Staging | None = _HERE,  # to the device on which rows are; None at a server, which has none
     ) -> None:
         phases: list[Phase] = [*([Means(tuple(statistics))] if statistics else []), *codec.phases]
-        self.all = [_carrier(phase, shards, regions, contributes) for phase in phases]
+        self.all = [_carrier(phase, shards, regions, staging) for phase in phases]
         self._phases = phases
         self.statistics = len(statistics)
         self.of_statistics = self.all[0] if statistics else None
@@ -76,11 +83,15 @@ class Carriers:
 
 
 class _LevelsCarrier:
-    def __init__(self, phase: Levels, shards: int, regions: Regions, contributes: bool) -> None:
+    def __init__(self, phase: Levels, shards: int, regions: Regions, staging: Staging | None) -> None:
         layout = _flat(phase.elements)
-        self.memory = Memory(layout, regions, sums=FEW_LEVELS[phase.bits], contributes=contributes)
+        sums = FEW_LEVELS[phase.bits]
+        self.memory = Memory(layout, regions, sums=sums, contributes=staging is not None)
         self._levels = levels.levels_of(phase.bits, shards)
-        self._contributed = layout.views(self.memory.contribution) if contributes else []
+        self._own = self.memory.contribution
+        if staging is not None and not isinstance(staging, Direct):
+            self._own = staging.empty(layout.size, sums.dtype)
+        self._contributed = [] if staging is None else layout.views(self._own)
         self._summed = layout.views(self.memory.result)
         self._spacings = [0.0] * len(phase.elements)
 
@@ -89,11 +100,13 @@ class _LevelsCarrier:
 
     def load(self, held: Sequence[Held], rows: Rows) -> None:
         self._spacings = [levels.spacing_of(largest or 0.0, self._levels) for largest in rows.largest]
-        self.memory.contribution.zero_()
+        self._own.zero_()
         for each, row in zip(held, rows.rows, strict=True):
             for tensor, spacing, total in zip(row, self._spacings, self._contributed, strict=True):
                 if tensor is not None:
                     levels.add_levels(tensor, each.weight, spacing, self._levels, total, keeps=rows.keeps)
+        if self._own is not self.memory.contribution:
+            self.memory.contribution.copy_(self._own)
 
     def carry(self, exchange: Exchange, step: int, phase: int, total_weight: float) -> Result:
         exchange.add_up(self.memory, step, 0, phase)
@@ -101,11 +114,11 @@ class _LevelsCarrier:
 
 
 class _MeansCarrier:
-    def __init__(self, phase: Means, shards: int, regions: Regions, contributes: bool) -> None:
+    def __init__(self, phase: Means, shards: int, regions: Regions, staging: Staging | None) -> None:
         layout = _flat(phase.elements)
-        self.memory = Memory(layout, regions, sums=MEANS, contributes=contributes)
+        self.memory = Memory(layout, regions, sums=MEANS, contributes=staging is not None)
         self._shards = shards
-        self._accumulator = Accumulator(layout, self.memory.contribution, exact=True) if contributes else None
+        self._accumulator = None if staging is None else Accumulator(layout, self.memory.contribution, exact=True)
         self._means = layout.views(self.memory.result)
 
     def suit(self, schedule: Schedule, rank: int) -> None:
@@ -119,7 +132,7 @@ class _MeansCarrier:
         grid = Grid(tuple(exponents), self._shards)
         self._accumulator.clear()
         for each, row in zip(held, rows.rows, strict=True):
-            self._accumulator.add(row, each.weight, grid)
+            self._accumulator.add(_brought(row), each.weight, grid)
         self._accumulator.complete()
 
     def carry(self, exchange: Exchange, step: int, phase: int, total_weight: float) -> Result:
@@ -158,7 +171,7 @@ class _LargestResult:
         self._total_weight = total_weight
 
     def write(self, i: int, out: torch.Tensor) -> None:
-        total = torch.zeros(self._elements[i], dtype=torch.float64)
+        total = out.new_zeros(self._elements[i], dtype=torch.float64)
         for row in self._rows:
             vector = row.vectors[i]
             if vector is not None:
@@ -173,7 +186,7 @@ class _LevelsResult:
         self._total_weight = total_weight
 
     def write(self, i: int, out: torch.Tensor) -> None:
-        levels.mean_of_levels(self._summed[i], self._spacings[i], self._total_weight, out)
+        levels.mean_of_levels(there(self._summed[i], out), self._spacings[i], self._total_weight, out)
 
 
 class _MeansResult:
@@ -184,13 +197,26 @@ class _MeansResult:
         out.copy_(self._means[i])
 
 
-def _carrier(phase: Phase, shards: int, regions: Regions, contributes: bool) -> Carrier:
+def _carrier(phase: Phase, shards: int, regions: Regions, staging: Staging | None) -> Carrier:
+    """staging: to the device on which rows are; None at a server, which has none."""
     if isinstance(phase, Levels):
-        return _LevelsCarrier(phase, shards, regions, contributes)
+        return _LevelsCarrier(phase, shards, regions, staging)
     if isinstance(phase, Largest):
         return _LargestCarrier(phase)
     assert isinstance(phase, Means), "a phase is one of three kinds"
-    return _MeansCarrier(phase, shards, regions, contributes)
+    return _MeansCarrier(phase, shards, regions, staging)
+
+
+def _brought(row: Sequence[torch.Tensor | None]) -> Sequence[torch.Tensor | None]:
+    """The row in host memory. One wait brings all that lies on a device."""
+    found = [tensor for tensor in row if tensor is not None]
+    if not found or in_host_memory(found[0]):
+        return row
+    ends = list(itertools.accumulate(tensor.nbytes for tensor in found))
+    starts = [end - tensor.nbytes for end, tensor in zip(ends, found, strict=True)]
+    whole = collected(ends[-1], list(zip(starts, found, strict=True))).view(torch.float32)
+    parts = iter(torch.split(whole, [tensor.numel() for tensor in found]))
+    return [None if tensor is None else next(parts) for tensor in row]
 
 
 def _flat(elements: Sequence[int]) -> Layout:

@@ -5,7 +5,8 @@ hide what each worker contributes.
     keys      at the first sum of a generation every worker tells the others its public key, through the same links
     sum       modulo 2**64, over the topology's schedule; masks cancel in it
 
-A region is mapped by peers, so only what is masked is ever written there; the plain sum of a worker is in its own memory.
+A region is mapped by peers, so only what is masked is ever written there. The plain sum of a worker is in its own memory: on a
+device, where its contributions are, and it leaves that once in a step.
 """
 
 from __future__ import annotations
@@ -19,21 +20,26 @@ from orchestrator.comm.topologies.schedule import Schedule
 from orchestrator.comm.transports.base import Regions
 from orchestrator.numerics.exact import INTEGERS
 from orchestrator.numerics.layout import Layout
+from orchestrator.numerics.staging import Direct, Staging
 from orchestrator.optim.privacy.masks import PUBLIC_BYTES, KeyPair, Masks
 
 _LOSSES = 2  # elements: their sum, and their number
 
 
 class GridCarrier:
-    """The carrier of one member. size: of the layout of the contributions; contributes: false at a server. own: this worker's
-    plain sum, and losses: where its losses go; both are set before `carry`."""
+    """The carrier of one member. size: of the layout of the contributions; staging: to the device where they are; None at a
+    server. own: this worker's plain sum, and losses: where its losses go; both are set before `carry`."""
 
-    def __init__(self, size: int, regions: Regions, *, masked: bool, contributes: bool = True) -> None:
+    def __init__(self, size: int, regions: Regions, *, masked: bool, staging: Staging | None) -> None:
+        contributes = staging is not None
         layout = Layout.of([("sum", torch.empty(size, device="meta")), ("losses", torch.empty(_LOSSES, device="meta"))])
         self.memory = Memory(layout, regions, sums=INTEGERS, contributes=contributes)
         self._masked = masked
         self._vector = torch.zeros(layout.size if contributes else 0, dtype=torch.int64)
         self.own, self.losses = layout.views(self._vector) if contributes else (self._vector, self._vector)
+        self._here = self.own
+        if staging is not None and not isinstance(staging, Direct):
+            self.own = staging.integers(self.own.numel())
         self._summed = layout.views(self.memory.result)
         self._keys_told = False
         self._masks: Masks | None = None
@@ -46,10 +52,13 @@ class GridCarrier:
 
     def clear(self) -> None:
         self._vector.zero_()
+        self.own.zero_()
 
     def carry(self, exchange: Exchange, step: int, attempt: int) -> tuple[torch.Tensor, int, int]:
         """Add up with all members; (sum, sum of the losses, their number). To be read before the next step."""
         self._tell_keys(exchange, step)
+        if self.own is not self._here:
+            self._here.copy_(self.own)
         if self._masks is not None:
             self._masks.add(step, attempt, self._vector)
         self.memory.contribution.copy_(self._vector)

@@ -148,17 +148,20 @@ class CompressedSum:
         codec: Codec,  # its parameters come first in the layout, then statistics
         carriers: Carriers,  # the phases of the codec and of the statistics
         layout: Layout,  # of the exchanged tensors
-        result: torch.Tensor,  # of the layout's size
+        result: torch.Tensor,  # of the layout's size, on the device of the contributions
         states: ShardStates | None,  # what shards keep; None where they keep nothing
+        *,
+        copies: bool = False,  # whether a contribution lies where the next one is going to
     ) -> None:
         self._codec = codec
+        self._copies = copies
         self._carriers = carriers
         self._slots = layout.slots
         self._states = states
         self.result = result
         self._means = [result[slot.offset : slot.offset + slot.elements] for slot in layout.slots]
         self._parameters = len(layout.slots) - carriers.statistics
-        self.most_waiting = 1 << 30
+        self.most_waiting = 1 if copies else 1 << 30
         self.replicated = codec.replicated()
         self.clear()
 
@@ -168,7 +171,7 @@ class CompressedSum:
     def clear(self) -> None:
         self._held: list[Held] = []
         self._statistics: list[Tensors] = []
-        self._magnitudes: list[NDArray[numpy.int64]] = []
+        self._largest: list[torch.Tensor] = []
         self._following = self.replicated
 
     def add(self, shard: int, tensors: Tensors, weight: float, grid: Grid) -> None:  # noqa: ARG002
@@ -181,12 +184,18 @@ class CompressedSum:
             for i in self._codec.kept:
                 gradient = flat[i]
                 flat[i] = None if gradient is None else gradient + row[f"{_RESIDUAL}{i}"]
-        self._magnitudes.append(levels.magnitudes(flat, weight))
+        self._largest.append(levels.largest(flat))
+        if self._copies:
+            kept = self._codec.kept if self._states is not None else ()
+            flat = [t if t is None or i in kept else t.clone() for i, t in enumerate(flat)]
         self._held.append(Held(shard, weight, flat[: self._parameters]))
         self._statistics.append(flat[self._parameters :])
 
     def complete(self, total_weight: float, *, alone: bool) -> NDArray[numpy.int64]:  # noqa: ARG002
-        return numpy.array(self._magnitudes, numpy.int64).reshape(-1, len(self._slots))
+        if not self._held:
+            return numpy.empty((0, len(self._slots)), numpy.int64)
+        weights = numpy.array([[held.weight] for held in self._held])
+        return exact.weighted(torch.stack(self._largest).cpu().numpy(), weights)  # a device is asked once
 
     def watch(self) -> None:
         """Does nothing: the payloads are encoded after the vote."""
@@ -233,7 +242,7 @@ class CompressedSum:
         self._states.secure()
 
 
-def first_residuals(codec: Codec | None, layout: Layout) -> State:
-    """The state that a shard keeps for a compression before the first step: residuals of zero."""
+def first_residuals(codec: Codec | None, result: torch.Tensor, layout: Layout) -> State:
+    """The state that a shard keeps for a compression before the first step: residuals of zero, where the result is."""
     kept = () if codec is None else codec.kept
-    return {f"{_RESIDUAL}{i}": torch.zeros(layout.slots[i].elements) for i in kept}
+    return {f"{_RESIDUAL}{i}": result.new_zeros(layout.slots[i].elements) for i in kept}

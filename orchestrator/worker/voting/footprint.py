@@ -73,34 +73,45 @@ def worker_needs(
     parameters: elements, frozen ones too; state: elements that the optimizer remembers of each trained one; feedback: whether
     shards keep what a compression drops; ranks: the workers that are looked at, None for all."""
     trained = sum(slot.elements for slot in layout.slots)
-    summing = _summing_bytes(layout, schedule, plan, trained, feedback=feedback, ranks=ranks)
+    held = _held_bytes(layout, schedule, plan, trained, feedback=feedback)
+    summing = _summing_bytes(layout, schedule, plan, ranks)
     beside: float = (plan.update.clip is not None) + (state or 0)
     local = plan.update.local
     if local is not None:  # where the round began, and what the local optimizer remembers
         beside += 1 + optimizers.remembered(local.optimizer.name, local.optimizer.options)
     model = round((parameters + trained * beside) * _FLOAT32)
     if plan.run.compute.device == "cpu":
-        return Needed(summing + model)
+        return Needed(held + summing + model)
     if plan.sums_stay_on_device:
-        return Needed(0, summing + model)
+        return Needed(0, held + summing + model)
+    if plan.encodes_on_device:
+        return Needed(summing, held + model)
     carried = layout.size + trained  # gradients of a pass, and the place through which they leave and sums come
-    return Needed(summing, model + carried * _FLOAT32)
+    return Needed(held + summing, model + carried * _FLOAT32)
 
 
-def _summing_bytes(
-    layout: Layout, schedule: Schedule, plan: Plan, trained: int, *, feedback: bool, ranks: Sequence[int] | None
-) -> int:
-    """For contributions and their sums, where these are made."""
-    hosted, sums = -(-plan.data.shards // schedule.workers), sums_of(plan)
+def _held_bytes(layout: Layout, schedule: Schedule, plan: Plan, trained: int, *, feedback: bool) -> int:
+    """For contributions until they are added up, and for what comes of them if they are encoded before."""
+    hosted, result = -(-plan.data.shards // schedule.workers), layout.size * sums_of(plan).result.itemsize
+    if plan.data.privacy is not None:  # one at a time, and the own sum, of integers
+        return result + trained * _FLOAT32 + layout.size * exact.INTEGERS.dtype.itemsize
+    if plan.update.compression is not None:  # all until the vote, with what they kept, in which they may lie
+        if plan.encodes_on_device:
+            return result + trained * (1 + hosted * (2 if feedback else 1)) * _FLOAT32
+        return result + trained * hosted * (3 if feedback else 1) * _FLOAT32
     gradients = 1 if plan.sums_stay_on_device else min(hosted, most_waiting(layout.size))
-    regions = _most_region_bytes(layout, schedule, sums, ranks)
-    if plan.update.compression is not None:  # held until the vote, with what they kept and what they keep
-        gradients = hosted * (3 if feedback else 1)
-        regions = layout.size * sums.result.itemsize
-    if plan.data.privacy is not None:  # integers: the own sum beside the regions; float64 of a single contribution
-        regions = layout.size * sums.result.itemsize + _most_region_bytes(layout, schedule, exact.INTEGERS, ranks)
-        gradients = 1 + 2 * 2
-    return regions + trained * gradients * _FLOAT32
+    return trained * gradients * _FLOAT32
+
+
+def _summing_bytes(layout: Layout, schedule: Schedule, plan: Plan, ranks: Sequence[int] | None) -> int:
+    """For sums, where they are made."""
+    if plan.update.compression is not None:
+        return 0
+    if plan.data.privacy is None:
+        return _most_region_bytes(layout, schedule, sums_of(plan), ranks)
+    integers = exact.INTEGERS
+    masked = layout.size * integers.dtype.itemsize if plan.encodes_on_device else 0  # a copy of the own sum
+    return masked + _most_region_bytes(layout, schedule, integers, ranks)
 
 
 def first_schedule(plan: Plan) -> Schedule:
