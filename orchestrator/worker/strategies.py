@@ -148,6 +148,24 @@ def needed_at_once(run_manifest: Mapping[str, Any], plan: Plan, schedule: Schedu
     return [max(0, each(ranks=(rank,)).card - given) for rank in range(schedule.workers)]
 
 
+def needed_by_servers(run_manifest: Mapping[str, Any], plan: Plan, schedule: Schedule) -> list[int]:
+    """By server, the bytes of its GPU that its sums and their results take; where it adds up in host memory, it takes none."""
+    layout, sums = Layout.from_dict(run_manifest["layout"]), sums_of(plan)
+    servers = range(schedule.workers, schedule.members)
+    on_card = plan.sums_stay_on_device
+    return [footprint.region_bytes(layout, schedule, rank, sums) if on_card else 0 for rank in servers]
+
+
+def needed_by_a_spare(run_manifest: Mapping[str, Any], plan: Plan) -> int:
+    """The bytes of its GPU that a worker holds that is ready and waits for a place. It keeps no stage, and gets an optimizer's
+    state with its place."""
+    if plan.run.compute.device == "cpu" or "stages" in run_manifest:
+        return 0
+    layout, parameters = Layout.from_dict(run_manifest["layout"]), run_manifest["parameters"]
+    waiting = 0 if plan.lockstep else free_footprint.waiting_bytes(layout, plan)
+    return footprint.waiting_bytes(layout, plan, parameters) + waiting
+
+
 def _require_memory(context: WorkerContext) -> None:
     """For replicas that run free: much of it lies in no region, and is given page by page, till none is left. Raises
     MemoryError."""

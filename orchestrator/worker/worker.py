@@ -181,6 +181,7 @@ class Worker:
         self._services.heartbeat.beat("admission")
         with phases.of("admission", "worker"):
             admitted = self._execution.admit(partial(self._prove, replica))
+            replica.forget()  # gradients of the proof, which a spare would hold as long as it waits
             if device == "cuda" and (self._flops_per_sample is not None or in_stages):
                 self._services.emit({"event": "flops", "per_sample": self._flops_per_sample, **cuda.card()})
         steps = plan.run.length(self._workload.order.steps_of)

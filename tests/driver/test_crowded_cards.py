@@ -51,11 +51,26 @@ def test_where_only_the_driver_leaves_no_room_it_is_a_note() -> None:
     assert [*crowded_cards.notes(four[:3])] == []
 
 
+def test_spares_and_servers_that_share_a_card_are_counted_and_named() -> None:
+    there = CardMemory("GPU-a", "X", 10 * GB, 80 * GB)
+    members = [("worker 0", 4), ("spare 1", 4), ("spare 2", 4), ("server 3", 1)]
+    error = crowded_cards.refusal(Tenant(name, there, size * GB) for name, size in members)
+    assert error is not None
+    assert "1 worker, 2 spares and 1 server share GPU GPU-a" in error.message
+    assert "each needs 1 GB to 4 GB beside activations, 13 GB together (worker 0, spare 1, spare 2" in error.message
+    assert "(lower cluster.spares, cluster.workers, or raise cluster.gpus_per_worker)" in error.remedy
+    roles = [name.split()[0] for name, _ in members]
+    before = crowded_cards.refusal_of_all([size * GB for _, size in members], [(gpu(0), 10 * GB)], roles)
+    assert before is not None
+    assert "1 worker, 2 spares and 1 server need 1 GB to 4 GB each" in before.message
+    assert "lower cluster.spares" in before.remedy
+
+
 TENANTS = st.lists(
     st.tuples(st.sampled_from(["", "GPU-a", "GPU-b"]), st.integers(0, 40 * GB), st.integers(0, 80 * GB)), max_size=6
 ).map(
     lambda drawn: [
-        Tenant(f"w{i}", CardMemory(uuid, "X", free, 80 * GB), size) for i, (uuid, size, free) in enumerate(drawn)
+        Tenant(f"worker {i}", CardMemory(uuid, "X", free, 80 * GB), size) for i, (uuid, size, free) in enumerate(drawn)
     ]
 )
 
@@ -67,7 +82,7 @@ def test_a_run_is_refused_where_one_card_has_less_than_its_workers_need_and_note
     """The card of each that tells no UUID is its own."""
     there: dict[str, list[Tenant]] = {}
     for each in tenants:
-        there.setdefault(each.card.uuid or each.worker, []).append(each)
+        there.setdefault(each.card.uuid or each.name, []).append(each)
     spare = {
         card: max(each.card.free_bytes for each in sharing) - sum(each.needed_bytes for each in sharing)
         for card, sharing in there.items()

@@ -172,6 +172,7 @@ def play(
     seen: Mapping[int, ProcessStacks] | None = None,
     standard_errors: Mapping[int, str] | None = None,
     needed: Sequence[int] = (),
+    spare: int = 0,
     draining: Callable[[], Mapping[str, float | None]] = dict,
     tick: Callable[[], None] = lambda: None,
     **before: Any,
@@ -193,6 +194,7 @@ def play(
         trace=trace,
         origin=None,
         needed_at_once=lambda _: list(needed),
+        needed_by_a_spare=lambda _: spare,
         describe=lambda *_: (["of a node"], ["of new code"]),
     )
     read_by: list[InputAudit] = []
@@ -440,6 +442,21 @@ def test_workers_that_do_not_fit_on_their_card_begin_no_step(tmp_path: Path) -> 
     played = play(tmp_path / "fits", said, needed=[3 * 10**8, 4 * 10**8])
     assert played.outcome.error is None
     assert [line for line in played.shown if "memory may run out" in line]
+
+
+def test_a_spare_beside_them_is_counted_and_named_with_its_setting(tmp_path: Path) -> None:
+    """It still prepares, and has told its card."""
+    prepares = MemberMessage(2, "entries", heartbeat={**PULSE, "activity": "prepare", "card": "GPU-a"})
+    said = [on_card(0, 9 * 10**8), prepares, on_card(1, 5 * 10**8), DESCRIBED, finished(0), finished(1)]
+    needed, more = [4 * 10**8, 4 * 10**8], ["cluster.spares=1"]
+    for name, spare in (("fits", 10**8), ("full", 2 * 10**8)):
+        (tmp_path / name).mkdir()
+        played = play(tmp_path / name, said, needed=needed, spare=spare, more=more)
+        error = played.outcome.error
+        assert (error is not None) is (name == "full")
+    assert error is not None
+    assert "2 workers and 1 spare share GPU GPU-a" in error.message
+    assert "lower cluster.spares, cluster.workers" in error.remedy
 
 
 ABORTED = (

@@ -258,6 +258,34 @@ def test_no_worker_needs_at_once_more_than_is_told_of_the_one_that_needs_most(na
     assert max(each) == most.card - (0 if plan.lockstep else 12 * SIZE)
 
 
+@pytest.mark.parametrize(
+    ("more", "elements"),
+    [
+        ({}, 20),
+        ({"clip": 1.0}, 20),
+        ({"sync": {"name": "asp", "threshold": 0.05}}, 56),
+        ({"sync": {"name": "gossip"}}, 32),
+        ({"compression": {"name": "topk", "ratio": 0.1}}, 8),
+    ],
+    ids=str,
+)
+def test_a_spare_holds_what_it_has_prepared(more: dict[str, Any], elements: int) -> None:
+    """As torch's allocator told of workers that had prepared, with 4 more where sums are made in host memory."""
+    plan, large = _on_cards(shards=4, **more), 6_000_640
+    layout = Layout.of([("w", torch.empty(large, device="meta"))])
+    manifest = {**MANIFEST, "parameters": large, "layout": layout.as_dict()}
+    assert strategies.needed_by_a_spare(manifest, plan) == elements * large
+    assert strategies.needed_by_a_spare(manifest, replace(plan, run=replace(plan.run, compute=CPU))) == 0
+    assert strategies.needed_by_a_spare({"stages": {}}, plan) == 0
+
+
+def test_a_server_needs_the_sum_of_its_part_and_the_result_where_it_adds_up_on_a_card() -> None:
+    schedule = build_schedule("parameter_server", 2, servers=2)
+    lockstep, free = _on_cards(), _on_cards(sync={"name": "bap"})
+    for plan, each in ((lockstep, [8 * SIZE // 2 + 4 * SIZE] * 2), (free, [0, 0])):
+        assert strategies.needed_by_servers(MANIFEST, plan, schedule) == each
+
+
 def test_of_stages_each_worker_needs_what_its_own_does() -> None:
     plan = _on_cards(on=On(4, stages=2), shards=6)
     cut = {"borders": ["2"], "parameters": [600, 400], "shares": [0.5, 0.5], "crossing": [0]}

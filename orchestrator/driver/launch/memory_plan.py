@@ -39,18 +39,25 @@ def _known(plan: Plan, built: Rehearsal, cut: dict[str, Any] | None) -> dict[str
 
 
 def refuse_crowded_cards(plan: Plan, built: Rehearsal, cut: dict[str, Any] | None) -> None:
-    """Raises ConfigurationError where the workers of a private Ray do not fit on the GPUs of this machine together, whoever
+    """Raises ConfigurationError where the members of a private Ray do not fit on the GPUs of this machine together, whoever
     computes where. Small models fit on any, and nobody is asked."""
     members = plan.cluster.members
     known = _known(plan, built, cut)
     if known is None:
         return
     stages = assign_stages([None] * members.start, members.stages) if members.stages > 1 else ()
-    needed = strategies.needed_at_once(known, plan, footprint.first_schedule(plan), stages)
-    if sum(needed) < _ANY_CARD_BYTES:
+    schedule = footprint.first_schedule(plan)
+    needed = {
+        "worker": strategies.needed_at_once(known, plan, schedule, stages),
+        "spare": [strategies.needed_by_a_spare(known, plan)] * members.spares,
+        "server": [] if stages else strategies.needed_by_servers(known, plan, schedule),
+    }
+    sizes = [(role, size) for role, each in needed.items() for size in each if size]
+    if sum(size for _, size in sizes) < _ANY_CARD_BYTES:
         return
     with suppress(CardsUnknown):
-        refusal = crowded_cards.refusal_of_all(needed, visible_cards.with_free())
+        roles, bytes_of_each = zip(*sizes, strict=True)
+        refusal = crowded_cards.refusal_of_all(bytes_of_each, visible_cards.with_free(), roles)
         if refusal is not None:
             raise refusal
 

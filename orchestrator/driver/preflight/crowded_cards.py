@@ -1,12 +1,13 @@
-"""Whether the workers that share a GPU have room there for what each needs beside activations. Pure.
+"""Whether the members that share a GPU have room there for what each needs beside activations. Pure.
 
-It is looked at twice: before anything is started, as far as is certain wherever Ray puts the workers; and before the first
-step, when each has told its GPU. The room is what was free there before a worker of the run took any, so what others use does
+It is looked at twice: before anything is started, as far as is certain wherever Ray puts them; and before the first step,
+when each has told its GPU. The room is what was free there before a member of the run took any, so what others use does
 not count. The driver's part for each process is known about, and worth a note only.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
@@ -15,11 +16,12 @@ from orchestrator.common.values import sized
 from orchestrator.errors import ConfigurationError
 from orchestrator.provenance.environment.cards import Card
 
+_ROLES = ("worker", "spare", "server")
 _MUCH = 0.1  # of a GPU, taken by others, from which on it is worth a word
 
 
 class CardMemory(NamedTuple):
-    """The GPU of a worker, and its memory when the worker had started CUDA and taken nothing else."""
+    """The GPU of a member, and its memory when the member had started CUDA and taken nothing else."""
 
     uuid: str
     name: str  # of the product
@@ -28,9 +30,9 @@ class CardMemory(NamedTuple):
 
 
 class Tenant(NamedTuple):
-    """A worker on a GPU. needed_bytes: that it has there beside activations, for certain."""
+    """A member on a GPU. name: its role, and its number; needed_bytes: that it has there beside activations, for certain."""
 
-    worker: str
+    name: str
     card: CardMemory
     needed_bytes: int
 
@@ -42,6 +44,10 @@ class _Shared(NamedTuple):
     tenants: Sequence[Tenant]
 
     @property
+    def roles(self) -> list[str]:
+        return [tenant.name.split()[0] for tenant in self.tenants]
+
+    @property
     def needed_bytes(self) -> int:
         return sum(tenant.needed_bytes for tenant in self.tenants)
 
@@ -50,8 +56,8 @@ class _Shared(NamedTuple):
         card, many = self.card, len(self.tenants) > 1
         sizes = sorted({tenant.needed_bytes for tenant in self.tenants})
         each = " to ".join(dict.fromkeys((sized(sizes[0]), sized(sizes[-1]))))
-        who = ", ".join(tenant.worker for tenant in self.tenants)
-        sharing = f"{len(self.tenants)} workers share" if many else f"{who} computes on"
+        who = ", ".join(tenant.name for tenant in self.tenants)
+        sharing = f"{_counted(self.roles)} share" if many else f"{who} computes on"
         told = f", {sized(self.needed_bytes)} together ({who})" if many else ""
         return (
             f"{sharing} {f'GPU {card.uuid}' if card.uuid else 'a GPU'} ({card.name}, {sized(card.total_bytes)}), of which "
@@ -64,9 +70,9 @@ def refusal(tenants: Iterable[Tenant]) -> ConfigurationError | None:
     full = [shared for shared in _by_card(tenants) if shared.needed_bytes > shared.card.free_bytes]
     if not full:
         return None
-    sharing = any(len(shared.tenants) > 1 for shared in full)
+    roles = [role for shared in full if len(shared.tenants) > 1 for role in shared.roles]
     others = any(shared.card.free_bytes < (1 - _MUCH) * shared.card.total_bytes for shared in full)
-    return _error([*map(str, full)], sharing=sharing, others=others)
+    return _error([*map(str, full)], roles, others=others)
 
 
 def notes(tenants: Iterable[Tenant]) -> Iterator[str]:
@@ -76,41 +82,61 @@ def notes(tenants: Iterable[Tenant]) -> Iterator[str]:
         if shared.needed_bytes <= shared.card.free_bytes < shared.needed_bytes + of_driver:
             yield (
                 f"{shared}, and the driver takes about {sized(PROCESS_BYTES)} for each process: memory may run out; let fewer "
-                "workers share it (cluster.workers, cluster.gpus_per_worker)"
+                f"share it ({_settings_of(shared.roles)}cluster.workers, cluster.gpus_per_worker)"
             )
 
 
-def refusal_of_all(needed: Sequence[int], there: Sequence[tuple[Card, int]]) -> ConfigurationError | None:
-    """As `refusal`, where it is not known yet who will compute where. needed: bytes of each worker; there: the GPUs, and the
-    bytes that are free on each."""
+def refusal_of_all(
+    needed: Sequence[int], there: Sequence[tuple[Card, int]], roles: Sequence[str] = ()
+) -> ConfigurationError | None:
+    """As `refusal`, where it is not known yet who will compute where. needed: bytes of each member; there: the GPUs, and the
+    bytes that are free on each; roles: of the members, workers if none are given."""
     if not there or not needed:
         return None
+    roles = roles or ["worker"] * len(needed)
     free = [size for _, size in there]
     sharing = -(-len(needed) // len(free))  # so many share one of them at least
     least = sum(sorted(needed)[:sharing])
     if max(needed) <= max(free) >= least and sum(needed) <= sum(free):
         return None
     sizes = " to ".join(dict.fromkeys((sized(min(needed)), sized(max(needed)))))
-    who = "a worker needs" if len(needed) == 1 else f"{len(needed)} workers need"
+    who = "a worker needs" if len(needed) == 1 else f"{_counted(roles)} need"
     all_of_them = "" if len(needed) == 1 else f" each, {sized(sum(needed))} together,"
     cards = ", and ".join(f"{sized(size)} are free on GPU {card}" for card, size in there)
-    return _error([f"{who} {sizes}{all_of_them} beside activations, and {cards}"], sharing=sharing > 1, others=True)
+    return _error(
+        [f"{who} {sizes}{all_of_them} beside activations, and {cards}"], roles if sharing > 1 else (), others=True
+    )
 
 
-def _error(found: Sequence[str], *, sharing: bool, others: bool) -> ConfigurationError:
-    """sharing, others: whether several workers are on such a GPU, and whether others may be."""
+def _error(found: Sequence[str], roles: Sequence[str], *, others: bool) -> ConfigurationError:
+    """roles: of those that share such a GPU with others of the run; others: whether somebody else may be there."""
+    fewer = (
+        f"let fewer workers share a GPU (lower {_settings_of(roles)}cluster.workers, or raise cluster.gpus_per_worker)"
+    )
     remedies = [
-        *["let fewer workers share a GPU (lower cluster.workers, or raise cluster.gpus_per_worker)"] * sharing,
+        *[fewer] * bool(roles),
         *["end what else is on it (nvidia-smi)"] * others,
         "cut the model into stages (cluster.stages) on several GPUs, or take an optimizer that keeps less",
     ]
     return ConfigurationError([f"no room on a GPU: {why}" for why in found], "; or ".join(remedies), code="gpu.crowded")
 
 
+def _counted(roles: Sequence[str]) -> str:
+    """So many of each, in words."""
+    number = Counter(roles)
+    *most, last = (f"{number[role]} {role}{'s' * (number[role] > 1)}" for role in _ROLES if number[role])
+    return f"{', '.join(most)} and {last}" if most else last
+
+
+def _settings_of(roles: Iterable[str]) -> str:
+    """Those that say how many of these there are, beside the workers."""
+    return "".join(setting for role, setting in (("spare", "cluster.spares, "),) if role in roles)
+
+
 def _by_card(tenants: Iterable[Tenant]) -> list[_Shared]:
-    """The first worker on a GPU found most of it free, as nobody of the run was there. One without a UUID is alone."""
+    """The first member on a GPU found most of it free, as nobody of the run was there. One without a UUID is alone."""
     there: dict[str, list[Tenant]] = {}
     for tenant in tenants:
-        there.setdefault(tenant.card.uuid or tenant.worker, []).append(tenant)
+        there.setdefault(tenant.card.uuid or tenant.name, []).append(tenant)
     most = [max((tenant.card for tenant in each), key=lambda card: card.free_bytes) for each in there.values()]
     return [_Shared(card, each) for card, each in zip(most, there.values(), strict=True)]

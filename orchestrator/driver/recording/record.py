@@ -160,13 +160,23 @@ class Record:
         return executions.sentence(self.run_manifest, resolve(self._settings))
 
     def needed_at_once(self, generation: Generation) -> list[int]:
-        """By worker's rank, the bytes of its GPU that it needs beside activations, for certain; empty where nobody knows."""
+        """By rank, the bytes of its GPU that a member needs beside activations, for certain; empty where nobody knows."""
         from orchestrator.worker import strategies as executions  # as above
 
-        begin, schedule = generation.begin, generation.schedule
+        begin, schedule, plan = generation.begin, generation.schedule, resolve(self._settings)
         if "parameters" not in begin.run_manifest:
             return []
-        return executions.needed_at_once(begin.run_manifest, resolve(self._settings), schedule, begin.stages)
+        of_workers = executions.needed_at_once(begin.run_manifest, plan, schedule, begin.stages)
+        return [*of_workers, *executions.needed_by_servers(begin.run_manifest, plan, schedule)]
+
+    def needed_by_a_spare(self, generation: Generation) -> int:
+        """Likewise, of a worker that is ready and has no place; 0 where nobody knows."""
+        from orchestrator.worker import strategies as executions  # as above
+
+        run_manifest = generation.begin.run_manifest
+        return (
+            executions.needed_by_a_spare(run_manifest, resolve(self._settings)) if "parameters" in run_manifest else 0
+        )
 
     def was_read(self, audit: InputAudit) -> tuple[list[str], list[str]]:
         """Record what the user's code has read in a process of a worker. Returns the obstacles to a rerun and the notes that

@@ -123,14 +123,20 @@ class EventSink:
             )
 
     def crowded(self, generation: Generation, cards: Mapping[int, CardMemory]) -> ConfigurationError | None:
-        """Say it if workers of the first generation hardly fit on the GPUs that they share. Returns why they do not. cards: by
-        rank."""
-        needed = self._record.needed_at_once(generation) if cards else []
-        names = (f"worker {member}" for member in generation.begin.members)
+        """Say it if members of the first generation, and spares, hardly fit on the GPUs that they share. Returns why they do
+        not. cards: by member."""
+        if not cards:
+            return None
+        begin, spare = generation.begin, self._record.needed_by_a_spare(generation)
+        needed = dict(zip(begin.members, self._record.needed_at_once(generation), strict=False))
+        names = {
+            member: f"{'worker' if rank < begin.workers else 'server'} {member}"
+            for rank, member in enumerate(begin.members)
+        }
         each = [
-            Tenant(name, cards[rank], size)
-            for rank, (name, size) in enumerate(zip(names, needed, strict=False))
-            if rank in cards
+            Tenant(names.get(member, f"spare {member}"), card, needed.get(member, spare))
+            for member, card in cards.items()
+            if spare or member in needed
         ]
         self._say((), [*crowded_cards.notes(each)])
         return crowded_cards.refusal(each)

@@ -513,8 +513,7 @@ class Session:
             return
         generation = self._member_directory.generation(begin, checkpoint)
         if self._event_sink.outcome.generations == 0:
-            cards = {rank: self._cards[member] for rank, member in enumerate(begin.members) if member in self._cards}
-            crowded = self._event_sink.crowded(generation, cards)
+            crowded = self._event_sink.crowded(generation, self._all_cards())
             if crowded is not None:
                 self._decide(events.Failed(None, crowded))
                 return
@@ -539,6 +538,16 @@ class Session:
             self._members.ask(begin.members[0], "save", begin.generation)
         if begin.restore is not None:
             self._decide(events.CheckpointRestored(checkpoint))
+
+    def _all_cards(self) -> dict[int, CardMemory]:
+        """Also of workers that still prepare, on cards of which others have told the memory: they take theirs soon."""
+        told = {card.uuid: card for card in self._cards.values() if card.uuid}
+        preparing = {
+            member.id: told[member.card]
+            for member in self._state.members.values()
+            if member.role == "worker" and member.ready is None and member.card in told
+        }
+        return preparing | self._cards
 
     def _inspect(self, members: Sequence[int], stuck: Sequence[int]) -> None:
         """The journal has the stacks of all of a step that stalls before anybody is killed."""

@@ -63,6 +63,12 @@ def worker_needs(
     return Needed(most + 2 * optimizers + _FLOAT * parameters)
 
 
+def waiting_bytes(layout: Layout, plan: Plan) -> int:
+    """The bytes of a GPU that a worker holds before its first generation, beside `voting.footprint.waiting_bytes`."""
+    deltas = 0 if plan.mode.graph is not None else _INTEGER * (window_of(layout.size) + 2)
+    return (deltas + 2 * _FLOAT) * layout.size
+
+
 def given_to_passes(layout: Layout) -> int:
     """The bytes of a GPU that a worker does not have while it computes a micro-batch: an update, and what was before it."""
     return (_FLOAT + _INTEGER) * layout.size

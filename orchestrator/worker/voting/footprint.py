@@ -90,6 +90,15 @@ def worker_needs(
     return Needed(held + summing, model + carried * _FLOAT32)
 
 
+def waiting_bytes(layout: Layout, plan: Plan, parameters: int) -> int:
+    """The bytes of its GPU that a worker holds before its first generation: parameters, the copy with which they are compared
+    until the first step, and the regions that every generation needs."""
+    sums = sums_of(plan)
+    there = plan.sums_stay_on_device or plan.updates_stay_on_device
+    regions = layout.size * (sums.dtype.itemsize + sums.result.itemsize) if there else 0
+    return (parameters + layout.size) * _FLOAT32 + regions
+
+
 def _held_bytes(layout: Layout, schedule: Schedule, plan: Plan, trained: int, *, feedback: bool) -> int:
     """For contributions until they are added up, and for what comes of them if they are encoded before."""
     hosted, result = -(-plan.data.shards // schedule.workers), layout.size * sums_of(plan).result.itemsize
