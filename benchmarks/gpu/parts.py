@@ -297,6 +297,8 @@ CASES: Final = (
         },
     ),
     Case("wide rows, loaders", "Wide", "tree", loaders=2),
+    Case("recurrent, quantized", "Sequences", "tree", more={"compression": {"name": "quantize"}}),
+    Case("transformer, private", "Characters", "ring", more={"privacy": {"clipping_norm": 1.0}}),
     Case("convolutions, asynchronous", "Digits", "tree", more={"sync": {"name": "ssp", "staleness": 3}}, free=True),
 )
 
