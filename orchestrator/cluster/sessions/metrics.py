@@ -10,8 +10,10 @@ from __future__ import annotations
 import importlib.util
 import re
 import socket
+import string
 from collections.abc import Mapping
 from typing import Any
+from urllib.parse import quote
 
 PREFIX = "orchestrator_"  # before which Ray puts ray_
 _PACKAGES = ("aiohttp_cors", "grpc", "opencensus", "opentelemetry.exporter.prometheus", "prometheus_client")
@@ -19,10 +21,11 @@ _STEP_OF = "train/"  # is told of every step; what is told at the end of a check
 
 
 class Gauges:
-    """The newest value of each metric of a run, with its id, name and experiment as labels. Called with (step, values)."""
+    """The newest value of each metric of a run, with its id, name and experiment as labels. Called with (step, values). Ray
+    takes ASCII alone, so other characters are told as in addresses: %C3%BC."""
 
     def __init__(self, run_id: str, name: str, experiment: str) -> None:
-        self._labels = {"run": run_id, "name": name, "experiment": experiment}
+        self._labels = {"run": run_id, "name": _in_ascii(name), "experiment": _in_ascii(experiment)}
         self._gauges: dict[str, Any] = {}
 
     def __call__(self, step: int, values: Mapping[str, float]) -> None:
@@ -35,8 +38,13 @@ class Gauges:
         if name not in self._gauges:
             from ray.util.metrics import Gauge
 
-            self._gauges[name] = Gauge(gauge_name(name), f"{name} of a run of orchestrator", tuple(self._labels))
+            told = f"{_in_ascii(name)} of a run of orchestrator"
+            self._gauges[name] = Gauge(gauge_name(name), told, tuple(self._labels))
         self._gauges[name].set(value, self._labels)
+
+
+def _in_ascii(text: str) -> str:
+    return quote(text, safe=string.printable)
 
 
 def gauge_name(metric: str) -> str:
