@@ -27,6 +27,7 @@ from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 from orchestrator.common.import_string import raised
 from orchestrator.common.registry import Table, is_reference
 from orchestrator.errors import PipelineRaised, coded
+from orchestrator.optim.by_element import is_watched
 from orchestrator.optim.eager import leave_the_compiler_out
 from orchestrator.optim.lamb import Lamb
 from orchestrator.optim.lars import Lars
@@ -343,6 +344,21 @@ def kept_aside(optimizer: torch.optim.Optimizer, model: torch.nn.Module) -> dict
     strange = [key for key in optimizer.state if id(key) not in known]
     aside = {"state": repr(strange).encode()} if strange else {}
     return aside | {name: found for name, value in own.items() if (found := _bytes_of(value, known)) is not None}
+
+
+def model_marks(optimizer: torch.optim.Optimizer, model: torch.nn.Module) -> dict[str, object]:
+    """Marks of buffers, and of which parameters are frozen, by what it means that a mark differs after a step: no other worker
+    would hear of it. Nothing for torch's classes, which change neither."""
+    if type(optimizer) in OPTIMIZERS.values() and not is_watched(optimizer):
+        return {}
+    buffers: dict[str, object] = {
+        f"changed the buffer {name!r}": buffer._version for name, buffer in model.named_buffers()
+    }
+    frozen: dict[str, object] = {
+        f"froze or thawed the parameter {name!r}": parameter.requires_grad
+        for name, parameter in model.named_parameters()
+    }
+    return buffers | frozen
 
 
 @functools.cache

@@ -679,6 +679,53 @@ class AveragingBeside(torch.optim.SGD):
         self.average.update_parameters(self.model)
 
 
+class Anneals(Numbered):
+    """A buffer that the optimizer lowers."""
+
+    def model(self) -> nn.Module:
+        model = super().model()
+        model.register_buffer("temperature", torch.tensor(2.0))
+        return model
+
+    def optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
+        return Annealing(model)
+
+
+class Annealing(torch.optim.SGD):
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__(model.parameters(), lr=0.1)
+        self.model = model
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> Any:
+        self.model.get_buffer("temperature").mul_(0.9)
+        return super().step(closure)
+
+
+class FreezesAfterAStep(Numbered):
+    """By a hook of one of torch's optimizers."""
+
+    def optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
+        def freeze(*_: Any) -> None:
+            next(model.parameters()).requires_grad_(False)
+
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        optimizer.register_step_post_hook(freeze)
+        return optimizer
+
+
+class KeepsAFactorOfTheStep(Numbered):
+    factor = 1.0
+
+    def rate(self, step: int) -> float:
+        self.factor = 1.0 / (1 + step)
+        return 1.0
+
+    def loss(self, model: nn.Module, batch: Batch) -> Tensor:
+        loss: Tensor = super().loss(model, batch)
+        return loss * self.factor
+
+
 class KeepsAStateForAll(Numbered):
     """Under a key that is no parameter."""
 

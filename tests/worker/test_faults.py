@@ -175,6 +175,14 @@ COMPUTING = [
         f.AddsOption, PipelineRaised, ("optimizer", "'steps' in its param_groups", "when the optimizer is built"), OWN
     ),
     Fault(f.AveragesBeside, PipelineRaised, ("optimizer", "'average'", "step 0", "frozen parameters"), OWN),
+    Fault(f.Anneals, PipelineRaised, ("optimizer", "buffer 'temperature'", "step 0", "frozen one"), OWN),
+    Fault(
+        f.FreezesAfterAStep,
+        PipelineRaised,
+        ("optimizer", "froze or thawed the parameter 'weight'", "step 0", "lr=0"),
+        OWN,
+    ),
+    Fault(f.KeepsAFactorOfTheStep, PipelineRaised, ("rate()", "'factor'", "step 1", "step=0)")),
     Fault(f.KeepsAStateForAll, PipelineRaised, ("optimizer", "'state'", "step 0"), OWN),
     Fault(f.ScalesGradientsThroughData, PipelineRaised, ("optimizer", "step 0", "in place"), OWN),
     Fault(f.SetsRatesInStep, PipelineRaised, ("changed its learning rate", "step 0", "`schedule`"), OWN),

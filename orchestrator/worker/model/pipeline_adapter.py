@@ -209,6 +209,7 @@ class PipelineAdapter:
 
     def rate(self, step: int) -> float:
         """The pipeline's own factor on the learning rates. Raises PipelineRaised."""
+        before = self._numbers_kept()
         with naming(f"rate() (step {step})"), streams.seeded(self._seed, "rate", step):
             returned: Any = self.pipeline.rate(step)
             try:
@@ -221,7 +222,21 @@ class PipelineAdapter:
                     "return the factor on the learning rates at this step, a number that is 0 or more",
                     code="pipeline.rate",
                 )
+        for name, number in self._numbers_kept().items():
+            if before.get(name, number) != number:
+                raise PipelineRaised(
+                    f"rate() changed the attribute {name!r} of the pipeline (step {step}), which a worker that joins would "
+                    "not have",
+                    "a loss that changes along the run takes the number of the step: def loss(self, model, batch, step=0); a "
+                    "number that nothing follows from may have a name that begins with _",
+                    code="pipeline.rate-changes",
+                )
         return factor
+
+    def _numbers_kept(self) -> dict[str, float]:
+        """The pipeline's own numbers of which something may follow."""
+        kept = vars(self.pipeline).items()
+        return {name: each for name, each in kept if isinstance(each, (int, float)) and not name.startswith("_")}
 
     def user_objects(self) -> dict[str, Any]:
         """All objects of the user's, by names for messages, and the globals of the modules that define their classes."""
@@ -620,6 +635,7 @@ class PipelineAdapter:
         version, head = gradients._version, gradients[:_HEAD].clone()
         optimizers.begin_late(optimizer)
         aside, options = kept_aside(optimizer, self.model), optimizers.options(optimizer)
+        marks = optimizers.model_marks(optimizer, self.model)
         with naming(f"the optimizer (step {step})"), streams.seeded(self._seed, "optimizer step", step):
             act()
         optimizers.keep_own(optimizer, gradients)
@@ -630,6 +646,14 @@ class PipelineAdapter:
                     "would have",
                     "keep it in the optimizer's state or param_groups, or in frozen parameters of the model",
                     code="optimizer.attribute",
+                )
+        for what, mark in optimizers.model_marks(optimizer, self.model).items():
+            if mark != marks.get(what):
+                raise PipelineRaised(
+                    f"the optimizer {what} of the model (step {step}), which a worker that joins would not have",
+                    "have it change parameters alone: what is to change along the run may be a frozen one "
+                    "(requires_grad=False, in model()), and what is to be trained no more a group with lr=0 and weight_decay=0",
+                    code="optimizer.changes-model",
                 )
         now = optimizers.options(optimizer)
         strange = optimizers.differing(
