@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -9,6 +11,7 @@ from typing import Any
 import pytest
 from torch.utils.data import TensorDataset
 
+from orchestrator.data.loaders import Key, Loaders
 from orchestrator.pipeline import Pipeline
 from orchestrator.records.progress import Activity
 from orchestrator.worker.member.heartbeat import Heartbeat
@@ -18,7 +21,7 @@ from tests.products import thinned
 from tests.worker import pipelines as p
 from tests.worker.elastic import Fault, survive
 from tests.worker.retracing import Retracer, records
-from tests.worker.runs import SGD, Layout, members_end, train
+from tests.worker.runs import PATIENCE_S, SGD, Layout, members_end, train
 from tests.worker.test_on_device import trained
 from tests.worker.test_shard_graphs import Masked, WithMask, WithWeight
 
@@ -69,6 +72,26 @@ def test_a_worker_claims_its_own_shards_at_once_and_others_after_them(
     assert retracer.steps > 6
     monkeypatch.undo()
     direct = train(p.Batchnorm, **given)
+    assert (recorded.trace, recorded.digest) == (direct.trace, direct.digest)
+
+
+def test_so_is_a_step_that_loaders_have_read(retracer: Retracer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first of its micro-batches may be on its way to the device already."""
+    plain = Loaders.has_read
+
+    def has_read(loaders: Loaders, key: Key) -> bool:
+        deadline = time.monotonic() + PATIENCE_S
+        while any(loader.asked == key for loader in loaders._loaders) and not plain(loaders, key):
+            assert time.monotonic() < deadline
+            os.sched_yield()
+        return plain(loaders, key)
+
+    monkeypatch.setattr(Loaders, "has_read", has_read)
+    given: dict[str, Any] = {"steps": 9, "shards": 3, "batch_size": 6, "args": {"rows": 60}, "claims": False}
+    recorded = trained(p.Mlp, Layout(1), loaders=3, **given)
+    assert retracer.steps > 5
+    monkeypatch.undo()
+    direct = train(p.Mlp, **given)
     assert (recorded.trace, recorded.digest) == (direct.trace, direct.digest)
 
 

@@ -354,7 +354,9 @@ class PipelineAdapter:
         return None
 
     def _has_read(self, key: Key) -> bool:
-        return key in self._together or (self._loaders is not None and self._loaders.has_read(key))
+        if key in self._together or (self._following is not None and self._following[0] == key):
+            return True
+        return self._loaders is not None and self._loaders.has_read(key)
 
     def compute_read(self, step: int, shards: Sequence[int], batches: Sequence[Arriving]) -> None:
         """The micro-batches of these shards are computed once more, as `read_all` gave them."""
