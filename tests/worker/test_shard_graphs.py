@@ -24,7 +24,7 @@ from tests.products import thinned
 from tests.worker import faulty as f
 from tests.worker import pipelines as p
 from tests.worker.retracing import Retracer
-from tests.worker.runs import Layout, members_end, train
+from tests.worker.runs import SGD, Layout, members_end, train
 from tests.worker.test_on_device import trained
 from tests.worker.toys import DELAYED
 
@@ -112,6 +112,30 @@ class Spoiled(p.Mlp):
         return found
 
 
+class Writing(p.Mlp):
+    """It writes a buffer that has to stay as it is, with the same value."""
+
+    def model(self) -> nn.Module:
+        model = super().model()
+        model.register_buffer("top", torch.tensor(MARK / 2))
+        return model
+
+    def loss(self, model: nn.Module, batch: Batch) -> Any:
+        if model.training:
+            top = model.get_buffer("top")
+            top.copy_(torch.maximum(top, batch[0].max()))
+        return super().loss(model, batch)
+
+
+class Rising(Writing):
+    """The same, with another value in one micro-batch."""
+
+    def inputs(self, rows: int) -> torch.Tensor:
+        found = super().inputs(rows)
+        found[rows // 2, 0] = MARK
+        return found
+
+
 class Rolling(p.Mlp):
     """A loss that depends on numbers of Python."""
 
@@ -126,8 +150,39 @@ class Peeking(p.Mlp):
         return super().loss(model, batch) * float(batch[0].numpy().sum())
 
 
+class Centring(p.Mlp):
+    """A loss that writes into its batch."""
+
+    def loss(self, model: nn.Module, batch: Batch) -> Any:
+        batch[0].sub_(0.5)
+        return super().loss(model, batch)
+
+
+class Seeded(p.Mlp):
+    """A loss that follows from the seed of its micro-batch, of which many have one that gives the same."""
+
+    def loss(self, model: nn.Module, batch: Batch) -> Any:
+        return super().loss(model, batch) * (2.0 if torch.initial_seed() % 4 else 1.0)
+
+
+class Rated(p.Mlp):
+    """A loss that follows from the learning rate."""
+
+    def optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
+        self.made = torch.optim.SGD(model.parameters(), lr=0.1)
+        return self.made
+
+    def rate(self, step: int) -> float:
+        return 1.0 if step < 4 else 0.5
+
+    def loss(self, model: nn.Module, batch: Batch) -> Any:
+        rate = self.made.param_groups[0]["lr"] if hasattr(self, "made") else 0.1
+        return super().loss(model, batch) * (1.0 + rate)
+
+
 CASES: list[tuple[type[Pipeline], dict[str, Any]]] = [
     (p.Mlp, {"clip": 0.05, "optimizer": {"name": "adamw", "lr": 0.01}}),
+    (Centring, {}),
     (p.Batchnorm, {}),
     (p.Images, {}),
     (p.Attention, {"precision": "bfloat16"}),
@@ -229,6 +284,9 @@ def test_so_are_updates_of_replicas_that_run_free(retracer: Retracer, monkeypatc
         (Counting, "loss() takes the step"),
         (Rolling, "random numbers in host memory"),
         (Peeking, "gives other bits"),
+        (Seeded, "gives other bits"),
+        (Rated, "pipeline.made is the optimizer"),
+        (Writing, "writes the buffer 'top'"),
     ],
 )
 @pytest.mark.usefixtures("retracer")
@@ -243,11 +301,12 @@ def test_what_cannot_be_recorded_is_computed_eagerly_and_told_once(
         plain(graphs, recorder, replica, staging, lines.append, why_not)
 
     monkeypatch.setattr(shard_graphs.ShardGraphs, "__init__", noted)
-    run = train(pipeline, steps=4)
+    settings: dict[str, Any] = {"steps": 8, "optimizer": None if pipeline is Rated else SGD}
+    run = train(pipeline, **settings)
     assert len(lines) == 1
     assert told in lines[0]
     monkeypatch.undo()
-    assert run.trace == train(pipeline, steps=4).trace
+    assert run.trace == train(pipeline, **settings).trace
 
 
 LOOKS = ("tolist", "item", "cpu", "__bool__", "__int__", "__float__")
@@ -276,7 +335,7 @@ def test_a_step_waits_for_its_device_as_often_however_many_shards_it_has(monkeyp
     def of_two_steps(shards: int) -> int:
         """With a buffer that has to stay, statistics and counters, and behind those steps that compare recordings."""
         found = []
-        for steps in (3, 5):
+        for steps in (4, 6):
             before = looks
             train(pipeline, steps=steps, shards=shards, batch_size=4 * shards, args={"rows": 80})
             found.append(looks - before)
@@ -322,6 +381,13 @@ def test_faults_are_told_alike(monkeypatch: pytest.MonkeyPatch, pipeline: type[P
 def test_a_loss_that_is_read_late_names_its_samples(monkeypatch: pytest.MonkeyPatch) -> None:
     recorded, plain = told_twice(monkeypatch, Spoiled)
     assert "not finite itself" in plain
+    assert recorded == plain
+
+
+@pytest.mark.usefixtures("retracer")
+def test_a_buffer_that_has_to_stay_and_changes_late_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    recorded, plain = told_twice(monkeypatch, Rising)
+    assert "'top'" in plain
     assert recorded == plain
 
 

@@ -127,10 +127,10 @@ def test_a_first_step_is_computed_shard_by_shard_and_so_are_those_that_are_compa
     """So a micro-batch that costs each worker that computes it is known by its number."""
     noted, plain = Noted(), Heartbeat.beat
     monkeypatch.setattr(Heartbeat, "beat", lambda *given, **more: noted.beat(plain, *given, **more))
-    train(p.Mlp, steps=6, shards=3, batch_size=6, args={"rows": 60})
+    train(p.Mlp, steps=7, shards=3, batch_size=6, args={"rows": 60})
     assert noted.steps[0] == [0, 1, 2] * 2  # the first step is computed twice
-    assert [noted.steps[step] for step in (1, 2)] == [[0, 1, 2]] * 2
-    assert [noted.steps[step] for step in (3, 4, 5)] == [["3 as one"]] * 3
+    assert [noted.steps[step] for step in (1, 2, 3)] == [[0, 1, 2]] * 3
+    assert [noted.steps[step] for step in (4, 5, 6)] == [["3 as one"]] * 3
 
 
 class Shifted(Retracer):

@@ -384,7 +384,18 @@ class PipelineAdapter:
     @property
     def why_not_recorded(self) -> str:
         """Why a micro-batch's passes depend on more than the batch; empty where they do not."""
-        return "loss() takes the step" if self._takes_step else ""
+        if self._takes_step:
+            return "loss() takes the step"
+        kept = next((name for name, each in self._attributes() if isinstance(each, torch.optim.Optimizer)), None)
+        return "" if kept is None else f"{kept} is the optimizer, whose learning rates may change in each step"
+
+    def _attributes(self) -> Iterator[tuple[str, Any]]:
+        """The attributes of the pipeline and of the model's layers, which `loss` may read, by their names."""
+        for name, value in vars(self.pipeline).items():
+            yield f"pipeline.{name}", value
+        for place, layer in self.model.named_modules():
+            for name, value in vars(layer).items():
+                yield f"model.{place}.{name}" if place else f"model.{name}", value
 
     def loss(self, step: int, shard: int) -> tuple[float, float] | None:
         """(mean loss, weight) of micro-batch (step, shard), whose gradients are in the model then; None when it is empty.
@@ -505,7 +516,7 @@ class PipelineAdapter:
                 check_finite(mean, where)
                 return mean, judged[1]
             seeded, repeated = (partial(each, seed) for each in (streams.seeded_with, streams.seeded_for_torch))
-            judged = graphs.compute(arriving, Work(eager, whole, seeded, repeated))
+            judged = graphs.compute(arriving, Work(eager, whole, seeded, repeated, step))
             if judged is None:
                 return None
             loss, given = judged

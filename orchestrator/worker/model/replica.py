@@ -315,6 +315,10 @@ class Replica:
                 code="model.buffer-changed",
             )
 
+    def fixed_versions(self) -> dict[str, int]:
+        """The versions of buffers that have to be the same for every shard. A write raises one, also where no value changes."""
+        return {name: self._buffers[name]._version for name in self._fixed_start}
+
     def check_step(self) -> None:
         """After the last shard of a step, whose first change is seen here still: raises PipelineRaised when the user's code
         changed parameters, or what the model's layers hold."""

@@ -1,7 +1,8 @@
 """A shard's forward and backward pass as one recording, which is done again for each micro-batch of the same shape.
 
     first micro-batch of a shape    It is computed eagerly, then recorded, done again, and compared to the bit.
-    the next one                    It is computed eagerly and done again. It is compared, too, since its contents are others.
+    others, until the next step     They are computed eagerly and done again. They are compared, too, since their contents are
+                                    others, and in another step what the user's code keeps may be another.
     later ones                      They are done again, in one call where a model takes thousands.
 
 A pass that cannot be recorded is computed eagerly, with the same bits, and told once. Reasons are control flow that depends
@@ -21,7 +22,7 @@ import sysconfig
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, NamedTuple, Protocol
 
@@ -34,7 +35,7 @@ from orchestrator.worker.model.batch_place import BatchPlace
 from orchestrator.worker.model.replica import Replica
 
 _MOST: Final = 4  # shapes; each recording keeps gradients of its own
-_COMPARED: Final = 2  # micro-batches of a shape
+_COMPARED: Final = 2  # steps
 _WARM_UPS: Final = 3  # what libraries choose or allocate in their first calls is no part of a recording
 
 WITHOUT: Final = "micro-batches are computed without graphs, which is slower"
@@ -173,6 +174,7 @@ class Work(NamedTuple):
     whole: Callable[[Any], Judged]  # the same without looking at any value
     seeded: Callable[[], AbstractContextManager[None]]  # sets the generators for this micro-batch
     repeated: Callable[[], AbstractContextManager[None]]  # sets those from which a repetition draws, which runs no code
+    step: int  # a local one, if there are any
 
 
 class ShardGraphs:
@@ -203,7 +205,7 @@ class ShardGraphs:
     def batch_bytes(self) -> int | None:
         """The bytes of the largest micro-batch that is done again. None if there is none, if all are computed eagerly, or if
         copies begin before the turn of a micro-batch."""
-        known = [recorded.place.size_bytes for recorded in self._recorded.values() if recorded.compared == _COMPARED]
+        known = [recorded.place.size_bytes for recorded in self._recorded.values() if recorded.serves]
         return max(known, default=None) if self._goes and not self._arrive_early else None
 
     @contextmanager
@@ -233,7 +235,7 @@ class ShardGraphs:
                 return work.eager(arriving.there())
         tensors, shape = apart
         recorded = self._recorded.get(shape)
-        if recorded is not None and recorded.compared == _COMPARED:
+        if recorded is not None and recorded.serves:
             recorded.place.load(arriving, tensors)
             with work.repeated():
                 recorded.replay()
@@ -251,6 +253,7 @@ class ShardGraphs:
         elif recorded is None and len(self._recorded) < _MOST:
             recorded = self._record(tensors, shape, batch, work)
         if recorded is not None and self._goes:
+            recorded.place.copy(tensors)  # which code of the user's may have written into
             self._compare(recorded, work, judged, start)
         return judged
 
@@ -261,7 +264,7 @@ class ShardGraphs:
 
     def _record(self, tensors: Sequence[torch.Tensor], shape: Any, batch: Any, work: Work) -> _Recorded | None:
         assert self._recorder is not None
-        kept = self._kept()
+        kept, versions = self._kept(), self._replica.fixed_versions()
         recorded = _Recorded(BatchPlace(tensors, batch, self._staging), _Passes(self._replica))
         try:
             with work.seeded():
@@ -272,6 +275,12 @@ class ShardGraphs:
             return None
         finally:
             self._put_back(kept)
+        for name, version in self._replica.fixed_versions().items():
+            if version != versions[name]:
+                self._give_up(
+                    f"loss() writes the buffer {name!r}, so each micro-batch is looked at whether it changes that"
+                )
+                return None
         self._recorded[shape] = recorded
         return recorded
 
@@ -288,10 +297,10 @@ class ShardGraphs:
         same = all(same_bits(one, other) for one, other in zip(again, [*gradients, judged[0], *buffers], strict=True))
         same = same and float(judged[1]) == float(passes.judged[1])
         self._put_back(kept)
-        recorded.compared += 1
+        recorded.steps.add(work.step)
         if not same:
             self._give_up("done again from a recording, a micro-batch gives other bits")
-        elif recorded.compared == _COMPARED and self._recorder is not None:
+        elif recorded.serves and self._recorder is not None:
             self._recorder.give_back()
 
     @property
@@ -344,12 +353,16 @@ class _Passes:
 
 @dataclass
 class _Recorded:
-    """One recording. place: from which it reads; compared: with how many micro-batches it was."""
+    """One recording. place: from which it reads; steps: in which it was compared."""
 
     place: BatchPlace
     passes: _Passes
     replay: Callable[[], None] = lambda: None
-    compared: int = 0
+    steps: set[int] = field(default_factory=set)
+
+    @property
+    def serves(self) -> bool:
+        return len(self.steps) >= _COMPARED
 
 
 def _host_generators() -> tuple[Any, ...]:
