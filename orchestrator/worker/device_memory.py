@@ -37,11 +37,13 @@ class Held(NamedTuple):
     gradients: int  # outside `sums`
     sums: int  # regions that peers map
     trained: int  # no bytes: how many numbers are trained
+    contributions: int = 0  # that wait to be encoded, or the integers that clipped ones are added up in
 
     @property
     def per_parameter(self) -> float:
         """Bytes beside activations."""
-        return (self.parameters + self.optimizer + self.gradients + self.sums) / max(1, self.trained)
+        kept = self.parameters + self.optimizer + self.gradients + self.sums + self.contributions
+        return kept / max(1, self.trained)
 
     def told(self) -> dict[str, float]:
         """For the summary."""
@@ -50,12 +52,13 @@ class Held(NamedTuple):
             "optimizer": self.optimizer,
             "gradients": self.gradients,
             "sums": self.sums,
+            "contributions": self.contributions,
             "per_parameter": round(self.per_parameter, 3),
         }
 
 
-def held(replica: Replica, optimizer: torch.optim.Optimizer, regions: Regions) -> Held:
-    """Now. regions: those in host memory do not count."""
+def held(replica: Replica, optimizer: torch.optim.Optimizer, regions: Regions, contributions: int = 0) -> Held:
+    """Now. regions: those in host memory do not count; contributions: as of `Held`."""
     there = replica.flat.device
     state = (value for kept in optimizer.state.values() for value in kept.values() if isinstance(value, torch.Tensor))
     return Held(
@@ -64,6 +67,7 @@ def held(replica: Replica, optimizer: torch.optim.Optimizer, regions: Regions) -
         gradients=_GRADIENT_BYTES * sum(parameter.numel() for parameter in replica.parameters),
         sums=shared_bytes(regions),
         trained=sum(parameter.numel() for parameter in replica.parameters),
+        contributions=contributions,
     )
 
 
@@ -157,6 +161,7 @@ def explanation(error: OutOfDeviceMemory, place: Place, holds: Held | None, plan
 
 
 _PARAMETERS, _OPTIMIZER, _SUMS = "parameters and buffers", "optimizer's state", "sums"
+_CONTRIBUTIONS = "contributions that are held"
 _GRAPHS, _TENSORS, _UNUSED = "graphs", "activations, gradients and other tensors", "reserved without a tensor in it"
 
 
@@ -167,8 +172,9 @@ def _parts(now: Taken, holds: Held | None) -> dict[str, int]:
         _PARAMETERS: known.parameters,
         _OPTIMIZER: known.optimizer,
         _SUMS: known.sums,
+        _CONTRIBUTIONS: known.contributions,
         _GRAPHS: now.pools,
-        _TENSORS: max(0, now.allocated - now.in_pools - known.parameters - known.optimizer),
+        _TENSORS: max(0, now.allocated - now.in_pools - known.parameters - known.optimizer - known.contributions),
         _UNUSED: max(0, now.reserved - now.pools - (now.allocated - now.in_pools)),
     }
 
@@ -193,6 +199,10 @@ def _remedies(parts: dict[str, int], others: int, place: Place, plan: Plan, tota
         found.append((others, "look in nvidia-smi for what else is on the card"))
     if not grows:
         found.append((unused, "set PYTORCH_ALLOC_CONF=expandable_segments:True"))
+    if plan.update.compression is not None:
+        found.append(
+            (parts[_CONTRIBUTIONS], "leave compression out, which holds the contributions of all hosted shards")
+        )
     found.append((parts[_OPTIMIZER] / 2, "take an optimizer that keeps less"))
     worth = [each for each in sorted(found, key=lambda each: -each[0]) if each[0] > _LITTLE * total]
     return [sentence for _, sentence in worth] or ["take a smaller model, or a card with more memory"]

@@ -195,6 +195,10 @@ class Strategy(Protocol):
     def keeps_shard_state(self) -> bool:
         """Whether its shards have a state of their own."""
 
+    @property
+    def held_bytes(self) -> int:
+        """The bytes of contributions that it holds on a device now, outside regions, until they are added up elsewhere."""
+
     def admit(self, prove: Prove) -> dict[str, Any]:
         """Before the first generation: show that this worker computes the bits of the others, and that what is particular to
         this way changes none. Returns the reference, and what more the run manifest has. prove: `admission.proof`."""
@@ -217,6 +221,10 @@ class _Unsplit:
     @property
     def keeps_shard_state(self) -> bool:
         return self.model_state.keeps_shard_state
+
+    @property
+    def held_bytes(self) -> int:
+        return 0
 
     def admit(self, prove: Prove) -> dict[str, Any]:
         return {"reference": prove(None)}
@@ -278,6 +286,10 @@ class LockstepStrategy(_Unsplit):
             replica, updater, gradients.states, keeps_shard_state=keeps, summation=summation
         )
         self.boundary = _whole(context)
+
+    @property
+    def held_bytes(self) -> int:
+        return self._summation.held_bytes
 
     def _sum(
         self,
@@ -446,6 +458,7 @@ class PipelineStrategy:
     memory."""
 
     keeps_shard_state = False
+    held_bytes = 0
 
     def __init__(self, context: WorkerContext) -> None:
         if context.plan.update.optimizer is None:

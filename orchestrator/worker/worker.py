@@ -241,7 +241,9 @@ class Worker:
         if self._state is None:
             self._state = self._first_state(generation.begin.run_manifest)
             model_state = self._execution.model_state
-            self._held = lambda: device_memory.held(model_state.replica, model_state.optimizer, self.regions)
+            self._held = lambda: device_memory.held(
+                model_state.replica, model_state.optimizer, self.regions, self._execution.held_bytes
+            )
         ended = live(
             generation,
             self._services.heartbeat,

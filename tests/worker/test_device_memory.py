@@ -20,6 +20,7 @@ from torch import nn
 from orchestrator.comm.transports.device_memory import DeviceMemoryFull, DeviceRegions
 from orchestrator.common import gpu_memory
 from orchestrator.common.gpu_memory import Taken
+from orchestrator.config.plan import Variant
 from orchestrator.config.resolve import resolve
 from orchestrator.errors import OutOfDeviceMemory, PipelineRaised, from_dict
 from orchestrator.numerics import cuda, staging
@@ -84,6 +85,18 @@ def test_it_says_what_holds_the_memory_and_what_helps_most_first() -> None:
     assert "run.precision=bfloat16" in ways[1]
     assert told.codes == (CODE,)
     assert from_dict(told.as_dict()).kind == "OutOfDeviceMemory"
+
+
+def test_contributions_that_a_compression_holds_are_told_with_the_remedy() -> None:
+    holding = HELD._replace(contributions=20 * GB)
+    compressed = replace(PLAN, update=replace(PLAN.update, compression=Variant("quantize")))
+    told = explanation(out_of(), Place("H100", sharing=1, rows=1), holding, compressed)
+    assert (
+        "contributions that are held 20 GB, graphs 6 GB, activations, gradients and other tensors 16 GB" in told.message
+    )
+    assert "leave compression out" in told.remedy
+    assert "leave compression out" not in explanation(out_of(), Place("H100", sharing=1, rows=1), HELD, PLAN).remedy
+    assert holding.per_parameter == HELD.per_parameter + 20
 
 
 @pytest.mark.parametrize(

@@ -80,6 +80,8 @@ def _beside_activations(told: Mapping[str, float]) -> str:
     if "per_parameter" not in told:
         return ""
     names = {"parameters": "parameters", "optimizer": "optimizer's state", "gradients": "gradients", "sums": "sums"}
+    if told.get("contributions"):
+        names["contributions"] = "contributions that are held"
     parts = ", ".join(f"{words} {sized(told[name])}" for name, words in names.items())
     return f"; beside activations {told['per_parameter']:.3g} bytes a parameter: {parts}"
 

@@ -204,7 +204,7 @@ def _with_flops(outcome: RunOutcome, facts: Facts) -> RunOutcome:
 
 _memory_fields = only(
     *("worker", "peak", "reserved", "largest_free", "graphs?", "parameters?", "optimizer?", "gradients?", "sums?"),
-    "per_parameter?",
+    *("contributions?", "per_parameter?"),
 )
 
 

@@ -60,6 +60,11 @@ class ClippedSum:
         self.loss = 0.0
         self.keys: Keys | None = None
 
+    @property
+    def held_bytes(self) -> int:
+        own = self._carrier.own
+        return 0 if exact.in_host_memory(own) else own.nbytes
+
     def suit(self, schedule: Schedule, rank: int) -> None:
         self._carrier.suit(schedule, rank)
 

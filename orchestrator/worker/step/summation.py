@@ -46,6 +46,10 @@ class Summation(Protocol):
     @property
     def late(self) -> device.Accumulator | None: ...
 
+    @property
+    def held_bytes(self) -> int:
+        """The bytes on a device of contributions that wait, or of their own sum, outside regions."""
+
     def suit(self, schedule: Schedule, rank: int) -> None:
         """As `Memory.suit`."""
 
@@ -71,6 +75,8 @@ class Summation(Protocol):
 
 class DirectSum:
     """Implements `Summation`."""
+
+    held_bytes = 0
 
     def __init__(
         self,
@@ -164,6 +170,11 @@ class CompressedSum:
         self.most_waiting = 1 if copies else 1 << 30
         self.replicated = codec.replicated()
         self.clear()
+
+    @property
+    def held_bytes(self) -> int:
+        found = [each for held in self._held for each in held.tensors if each is not None]
+        return sum(each.nbytes for each in found if not exact.in_host_memory(each))
 
     def suit(self, schedule: Schedule, rank: int) -> None:
         self._carriers.suit(schedule, rank)
