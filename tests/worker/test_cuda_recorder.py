@@ -48,12 +48,22 @@ def test_works_in_turn_draw_from_states_of_their_own(monkeypatch: pytest.MonkeyP
     before, drawing = card.state, list[object]()
     again = recorder.in_turn([lambda: drawing.append(card.state)] * 3)
     assert card.state is before
-    assert card.pools == {7: 2}  # that of the other recordings
     assert len({id(state) for state in drawing}) == 3
     assert drawing == card.graphs[-1].states
     for seeds in ([1, 2, 3], [7, 8, 9]):
         again(seeds)
     assert card.drawn == [[1, 2, 3], [7, 8, 9]]
+
+
+def test_what_works_in_turn_leave_lies_where_no_other_recording_writes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A recording writes activations anywhere in its pool where nothing lay when it was made. So one that is older would write
+    over what the works leave, if a shard of another worker is done again before that is read."""
+    card, recorder = patched(monkeypatch), CudaRecorder()
+    recorder.record(card.launch)
+    recorder.in_turn([card.launch] * 2)
+    recorder.record(card.launch)
+    recorder.in_turn([card.launch] * 2)
+    assert card.pools == {7: 2, 8: 2}
 
 
 def test_works_in_turn_that_fail_leave_nothing_half_ended(monkeypatch: pytest.MonkeyPatch) -> None:

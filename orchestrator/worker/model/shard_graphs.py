@@ -60,7 +60,8 @@ class Recorder(Protocol):
 
     def in_turn(self, works: Sequence[Callable[[], None]]) -> Callable[[Sequence[int]], None]:
         """Record the works as one, each with random numbers of its own, and do none of them. Returns what does them, given the
-        seed of each. Each was recorded by itself before, or some work like it. Raises as `record`."""
+        seed of each. Each was recorded by itself before, or some work like it. Their results stay until they are done again,
+        whatever else is meanwhile. Raises as `record`."""
 
     def give_back(self) -> None:
         """Give the device the memory that passes without a recording took: those of a shape are recorded now."""
@@ -73,13 +74,16 @@ class CudaRecorder:
     ended here. Without that its stream stays current, memory that a copy used is never given again, and the generator of
     random numbers refuses to draw outside a capture.
 
-    All recordings share one pool of memory. They are done again one after the other, and none reads what another has left but
-    gradients and losses, which stay allocated: so activations of one shape lie where those of another do.
+    All recordings of single works share one pool of memory. They are done again one after the other, and each is read before
+    the next: so activations of one shape lie where those of another do.
+
+    Works in turn have a pool of their own. They leave losses and counters, which are read at the end of the step. Before that
+    a worker may do a shard again that it claims of another one. Its recording is older, so its activations could lie there.
     """
 
     def __init__(self) -> None:
         self._side: torch.cuda.Stream | None = None  # of all warm-ups: cuBLAS keeps memory for each stream
-        self._pool: Any = None
+        self._pools: dict[str, Any] = {}  # by whose they are
         # torch's allocators may ask these as long as this process lives.
         self._failed: list[torch.cuda.CUDAGraph] = []
 
@@ -96,7 +100,7 @@ class CudaRecorder:
         finally:  # a pass that raises leaves others under way, which write the model's buffers
             current.wait_stream(side)
         graphs: list[torch.cuda.CUDAGraph] = []
-        pool = torch.cuda.graph_pool_handle() if apart else self._shared_pool()
+        pool = torch.cuda.graph_pool_handle() if apart else self._pool("single works")
         try:
             for work in works:
                 graphs.append(torch.cuda.CUDAGraph())
@@ -125,13 +129,14 @@ class CudaRecorder:
                 state.manual_seed(seed)
             graph.replay()
 
-        self._capture(graph, self._shared_pool(), work_in_turn)
+        self._capture(graph, self._pool("works in turn"), work_in_turn)
         generator.graphsafe_set_state(own)
         return again
 
-    def _shared_pool(self) -> Any:
-        self._pool = self._pool or torch.cuda.graph_pool_handle()
-        return self._pool
+    def _pool(self, of: str) -> Any:
+        if of not in self._pools:
+            self._pools[of] = torch.cuda.graph_pool_handle()
+        return self._pools[of]
 
     def _capture(self, graph: torch.cuda.CUDAGraph, pool: Any, work: Callable[[], None]) -> None:
         # A pass before may be kept by a cycle. Its nodes for gradients name the stream on which it was computed, and a capture
@@ -154,7 +159,7 @@ class CudaRecorder:
     def _end(self, graph: torch.cuda.CUDAGraph, pool: Any) -> None:
         """A graph's hold of its pool may be released only once: here if allocations still go there, else by the graph."""
         self._failed.append(graph)
-        self._pool = None
+        self._pools = {of: each for of, each in self._pools.items() if each != pool}
         device = torch.cuda.current_device()
         end, release = getattr(torch._C, "_cuda_endAllocateToPool", None), getattr(torch._C, "_cuda_releasePool", None)
         with suppress(RuntimeError):
