@@ -253,16 +253,7 @@ class LockstepStrategy(_Unsplit):
         result = context.staging.flat(replica.layout.size) if encodes_there else self._memory.result
         keep = lambda: {**first_residuals(codec, result, replica.layout), **context.workload.shard_state()}  # noqa: E731
         gradients = _contributing(context, keep)
-        if gradients.keeps_state and plan.cluster.claims_required:
-            raise ConfigurationError(
-                [
-                    "cluster.claims: what shards keep for their contribution stays with their workers; leave cluster.claims out"
-                ],
-                code="claims.kept",
-            )
-        if gradients.keeps_state and plan.cadence.check_every:
-            kept = "the state of shards for their contribution stays with their workers, so no other one can compute it"
-            raise ConfigurationError([f"check.every: {kept}; leave check.every out"], code="check.kept")
+        _refuse_kept(gradients, plan)
         self._states = gradients.states
         host_transfer = context.staging.host_transfer(replica.layout, result)
         encoding = context.staging if encodes_there else Direct()
@@ -380,6 +371,16 @@ def _contributing(context: WorkerContext, kept: Callable[[], State]) -> Contribu
     seed, shard_of = context.plan.run.seed, context.workload.shard_of
     beat_of = lambda step, each: beat("compute", step, shard_of(step, each))  # noqa: E731
     return LocalSteps(context.workload, context.replica, local, seed, beat_of, context.services.await_copied, kept)
+
+
+def _refuse_kept(gradients: Contributing, plan: Plan) -> None:
+    """Raises ConfigurationError where others are to compute contributions that have a state."""
+    if gradients.keeps_state and plan.cluster.claims_required:
+        kept = "what shards keep for their contribution stays with their workers"
+        raise ConfigurationError([f"cluster.claims: {kept}; leave cluster.claims out"], code="claims.kept")
+    if gradients.keeps_state and plan.cadence.check_every:
+        kept = "the state of shards for their contribution stays with their workers, so no other one can compute it"
+        raise ConfigurationError([f"check.every: {kept}; leave check.every out"], code="check.kept")
 
 
 class _Free(_Unsplit):
