@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from typing import Any, Final, Protocol
 
 import torch
@@ -487,7 +487,7 @@ class PipelineStrategy:
     def admit(self, prove: Prove) -> dict[str, Any]:
         """In host memory the cut model has to compute what the unsplit one computes. On processors that is also what this
         worker computes, so each proves it. For GPUs one worker of a host proves it, with all cores, and each shows what its
-        own computes, stage by stage."""
+        own computes, stage by stage; the others do so meanwhile."""
         assert self._replica is not None
         in_stages = InStages(self._workload, self._replica, self._plan.cluster.members.stages)
 
@@ -500,15 +500,21 @@ class PipelineStrategy:
             reference = proved()
             self._cuts = in_stages.cuts
         else:
-            with once(self._services) as is_to_prove:
+            of_card = cache(
+                partial(self._of_card, in_stages, self._replica)  # by who waits for the proof, or else behind it
+            )
+            with once(self._services, meanwhile=of_card) as is_to_prove:
                 if is_to_prove:
                     own = torch.get_num_threads()
-                    torch.set_num_threads(len(os.sched_getaffinity(0)))  # the others wait
+                    torch.set_num_threads(len(os.sched_getaffinity(0)))  # the others wait for their cards
                     proved()
                     torch.set_num_threads(own)
+            reference = of_card()
             self._cuts = in_stages.cuts
-            reference = one_by_one.fingerprint(self._workload, self._replica, self._cuts, self._place.staging)
         return {"stages": summary(self._cuts, self._workload.model), "reference": reference}
+
+    def _of_card(self, in_stages: InStages, replica: Replica) -> str:
+        return one_by_one.fingerprint(self._workload, replica, in_stages.cuts, self._place.staging)
 
     def become_spare(self) -> None:
         if self._replica is not None:

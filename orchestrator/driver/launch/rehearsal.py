@@ -4,6 +4,8 @@ reads."""
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -37,12 +39,13 @@ class Rehearsed:
 def rehearse(settings: Settings, project: Path, *, cards_elsewhere: bool = False) -> Rehearsed:
     """cards_elsewhere: as for `checks.check`. Raises ConfigurationError, PipelineRaised, and NotRerunnable under `strict`."""
     declared = Declared(tuple(settings.data.inputs), tuple(settings.environment.variables))
-    with input_auditing.window(declared) as whole:  # the pipeline's module is imported by the first of these
+    # The pipeline's module is imported by the checks.
+    with _cutting(settings) as cut_of, input_auditing.window(declared) as whole:
         with phases.of("code and data"):
             provenance = checks.check(settings, project, cards_elsewhere=cards_elsewhere)
         plan = resolve(settings)
         with _rehearsing, phases.of("pipeline and model"), input_auditing.window(declared) as building:
-            built, cut = construction.rehearse(plan), _cut(plan)
+            built, cut = construction.rehearse(plan), cut_of(plan)
     if built.plateau is not None:
         settings = replace(settings, schedule=replace(settings.schedule, name="plateau", options=dict(built.plateau)))
         plan = resolve(settings)
@@ -72,11 +75,15 @@ def with_preparing(plan: Plan, built: Rehearsal) -> Plan:
     return replace(plan, cluster=replace(plan.cluster, preparing_bytes=preparing_bytes(built.parameters)))
 
 
-def _cut(plan: Plan) -> dict[str, Any] | None:
-    """The result of `rehearse_cuts`; None without stages. It is imported only for a model in stages, since a launch waits for
-    what it imports."""
-    if plan.cluster.members.stages == 1:
-        return None
-    from orchestrator.worker.pipeline_parallel.rehearsal import rehearse_cuts
+@contextmanager
+def _cutting(settings: Settings) -> Iterator[Callable[[Plan], dict[str, Any] | None]]:
+    """Within the block it finds where a model is cut; None without stages. Its process imports while this one checks code and
+    data, and makes the model when this one has let go of its own. A launch without stages imports nothing of it, since it would
+    wait for that."""
+    if settings.cluster.stages == 1:
+        yield lambda _: None
+        return
+    from orchestrator.worker.pipeline_parallel.rehearsal import CutRehearsal
 
-    return rehearse_cuts(plan)
+    with CutRehearsal() as rehearsal:
+        yield rehearsal.cut

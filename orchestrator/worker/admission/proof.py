@@ -67,7 +67,8 @@ def reference(workload: PipelineAdapter, replica: Replica, *, anew: Anew | None 
         look = functools.partial(varying_operation.found, workload, replica, watches=not compiles)
         differs = lambda: look(own[0]) if anew is None else None  # noqa: E731
         take_shard = lambda shard: take(workload, replica, shard)  # noqa: E731
-        of_shards = functools.partial(verify, what, own[:2], take_shard, differs=differs)
+        behind = lambda shard: _computed(workload, replica, shard, spares=anew is not None)  # noqa: E731
+        of_shards = functools.partial(verify, what, own[:2], take_shard, behind=behind, differs=differs)
         first = of_shards(repeats=anew is None) or ("" if not own else None)
     if pinned and first is not None:
         common = range(min(1, len(workload.evaluation_batches)))
@@ -128,19 +129,20 @@ def _verify(
     compute: Callable[[int], str | None],
     *,
     fills: bool,
+    behind: Callable[[int], str | None] | None = None,
     differs: Callable[[], Difference | None] = lambda: None,
     repeats: bool = True,
 ) -> str | None:
     """The result of `compute` for the first of these batches, which has to be the same each time; None if it returns None for
-    one of them. fills: whether memory that nobody has written is filled the first time; code that is compiled meanwhile would
-    go on filling it; differs: looks for what differs first; repeats: whether the first is computed again, also
-    where no object has changed. Raises Inconsistent."""
+    one of them. behind: does the same for the others, which are compared with nothing; fills: whether memory that nobody has
+    written is filled the first time; code that is compiled meanwhile would go on filling it; differs: looks for what differs
+    first; repeats: whether the first is computed again, also where no object has changed. Raises Inconsistent."""
     if not batches:
         return None
     with determinism.filled() if fills else contextlib.nullcontext():
         results = [compute(batches[0])]
     before = _look(workload)
-    results += [compute(batch) for batch in batches[1:]]
+    results += [(behind or compute)(batch) for batch in batches[1:]]
     after = None if repeats else _look(workload)
     if after is None or after != before:
         results.append(compute(batches[0]))
@@ -205,6 +207,21 @@ def fingerprint(
         update(digest, name, buffer)
     replica.begin_shard()
     return digest.hexdigest()
+
+
+def _computed(workload: PipelineAdapter, replica: Replica, shard: int, *, spares: bool) -> str | None:
+    """As `fingerprint`, or with `spares` as `fingerprint_sparing`, without a digest, which costs a third of the passes."""
+    parameters = parameters_of(replica) if spares else {}
+    with whole_gradients(parameters, _free):
+        tensors = _contributed(replica, lambda: workload.loss(0, shard))
+    replica.forget()
+    replica.begin_shard()
+    return None if tensors is None else ""
+
+
+def _free(_: str, parameter: torch.Tensor) -> None:
+    if parameter.grad is not None and parameter.grad.layout == torch.strided:
+        parameter.grad = None
 
 
 def fingerprint_sparing(

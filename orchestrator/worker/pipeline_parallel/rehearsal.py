@@ -3,6 +3,7 @@ worker makes them, and one micro-batch and one validation batch are computed."""
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import pickle
@@ -11,7 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stdout, suppress
 from dataclasses import replace
 from os import devnull
-from typing import Any
+from typing import Any, Self
 
 from orchestrator.adapters import table
 from orchestrator.common.child import Started, end_with, parent
@@ -34,18 +35,38 @@ def prepared(plan: Plan) -> Iterator[tuple[PipelineAdapter, Replica]]:
         yield workload, Replica(workload.model, None, watches_all=False, rules=workload.buffer_rules)
 
 
+class CutRehearsal:
+    """A process that finds where a model would be cut: what data and a micro-batch take and change is gone with it. It imports
+    what it needs as soon as this object is made."""
+
+    def __init__(self) -> None:
+        self._child = Started(__name__, silent=True)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._child.kill()
+        self._child.close()
+
+    def cut(self, plan: Plan) -> dict[str, Any] | None:
+        """As `planning.summary`; None where the pipeline itself raises, which its workers tell better. To be called once.
+        Raises ConfigurationError where the model cannot be cut so."""
+        with suppress(OSError):  # it died: there is no answer
+            self._child.messages.send(pickle.dumps(plan))
+        text = self._child.messages.receive()
+        return _told(json.loads(text) if text else {})
+
+
 def rehearse_cuts(plan: Plan) -> dict[str, Any] | None:
-    """As `planning.summary`, by a process of its own: what data and a micro-batch take and change is gone with it. None for a
-    model that is not cut, and where the pipeline itself raises, which its workers tell better. Raises ConfigurationError
-    where the model cannot be cut so."""
+    """As `CutRehearsal.cut`; None also for a model that is not cut."""
     if plan.cluster.members.stages == 1:
         return None
-    child = Started(__name__, silent=True)
-    with suppress(OSError):  # it died: there is no answer
-        child.messages.send(pickle.dumps(plan))
-    text = child.messages.receive()
-    child.close()
-    found = json.loads(text) if text else {}
+    with CutRehearsal() as rehearsal:
+        return rehearsal.cut(plan)
+
+
+def _told(found: dict[str, Any]) -> dict[str, Any] | None:
     if "refused" in found:
         raise ConfigurationError([f"cluster.stages: {found['refused']}"], found["remedy"], code=found["code"])
     return found.get("cut")
@@ -64,6 +85,7 @@ def _answer(plan: Plan) -> dict[str, Any]:
 
 
 def _serve() -> None:
+    importlib.import_module("torch.utils.flop_counter")  # a survey needs it, and it imports Triton
     asker = parent()
     plan: Plan = pickle.loads(asker.receive() or b"")
     end_with(asker)

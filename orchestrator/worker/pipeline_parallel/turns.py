@@ -8,7 +8,7 @@ one: a run that has memory for no whole model ends by saying so. A turn falls wi
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Final
 
@@ -53,13 +53,17 @@ def turn(plan: Plan, services: ProcessServices) -> Iterator[None]:
 
 
 @contextmanager
-def once(services: ProcessServices) -> Iterator[bool]:
+def once(services: ProcessServices, meanwhile: Callable[[], object]) -> Iterator[bool]:
     """Within the block this worker is to do what one of a host does for all; or not, because a worker that lives has done it.
-    Waits for one that is at it. One that dies leaves it to the next. Raises CalledOff."""
+    Waits for one that is at it. One that dies leaves it to the next. meanwhile: is called once by one that has to wait. Raises
+    CalledOff."""
     if services.take_turn is None:
         yield True
         return
-    while (give_back := services.take_turn(_AT_IT)) is None:
+    give_back = services.take_turn(_AT_IT)
+    if give_back is None:
+        meanwhile()
+    while give_back is None and (give_back := services.take_turn(_AT_IT)) is None:
         _wait(services)
     try:
         undo = services.take_turn(_DONE)  # kept as long as this process lives

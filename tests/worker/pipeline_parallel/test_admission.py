@@ -117,12 +117,20 @@ class Host:
 
 
 def test_one_of_a_host_does_it_and_the_others_wait_for_it() -> None:
-    host, did, done = Host(), list[int](), threading.Event()
+    """They do something else before they wait."""
+    host, did, done, others = Host(), list[int](), threading.Event(), list[int]()
+    busy = threading.Semaphore(0)
 
     def take_part(number: int) -> bool:
-        with turns.once(host.services(str(number))) as is_to_do:
+        def meanwhile() -> None:
+            assert not done.is_set()
+            others.append(number)
+            busy.release()
+
+        with turns.once(host.services(str(number)), meanwhile) as is_to_do:
             if is_to_do:
                 did.append(number)
+                assert all(busy.acquire(timeout=60) for _ in range(3))
                 assert not done.wait(0.3)  # the others wait meanwhile
                 done.set()
         return done.is_set()
@@ -130,23 +138,24 @@ def test_one_of_a_host_does_it_and_the_others_wait_for_it() -> None:
     with ThreadPoolExecutor(4) as pool:
         assert all(pool.map(take_part, range(4)))
     assert len(did) == 1
+    assert sorted([*did, *others]) == [*range(4)]
 
 
 def test_one_that_fails_or_dies_leaves_it_to_the_next() -> None:
     host = Host()
 
     def fail() -> None:
-        with turns.once(host.services("a")) as is_to_do:
+        with turns.once(host.services("a"), lambda: None) as is_to_do:
             raise ValueError(f"in vain: {is_to_do}")
 
     with pytest.raises(ValueError, match="in vain: True"):
         fail()
-    with turns.once(host.services("b")) as is_to_do:
+    with turns.once(host.services("b"), lambda: None) as is_to_do:
         assert is_to_do
-    with turns.once(host.services("c")) as is_to_do:
+    with turns.once(host.services("c"), lambda: None) as is_to_do:
         assert not is_to_do
     host.dies("b")
-    with turns.once(host.services("d")) as is_to_do:
+    with turns.once(host.services("d"), lambda: None) as is_to_do:
         assert is_to_do
 
 
