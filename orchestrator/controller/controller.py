@@ -355,10 +355,10 @@ def _open_loss(decision: Decision) -> None:
 
 def _call_off(decision: Decision) -> None:
     generation = decision.generation()
-    if generation.called_off:
+    if generation.called_off is not None:
         return
     if members := tuple(member.id for member in waiting(decision.state)):
-        decision.set_generation(called_off=True)
+        decision.set_generation(called_off=decision.now)
         decision.do(CallOff(generation.number, members))
         decision.say(f"generation {generation.number} is called off for {len(members)} members")
 

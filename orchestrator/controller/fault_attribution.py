@@ -55,15 +55,15 @@ def stuck(state: ControllerState, now: float) -> list[tuple[LostMember, str]]:
 
 
 def all_wait(state: ControllerState, now: float) -> bool:
-    """Whether all of a generation on GPUs wait for each other for longer than any of them may: some wait for their cards
-    instead, and whoever does not will leave when it is called off."""
+    """Whether all who are left of a generation on GPUs wait for others for longer than any of them may: some wait for their
+    cards instead, and whoever does not will leave when it is called off."""
     limit = state.requirements.timeouts.step_s + state.requirements.timeouts.deadline_s
     members = waiting(state)
     still = (
         member.heartbeat is not None and member.heartbeat.activity in _AMONG_OTHERS and now - member.moved > limit
         for member in members
     )
-    return state.phase == "running" and any(member.card for member in members) and all(still)
+    return _called_off(state) is None and any(member.card for member in members) and all(still)
 
 
 def _holds_up(state: ControllerState, heartbeat: Heartbeat, now: float) -> bool:
@@ -71,8 +71,14 @@ def _holds_up(state: ControllerState, heartbeat: Heartbeat, now: float) -> bool:
     if heartbeat.activity not in _WAITS:
         return True
     # A member that waits for others looks every moment whether it was called off.
-    called_off = state.phase == "regrouping" and state.generation is not None and state.generation.called_off
-    return called_off and heartbeat.activity in _AMONG_OTHERS and now - state.since > state.requirements.timeouts.step_s
+    since = _called_off(state)
+    limit = state.requirements.timeouts.step_s
+    return since is not None and heartbeat.activity in _AMONG_OTHERS and now - since > limit
+
+
+def _called_off(state: ControllerState) -> float | None:
+    """When the present generation was called off; None where it was not."""
+    return None if state.generation is None else state.generation.called_off
 
 
 def _of_card(member: Member) -> str:

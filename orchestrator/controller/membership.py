@@ -134,7 +134,7 @@ class GenerationStatus:
     begin: Begin  # the command it began with
     steps: int  # how many were committed when it began
     before: Mapping[int, Progress | None]  # by member, its progress when the generation began
-    called_off: bool = False  # members were told to leave it
+    called_off: float | None = None  # when members were told to leave it
     asked: frozenset[str] = frozenset()  # what its members were asked to request
     withdrawn: tuple[float, str] | None = None  # when the first member withdrew, and why; None where none has
     lost_members: tuple[LostMember, ...] = ()  # those lost before they reported

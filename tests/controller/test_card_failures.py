@@ -369,6 +369,20 @@ def test_where_all_stand_still_in_an_exchange_those_who_do_not_leave_are_ended(c
     assert all("a kernel on its GPU GPU-a may not end" in each.why for each in done if isinstance(each, Kill))
 
 
+def test_one_that_does_not_leave_as_all_agreed_is_called_off_before_it_is_ended() -> None:
+    """The others said farewell, so nobody accuses it."""
+    play = on("GPU-a", "GPU-b")
+    number = play.begin().generation
+    play(leaves(1, number, "regroup", Progress(5)))
+    still = Heartbeat(0, "exchange", 4, None, 0)
+    done = play.wait(30 + 2 * 30 + 10 + 3, still)
+    assert [each.members for each in done if isinstance(each, CallOff)] == [(0,)]
+    assert not any(isinstance(each, Kill) for each in done)
+    done = play.wait(32, still)
+    assert [each.member for each in done if isinstance(each, Kill)] == [0]
+    assert play.begin().members == (1,)
+
+
 def test_a_card_on_which_two_stand_still_is_left_out_where_there_is_another() -> None:
     play = on("GPU-a", "GPU-a", "GPU-b")
     for member, step in ((0, 4), (1, 5)):
