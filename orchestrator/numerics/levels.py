@@ -83,20 +83,19 @@ def mean_of_levels_by_operations(total: torch.Tensor, factor: float, result: tor
     result.copy_(total.double().mul_(factor))
 
 
-def largest(tensors: Sequence[torch.Tensor | None]) -> torch.Tensor:
-    """For each tensor (1-D, contiguous, float32) the bits of its largest element without sign, as int32 where the tensors
-    are; ABSENT for no tensor. The bits of infinity and NaN lie above those of every number."""
-    found = [tensor for tensor in tensors if tensor is not None]
-    if not found or in_host_memory(found[0]):
+def largest(tensors: Sequence[torch.Tensor | None], beside: torch.Tensor) -> torch.Tensor:
+    """For each tensor (1-D, contiguous, float32) the bits of its largest element without sign, as int32 where `beside` and
+    the tensors are; ABSENT for no tensor. The bits of infinity and NaN lie above those of every number."""
+    if in_host_memory(beside):
         bits = [ABSENT if t is None else LOOPS["largest"](start_of(t, torch.float32), t.numel()) for t in tensors]
         return torch.tensor(bits, dtype=torch.int32)
-    return largest_by_operations(tensors, found[0].device)
+    return largest_by_operations(tensors, beside)
 
 
-def largest_by_operations(tensors: Sequence[torch.Tensor | None], device: torch.device) -> torch.Tensor:
+def largest_by_operations(tensors: Sequence[torch.Tensor | None], beside: torch.Tensor) -> torch.Tensor:
     """As `largest`; all NaN have the same bits. It waits for nothing."""
-    absent = torch.full((), ABSENT, dtype=torch.int32, device=device)
-    zero = torch.zeros((), dtype=torch.int32, device=device)
+    absent = beside.new_full((), ABSENT, dtype=torch.int32)
+    zero = beside.new_zeros((), dtype=torch.int32)
     infinite = float("inf")
     bits = [
         absent

@@ -24,6 +24,7 @@ from orchestrator.numerics.levels import (
 )
 from orchestrator.optim.compressions.quantize import BITS, most_shards
 
+HERE = torch.empty(0)  # in host memory
 INFINITE_BITS = 0x7F800000  # of a float32
 FLOATS = st.floats(width=32, allow_nan=False, allow_infinity=False)
 WEIGHTS = st.floats(min_value=1e-100, max_value=1e100)
@@ -93,7 +94,7 @@ def test_without_feedback_the_gradient_stays_as_it_is() -> None:
 
 @given(st.lists(st.floats(width=32), min_size=1, max_size=9), WEIGHTS)
 def test_magnitudes_are_those_of_the_products(values: list[float], weight: float) -> None:
-    (found,) = weighted(largest([torch.tensor(values)]).numpy(), numpy.array([weight]))
+    (found,) = weighted(largest([torch.tensor(values)], HERE).numpy(), numpy.array([weight]))
     if all(math.isfinite(value) for value in values):
         assert magnitude_of(int(found)) == max(abs(value) * weight for value in values)
     else:
@@ -101,7 +102,7 @@ def test_magnitudes_are_those_of_the_products(values: list[float], weight: float
 
 
 def test_what_is_not_there_has_no_magnitude() -> None:
-    assert weighted(largest([None, torch.zeros(3)]).numpy(), numpy.array([2.0])).tolist() == [ABSENT, 0]
+    assert weighted(largest([None, torch.zeros(3)], HERE).numpy(), numpy.array([2.0])).tolist() == [ABSENT, 0]
 
 
 @given(
@@ -132,7 +133,7 @@ def test_operations_of_torch_round_as_the_loops_do(
 @given(st.lists(st.floats(width=32), max_size=9))
 def test_operations_of_torch_find_the_largest_that_the_loops_find(values: list[float]) -> None:
     tensors = [torch.tensor(values, dtype=torch.float32), None, torch.tensor([-2.0, 1.0])]
-    loops, operations = largest(tensors), largest_by_operations(tensors, torch.device("cpu"))
+    loops, operations = largest(tensors, HERE), largest_by_operations(tensors, HERE)
     if any(map(math.isnan, values)):
         assert min(loops[0], operations[0]) > INFINITE_BITS
         loops, operations = loops[1:], operations[1:]

@@ -96,7 +96,7 @@ def _of_integers(seed: int) -> Iterator[Any]:
 
 def _of_levels(seed: int) -> Iterator[Any]:
     values = _floats(seed, special=False)
-    yield levels.largest([values, None, _floats(seed, special=True)])
+    yield levels.largest([values, None, _floats(seed, special=True)], values)
     for dtype, most in ((torch.int8, 63), (torch.int16, 16000)):
         for keeps in (False, True):
             total, result = torch.zeros(ELEMENTS, dtype=dtype), torch.empty(ELEMENTS)

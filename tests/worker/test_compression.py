@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
 from orchestrator.numerics import staging
 from orchestrator.pipeline import Pipeline
@@ -92,6 +93,25 @@ def test_encoding_on_a_device_changes_no_bit(
     direct = train(pipeline, compression=method)
     encode_apart(monkeypatch)
     _assert_same(train(pipeline, Layout(2, "tree"), compression=method), direct)
+
+
+class WithoutGradient(p.Mlp):
+    """Some micro-batches have no gradient of any parameter."""
+
+    def loss(self, model: nn.Module, batch: Any) -> Any:
+        inputs, _ = batch
+        if inputs[0, 0] > 0:
+            return inputs.clone().requires_grad_().square().mean()
+        return super().loss(model, batch)
+
+
+@pytest.mark.parametrize("method", [QUANTIZE, POWERSGD, TOPK], ids=str)
+def test_a_shard_without_any_gradient_has_its_place_on_a_device(
+    method: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    direct = train(WithoutGradient, compression=method)
+    encode_apart(monkeypatch)
+    _assert_same(train(WithoutGradient, compression=method), direct)
 
 
 @pytest.mark.parametrize("method", thinned(METHODS, 10, 2), ids=str)

@@ -195,7 +195,7 @@ class CompressedSum:
             for i in self._codec.kept:
                 gradient = flat[i]
                 flat[i] = None if gradient is None else gradient + row[f"{_RESIDUAL}{i}"]
-        self._largest.append(levels.largest(flat))
+        self._largest.append(levels.largest(flat, self.result))
         if self._copies:
             kept = self._codec.kept if self._states is not None else ()
             flat = [t if t is None or i in kept else t.clone() for i, t in enumerate(flat)]
