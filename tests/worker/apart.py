@@ -12,7 +12,7 @@ operations a GPU has, nor what they cost, nor whether they are deterministic; an
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import pytest
@@ -25,8 +25,9 @@ from orchestrator.comm.transports.device_memory import DeviceRegions
 from orchestrator.numerics import chosen, exact, levels, staging
 from orchestrator.numerics.device import kernels
 from orchestrator.numerics.layout import Layout
+from orchestrator.optim.transforms import State
 from orchestrator.worker import device, worker
-from orchestrator.worker.model import snapshot
+from orchestrator.worker.model import shard_states, snapshot
 from orchestrator.worker.model.replica import Replica
 from orchestrator.worker.model.shard_graphs import Recorder
 from orchestrator.worker.pipeline_parallel import staged
@@ -179,6 +180,14 @@ def encode_apart(monkeypatch: pytest.MonkeyPatch, recorder: Recorder | None = No
     for module in (exact, levels, chosen, carriers):
         monkeypatch.setattr(module, "in_host_memory", lambda tensor: tensor not in there)
     monkeypatch.setattr(device, "opened", lambda *_: device.Device(WatchedResident(there), recorder=recorder))
+    plain_fitted = shard_states.fitted
+
+    def fitted(whose: str, state: Mapping[str, torch.Tensor], expected: State) -> State:
+        """What comes from elsewhere goes where the expected state is."""
+        found = plain_fitted(whose, state, expected)
+        return {name: exact.there(tensor, expected[name]) for name, tensor in found.items()}
+
+    monkeypatch.setattr(shard_states, "fitted", fitted)
     return there
 
 

@@ -218,6 +218,18 @@ def test_chaos(method: int, seed: int) -> None:
     assert_same(method, told_of(method, layout, faults, busy_for=draw.choice([0, 0, 3]))[0])
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("outlives", thinned([False, True], 2))
+@pytest.mark.parametrize("method", thinned(range(len(KEEPING)), 3))
+def test_what_shards_keep_on_a_device_is_handed_on_and_found_again(
+    method: int, outlives: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    undisturbed(method)
+    encode_apart(monkeypatch)
+    faults = [Fault(0, 20, "join"), Fault(1, 33, "die"), Fault(0, 60, "call off"), Fault(2, 75, "die")]
+    assert_same(method, told_of(method, Layout(3, "tree"), faults, outlives=outlives)[0])
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("method", range(len(KEEPING)))
 def test_a_stopped_run_goes_on_with_other_workers(method: int) -> None:
