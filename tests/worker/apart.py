@@ -183,7 +183,7 @@ def encode_apart(monkeypatch: pytest.MonkeyPatch, recorder: Recorder | None = No
     plain_fitted = shard_states.fitted
 
     def fitted(whose: str, state: Mapping[str, torch.Tensor], expected: State) -> State:
-        """What comes from elsewhere goes where the expected state is."""
+        """A state from elsewhere goes where the expected one is."""
         found = plain_fitted(whose, state, expected)
         return {name: exact.there(tensor, expected[name]) for name, tensor in found.items()}
 
