@@ -52,7 +52,8 @@ class GridCarrier:
 
     def clear(self) -> None:
         self._vector.zero_()
-        self.own.zero_()
+        if self.own is not self._here:
+            self.own.zero_()
 
     def carry(self, exchange: Exchange, step: int, attempt: int) -> tuple[torch.Tensor, int, int]:
         """Add up with all members; (sum, sum of the losses, their number). To be read before the next step."""
