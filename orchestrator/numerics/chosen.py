@@ -24,12 +24,11 @@ import numpy
 import torch
 from numpy.typing import NDArray
 
-from orchestrator.numerics.exact import LOOPS, in_host_memory, start_of, there
+from orchestrator.numerics.exact import LOOPS, MAGNITUDE, in_host_memory, start_of, there
 
 _DIGITS: Final = 2048
 _MOST_BYTES: Final = 9  # of a gap
 _VALUE_BYTES: Final = 2
-_MAGNITUDE: Final = 0x7FFF_FFFF  # the bits of a float32 without its sign
 _LARGEST: Final = numpy.float32(3.3895313892515355e38)  # of bfloat16; what is above would become infinite
 
 
@@ -90,7 +89,7 @@ def chosen_by_operations(vector: torch.Tensor, count: int) -> torch.Tensor:
     """As `_chosen`, on any device. The order in which `topk` finds equal elements does not show."""
     if not count:
         return torch.empty(0, dtype=torch.int64, device=vector.device)
-    bits = vector.view(torch.int32) & _MAGNITUDE
+    bits = vector.view(torch.int32) & MAGNITUDE
     least = bits.topk(count, sorted=False).values.min()
     above, equal = bits > least, (bits == least) & (least > 0)
     return (above | (equal & (equal.cumsum(0) <= count - above.sum()))).nonzero().flatten()

@@ -36,6 +36,7 @@ Tensors = Sequence[torch.Tensor | None]  # float32, in the order and the shapes 
 Array = NDArray[Any]
 
 ANCHOR: Final = 1.5 * 2.0**52  # multiples of lsb
+MAGNITUDE: Final = 0x7FFF_FFFF  # the bits of a float32 without its sign
 _PIECE: Final = 128  # elements, as in `loops`
 LOOPS: Final = Loops()
 _LONG, _DOUBLE = numpy.dtype(numpy.int64), numpy.dtype(numpy.float64)

@@ -21,7 +21,7 @@ import numpy
 import torch
 from numpy.typing import NDArray
 
-from orchestrator.numerics.exact import ANCHOR, Sums, Tensors, fingerprint_by_operations, in_order, weighted
+from orchestrator.numerics.exact import ANCHOR, MAGNITUDE, Sums, Tensors, fingerprint_by_operations, in_order, weighted
 from orchestrator.numerics.fixed_point import LIMIT, Pieces
 from orchestrator.numerics.grid import ABSENT, Grid
 from orchestrator.numerics.layout import Layout, Run, Slot
@@ -29,7 +29,6 @@ from orchestrator.numerics.lossless_packing import PackedVector, most_bytes, pac
 from orchestrator.numerics.staging import collecting, mark_of
 
 _WHOLE: Final = 2.0**51  # from here on to add an anchor rounds no more
-_MAGNITUDE: Final = 0x7FFF_FFFF  # the bits of a float32 without its sign
 _ROWS: Final = 32  # of largest bits, that are prepared at once
 SIZE_BYTES: Final = 8  # of the number that stands before what `Packer.pack` writes
 
@@ -390,7 +389,7 @@ class _Adding:
                 continue
             values = tensor.as_strided((tensor.numel(),), (1,))
             added = (values.double() * weight + anchors[i]) - anchors[i]
-            most = (values.view(torch.int32) & _MAGNITUDE).max()
+            most = (values.view(torch.int32) & MAGNITUDE).max()
             if isinstance(weight, torch.Tensor):
                 added = torch.where(weight == 0, 0.0, added)
                 most = torch.where(weight[0] == 0, largest[i], most)
