@@ -131,10 +131,32 @@ void now(const std::string& name, cudaStream_t stream) {
     static const char* which = getenv("CARD_NOW");
     if (which && std::regex_search(name, std::regex(which)) && !card_is_recorded(stream)) cudaStreamSynchronize(stream);
 }
+// A kernel takes tensors of its own device. Of others it takes single numbers, and these take places and lengths of the processor.
+const std::set<std::string> TAKE_OTHERS = {
+    "aten::index", "aten::index_put_", "aten::_index_put_impl_", "aten::_pack_padded_sequence", "aten::_ctc_loss", "aten::_ctc_loss_backward",
+    "aten::_foreach_copy_",
+};
+void on_one_device(const c10::OperatorHandle& op, const Values& given) {
+    if (TAKE_OTHERS.count(op.operator_name().name)) return;
+    std::optional<at::Device> device;
+    auto look = [&](const Tensor& tensor, bool single) {
+        if (!tensor.defined() || (single && tensor.dim() == 0 && tensor.is_cpu())) return;
+        if (!device) device = tensor.device();
+        TORCH_CHECK(tensor.device() == *device, "Expected all tensors to be on the same device, but found at least two devices, ", *device, " and ",
+                    tensor.device(), "! (card in software: ", toString(op.operator_name()), ")");
+    };
+    const bool each = op.operator_name().name.rfind("aten::_foreach_", 0) == 0;
+    for (const IValue& value : given) {
+        if (value.isTensor()) look(value.toTensor(), true);
+        if (value.isTensorList()) for (const Tensor& tensor : value.toTensorVector()) look(tensor, each);
+        if (value.isOptionalTensorList()) for (const std::optional<Tensor>& tensor : value.toOptionalTensorVector()) if (tensor) look(*tensor, false);
+    }
+}
 void performed(const c10::OperatorHandle& op, c10::DispatchKeySet, torch::jit::Stack* stack) {
     const auto& schema = op.schema();
     const size_t count = schema.arguments().size();
     Values given(stack->end() - count, stack->end());
+    on_one_device(op, given);
     stack->erase(stack->end() - count, stack->end());
     at::AutoDispatchBelowADInplaceOrView below;
     at::Device device(at::kCUDA, c10::cuda::current_device());
