@@ -290,10 +290,10 @@ class Plan:
 
     @property
     def sums_stay_on_device(self) -> bool:
-        """Whether contributions, sums and results never leave the device of the model, or of a stage of it: in lockstep,
-        exactly, where nothing comes between what a shard contributes and the sum."""
+        """Whether contributions, sums and results never leave the device of the model, or of a stage of it: in lockstep, where
+        nothing comes between what a shard contributes and the sum."""
         plain = self.update.compression is None and self.data.privacy is None
-        return self.run.compute.device == "cuda" and self.lockstep and self.exchange.exact and plain
+        return self.run.compute.device == "cuda" and self.lockstep and plain
 
     @property
     def encodes_on_device(self) -> bool:

@@ -3,11 +3,18 @@ hashed in (rule F12). Equal digests mean equal bits, whatever the machine, the t
 
 from __future__ import annotations
 
+import functools
 import hashlib
+from collections.abc import Iterable, Sequence
+from typing import Final
 
 import torch
 
+from orchestrator.numerics.exact import in_host_memory
 from orchestrator.pipeline import naming
+
+_PIECE: Final = 1 << 20  # elements of which one print is made
+_INTEGERS: Final = {1: torch.uint8, 2: torch.int16, 4: torch.int32}  # by their bytes; of others 8 at a time
 
 
 def model_digest(model: torch.nn.Module) -> str:
@@ -44,5 +51,40 @@ def distinct_state(model: torch.nn.Module) -> dict[str, torch.Tensor]:
 def update(digest: hashlib._Hash, name: str, tensor: torch.Tensor) -> None:
     """Hash one tensor in: a header that cannot be confused with data, then its values in row-major order."""
     plain = tensor.detach().cpu().contiguous()
-    digest.update(f"{name}\0{plain.dtype}\0{tuple(plain.shape)}\0".encode())
+    digest.update(_header(name, plain))
     digest.update(plain.reshape(-1).view(torch.uint8).numpy().data)
+
+
+def update_in_place(digest: hashlib._Hash, named: Iterable[tuple[str, torch.Tensor]]) -> None:
+    """Hash tensors in, to be compared with those of others in the same run: where they are on a device, by their prints."""
+    pairs = [*named]
+    prints = iter(prints_of([tensor for _, tensor in pairs if not in_host_memory(tensor)]))
+    for name, tensor in pairs:
+        if in_host_memory(tensor):
+            update(digest, name, tensor)
+        else:
+            digest.update(_header(name, tensor) + next(prints).to_bytes(8, "little", signed=True))
+
+
+def prints_of(tensors: Sequence[torch.Tensor]) -> list[int]:
+    """For each tensor, in row-major order, the sum of its bits times random odd numbers by their places, modulo 2**64, and so
+    of its pieces. Two tensors of other bits have the same print by a chance of 2**-32 at most. All are on one device, which is
+    waited for once."""
+    return torch.stack([_print_of(tensor.detach()) for tensor in tensors]).tolist() if tensors else []
+
+
+def _print_of(tensor: torch.Tensor) -> torch.Tensor:
+    bits = tensor.contiguous().reshape(-1).view(_INTEGERS.get(tensor.itemsize, torch.int64))
+    factors = _factors(bits.device, _PIECE)
+    pieces = [(part * factors[: part.numel()]).sum() for part in torch.split(bits, _PIECE)]
+    return (torch.stack(pieces) * factors[: len(pieces)]).sum()
+
+
+@functools.cache
+def _factors(device: torch.device, count: int) -> torch.Tensor:
+    numbers = torch.randint(-(2**63), 2**63 - 1, (count,), generator=torch.Generator().manual_seed(0))
+    return (numbers | 1).to(device)
+
+
+def _header(name: str, tensor: torch.Tensor) -> bytes:
+    return f"{name}\0{tensor.dtype}\0{tuple(tensor.shape)}\0".encode()

@@ -2,7 +2,7 @@
 contributions do, which are compressed or clipped, it needs neither: what is made of them is added up in host memory.
 
 If either cannot be had, the run goes on as with a device whose gradients leave for host memory: the same bits, slower. The
-member tells so once.
+member tells so once. Sums that are not exact would have other bits there, so such a run ends.
 """
 
 from __future__ import annotations
@@ -16,10 +16,11 @@ from orchestrator.comm.transports.base import SharableRegions
 from orchestrator.comm.transports.cuda_memory import CudaDriver
 from orchestrator.comm.transports.device_memory import DeviceRegions
 from orchestrator.config.plan import Plan
+from orchestrator.errors import ConfigurationError
 from orchestrator.numerics import staging
 from orchestrator.numerics.device import compiling
 from orchestrator.numerics.device.compiling import CompilationFailed
-from orchestrator.numerics.device.kernels import Kernels, Operations
+from orchestrator.numerics.device.kernels import Kernels, Operations, Plain
 from orchestrator.numerics.staging import Staging
 from orchestrator.worker.model.shard_graphs import CudaRecorder, Recorder
 
@@ -41,9 +42,10 @@ class Device(NamedTuple):
 
 
 def opened(plan: Plan, tell: Callable[[str], None]) -> Device:
-    """The device of a worker of this plan, where CUDA was started if it is a GPU. tell: takes a line on what is slower."""
+    """The device of a worker of this plan, where CUDA was started if it is a GPU. tell: takes a line on what is slower. Raises
+    ConfigurationError where sums would have other bits."""
     device = plan.run.compute.device
-    found = _summing(tell) if plan.sums_stay_on_device or plan.updates_stay_on_device else None
+    found = _summing(plan, tell) if plan.sums_stay_on_device or plan.updates_stay_on_device else None
     if found is None and not plan.encodes_on_device:
         return Device(staging.on(device))
     recorder = CudaRecorder() if plan.run.compute.graphs else None
@@ -54,15 +56,21 @@ def opened(plan: Plan, tell: Callable[[str], None]) -> Device:
 def summing(plan: Plan, tell: Callable[[str], None]) -> Summing | None:
     """The memory and the kernels of a server that adds up on its device, where CUDA was started; None if it adds up in host
     memory. tell: as `opened` takes it."""
-    return _summing(tell) if plan.sums_stay_on_device else None
+    return _summing(plan, tell) if plan.sums_stay_on_device else None
 
 
-def _summing(tell: Callable[[str], None]) -> Summing | None:
+def _summing(plan: Plan, tell: Callable[[str], None]) -> Summing | None:
     try:
         driver = CudaDriver()
-        kernels = _kernels(tell)
+        kernels = _kernels(tell) if plan.exchange.exact else Plain()
         regions = DeviceRegions(driver, kernels)
     except (ImportError, RuntimeError) as error:
+        if not plan.exchange.exact:
+            raise ConfigurationError(
+                [f"reduction: fast sums are made on the GPU, whose memory cannot be shared here: {error}"],
+                "set reduction=exact",
+                code="gpu.fast-sums",
+            ) from None
         tell(f"memory of the GPU cannot be shared, so gradients are added up in host memory, which is slower: {error}")
         return None
     return Summing(regions, kernels)

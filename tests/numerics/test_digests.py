@@ -8,9 +8,12 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from torch import nn
 
-from orchestrator.numerics.digests import distinct_state, model_digest, tensor_digests
+from orchestrator.numerics import digests
+from orchestrator.numerics.digests import distinct_state, model_digest, prints_of, tensor_digests
 
 
 def _linear() -> nn.Linear:
@@ -119,3 +122,49 @@ def test_buffers_of_any_type(dtype: torch.dtype) -> None:
     assert digest(0, 1) != digest(1, 0)
     assert digest(0, 1) == digest(0, 1)
     assert digest() != digest(0)
+
+
+PIECES = st.sampled_from([32, 64, 1 << 20])
+
+
+@given(
+    dtype=st.sampled_from([torch.float32, torch.bfloat16, torch.float64, torch.bool, torch.complex64, torch.uint8]),
+    shape=st.lists(st.integers(0, 9), max_size=3),
+    piece=PIECES,
+    seed=st.integers(0, 2**32 - 1),
+)
+def test_the_print_of_a_tensor_on_a_device_is_free_of_its_strides_and_its_neighbours(
+    dtype: torch.dtype, shape: list[int], piece: int, seed: int
+) -> None:
+    dice = torch.Generator().manual_seed(seed)
+    tensor = torch.randint(0, 2, shape, generator=dice).to(dtype)
+    turned = tensor.transpose(0, -1).contiguous().transpose(0, -1) if shape else tensor
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(digests, "_PIECE", piece)
+        first, _, again = prints_of([tensor, torch.ones(5), turned])
+    assert first == again
+
+
+@given(
+    values=st.lists(st.floats(width=32), min_size=1, max_size=200),
+    data=st.data(),
+    piece=PIECES,
+)
+def test_a_tensor_of_other_bits_has_another_print(values: list[float], data: st.DataObject, piece: int) -> None:
+    """Also where two elements change places, or move by a bit in opposite directions."""
+    tensor = torch.tensor(values)
+    bits = tensor.clone().view(torch.int32)
+    i, j = (data.draw(st.integers(0, len(values) - 1)) for _ in range(2))
+    match data.draw(st.sampled_from(["flip", "swap", "opposite"])):
+        case "flip":
+            bits[i] ^= 1 << data.draw(st.integers(0, 30))
+        case "swap":
+            bits[[i, j]] = bits[[j, i]]
+        case _:
+            bits[i] += 1
+            bits[j] -= 1
+    changed = bits.view(torch.float32)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(digests, "_PIECE", piece)
+        before, after = prints_of([tensor, changed])
+    assert (before == after) == torch.equal(tensor.view(torch.int32), changed.view(torch.int32))

@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from orchestrator.errors import NonFinite
+from orchestrator.numerics import digests
 from orchestrator.records.progress import steps_of
 from orchestrator.worker.step.checking import Checks
 from orchestrator.worker.voting.step_report import Consensus, Shape, StepReport
@@ -147,6 +148,17 @@ def test_a_flipped_bit_is_found_in_time_and_its_worker_named(where: Where, seed:
     assert [line["step"] for line in told.trace] == list(range(STEPS))
     if verdict.step == first:
         assert told.digest == train(p.Mlp, ONE, **RUN, seed=seed).digest
+
+
+@pytest.mark.parametrize("where", thinned(["gradient", "parameters"], 2, 1))
+@pytest.mark.parametrize("seed", thinned(range(4), 4, 1))
+def test_so_it_is_where_a_device_makes_prints_of_gradients(
+    monkeypatch: pytest.MonkeyPatch, where: Where, seed: int
+) -> None:
+    monkeypatch.setattr(digests, "in_host_memory", lambda _: False)
+    run, member, first, told = flipped(where, seed, Layout(3), check_every=1)
+    assert [(each.step, each.wrong) for each in run.verdicts] == [(first, (member,))]
+    assert told.digest == train(p.Mlp, ONE, **RUN, seed=seed).digest
 
 
 @pytest.mark.parametrize("where", thinned(["gradient", "parameters", "region"], 3, 2))

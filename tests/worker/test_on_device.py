@@ -7,7 +7,7 @@ No GPU is where these tests run. The driver's calls have a double on host memory
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
@@ -16,22 +16,24 @@ import pytest
 import torch
 
 from orchestrator.comm import collectives
+from orchestrator.config.resolve import resolve
 from orchestrator.config.settings import Every
 from orchestrator.numerics import staging
-from orchestrator.numerics.device.kernels import Kernels, Operations
+from orchestrator.numerics.device.kernels import Kernels, Operations, Plain
 from orchestrator.numerics.layout import BLOCK
 from orchestrator.pipeline import Pipeline
 from orchestrator.worker import device
 from tests.comm.transports import device_double
 from tests.numerics.device import host
 from tests.products import thinned
+from tests.refusals import refused
 from tests.worker import elastic
 from tests.worker import faulty as f
 from tests.worker import pipelines as p
 from tests.worker.apart import sum_apart
 from tests.worker.elastic import Fault, survive
 from tests.worker.pipeline_parallel.sockets import Sockets, Wires
-from tests.worker.runs import SGD, Layout, members_end, train
+from tests.worker.runs import SGD, Layout, members_end, settings_for, train
 from tests.worker.test_apart import CASES as APART
 
 pytestmark = pytest.mark.slow
@@ -84,6 +86,20 @@ def test_no_bit_differs_wherever_sums_are_made(monkeypatch: pytest.MonkeyPatch, 
     resident = trained(pipeline, LAYOUTS[number % len(LAYOUTS)], **settings)
     assert (resident.trace, resident.digest) == (direct.trace, direct.digest)
     assert str(resident.metrics) == str(direct.metrics)
+
+
+@pytest.mark.parametrize("layout", thinned([*LAYOUTS[:-1], Layout(3, "ring", nodes=2)], 3, 1), ids=str)
+def test_plain_sums_are_those_of_the_same_layout_and_near_exact_ones(
+    monkeypatch: pytest.MonkeyPatch, layout: Layout
+) -> None:
+    settings: dict[str, Any] = {"shards": 6, "batch_size": 12, "steps": 3}
+    exactly = train(p.Wide, **settings)
+    on_device(monkeypatch, Plain)
+    first, again = (trained(p.Wide, layout, reduction="fast", **settings) for _ in range(2))
+    assert (first.trace, first.digest) == (again.trace, again.digest)
+    assert first.digest != exactly.digest
+    for name, tensor in exactly.parameters.items():
+        assert torch.allclose(first.parameters[name], tensor, rtol=1e-5, atol=1e-6)
 
 
 HOSTS = [
@@ -233,3 +249,21 @@ def test_a_loss_that_is_looked_at_behind_its_backward_pass_is_told_alike(monkeyp
     (copied,) = members_end(f.NanLoss)
     assert isinstance(plain, Exception)
     assert str(copied) == str(plain)
+
+
+def test_where_memory_cannot_be_shared_only_sums_that_are_exact_are_made_in_host_memory(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def refusing() -> Any:
+        raise RuntimeError("cuMemExportToShareableHandle: not supported")
+
+    monkeypatch.setattr(device, "CudaDriver", refusing)
+    monkeypatch.setattr(staging, "on", lambda _: staging.Direct())
+    told: list[str] = []
+    plan = resolve(settings_for(p.Mlp, Layout(1)))
+    on_card = replace(plan, run=replace(plan.run, compute=replace(plan.run.compute, device="cuda")))
+    there = device.opened(on_card, told.append)
+    assert (there.regions, there.kernels) == (None, None)
+    assert "which is slower: cuMemExportToShareableHandle" in told[0]
+    with refused("gpu.fast-sums"):
+        device.opened(replace(on_card, exchange=replace(on_card.exchange, exact=False)), told.append)

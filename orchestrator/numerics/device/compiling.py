@@ -116,6 +116,8 @@ class Compiled:
     """Implements `Kernels`. launch: starts a kernel by its name; most_blocks: of a kernel whose blocks take
     several pieces each."""
 
+    dtype = torch.float64
+
     def __init__(self, launch: Any, most_blocks: int) -> None:
         self._launch = launch
         self._most_blocks = most_blocks

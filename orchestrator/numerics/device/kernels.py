@@ -2,8 +2,9 @@
 
     Operations    operations of torch in float64, for any device. They are the oracle of the kernels, and stand in for them.
     Compiled      `sums.cu`, compiled for the card at hand (`compiling.py`). It takes one pass where the operations take five.
+    Plain         for `reduction: fast`: float32, in the order in which shards come.
 
-All give the bits of `numerics.exact` (rule A1). One contract suite holds all of them (`tests/numerics/device`). Work is
+The first two give the bits of `numerics.exact` (rule A1). One contract suite holds them (`tests/numerics/device`). Work is
 enqueued on torch's current stream. `Accumulator.weights` and `complete`, `Updating`, and `finish` of `sums_on` read an answer,
 and wait for it.
 """
@@ -69,18 +70,22 @@ class Packer(Protocol):
 
 
 class Kernels(Packer, Protocol):
+    """dtype: of totals and their parts."""
+
+    dtype: torch.dtype
+
     def adder(self, layout: Layout, total: torch.Tensor) -> Adder:
-        """total: float64, of the layout's size."""
+        """total: of the layout's size."""
 
     def join(
         self,
-        parts: Sequence[torch.Tensor],  # float64, whole blocks
+        parts: Sequence[torch.Tensor],  # whole blocks
         into: torch.Tensor,  # gets their sum, from left to right; may be the first part
     ) -> None: ...
 
     def finish(
         self,
-        parts: Sequence[torch.Tensor],  # float64, whole blocks, added up from left to right
+        parts: Sequence[torch.Tensor],  # whole blocks, added up from left to right
         divisor: float,
         result: torch.Tensor,  # float32: gets the quotient, cast once
         first_block: int,  # of the parts in the layout
@@ -125,7 +130,7 @@ class Accumulator:
         self._kernels = kernels
         self._add = kernels.adder(layout, total)
         self._grid: Grid | None = None
-        self._anchors = total.new_empty(len(self._slots))
+        self._anchors = total.new_empty(len(self._slots), dtype=torch.float64)
         self._known: Tensors | None = None  # the last ones, where they lie as the slots say and will be the same
         # Each shard has a row of largest bits. The next step takes the same rows again.
         self._tables: list[torch.Tensor] = []
@@ -256,7 +261,7 @@ class Updating:
 
 
 def sums_on(kernels: Kernels) -> Sums:
-    """`exact.MEANS` of totals on a device. A partial sum that has come through host memory goes to the device first."""
+    """The means of totals on a device. A partial sum that has come through host memory goes to the device first."""
 
     def finish(parts: Sequence[torch.Tensor], divisor: float, result: torch.Tensor, first_block: int) -> int:
         return int(_finished(kernels, _all_on(result, parts), divisor, result, first_block))
@@ -264,7 +269,7 @@ def sums_on(kernels: Kernels) -> Sums:
     def join(parts: Sequence[torch.Tensor], into: torch.Tensor) -> None:
         kernels.join(_all_on(into, parts), into)
 
-    return Sums(torch.float64, torch.float32, finish, join, kernels.unpack)
+    return Sums(kernels.dtype, torch.float32, finish, join, kernels.unpack)
 
 
 def _all_on(target: torch.Tensor, parts: Sequence[torch.Tensor]) -> list[torch.Tensor]:
@@ -308,6 +313,8 @@ def moved(numbers: Sequence[float] | Sequence[int], beside: torch.Tensor) -> tor
 class Operations:
     """Implements `Kernels` with operations of torch. Each is a kernel of its own, so none is fused with another and each rounds
     once."""
+
+    dtype = torch.float64
 
     def adder(self, layout: Layout, total: torch.Tensor) -> Adder:
         return _Adding(layout.slots, total)
@@ -364,6 +371,15 @@ class Operations:
             torch.add(base, torch.empty_like(into).copy_(elements), out=into)
 
 
+class Plain(Operations):
+    """Totals in float32, as loops of torch add gradients up: their bits depend on the order of shards and workers."""
+
+    dtype = torch.float32
+
+    def adder(self, layout: Layout, total: torch.Tensor) -> Adder:
+        return _PlainAdding(layout.slots, total)
+
+
 class _Adding:
     """Implements `Adder`."""
 
@@ -388,10 +404,23 @@ class _Adding:
             if tensor is None or not tensor.numel():
                 continue
             values = tensor.as_strided((tensor.numel(),), (1,))
-            added = (values.double() * weight + anchors[i]) - anchors[i]
+            added = self._rounded(values, weight, anchors[i])
             most = (values.view(torch.int32) & MAGNITUDE).max()
             if isinstance(weight, torch.Tensor):
                 added = torch.where(weight == 0, 0.0, added)
                 most = torch.where(weight[0] == 0, largest[i], most)
             place += added
             torch.maximum(largest[i], most, out=largest[i])
+
+    def _rounded(self, values: torch.Tensor, weight: float | torch.Tensor, anchor: torch.Tensor) -> torch.Tensor:
+        return (values.double() * weight + anchor) - anchor
+
+
+class _PlainAdding(_Adding):
+    def _rounded(
+        self,
+        values: torch.Tensor,
+        weight: float | torch.Tensor,
+        anchor: torch.Tensor,  # noqa: ARG002
+    ) -> torch.Tensor:
+        return values * (weight.float() if isinstance(weight, torch.Tensor) else weight)

@@ -26,7 +26,7 @@ import torch
 from orchestrator.comm.collectives import ANSWERS, LOOK_BACK, Exchange
 from orchestrator.config.plan import Plan
 from orchestrator.controller.checking import Verdict, chosen, judge
-from orchestrator.numerics.digests import update
+from orchestrator.numerics.digests import update_in_place
 from orchestrator.numerics.streams import seed_of
 from orchestrator.worker.member.generation import Distrusted
 from orchestrator.worker.model.replica import Replica
@@ -142,11 +142,8 @@ def answer_of(computed: Contribution | None, replica: Replica) -> int:
         return EMPTY_SHARD
     counters = replica.counter_values()
     digest = hashlib.sha256(f"{float(computed.loss).hex()} {float(computed.weight).hex()} {counters}".encode())
-    for name, buffer in replica.joined.items():
-        update(digest, name, buffer)
-    for nth, tensor in enumerate(computed.tensors):
-        if tensor is not None:
-            update(digest, str(nth), tensor)
+    gradients = ((str(nth), tensor) for nth, tensor in enumerate(computed.tensors) if tensor is not None)
+    update_in_place(digest, (*replica.joined.items(), *gradients))
     return int.from_bytes(digest.digest()[:8], "little") >> 2
 
 

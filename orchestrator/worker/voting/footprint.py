@@ -82,12 +82,7 @@ def worker_needs(
     model = round((parameters + trained * beside) * _FLOAT32)
     if plan.run.compute.device == "cpu":
         return Needed(held + summing + model)
-    if plan.sums_stay_on_device:
-        return Needed(0, held + summing + model)
-    if plan.encodes_on_device:
-        return Needed(summing, held + model)
-    carried = layout.size + trained  # gradients of a pass, and the place through which they leave and sums come
-    return Needed(held + summing, model + carried * _FLOAT32)
+    return Needed(0, held + summing + model) if plan.sums_stay_on_device else Needed(summing, held + model)
 
 
 def waiting_bytes(layout: Layout, plan: Plan, parameters: int) -> int:

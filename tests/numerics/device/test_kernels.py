@@ -23,6 +23,7 @@ from orchestrator.numerics.device.kernels import (
     Accumulator,
     Kernels,
     Operations,
+    Plain,
     Updating,
     integers_on,
     packed_room,
@@ -174,6 +175,30 @@ def test_a_weight_that_lies_on_the_device_gives_the_same_bits_and_nothing_where_
         for ours, theirs in zip(layout.views(mine), layout.views(right), strict=True):
             assert torch.equal(ours.contiguous().view(torch.int64), theirs.contiguous().view(torch.int64))
         grid = grid.refit(wanted.max(0, initial=ABSENT).tolist())
+
+
+@fewer(1, most=60)
+@given(model=models(), dice=st.randoms(use_true_random=False))
+def test_plain_totals_are_those_of_a_loop_in_float32_in_the_order_of_shards(
+    model: tuple[Layout, list[Shard]], dice: Random
+) -> None:
+    layout, shards = model
+    magnitudes = summed(
+        exact.Accumulator(layout, torch.empty(layout.size), exact=False), shards, Grid.unset(len(layout.slots), 1)
+    )
+    mine = torch.full((layout.size,), 5.0)
+    accumulator = Accumulator(layout, mine, Plain())
+    for weight, tensors in shards:
+        given = torch.tensor([weight], dtype=torch.float64) if weight and dice.random() < 0.5 else weight
+        accumulator.add(tensors, given, Grid.unset(len(layout.slots), 1))
+    assert accumulator.weights() == [weight for weight, _ in shards]
+    assert accumulator.complete().tolist() == magnitudes.tolist()
+    for nth, view in enumerate(layout.views(mine)):
+        right = torch.zeros(layout.slots[nth].shape)
+        for weight, tensors in shards:
+            tensor = tensors[nth]
+            right += 0.0 if tensor is None else tensor * weight
+        torch.testing.assert_close(view.reshape(right.shape), right, rtol=0, atol=0, equal_nan=True)
 
 
 @every
