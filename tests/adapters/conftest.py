@@ -1,4 +1,5 @@
-"""Packages that only these tests need lie in the folder that `make others` fills."""
+"""Packages that only these tests need lie in the folder that `make others` fills. They are on the path before anything imports
+transformers, which remembers what it has not found; Lightning imports it, too."""
 
 from __future__ import annotations
 
