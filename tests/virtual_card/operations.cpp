@@ -152,11 +152,28 @@ void on_one_device(const c10::OperatorHandle& op, const Values& given) {
         if (value.isOptionalTensorList()) for (const std::optional<Tensor>& tensor : value.toOptionalTensorVector()) if (tensor) look(*tensor, false);
     }
 }
+// Operations whose kernels vary are refused by the kernels, where only deterministic ones are allowed: those of `torch.use_deterministic_algorithms`.
+const std::set<std::string> VARY = {
+    "_adaptive_avg_pool2d_backward", "_adaptive_avg_pool3d_backward", "adaptive_max_pool2d_backward", "avg_pool3d_backward",
+    "fractional_max_pool2d_backward", "fractional_max_pool3d_backward", "max_pool3d_with_indices_backward", "max_unpool2d", "max_unpool3d",
+    "reflection_pad1d_backward", "reflection_pad3d_backward", "upsample_linear1d_backward", "upsample_bicubic2d_backward",
+    "_upsample_bilinear2d_aa_backward", "_upsample_bicubic2d_aa_backward", "nll_loss2d_forward", "_ctc_loss_backward", "grid_sampler_2d_backward",
+    "grid_sampler_3d_backward", "put_", "histc", "kthvalue",
+};
+void repeats(const c10::OperatorHandle& op, const Values& given) {
+    const auto& name = op.operator_name();
+    const std::string base = name.name.substr(6);
+    const auto is_float = [&] { return given[0].isTensor() && (given[0].toTensor().is_floating_point() || given[0].toTensor().is_complex()); };
+    const bool varies = VARY.count(base) || (base == "median" && name.overload_name.rfind("dim", 0) == 0) || ((base == "cumsum" || base == "cumsum_") && is_float()) ||
+                        (base == "bincount" && given[1].isTensor() && given[1].toTensor().defined()) || (base == "scatter_reduce" && given[4].toStringView() == "prod");
+    if (varies) at::globalContext().alertNotDeterministic(base + "_cuda");
+}
 void performed(const c10::OperatorHandle& op, c10::DispatchKeySet, torch::jit::Stack* stack) {
     const auto& schema = op.schema();
     const size_t count = schema.arguments().size();
     Values given(stack->end() - count, stack->end());
     on_one_device(op, given);
+    repeats(op, given);
     stack->erase(stack->end() - count, stack->end());
     at::AutoDispatchBelowADInplaceOrView below;
     at::Device device(at::kCUDA, c10::cuda::current_device());
