@@ -9,6 +9,11 @@
 // CARD_GB, CARD_COUNT: what there is; CARD_SEED: of chance; CARD_LOG: a file for what it says; CARD_TRACE=1: says more, such as each wait and
 // the lines of Python that wait; CARD_NOW: operations (a pattern) that are done at once; CARD_OPS: a file with a line for each operation and
 // its stream. CARD_ERROR: the number of the error for which a kernel fails in place of an assertion; 0 for one that never ends.
+// CARD_FAULTS: a file whose lines make errors begin, also in the middle of a run; it is read again whenever it is written.
+//     WHAT CODE [card=INDEX] [after=COUNT] [times=COUNT]
+// WHAT: kernel (fails with that code, which stays; 0: never ends), start (CUDA does not begin), memory, host, create, export, import, map
+// (such a call is refused), reads (what is read of another process's memory arrives with a bit turned), nvml (0: hangs). card: as CARD_COUNT
+// counts them. after: so many such calls of a process first. times: so often in all processes together, once by default, and 0 for always.
 // Kernels of torch are not run: operations.cpp has its operations on the processor. Those of sums.cu are (host.cpp).
 #include <cuda.h>
 #include <dlfcn.h>
@@ -29,6 +34,7 @@
 #include <mutex>
 #include <random>
 #include <set>
+#include <sstream>
 #include <string>
 #include <thread>
 #include <vector>
@@ -149,6 +155,8 @@ cudaError_t failed(cudaError_t error) {
 }
 Stream* of(cudaStream_t stream) { return (uintptr_t)stream <= 2 ? (own_stream.own = true, &own_stream) : (Stream*)stream; }
 
+int fault(const char* what, bool of_a_card = true);
+void read_wrongly(const std::function<void()>& work);
 void do_until(Stream* stream, unsigned long turn) {
     while (stream->first < turn && !stream->steps.empty()) {
         Step step = std::move(stream->steps.front());
@@ -156,7 +164,12 @@ void do_until(Stream* stream, unsigned long turn) {
         if (step.other) do_until(step.other, step.turn);
         if (step.work && broken == cudaSuccess) {
             try {
-                step.work();
+                if (const int code = fault("kernel"); code >= 0) {
+                    while (!code) std::this_thread::sleep_for(std::chrono::seconds(1));
+                    broken = (cudaError_t)code;
+                } else {
+                    read_wrongly(step.work);
+                }
             } catch (const std::exception& error) {
                 note("an assertion of a kernel: %.600s", error.what());
                 broken = (cudaError_t)(getenv("CARD_ERROR") ? atoi(getenv("CARD_ERROR")) : cudaErrorAssert);
@@ -232,6 +245,62 @@ std::vector<std::string> visible() {
     }
     return found;
 }
+
+// ---- faults -------------------------------------------------------------------------------------------------------------
+
+int card_here() {
+    auto names = visible();
+    return current_device < (int)names.size() ? atoi(names[current_device].c_str()) : -1;
+}
+struct Fault {
+    std::string what, line;
+    int code = 0, card = -1, times = 1;
+    long after = 0;
+};
+// The code of a fault that comes now, at a call of this kind; -1: none does.
+int fault(const char* what, bool of_a_card) {
+    static const char* path = getenv("CARD_FAULTS");
+    static std::mutex once;
+    static std::vector<Fault> known;
+    static struct timespec written{};
+    static std::map<std::string, long> calls;  // by line, since it is there
+    struct stat now;
+    if (!path || stat(path, &now)) return -1;
+    std::lock_guard<std::mutex> alone(once);
+    if (now.st_mtim.tv_sec != written.tv_sec || now.st_mtim.tv_nsec != written.tv_nsec) {
+        written = now.st_mtim;
+        known.clear();
+        std::ifstream file(path);
+        for (std::string line; std::getline(file, line);) {
+            std::istringstream words(line);
+            Fault found;
+            found.line = line;
+            words >> found.what >> found.code;
+            for (std::string word; words >> word;) {
+                const long value = atol(word.c_str() + word.find('=') + 1);
+                if (!word.rfind("card=", 0)) found.card = value;
+                else if (!word.rfind("after=", 0)) found.after = value;
+                else if (!word.rfind("times=", 0)) found.times = value;
+                else note("no word of a fault: %s", word.c_str());
+            }
+            known.push_back(found);
+        }
+    }
+    for (Fault& each : known) {
+        if (each.what != what || (each.card >= 0 && of_a_card && each.card != card_here()) || calls[each.line]++ < each.after) continue;
+        bool mine = !each.times;
+        for (int i = 0; i < each.times && !mine; i++) {  // whoever makes the file has it
+            const std::string name = std::string(path) + "." + std::to_string(std::hash<std::string>{}(each.line)) + "." + std::to_string(i);
+            const int file = open(name.c_str(), O_CREAT | O_EXCL | O_CLOEXEC, 0600);
+            mine = file >= 0;
+            if (mine) close(file);
+        }
+        if (!mine) continue;
+        note("a fault on card %d: %s", card_here(), each.line.c_str());
+        return each.code;
+    }
+    return -1;
+}
 }  // namespace
 
 __attribute__((visibility("default"))) bool card_is_recorded(cudaStream_t stream) { LOCKED; return (bool)of(stream)->recording; }
@@ -260,7 +329,10 @@ static void load_operations() {
         if (access(file.c_str(), R_OK) == 0 && !dlopen(file.c_str(), RTLD_NOW | RTLD_GLOBAL)) note("%s", dlerror());
     });
 }
+// Asked once: whether CUDA begins in a process is settled then.
+static int cannot_start() { static int code = fault("start"); return code; }
 SHOWN cudaError_t cudaGetDeviceCount(int* count) {
+    if (const int code = cannot_start(); code > 0) return *count = 0, failed((cudaError_t)code);
     *count = visible().size();
     return *count ? cudaSuccess : failed(cudaErrorNoDevice);
 }
@@ -271,6 +343,7 @@ SHOWN cudaError_t cudaSetDevice(int device) {
     return broken == cudaSuccess ? cudaSuccess : failed(broken);
 }
 SHOWN cudaError_t cudaGetDevice(int* device) {
+    if (const int code = cannot_start(); code > 0) return failed((cudaError_t)code);
     if (visible().empty()) return failed(cudaErrorNoDevice);
     *device = current_device;
     return cudaSuccess;
@@ -335,6 +408,13 @@ static const std::map<int, std::pair<const char*, const char*>> TOLD = {
     {101, {"cudaErrorInvalidDevice", "invalid device ordinal"}}, {600, {"cudaErrorNotReady", "device not ready"}},
     {400, {"cudaErrorInvalidResourceHandle", "invalid resource handle"}}, {700, {"cudaErrorIllegalAddress", "an illegal memory access was encountered"}},
     {710, {"cudaErrorAssert", "device-side assert triggered"}}, {214, {"cudaErrorECCUncorrectable", "uncorrectable ECC error encountered"}},
+    {46, {"cudaErrorDevicesUnavailable", "CUDA-capable device(s) is/are busy or unavailable"}}, {999, {"cudaErrorUnknown", "unknown error"}},
+    {3, {"cudaErrorInitializationError", "initialization error"}}, {35, {"cudaErrorInsufficientDriver", "CUDA driver version is insufficient for CUDA runtime version"}},
+    {220, {"cudaErrorNvlinkUncorrectable", "uncorrectable NVLink error detected during the execution"}}, {702, {"cudaErrorLaunchTimeout", "the launch timed out and was terminated"}},
+    {714, {"cudaErrorHardwareStackError", "hardware stack error"}}, {715, {"cudaErrorIllegalInstruction", "an illegal instruction was encountered"}},
+    {716, {"cudaErrorMisalignedAddress", "misaligned address"}}, {717, {"cudaErrorInvalidAddressSpace", "operation not supported on global/shared address space"}},
+    {718, {"cudaErrorInvalidPc", "invalid program counter"}}, {802, {"cudaErrorSystemNotReady", "system not yet initialized"}},
+    {803, {"cudaErrorSystemDriverMismatch", "system has unsupported display driver / cuda driver combination"}},
     {719, {"cudaErrorLaunchFailure", "unspecified launch failure"}}, {801, {"cudaErrorNotSupported", "operation not supported"}},
     {712, {"cudaErrorHostMemoryAlreadyRegistered", "part or all of the requested memory range is already mapped"}},
     {713, {"cudaErrorHostMemoryNotRegistered", "pointer does not correspond to a registered memory region"}},
@@ -355,7 +435,7 @@ SHOWN cudaError_t cudaMalloc(void** address, size_t size) {
     if (cudaError_t no = unsafe()) return no;
     LOCKED;
     const size_t pages = (size + PAGE - 1) / PAGE * PAGE;
-    if (taken + pages > whole()) return failed(cudaErrorMemoryAllocation);
+    if (taken + pages > whole() || fault("memory") >= 0) return failed(cudaErrorMemoryAllocation);
     const int file = memfd_create("card", MFD_CLOEXEC);
     if (file < 0 || ftruncate(file, pages)) return failed(cudaErrorMemoryAllocation);
     *address = mmap(nullptr, pages, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
@@ -410,6 +490,7 @@ SHOWN cudaError_t cudaMemGetInfo(size_t* free, size_t* total) {
 }
 SHOWN cudaError_t cudaHostAlloc(void** address, size_t size, unsigned) {
     if (cudaError_t no = unsafe()) return no;
+    if (fault("host") >= 0) return failed(cudaErrorMemoryAllocation);
     LOCKED;
     if (posix_memalign(address, 4096, std::max<size_t>(size, 1))) return failed(cudaErrorMemoryAllocation);
     host_memory[(char*)*address] = size;
@@ -727,10 +808,36 @@ struct Pages { int file; size_t size; bool mine; };
 static std::map<CUmemGenericAllocationHandle, Pages> handles;
 static std::map<char*, CUmemGenericAllocationHandle> mapped;
 static CUmemGenericAllocationHandle next_handle = 1000;
+static bool has_of_others() {
+    for (auto& each : mapped)
+        if (handles.count(each.second) && !handles[each.second].mine) return true;
+    return false;
+}
 static thread_local CUcontext context = nullptr;
 static const CUcontext ONLY = (CUcontext)0x1234;
 
-SHOWN CUresult cuInit(unsigned) { return visible().empty() ? CUDA_ERROR_NO_DEVICE : CUDA_SUCCESS; }
+// What others have written is read once with a bit turned in each page, from copies in place of their memory.
+namespace {
+void read_wrongly(const std::function<void()>& work) {
+    if (!has_of_others() || fault("reads") < 0) return work();
+    std::vector<std::pair<char*, Pages>> others;
+    for (auto& [address, handle] : mapped)
+        if (handles.count(handle) && !handles[handle].mine) others.push_back({address, handles[handle]});
+    for (auto& [address, pages] : others) {
+        mmap(address, pages.size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_FIXED, pages.file, 0);
+        for (size_t at = 0; at < pages.size; at += 4096)
+            for (size_t byte = at; byte < at + 4096; byte++)
+                if (address[byte]) { address[byte] ^= 1; break; }
+    }
+    work();
+    for (auto& [address, pages] : others) mmap(address, pages.size, PROT_READ, MAP_SHARED | MAP_FIXED, pages.file, 0);
+}
+}  // namespace
+
+SHOWN CUresult cuInit(unsigned) {
+    if (const int code = cannot_start(); code > 0) return (CUresult)code;
+    return visible().empty() ? CUDA_ERROR_NO_DEVICE : CUDA_SUCCESS;
+}
 // NVRTC asks for the cache of what was compiled before.
 SHOWN CUresult cuGetExportTable(const void** table, const CUuuid*) { return *table = nullptr, CUDA_ERROR_NOT_FOUND; }
 SHOWN CUresult cuDriverGetVersion(int* version) { return *version = 13000, CUDA_SUCCESS; }
@@ -761,7 +868,8 @@ SHOWN CUresult cuMemGetAllocationGranularity(size_t* size, const CUmemAllocation
 SHOWN CUresult cuMemCreate(CUmemGenericAllocationHandle* handle, size_t size, const CUmemAllocationProp* asked, unsigned long long flags) {
     LOCKED;
     if (asked->type != CU_MEM_ALLOCATION_TYPE_PINNED || !here(asked->location) || flags || size % PAGE || !size) return CUDA_ERROR_INVALID_VALUE;
-    if (taken + size > whole()) return CUDA_ERROR_OUT_OF_MEMORY;
+    if (taken + size > whole() || fault("memory") >= 0) return CUDA_ERROR_OUT_OF_MEMORY;
+    if (const int code = fault("create"); code > 0) return (CUresult)code;
     const int file = memfd_create("card", MFD_CLOEXEC);
     if (file < 0 || ftruncate(file, size)) return CUDA_ERROR_OUT_OF_MEMORY;
     taken += size;
@@ -770,12 +878,14 @@ SHOWN CUresult cuMemCreate(CUmemGenericAllocationHandle* handle, size_t size, co
 }
 SHOWN CUresult cuMemExportToShareableHandle(void* descriptor, CUmemGenericAllocationHandle handle, CUmemAllocationHandleType kind, unsigned long long flags) {
     LOCKED;
+    if (const int code = fault("export"); code > 0) return (CUresult)code;
     if (kind != CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR || flags || !handles.count(handle)) return CUDA_ERROR_INVALID_VALUE;
     *(int*)descriptor = dup(handles[handle].file);
     return CUDA_SUCCESS;
 }
 SHOWN CUresult cuMemImportFromShareableHandle(CUmemGenericAllocationHandle* handle, void* descriptor, CUmemAllocationHandleType kind) {
     LOCKED;
+    if (const int code = fault("import"); code > 0) return (CUresult)code;
     const int file = dup((int)(intptr_t)descriptor);
     if (kind != CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR || file < 0) return CUDA_ERROR_INVALID_VALUE;
     handles[*handle = next_handle++] = {file, (size_t)lseek(file, 0, SEEK_END), false};
@@ -793,6 +903,7 @@ SHOWN CUresult cuMemAddressReserve(CUdeviceptr* address, size_t size, size_t, CU
 }
 SHOWN CUresult cuMemMap(CUdeviceptr address, size_t size, size_t offset, CUmemGenericAllocationHandle handle, unsigned long long flags) {
     LOCKED;
+    if (const int code = fault("map"); code > 0) return (CUresult)code;
     if (offset || flags || !handles.count(handle) || handles[handle].size != size) return CUDA_ERROR_INVALID_VALUE;
     if (mmap((void*)address, size, PROT_NONE, MAP_SHARED | MAP_FIXED, handles[handle].file, 0) != (void*)address) return CUDA_ERROR_INVALID_VALUE;
     device_memory[(char*)address] = size;
@@ -879,8 +990,13 @@ SHOWN int ncclGetVersion(int* version) { return *version = 22809, 0; }
 
 // ---- the management library, of which Ray asks how many cards there are --------------------------------------------------
 
-SHOWN int nvmlInitWithFlags(unsigned) { return 0; }
-SHOWN int nvmlInit_v2() { return 0; }
+static int begun() {
+    const int code = fault("nvml", false);
+    while (!code) std::this_thread::sleep_for(std::chrono::seconds(1));
+    return std::max(code, 0);
+}
+SHOWN int nvmlInitWithFlags(unsigned) { return begun(); }
+SHOWN int nvmlInit_v2() { return begun(); }
 SHOWN int nvmlShutdown() { return 0; }
 SHOWN int nvmlDeviceGetCount_v2(unsigned* count) { return *count = getenv("CARD_COUNT") ? atoi(getenv("CARD_COUNT")) : 1, 0; }
 SHOWN int nvmlDeviceGetHandleByIndex_v2(unsigned index, void** device) { return *device = (void*)(uintptr_t)(index + 1), 0; }
