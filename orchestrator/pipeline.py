@@ -246,7 +246,7 @@ def naming(what: str, of_one_row: Callable[[], str | None] = lambda: None) -> It
         recurs = ONE_ROW in str(error)  # which rows a micro-batch has is settled
         advice = (of_one_row() if recurs else None) or _advice(error)
         raised = PipelineRaised(
-            f"{what} raised {type(error).__name__}: {error}{_frames(error)}",
+            f"{what} raised {type(error).__name__}: {card_faults.words(error)}{_frames(error)}",
             f"{advice};\n  {_ASIDE}" if advice else _ASIDE,
             traceback.format_exc(),
             code="pipeline.raised",

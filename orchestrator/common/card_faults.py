@@ -98,7 +98,7 @@ FAULTS: Final = (
     ),
     _row(
         RunFailed("an assertion failed in a kernel", _INDEX, code="gpu.assertion"),
-        r"device-side assert|CUDA_ERROR_ASSERT",
+        r"device-side assert triggered|CUDA_ERROR_ASSERT",
         card_suspected=False,
         by_code=True,
     ),
@@ -117,6 +117,7 @@ FAULTS: Final = (
             code="gpu.fell-off",
         ),
         r"fallen off the bus|GPU is lost|GPU_IS_LOST|unable to determine the device handle|CUDA_ERROR_DEVICE_UNAVAILABLE"
+        r"|device\(s\) is/are busy or unavailable"
         r"|Xid \(PCI:[^)]*\): 79\b|cuInit|CUDA driver initialization failed",
     ),
     _row(
@@ -164,12 +165,19 @@ _UNCAUGHT: Final = re.compile(
     r"(terminate called after throwing an instance of '|Unhandled exception: )\S*(c10\S*Error|runtime_error)\S*\s+"
     r"what\(\):(?P<what>.*)"
 )
+# Behind all that CUDA says torch tells how to find the place, and that it has a build with device-side assertions.
+_ADVICE: Final = re.compile(r"\s*\n(Search for `cu|CUDA kernel errors might be).*", re.DOTALL)
 _OF_A_CARD: Final = re.compile(r"CUDA|NVML|NVIDIA|CUBLAS|CUDNN|GPU|Xid", re.IGNORECASE)
 
 
 def named_in(text: str) -> CardFault | None:
     """The failure that this text tells of; None where it tells of none."""
     return next((fault for fault in FAULTS if fault.says.search(text)), None)
+
+
+def words(error: BaseException) -> str:
+    """The text of an exception, without the advice that torch adds to each error of CUDA."""
+    return _ADVICE.sub("", str(error))
 
 
 def of(error: BaseException) -> CardFault | None:

@@ -32,6 +32,7 @@ SAID = {
     "CUDA refuses cuMemCreate: CUDA_ERROR_SYSTEM_NOT_READY (802)": "gpu.not-set-up",
     "CUDA driver initialization failed, you might not have a CUDA gpu.": "gpu.fell-off",
     "Failed to initialize NVML: Unknown Error": "gpu.taken-away",
+    "CUDA error: CUDA-capable device(s) is/are busy or unavailable": "gpu.fell-off",
     "CUDA error: no CUDA-capable device is detected": "gpu.taken-away",
     "CUDA error: the launch timed out and was terminated": "gpu.kernel-timeout",
     "CUDA error: CUBLAS_STATUS_EXECUTION_FAILED when calling `cublasSgemm`": "gpu.failed",
@@ -68,6 +69,23 @@ def test_a_failure_is_known_by_its_words(text: str) -> None:
         fault = card_faults.of(error)
         assert fault is not None
         assert fault.code == SAID[text]
+
+
+TORCHS_ADVICE = """
+Search for `{}' in https://docs.nvidia.com/cuda/cuda-runtime-api/group__CUDART__TYPES.html for more information.
+CUDA kernel errors might be asynchronously reported at some other API call, so the stacktrace below might be incorrect.
+For debugging consider passing CUDA_LAUNCH_BLOCKING=1
+Compile with `TORCH_USE_CUDA_DSA` to enable device-side assertions.
+"""
+
+
+@pytest.mark.parametrize("text", [*SAID, *NOTHING])
+def test_what_torch_advises_behind_each_error_of_cuda_changes_no_meaning_and_is_not_told(text: str) -> None:
+    for name in ("cudaErrorAssert", "cudaErrorECCUncorrectable"):
+        error = torch.AcceleratorError(text + TORCHS_ADVICE.format(name))
+        fault = card_faults.of(error)
+        assert (fault and fault.code) == SAID.get(text)
+        assert card_faults.words(error) == text.partition("\nCUDA kernel")[0]
 
 
 @pytest.mark.parametrize("text", NOTHING)

@@ -408,7 +408,7 @@ class MemberActor:
         except Exception as error:
             of_card = card_faults.of(error)
             if of_card is not None:
-                return {"failed": of_card.told(str(error).strip(), traceback.format_exc()).as_dict()}
+                return {"failed": of_card.told(card_faults.words(error).strip(), traceback.format_exc()).as_dict()}
             if errors.is_out_of_memory(error):
                 return {
                     "failed": errors.RunFailed(
