@@ -213,11 +213,12 @@ def _card_failed_at_start(decision: Decision, member: Member, event: CardFailed)
     if card_failures.is_of_code(failures):
         decision.end(event.error, "GPUs fail wherever a worker prepares")
         return
-    why = f"failed on its GPU as it prepared ({event.code}): {event.error.message.splitlines()[0]}"
+    out = card_failures.left_out(failures)
+    why = card_failures.why_lost(event, out - card_failures.left_out(failures[:-1]))
     decision.kill(member, why)
     if decision.state.phase != "preparing":
         start_failed(decision, member.id, f"{member.name} {why}")
-    elif event.card in card_failures.left_out(failures):
+    elif event.card in out:
         sharing = [each for each in decision.state.members.values() if each.card == event.card]
         for each in sharing:
             decision.kill(each, f"computes on GPU {event.card}, which has failed twice")

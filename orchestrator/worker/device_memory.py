@@ -143,6 +143,8 @@ def explanation(error: OutOfDeviceMemory, place: Place, holds: Held | None, plan
         if place.lost
         else ""
     )
+    if not error.wanted and now.free > (1 - _WHOLE) * now.total:
+        return _of_the_machine(error, now)
     found = gpu_memory.full(
         error.what,
         f" ({place.card}, {sized(now.total)}{sharing})",
@@ -156,6 +158,22 @@ def explanation(error: OutOfDeviceMemory, place: Place, holds: Held | None, plan
         error.details,
     )
     found.recurs = too_small or not now.total
+    found.snapshot = error.snapshot
+    return found
+
+
+def _of_the_machine(error: OutOfDeviceMemory, now: Taken) -> OutOfDeviceMemory:
+    """The same error where the driver has refused memory while the card has some, as torch's allocator would have told how much
+    was wanted there."""
+    found = gpu_memory.full(
+        error.what,
+        "'s machine",
+        f"the driver refuses it, although {sized(now.free)} of {sized(now.total)} are free on the GPU: most likely page-locked "
+        f"memory, which is the machine's{error.frames}",
+        "look at the memory of this machine (free, and the limit of the container or job), and end what takes it, or let fewer "
+        "workers share it (cluster.workers)",
+        error.details,
+    )
     found.snapshot = error.snapshot
     return found
 

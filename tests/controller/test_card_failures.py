@@ -224,7 +224,7 @@ def test_a_worker_whose_first_micro_batch_does_not_end_is_replaced_and_its_card_
     done = admits(play, 1, limit + 3)
     assert [each for each in done if isinstance(each, Inspect)] == [Inspect((1,), (1,))]
     (why,) = [each.why for each in done if isinstance(each, Kill)]
-    assert "failed on its GPU as it prepared (gpu.stands-still): a card does not end what it was given" in why
+    assert "failed on its GPU GPU-a as it prepared (gpu.stands-still): a card does not end what it was given" in why
     assert [(each.card, each.prepares) for each in play.state.card_failures] == [("GPU-a", True)]
     prepared(play, play.of(Start)[-1].member, "GPU-c")
     assert play.begin().members == (0, 2)

@@ -487,8 +487,8 @@ def test_a_process_that_its_card_has_aborted_is_lost_once_with_the_code(tmp_path
     why = [(event["worker"], event["why"]) for event in played.journal if event["event"] == "worker_lost"]
     words = "(gpu.failed): a card failed and does not say of what: CUDA error: unknown error; it ended the process"
     assert why == [
-        (1, f"failed on its GPU as it prepared {words}"),
-        (2, f"failed on its GPU {words}"),
+        (1, f"failed on its GPU GPU-1 as it prepared {words}"),
+        (2, f"failed on its GPU GPU-2 {words}"),
         (3, "its process (pid 103) ended"),
     ]
 

@@ -87,6 +87,21 @@ def test_it_says_what_holds_the_memory_and_what_helps_most_first() -> None:
     assert from_dict(told.as_dict()).kind == "OutOfDeviceMemory"
 
 
+@pytest.mark.parametrize(("free", "of_the_machine"), [(GB, False), (3 * GB, False), (5 * GB, True), (79 * GB, True)])
+def test_what_the_driver_refuses_while_the_card_has_memory_is_told_as_the_machines(
+    free: int, of_the_machine: bool
+) -> None:
+    """Of a page-locked copy CUDA says only that it is out of memory. torch's allocator tells how much was wanted."""
+    error = gpu_memory.out_of_memory("loss() (step 0, shard 4)", torch.AcceleratorError("CUDA error: out of memory"))
+    error.taken = NOW._replace(free=free)
+    told = explanation(error, Place("H100", sharing=1, rows=10), HELD, PLAN)
+    assert told.message.startswith("loss() (step 0, shard 4) found no memory left on the GPU")
+    assert ("page-locked" in told.message) == ("memory of this machine" in told.remedy) == of_the_machine
+    assert (told.codes, told.recurs) == ((CODE,), False)
+    error.wanted = GB
+    assert "page-locked" not in explanation(error, Place("H100", sharing=1, rows=10), HELD, PLAN).message
+
+
 def test_contributions_that_a_compression_holds_are_told_with_the_remedy() -> None:
     holding = HELD._replace(contributions=20 * GB)
     compressed = replace(PLAN, update=replace(PLAN.update, compression=Variant("quantize")))

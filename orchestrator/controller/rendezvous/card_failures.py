@@ -8,7 +8,7 @@ of the run. The first generation does without the worker that was to compute the
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from orchestrator.common import card_faults
 from orchestrator.controller.decision import Decision
@@ -38,7 +38,7 @@ def lost(decision: Decision, event: CardFailed) -> list[tuple[LostMember, str]]:
     found = []
     for member in list(state.members.values()):
         if member.id == event.member:
-            why = f"failed on its GPU ({event.code}): {event.error.message.splitlines()[0]}"
+            why = why_lost(event, new)
         elif member.card in out:
             why = f"computes on GPU {member.card}, which has failed twice"
         else:
@@ -48,6 +48,14 @@ def lost(decision: Decision, event: CardFailed) -> list[tuple[LostMember, str]]:
     if new:
         decision.say(f"GPU {', '.join(sorted(new))} is left out from now on: it failed twice")
     return found
+
+
+def why_lost(event: CardFailed, new: Collection[str] = ()) -> str:
+    """The reason, with the card. new: the cards that are left out because of this failure."""
+    card = f"GPU {event.card}" if event.card else "GPU"
+    prepared = " as it prepared" if event.prepares else ""
+    out = f"; it failed twice, and {card} is left out from now on" if event.card in new else ""
+    return f"failed on its {card}{prepared} ({event.code}): {event.error.message.splitlines()[0]}{out}"
 
 
 def stood_still(decision: Decision, found: Sequence[tuple[LostMember, str]]) -> list[tuple[LostMember, str]]:
