@@ -136,7 +136,7 @@ def test_what_a_worker_on_another_host_was_doing_and_said_last_is_known(digits: 
     killed, aborted = (each["why"] for each in run.journal("worker_lost"))
     assert re.search(r"its process \(pid \d+\) ended in the \w+ phase of step \d+", killed), killed
     assert "failed on its GPU (gpu.ecc)" in aborted
-    assert re.search(r"it ended the process in step \d+(, shard \d)?$", aborted), aborted
+    assert re.search(r"it ended the process \(in step \d+(, shard \d)?\)$", aborted), aborted
 
 
 UNCAUGHT = "Unhandled exception: N3c1016AcceleratorErrorE. what(): CUDA error: uncorrectable ECC error encountered"

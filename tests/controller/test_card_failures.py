@@ -77,7 +77,7 @@ def test_a_card_that_fails_twice_is_left_out_with_all_that_compute_there() -> No
     lose(play, failed(0, step=4))
     lose(play, failed(1, step=5))
     assert play.begin().members == (2,)
-    assert "GPU GPU-a is left out from now on: it failed twice" in " ".join(play.reasons)
+    assert play.of(Kill)[-1].why.endswith("GPU GPU-a is left out from now on: it failed twice")
     new = play.of(Start)[-1].member
     play(Ready(new, FACTS, True, card="GPU-a"))
     assert play.of(Kill)[-1].member == new

@@ -211,7 +211,7 @@ def test_a_card_that_ends_the_process_is_told_as_its_failure(
     assert outcome.digest == train(pipelines.Mlp, **PLAIN).digest
     (event,) = lost(told)
     assert re.match(rf"failed on its GPU GPU-\d{' as it prepared' * prepares} \({code}\): ", event["why"])
-    where = "" if prepares else r" in step \d+, shard \d"
+    where = "" if prepares else r" \(in step \d+, shard \d\)"
     assert re.search(rf"it ended the process{where}$", event["why"])
 
 

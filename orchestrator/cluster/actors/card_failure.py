@@ -34,8 +34,7 @@ def of_death(said: str, last: Mapping[str, Any] | None, card: str, *, prepares: 
         return None
     fault, what = found
     at = PREPARING if prepares else {key: None if last is None else last[key] for key in ("step", "shard")}
-    where = [f"{key} {at[key]}" for key in ("step", "shard") if at[key] is not None]
-    failed = fault.told(f"{what}; it ended the process{' in ' * bool(where)}{', '.join(where)}", said)
+    failed = fault.told(f"{what}; it ended the process", said)
     return {"failed": failed.as_dict(), "card": {"code": fault.code, "card": card, **at}}
 
 
@@ -51,4 +50,6 @@ def _told(error: Exception, fault: CardFault) -> OrchestratorError:
     named = next((each for each in card_faults.chain(error) if isinstance(each, CardFailed)), None)
     if named is not None:
         return named.error
-    return error if isinstance(error, OrchestratorError) else fault.told(card_faults.words(error).strip(), traceback.format_exc())
+    if isinstance(error, OrchestratorError):
+        return error
+    return fault.told(card_faults.words(error).strip(), traceback.format_exc())

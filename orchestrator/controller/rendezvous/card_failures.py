@@ -45,17 +45,19 @@ def lost(decision: Decision, event: CardFailed) -> list[tuple[LostMember, str]]:
             continue
         decision.kill(member, why)
         found.append((LostMember(member=member, how="card"), why))
-    if new:
-        decision.say(f"GPU {', '.join(sorted(new))} is left out from now on: it failed twice")
     return found
 
 
 def why_lost(event: CardFailed, new: Collection[str] = ()) -> str:
-    """The reason, with the card. new: the cards that are left out because of this failure."""
+    """The reason, with the card, and where it showed. new: the cards that are left out because of this failure."""
     card = f"GPU {event.card}" if event.card else "GPU"
     prepared = " as it prepared" if event.prepares else ""
-    out = f"; it failed twice, and {card} is left out from now on" if event.card in new else ""
-    return f"failed on its {card}{prepared} ({event.code}): {event.error.message.splitlines()[0]}{out}"
+    said = event.error.message.splitlines()[0]
+    at = "" if event.step is None else f"step {event.step}"
+    at += "" if event.shard is None else f", shard {event.shard}"
+    where = f" (in {at})" if at and at not in said else ""
+    out = f"; {card} is left out from now on: it failed twice" if event.card in new else ""
+    return f"failed on its {card}{prepared} ({event.code}): {said}{where}{out}"
 
 
 def stood_still(decision: Decision, found: Sequence[tuple[LostMember, str]]) -> list[tuple[LostMember, str]]:
