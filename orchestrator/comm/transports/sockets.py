@@ -365,7 +365,7 @@ class _Assembly:
                 return memory, Trust(mine=True)
         except RuntimeError as error:
             why = str(error)
-        self._listener.tell(f"memory of member {peer}'s GPU cannot be read here, so sums go through host memory: {why}")
+        self._listener.tell(f"cannot read the memory of member {peer}'s GPU, so sums go through host memory: {why}")
         return (), Trust(mine=False)
 
     def _note(self, claimed: int, host: str, error: Exception) -> None:
