@@ -82,6 +82,12 @@ def limit(plan: Plan, regions: Regions) -> None:
         cuda.limit(plan.cluster.card_bytes - shared_bytes(regions))
 
 
+def give_back(plan: Plan) -> None:
+    """Torch's allocator gives back to the GPU what it keeps for later, so that those who share it have it meanwhile."""
+    if plan.run.compute.device == "cuda":
+        torch.cuda.empty_cache()
+
+
 def _bytes_of(tensors: Iterable[torch.Tensor], there: torch.device) -> int:
     return sum(tensor.nbytes for tensor in tensors if tensor.device == there)
 

@@ -213,9 +213,10 @@ class Worker:
         }
 
     def become_spare(self) -> None:
-        """Prepared, and without a place in the first generations: let go of the parameters, where it will host a stage of them.
-        Between `prepare` and the first `run`, from the compute thread."""
+        """Prepared, and without a place in the first generations: let go of the parameters, where it will host a stage of them,
+        and of what the first micro-batch took. Between `prepare` and the first `run`, from the compute thread."""
         self._execution.become_spare()
+        device_memory.give_back(self._plan)
 
     @property
     def progress(self) -> Progress | None:

@@ -11,7 +11,7 @@ import pickle
 import weakref
 from dataclasses import replace
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 import torch
@@ -31,6 +31,7 @@ from orchestrator.worker.device_memory import Held, Place, explained, explanatio
 from orchestrator.worker.hooks import WorkerHooks
 from orchestrator.worker.model import shard_graphs
 from orchestrator.worker.model.replica import Replica
+from orchestrator.worker.worker import Worker
 from tests.comm.transports import device_double
 from tests.refusals import refused
 from tests.worker import pipelines as p
@@ -91,7 +92,7 @@ def test_it_says_what_holds_the_memory_and_what_helps_most_first() -> None:
 def test_what_the_driver_refuses_while_the_card_has_memory_is_told_as_the_machines(
     free: int, of_the_machine: bool
 ) -> None:
-    """Of a page-locked copy CUDA says only that it is out of memory. torch's allocator tells how much was wanted."""
+    """CUDA says of a page-locked copy only that it is out of memory. torch's allocator tells how much was wanted."""
     error = gpu_memory.out_of_memory("loss() (step 0, shard 4)", torch.AcceleratorError("CUDA error: out of memory"))
     error.taken = NOW._replace(free=free)
     told = explanation(error, Place("H100", sharing=1, rows=10), HELD, PLAN)
@@ -326,3 +327,15 @@ def test_a_worker_that_may_take_no_more_is_told_so(monkeypatch: pytest.MonkeyPat
     after = device_memory.shared_bytes(regions)
     assert limits == [60 * GB - before, 60 * GB - after]
     assert after - before >= 1000
+
+
+@pytest.mark.parametrize(("where", "calls"), [("cpu", []), ("cuda", ["empty_cache"])])
+def test_a_spare_gives_back_what_its_first_micro_batch_took_of_the_gpu(
+    where: Literal["cpu", "cuda"], calls: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan = replace(PLAN, run=replace(PLAN.run, compute=replace(PLAN.run.compute, device=where)))
+    done: list[str] = []
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: done.append("empty_cache"))
+    execution = SimpleNamespace(become_spare=lambda: done.append("become_spare"))
+    Worker.become_spare(SimpleNamespace(_execution=execution, _plan=plan))  # type: ignore[arg-type]
+    assert done == ["become_spare", *calls]

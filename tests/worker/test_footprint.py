@@ -265,12 +265,14 @@ def test_no_worker_needs_at_once_more_than_is_told_of_the_one_that_needs_most(na
         ({"clip": 1.0}, 20),
         ({"sync": {"name": "asp", "threshold": 0.05}}, 56),
         ({"sync": {"name": "gossip"}}, 32),
-        ({"compression": {"name": "topk", "ratio": 0.1}}, 8),
+        ({"compression": {"name": "topk", "ratio": 0.1}}, 12),
+        ({"privacy": {"clipping_norm": 1.0}}, 20),
+        ({"reduction": "fast"}, 16),
     ],
     ids=str,
 )
 def test_a_spare_holds_what_it_has_prepared(more: dict[str, Any], elements: int) -> None:
-    """As torch's allocator told of workers that had prepared, with 4 more where sums are made in host memory."""
+    """As torch's allocator told of workers that had prepared."""
     plan, large = _on_cards(shards=4, **more), 6_000_640
     layout = Layout.of([("w", torch.empty(large, device="meta"))])
     manifest = {**MANIFEST, "parameters": large, "layout": layout.as_dict()}

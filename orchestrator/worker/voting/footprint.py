@@ -87,11 +87,14 @@ def worker_needs(
 
 def waiting_bytes(layout: Layout, plan: Plan, parameters: int) -> int:
     """The bytes of its GPU that a worker holds before its first generation: parameters, the copy with which they are compared
-    until the first step, and the regions that every generation needs."""
+    until the first step, and the regions that every generation needs. For sums in host
+    memory it holds the place to which the result comes, and the integers that clipped contributions are added up in."""
     sums = sums_of(plan)
-    there = plan.sums_stay_on_device or plan.updates_stay_on_device
-    regions = layout.size * (sums.dtype.itemsize + sums.result.itemsize) if there else 0
-    return (parameters + layout.size) * _FLOAT32 + regions
+    if plan.sums_stay_on_device or plan.updates_stay_on_device:
+        summing = sums.dtype.itemsize + sums.result.itemsize
+    else:
+        summing = _FLOAT32 + (exact.INTEGERS.dtype.itemsize if plan.data.privacy is not None else 0)
+    return (parameters + layout.size) * _FLOAT32 + layout.size * summing
 
 
 def _held_bytes(layout: Layout, schedule: Schedule, plan: Plan, trained: int, *, feedback: bool) -> int:
