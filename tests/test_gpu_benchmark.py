@@ -602,7 +602,6 @@ def test_every_plain_loop_runs(kind: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.long
 def test_readers_outlive_the_owner_of_what_they_share() -> None:
     assert "2 readers read right" in sharing.outlives_its_owner(TOY.shared, runs.environment(), 200)
 

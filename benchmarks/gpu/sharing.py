@@ -138,9 +138,9 @@ def own(sockets: Sequence[socket.socket], regions: Any, elements: int) -> None:
 
     values = regions.allocate(elements, torch.float64).fill_(_VALUE)
     regions.settle()
-    descriptors = regions.descriptors
+    descriptors, place = regions.descriptors, regions.locate(values)
     for each in sockets:
-        told = json.dumps([descriptor.size_bytes for descriptor in descriptors])
+        told = json.dumps([[descriptor.size_bytes for descriptor in descriptors], *place])
         socket.send_fds(each, [told.encode()], [descriptor.fd for descriptor in descriptors])
     for each in sockets:
         assert each.recv(1) == b"m"
@@ -158,11 +158,12 @@ def read(owner: socket.socket, regions: Any, elements: int) -> None:
     from orchestrator.comm.transports.base import Descriptor
 
     told, fds, _, _ = socket.recv_fds(owner, 4096, 16)
-    memory = [regions.map_peer(Descriptor(fd, size)) for fd, size in zip(fds, json.loads(told), strict=True)]
+    sizes, number, offset_bytes = json.loads(told)
+    memory = [regions.map_peer(Descriptor(fd, size)) for fd, size in zip(fds, sizes, strict=True)]
     for fd in fds:
         os.close(fd)
     assert regions.trusts(memory), "what the owner has written does not arrive as it is"
-    values = memory[1].tensor(torch.float64, 0, elements)
+    values = memory[number].tensor(torch.float64, offset_bytes, elements)
     _look(values)
     print("mapped", flush=True)
     owner.send(b"m")

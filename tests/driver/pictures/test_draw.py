@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import xml.etree.ElementTree as ElementTree
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,14 @@ from orchestrator.records.lines import LineFile
 from tests.products import thinned
 
 pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(autouse=True)
+def _without_pyplot(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Its figures would be state of the process. A test before may have imported it, by torchmetrics."""
+    monkeypatch.delitem(sys.modules, "matplotlib.pyplot", raising=False)
+    yield
+    assert "matplotlib.pyplot" not in sys.modules
 
 
 def write(path: Path, lines: list[dict[str, Any]]) -> None:
@@ -42,7 +51,6 @@ def test_both_pictures(tmp_path: Path, steps: int) -> None:
     root = ElementTree.parse(tmp_path / "pictures" / "topology.svg").getroot()
     texts = [element.text for element in root.iter() if element.tag.endswith("}text")]
     assert texts == ["0", "1", "2", "3", "0", "1", "parameter server", "4 workers", "2 servers"]
-    assert "matplotlib.pyplot" not in sys.modules
 
 
 def test_a_picture_of_one_schedule_is_always_the_same_file(tmp_path: Path) -> None:
@@ -65,7 +73,6 @@ def test_a_partition_is_drawn_where_there_is_one(tmp_path: Path, labels: int) ->
     seen = RunHistory(tmp_path / "none", tmp_path / "none", table)
     assert draw(tmp_path, seen, "digits", build_schedule("ring", 2)) is None
     assert (tmp_path / "partition.png").read_bytes().startswith(b"\x89PNG")
-    assert "matplotlib.pyplot" not in sys.modules
 
 
 @pytest.mark.parametrize("seconds", thinned([[], [0.5, 0.25], [1.0]], 3, 1))
@@ -87,7 +94,6 @@ def test_the_pipeline_of_a_model_in_stages_is_drawn(tmp_path: Path, seconds: lis
     assert max(span.end for span in spans) == pytest.approx(4 * 0.25 + 0.5 if in_seconds else 4 * 3 + 3)
     assert draw(tmp_path, seen, "digits", build_schedule("ring", 3)) is None
     assert (tmp_path / "pipeline.png").read_bytes().startswith(b"\x89PNG")
-    assert "matplotlib.pyplot" not in sys.modules
 
 
 def test_there_is_no_pipeline_where_every_worker_has_the_whole_model(tmp_path: Path) -> None:
