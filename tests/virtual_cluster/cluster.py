@@ -540,6 +540,11 @@ class Beating(heartbeat.Heartbeat):
         super().beat(activity, step, shard, together=together)
         self._cluster.misfortune.beats(self._member)
 
+    def live(self) -> None:
+        """Whoever it waits for gets a turn."""
+        self._cluster.schedule.sleep(1.0)
+        super().live()
+
     def _remember(self, activity: Activity, step: int | None, shard: int | None) -> None:
         if self._member.alive:  # and not while its thread unwinds
             self._member.last_beat = {"activity": activity, "step": step, "shard": shard, "beats": self._beats}
