@@ -541,7 +541,7 @@ class Beating(heartbeat.Heartbeat):
         self._cluster.misfortune.beats(self._member)
 
     def live(self) -> None:
-        """Whoever it waits for gets a turn."""
+        """A worker that waits lets the others go on."""
         self._cluster.schedule.sleep(1.0)
         super().live()
 
