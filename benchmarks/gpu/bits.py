@@ -37,6 +37,7 @@ from orchestrator.numerics.device.kernels import (
 from orchestrator.numerics.fixed_point import HOST, Pieces
 from orchestrator.numerics.grid import Grid
 from orchestrator.numerics.layout import Layout
+from orchestrator.numerics.levels import add_levels, levels_of
 from orchestrator.numerics.lossless_packing import PackedVector, most_bytes, pack
 
 _SPECIAL: Final = (0.0, -0.0, 2.0**-149, -(2.0**-126), 3.4e38, 1.0, -1.0)
@@ -72,6 +73,7 @@ def _differences(kernels: Kernels, device: str, seed: int) -> Iterator[str]:
         "sums": lambda: _difference_of_sums(kernels, layout, shards, whole, device),
         "results": lambda: _difference_of_results(kernels, whole, dice.choice(_DIVISORS), device),
         "updates": lambda: _difference_of_updates(kernels, layout, dice, device),
+        "levels": lambda: _difference_of_levels(kernels, layout.size, dice, device),
         "packing": lambda: _difference_of_packing(kernels, whole, device),
         "packing of integers": lambda: _difference_of_packing(
             kernels, whole.view(torch.int64) >> dice.randint(0, 63), device
@@ -153,6 +155,22 @@ def _difference_of_updates(kernels: Kernels, layout: Layout, dice: random.Random
         return "fingerprint of what absorbs an update"
     differs = _first(there, sums, torch.int64)
     return f"what absorbs an update: {differs}" if differs else None
+
+
+def _difference_of_levels(kernels: Kernels, elements: int, dice: random.Random, device: str) -> str | None:
+    """The difference of contributions that are rounded to few levels."""
+    generator = torch.Generator().manual_seed(dice.getrandbits(32))
+    values = torch.randn(elements, generator=generator) * 2.0 ** dice.randint(-130, 60)
+    bits, weight, keeps = dice.choice(sorted(exact.FEW_LEVELS)), dice.uniform(0.1, 64), dice.random() < 0.5
+    most = levels_of(bits, dice.randint(1, 8))
+    spacing = max([1e-30, *values.abs().tolist()]) * weight / most
+    theirs, total = values.clone(), torch.zeros(values.numel(), dtype=exact.FEW_LEVELS[bits].dtype)
+    ours, there = values.to(device, copy=True), total.to(device, copy=True)
+    add_levels(theirs, weight, spacing, most, total, keeps=keeps)
+    kernels.quantize(ours, weight / spacing, spacing / weight, float(most), there, keeps=keeps)
+    kind = torch.int8 if bits == 8 else torch.int16
+    differs = _first(there, total, kind) or _first(ours, theirs, torch.int32)
+    return f"levels of {bits} bits: {differs}" if differs else None
 
 
 def _difference_of_results(kernels: Kernels, right: torch.Tensor, divisor: float, device: str) -> str | None:

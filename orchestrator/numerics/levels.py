@@ -9,8 +9,8 @@ may keep what rounding dropped, x - level * spacing / weight, and add it to its 
 
 It is the grid of `exact` with few levels; but since it has none to spare, `largest` has to be that of the step itself.
 
-Values in host memory go through compiled loops (`loops`). On a device operations of torch give the same bits, a piece at a
-time, since they work in float64.
+Values in host memory go through compiled loops (`loops`). On a device a kernel gives the same bits in one pass, and so do
+operations of torch in fifteen, a piece at a time, since they work in float64.
 Source: Seide et al., "1-bit stochastic gradient descent and its application to data-parallel distributed training of speech
 DNNs" (2014), for the feedback; integers that add up: Xin et al. and others, SwitchML (2021), section 3.
 """
@@ -18,7 +18,7 @@ DNNs" (2014), for the feedback; integers that add up: Xin et al. and others, Swi
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final
+from typing import Final, Protocol
 
 import torch
 
@@ -26,6 +26,21 @@ from orchestrator.numerics.exact import ANCHOR, LOOPS, in_host_memory, loop, sta
 from orchestrator.numerics.grid import ABSENT
 
 _PIECE: Final = 1 << 22  # elements that operations of torch take at once
+
+
+class Quantizer(Protocol):
+    """Adds up levels on a device."""
+
+    def quantize(
+        self,
+        values: torch.Tensor,  # float32
+        factor: float,  # levels for each unit of the values
+        back: float,  # what a level is worth
+        levels: float,  # the most, on either side of zero
+        total: torch.Tensor,  # int8 or int16: gets the values * factor, rounded half to even and held within the levels, added
+        *,
+        keeps: bool,  # what rounding dropped takes the values' place
+    ) -> None: ...
 
 
 def levels_of(bits: int, shards: int) -> int:
@@ -39,11 +54,19 @@ def spacing_of(largest: float, levels: int) -> float:
 
 
 def add_levels(
-    values: torch.Tensor, weight: float, spacing: float, levels: int, total: torch.Tensor, *, keeps: bool
+    values: torch.Tensor,
+    weight: float,
+    spacing: float,
+    levels: int,
+    total: torch.Tensor,
+    *,
+    keeps: bool,
+    on_device: Quantizer | None = None,
 ) -> None:
     """total += levels of weight * values. Both 1-D, contiguous, on one device; values: float32, total: int8 or int16.
 
-    keeps: what rounding dropped takes the values' place. If the spacing is zero, all values are, and nothing changes.
+    keeps: as of `Quantizer`. If the spacing is zero, all values are, and nothing changes. on_device: None for operations of
+    torch.
     """
     assert values.numel() == total.numel()
     if spacing == 0 or not values.numel():
@@ -52,19 +75,21 @@ def add_levels(
     if in_host_memory(values):
         place = start_of(values, torch.float32)
         loop("quantize", total)(place, values.numel(), factor, back, most, start_of(total), keeps)
-        return
-    for part, sums in zip(torch.split(values, _PIECE), torch.split(total, _PIECE), strict=True):
-        add_levels_by_operations(part, factor, back, most, sums, keeps=keeps)
+    elif on_device is not None:
+        on_device.quantize(values, factor, back, most, total, keeps=keeps)
+    else:
+        quantize_by_operations(values, factor, back, most, total, keeps=keeps)
 
 
-def add_levels_by_operations(
+def quantize_by_operations(
     values: torch.Tensor, factor: float, back: float, levels: float, total: torch.Tensor, *, keeps: bool
 ) -> None:
-    """total += values * factor, rounded half to even and held within the levels; back: what a level is worth."""
-    level = values.double().mul_(factor).add_(ANCHOR).sub_(ANCHOR).clamp_(-levels, levels)
-    total.add_(level.to(total.dtype))
-    if keeps:
-        values.copy_(values.double().sub_(level.mul_(back)))
+    """As `Quantizer.quantize`."""
+    for part, sums in zip(torch.split(values, _PIECE), torch.split(total, _PIECE), strict=True):
+        level = part.double().mul_(factor).add_(ANCHOR).sub_(ANCHOR).clamp_(-levels, levels)
+        sums.add_(level.to(sums.dtype))
+        if keeps:
+            part.copy_(part.double().sub_(level.mul_(back)))
 
 
 def mean_of_levels(total: torch.Tensor, spacing: float, total_weight: float, result: torch.Tensor) -> None:

@@ -21,6 +21,7 @@ from orchestrator.numerics import staging
 from orchestrator.numerics.device import compiling
 from orchestrator.numerics.device.compiling import CompilationFailed
 from orchestrator.numerics.device.kernels import Kernels, Operations, Plain
+from orchestrator.numerics.levels import Quantizer
 from orchestrator.numerics.staging import Staging
 from orchestrator.worker.model.shard_graphs import CudaRecorder, Recorder
 
@@ -39,6 +40,7 @@ class Device(NamedTuple):
     regions: SharableRegions | None = None  # memory there that peers map; None: sums are made in host memory
     kernels: Kernels | None = None  # that add there
     recorder: Recorder | None = None  # of passes, where they are to be recorded
+    quantizer: Quantizer | None = None  # of contributions that are compressed there
 
 
 def opened(plan: Plan, tell: Callable[[str], None]) -> Device:
@@ -49,7 +51,8 @@ def opened(plan: Plan, tell: Callable[[str], None]) -> Device:
     if found is None and not plan.encodes_on_device:
         return Device(staging.on(device))
     recorder = CudaRecorder() if plan.run.compute.graphs else None
-    there = Device(staging.Resident(torch.device(device)), recorder=recorder)
+    quantizer = None if plan.update.compression is None else _kernels(tell)
+    there = Device(staging.Resident(torch.device(device)), recorder=recorder, quantizer=quantizer)
     return there if found is None else there._replace(regions=found.regions, kernels=found.kernels)
 
 

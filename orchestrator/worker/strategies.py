@@ -24,6 +24,7 @@ from orchestrator.numerics import allocator
 from orchestrator.numerics.device.kernels import Kernels, Updating, integers_on, sums_on
 from orchestrator.numerics.fixed_point import HOST
 from orchestrator.numerics.layout import Layout
+from orchestrator.numerics.levels import Quantizer
 from orchestrator.numerics.staging import Direct, Resident, Staging
 from orchestrator.optim.compressions.codec import Codec
 from orchestrator.optim.transforms import Chain, State
@@ -87,6 +88,7 @@ class WorkerContext:
     staging: Staging  # to the device that computes
     kernels: Kernels | None = None  # where sums stay on that device; None: they are made in host memory
     recorder: Recorder | None = None  # of passes, where they are to be recorded
+    quantizer: Quantizer | None = None  # of contributions that are compressed on that device
     tell: Callable[[str], None] = lambda _: None  # takes a line on what is slower
 
 
@@ -295,7 +297,8 @@ class LockstepStrategy(_Unsplit):
         if codec is None:
             return DirectSum(layout, self._memory, states, context.kernels)
         statistics = [statistic.numel() for statistic in context.replica.statistics]
-        carriers = Carriers(codec, statistics, context.plan.data.shards, context.regions, staging=encoding)
+        shards, quantizer = context.plan.data.shards, context.quantizer
+        carriers = Carriers(codec, statistics, shards, context.regions, staging=encoding, quantizer=quantizer)
         copies = context.recorder is not None  # whose passes leave each gradient in the same memory
         return CompressedSum(codec, carriers, layout, result, states, copies=copies)
 

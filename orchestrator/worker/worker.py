@@ -155,6 +155,7 @@ class Worker:
             *(plan, self._workload, replica, updater, before, self.regions, self._services, self._staging),
             kernels=there.kernels,
             recorder=there.recorder,
+            quantizer=there.quantizer,
             tell=tell,
         )
         if isinstance(self._staging, staging.Resident) and not in_stages:

@@ -33,6 +33,7 @@ from orchestrator.worker.model.shard_graphs import Recorder
 from orchestrator.worker.pipeline_parallel import staged
 from orchestrator.worker.step import carriers
 from tests.comm.transports.device_double import HostDriver
+from tests.numerics.device import host
 
 CARRIERS = {"copy_", "_foreach_copy_"}
 
@@ -179,7 +180,9 @@ def encode_apart(monkeypatch: pytest.MonkeyPatch, recorder: Recorder | None = No
     there = compute_apart(monkeypatch)
     for module in (exact, levels, chosen, carriers):
         monkeypatch.setattr(module, "in_host_memory", lambda tensor: tensor not in there)
-    monkeypatch.setattr(device, "opened", lambda *_: device.Device(WatchedResident(there), recorder=recorder))
+    monkeypatch.setattr(
+        device, "opened", lambda *_: device.Device(WatchedResident(there), recorder=recorder, quantizer=host.kernels())
+    )
     plain_fitted = shard_states.fitted
 
     def fitted(whose: str, state: Mapping[str, torch.Tensor], expected: State) -> State:

@@ -40,6 +40,7 @@ JOIN: Final = (*[_POINTER] * PARTS, _INT, _POINTER, _LONG)
 FINISH: Final = (*[_POINTER] * PARTS, _INT, _POINTER, _POINTER, _DOUBLE, _DOUBLE, _LONG, _LONG)
 DIFFER: Final = (*[_POINTER] * 4, _DOUBLE, _DOUBLE, _LONG)
 ABSORB: Final = (*[_POINTER] * 5, _LONG)
+QUANTIZE: Final = (_POINTER, _LONG, *[_DOUBLE] * 3, _POINTER, _INT, _INT)
 MEASURE: Final = (_POINTER, _LONG, _INT, _POINTER)
 PLACE: Final = (_POINTER, _LONG, _POINTER, _POINTER)
 PACK: Final = (_POINTER, _LONG, _INT, *[_POINTER] * 3)
@@ -50,6 +51,7 @@ KINDS: Final = {
     "finish": FINISH,
     "differ": DIFFER,
     "absorb": ABSORB,
+    "quantize": QUANTIZE,
     "measure": MEASURE,
     "place": PLACE,
     "pack": PACK,
@@ -175,6 +177,15 @@ class Compiled:
             first, second, third = *map(start_of, sums), *[0] * (3 - len(sums))
             values = (start_of(update), first, second, third, start_of(fingerprint), blocks)
             self._launch("absorb", min(blocks, self._most_blocks), values, ABSORB)
+
+    def quantize(
+        self, values: torch.Tensor, factor: float, back: float, levels: float, total: torch.Tensor, *, keeps: bool
+    ) -> None:
+        elements = values.numel()
+        if elements:
+            numbers = factor, back, levels, start_of(total), 8 * total.itemsize, int(keeps)
+            blocks = min(-(-elements // BLOCK), self._most_blocks)
+            self._launch("quantize", blocks, (start_of(values, torch.float32), elements, *numbers), QUANTIZE)
 
     def pack(self, values: torch.Tensor, into: torch.Tensor) -> None:
         elements, integers = values.numel(), int(values.dtype == torch.int64)

@@ -26,6 +26,7 @@ from orchestrator.numerics.exact import ANCHOR, MAGNITUDE, Sums, Tensors, finger
 from orchestrator.numerics.fixed_point import LIMIT, Pieces
 from orchestrator.numerics.grid import ABSENT, Grid
 from orchestrator.numerics.layout import Layout, Run, Slot
+from orchestrator.numerics.levels import Quantizer, quantize_by_operations
 from orchestrator.numerics.lossless_packing import PackedVector, most_bytes, pack
 from orchestrator.numerics.staging import collecting, mark_of
 
@@ -69,7 +70,7 @@ class Packer(Protocol):
         """Raises ValueError as `PackedVector` does, before anything is enqueued."""
 
 
-class Kernels(Packer, Protocol):
+class Kernels(Packer, Quantizer, Protocol):
     """dtype: of totals and their parts."""
 
     dtype: torch.dtype
@@ -355,6 +356,11 @@ class Operations:
         for each in sums:
             each += update
         fingerprint += fingerprint_by_operations(update, 0)
+
+    def quantize(
+        self, values: torch.Tensor, factor: float, back: float, levels: float, total: torch.Tensor, *, keeps: bool
+    ) -> None:
+        quantize_by_operations(values, factor, back, levels, total, keeps=keeps)
 
     def pack(self, values: torch.Tensor, into: torch.Tensor) -> None:
         """Through host memory: torch has no operations for it."""

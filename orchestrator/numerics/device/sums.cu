@@ -171,6 +171,30 @@ extern "C" __global__ void absorb(const i64* update, i64* first, i64* second, i6
     if (LANE == 0) atomicAdd(print, sum);
 }
 
+// --- Sums of few levels, as numerics/levels.py defines them.
+
+template <typename Level>
+static __device__ __forceinline__ void add_levels(float* values, i64 elements, double factor, double back, double levels,
+                                                  Level* total, int keeps) {
+    const double anchor = 6755399441055744.0;  // 1.5 * 2**52
+    for (i64 i = (i64)blockIdx.x * blockDim.x + threadIdx.x; i < elements; i += (i64)gridDim.x * blockDim.x) {
+        const double value = (double)values[i], whole = __dsub_rn(__dadd_rn(__dmul_rn(value, factor), anchor), anchor);
+        const double level = fmin(fmax(whole, -levels), levels);
+        total[i] = (Level)(total[i] + (i64)level);
+        if (keeps) values[i] = __double2float_rn(__dsub_rn(value, __dmul_rn(level, back)));
+    }
+}
+
+// total += values * factor, rounded half to even and held within the levels. keeps: what rounding dropped takes the values' place;
+// back: what a level is worth. bits: of an element of the total, 8 or 16.
+extern "C" __global__ void quantize(float* values, i64 elements, double factor, double back, double levels, void* total, int bits,
+                                    int keeps) {
+    if (bits == 8)
+        add_levels(values, elements, factor, back, levels, (signed char*)total, keeps);
+    else
+        add_levels(values, elements, factor, back, levels, (short*)total, keeps);
+}
+
 // --- The packed form of elements of 8 bytes, for wires: that of numerics/loops.py, to the byte. A warp takes a whole block of it.
 
 #define PACKED 512  // elements of a block

@@ -56,9 +56,10 @@ class Carriers:
         regions: Regions,  # the memory that members exchange through
         *,
         staging: Staging | None = _HERE,  # to the device on which rows are; None at a server, which has none
+        quantizer: levels.Quantizer | None = None,  # on that device; None: operations of torch
     ) -> None:
         phases: list[Phase] = [*([Means(tuple(statistics))] if statistics else []), *codec.phases]
-        self.all = [_carrier(phase, shards, regions, staging) for phase in phases]
+        self.all = [_carrier(phase, shards, regions, staging, quantizer) for phase in phases]
         self._phases = phases
         self.statistics = len(statistics)
         self.of_statistics = self.all[0] if statistics else None
@@ -83,11 +84,20 @@ class Carriers:
 
 
 class _LevelsCarrier:
-    def __init__(self, phase: Levels, shards: int, regions: Regions, staging: Staging | None) -> None:
+    def __init__(
+        self,
+        phase: Levels,
+        shards: int,
+        regions: Regions,
+        staging: Staging | None,
+        quantizer: levels.Quantizer | None,
+    ) -> None:
+        """As `Carriers`; phase: the one that it carries."""
         layout = _flat(phase.elements)
         sums = FEW_LEVELS[phase.bits]
         self.memory = Memory(layout, regions, sums=sums, contributes=staging is not None)
         self._levels = levels.levels_of(phase.bits, shards)
+        self._quantizer = quantizer
         self._own = self.memory.contribution
         if staging is not None and not isinstance(staging, Direct):
             self._own = staging.empty(layout.size, sums.dtype)
@@ -104,7 +114,8 @@ class _LevelsCarrier:
         for each, row in zip(held, rows.rows, strict=True):
             for tensor, spacing, total in zip(row, self._spacings, self._contributed, strict=True):
                 if tensor is not None:
-                    levels.add_levels(tensor, each.weight, spacing, self._levels, total, keeps=rows.keeps)
+                    at = tensor, each.weight, spacing, self._levels, total
+                    levels.add_levels(*at, keeps=rows.keeps, on_device=self._quantizer)
         if self._own is not self.memory.contribution:
             self.memory.contribution.copy_(self._own)
 
@@ -197,10 +208,12 @@ class _MeansResult:
         out.copy_(self._means[i])
 
 
-def _carrier(phase: Phase, shards: int, regions: Regions, staging: Staging | None) -> Carrier:
-    """staging: to the device on which rows are; None at a server, which has none."""
+def _carrier(
+    phase: Phase, shards: int, regions: Regions, staging: Staging | None, quantizer: levels.Quantizer | None
+) -> Carrier:
+    """As `Carriers`."""
     if isinstance(phase, Levels):
-        return _LevelsCarrier(phase, shards, regions, staging)
+        return _LevelsCarrier(phase, shards, regions, staging, quantizer)
     if isinstance(phase, Largest):
         return _LargestCarrier(phase)
     assert isinstance(phase, Means), "a phase is one of three kinds"

@@ -32,6 +32,7 @@ from orchestrator.numerics.device.kernels import (
 from orchestrator.numerics.fixed_point import HOST, Pieces
 from orchestrator.numerics.grid import ABSENT, Grid
 from orchestrator.numerics.layout import BLOCK, Layout, Run
+from orchestrator.numerics.levels import add_levels, levels_of
 from orchestrator.numerics.lossless_packing import PackedVector, most_bytes, pack
 from tests.numerics.device import host
 from tests.products import fewer
@@ -306,6 +307,38 @@ def test_a_worker_without_a_shard_contributes_nothing(make: Callable[[], Kernels
     assert Accumulator(layout, total, make()).complete().shape == (0, 1)
     assert not total.any()
     assert layout.size % BLOCK == 0
+
+
+# ---- sums of few levels
+
+
+@every
+@fewer(1, most=40)
+@given(
+    bits=st.sampled_from(sorted(exact.FEW_LEVELS)),
+    elements=st.sampled_from([0, 1, 77, BLOCK, 3 * BLOCK + 5]),
+    weight=st.floats(0.01, 64),
+    shards=st.integers(1, 8),
+    keeps=st.booleans(),
+    seed=st.integers(0, 2**32 - 1),
+)
+def test_levels_are_those_of_the_processor(
+    make: Callable[[], Kernels], bits: int, elements: int, weight: float, shards: int, keeps: bool, seed: int
+) -> None:
+    """Ties, denormals and the largest among them."""
+    dice = torch.Generator().manual_seed(seed)
+    values = torch.randn(elements, generator=dice)
+    most = levels_of(bits, shards)
+    spacing = max(float(values.abs().max()) if elements else 0.0, 1e-30) * weight / most
+    chosen = torch.randint(0, 5, (elements,), generator=dice)
+    values[chosen == 0] = spacing / weight * 0.5
+    values[chosen == 1] *= 2.0**-130
+    rows = [values.clone() for _ in range(2)]
+    totals = [torch.full((elements,), 3, dtype=exact.FEW_LEVELS[bits].dtype) for _ in range(2)]
+    add_levels(rows[0], weight, spacing, most, totals[0], keeps=keeps)
+    make().quantize(rows[1], weight / spacing, spacing / weight, float(most), totals[1], keeps=keeps)
+    assert torch.equal(totals[0], totals[1])
+    assert torch.equal(rows[0].view(torch.int32), rows[1].view(torch.int32))
 
 
 # ---- parameters as integers
