@@ -86,13 +86,12 @@ class Carriers:
 class _LevelsCarrier:
     def __init__(
         self,
-        phase: Levels,
-        shards: int,
-        regions: Regions,
-        staging: Staging | None,
-        quantizer: levels.Quantizer | None,
+        phase: Levels,  # that it carries
+        shards: int,  # as `Carriers`
+        regions: Regions,  # as `Carriers`
+        staging: Staging | None,  # as `Carriers`
+        quantizer: levels.Quantizer | None,  # as `Carriers`
     ) -> None:
-        """As `Carriers`; phase: the one that it carries."""
         layout = _flat(phase.elements)
         sums = FEW_LEVELS[phase.bits]
         self.memory = Memory(layout, regions, sums=sums, contributes=staging is not None)
