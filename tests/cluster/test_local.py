@@ -94,12 +94,26 @@ def test_the_type_of_a_card_is_that_of_the_first_that_answers(
         monkeypatch.setattr(pynvml, name, answer)
     spec: Any = ResourceAndLabelSpec(num_cpus=1, memory=1 << 30, object_store_memory=1 << 27, resources={}, labels={})
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-a")
-    with local._type_of_a_card_that_answers():
+    with local._type_of_a_card_that_answers(None):
         spec.resolve(is_head=True, node_ip_address="127.0.0.1")
     assert spec.num_gpus == 1
     assert [name for name in spec.resources if "accelerator_type" in name] == (
         [f"accelerator_type:{kind}"] * bool(kind)
     )
+
+
+def test_a_ray_that_is_told_of_its_gpus_asks_no_driver_in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    def hang() -> None:
+        raise AssertionError("a driver that hangs takes the launch along")
+
+    monkeypatch.setattr(pynvml, "nvmlInit", hang)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    spec: Any = ResourceAndLabelSpec(
+        num_cpus=1, num_gpus=2, memory=1 << 30, object_store_memory=1 << 27, resources={}, labels={}
+    )
+    with local._type_of_a_card_that_answers("NVIDIA H100 80GB HBM3"):
+        spec.resolve(is_head=True, node_ip_address="127.0.0.1")
+    assert (spec.num_gpus, "accelerator_type:H100" in spec.resources) == (2, True)
 
 
 def test_a_start_that_failed_is_tried_again_in_a_new_folder(folders: Path, monkeypatch: pytest.MonkeyPatch) -> None:

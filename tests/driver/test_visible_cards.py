@@ -153,6 +153,38 @@ def test_the_preflight_of_a_run_on_a_private_ray_asks(monkeypatch: pytest.Monkey
     assert checks.take_cards(replace(PLAIN, run=RunSettings(steps=1))) == []
 
 
+COUNTED = {None: 3, "1,0": 2, "GPU-6b2a": 1, "MIG-2,MIG-1": 2, "0,1,2,3,4": 3}
+
+
+@pytest.mark.parametrize("named", COUNTED)
+def test_a_ray_is_told_how_many_gpus_there_are_and_the_product_of_the_first(
+    named: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cards, "look", lambda: Seen(CARDS, []))
+    environ = {} if named is None else {"CUDA_VISIBLE_DEVICES": named}
+    assert visible_cards.for_ray(environ) == (COUNTED[named], "NVIDIA H100")
+
+
+@pytest.mark.parametrize("failure", [FileNotFoundError("nvidia-smi"), CardsUnknown("Segmentation fault")])
+def test_where_nobody_tells_a_ray_counts_them_itself(failure: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
+    def look() -> Seen:
+        raise failure
+
+    monkeypatch.setattr(cards, "look", look)
+    assert visible_cards.for_ray({}) == (None, None)
+    assert visible_cards.for_ray({"CUDA_VISIBLE_DEVICES": "MIG-1"}) == (1, None)
+
+
+def test_a_driver_that_hangs_ends_the_launch_before_a_ray_asks_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    def look() -> Seen:
+        raise CardsUnknown("nvidia-smi did not answer in 10 s", hangs=True)
+
+    monkeypatch.setattr(cards, "look", look)
+    with pytest.raises(ConfigurationError) as caught:
+        visible_cards.for_ray({})
+    assert caught.value.codes == ("gpu.no-answer",)
+
+
 def test_free_memory_is_told_of_the_cards_that_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     used = {"GPU-6b2a": 1.0 * (1 << 30), "GPU-6b3b": 3.0 * (1 << 30)}
     monkeypatch.setattr(cards, "look", lambda: Seen(CARDS, []))

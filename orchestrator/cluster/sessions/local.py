@@ -52,10 +52,11 @@ _LOOK_S = 0.02
 
 class Actors(NamedTuple):
     """The demands of a private Ray's actors. of_gpus: how many GPUs there are for all of them; None where Ray counts them, by
-    calls of the driver in this process."""
+    calls of the driver in this process. product: of the first GPU; None where Ray asks for it likewise."""
 
     cpus: float = 1.0
     of_gpus: int | None = None
+    product: str | None = None
 
 
 _SMALL = Actors()
@@ -120,7 +121,7 @@ class LocalRay:
             stack.enter_context(patient(self._start_timeout_s))
             stack.enter_context(unsuspecting())
             stack.enter_context(_loopback_kept())
-            stack.enter_context(_type_of_a_card_that_answers())
+            stack.enter_context(_type_of_a_card_that_answers(self._actors.product))
             if self._outlived:
                 stack.enter_context(outliving())
                 self.lock.touch()
@@ -285,9 +286,9 @@ def _loopback_kept() -> contextlib.AbstractContextManager[None]:
     return replaced(services, "resolve_ip_for_localhost", lambda host: host)
 
 
-def _type_of_a_card_that_answers() -> contextlib.AbstractContextManager[None]:
-    """Within this a Ray that is started tells the type of the first card that answers. It asks the first of all, and does not
-    start where that one is lost. A Ray that was not tested does as it does."""
+def _type_of_a_card_that_answers(product: str | None) -> contextlib.AbstractContextManager[None]:
+    """Within this a Ray that is started tells the type of this product, or of the first card that answers. It asks the first of
+    all, and does not start where that one is lost. A Ray that was not tested does as it does."""
     if not tested_versions.RAY.is_here:
         return contextlib.nullcontext()
     from ray._private.accelerators import nvidia_gpu
@@ -297,6 +298,10 @@ def _type_of_a_card_that_answers() -> contextlib.AbstractContextManager[None]:
     nvml: Any = pynvml
 
     def kind() -> str | None:
+        found: str | None
+        if product is not None:
+            found = manager._gpu_name_to_accelerator_type(product)
+            return found
         try:
             nvml.nvmlInit()
         except nvml.NVMLError:
@@ -305,7 +310,7 @@ def _type_of_a_card_that_answers() -> contextlib.AbstractContextManager[None]:
             for number in range(nvml.nvmlDeviceGetCount()):
                 with contextlib.suppress(nvml.NVMLError):
                     name = nvml.nvmlDeviceGetName(nvml.nvmlDeviceGetHandleByIndex(number))
-                    found: str | None = manager._gpu_name_to_accelerator_type(name)
+                    found = manager._gpu_name_to_accelerator_type(name)
                     return found
             return None
         finally:

@@ -17,7 +17,7 @@ from typing import Final, NamedTuple
 from orchestrator.cluster.sessions import gpus
 from orchestrator.cluster.sessions.gpus import VARIABLE
 from orchestrator.common import card_faults
-from orchestrator.errors import coded
+from orchestrator.errors import ConfigurationError, coded
 from orchestrator.provenance.environment import cards
 from orchestrator.provenance.environment.cards import Card, CardsUnknown, Lost
 
@@ -55,6 +55,23 @@ def look(environ: Mapping[str, str] = os.environ) -> Visible:
     except CardsUnknown as error:
         return Visible(unknown(error))
     return without_lost(given, found, lost) if lost else Visible(problem_of(given, found))
+
+
+def for_ray(environ: Mapping[str, str] = os.environ) -> tuple[int | None, str | None]:
+    """How many GPUs there are for a private Ray to give its workers, and the product of the first. Ray would ask the driver in
+    this process, which nobody can end if the driver hangs. None where NVIDIA's tool is not installed, or has an error of its
+    own. Raises ConfigurationError where the tool does not answer, or answers that no run can have a card."""
+    of_parts = gpus.for_ray(environ)
+    try:
+        found, _ = cards.look()
+    except FileNotFoundError:
+        return of_parts, None
+    except CardsUnknown as error:
+        if (problem := unknown(error)) is not None:
+            raise ConfigurationError([problem]) from None
+        return of_parts, None
+    named = len(found) if VARIABLE not in environ else len(gpus.names(environ[VARIABLE]))
+    return min(named, len(found)) if of_parts is None else of_parts, found[0].name if found else None
 
 
 def free_bytes(environ: Mapping[str, str] = os.environ) -> list[int]:

@@ -29,7 +29,7 @@ from orchestrator.cluster.actors.members import ActorPlacement, Members, this_no
 from orchestrator.cluster.placement.actor_slots import ActorSlots
 from orchestrator.cluster.placement.project_transfer import LateWorkspaces, Project, prepare_workspaces
 from orchestrator.cluster.placement.reservation import Need, Node, living_nodes, reserved
-from orchestrator.cluster.sessions import RaySession, environment, gpus
+from orchestrator.cluster.sessions import RaySession, environment
 from orchestrator.cluster.sessions.joined import JoinedRay
 from orchestrator.cluster.sessions.local import Actors, LocalRay
 from orchestrator.cluster.sessions.metrics import Gauges
@@ -40,7 +40,7 @@ from orchestrator.config.settings import Settings
 from orchestrator.controller.membership import Requirements
 from orchestrator.controller.sites import workers_at
 from orchestrator.driver.folders import RunFolder
-from orchestrator.driver.preflight import begin
+from orchestrator.driver.preflight import begin, visible_cards
 from orchestrator.driver.preflight.checks import Provenance
 from orchestrator.driver.preflight.private import Private
 from orchestrator.driver.recording import model_folder
@@ -425,7 +425,7 @@ class Job:
             runtime_envs=False,
             metrics_port=port,
             outlived=self.supervision is not None,
-            actors=Actors(cluster.cpus, gpus.for_ray() if cluster.gpus else 0),
+            actors=Actors(cluster.cpus, *(visible_cards.for_ray() if cluster.gpus else (0, None))),
         )
 
     def _crowding(self) -> str:

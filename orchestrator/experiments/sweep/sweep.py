@@ -13,7 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
-from orchestrator.cluster.sessions import RaySession, gpus
+from orchestrator.cluster.sessions import RaySession
 from orchestrator.cluster.sessions.joined import JoinedRay
 from orchestrator.cluster.sessions.local import Actors, LocalRay
 from orchestrator.common.registry import is_reference
@@ -22,7 +22,7 @@ from orchestrator.config.settings import kept, redactor
 from orchestrator.config.settings.loading import Conf
 from orchestrator.driver.folders import project_folder
 from orchestrator.driver.launch.resume import recorded_project
-from orchestrator.driver.preflight import begin, checks, initial
+from orchestrator.driver.preflight import begin, checks, initial, visible_cards
 from orchestrator.driver.recording import trust
 from orchestrator.driver.recording.recorded import Recorded
 from orchestrator.driver.report.summary import last_words, not_recorded
@@ -229,8 +229,8 @@ def _ray(described: Sweep, pending_signal: signals.PendingSignal, board: TrialBo
     if cpus > cores:
         board.say(f"note: {members} processes that want {cpus:g} CPUs share {cores} cores")
     port = described.settings.tracking.metrics_port
-    counted = gpus.for_ray() if cluster.gpus else 0
-    with LocalRay(cpus, cluster.timeouts.start_s, check, metrics_port=port, actors=Actors(of_gpus=counted)) as ray:
+    actors = Actors(1.0, *(visible_cards.for_ray() if cluster.gpus else (0, None)))
+    with LocalRay(cpus, cluster.timeouts.start_s, check, metrics_port=port, actors=actors) as ray:
         yield ray
 
 

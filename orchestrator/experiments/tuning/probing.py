@@ -19,7 +19,7 @@ from typing import Any, Final
 import torch
 
 from orchestrator.cluster.placement.reservation import living_nodes
-from orchestrator.cluster.sessions import RaySession, gpus
+from orchestrator.cluster.sessions import RaySession
 from orchestrator.cluster.sessions.joined import JoinedRay
 from orchestrator.cluster.sessions.local import Actors, LocalRay
 from orchestrator.config.plan import Variant
@@ -33,6 +33,7 @@ from orchestrator.config.settings import (
     Workers,
 )
 from orchestrator.driver.launch.launch import launch
+from orchestrator.driver.preflight import visible_cards
 from orchestrator.driver.run.job import Beside
 from orchestrator.driver.terminal import signals
 from orchestrator.driver.terminal.progress import ProgressDisplay
@@ -70,7 +71,7 @@ def probing(settings: Settings, display: ProgressDisplay, most: int = 0) -> Iter
     planned = resolve(settings).cluster
     servers = max(1, planned.members.servers)
     room = cluster.cpus_per_worker * (max(cores, most, cluster.workers.start) + servers)
-    actors = Actors(of_gpus=gpus.for_ray() if planned.gpus else 0)
+    actors = Actors(1.0, *(visible_cards.for_ray() if planned.gpus else (0, None)))
     ray: Any = JoinedRay(cluster.address) if cluster.address is not None else LocalRay(room, timeout_s, actors=actors)
     try:
         with ray as session:
