@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import copy
 import functools
 import itertools
 import threading
@@ -20,6 +21,8 @@ from orchestrator.controller.events import Ended
 from orchestrator.errors import Inconsistent
 from orchestrator.numerics.layout import Layout as TensorLayout
 from orchestrator.numerics.staging import Resident
+from orchestrator.optim.optimizers import OPTIMIZERS, build
+from orchestrator.optim.transforms import State
 from orchestrator.pipeline import Pipeline
 from orchestrator.records import barriers
 from orchestrator.records.clocks import AsyncPhase
@@ -27,6 +30,7 @@ from orchestrator.worker.asynchronous import deltas
 from orchestrator.worker.asynchronous import rows as shard_rows
 from orchestrator.worker.asynchronous.deltas import Deliveries, Delta
 from orchestrator.worker.asynchronous.gossip import ShardModels
+from orchestrator.worker.asynchronous.shard_optimizers import ShardOptimizers
 from orchestrator.worker.asynchronous.traffic import Traffic
 from tests.products import thinned
 from tests.worker import pipelines as p
@@ -168,6 +172,53 @@ def test_a_run_that_stops_early_is_repeated_to_the_same_step() -> None:
     run = live_and_replayed(p.Mlp, Layout(3), [Layout(1), Layout(2, "parameter_server")], {"name": "bap"}, **settings)
     assert 3 <= len(run.trace) < 30
     assert run.trace[-1]["parameters"] == run.digest
+
+
+class Begun(torch.optim.Optimizer):
+    """It has a state before its first step, as Adagrad of some versions of torch."""
+
+    def __init__(self, parameters: Any) -> None:
+        super().__init__(parameters, {"lr": 0.1})
+        for parameter in self.param_groups[0]["params"]:
+            self.state[parameter]["sum"] = torch.ones_like(parameter)
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> Any:  # noqa: ARG002
+        for parameter in self.param_groups[0]["params"]:
+            self.state[parameter]["sum"] += parameter.grad
+            parameter.sub_(self.state[parameter]["sum"])
+
+
+def _optimizer(name: str, model: torch.nn.Module) -> torch.optim.Optimizer:
+    if name == "begun":
+        return Begun(model.parameters())
+    return build(name, {"lr": 0.1, **({"momentum": 0.9} if "momentum" in OPTIMIZERS.options(name) else {})}, model)
+
+
+@pytest.mark.parametrize("name", [*OPTIMIZERS, "begun"])
+def test_shards_step_as_with_optimizers_of_their_own(name: str) -> None:
+    torch.manual_seed(0)
+    model = torch.nn.Linear(3, 2)
+    parameters = list(model.parameters())
+    shards = ShardOptimizers(_optimizer(name, model), parameters)
+    rows: dict[int, State] = {0: {}, 1: {}}
+    copies = [copy.deepcopy(model) for _ in rows]
+    alone = [_optimizer(name, each) for each in copies]
+    at = [[each.detach().clone() for each in parameters] for _ in rows]
+    for step in range(4):
+        shards.load(rows)
+        for shard in rows if step else (1,):
+            for parameter, own, value in zip(parameters, copies[shard].parameters(), at[shard], strict=True):
+                parameter.data.copy_(value)
+                parameter.grad = torch.randn(value.shape)
+                own.grad = parameter.grad.clone()
+            shards.begin(shard)
+            shards.optimizer.step()
+            shards.end(shard)
+            alone[shard].step()
+            at[shard] = [each.detach().clone() for each in parameters]
+            assert all(map(torch.equal, at[shard], copies[shard].parameters())), (step, shard)
+        rows = {shard: shards.row(shard) for shard in rows}
 
 
 def test_an_optimizer_that_changes_frozen_parameters_is_refused() -> None:

@@ -55,8 +55,9 @@ def operators_of_step(optimizer: torch.optim.Optimizer) -> set[str]:
     small: dict[int, object] = {}
     for group in optimizer.param_groups:
         for parameter in group["params"]:
-            shape = [min(length, _ROWS) for length in parameter.shape]
-            small[id(parameter)] = torch.nn.Parameter(torch.zeros(shape, dtype=parameter.dtype))
+            small[id(parameter)] = torch.nn.Parameter(_small(parameter).zero_())
+    for entry in optimizer.state.values():  # before the first step, as of Adagrad
+        small.update((id(value), _small(value)) for value in entry.values() if isinstance(value, torch.Tensor))
     with naming("a step of the optimizer"):
         tried = copy.deepcopy(optimizer, small)
         for group in tried.param_groups:
@@ -65,3 +66,8 @@ def operators_of_step(optimizer: torch.optim.Optimizer) -> set[str]:
         with used.recorded() as found:
             tried.step()
     return found
+
+
+def _small(tensor: torch.Tensor) -> torch.Tensor:
+    """A copy of its first rows, in every dimension."""
+    return tensor.detach()[tuple(slice(_ROWS) for _ in tensor.shape)].clone(memory_format=torch.contiguous_format)

@@ -43,6 +43,8 @@ class ShardOptimizers:
         self._numbers: dict[torch.Tensor, int] = {parameter: i for i, parameter in enumerate(parameters)}
         self._device = next((parameter.device for parameter in parameters), None)
         self._start = _groups(optimizer)
+        # Some have a state before their first step, as Adagrad of some versions of torch.
+        self._made = {parameter: _copied(entry) for parameter, entry in optimizer.state.items()}
         self._turns: dict[int, _Turn] = {}
 
     def load(self, rows: Mapping[int, State]) -> None:
@@ -60,9 +62,9 @@ class ShardOptimizers:
     def end(self, shard: int) -> None:
         """Its step is done. The optimizer is as it was made again, whoever looks at it."""
         self._turns[shard].groups = _groups(self.optimizer)
-        self.optimizer.state = defaultdict(dict)
+        self.optimizer.state = defaultdict(dict, {parameter: dict(entry) for parameter, entry in self._made.items()})
         for group, values in zip(self.optimizer.param_groups, self._start, strict=True):
-            group.update({key: _own(value) for key, value in values.items()})
+            group.update(_copied(values))
 
     def row(self, shard: int) -> State:
         """The shard's state, of which nothing is copied: from here on no step may be taken before `load`. Raises RunFailed for
@@ -77,6 +79,7 @@ class ShardOptimizers:
     def _loaded(self, shard: int, row: State) -> _Turn:
         state: defaultdict[torch.Tensor, Any] = defaultdict(dict)
         if not row:
+            state.update((parameter, _copied(entry)) for parameter, entry in self._made.items())
             return _Turn(state, copy.deepcopy(self._start))
         try:
             tree = unpack(json.loads(row[_TREE].numpy().tobytes()), row, self._device)
@@ -92,7 +95,11 @@ class ShardOptimizers:
 
 def _groups(optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
     """The groups without their parameters."""
-    return [{key: _own(v) for key, v in group.items() if key != "params"} for group in optimizer.param_groups]
+    return [_copied({key: v for key, v in group.items() if key != "params"}) for group in optimizer.param_groups]
+
+
+def _copied(entry: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: _own(value) for key, value in entry.items()}
 
 
 def _own(value: Any) -> Any:
