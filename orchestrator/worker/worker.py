@@ -336,6 +336,9 @@ class Worker:
 
     def _prepare_thread(self) -> dict[str, Any]:
         compute = self._plan.run.compute
+        # In evaluation torch computes layers of transformers by kernels of their own, with other bits, but not in stages, whose
+        # modules have hooks.
+        torch.backends.mha.set_fastpath_enabled(False)
         return determinism.prepare_thread(
             compute.threads, compute.device, tf32=compute.tf32, arithmetic=compute.arithmetic
         )

@@ -49,6 +49,20 @@ def test_a_model_in_stages_gives_the_trace_and_the_digest_of_the_unsplit_one() -
     _same(pipelines.Batchnorm, MESHES[1], clip=0.05, optimizer=ADAM, tensors_every=2)
 
 
+class Transforming(pipelines.Mlp):
+    """In evaluation torch would compute the layer by a kernel of its own, unless a module in it has a hook."""
+
+    def model(self) -> nn.Module:
+        layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
+        first, last = nn.Linear(pipelines.FEATURES, 16), nn.Linear(16, pipelines.CLASSES)
+        return nn.Sequential(first, nn.Unflatten(1, (2, 8)), layer, nn.Flatten(), last)
+
+
+@pytest.mark.slow
+def test_layers_of_transformers_are_evaluated_in_stages_as_unsplit() -> None:
+    _same(Transforming, Layout(2, stages=2), steps=1, precision="bfloat16")
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("layout", MESHES, ids=str)
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
