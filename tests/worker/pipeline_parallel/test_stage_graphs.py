@@ -11,7 +11,7 @@ import sys
 from collections import Counter
 from contextlib import nullcontext
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -32,7 +32,7 @@ from tests.worker import pipelines
 from tests.worker.pipeline_parallel.sockets import Sockets
 from tests.worker.pipeline_parallel.test_on_device import TINY
 from tests.worker.pipeline_parallel.test_runs import ADAM, KINDS, MESHES
-from tests.worker.retracing import Retracer
+from tests.worker.retracing import Noting, Retracer
 from tests.worker.runs import ONE, Layout, members_end, train
 from tests.worker.test_shard_graphs import IN_HOST_MEMORY, LOOKS
 
@@ -104,6 +104,43 @@ def test_a_tied_embedding(monkeypatch: pytest.MonkeyPatch, precision: str) -> No
     assert split.trace == unsplit.trace
     assert not recorders.told
     assert all(recorder.replays > 3 for recorder in recorders.made)
+
+
+class Marked(nn.Linear):
+    """again: of each recorded pass whether its node for the weight's gradient is that of a pass before. Such a node names the
+    stream of that pass."""
+
+    again: ClassVar[list[bool]] = []
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        found = super().forward(inputs)
+        if torch.is_grad_enabled() and type(self.weight) is nn.Parameter:
+            edge: Any = self.weight.view_as(self.weight).grad_fn
+            marks = edge.next_functions[0][0].metadata
+            modes = torch.utils._python_dispatch._get_current_dispatch_mode_stack()
+            if any(isinstance(mode, Noting) for mode in modes):
+                self.again.append("pass" in marks)
+            marks["pass"] = True
+        return found
+
+
+class OfMarked(pipelines.Mlp):
+    def model(self) -> nn.Module:
+        return nn.Sequential(Marked(pipelines.FEATURES, 8), nn.Tanh(), Marked(8, pipelines.CLASSES))
+
+
+def test_a_recording_shares_no_node_with_its_warm_ups(monkeypatch: pytest.MonkeyPatch) -> None:
+    recorders = Recorders(monkeypatch)
+    monkeypatch.setattr(Marked, "again", [])
+    with Sockets("unix", 2) as sockets:
+        settings: dict[str, Any] = {
+            "shards": 1,
+            "args": {"rows": 8},
+            "steps": 1,
+        }  # one recording: the double's keep nodes
+        train(OfMarked, Layout(2, stages=2), wire=sockets.transport, regions=sockets.regions, **settings)
+    assert not recorders.told
+    assert Marked.again == [False, False]
 
 
 class Weighing(pipelines.Mlp):
