@@ -21,6 +21,7 @@ from typing import Any, Final, NamedTuple
 
 import torch
 
+from orchestrator.numerics import streams
 from orchestrator.numerics.copy_stream import page_locked
 from orchestrator.numerics.staging import Staging, taken_apart
 from orchestrator.worker.model.batch_place import BatchPlace
@@ -40,6 +41,7 @@ from orchestrator.worker.pipeline_parallel.replay import Record, Stage
 _MOST: Final = 4  # shapes; each recording keeps activations and gradients of its own
 _MOST_UNDER_WAY: Final = 8  # micro-batches; those beyond are computed eagerly
 _COMPARED: Final = 2  # steps
+_ANOTHER: Final = 1  # a seed that no micro-batch has, but by chance
 _IN_HOST_MEMORY: Final = "the stage draws random numbers in host memory"
 
 Value = tuple[torch.Tensor, Any] | None  # loss and weight of the last stage; None in the others
@@ -119,6 +121,10 @@ class Recording:
             leaves = Activations(leaves.border_values, leaves.flows, leaves.places, leaves.skips, Generators.now())
         return leaves, self._value
 
+    def forward_anyhow(self) -> None:
+        """The same of the micro-batch that was the last, with the generators as they are, for nobody."""
+        self._passes[0]()
+
     def backward(self, behind: Gradients | None) -> list[BorderValue | None]:
         """The backward pass of what `forward` has begun; as `Stage.backward`."""
         _put(behind, self._behind)
@@ -131,7 +137,9 @@ class Recording:
         call = self._call
         assert call.given is not None
         function, batch = call.given.function, self._place.batch
-        self._record = Record([], [])  # of a warm-up: its nodes for gradients name the stream of that, and would be used again
+        self._record = Record(
+            [], []
+        )  # of a warm-up: its nodes for gradients name the stream of that, and would be used again
         for parameter in self._stage.parameters.values():
             parameter.grad = None
         on_places = call._replace(function=lambda: function(batch))
@@ -244,8 +252,10 @@ class StageGraphs:
         if _drawn_in_host_memory(example, eager):
             self._give_up(_IN_HOST_MEMORY)
             return
-        for recording in self._shapes[key].recordings:
-            if not _alike(self._again(recording, example), eager):
+        recordings = self._shapes[key].recordings
+        for nth, recording in enumerate(recordings):
+            between = recordings[nth - 1] if len(recordings) > 1 else None
+            if not _alike(self._again(recording, example, between), eager):
                 self._give_up("done again from a recording, a micro-batch gives other bits")
                 return
         self._shapes[key].steps.add(step)
@@ -269,10 +279,29 @@ class StageGraphs:
         used = None if example.behind is None else _used(example.behind, stage)
         return self._outcome(example, leaves, value, lambda: stage.backward(record, used, _arrived(used, staging)))
 
-    def _again(self, recording: Recording, example: Example) -> _Outcome:
+    def _again(self, recording: Recording, example: Example, between: Recording | None) -> _Outcome:
+        """between: one that does a forward pass between both passes, as in a step."""
         self._begin(example)
         leaves, value = recording.forward(example.call, example.came)
-        return self._outcome(example, leaves, value, lambda: recording.backward(example.behind))
+
+        def backward() -> list[BorderValue | None]:
+            if between is not None:
+                self._begin_another(between)
+            return recording.backward(example.behind)
+
+        return self._outcome(example, leaves, value, backward)
+
+    def _begin_another(self, recording: Recording) -> None:
+        """The forward pass of another micro-batch, which leaves no trace but in memory of its own, and in what a device keeps
+        for all recordings. torch's graphs have one memory for the seed. A backward pass that draws with a state which was kept
+        in its forward pass, as activation checkpoints do, finds there the seed of the forward pass that was the last."""
+        _, replica, _, _ = self._parts
+        states, buffers = Generators.now(), replica.buffers()
+        for generator in streams.torch_generators():
+            generator.manual_seed(_ANOTHER)
+        recording.forward_anyhow()
+        replica.continue_shard(buffers)
+        states.restore()
 
     def _outcome(
         self,

@@ -9,6 +9,7 @@ from __future__ import annotations
 import random
 import sys
 from collections import Counter
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any, ClassVar
@@ -53,7 +54,7 @@ REPEATED = tuple(kind for kind in KINDS if kind is not pipelines.Lstm)
 class Recorders:
     """made: one for each member."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, kind: type[Retracer] = Retracer) -> None:
         self.made: list[Retracer] = []
         self.told: list[str] = []
         here = staging.Resident(torch.device("cpu"))
@@ -61,7 +62,7 @@ class Recorders:
         monkeypatch.setattr(stage_graphs.StageGraphs, "_give_up", self._noted(stage_graphs.StageGraphs._give_up))
 
         def opened(*_: Any) -> device.Device:
-            self.made.append(Retracer())
+            self.made.append(kind())
             return device.Device(here, device_double.regions(), host.kernels(), self.made[-1])
 
         monkeypatch.setattr(device, "opened", opened)
@@ -141,6 +142,36 @@ def test_a_recording_shares_no_node_with_its_warm_ups(monkeypatch: pytest.Monkey
         train(OfMarked, Layout(2, stages=2), wire=sockets.transport, regions=sockets.regions, **settings)
     assert not recorders.told
     assert Marked.again == [False, False]
+
+
+class AfterItsForward(Retracer):
+    """Repeats a backward pass only if its forward pass was the last one that was repeated. In CUDA graphs an activation
+    checkpoint with dropout is repeated rightly only then."""
+
+    last: object = None
+
+    def record(self, *works: Callable[[], None], apart: bool = False) -> Sequence[Callable[[], None]]:
+        forward, backward = super().record(*works, apart=apart)
+
+        def first() -> None:
+            self.last = works
+            forward()
+
+        return first, lambda: backward() if self.last is works else None
+
+
+def test_a_backward_pass_that_is_right_after_its_forward_pass_alone_is_computed_eagerly(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    settings: dict[str, Any] = {"optimizer": ADAM, "steps": 5}
+    unsplit = train(pipelines.Batchnorm, ONE, **settings)
+    recorders = Recorders(monkeypatch, AfterItsForward)
+    with Sockets("unix", 2) as sockets:
+        split = train(
+            pipelines.Batchnorm, Layout(2, stages=2), wire=sockets.transport, regions=sockets.regions, **settings
+        )
+    assert split.trace == unsplit.trace
+    assert recorders.told == ["done again from a recording, a micro-batch gives other bits"], "of the first stage"
 
 
 class Weighing(pipelines.Mlp):
