@@ -38,7 +38,8 @@ from orchestrator.worker.pipeline_parallel.trail import Looking, Trail, is_trail
 
 _REMEDY: Final = (
     "a stage replays loss() and metrics() up to its border on shapes alone, so what happens before a border may not depend on "
-    "values there, and what is used behind it not on the step; let another module begin the stage (stages(self, model)), or leave cluster.stages out"
+    "values there, and what is used behind it not on the step; let another module begin the stage (stages(self, model)), or "
+    "leave cluster.stages out"
 )
 
 
