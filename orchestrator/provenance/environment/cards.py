@@ -167,6 +167,10 @@ def _asked(command: Sequence[str], limit_s: float) -> str:
         told = ask(command, limit_s)
     except TimeoutError as error:
         raise CardsUnknown(str(error), hangs=True) from None
+    except FileNotFoundError:
+        raise
+    except OSError as error:  # not allowed, a damaged file
+        raise CardsUnknown(f"{PROGRAM} cannot be started: {error.strerror}") from None
     text = f"{told.out} {told.err}"
     if told.code in _ANSWERED or "No devices were found" in text:
         return told.out

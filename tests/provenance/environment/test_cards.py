@@ -95,6 +95,15 @@ def test_what_the_tool_says_is_told_where_it_fails(program: Path) -> None:
         cards.look()
 
 
+def test_a_tool_that_cannot_be_started_tells_nothing(program: Path) -> None:
+    program.write_bytes(b"")
+    with pytest.raises(CardsUnknown, match="cannot be started: Permission denied"):
+        cards.look()
+    program.chmod(0o755)
+    with pytest.raises(CardsUnknown, match="cannot be started: Exec format error"):
+        cards.look()
+
+
 def test_a_tool_that_hangs_is_given_up(program: Path) -> None:
     says(program, "exec sleep 600")
     with pytest.raises(CardsUnknown, match=r"nvidia-smi did not answer in 0\.1 s") as caught:
