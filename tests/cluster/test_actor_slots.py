@@ -36,3 +36,18 @@ def test_who_may_come_to_a_node_without_the_project_works_in_a_copy() -> None:
     assert [actor_slots.has_copy(member) for member in (0, 1)] == [False, True]
     actor_slots.leave(0)
     assert actor_slots.take(2, "worker") == FIRST, "the place of the lost one is as it was"
+
+
+def test_a_slot_on_a_card_that_is_left_out_stays_empty_where_there_is_room_on_others() -> None:
+    room = [True, False]
+    actor_slots = ActorSlots([FIRST, SECOND], ELSEWHERE, has_room=lambda: room.pop(0))
+    for member, card in enumerate(("GPU-a", "GPU-b")):
+        actor_slots.take(member, "worker")
+        actor_slots.computes_on(member, card)
+    actor_slots.avoid_cards({"GPU-a"})
+    actor_slots.leave(0)
+    assert actor_slots.take(2, "worker") == ELSEWHERE
+    actor_slots.computes_on(2, "GPU-c")
+    actor_slots.leave(1)
+    assert actor_slots.take(3, "worker") == SECOND, "another card counts first, and nobody asks for room"
+    assert actor_slots.take(4, "worker") == FIRST, "there is no other room"

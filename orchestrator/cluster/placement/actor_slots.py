@@ -4,7 +4,8 @@ room.
 A run's first members get a placement group with a bundle for each. A replacement takes the bundle of a lost member,
 whose CPUs are free again; where its node is gone, Ray moves the bundle to another node that has room. Members beyond
 the reserved bundles (a range of workers that grows with the cluster) are started by Ray whenever a node has room for
-them.
+them. A bundle has its GPU for good. If that is left out, the bundle keeps it from others, and a replacement is started beyond
+the bundles where a GPU is free.
 """
 
 from __future__ import annotations
@@ -23,18 +24,21 @@ Copied = Callable[[ActorPlacement], ActorPlacement | None]
 
 
 class ActorSlots:
-    """The slots of a run's members. places: the reserved ones, those of workers first; elsewhere: for all further members;
-    servers: how many of the reserved ones are kept for servers, where workers have to be at sites; copied: makes a place one
-    where its member works in a copy of the project; None where it needs none."""
+    """The slots of a run's members."""
 
     def __init__(
         self,
-        places: Sequence[ActorPlacement],
-        elsewhere: ActorPlacement,
-        servers: int = 0,
+        places: Sequence[ActorPlacement],  # the reserved ones, those of workers first
+        elsewhere: ActorPlacement,  # for all further members
+        servers: int = 0,  # how many of the reserved ones are kept for servers, where workers have to be at sites
+        # makes a place one where its member works in a copy of the project; None where it needs none
         copied: Copied = lambda _place: None,
+        has_room: Callable[[], bool] = lambda: False,  # whether there is room now beyond the reserved places
     ) -> None:
         self._copied = copied
+        self._has_room = has_room
+        self._cards: dict[int, str] = {}
+        self._avoided_cards: frozenset[str] = frozenset()
         self._in_copies: set[int] = set()
         self._servers = {id(place) for place in places[len(places) - servers :]}
         self._free = list(reversed(places))
@@ -56,11 +60,13 @@ class ActorSlots:
 
     def _place(self, member: int, role: Role) -> ActorPlacement:
         fit = [place for place in self._free if not self._servers or (id(place) in self._servers) == (role == "server")]
-        if not fit:
+        with_card = [place for place in fit if self._cards.get(id(place)) not in self._avoided_cards]
+        if not fit or (not with_card and self._has_room()):
             return self._somewhere()
-        self._free.remove(fit[-1])
-        self._taken[member] = fit[-1]
-        return fit[-1]
+        place = (with_card or fit)[-1]
+        self._free.remove(place)
+        self._taken[member] = place
+        return place
 
     def leave(self, member: int) -> None:
         """The member is gone, and its slot is free again."""
@@ -72,6 +78,15 @@ class ActorSlots:
         """Nobody is started on these nodes any more."""
         self._avoided |= {*nodes}
         self._free = [place for place in self._free if place.node not in self._avoided]
+
+    def computes_on(self, member: int, card: str) -> None:
+        """The member has told the UUID of its GPU, which is that of its slot."""
+        if member in self._taken:
+            self._cards[id(self._taken[member])] = card
+
+    def avoid_cards(self, cards: Collection[str]) -> None:
+        """Nobody is started on these GPUs any more where there is room on others."""
+        self._avoided_cards |= {*cards}
 
     def _somewhere(self) -> ActorPlacement:
         if not self._avoided:

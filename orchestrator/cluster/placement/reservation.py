@@ -26,6 +26,7 @@ _LOOK_S = 0.5
 _ANSWER_S = 10.0  # of a head, which is slow on a busy machine
 _SITE_SHARE = 0.001
 _CARD_TYPE = "accelerator_type:"  # before the name of Ray's resource of a node that has such cards
+_ALL_NODES = ""
 _PARTS = 10_000  # Ray counts resources in ten-thousandths
 
 
@@ -215,6 +216,12 @@ def living_nodes() -> list[Node]:
     return [Node(node["NodeID"], node["NodeManagerAddress"], node["Resources"]) for node in living]
 
 
+def has_room_for(resources: Mapping[str, float]) -> bool:
+    """Whether a node has so much free now, beside what is reserved."""
+    free = _free_by_node()
+    return any(all(node.get(name, 0.0) >= least for name, least in resources.items()) for node in free.values())
+
+
 def _options(need: Need, group: Any, member: int) -> dict[str, Any]:
     strategy = PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=member)
     where = need.placement(need.site_of[member])
@@ -223,12 +230,20 @@ def _options(need: Need, group: Any, member: int) -> dict[str, Any]:
 
 def _free(nodes: Sequence[Node]) -> str:
     """The free resources of each node; Ray tells them per node only in a private place, and in total otherwise."""
+    free = _free_by_node()
+    if _ALL_NODES in free:
+        return _amount(free[_ALL_NODES])
+    return _listed([Node(node.id, node.address, free.get(node.id, {})) for node in nodes])
+
+
+def _free_by_node() -> Mapping[str, Mapping[str, float]]:
+    """Those of all nodes together, by `_ALL_NODES`, where this Ray does not tell them by node."""
     if not RAY.is_here:
-        return _amount(ray.available_resources())  # type: ignore[no-untyped-call]
+        return {_ALL_NODES: ray.available_resources()}  # type: ignore[no-untyped-call]
     from ray._private.state import available_resources_per_node
 
-    free = available_resources_per_node()  # type: ignore[no-untyped-call]
-    return _listed([Node(node.id, node.address, free.get(node.id, {})) for node in nodes])
+    found: Mapping[str, Mapping[str, float]] = available_resources_per_node()  # type: ignore[no-untyped-call]
+    return found
 
 
 def _listed(nodes: Sequence[Node]) -> str:

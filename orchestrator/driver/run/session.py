@@ -19,6 +19,7 @@ from orchestrator.cluster.sessions.diagnosis import Diagnosis
 from orchestrator.common import injection
 from orchestrator.controller import controller, events, fault_attribution
 from orchestrator.controller.membership import ControllerState, Requirements, waiting
+from orchestrator.controller.rendezvous import card_failures
 from orchestrator.driver.preflight.crowded_cards import CardMemory
 from orchestrator.driver.run import trained_weights
 from orchestrator.driver.run.checkpointing import Saving
@@ -68,6 +69,12 @@ class ActorSlots(Protocol):
 
     def avoid(self, nodes: Collection[str]) -> None:
         """Nobody is started on these nodes any more."""
+
+    def computes_on(self, member: int, card: str) -> None:
+        """The member has told the UUID of its GPU."""
+
+    def avoid_cards(self, cards: Collection[str]) -> None:
+        """Nobody is started on these GPUs any more where there is room on others."""
 
 
 NodeCheck = Callable[[str], str | None]  # why a member on this node cannot take part; None when it can
@@ -451,8 +458,12 @@ class Session:
         return None if answer is None else _of_card(member, answer)
 
     def _decide(self, event: events.Event) -> None:
-        before = self._state.phase
+        before, failures = self._state.phase, self._state.card_failures
+        if isinstance(event, events.CardFailed | events.Heartbeat | events.Ready) and event.card:
+            self._actor_slots.computes_on(event.member, event.card)
         self._state, commands, reason = controller.decide(self._state, event, time.monotonic())
+        if self._state.card_failures is not failures:
+            self._actor_slots.avoid_cards(card_failures.left_out(self._state.card_failures))
         if reason:
             self._event_sink.event("decided", **{"from": before, "to": self._state.phase, "reason": reason})
         self._carry_out(commands)
